@@ -285,12 +285,17 @@ def _ms(value: float | None) -> str:
 
 
 def terminal_table(rows: TextTable, title: str, width: int) -> Table:
-    """Make the terminal's table of `rows`, with the columns that fit into `width` characters."""
+    """Make the terminal's table of `rows`, with the columns that fit into `width` characters.
+
+    Where not even the least columns fit, texts on the left are broken between words too.
+    """
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     kept = rows.fitting_columns(width, gap=3, last_width=_LEAST_REASON_WIDTH)
+    is_tight = rows.letters(kept[:-1], 3) + _LEAST_REASON_WIDTH > width
     for number in kept:
         justify: Literal["left", "right"] = "left" if number in rows.left_columns else "right"
-        table.add_column(rows.heads[number], justify=justify, no_wrap=number != kept[-1], overflow="fold")
+        may_break = number == kept[-1] or (is_tight and number in rows.left_columns)
+        table.add_column(rows.heads[number], justify=justify, no_wrap=not may_break, overflow="fold")
     for row in rows.rows:
         table.add_row(*(Text(row[number]) for number in kept))
     return table

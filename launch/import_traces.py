@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..conf.errors import ConfigError
 from ..conf.schema import ReportConfig
+from ..runtime.core.numbers import counted
+from ..runtime.drawing.formatting import seconds_text
 from .output_path import check_folder
 
 if TYPE_CHECKING:
@@ -52,11 +54,11 @@ def write(config: ReportConfig, run: ImportedRun) -> RunFolder:
 def said(summary: Mapping[str, Any]) -> str:
     """Return what an imported run computed, in a line."""
     count, duration = summary["micro_batches"], summary["duration"]
-    line = f"{count} micro-batches in {duration:.1f} s"
+    line = f"{counted(count, 'micro-batch')} in {seconds_text(duration)}"
     if (mean := summary.get("mean_tokens_per_micro_batch")) is None:
         return line
     tokens = round(mean * count)
-    return f"{line}: {tokens} tokens computed, prompts included, {tokens / (duration or 1.0):.1f} tok/s"
+    return f"{line}: {counted(tokens, 'token')} computed, prompts included, {tokens / (duration or 1.0):.1f} tok/s"
 
 
 def _destination(config: ReportConfig) -> Path:

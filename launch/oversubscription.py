@@ -23,10 +23,10 @@ def _hint(ranks: int, threads: int | None, cores: int, load: float) -> str | Non
     each = threads or max(1, cores // ranks)
     if ranks * each > cores:
         cure = f"parallel.threads={max(1, cores // ranks)}" if each > 1 else "fewer ranks"
-        return f"{ranks * each} threads share {cores} cores; {cure} may be faster"
+        return f"{ranks * each} threads share this machine's cores ({cores}); {cure} may be faster"
     if load > _BUSY * cores:
         cure = "; parallel.threads=1 may be faster" if each > 1 else ""
-        return f"{load:.1f} processes already want the {cores} cores of this machine, so that times will vary{cure}"
+        return f"{load:.1f} processes already want this machine's cores ({cores}), so that times will vary{cure}"
     return None
 
 

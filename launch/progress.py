@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 from platform import python_version
@@ -24,6 +25,8 @@ from rich.progress import (
 from rich.text import Text
 
 from ..conf.schema import EngineConfig
+from ..runtime.core.numbers import counted
+from ..runtime.drawing.formatting import seconds_text
 from .oversubscription import oversubscription
 
 _log = logging.getLogger(__name__)
@@ -32,6 +35,7 @@ PACKAGES = ("gapless", "torch", "megatron-core", "ray", "xformers", "numpy")
 PLAIN_EVERY_S = 5.0
 _TEXT_WIDTH = 64  # columns of a terminal that stand beside the bar and its name
 _LEAST_BAR = 4
+_SLOW_START_S = 10.0  # from which on a line says what it went into
 
 
 class Meter:
@@ -78,7 +82,7 @@ class Meter:
     def _plain(self) -> None:
         self._printed = time.monotonic()
         name = f"{self._name}: " if self._name else ""
-        tokens = f", {self._tokens} tokens, {self._rates}" if self._tokens else ""
+        tokens = f", {counted(self._tokens, 'token')}, {self._rates}" if self._tokens else ""
         _log.info("%s%d/%d requests%s", name, self._done, self._num_requests, tokens)
 
 
@@ -133,16 +137,33 @@ def _bar(console: Console, name: str, text: TextColumn) -> Progress:
 def starting(console: Console, config: EngineConfig) -> Iterator[Callable[[str], None]]:
     """Show what the start of the ranks, which takes seconds, is doing; yield the function that reports it."""
     parallel = config.parallel
-    ranks = f"{parallel.world_size} rank{'s' if parallel.world_size > 1 else ''}"
+    ranks = counted(parallel.world_size, "rank")
     text = f"starting {config.model.name} on {ranks} (pp={parallel.pp} x tp={parallel.tp}, {parallel.launcher})"
     if hint := oversubscription(config):
         _log.info("hint: %s", hint)
+    imports, began = _until_first_start(), time.monotonic()
+    times: list[float] = []
+
+    def report(show: Callable[[str], None], progress: str) -> None:
+        times.append(time.monotonic() - began)
+        show(progress)
+
     if can_redraw(console):
         with console.status(Text(text)) as status:
-            yield lambda progress: status.update(Text(f"{text}: {progress}"))
+            yield partial(report, lambda progress: status.update(Text(f"{text}: {progress}")))
     else:
         _log.info(text)
-        yield _log.info
+        yield partial(report, _log.info)
+    launched, took = times[0] if times else 0.0, time.monotonic() - began
+    if imports + took > _SLOW_START_S:
+        parts = "the start took %.1f s for imports and checks, %.1f s for the launcher (%s), %.1f s for the ranks"
+        _log.info(parts, imports, launched, parallel.launcher, took - launched)
+
+
+@cache
+def _until_first_start() -> float:
+    """Return the seconds from this process's first imports, of which `logging` is one, to its first start of ranks."""
+    return logging.makeLogRecord({}).relativeCreated / 1e3
 
 
 def print_words(console: Console, text: Text) -> None:
@@ -163,8 +184,9 @@ def shown(file: Path) -> str:
 def throughput(summary: Mapping[str, Any]) -> str:
     """Return a run's requests, tokens and tokens per second, of its `summary.json`."""
     return (
-        f"{summary['completed']} requests in {summary['duration']:.1f} s: "
-        f"{summary['total_input_tokens']} prompt and {summary['total_output_tokens']} output tokens, "
+        f"{counted(summary['completed'], 'request')} in {seconds_text(summary['duration'])}: "
+        f"{counted(summary['total_input_tokens'], 'prompt token')}, "
+        f"{counted(summary['total_output_tokens'], 'output token')}, "
         f"{summary['output_throughput']:.1f} output tok/s, {summary['total_token_throughput']:.1f} tok/s in all"
     )
 

@@ -36,8 +36,8 @@ _MOST_SPANS = 200_000  # of a run whose record stays in memory until the compari
 def log_cut_requests(workload: Workload, context: int) -> None:
     """Log how many requests are cut to the `context`, in tokens, if any are."""
     if workload.num_cut:
-        text = "%d of %d requests were longer than the context of %d tokens: cut to it"
-        _log.info(text, workload.num_cut, len(workload), context)
+        text = "requests longer than the context of %d tokens, and cut to it: %d of %d"
+        _log.info(text, context, workload.num_cut, len(workload))
 
 
 def write_counted(

@@ -24,6 +24,7 @@ import msgspec
 from ..conf.build import to_mapping
 from ..conf.errors import ConfigError
 from ..conf.schema import ServeConfig
+from ..runtime.core.numbers import counted
 from .progress import versions
 from .prompts import TextInput
 from .results import plain
@@ -306,8 +307,8 @@ async def _drain(client: Engine, seconds: float) -> None:
     client.drain()
     deadline = time.monotonic() + seconds
     if client.num_unfinished:
-        _log.info("shuts down: %d requests get up to %g s to finish", client.num_unfinished, seconds)
+        _log.info("shuts down; %s may take up to %g s to finish", counted(client.num_unfinished, "request"), seconds)
     while client.num_unfinished and client.state == "draining" and time.monotonic() < deadline:
         await asyncio.sleep(0.05)
     if client.num_unfinished:
-        _log.info("ends %d requests that are unfinished after serve.drain_s=%g", client.num_unfinished, seconds)
+        _log.info("ends %s, unfinished after serve.drain_s=%g", counted(client.num_unfinished, "request"), seconds)

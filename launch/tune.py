@@ -14,9 +14,10 @@ from rich.text import Text
 from ..conf.build import to_mapping
 from ..conf.schema import BenchConfig
 from ..conf.tuning import TuneConfig
+from ..runtime.core.numbers import counted
 from .capacity import SLO_NOT_MET, slo_text, terminal_table
 from .overrides import command_line, overrides
-from .progress import Steps, shown, versions
+from .progress import Steps, print_words, shown, versions
 from .prompts import TextInput
 from .results import plain
 
@@ -60,7 +61,7 @@ def run(config: TuneConfig, search: Search, run_dir: Path, launcher: Launcher | 
     commands = _commands(search, found)
     devices = f"{config.nodes} x {config.cluster.devices_per_node} {config.hardware.name}"
     title = f"Simulated: gapless tune, {config.model.name} on {devices}"
-    asked = f"{config.workload.name}, {len(found.demands[0])} requests"
+    asked = f"{config.workload.name}, {counted(len(found.demands[0]), 'request')}"
     subtitle = f"{slo_text(config.slo)} · {asked} · {datetime.now():%Y-%m-%d %H:%M}"
     drawn = charts(found, config.slo)
     (run_dir / "report.html").write_text(page.render(found, config, title, subtitle, commands), encoding="utf-8")
@@ -77,35 +78,22 @@ def run(config: TuneConfig, search: Search, run_dir: Path, launcher: Launcher | 
     ):
         if rows.rows:
             console.print(terminal_table(rows, name, console.width))
-    console.print(Text(page.tried_note(found)), soft_wrap=True)
+    print_words(console, Text(page.tried_note(found)))
+    notes = {"error": page.error_note(found)}
     if found.winner is None:
-        console.print(Text(unmet_note(found.closest), "bold"), soft_wrap=True)
-        console.print(Text.assemble(("error    ", "bold"), page.error_note(found)), soft_wrap=True)
+        print_words(console, Text(unmet_note(found.closest), "bold"))
     else:
-        console.print(
-            Text.assemble(
-                ("best     ", "bold"),
-                f"{found.winner.candidate.label}: ",
-                f"{tables.rate_text(found.winner.interval.mean)} requests/s, ",
-                page.interval_note(found),
-            ),
-            soft_wrap=True,
-        )
-        if found.ties:
-            console.print(Text.assemble(("ties     ", "bold"), page.ties_note(found)), soft_wrap=True)
-        if lead := page.lead_note(found):
-            console.print(Text.assemble(("lead     ", "bold"), lead), soft_wrap=True)
-        console.print(Text.assemble(("error    ", "bold"), page.error_note(found)), soft_wrap=True)
+        rate = tables.rate_text(found.winner.interval.mean)
+        best = f"{found.winner.candidate.label}: {rate} requests/s, {page.interval_note(found)}"
+        notes = {"best": best, "ties": page.ties_note(found), "next": page.lead_note(found), **notes}
         if found.asked is not None:
-            console.print(
-                Text.assemble(
-                    ("asked    ", "bold"), f"{tables.rate_text(found.asked)} requests/s: ", page.asked_note(found)
-                ),
-                soft_wrap=True,
-            )
-        for what, command in commands.items():
-            console.print(Text(f"{what}:", "bold"), soft_wrap=True)
-            console.print(Text(f"  {command}"), soft_wrap=True)
+            notes["asked"] = f"{tables.rate_text(found.asked)} requests/s: {page.asked_note(found)}"
+    for name, note in notes.items():
+        if note:
+            print_words(console, Text.assemble((f"{name:9}", "bold"), note))
+    for what, command in commands.items():
+        console.print(Text(f"{what}:", "bold"), soft_wrap=True)
+        console.print(Text(f"  {command}"), soft_wrap=True)
     for label, file in (("numbers", "tune.json"), ("report", "report.html")):
         console.print(Text.assemble((f"{label:9}", "bold"), shown(run_dir / file)), soft_wrap=True)
     return 0 if found.winner is not None else SLO_NOT_MET
@@ -118,7 +106,7 @@ def _commands(search: Search, found: SearchResult) -> dict[str, str]:
         return {}
     config = search.space.config_of(winner.candidate)
     workload = search.demand.config_at(config.workload, winner.rate)
-    simulated = {"simulates it at that rate": command_line(replace(config, workload=workload), "simulate")}
+    simulated = {"simulates it at the first seed's rate": command_line(replace(config, workload=workload), "simulate")}
     if search.space.setting(winner.candidate).plan.arch.experts is not None:
         return simulated  # the engine computes no experts
     share = workload

@@ -256,7 +256,7 @@ async def _run(service: Service, request: Request, route: Route) -> Response:
     asked = await check(service, asked)
     if client.num_waiting + len(asked.prompts) * body.n > service.config.max_waiting:
         most = service.config.max_waiting
-        text = f"{client.num_waiting} requests wait for their first token, of at most serve.max_waiting={most}"
+        text = f"serve.max_waiting={most}: already waiting for a first token: {client.num_waiting}"
         raise ApiError(429, text, code="rate_limit_exceeded", headers={"retry-after": _RETRY_AFTER_S})
     call = Call(has_structured_outputs=asked.params.structured_outputs is not None)
     user, salt = user_and_salt(service, holder, body)

@@ -361,13 +361,13 @@ class EngineClient:
 
     def _take_recovery(self, message: Snapshot) -> None:
         if self.state in TAKES_REQUESTS and message.is_recovering:
-            reason = f"the pipeline is being repaired, and requests wait: {message.recovery.fault}"
+            reason = f"the pipeline recovers, and requests wait: {message.recovery.fault}"
             if reason != self.reason:
                 self._become("recovering", reason)
                 self._on_state(logging.WARNING, reason)
         elif self.state == "recovering" and not message.is_recovering:
             self._become("ready", "requests are taken")
-            self._on_state(logging.WARNING, "the pipeline stands again")
+            self._on_state(logging.WARNING, "the pipeline has recovered")
 
     def lost(self) -> None:
         """Fail all requests, since the engine's process has ended without being told to."""

@@ -1,4 +1,4 @@
-"""The last minute of a server, second by second, for its live page: what happened, in bounded memory."""
+"""The last seconds of a server, one by one, for its live page: what happened, in bounded memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import numpy as np
 from ...runtime.ledger.quantiles import Quantiles
 from ...runtime.serving.messages import Snapshot
 
-SECONDS = 60
+SECONDS = 60  # that the charts show
+WINDOW = 10  # the newest of them, of which words, numbers and lanes speak
 
 
 def _latencies() -> Quantiles:
@@ -93,9 +94,14 @@ class LastMinute:
         return self._seconds[-1].row
 
     @property
+    def window_s(self) -> int:
+        """How many seconds the window has by now: `WINDOW`, but in the beginning."""
+        return len(self._window)
+
+    @property
     def percentiles_ms(self) -> dict[str, list[float | None]]:
-        """p50 and p99 over the minute, in milliseconds, None without a value."""
-        whole = self._whole
+        """p50 and p99 over the window, in milliseconds, None without a value."""
+        whole = self._window
         return {
             "ttft": _percentiles_ms([second.ttft for second in whole]),
             "tbt": _percentiles_ms([second.tbt for second in whole]),
@@ -103,18 +109,18 @@ class LastMinute:
 
     @property
     def tokens_per_s(self) -> float:
-        """Output tokens per second over the minute; 0 before the first second is over."""
-        whole = self._whole
+        """Output tokens per second over the window; 0 before the first second is over."""
+        whole = self._window
         seconds = whole[-1].ended - whole[0].began if whole else 0.0
         return sum(second.tokens for second in whole) / seconds if seconds else 0.0
 
     @property
     def means(self) -> dict[str, float]:
-        """Return what the last minute had in the mean.
+        """Return what the window had in the mean.
 
         That is requests/s by their first tokens, requests running and waiting, KV blocks and their share in use.
         """
-        whole = self._whole
+        whole = self._window
         if not whole:
             return {}
         first_tokens = sum(second.ttft.count for second in whole)
@@ -133,13 +139,18 @@ class LastMinute:
 
     @property
     def stage_seconds(self) -> list[list[float]]:
-        """Seconds of the minute by stage: those busy, then the idle ones in the order of `CAUSES`."""
+        """Seconds of the window by stage: those busy, then the idle ones in the order of `CAUSES`."""
         if not self._seconds:
             return []
-        before, after = self._seconds[0].stage_seconds, self._seconds[-1].stage_seconds
+        first = max(0, len(self._seconds) - 1 - WINDOW)
+        before, after = self._seconds[first].stage_seconds, self._seconds[-1].stage_seconds
         if not before:
             return after
         return [_minus(late, early) for late, early in zip(after, before, strict=True)]
+
+    @property
+    def _window(self) -> list[_Second]:
+        return self._whole[-WINDOW:]
 
     @property
     def _whole(self) -> list[_Second]:

@@ -1,4 +1,4 @@
-"""What the live page shows, as server-sent events: the newest spans of the stages, the state, the last minute.
+"""What the live page shows, as server-sent events: the newest spans of the stages, the state, the last seconds.
 
 The engine sends spans only while somebody looks; all viewers share them. No event holds any text of a request.
 """
@@ -18,7 +18,7 @@ from starlette.responses import Response
 from ...runtime.drawing.timeline_block import causes_head
 from ...runtime.serving.messages import LiveSpans
 from .errors import ApiError
-from .live_words import words_of_minute
+from .live_words import words_of_window
 from .replica_set import Engine
 from .streaming import until_gone
 
@@ -146,7 +146,7 @@ class Live:
                 viewer.restart(self._hello())
         self._offer("state", self._state())
         if is_second:
-            self._offer("second", {"row": self._last_minute.newest_row, **self._minute()})
+            self._offer("second", {"row": self._last_minute.newest_row, **self._window()})
 
     def _take_spans(self, spans: LiveSpans, payload: bytes) -> None:
         self._offer("spans", msgspec.structs.asdict(spans))
@@ -171,7 +171,7 @@ class Live:
             "causes": causes_head(),
             "rows": self._last_minute.rows,
             **self._state(),
-            **self._minute(),
+            **self._window(),
         }
         return _event("hello", body)
 
@@ -197,14 +197,15 @@ class Live:
             }
         return body
 
-    def _minute(self) -> dict[str, Any]:
+    def _window(self) -> dict[str, Any]:
         minute, found = self._last_minute, self._client.snapshot
         return {
+            "window_s": minute.window_s,
             "percentiles_ms": minute.percentiles_ms,
             "stage_seconds": minute.stage_seconds,
             "tokens_per_s": round(minute.tokens_per_s, 1),
             "newest_faults": [] if found is None else found.recovery.newest,
-            "words": words_of_minute(minute, found, layers=self._layers, policy=self._policy),
+            "words": words_of_window(minute, found, layers=self._layers, policy=self._policy),
         }
 
 

@@ -1,4 +1,4 @@
-"""A server's last minute in words."""
+"""A server's last seconds in words."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .last_minute import LastMinute
 _LEAST_S = 1.0  # of stage time, before anything is said
 
 
-def words_of_minute(
+def words_of_window(
     minute: LastMinute, snapshot: Snapshot | None, *, layers: Sequence[int] | None = None, policy: str | None = None
 ) -> list[str]:
-    """Say what cost the last minute most, and what would change it; nothing while there is nothing to say it of.
+    """Say what cost the last seconds most, and what would change it; nothing while there is nothing to say it of.
 
     Args:
         minute: what the front has counted.

@@ -185,7 +185,7 @@ class Metrics(Collector):
         yield gauge("pipeline_epoch", "Faults of the pipeline that began an epoch.", found.recovery.epoch)
         recoveries = CounterMetricFamily(
             "gapless:recoveries",
-            "Times that a failed pipeline stood again, by what had failed.",
+            "Times that the pipeline recovered from a fault, by what had failed.",
             labels=["model_name", "replica", "reason"],
         )
         for reason in get_args(FaultReason):
@@ -193,7 +193,7 @@ class Metrics(Collector):
         yield recoveries
         repair = CounterMetricFamily(
             "gapless:recovery_seconds",
-            "Seconds until a failed pipeline stood again, by part.",
+            "Seconds until the pipeline had recovered from a fault, by part.",
             labels=["model_name", "replica", "part"],
         )
         for part, value in ({"detect": 0.0} | found.recovery.seconds).items():

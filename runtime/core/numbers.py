@@ -1,4 +1,4 @@
-"""Whether a text is a number, and the lower envelope of points."""
+"""Numbers as texts, and the lower envelope of points."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ def is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def counted(count: int, noun: str) -> str:
+    """Write a count of things: `1 request`, `1,024 requests`, `2 micro-batches`."""
+    plural = "es" if noun.endswith("ch") else "s"
+    return f"{count:,} {noun}{'' if count == 1 else plural}"
 
 
 def lower_envelope(x: Sequence[float], y: Sequence[float]) -> list[int]:

@@ -180,6 +180,10 @@ class RunRecord:
     depth: int = 0  # most micro-batches in flight
     faults: list[FaultRecord] = field(default_factory=list)
     unknown: list[Unknown] = field(default_factory=list)  # what a trace did not say; nothing, where gapless recorded
+    # Of a window of a server's run: requests that came before it or outlasted it, with their tokens of the window; and
+    # when it began and ended, each where no request was there then.
+    crossing: list[RequestRecord] = field(default_factory=list)
+    window: tuple[float | None, float | None] = (None, None)
 
     @property
     def start(self) -> float:

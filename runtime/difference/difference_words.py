@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ..core.numbers import counted
 from ..drawing.formatting import cause_label, ms_text, percent_text, seconds_text
 from ..ledger.causes import Cause
 from .difference import SPEED, STAGES, WAITS, WORK, MakespanDifference, Origin
@@ -159,7 +160,9 @@ def _speed(found: MakespanDifference, origin: Origin) -> str:
 def _work(found: MakespanDifference, origin: Origin) -> str:
     way = "more" if origin.seconds > 0 else "less"
     before, after = found.micro_batches
-    tokens = f"{found.tokens[1]:,} tokens" + (f" instead of {found.tokens[0]:,}" if len(set(found.tokens)) > 1 else "")
+    tokens = counted(found.tokens[1], "token") + (
+        f" instead of {found.tokens[0]:,}" if len(set(found.tokens)) > 1 else ""
+    )
     where = "" if origin.stage is None else f" on {found.stage_names[1][origin.stage]}"
     return (
         f"Its micro-batches take {seconds_text(abs(origin.seconds))} {way} compute{where}: there are {after:,} instead "
@@ -172,7 +175,7 @@ def _stages(found: MakespanDifference) -> str:
     seconds = found.parts[STAGES]
     way = "more" if seconds > 0 else "less"
     return (
-        f"Its work is spread over {after} stage{'' if after == 1 else 's'} instead of {before}: "
+        f"Its work is spread over {counted(after, 'stage')} instead of {before}: "
         f"{seconds_text(abs(seconds))} {way} compute on each."
     )
 

@@ -231,5 +231,5 @@ def _legend(causes: Sequence[Cause], reasons: Sequence[str]) -> list[Artist]:
     if reasons:
         ink, named = palette["ink"], ", ".join(dict.fromkeys(reasons))
         samples.append(Line2D([], [], color=ink, linewidth=1.1, label=f"fault ({named})"))
-        samples.append(Line2D([], [], color=ink, linewidth=1.1, linestyle="--", label="repaired"))
+        samples.append(Line2D([], [], color=ink, linewidth=1.1, linestyle="--", label="recovered"))
     return samples

@@ -17,6 +17,7 @@ from ...conf.sampling import SamplingParams
 from ...conf.schema import EngineConfig
 from ...models.tokenizer import Tokenizer
 from ..core.messages import TokenLogprobs
+from ..core.numbers import counted
 from ..core.request import Request
 from ..core.run_record import RunRecord
 from ..ledger.live_bubbles import LiveBubbles
@@ -124,7 +125,7 @@ class LLM:
             ValueError: a request is unfinished.
         """
         if self._texts or self._replaying:
-            raise ValueError(f"{len(self._texts)} requests are unfinished" if self._texts else "a replay is unfinished")
+            raise ValueError(f"unfinished requests: {len(self._texts)}" if self._texts else "a replay is unfinished")
         self._core.reset(scheduler)
         self._forget_record()
 
@@ -336,9 +337,9 @@ class LLM:
             return
         fault = record.faults[-1]
         if known[0] != self._known_faults[0]:
-            _log.warning("%s; the pipeline is repaired meanwhile, and %d requests wait", fault.text, fault.requests)
+            _log.warning("%s; the pipeline recovers, and %s wait", fault.text, counted(fault.requests, "request"))
         if fault.up is not None:
-            _log.warning("the pipeline stands again, %.1f s after its last sign of progress", fault.seconds)
+            _log.warning("the pipeline has recovered, %.1f s after its last sign of progress", fault.seconds)
         self._known_faults = known
 
     def _checked(self, items: Iterable[WorkItem]) -> Iterator[WorkItem]:

@@ -19,11 +19,11 @@ _LEAST_LABEL = 24  # columns of a change's text
 
 def error_line(explanation: Explanation) -> str:
     """Say in one line how far the replay of the run as it was is off."""
-    errors = ", ".join(f"{METRIC_NAMES[metric]} {_signed(explanation.error[metric])}" for metric in METRICS)
+    errors = ", ".join(f"{METRIC_NAMES[metric]} {_off(explanation.error[metric])}" for metric in METRICS)
     part = ""
     if explanation.replayed < explanation.requests:
         part = f"; changes are replayed on the first {explanation.replayed:,} of {explanation.requests:,} requests"
-    return f"replayed as it was, the run is off by: {errors}{part}"
+    return f"replayed as it was, the run has: {errors}{part}"
 
 
 def values_line(explanation: Explanation) -> str:
@@ -53,10 +53,10 @@ def hypotheticals_table(explanation: Explanation) -> FittingTable:
 
 
 def worse_line(explanation: Explanation) -> str:
-    """Write the changes that would not help, each with what it costs; empty where there is none."""
+    """Write the changes that would not help, each with what it saves, which is negative; empty where there is none."""
     metric = explanation.metric
-    listed = [f"{each.change} ({_signed(-each.saves[metric].middle)})" for each in explanation.worse]
-    return f"would not help ({METRIC_NAMES[metric]}): {', '.join(listed)}" if listed else ""
+    listed = [f"{each.change} ({percent_text(each.saves[metric].middle)})" for each in explanation.worse]
+    return f"would not help (share of {METRIC_NAMES[metric]} saved): {', '.join(listed)}" if listed else ""
 
 
 def saving_text(saves: Interval, *, whole: bool = True) -> str:
@@ -89,5 +89,6 @@ def _outcomes(title: str, outcomes: Sequence[Outcome], metric: str, caption: str
     return FittingTable([partial(table, ranges=True), partial(table, ranges=False)], max(0, longest - _LEAST_LABEL))
 
 
-def _signed(share: float) -> str:
-    return f"{share * 100:+.1f}%"
+def _off(share: float) -> str:
+    changed = percent_text(abs(share))
+    return "the same" if changed == percent_text(0.0) else f"{changed} {'longer' if share > 0 else 'shorter'}"

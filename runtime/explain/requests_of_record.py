@@ -11,6 +11,7 @@ from itertools import count
 from msgspec import structs
 
 from ...conf.workloads import WorkloadConfig
+from ..core.numbers import counted
 from ..core.request_record import RequestRecord
 from ..core.run_record import FaultRecord, RunRecord
 from ..workload import WorkItem
@@ -44,22 +45,20 @@ def requests_of(
     notes: list[str] = []
     served = [request for request in record.requests if request.token_times]
     if lost := len(record.requests) - len(served):
-        notes.append(f"{lost} requests that got no token are left out")
+        notes.append(f"{counted(lost, 'request')} left out: no token came")
     if cut := sum(request.finish_reason in (None, "abort", "error") for request in served):
-        notes.append(f"{cut} requests that did not end by themselves get the tokens that they got")
+        notes.append(f"{counted(cut, 'request')} cut off in the run, and replayed with the tokens that came")
     served.sort(key=lambda request: (request.arrival, request.request))
     known = {request.request for request in record.requests}
     crossing = _crossing(record, known)
     if crossing:
-        notes.append(
-            f"{len(crossing)} requests that came before the recorded window or outlasted it are replayed as far as it "
-            "holds them, those that came before without their earlier context"
-        )
+        count = counted(len(crossing), "request")
+        notes.append(f"{count} replayed only as far as the recorded window goes, without earlier context")
     start = record.start
     arrivals = _arrivals(served, workload.max_concurrency if workload is not None else None)
     if record.faults and without_faults:
         arrivals = [at - _down_before(record.faults, at) for at in arrivals]
-        notes.append(f"{len(record.faults)} faults are left out: their time, and what was computed again after them")
+        notes.append(f"{counted(len(record.faults), 'fault')} left out, with the time lost and what was computed again")
     prefixes = _prefixes(served, _cached(record), block_size)
     users = workload.users if workload is not None else 1
     deadline = None

@@ -45,7 +45,7 @@ _MEANINGS = {
     Cause.STARVED_IN_FLIGHT: "Every request with work left was already in flight, waiting for its token.",
     Cause.STARVED_KV_FULL: "Requests waited, but the KV cache had no room for them.",
     Cause.UNKNOWN: "The run was read from another engine's trace, which does not say what this cause would need.",
-    Cause.RECOVERY: "The pipeline had failed: from its last sign of progress until all stages stood again.",
+    Cause.RECOVERY: "The pipeline had failed: from its last sign of progress until all stages ran again.",
     Cause.FILL_DRAIN: "Before the stage's first and after its last micro-batch of the run.",
 }
 

@@ -118,10 +118,11 @@ class Fleet:
 
     @property
     def served(self) -> list[tuple[RequestRecord, float]]:
-        """Each request once, with its bubble time."""
+        """Each request once, with its bubble time; of a recorded window those too that cross its edges."""
         if self.num_prefill:
             return [(request.record, request.bubble) for request in self.joined]
-        return [(r, ledger.bubble_of_request(r.request)) for record, ledger in self.parts for r in record.requests]
+        requests = [(r, ledger) for record, ledger in self.parts for r in (*record.requests, *record.crossing)]
+        return [(request, ledger.bubble_of_request(request.request)) for request, ledger in requests]
 
     @property
     def notes(self) -> list[str]:

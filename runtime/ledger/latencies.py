@@ -9,16 +9,18 @@ from ..core.request_record import RequestRecord
 from ..core.run_record import RunRecord
 
 NOT_COMPLETED = (None, "abort", "error")  # finish reasons of requests that count as failed
+GOES_ON = "goes_on"  # finish reason of a request that outlasts a recorded window: it has not failed either
 
 
 def completed_requests(record: RunRecord) -> list[RequestRecord]:
-    """Return the requests that finished by themselves."""
-    return [request for request in record.requests if request.finish_reason not in NOT_COMPLETED]
+    """Return the requests that finished by themselves, in a recorded window also those that came before it."""
+    reasons = (*NOT_COMPLETED, GOES_ON)
+    return [request for request in (*record.requests, *record.crossing) if request.finish_reason not in reasons]
 
 
 def time_to_first_token(request: RequestRecord) -> float | None:
-    """Return the seconds from arrival to the first token; None before it."""
-    return request.token_times[0] - request.arrival if request.token_times else None
+    """Return the seconds from arrival to the first token; None before it, and if that came before a window."""
+    return request.token_times[0] - request.arrival if request.token_times and not request.earlier_tokens else None
 
 
 def tokens_apart(request: RequestRecord) -> Floats:
@@ -30,10 +32,12 @@ def latencies(requests: list[RequestRecord]) -> dict[str, Floats]:
     """Return the latencies by name, in milliseconds.
 
     `ttft`, `tpot` and `e2el` hold a value for each request that has one, `itl` one for each pair of consecutive tokens.
+    Of a request that outlasts a recorded window there is no `e2el`.
     """
     gaps = [tokens_apart(request) for request in requests]
     ttft = [first for request in requests if (first := time_to_first_token(request)) is not None]
-    e2el = [request.token_times[-1] - request.arrival for request in requests if request.token_times]
+    ended = [request for request in requests if request.token_times and request.finish_reason != GOES_ON]
+    e2el = [request.token_times[-1] - request.arrival for request in ended]
     seconds = {
         "ttft": np.array(ttft, np.float64),
         "tpot": np.array([gap.mean() for gap in gaps if len(gap)], np.float64),

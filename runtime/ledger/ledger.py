@@ -11,7 +11,7 @@ from ..core.micro_batch_columns import Floats, Ints, MicroBatchColumns
 from ..core.run_record import RunRecord
 from .attribution import attribute
 from .causes import BUBBLES, CAUSES, Cause
-from .idle import IdleInterval
+from .idle import IdleColumns, IdleInterval
 from .lanes import lanes_of, leaving_lane
 from .recovery import lost_since, name_recovery, with_waits_of_dropped
 
@@ -23,8 +23,9 @@ class Ledger:
         lanes: what each stage computed.
         idle_columns: the idle intervals of each stage.
         micro_batches: the run's micro-batches by column.
-        t0: begin of the run, in seconds: the first arrival, or the first compute where that is earlier.
-        t1: its end, that of the last compute.
+        t0: begin of the run, in seconds: the first arrival, or the first compute where that is earlier. A recorded
+            window at whose begin no request was there starts then.
+        t1: its end, that of the last compute; of a window at whose end no request was there, that.
         faults: of the pipeline, with their repairs.
 
     Args:
@@ -37,12 +38,18 @@ class Ledger:
         self.lanes = lanes_of(record.spans, record.num_stages)
         begun = [float(lane.begin[0]) for lane in self.lanes if len(lane.begin)]
         arrivals = [request.arrival for request in record.requests]
-        self.t0: float = min([*begun, *arrivals], default=0.0)
-        self.t1: float = max((float(lane.end[-1]) for lane in self.lanes if len(lane.end)), default=self.t0)
+        opened, closed = record.window
+        first = min([*begun, *arrivals], default=opened or 0.0)
+        last = max((float(lane.end[-1]) for lane in self.lanes if len(lane.end)), default=first)
+        self.t0: float = first if opened is None else min(opened, first)
+        self.t1: float = last if closed is None else max(closed, last)
         self.micro_batches = MicroBatchColumns(record.micro_batches)
         waited = with_waits_of_dropped(record)
         leaving = leaving_lane(self.lanes, [lost_since(record.faults, stage) for stage in range(self.num_stages)])
-        idle = attribute(waited, self.micro_batches, self.lanes, leaving, self.t0, self.t1, record.unknown)
+        idle = attribute(waited, self.micro_batches, self.lanes, leaving, first, last, record.unknown)
+        starts, ends = np.array([self.t0, last]), np.array([first, self.t1])
+        no_request = IdleColumns.of(starts, ends, Cause.STARVED_NO_REQUEST, np.array([-1, -1]))
+        idle = [IdleColumns.joined([columns, no_request]) for columns in idle]
         self.idle_columns = name_recovery(idle, record.faults)
         self._busy = [float(lane.seconds.sum()) for lane in self.lanes]
         by_cause = [np.bincount(idle.cause, idle.seconds, len(CAUSES)) for idle in self.idle_columns]

@@ -14,7 +14,7 @@ from ..core.request_record import RequestRecord
 from ..core.run_record import MicroBatchRecord, RunRecord, Unknown
 from .causes import STARVED, Cause
 from .fleet import Fleet
-from .latencies import NOT_COMPLETED, latencies, statistics
+from .latencies import GOES_ON, NOT_COMPLETED, latencies, statistics
 from .ledger import inner_bubble_fraction
 from .predictions import predicted_and_measured, prediction_error
 from .recovery import down_seconds, fault_summary, replay_seconds
@@ -148,13 +148,17 @@ def summarize(fleet: Fleet, slo: SloConfig | None = None) -> dict[str, Any]:
 
 
 def request_counts(requests: Sequence[RequestRecord]) -> dict[str, Any]:
-    """Return the fields of `Totals` that count requests and their tokens; all but `preemptions` of completed ones."""
+    """Return the fields of `Totals` that count requests and their tokens; all but `preemptions` of completed ones.
+
+    Of a request that crosses the edges of a recorded window its tokens of the window count, the prompt's with the first
+    output token.
+    """
     done = [request for request in requests if request.finish_reason not in NOT_COMPLETED]
     return {
-        "completed": len(done),
+        "completed": sum(request.finish_reason != GOES_ON for request in done),
         "failed": len(requests) - len(done),
-        "input_tokens": sum(request.prompt_tokens for request in done),
-        "cached_tokens": sum(request.cached_tokens for request in done),
+        "input_tokens": sum(request.prompt_tokens for request in done if not request.earlier_tokens),
+        "cached_tokens": sum(request.cached_tokens for request in done if not request.earlier_tokens),
         "output_tokens": sum(request.output_tokens for request in done),
         "preemptions": sum(request.preemptions for request in requests),
     }

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...conf.errors import ConfigError, nearest
+from ..core.numbers import counted
 
 if TYPE_CHECKING:
     import pandas
@@ -74,7 +75,7 @@ class Table(Mapping[str, Column]):
         return frame
 
     def __repr__(self) -> str:
-        return f"{self.name}: {self.num_rows:,} rows of {', '.join(self._columns)}"
+        return f"{self.name}: {counted(self.num_rows, 'row')} of {', '.join(self._columns)}"
 
     def _repr_html_(self) -> str:
         """Return the first rows, for notebooks."""

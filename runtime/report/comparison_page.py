@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from ..core.numbers import counted
 from ..drawing.chart import Chart, series_colour
 from ..drawing.chart_data import ChartData, fleet_chart_data
 from ..drawing.formatting import ms_text, percent_text, seconds_text
@@ -207,7 +208,7 @@ def _verdict(groups: Sequence[RunGroup]) -> str:
 def _subtitle(groups: Sequence[RunGroup], compared: str) -> str:
     runs = [run for group in groups for run in group.runs]
     dates = sorted(str(run.summary.get("date", "")) for run in runs)
-    parts = [f"{len(groups)} {compared}{'' if len(groups) == 1 else 's'}", f"{len(runs)} runs", dates[0]]
+    parts = [counted(len(groups), compared), counted(len(runs), "run"), dates[0]]
     return " · ".join(parts).rstrip(" ·")
 
 
@@ -265,7 +266,7 @@ def _side_by_side(groups: Sequence[RunGroup], sort: str, *, judged: bool) -> str
             rows += [row(name, [""] * len(groups), css), *lines]
             num_equal += hidden
     width = f"max-width:{280 + 190 * len(groups)}px"
-    shown = f"show the {num_equal} row{'' if num_equal == 1 else 's'} equal for all"
+    shown = f"show the {counted(num_equal, 'row')} equal for all"
     toggle = f'<details class="toggle"><summary>{shown}</summary></details>' if num_equal else ""
     return f'{toggle}<div class="scroll">{table(["", *heads], rows, "compared", width)}</div>'
 

@@ -35,7 +35,7 @@ def faults_section(faults: Sequence[Mapping[str, Any]]) -> str:
         "ranks started again",
         "requests again",
         "tokens again",
-        "until it stood again",
+        "until it had recovered",
         "replay",
     )
     rows = (
@@ -49,7 +49,7 @@ def faults_section(faults: Sequence[Mapping[str, Any]]) -> str:
     )
     return (
         '<section>\n  <h2>Faults</h2>\n  <p class="hint">A fault lasts from the last sign of progress until all stages '
-        "stood again. Unfinished requests then begin again with the tokens that they had: <i>replay</i> is the "
+        "ran again. Unfinished requests then begin again with the tokens that they had: <i>replay</i> is the "
         "time that a stage computed these again, in the mean of all stages.</p>\n"
         f'  <div class="scroll">{table(heads, rows)}</div>\n'
         f"  {figures([fault_parts(faults)])}\n</section>\n\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 
+from ..core.numbers import counted
 from ..core.run_record import RunRecord
 from ..drawing.formatting import cause_label, number_text, seconds_text
 from ..drawing.strip import strip
@@ -13,7 +14,7 @@ from ..ledger.moments import Moment
 from .blame_section import request_name
 
 _HINT = (
-    "Tokens that took at least twice what is typical (first tokens three times), and stages that stood for as long; "
+    "Tokens that took at least twice what is typical (first tokens three times), and stages that stood idle as long; "
     "what overlaps is one moment. They rank by how many typical times all requests lost. Upright lines bound the slow "
     "interval; micro-batches of the request that cost most have an outline. In Perfetto, trace.json.gz begins with the "
     "run: a moment is at the same second of the ruler."
@@ -24,7 +25,7 @@ _PARTS = {
     "prompts back",
     "turn": "They waited for a slot of the depth, or for their turn",
     "kv_transfer": "Their KV was under way from another pipeline",
-    "recovery": "The pipeline had failed and did not stand again",
+    "recovery": "The pipeline had failed and had not recovered",
     "control": "The coordinator, or its message, was late",
     "result": "The result was late",
     "unknown": "The record has no micro-batch for them",
@@ -44,9 +45,9 @@ def moment_text(moment: Moment, record: RunRecord, origin: float) -> list[str]:
     """
     when = f"At {moment.start - origin:,.2f} s, {seconds_text(moment.seconds)}"
     times = f"{number_text(moment.seconds / moment.typical)} times the typical" if moment.typical > 0 else ""
-    requests = f"{moment.requests:,} request{'' if moment.requests == 1 else 's'}"
+    requests = counted(moment.requests, "request")
     if moment.kind == "stall":
-        what = f"{when}: stage {moment.stage} stood, {times} compute of a micro-batch"
+        what = f"{when}: stage {moment.stage} was idle, {times} compute of a micro-batch"
         texts = [what + (f"; {requests} had slow tokens." if moment.requests else ".")]
         texts.append(f"The cause is {cause_label(Cause(moment.cause))}.")
     else:

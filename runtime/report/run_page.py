@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from ..core.numbers import counted
 from ..core.run_record import RunRecord
 from ..drawing.chart_data import ChartData
 from ..drawing.formatting import cause_label, css_name, ms_text, percent_text, seconds_text
@@ -73,9 +74,8 @@ def render_report(run: AnalysedRun) -> str:
 
 
 def _subtitle(record: RunRecord, summary: Mapping[str, Any]) -> str:
-    stages = f"{record.num_stages} stage{'' if record.num_stages == 1 else 's'}"
-    parts = [stages, f"{len(record.micro_batches):,} micro-batches"]
-    parts += [] if "requests" in record.unknown else [f"{len(record.requests):,} requests"]
+    parts = [counted(record.num_stages, "stage"), counted(len(record.micro_batches), "micro-batch")]
+    parts += [] if "requests" in record.unknown else [counted(len(record.requests) + len(record.crossing), "request")]
     return " · ".join([*parts, str(summary.get("date", ""))]).rstrip(" ·")
 
 
@@ -221,7 +221,7 @@ def _latency_table(summary: Mapping[str, Any]) -> str:
     """Render the statistics of each latency as a table."""
     statistics = {"mean": "mean", "median": "p50", "p90": "p90", "p99": "p99"}
     rows = (
-        row(latency.title, [ms_text(summary.get(f"{statistic}_{key}_ms")) for statistic in statistics])
+        row(latency.title, [ms_text(summary.get(f"{statistic}_{key}_ms") or None) for statistic in statistics])
         for key, latency in charts.LATENCIES.items()
     )
     return f'<div class="scroll">{table(["", *statistics.values()], rows, "narrow")}</div>'

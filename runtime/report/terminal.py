@@ -12,6 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from ..core.numbers import counted
 from ..core.run_record import RunRecord
 from ..drawing.formatting import cause_label, ms_text, percent_text, seconds_text
 from ..ledger.blame import Blame
@@ -162,7 +163,7 @@ def latency_table(summary: Mapping[str, Any], *, title: str | None = "Latency") 
     names |= {"kv_wait": "KV waits", "kv_transfer": "KV transfer"} if "mean_kv_wait_ms" in summary else {}
     for key, name in names.items():
         values = (summary[f"{statistic}_{key}_ms"] for statistic in ("mean", "median", "p90", "p99"))
-        table.add_row(name, *(ms_text(value) for value in values))
+        table.add_row(name, *(ms_text(value or (0.0 if key.startswith("kv") else None)) for value in values))
     return table
 
 
@@ -210,7 +211,7 @@ class _BlameTable:
 
 def stages_left(count: int) -> str:
     """Write how many stages there are since a fault."""
-    return "1 stage from then on" if count == 1 else f"{count} stages from then on"
+    return f"{counted(count, 'stage')} from then on"
 
 
 def met_the_next(fault: Mapping[str, Any]) -> bool:
@@ -226,10 +227,10 @@ def fault_lines(summary: Mapping[str, Any]) -> list[str]:
     lines, faults = [], summary.get("faults", [])
     for fault in faults[:_MAX_FAULTS]:
         seconds = fault["seconds"]
-        ended = "not repaired" if seconds is None else f"repaired in {seconds_text(seconds)}"
+        ended = "not recovered" if seconds is None else f"recovered in {seconds_text(seconds)}"
         if met_the_next(fault):
             ended = f"the next fault came after {seconds_text(seconds)}"
-        again = f"{fault['requests']:,} requests and {fault['tokens']:,} tokens again"
+        again = f"{counted(fault['requests'], 'request')} and {counted(fault['tokens'], 'token')} computed again"
         if fault["replay"]:
             again += f" in {seconds_text(fault['replay'])}"
         if fault.get("stages") is not None:
@@ -337,7 +338,7 @@ def _ranking(groups: Sequence[RunGroup], sort: str, metrics: Sequence[Metric]) -
 
 def _heading(groups: Sequence[RunGroup]) -> str:
     runs = sum(len(group.runs) for group in groups)
-    settings = f"{len(groups)} setting{'' if len(groups) == 1 else 's'}"
+    settings = counted(len(groups), "setting")
     return f"{settings}, {runs} runs: median ± largest deviation" if runs > len(groups) else settings
 
 

@@ -102,7 +102,7 @@ def _faults(record: RunRecord, ledger: Ledger, last: int | None) -> bytes:
         about: dict[str, Any] = {"fault": fault.text, "requests again": fault.requests, "tokens again": fault.tokens}
         marks.append((fault.detected, f"fault ({fault.reason})", about))
         if fault.up is not None:
-            marks.append((fault.up, "repaired", {"epoch": fault.epoch, **fault.parts}))
+            marks.append((fault.up, "recovered", {"epoch": fault.epoch, **fault.parts}))
     end = float("inf") if last is None else _end(ledger, last)
     found = [_mark(record, ledger, at, {"name": name, "cat": "fault"}, about) for at, name, about in marks if at <= end]
     return b"".join([b",\n" + msgspec.json.encode(event) for event in found])

@@ -36,6 +36,7 @@ class RunLine(msgspec.Struct, array_like=True, tag="run"):
     batch: int = 0
     depth: int = 0
     unknown: list[Unknown] = []
+    window: tuple[float | None, float | None] = (None, None)
 
 
 class FaultLine(msgspec.Struct, array_like=True, tag="fault"):
@@ -86,9 +87,14 @@ class RequestLine(msgspec.Struct, array_like=True, tag="request"):
     cached_tokens: int = 0
     kv_transfer: tuple[float, float] | None = None
     user: str = ""
+    earlier_tokens: int = 0
 
 
-Line = RunLine | FaultLine | MicroBatchLine | RequestLine
+class CrossingLine(RequestLine, array_like=True, tag="crossing"):
+    """A `RequestRecord` of `RunRecord.crossing`."""
+
+
+Line = RunLine | FaultLine | MicroBatchLine | RequestLine | CrossingLine
 _CHUNK_FIELDS = attrgetter("request", "start", "tokens")
 
 
@@ -105,7 +111,8 @@ def record_lines(record: RunRecord, origin: float) -> Iterator[Line]:
         seconds = {name: getattr(of, name) for name in names}
         return {name: None if value is None else since_origin(value) for name, value in seconds.items()}
 
-    yield RunLine(**_values(RunLine, record))
+    opened, closed = (None if at is None else since_origin(at) for at in record.window)
+    yield RunLine(**_values(RunLine, record) | {"window": (opened, closed)})
     for fault in record.faults:
         parts = {part: round(seconds, 9) for part, seconds in fault.parts.items()}
         yield FaultLine(**_values(FaultLine, fault) | times(fault, "since", "detected", "up") | {"parts": parts})
@@ -117,12 +124,13 @@ def record_lines(record: RunRecord, origin: float) -> Iterator[Line]:
             "predicted": m.predicted and [round(seconds, 9) for seconds in m.predicted],
         }
         yield MicroBatchLine(**_values(MicroBatchLine, m) | own)
-    for r in record.requests:
+    kinds = [*((RequestLine, r) for r in record.requests), *((CrossingLine, r) for r in record.crossing)]
+    for kind, r in kinds:
         own = times(r, "arrival", "first_dispatched", "finished") | {
             "token_times": np.round(np.array(r.token_times, np.float64) - origin, 9).tolist(),
             "kv_transfer": r.kv_transfer and tuple(map(since_origin, r.kv_transfer)),
         }
-        yield RequestLine(**_values(RequestLine, r) | own)
+        yield kind(**_values(kind, r) | own)
 
 
 def _values(line: type[Line], of: object) -> dict[str, Any]:
@@ -149,7 +157,8 @@ def read_record(lines: Iterable[bytes]) -> RunRecord:
         elif isinstance(line, MicroBatchLine):
             record.micro_batches.append(_micro_batch(line))
         else:
-            record.requests.append(RequestRecord(**asdict(line)))
+            requests = record.crossing if isinstance(line, CrossingLine) else record.requests
+            requests.append(RequestRecord(**asdict(line)))
     if record is None:
         raise ValueError("it is empty")
     return record

@@ -144,11 +144,12 @@ class ServingEngine:
 
     def _record(self, is_on: bool) -> None:
         """Begin to record, or end the window with the micro-batches that are dispatched already."""
-        coordinator = self._coordinator
+        coordinator, now = self._coordinator, self._coordinator.clock.now()
         if is_on:
-            self._recording = Recording(coordinator.record, coordinator.next_micro_batch, len(self._unfinished))
+            unfinished = [request.record for request in self._unfinished.values()]
+            self._recording = Recording(coordinator.record, coordinator.next_micro_batch, unfinished, now)
         elif self._recording is not None:
-            self._recording.stop(coordinator.next_micro_batch)
+            self._recording.stop(coordinator.next_micro_batch, now)
 
     def _send_tokens(self, events: list[TokenEvent]) -> None:
         numbers: list[int] = []
@@ -254,6 +255,7 @@ def run_engine(mapping: dict[str, Any], sock: socket.socket, environment: Mappin
     try:
         config = build(ServeConfig, mapping)
         plan = make_plan(config)
+        send(Starting(f"imports are done; ranks start by {config.parallel.launcher}"))
         pipeline = start_pipeline(config, plan, None, lambda text: send(Starting(text)))
         pipeline.wake_on(sock.fileno())
         send(Started(pipeline.where, pipeline.num_stages, pipeline.num_blocks))

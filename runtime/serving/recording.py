@@ -7,33 +7,20 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from ..core.messages import Span
+from ..core.numbers import counted
 from ..core.request_record import RequestRecord
 from ..core.run_record import FaultRecord, MicroBatchRecord, RunRecord
+from ..ledger.latencies import GOES_ON
+from ..run_folder.record_jsonl import RequestLine
 
 _MOST_AT_ONCE = 256  # micro-batches, or requests, of a part
-
-
-class RecordedRequest(msgspec.Struct, frozen=True, array_like=True):
-    """A `RequestRecord`."""
-
-    request: int
-    prompt_tokens: int
-    arrival: float
-    token_times: list[float]
-    first_dispatched: float | None
-    finished: float | None
-    finish_reason: str | None
-    preemptions: int
-    cached_tokens: int
-    kv_transfer: tuple[float, float] | None
-    user: str
 
 
 class RecordedPart(msgspec.Struct, frozen=True):
     """What is new of a window: micro-batches that all stages have computed, with their spans, and requests that ended.
 
-    In the last part are `crossing`, how many requests had come before the window or had not ended with it, and the
-    faults of the window.
+    In the last part are the requests `crossing` the edges of the window, with their tokens of it, the faults of the
+    window, and when it began and ended, as `RunRecord` has them.
     """
 
     num_stages: int
@@ -42,11 +29,12 @@ class RecordedPart(msgspec.Struct, frozen=True):
     depth: int
     micro_batches: list[MicroBatchRecord] = []
     spans: list[Span] = []
-    requests: list[RecordedRequest] = []
+    requests: list[RequestLine] = []
     notes: list[str] = []
     stage_weights: list[list[float]] | None = None
-    crossing: int = 0
+    crossing: list[RequestLine] = []
     faults: list[FaultRecord] = []
+    window: tuple[float | None, float | None] = (None, None)
 
 
 encoder = msgspec.msgpack.Encoder()
@@ -57,21 +45,24 @@ class Recording:
     """Collects the parts of a window.
 
     The window holds the micro-batches that are dispatched between its begin and `stop`, and the requests that come and
-    end in it.
+    end in it. Of other requests it holds the tokens that they got in it.
 
     Args:
         record: the run's.
         first: the number of the first micro-batch of the window.
-        num_unfinished: requests that are there already.
+        unfinished: requests that are there already.
+        now: the time, in seconds.
     """
 
-    def __init__(self, record: RunRecord, first: int, num_unfinished: int) -> None:
+    def __init__(self, record: RunRecord, first: int, unfinished: Sequence[RequestRecord], now: float) -> None:
         self._record = record
         self._first = first
         self._end: int | None = None
         self._next = first
-        self._requests: list[RequestRecord] = []
-        self._crossing = num_unfinished
+        self._requests = list(unfinished)
+        self._earlier_tokens = {request.request: request.output_tokens for request in unfinished}
+        self._until = now  # the window lasts so far, its micro-batches included
+        self._window: tuple[float | None, float | None] = (None if unfinished else now, None)
         self._num_faults = sum(fault.up is not None for fault in record.faults)  # that were over before
 
     def add(self, request: RequestRecord) -> None:
@@ -79,9 +70,11 @@ class Recording:
         if self._end is None:
             self._requests.append(request)
 
-    def stop(self, end: int) -> None:
+    def stop(self, end: int, now: float) -> None:
         """End the window before micro-batch `end`."""
-        self._end = end
+        self._end, self._until = end, max(self._until, now)
+        if all(request.finished is not None for request in self._requests):
+            self._window = (self._window[0], now)
 
     def take(self, micro_batches: Sequence[MicroBatchRecord]) -> Iterator[bytes]:
         """Yield the parts, encoded, that hold what is new.
@@ -95,8 +88,9 @@ class Recording:
             self._next = micro_batches[-1].micro_batch + 1
         numbers = {m.micro_batch for m in new}
         spans = [span for span in self._record.spans if span.micro_batch in numbers]
-        ended = [request for request in self._requests if request.finished is not None]
-        self._requests = [request for request in self._requests if request.finished is None]
+        self._until = max([self._until, *(m.completed for m in new if m.completed is not None)])
+        ended = [request for request in self._requests if self._holds(request)]
+        self._requests = [request for request in self._requests if not self._holds(request)]
         for start in range(0, max(len(new), len(ended)), _MOST_AT_ONCE):
             part = new[start : start + _MOST_AT_ONCE]
             low, high = (part[0].micro_batch, part[-1].micro_batch) if part else (0, -1)
@@ -116,11 +110,31 @@ class Recording:
     def last_part(self) -> bytes:
         """Return the part, encoded, that ends the window."""
         record = self._record
+        crossing = [self._cut(request) for request in self._requests if not self._holds(request)]
         return self._encode(
             notes=record.notes,
+            requests=[_recorded(request) for request in self._requests if self._holds(request)],
             stage_weights=record.stage_weights,
-            crossing=self._crossing + len(self._requests),
+            crossing=[request for request in crossing if request.token_times],
             faults=record.faults[self._num_faults :],
+            window=self._window,
+        )
+
+    def _holds(self, request: RequestRecord) -> bool:
+        """Return whether a request came and ended in the window."""
+        return self._has_ended(request) and request.request not in self._earlier_tokens
+
+    def _has_ended(self, request: RequestRecord) -> bool:
+        return request.finished is not None and request.finished <= self._until
+
+    def _cut(self, request: RequestRecord) -> RequestLine:
+        """Return what the window has of a request that crosses its edges."""
+        earlier = self._earlier_tokens.get(request.request, 0)
+        return msgspec.structs.replace(
+            _recorded(request),
+            token_times=[at for at in request.token_times[earlier:] if at <= self._until],
+            finish_reason=request.finish_reason if self._has_ended(request) else GOES_ON,
+            earlier_tokens=earlier,
         )
 
     def _encode(self, **fields: object) -> bytes:
@@ -138,31 +152,25 @@ def join_parts(parts: Iterator[bytes]) -> RunRecord:
             record = RunRecord(part.num_stages, part.num_blocks, batch=part.batch, depth=part.depth)
         record.micro_batches += part.micro_batches
         record.spans += part.spans
-        record.requests += [RequestRecord(*msgspec.structs.astuple(request)) for request in part.requests]
+        record.requests += _records(part.requests)
+        record.crossing += _records(part.crossing)
         record.notes += part.notes
         record.stage_weights = part.stage_weights
         record.faults += part.faults
+        record.window = part.window
         if part.crossing:
             record.notes.append(
-                f"a window of a server's run: {part.crossing} requests came before it or had not ended with it; its "
-                "micro-batches hold them, its requests, latencies and throughput do not"
+                f"a window of a server's run: {counted(len(part.crossing), 'request')} came before it or had not ended "
+                "with it; their tokens of the window count, and the table of requests leaves them out"
             )
     assert record is not None
     record.requests.sort(key=lambda request: request.request)
     return record
 
 
-def _recorded(request: RequestRecord) -> RecordedRequest:
-    return RecordedRequest(
-        request.request,
-        request.prompt_tokens,
-        request.arrival,
-        request.token_times,
-        request.first_dispatched,
-        request.finished,
-        request.finish_reason,
-        request.preemptions,
-        request.cached_tokens,
-        request.kv_transfer,
-        request.user,
-    )
+def _records(requests: Sequence[RequestLine]) -> list[RequestRecord]:
+    return [RequestRecord(**msgspec.structs.asdict(request)) for request in requests]
+
+
+def _recorded(request: RequestRecord) -> RequestLine:
+    return RequestLine(**{name: getattr(request, name) for name in RequestLine.__struct_fields__})

@@ -48,17 +48,16 @@ class Lead:
     @property
     def text(self) -> str:
         """Say it, with the assumption."""
-        lead = f"{self.share:.0%} over {self.over.label}"
-        ranges = f"{range_text(self.own)} against {range_text(self.other)} requests/s if times are off"
+        ranges = f"{range_text(self.other)} against {range_text(self.own)} requests/s"
         if not self.if_alike:
-            why = "it does not survive the error of stage times, even where both are off alike"
+            why = "if stage times are off, it may carry as much or more"
         elif self.same_grid:
-            why = "it survives the error of stage times, which both share with their grid"
+            why = "if stage times are off, it still carries less, as both are off alike on the same grid"
         elif self.if_apart:
-            why = "it survives the error of stage times, even where the two grids are off in opposite directions"
+            why = "if stage times are off, it still carries less, even if the two grids are off in opposite directions"
         else:
-            why = "it survives the error of stage times where both grids are off alike, and may not where they are not"
-        return f"{lead}: {why} ({ranges})"
+            why = "if stage times are off, it still carries less where both grids are off alike, else perhaps not"
+        return f"{self.over.label} carries {self.share:.0%} less; {why} ({ranges})"
 
     @property
     def numbers(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from importlib import resources
 
 from ...conf.tuning import TuneConfig
+from ..core.numbers import counted
 from ..cost.error import error_text
 from ..drawing.page_parts import whole_page
 from ..drawing.svg import figures
@@ -47,7 +48,7 @@ def render(found: SearchResult, config: TuneConfig, title: str, subtitle: str, c
         for what, command in commands.items()
     ]
     tried = tried_rows(found)
-    notes = (("lead", lead_note(found)), ("error", error_note(found)))
+    notes = (("next", lead_note(found)), ("error", error_note(found)))
     return whole_page(
         body,
         {
@@ -83,7 +84,7 @@ def cards(found: SearchResult, config: TuneConfig) -> list[tuple[str, str, str]]
     shown = [
         ("capacity", f"{rate_text(winner.interval.mean)} <small>requests/s</small>", interval_note(found)),
         *([("ties", str(len(found.ties)), "settings that cannot be told apart; see the table")] if found.ties else []),
-        ("grid", html.escape(candidate.grid), f"{devices} devices, {per_device:.3g} requests/s each"),
+        ("grid", html.escape(candidate.grid), f"{counted(devices, 'device')}, {per_device:.3g} requests/s each"),
         ("policy", html.escape(candidate.policy.name), ""),
     ]
     if candidate.chunk is not None:
@@ -101,7 +102,7 @@ def interval_note(found: SearchResult) -> str:
     times = f"; {range_text(winner.off)} if stage times are off" if winner.off is not None else ""
     if interval.half is None:
         return f"one seed; more tell how sure that is{times}"
-    return f"{interval.text}: mean and 95% interval over {len(winner.capacities)} seeds{times}"
+    return f"{interval.text.partition(' ')[2]}, the 95% interval over {len(winner.capacities)} seeds{times}"
 
 
 def error_note(found: SearchResult) -> str:
@@ -161,8 +162,9 @@ def tried_note(found: SearchResult) -> str:
     """Say how much was simulated."""
     bounded = sum(tried.requests == 0 for tried in found.tried)
     return (
-        f"{len(found.tried)} settings, {bounded} of them ruled out by their bound alone; {found.simulations} "
-        f"simulations of {found.requests:,} requests, and {found.confirming_requests:,} more to confirm."
+        f"{counted(len(found.tried), 'setting')}, {bounded} of them ruled out by their bound alone; "
+        f"{counted(found.simulations, 'simulation')} of {counted(found.requests, 'request')}, and "
+        f"{found.confirming_requests:,} more to confirm."
     )
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..core.numbers import counted
 from ..drawing.formatting import ms_text, percent_text
 from .capacity import Capacity
 from .closest import Approach
@@ -43,14 +44,13 @@ class TextTable:
         """
         kept = list(range(len(self.heads)))
         optional = list(self.optional_columns)
-
-        def needed() -> int:
-            widths = (max(len(line[n]) for line in (self.heads, *self.rows)) + gap for n in kept[:-1])
-            return sum(widths) + last_width
-
-        while optional and needed() > width:
+        while optional and self.letters(kept[:-1], gap) + last_width > width:
             kept.remove(optional.pop())
         return kept
+
+    def letters(self, columns: Sequence[int], gap: int) -> int:
+        """Return how many letters a line of these columns has, each with its gap."""
+        return sum(max(len(line[n]) for line in (self.heads, *self.rows)) + gap for n in columns)
 
 
 def rate_text(rate: float) -> str:
@@ -129,7 +129,7 @@ def tie_text(names: Sequence[str], behind: Sequence[Difference], why_first: str)
     farthest = max(behind, key=lambda difference: difference.mean)
     apart = f"up to {difference_text(farthest)}" if len(names) > 2 else difference_text(farthest)
     return (
-        f"{len(names)} settings cannot be told apart on {seeds} seed{'s' if seeds > 1 else ''}: {'; '.join(names)}. "
+        f"{len(names)} settings cannot be told apart on {counted(seeds, 'seed')}: {'; '.join(names)}. "
         f"They differ by {apart} requests/s. {why_first}"
     )
 

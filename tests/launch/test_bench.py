@@ -254,7 +254,7 @@ def test_one_run_is_the_run_folder_and_its_warmup_does_not_count(here: Path, cap
     assert {path.name for path in (here / "out").iterdir()} == {*FILES, "stage_times.json", ".hydra"}
     summary = loaded(here / "out" / "summary.json")
     assert (summary["completed"], summary["total_input_tokens"], summary["total_output_tokens"]) == (2, 2075, 7)
-    assert "1 of 2 requests were longer than the context of 2048 tokens: cut to it" in printed.err
+    assert "requests longer than the context of 2048 tokens, and cut to it: 1 of 2" in printed.err
     goodput = f"goodput: {summary['request_goodput']:.2f} requests/s within ttft_ms=60000"
     for shown in ("TTFT", "control", "out/report.html", goodput):
         assert shown in printed.out

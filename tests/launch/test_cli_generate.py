@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -13,10 +15,12 @@ from typing import Any
 
 import pytest
 import yaml
+from rich.console import Console
 
 from gapless.conf.errors import ConfigError
 from gapless.conf.sampling import SamplingParams
 from gapless.conf.schema import GenerateConfig, ModelConfig
+from gapless.launch import progress
 from gapless.launch.prompts import Prompt, read_prompts
 from tests.support.forked import Process, gapless, main
 from tests.support.tiers import stretched
@@ -46,6 +50,25 @@ def generate(*arguments: str, cwd: Path, stdin: str = "") -> subprocess.Complete
 
 def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_a_slow_start_says_what_it_went_into(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def lines(least: float) -> list[str]:
+        monkeypatch.setattr(progress, "_SLOW_START_S", least)
+        caplog.clear()
+        with progress.starting(
+            Console(file=io.StringIO()), GenerateConfig(model=ModelConfig(weights="shipped"))
+        ) as report:
+            time.sleep(0.2)
+            report("0 of 2 ranks started")
+            time.sleep(0.1)
+        return [record.getMessage() for record in caplog.records if "the start took" in record.getMessage()]
+
+    caplog.set_level("INFO")
+    (line,) = lines(0.0)
+    imports, launcher, ranks = map(float, re.findall(r"([\d.]+) s for", line))
+    assert (imports > 0, launcher, ranks) == (True, pytest.approx(0.2, abs=0.15), pytest.approx(0.1, abs=0.15))
+    assert lines(1e9) == []
 
 
 def test_a_run_leaves_its_folder_and_prints_its_texts(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_advice_taken_does_what_was_foretold(
     capfd.readouterr()
     assert main(["explain", "base"]) == 0
     out = capfd.readouterr().out
-    assert "replayed as it was, the run is off by: duration" in out
+    assert "replayed as it was, the run has: duration" in out
     assert "numbers  base/explain.json" in out
     found = loaded(here / "base" / "explain.json")
     best = found["outcomes"][0]

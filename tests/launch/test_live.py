@@ -23,11 +23,12 @@ from msgspec import structs
 from gapless.conf.schema import ServeConfig
 from gapless.launch.compose import compose_one
 from gapless.launch.server.engine_client import EngineClient
-from gapless.launch.server.last_minute import SECONDS, LastMinute
+from gapless.launch.server.last_minute import SECONDS, WINDOW, LastMinute
 from gapless.launch.server.live import MAX_EVENTS, Live, Viewer
 from gapless.launch.server.live_page import page_files
-from gapless.launch.server.live_words import words_of_minute
+from gapless.launch.server.live_words import words_of_window
 from gapless.launch.server.prometheus import Metrics
+from gapless.runtime.drawing.formatting import cause_label
 from gapless.runtime.engine.intake import Intake
 from gapless.runtime.engine.plan import make_plan
 from gapless.runtime.ledger.causes import CAUSES, Cause
@@ -187,7 +188,7 @@ def spans_at(number: int) -> LiveSpans:
 
 
 def test_the_last_minute_is_one() -> None:
-    """Percentiles are within 1% of the true ones, and what is older than a minute is forgotten."""
+    """Percentiles are within 1% of the true ones, numbers are of the window, and rows of a minute."""
     rng = np.random.default_rng(0)
     minute = LastMinute(100, 0.0)
     values = rng.lognormal(-4, 1, (2 * SECONDS, 200))
@@ -196,7 +197,7 @@ def test_the_last_minute_is_one() -> None:
         for value in values[second]:
             minute.next_token(float(value))
         minute.end_second(snapshot(second), second + 1.0)
-    recent = values[SECONDS:].ravel()
+    recent = values[-WINDOW:].ravel()
     found = minute.percentiles_ms
     assert found["tbt"] == pytest.approx([1e3 * float(np.percentile(recent, p)) for p in (50, 99)], rel=0.015)
     assert found["ttft"] == pytest.approx([250, 250], rel=0.01)
@@ -204,26 +205,26 @@ def test_the_last_minute_is_one() -> None:
     assert len(minute.rows) == SECONDS
     assert minute.rows[-1] == minute.newest_row
     ((busy, *idle),) = minute.stage_seconds
-    assert busy == pytest.approx(0.25 * SECONDS)
-    assert sum(idle) == pytest.approx(0.75 * SECONDS)
+    assert busy == pytest.approx(0.25 * WINDOW)
+    assert sum(idle) == pytest.approx(0.75 * WINDOW)
     for second in range(2 * SECONDS, 4 * SECONDS):
         minute.end_second(snapshot(2 * SECONDS, is_idle=True), second + 1.0)
     assert minute.percentiles_ms["tbt"] == [None, None]
     ((busy, *idle),) = minute.stage_seconds
-    assert (busy, idle[Cause.STARVED_NO_REQUEST.code]) == pytest.approx((0, SECONDS))
+    assert (busy, idle[Cause.STARVED_NO_REQUEST.code]) == pytest.approx((0, WINDOW))
 
 
 def test_the_last_minute_in_words() -> None:
     """A server that computes a quarter of the time and dispatches late says so; one that is idle too."""
     minute = LastMinute(100, 0.0)
-    assert words_of_minute(minute, None) == []
+    assert words_of_window(minute, None) == []
     for second in range(1, SECONDS):
         minute.end_second(snapshot(second), float(second))
-    late = words_of_minute(minute, snapshot(SECONDS), policy="sarathi")
+    late = words_of_window(minute, snapshot(SECONDS), policy="sarathi")
     assert late[0].startswith("The coordinator dispatched late for 75.0% of stage time: work was there")
     for second in range(SECONDS, 3 * SECONDS):
         minute.end_second(snapshot(SECONDS, is_idle=True), float(second))
-    assert words_of_minute(minute, snapshot(SECONDS, is_idle=True)) == ["No request was there."]
+    assert words_of_window(minute, snapshot(SECONDS, is_idle=True)) == ["No request was there."]
 
 
 def test_a_slow_stage_of_a_server_is_named() -> None:
@@ -234,13 +235,13 @@ def test_a_slow_stage_of_a_server_is_named() -> None:
     state = Snapshot(10.0, 3, 1, 50, 0, [], False, 0, 0, 0, [4.5, 9.5], idle, [10.0, 10.0], False)
     minute.end_second(None, 0.0)
     minute.end_second(state, 10.0)
-    assert words_of_minute(minute, state)[0] == (
+    assert words_of_window(minute, state)[0] == (
         "Stage 1 takes 2.1 times as long as the other for the same micro-batches: the other stage waits for it for "
         "25.0% of all stage time."
     )
-    uneven = words_of_minute(minute, state, layers=[4, 8])
+    uneven = words_of_window(minute, state, layers=[4, 8])
     assert uneven[0].startswith("Stage 1 holds 8 of 12 layers and takes 2.1 times as long as the other")
-    slow = words_of_minute(minute, structs.replace(state, slow=[Slow(1, 5.0, 3.0, 4.0)]))
+    slow = words_of_window(minute, structs.replace(state, slow=[Slow(1, 5.0, 3.0, 4.0)]))
     assert slow[0].startswith("Stage 1 computed 3.0 times as long as usual: the other stage waits for it")
 
 
@@ -269,8 +270,6 @@ def test_a_browser_shows_the_pipeline_and_tries_the_model(server: Server, tmp_pa
             browser.until("parseFloat(document.getElementById('tbt99').innerText) > 0")
             browser.until("document.querySelectorAll('#causes tbody tr').length > 3")
             browser.until("document.getElementById('words').innerText.endsWith('.')")
-            browser.run("document.getElementById('explain').click()")
-            browser.until("document.getElementById('explained').innerText.startsWith('Of 5 s in ')", 60)
             check_lanes(browser)
         check_prompt_box(browser, server)
         for width in (400, 1600):
@@ -281,6 +280,50 @@ def test_a_browser_shows_the_pipeline_and_tries_the_model(server: Server, tmp_pa
                 assert browser.run("return document.documentElement.scrollWidth") <= width
         assert browser.run(UNNAMED) == []
         assert browser.log == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason="needs chromium and chromedriver")
+def test_the_page_and_a_recording_speak_of_the_same_seconds(server: Server, tmp_path: Path) -> None:
+    """Also where long streams cross the edges of the recording."""
+    long = {"prompt": PROMPT, "max_tokens": 900, "n": 2, "ignore_eos": True, "stream": True}
+    with browsing(tmp_path) as browser:
+        browser.open(server.url)
+        browser.until("document.activeElement.id === 'key'")
+        browser.press("right" + ENTER)
+        browser.until("document.getElementById('status').innerText === 'takes requests'")
+        with (
+            load(server, streams=1),
+            httpx2.stream("POST", f"{server.url}/v1/completions", json=long, headers=KEY, timeout=60) as answer,
+        ):
+            next(answer.iter_lines())
+            browser.run("document.getElementById('explain').click()")
+            browser.until("document.getElementById('pause').getAttribute('aria-pressed') === 'true'", stretched(30))
+            read = "return document.getElementById(arguments[0]).innerText"
+            rate, idle = (float(browser.run(read, name)) for name in ("rate", "idle"))
+            held = browser.run("return document.querySelector('main h2').innerText")
+            assert held.startswith("The last 10 s before ")
+            shares = dict(browser.run(SHARES))
+        browser.until("document.getElementById('explained').innerText.startsWith('Recorded in ')", stretched(60))
+        said = browser.run("return document.querySelector('#words b').innerText")
+        folder = browser.run("return document.getElementById('explained').innerText")[len("Recorded in ") : -1]
+        assert float(browser.run("return document.getElementById('rate').innerText")) == rate, "it is held"
+    kept = read_run_folder(Path(folder))
+    summary = kept.summary
+    assert said in html.unescape((Path(folder) / "report.html").read_text())
+    assert summary["output_throughput"] == pytest.approx(rate, rel=0.2)
+    assert 100 * summary["bubble_fraction"] == pytest.approx(idle, abs=8)
+    whole = summary["duration"] * 2
+    assert shares
+    for name, share in shares.items():
+        if name != "idle":
+            (cause,) = [cause for cause in CAUSES if cause_label(cause) == name]
+            assert 100 * summary["bubble_seconds"][cause] / whole == pytest.approx(share, abs=8), name
+
+
+# Of each row of the page's table of idle time the cause and the percentage.
+SHARES = """return [...document.querySelectorAll("#causes tbody tr")]
+  .map(row => [row.querySelector("th").innerText.trim(), parseFloat(row.querySelector("td").innerText)])"""
 
 
 def check_lanes(browser: Browser) -> None:
@@ -364,9 +407,11 @@ def test_a_recording_is_a_run_folder(server: Server) -> None:
     assert ledger.busy_seconds() > 0.2
     assert len(run.spans) == 2 * len(run.micro_batches) == 2 * found["micro_batches"]
     assert run.requests
-    assert found["completed"] == len(run.requests)
+    assert found["completed"] == len(run.requests) + sum(request.finish_reason != "goes_on" for request in run.crossing)
     assert all(request.output_tokens == 20 and request.arrival >= -1e-6 for request in run.requests)
-    assert kept.summary["output_throughput"] > 0
+    tokens = sum(request.output_tokens for request in (*run.requests, *run.crossing))
+    assert kept.summary["output_throughput"] == pytest.approx(tokens / kept.summary["duration"])
+    assert tokens > 20 * len(run.requests) + 8
     (crossing,) = re.findall(r"(\d+) requests came before it or had not ended with it", run.notes[-1])
     assert 8 <= int(crossing) <= 8 + 4  # the long ones, and of two streams at both ends
     assert "stage 1" in (folder / "report.html").read_text()
@@ -376,7 +421,9 @@ def test_a_recording_is_a_run_folder(server: Server) -> None:
 def test_a_recording_of_an_idle_server_and_wrong_ones(server: Server, tmp_path: Path) -> None:
     idle = record(server, "0.2")
     assert idle.status_code == 200, idle.text
-    assert idle.json()["micro_batches"] == 0
+    found = idle.json()
+    assert (found["micro_batches"], found["bubble_fraction"], found["words"]) == (0, 1.0, ["No request was there."])
+    assert found["duration"] >= 0.2
     for seconds in ("0", "x", "nan", "1e9"):
         wrong = record(server, seconds)
         assert wrong.status_code == 400

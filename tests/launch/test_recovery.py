@@ -184,8 +184,8 @@ def test_a_program_has_its_own_way_with_what_is_logged_of_a_fault(
         logger.removeHandler(handler)
         handler.close()
     assert fault.startswith("WARNING gapless.runtime.engine.llm rank ")
-    assert fault.endswith("; the pipeline is repaired meanwhile, and 4 requests wait")
-    assert repair.startswith("WARNING gapless.runtime.engine.llm the pipeline stands again, ")
+    assert fault.endswith("; the pipeline recovers, and 4 requests wait")
+    assert repair.startswith("WARNING gapless.runtime.engine.llm the pipeline has recovered, ")
     assert len(llm.record.faults) == 2
     assert capfd.readouterr() == ("", "")
 

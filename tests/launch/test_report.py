@@ -43,7 +43,7 @@ def test_one_run(runs: Path, capsys: pytest.CaptureFixture[str]):
     (folder / "report.html").unlink()
     assert main(["report", str(folder), "slo.ttft_ms=50"]) == 0
     out = capsys.readouterr().out
-    assert "1 requests in 0.2 s" in out
+    assert "1 request in " in out
     assert "predicted stage times are off by 50.0% (p50), 50.0% (p90)" in out
     assert "goodput: 0.00 of 5.00 requests/s met the SLO" in out
     assert "chunk=auto picked 256" in out
@@ -122,7 +122,7 @@ def test_traces_of_another_engine_become_a_run_folder(
         (traces / path.name).write_bytes(path.read_bytes())
     assert main(["report", "import=kineto", str(traces)]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("vLLM: traces, imported from torch profiler traces\n11 micro-batches in 0.3 s: ")
+    assert out.startswith("vLLM: traces, imported from torch profiler traces\n11 micro-batches in 281 ms: ")
     assert "Receives of stage 1 took" in out
     assert "TTFT" not in out
     folder = traces / "imported"

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import html
+import io
 import json
 import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from gapless.conf.errors import ConfigError
 from gapless.conf.policies import EqualTimeConfig, OrcaBestConfig, SarathiConfig, TokenBudgetConfig
 from gapless.conf.schema import BenchConfig, SimulateConfig
 from gapless.conf.tuning import SearchConfig, TuneConfig
 from gapless.launch import compose
+from gapless.launch.capacity import terminal_table
 from gapless.launch.cli import main
 from gapless.launch.overrides import command_line, overrides
+from gapless.runtime.tuning.tables import TextTable
 
 REQUESTS = ["workload=fixed", "workload.input_len=600", "workload.output_len=10", "workload.num_prompts=50"]
 SMALL = ["model=llama-7b", *REQUESTS]
@@ -66,7 +70,7 @@ def test_tune_answers_and_its_command_does_what_it_says(here: Path, capfd: pytes
     for command in told["commands"].values():
         assert f"  {command}\n" in printed
 
-    simulated = told["commands"]["simulates it at that rate"]
+    simulated = told["commands"]["simulates it at the first seed's rate"]
     name, command, *words = shlex.split(simulated)
     assert (name, command) == ("gapless", "simulate")
     assert main(["simulate", *words, "hydra.run.dir=again"]) == 0
@@ -80,6 +84,18 @@ def test_tune_answers_and_its_command_does_what_it_says(here: Path, capfd: pytes
     page = (out / "report.html").read_text(encoding="utf-8")
     assert winner["setting"] in page
     assert "http" not in page.replace("http://www.w3.org", "")
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_long_setting_is_broken_between_words_and_not_cut(width: int) -> None:
+    setting = "1. tp4 pp1 x2 equal_time chunk=1024 batch=196 depth=3 layers=[41,39] whole experts"
+    row = (setting, "2.79 ± 0.31", "6", "requests pile up: TTFT grows by 709 ms at 2.33")
+    rows = TextTable(("setting", "requests/s", "seeds", "why"), [row], frozenset({0, 3}), optional_columns=(2,))
+    console = Console(width=width, file=io.StringIO())
+    console.print(terminal_table(rows, "The best settings", width))
+    printed = console.file.getvalue()
+    assert max(map(len, printed.splitlines())) <= width
+    assert set(f"{setting} 2.79 ± 0.31 {row[3]}".split()) <= set(printed.split())
 
 
 def test_capacity_of_two_policies(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -261,13 +277,13 @@ def test_a_model_of_experts_is_tuned_and_no_command_runs_it_for_real(here: Path)
     told = loaded(here / "out" / "tune.json")
     assert {one["setting"].partition(" sarathi")[0] for one in told["tried"]} == {"tp8 pp1", "tp8 ep pp1"}
     assert told["winner"]["setting"].startswith("tp8 pp1")
-    assert list(told["commands"]) == ["simulates it at that rate"]
-    words = shlex.split(told["commands"]["simulates it at that rate"])[2:]
+    assert list(told["commands"]) == ["simulates it at the first seed's rate"]
+    words = shlex.split(told["commands"]["simulates it at the first seed's rate"])[2:]
     assert not composed(SimulateConfig, "simulate", *words).parallel.expert_parallel
     assert main(["tune", *chosen, *grid, "search.expert_parallel=[true]", "hydra.run.dir=whole"]) == 0
     whole = loaded(here / "whole" / "tune.json")
     assert {one["setting"].partition(" sarathi")[0] for one in whole["tried"]} == {"tp8 ep pp1"}
-    assert "parallel.expert_parallel=true" in whole["commands"]["simulates it at that rate"]
+    assert "parallel.expert_parallel=true" in whole["commands"]["simulates it at the first seed's rate"]
 
 
 def test_a_search_over_no_layout_of_experts_is_refused() -> None:

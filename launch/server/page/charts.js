@@ -108,6 +108,11 @@ class Charts {
   }
 }
 
+// A count of things: "1 request", "2 requests".
+function counted(count, noun, plural = noun + "s") {
+  return `${count.toLocaleString("en")} ${count === 1 ? noun : plural}`;
+}
+
 // A number with about three significant digits.
 function numberText(value) {
   const digits = Math.abs(value) >= 100 || Number.isInteger(value) ? 0 : Math.abs(value) >= 10 ? 1 : 2;

@@ -25,9 +25,9 @@ class Faults {
     }));
     this.list.replaceChildren(...rows.map(row => {
       const item = document.createElement("li"), text = document.createElement("p"), bar = document.createElement("div");
-      const again = `${row.requests.toLocaleString("en")} requests with ${row.tokens.toLocaleString("en")} computed tokens begin again`;
-      const how = row.metNext ? "the next fault came after" : row.up === null ? "under repair for" : "repaired after";
-      const stages = row.stages === null ? "" : `, with ${row.stages} stages`;
+      const again = `${counted(row.requests, "request")} started over, ${counted(row.tokens, "token")} to compute again`;
+      const how = row.metNext ? "the next fault came after" : row.up === null ? "recovering for" : "recovered after";
+      const stages = row.stages === null ? "" : `, with ${counted(row.stages, "stage")}`;
       text.textContent = `${ago(now - row.detected)}: ${row.text} (${row.reason}); ${how} ${numberText(row.seconds)} s${stages}; ${again}`;
       bar.className = "bar";
       bar.style.width = `${100 * row.seconds / longest}%`;
@@ -47,5 +47,5 @@ Faults.COLOURS = { detect: 1, stop: 3, start: 0, rendezvous: 5, weights: 2 };
 
 function ago(seconds) {
   if (seconds < 90) return `${Math.max(0, Math.round(seconds))} s ago`;
-  return seconds < 5400 ? `${Math.round(seconds / 60)} minutes ago` : `${Math.round(seconds / 3600)} hours ago`;
+  return `${seconds < 5400 ? counted(Math.round(seconds / 60), "minute") : counted(Math.round(seconds / 3600), "hour")} ago`;
 }

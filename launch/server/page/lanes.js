@@ -102,7 +102,7 @@ class Lanes {
       pen.fillRect(Math.min(x, this.width - 1), this.axis - 5, 1, this.height);
       pen.fillStyle = this.colours.soft;
       pen.textAlign = back === 0 ? "right" : back >= this.seconds * 0.999 ? "left" : "center";
-      pen.fillText(back === 0 ? "now" : "−" + timeText(back, step), x, 10);
+      pen.fillText(back === 0 ? (this.frozen === null ? "now" : "held") : "−" + timeText(back, step), x, 10);
     }
     pen.textAlign = "left";
     for (let stage = 0; stage < this.stages; stage++) {
@@ -252,8 +252,8 @@ class Lanes {
       const i = begin.findIndex((start, n) => start <= units && units < end[n]);
       if (i >= 0) {
         const tokens = [];
-        if (part.prefill[i]) tokens.push(`${part.prefill[i]} chunk tokens`);
-        if (part.decodes[i]) tokens.push(`${part.decodes[i]} decode${part.decodes[i] === 1 ? "" : "s"}`);
+        if (part.prefill[i]) tokens.push(counted(part.prefill[i], "chunk token"));
+        if (part.decodes[i]) tokens.push(counted(part.decodes[i], "decode"));
         const name = `micro-batch ${(part.first + i).toLocaleString("en")} on stage ${stage}`;
         return [name, `${tokens.join(", ")}; ${ms((end[i] - begin[i]) / Lanes.UNITS_PER_S)}`];
       }

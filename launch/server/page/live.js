@@ -15,14 +15,10 @@
   });
   replica.addEventListener("change", connect);
   element("explain").addEventListener("click", explain);
-  pause.addEventListener("click", () => {
-    const isPaused = lanes.frozen === null;
-    lanes.frozen = isPaused ? lanes.to ?? null : null;
-    pause.setAttribute("aria-pressed", String(isPaused));
-    pause.textContent = isPaused ? "Go on" : "Pause";
-  });
+  pause.addEventListener("click", () => hold(lanes.frozen === null));
   element("zoom").addEventListener("change", event => {
     lanes.seconds = Number(event.target.value);
+    element("lanes-seconds").textContent = `${lanes.seconds} s`;
     if (lanes.to !== undefined) lanes.draw(lanes.to);
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
@@ -30,6 +26,15 @@
     if (lanes.to !== undefined) lanes.draw(lanes.to);
     charts.make();
   });
+
+  // Holds lanes, numbers and words at the seconds that they show, or lets them go on.
+  function hold(isHeld) {
+    lanes.frozen = isHeld ? lanes.to ?? null : null;
+    pause.setAttribute("aria-pressed", String(isHeld));
+    pause.textContent = isHeld ? "Go on" : "Pause";
+    element("until").textContent = isHeld ? ` before ${new Date().toLocaleTimeString()}` : "";
+    element("explained").hidden ||= !isHeld;
+  }
 
   function say(state, text) {
     status.dataset.state = state;
@@ -39,7 +44,7 @@
   function slowText(state) {
     return (state.slow ?? []).map(each =>
       `Stage ${each.stage} is slow: ${each.slowdown.toFixed(1)} times its usual for ${Math.round(state.time - each.since)} s; `
-      + `the others have waited ${each.waited.toFixed(1)} s for it.`).join(" ");
+      + `${hello?.stages === 2 ? "the other has" : "the others have"} waited ${each.waited.toFixed(1)} s for it.`).join(" ");
   }
 
   function warn(text, isBad = false) {
@@ -90,43 +95,47 @@
       charts.begin(body.rows);
       legend();
       showState(body);
-      showMinute(body);
+      showWindow(body);
       document.title = `${body.model}, gapless`;
       element("model").textContent = body.model;
-      const stages = body.stages === 1 ? "1 stage" : `${body.stages} stages`;
-      element("about").textContent = body.stages ? `gapless serve, ${stages}, ${body.where.length || 1} ranks`
-        .replace(/ 1 ranks$/, " 1 rank") : "gapless serve";
+      element("about").textContent = body.stages
+        ? `gapless serve, ${counted(body.stages, "stage")}, ${counted(body.where.length || 1, "rank")}` : "gapless serve";
     } else if (name === "spans") {
       lanes.add(body);
-      element("left-out").textContent = body.left_out ? `${body.left_out} micro-batches were too many to be drawn.` : "";
+      element("left-out").textContent = body.left_out ? `Too many to be drawn: ${counted(body.left_out, "micro-batch", "micro-batches")}.` : "";
     } else if (name === "state") showState(body);
     else if (name === "second") {
       charts.add(body.row);
-      showMinute(body);
+      showWindow(body);
     }
   }
 
   function showState(state) {
     latest = state;
     offset = state.time - performance.now() / 1e3;
-    const words = { ready: "takes requests", starting: "is starting", recovering: "is repaired", draining: "shuts down", failed: "has failed" };
+    const words = { ready: "takes requests", starting: "is starting", recovering: "recovering", draining: "shuts down", failed: "has failed" };
     say(state.state, words[state.state] ?? state.state);
     warn(state.state === "ready" ? slowText(state) : state.reason, state.state === "failed");
-    element("unfinished").textContent = ((state.running ?? 0) + (state.waiting ?? 0)).toLocaleString("en");
+    const unfinished = (state.running ?? 0) + (state.waiting ?? 0);
+    element("unfinished").textContent = unfinished.toLocaleString("en");
+    element("unfinished-unit").textContent = unfinished === 1 ? "request" : "requests";
     element("running").textContent = state.running ?? 0;
     element("waiting").textContent = state.waiting ?? 0;
     element("short").textContent = state.waiting && state.is_short_of_kv ? " for KV" : "";
     const used = state.kv_blocks_used ?? 0;
     element("kv").textContent = hello?.blocks ? (100 * used / hello.blocks).toFixed(used ? 1 : 0) : "–";
     element("blocks").textContent = hello?.blocks ? `${used.toLocaleString("en")} of ${hello.blocks.toLocaleString("en")}` : "–";
-    element("faults").textContent = state.faults ? `, ${state.faults} ${state.faults === 1 ? "fault" : "faults"}` : "";
+    element("faults").textContent = state.faults ? `, ${counted(state.faults, "fault")}` : "";
     const down = state.fault_since ?? null, ends = state.ends ?? [];
     lanes.tail = down !== null ? ends.map(end => Math.max(end, down)) : state.is_idle === false ? null : ends;
     lanes.tailCause = down !== null ? "recovery" : "starved-no-request";
     if (!document.hidden && lanes.stages) lanes.draw(state.time);
   }
 
-  function showMinute(minute) {
+  // Shows what the last seconds came to: those of the lanes, so that a pause holds them too.
+  function showWindow(minute) {
+    if (lanes.frozen !== null) return;
+    for (const span of document.querySelectorAll(".window")) span.textContent = `${minute.window_s} s`;
     const { ttft, tbt } = minute.percentiles_ms;
     element("rate").textContent = numberText(minute.tokens_per_s);
     for (const [id, value] of [["ttft50", ttft[0]], ["ttft99", ttft[1]], ["tbt50", tbt[0]], ["tbt99", tbt[1]]]) {
@@ -137,7 +146,7 @@
     faults.show(minute.newest_faults, latest.time);
   }
 
-  // The last minute in sentences, the first one the largest.
+  // The last seconds in sentences, the first one the largest.
   function showWords([first = "", ...rest]) {
     const words = element("words"), more = words.querySelector("p + p");
     words.hidden = !first && element("explained").hidden;
@@ -146,19 +155,25 @@
     more.hidden = !rest.length;
   }
 
-  // Records a window; its folder says what would change it, by replays.
+  // Records the next seconds, then holds the page at them: their words, of replays too, stand over their numbers.
   async function explain() {
     const button = element("explain"), answer = element("explained");
+    hold(false);
     button.disabled = true;
     element("words").hidden = answer.hidden = false;
-    answer.textContent = "Records 5 s.";
+    answer.textContent = "Recording 10 s.";
+    const end = setTimeout(() => hold(true), 10e3);
     try {
       const headers = apiKey ? { authorization: `Bearer ${apiKey}` } : {};
-      const response = await fetch(`/record?seconds=5&replica=${replica.value || 0}`, { method: "POST", headers });
+      const response = await fetch(`/record?seconds=10&replica=${replica.value || 0}`, { method: "POST", headers });
       const found = await response.json();
       if (!response.ok) throw new Error(found.error.message);
-      answer.textContent = `Of ${found.seconds} s in ${found.folder}: ${found.words.join(" ") || "nothing was computed."}`;
+      showWords(found.words);
+      answer.textContent = `Recorded in ${found.folder}.`;
     } catch (error) {
+      clearTimeout(end);
+      hold(false);
+      answer.hidden = false;
       answer.textContent = `Not recorded: ${error.message}`;
     }
     button.disabled = false;
@@ -183,7 +198,7 @@
       bars.children[stage].lastElementChild.textContent = `${percent(row[0], whole)} busy`;
     });
     const few = stages.length <= 4, names = stages.map((_, stage) => `stage ${stage}`);
-    const rows = causes.map((cause, n) => [cause, n]).filter(([, n]) => sums[n] > 0).sort((a, b) => sums[b[1]] - sums[a[1]]);
+    const rows = causes.map((cause, n) => [cause, n]).filter(([, n]) => sums[n] > 5e-4 * total).sort((a, b) => sums[b[1]] - sums[a[1]]);
     const row = (head, title, own, all) => {
       const line = document.createElement("tr"), name = document.createElement("th");
       name.scope = "row";

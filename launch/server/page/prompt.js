@@ -50,9 +50,9 @@ class PromptBox {
       }
       const seconds = (performance.now() - first) / 1e3;
       const rate = tokens > 1 ? `, then ${numberText((tokens - 1) / seconds)} tok/s` : "";
-      this.note.textContent = `${tokens} tokens, ended by ${reason}; first after ${numberText(first - began)} ms${rate}`;
+      this.note.textContent = `${counted(tokens, "token")}, ended by ${reason}; first after ${numberText(first - began)} ms${rate}`;
     } catch (error) {
-      this.note.textContent = error.name === "AbortError" ? `stopped after ${tokens} tokens` : error.message;
+      this.note.textContent = error.name === "AbortError" ? `stopped after ${counted(tokens, "token")}` : error.message;
     } finally {
       this.abort = null;
       this.send.disabled = false;

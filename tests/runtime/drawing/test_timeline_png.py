@@ -163,4 +163,4 @@ def test_faults_are_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         (pytest.approx(1.4), "--"),
     ]
     words = [text.get_text() for text in figures[0].legends[0].get_texts()]
-    assert words[-2:] == ["fault (process)", "repaired"]
+    assert words[-2:] == ["fault (process)", "recovered"]

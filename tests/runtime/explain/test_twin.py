@@ -101,7 +101,7 @@ def test_time_of_faults_is_left_out_where_times_are_learned(tmp_path: Path) -> N
     del mapping["simulation"]
     write_data(tmp_path, record, mapping)
     twin = make_twin(read_run_folder(tmp_path))
-    assert twin.notes == ["2 faults are left out: their time, and what was computed again after them"]
+    assert twin.notes == ["2 faults left out, with the time lost and what was computed again"]
     assert -0.2 < twin.error.makespan < 0.02  # what was computed again took a tenth
 
 

@@ -39,9 +39,9 @@ def test_the_bars_are_as_long_as_the_faults() -> None:
 
 def test_the_terminal_has_a_line_for_each_fault() -> None:
     assert fault_lines({"faults": FAULTS}) == [
-        "fault at 12.00 s (process): rank 1 ended with <9>; repaired in 5.00 s, 6 requests and 1,234 tokens again in "
-        "1.50 s",
-        "fault at 30.00 s (hang): no result for 60 s; not repaired, 0 requests and 0 tokens again",
+        "fault at 12.00 s (process): rank 1 ended with <9>; recovered in 5.00 s, 6 requests and 1,234 tokens computed "
+        "again in 1.50 s",
+        "fault at 30.00 s (hang): no result for 60 s; not recovered, 0 requests and 0 tokens computed again",
     ]
 
 

@@ -158,7 +158,7 @@ def test_faults_are_marks_over_all_tracks(tmp_path: Path):
     marks = [event for event in loaded["traceEvents"] if event.get("cat") == "fault"]
     assert [(mark["name"], mark["ts"]) for mark in marks] == [
         ("fault (process)", pytest.approx(6e3)),
-        ("repaired", pytest.approx(505e3)),
+        ("recovered", pytest.approx(505e3)),
         ("fault (hang)", pytest.approx(705e3)),
     ]
     assert {mark["s"] for mark in marks} == {"g"}

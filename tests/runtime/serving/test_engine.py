@@ -8,7 +8,10 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from statistics import mean
 
+import msgspec
 import pytest
 
 from gapless.conf.build import to_mapping
@@ -19,8 +22,13 @@ from gapless.parallel.frames import DATA, FrameSocket
 from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import FaultRecord, RunRecord
 from gapless.runtime.engine.plan import make_plan
+from gapless.runtime.explain.analysed_run import AnalysedRun
 from gapless.runtime.ledger.causes import CAUSES, Cause
+from gapless.runtime.ledger.fleet import Fleet
 from gapless.runtime.ledger.ledger import Ledger
+from gapless.runtime.ledger.summary import summarize
+from gapless.runtime.run_folder.record_jsonl import read_record, record_lines
+from gapless.runtime.run_folder.run_info import RunInfo
 from gapless.runtime.serving.engine import ServingEngine, run_engine
 from gapless.runtime.serving.live_spans import MAX_BOXES, live_spans
 from gapless.runtime.serving.messages import (
@@ -175,19 +183,64 @@ def test_spans_around_a_fault() -> None:
 
 def test_a_window_s_requests_are_as_the_record_has_them() -> None:
     record = RunRecord(1, 10)
-    recording = Recording(record, 0, 0)
+    recording = Recording(record, 0, [], 0.0)
     request = RequestRecord(
         3, 8, 0.5, [1.0, 2.0], 0.75, 2.0, "stop", preemptions=1, cached_tokens=4, kv_transfer=(0.5, 0.6), user="ann"
     )
     recording.add(request)
+    recording.stop(0, 3.0)
     assert join_parts(iter([*recording.take([]), recording.last_part()])).requests == [request]
+
+
+def test_a_window_has_the_tokens_that_came_in_it() -> None:
+    """Of whole requests, of those that came before it, and of those that outlast it."""
+    whole = simulated_run(2, 300)
+    middle = len(whole.micro_batches) // 3
+    began, ended = (whole.micro_batches[place].dispatched for place in (middle, 2 * middle))
+    requests = [replace(request, token_times=list(request.token_times)) for request in whole.requests]
+    there = [r for r in requests if r.arrival < began <= (r.finished or 0.0)]
+    record = RunRecord(whole.num_stages, whole.num_blocks, spans=whole.spans, batch=whole.batch, depth=whole.depth)
+    for request in there:
+        request.token_times = [at for at in request.token_times if at < began]
+    recording = Recording(record, middle, there, began)
+    for request, its in zip(requests, whole.requests, strict=True):
+        request.token_times = list(its.token_times)
+        if began <= request.arrival < ended:
+            recording.add(request)
+    recording.stop(2 * middle, ended)
+    found = join_parts(iter([*recording.take(whole.micro_batches), recording.last_part()]))
+    until = max(ended, *(m.completed or 0.0 for m in found.micro_batches))
+    came = [at for request in requests for at in request.token_times if began <= at <= until]
+    numbers = summarize(Fleet([found]))
+    assert found.crossing
+    assert numbers["total_output_tokens"] == len(came) > 0
+    assert numbers["completed"] == sum(began <= (r.finished or 0.0) <= until for r in requests)
+    assert numbers["failed"] == 0
+    first = [r for r in requests if r.token_times and began <= r.token_times[0] <= until]
+    assert numbers["mean_ttft_ms"] == pytest.approx(1e3 * mean(r.token_times[0] - r.arrival for r in first))
+    lines = [msgspec.json.encode(line) for line in record_lines(found, 0.0)]
+    kept = read_record(lines)
+    assert [r.earlier_tokens for r in kept.crossing] == [r.earlier_tokens for r in found.crossing]
+    assert kept.window == found.window
+
+
+def test_a_window_of_an_idle_server_is_idle() -> None:
+    record = RunRecord(2, 10)
+    recording = Recording(record, 7, [], 100.0)
+    recording.stop(7, 105.0)
+    found = join_parts(iter([recording.last_part()]))
+    ledger = Ledger(found)
+    ledger.check()
+    assert ledger.seconds_by_cause()[Cause.STARVED_NO_REQUEST] == pytest.approx(10.0)
+    assert Fleet([found]).duration == pytest.approx(5.0)
+    assert AnalysedRun.of(found, RunInfo({})).words == ["No request was there."]
 
 
 def test_a_window_has_its_faults() -> None:
     """Those that were not over when it began."""
     whole = random_run(3)
     record = RunRecord(whole.num_stages, 10, faults=whole.faults[:1])
-    recording = Recording(record, 0, 0)
+    recording = Recording(record, 0, [], 0.0)
     record.micro_batches, record.spans, record.faults = whole.micro_batches, whole.spans, whole.faults
     found = join_parts(iter([*recording.take(record.micro_batches), recording.last_part()]))
     assert [fault.since for fault in found.faults] == [fault.since for fault in whole.faults[1:]]

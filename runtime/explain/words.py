@@ -28,6 +28,14 @@ _SHORT = {
     Root.KV_FULL: "a full KV cache",
     Root.RECOVERY: "recovery",
     Root.FILL_DRAIN: "fill and drain",
+    Root.OVERLOAD: "overload",
+    Root.SMALL_CHUNK: "chunks that are too small",
+    Root.SMALL_BATCH: "memory bandwidth at small batches",
+    Root.PADDING: "padding to tiles",
+    Root.TENSOR_PARALLEL: "tensor parallelism across nodes",
+    Root.LONG_PROMPTS: "attention over long prompts",
+    Root.PREEMPTION: "preempted requests",
+    Root.CONTENTION: "processor contention",
 }
 _KEYS: dict[Root, tuple[str, ...]] = {  # that change what the root comes from
     Root.SLOW_STAGE: ("parallel.layers=",),
@@ -39,8 +47,15 @@ _KEYS: dict[Root, tuple[str, ...]] = {  # that change what the root comes from
     Root.TRANSPORT: ("parallel.",),
     Root.CONTROL: ("parallel.depth=", "scheduler.chunk="),
     Root.KV_FULL: ("cache.", "scheduler."),
+    Root.SMALL_CHUNK: ("scheduler",),
+    Root.SMALL_BATCH: ("scheduler.", "cache."),
+    Root.PADDING: ("scheduler.chunk=",),
+    Root.TENSOR_PARALLEL: ("parallel.",),
+    Root.PREEMPTION: ("cache.", "scheduler."),
 }
 _PB = {Cause.PB1_PREFILL_SIZE: "PB1", Cause.PB2_PREFILL_DECODE: "PB2", Cause.PB3_DECODE_CONTEXT: "PB3"}
+_OF_PROMPTS = (Cause.PB1_PREFILL_SIZE, Cause.PB2_PREFILL_DECODE)
+_MOST_WHOLE = 0.5  # of the prompt tokens in prompts of one chunk, from which on the chunk is too large
 _METRICS = {"duration": "the run", "p99_itl_ms": "the p99 TBT", "p99_ttft_ms": "the p99 TTFT"}
 
 
@@ -50,6 +65,7 @@ def sentences(
     metric: str = "duration",
     *,
     policy: str | None = None,
+    chunk: int | None = None,
     token_bytes: float | None = None,
     is_ours: bool = True,
 ) -> list[str]:
@@ -60,7 +76,8 @@ def sentences(
         advice: changes that are worth making by replays, the best first, which is named with its interval; None where
             nothing was replayed.
         metric: by which they are ranked.
-        policy: the run's, which is not recommended again.
+        policy: the run's, which is named where it is the cause, and not recommended again.
+        chunk: most prompt tokens of a micro-batch, where its policy has such a bound.
         token_bytes: of one token's activation between two stages, where they are known.
         is_ours: whether gapless ran it, so that its keys can make a change.
 
@@ -77,11 +94,13 @@ def sentences(
     first = _WRITERS[largest.root](largest)
     if largest.root == Root.TRANSPORT:
         first = _transport(largest, token_bytes)
+    elif largest.root == Root.MICRO_BATCHES:
+        first = _micro_batches(largest, policy, chunk)
     lines = [_placed(largest, first)]
     change = _change(largest, policy)
     lines += _advised(advice, metric, largest.root) or [change if is_ours else _without_keys(change)]
     lines += _unexplained(findings)
-    rest = [finding for finding in findings.found[1:] if finding.share >= LEAST_SHARE]
+    rest = [finding for finding in findings.ranked[1:] if finding.is_large]
     if rest and len(lines) < _MOST_SENTENCES:
         lines.append(f"Next: {_name(rest[0])}, {percent_text(rest[0].share)} of stage time.")
     return lines
@@ -103,15 +122,22 @@ def _without_keys(text: str) -> str:
 
 
 def _nothing(findings: Findings) -> str:
-    who = "the stage computes" if findings.num_stages == 1 else "the stages compute"
-    text = f"No idle time is worth removing: {who} {percent_text(findings.busy_share)} of the time"
-    if not findings.found:
-        return f"{text}."
-    return f"{text}, and the largest cause, {_name(findings.found[0])}, takes {percent_text(findings.found[0].share)}."
+    largest = next(iter(findings.ranked), None)
+    most = f"the largest cause, {_name(largest)}, takes {_part(largest)}" if largest is not None else ""
+    if findings.bound_share is None:
+        who = "the stage computes" if findings.num_stages == 1 else "the stages compute"
+        text = f"No idle time is worth removing: {who} {percent_text(findings.busy_share)} of the time"
+        return f"{text}, and {most}." if most else f"{text}."
+    share = findings.bound_share
+    bound = f"{seconds_text(share * findings.span)}, {percent_text(share)} of it"
+    by = "by the cost model" if findings.is_foretold else "as its own micro-batches show"
+    text = f"Nothing large slowed this run: of {seconds_text(findings.span)}, the work itself takes {bound}, {by}"
+    return f"{text}; {most}." if most else f"{text}."
 
 
 def _name(finding: Finding) -> str:
     if finding.root == Root.MICRO_BATCHES:
+        assert finding.cause is not None
         return _PB.get(finding.cause, cause_label(finding.cause))
     return _SHORT[finding.root]
 
@@ -151,13 +177,19 @@ def _saving(change: Outcome, metric: str, would_save: str = "would save") -> str
     return f"{change.change} {would_save} {percent_text(saves.middle)} of {_METRICS[metric]}{interval}{but}"
 
 
+def _part(finding: Finding, share: float = 1.0, *, of: str = "stage time") -> str:
+    """Write a part of a finding as a share of stage time, and as seconds of the run where it is of a run."""
+    seconds = f" ({seconds_text(share * finding.of_run)} of the run)" if finding.of_run else ""
+    return f"{percent_text(share * finding.share)} of {of}{seconds}"
+
+
 def _times(ratio: float) -> str:
     return f"{ratio:.1f} times" if ratio >= 1.15 else f"{ratio:.2f} times"
 
 
 def _waiting(finding: Finding) -> str:
     others = "the other stage waits" if finding.evidence.get("stages") == 2 else "the other stages wait"
-    return f"{others} for it for {percent_text(finding.share)} of all stage time"
+    return f"{others} for it for {_part(finding, of='all stage time')}"
 
 
 def _others(finding: Finding) -> str:
@@ -202,22 +234,26 @@ def _straggler(finding: Finding) -> str:
 
 def _chance(finding: Finding) -> str:
     return (
-        f"Stage times that vary by chance take {percent_text(finding.share)} of stage time: now and then a stage takes "
+        f"Stage times that vary by chance take {_part(finding)}: now and then a stage takes "
         "longer than it usually does for such a micro-batch."
     )
 
 
-def _micro_batches(finding: Finding) -> str:
+def _micro_batches(finding: Finding, policy: str | None = None, chunk: int | None = None) -> str:
     evidence, by_cause = finding.evidence, finding.by_cause
-    share = finding.share * by_cause[finding.cause] / sum(by_cause.values())
+    assert finding.cause is not None
     name = _PB.get(finding.cause, "Imbalance between chunks")
-    text = f"{name} takes {percent_text(share)} of stage time"
+    text = f"{name} takes {_part(finding, by_cause[finding.cause] / sum(by_cause.values()))}"
     least = 0.1 * by_cause[finding.cause]
     others = [name for cause, name in _PB.items() if cause != finding.cause and by_cause[cause] >= least]
     if others:
         text += f", with {' and '.join(others)} {percent_text(finding.share)}"
     why = _compared(finding.cause, evidence)
-    return f"{text}: {why}." if why else f"{text}."
+    if not why:
+        return f"{text}."
+    under = f"under {policy} " if policy is not None else ""
+    whole = evidence.get("whole_share", 0.0) >= _MOST_WHOLE and chunk is not None and finding.cause in _OF_PROMPTS
+    return f"{text}: {under}{why}" + (f", as the chunk of {chunk:,} tokens is too large to cut them alike." if whole else ".")
 
 
 def _compared(cause: Cause, evidence: Mapping[str, float]) -> str:
@@ -237,10 +273,10 @@ def _compared(cause: Cause, evidence: Mapping[str, float]) -> str:
 
 
 def _transport(finding: Finding, token_bytes: float | None = None) -> str:
-    evidence, share = finding.evidence, percent_text(finding.share)
+    evidence, share = finding.evidence, _part(finding)
     if evidence.get("kv_transfer_s", 0.0) >= 0.5 * finding.there:
-        return f"KV caches from the other pool were under way for {share} of stage time."
-    text = f"Activations were under way for {share} of stage time"
+        return f"KV caches from the other pool were under way for {share}."
+    text = f"Activations were under way for {share}"
     if "link_s" not in evidence or finding.stage is None:
         return f"{text}."
     tokens = evidence["tokens"]
@@ -254,7 +290,7 @@ def _transport(finding: Finding, token_bytes: float | None = None) -> str:
 
 def _control(finding: Finding) -> str:
     evidence = finding.evidence
-    text = f"The coordinator dispatched late for {percent_text(finding.share)} of stage time"
+    text = f"The coordinator dispatched late for {_part(finding)}"
     if "late_s" not in evidence:
         return f"{text}: work was there, and no micro-batch of it."
     late, count = evidence["late"], evidence["micro_batches"]
@@ -268,10 +304,9 @@ def _few_requests(finding: Finding) -> str:
     whole = none + flying
     parts = []
     if none >= 0.1 * whole:
-        parts.append((none, f"no request was there for {percent_text(finding.share * none / whole)} of stage time"))
+        parts.append((none, f"no request was there for {_part(finding, none / whole)}"))
     if flying >= 0.1 * whole:
-        text = f"all requests were in flight for {percent_text(finding.share * flying / whole)}"
-        parts.append((flying, text + ("" if parts else " of stage time")))
+        parts.append((flying, f"all requests were in flight for {_part(finding, flying / whole)}"))
     text = " and ".join(text for _, text in parts)
     why = []
     if "requests_per_s" in evidence and none >= 0.1 * whole:
@@ -282,9 +317,9 @@ def _few_requests(finding: Finding) -> str:
 
 
 def _dealing(finding: Finding) -> str:
-    evidence, share = finding.evidence, percent_text(finding.share)
+    evidence, share = finding.evidence, _part(finding)
     running, waiting = evidence.get("running", 0.0), evidence.get("waiting", 0.0)
-    text = f"All requests that ran were in flight for {share} of stage time, {_few(running)} at a time"
+    text = f"All requests that ran were in flight for {share}, {_few(running)} at a time"
     if waiting >= 1:
         return f"{text}, while {_few(waiting)} waited: the policy took no more of them."
     return f"{text}: the policy put them into fewer micro-batches than there are stages."
@@ -298,7 +333,7 @@ def _few(value: float) -> str:
 
 def _kv_full(finding: Finding) -> str:
     evidence = finding.evidence
-    text = f"The KV cache had no room for waiting requests for {percent_text(finding.share)} of stage time"
+    text = f"The KV cache had no room for waiting requests for {_part(finding)}"
     if "blocks" not in evidence:
         return f"{text}."
     return (
@@ -309,7 +344,7 @@ def _kv_full(finding: Finding) -> str:
 
 def _recovery(finding: Finding) -> str:
     evidence = finding.evidence
-    text = f"The pipeline had failed for {percent_text(finding.share)} of stage time"
+    text = f"The pipeline had failed for {_part(finding)}"
     if not evidence.get("faults"):
         return f"{text}."
     count = evidence["faults"]
@@ -318,18 +353,85 @@ def _recovery(finding: Finding) -> str:
 
 
 def _fill_drain(finding: Finding) -> str:
-    evidence, share = finding.evidence, percent_text(finding.share)
+    evidence, share = finding.evidence, _part(finding)
     if evidence.get("unused_s", 0.0) > 0 and finding.where:
-        return f"No work was there for {share} of stage time, before the first and after the last micro-batch."
+        return f"No work was there for {share}, before the first and after the last micro-batch."
     count = f", which has {evidence['micro_batches']:,.0f} micro-batches" if "micro_batches" in evidence else ""
-    return f"Filling and draining the pipeline takes {share} of stage time of this short run{count}."
+    return f"Filling and draining the pipeline takes {share} of this short run{count}."
+
+
+def _overload(finding: Finding) -> str:
+    evidence = finding.evidence
+    if "holds_per_s" not in evidence:
+        return f"More requests came than were served, for {_part(finding)}."
+    return (
+        f"Overload: {_few(evidence['arrived_per_s'])} requests/s arrived and {_few(evidence['served_per_s'])} were "
+        f"served, so that {_few(evidence['unfinished'])} were unfinished at the last arrival, and the run took "
+        f"{seconds_text(evidence['late_s'])} more; the queue costs {_part(finding)}. "
+        f"{_few(evidence['holds_per_s'])} requests/s would hold."
+    )
+
+
+def _small_chunk(finding: Finding) -> str:
+    tokens = finding.evidence.get("tokens")
+    what = f", of {_few(tokens)} prompt tokens in the median," if tokens else ""
+    return (
+        f"The chunk is too small: micro-batches with prompts{what} take {_part(finding)} longer than as many tokens in "
+        "large ones, since each reads all weights."
+    )
+
+
+def _small_batch(finding: Finding) -> str:
+    evidence = finding.evidence
+    text = f"Memory bandwidth at small batches takes {_part(finding)}"
+    if "rows" not in evidence:
+        return f"{text}: all weights are read for few tokens."
+    rows = evidence["rows"]
+    text += f": all weights are read for {_few(rows)} token{'' if rows == 1 else 's'} at a time"
+    waiting, running = evidence["waiting"], evidence["running"]
+    if waiting >= 1:
+        return f"{text}, as {_few(running)} requests run while {_few(waiting)} wait for admission."
+    return f"{text}, as only {_few(running)} request{' runs' if running == 1 else 's run'}."
+
+
+def _padding(finding: Finding) -> str:
+    tokens = finding.evidence.get("tokens")
+    what = f": micro-batches of {_few(tokens)} prompt tokens in the median are no whole number of tiles" if tokens else ""
+    return f"Padding of rows to whole tiles takes {_part(finding)}{what}."
+
+
+def _tensor_parallel(finding: Finding) -> str:
+    return (
+        f"Tensor parallelism across nodes takes {_part(finding)}: after each layer's products the ranks of a stage, "
+        "which lie on several nodes, add up their parts over the network."
+    )
+
+
+def _long_prompts(finding: Finding) -> str:
+    longest = finding.evidence.get("longest")
+    what = f" of up to {longest:,.0f} tokens" if longest else ""
+    return f"Long prompts{what}: attention over what comes before takes {_part(finding)}."
+
+
+def _preemption(finding: Finding) -> str:
+    evidence = finding.evidence
+    if "preemptions" not in evidence:
+        return f"Tokens of preempted requests were computed again for {_part(finding)}."
+    count, tokens = evidence["preemptions"], evidence["tokens"]
+    return (
+        f"The KV cache was too small: requests were preempted {count:,.0f} time{'' if count == 1 else 's'}, and to "
+        f"compute {tokens:,.0f} tokens of theirs again took {_part(finding)}."
+    )
+
+
+def _contention(finding: Finding) -> str:
+    return f"Processor contention takes {_part(finding)}: ranks could have computed, and waited for a processor."
 
 
 def _depth(finding: Finding) -> str:
     depth = finding.evidence.get("depth", 1)
     are = "micro-batch is" if depth == 1 else "micro-batches are"
-    waits = percent_text(finding.share)
-    return f"Only {depth:.0f} {are} in flight, fewer than there are stages: they wait for {waits} of stage time."
+    return f"Only {depth:.0f} {are} in flight, fewer than there are stages: they wait for {_part(finding)}."
 
 
 _WRITERS: dict[Root, Callable[[Finding], str]] = {
@@ -347,6 +449,14 @@ _WRITERS: dict[Root, Callable[[Finding], str]] = {
     Root.KV_FULL: _kv_full,
     Root.RECOVERY: _recovery,
     Root.FILL_DRAIN: _fill_drain,
+    Root.OVERLOAD: _overload,
+    Root.SMALL_CHUNK: _small_chunk,
+    Root.SMALL_BATCH: _small_batch,
+    Root.PADDING: _padding,
+    Root.TENSOR_PARALLEL: _tensor_parallel,
+    Root.LONG_PROMPTS: _long_prompts,
+    Root.PREEMPTION: _preemption,
+    Root.CONTENTION: _contention,
 }
 
 _CHANGES = {
@@ -361,6 +471,15 @@ _CHANGES = {
     Root.CONTROL: "A core of its own for the coordinator, or fewer and larger micro-batches (scheduler.chunk),",
     Root.DEALING: "A policy that deals requests over all micro-batches (scheduler=equal_time, scheduler.max_batch)",
     Root.RECOVERY: "Ranks that stand by (parallel.spares)",
+    Root.OVERLOAD: "Requests at that rate, or more devices (parallel.pp, parallel.tp)",
+    Root.SMALL_CHUNK: "A larger chunk (scheduler.chunk)",
+    Root.SMALL_BATCH: "More requests at a time (scheduler.max_batch, scheduler.batch, cache.num_blocks)",
+    Root.PADDING: "A chunk whose micro-batches fill their tiles (scheduler.chunk)",
+    Root.TENSOR_PARALLEL: "Stages that fit into a node (a smaller parallel.tp and a larger parallel.pp)",
+    Root.LONG_PROMPTS: "A faster attention kernel, or shorter prompts,",
+    Root.PREEMPTION: "More KV blocks (cache.num_blocks, hardware.memory_gib), or fewer requests at a time "
+    "(scheduler.max_batch),",
+    Root.CONTENTION: "Cores of its own for each rank (parallel.threads, fewer ranks, or nothing beside them)",
 }
 
 

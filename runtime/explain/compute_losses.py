@@ -24,7 +24,7 @@ from .roots import Root
 
 _MOST_MICRO_BATCHES = 600  # that are looked at, evenly over the run
 _LARGE = (512, 1024, 2048, 4096)  # rows of micro-batches that count as large
-_LEAST_ROWS = 16  # of a micro-batch of decodes: fewer are a small batch, though no more requests are there
+_LEAST_ROWS = 4  # of a micro-batch of decodes: fewer are a small batch, though no more requests are there
 _SHORT = 512  # tokens that attention over counts as a short prompt's
 _SPLIT = 0.5  # of the prompt tokens, in prompts of several chunks, from which on chunks bound micro-batches
 _PARTS = (Root.SMALL_CHUNK, Root.SMALL_BATCH, Root.PADDING, Root.TENSOR_PARALLEL, Root.LONG_PROMPTS, Root.PREEMPTION)
@@ -73,7 +73,7 @@ def compute_losses(known: KnownCosts, record: RunRecord, ledger: Ledger) -> Comp
     costs, stages = known.costs, ledger.num_stages
     if not batches or costs.num_stages != stages:
         return ComputeLosses({}, {})
-    is_split = split_share(record) >= _SPLIT
+    is_split = _split_share(record) >= _SPLIT
     again, large = _computed_again(record), known.large(record)
     kinds: dict[int, _Kind] = {}
     sums, total = np.zeros((stages, len(_PARTS))), np.zeros(stages)
@@ -135,13 +135,14 @@ class _Kind:
         found[_PARTS.index(Root.PADDING)] = padding
         found[_PARTS.index(Root.TENSOR_PARALLEL)] = 2 * self._sums(rows) if self._across else 0.0
         attention = sum(
-            self._source.chunk_attention(length, prefix) - length * self._a_short_token for length, prefix in shape.chunks
+            self._source.chunk_attention(length, prefix) - length * self._a_short_token
+            for length, prefix in shape.chunks
         )
         found[_PARTS.index(Root.LONG_PROMPTS)] = max(0.0, attention)
         return found
 
 
-def split_share(record: RunRecord) -> float:
+def _split_share(record: RunRecord) -> float:
     """Return the share of prompt tokens that lie in prompts of several chunks."""
     prompts = {request.request: request.prompt_tokens - request.cached_tokens for request in record.requests}
     chunks = [chunk for each in record.micro_batches for chunk in each.chunks]
@@ -173,7 +174,8 @@ def _evidence(root: Root, batches: list[MicroBatchRecord], record: RunRecord) ->
         small = decodes or batches
         rows = median(each.num_tokens for each in small)
         waiting, running = (median(getattr(each, name) for each in small) for name in ("num_waiting", "num_running"))
-        return {"rows": rows, "running": running, "waiting": waiting}
+        used = median(each.kv_blocks_used for each in small) / (record.num_blocks or 1)
+        return {"rows": rows, "running": running, "waiting": waiting, "kv_share": used, "batch": record.batch}
     if root == Root.LONG_PROMPTS:
         return {"longest": max((request.prompt_tokens for request in record.requests), default=0)}
     if root == Root.PREEMPTION:

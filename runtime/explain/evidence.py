@@ -10,7 +10,6 @@ from ..core.micro_batch_columns import Floats, Ints
 from ..core.run_record import RunRecord
 from ..ledger.causes import Cause
 from ..ledger.ledger import Ledger
-from .compute_losses import split_share
 from .hops import hops_of
 from .roots import Root
 
@@ -31,7 +30,8 @@ def evidence_of(root: Root, cause: Cause | None, record: RunRecord, ledger: Ledg
         compares; names that end in `_s` are seconds.
     """
     if root == Root.MICRO_BATCHES and cause is not None:
-        return None, _of_micro_batches(cause, ledger) | {"whole_share": 1 - split_share(record)}
+        prompts = np.array([request.prompt_tokens for request in record.requests], np.int64)
+        return None, _of_micro_batches(cause, ledger) | {"prompt": _median(prompts)}
     if root == Root.TRANSPORT:
         return _of_transport(record, ledger)
     found = _OTHERS.get(root)

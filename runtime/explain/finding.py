@@ -3,7 +3,7 @@
 The scale is seconds of the run: those of all stages, over the stages. The ledger's cause says what a stage waited for. Waits for another stage have several roots: a stage that takes longer
 than the others for the same micro-batches makes the others wait, whatever the micro-batches hold. `stage_balance.py`
 says how much of these waits comes from where; the rest of each cause is a root of its own.
-`compute_losses.py` says what of compute was not the work itself, and `overload.py` how long a queue made the run.
+`compute_losses.py` says what of compute was not the work itself, and `arrivals.py` how long a queue made the run.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from ..core.run_record import RunRecord
 from ..ledger.causes import UNEVEN_WORK, Cause
 from ..ledger.ledger import Ledger
 from ..ledger.stragglers import Straggler, find_stragglers
+from .arrivals import clients_of, overload_of
 from .compute_losses import KnownCosts, compute_losses
 from .evidence import evidence_of, while_in_flight
 from .hops import hops_of
-from .overload import overload_of
 from .roots import Root
 from .stage_balance import StageBalance, balance_of
 
 LEAST_SHARE = 0.02  # of stage time: less idle time is not worth removing
 _LEAST_COMPUTED = 0.1  # of stage time: less compute beyond the work itself is usual
+COMPUTED = (Root.SMALL_CHUNK, Root.SMALL_BATCH, Root.PADDING, Root.TENSOR_PARALLEL, Root.LONG_PROMPTS)
+_OF_LOAD = (Root.FEW_REQUESTS, Root.SMALL_BATCH)
 _LEAST_RATIO = 1.05  # of a stage's time over the others': less is even
 _BY_LAYERS = 0.5  # of a stage's longer time, that its layers explain, from which on they are the root
 _WAITED = [cause.code for cause in UNEVEN_WORK]
@@ -75,8 +77,7 @@ class Finding:
     @property
     def is_large(self) -> bool:
         """Whether it is worth removing."""
-        is_idle = self.cause is not None or self.root in (Root.OVERLOAD, Root.PREEMPTION, Root.CONTENTION)
-        return self.share >= (LEAST_SHARE if is_idle else _LEAST_COMPUTED)
+        return self.share >= (_LEAST_COMPUTED if self.root in COMPUTED else LEAST_SHARE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +155,11 @@ def find_causes(
         Finding(root, None, seconds, seconds / whole, evidence=losses.evidence[root], there=seconds)
         for root, seconds in (losses.seconds if losses is not None else {}).items()
     ]
+    clients = clients_of(record)
+    named, beyond = (
+        [replace(each, evidence={**each.evidence, **clients}) if each.root in _OF_LOAD else each for each in some]
+        for some in (named, beyond)
+    )
     bound = busy_share - sum(each.share for each in beyond) if losses is not None else None
     late, evidence = overload_of(record, ledger)
     if late > 0:

@@ -47,7 +47,7 @@ _KEYS: dict[Root, tuple[str, ...]] = {  # that change what the root comes from
     Root.TRANSPORT: ("parallel.",),
     Root.CONTROL: ("parallel.depth=", "scheduler.chunk="),
     Root.KV_FULL: ("cache.", "scheduler."),
-    Root.SMALL_CHUNK: ("scheduler",),
+    Root.SMALL_CHUNK: ("scheduler.chunk=",),
     Root.SMALL_BATCH: ("scheduler.", "cache."),
     Root.PADDING: ("scheduler.chunk=",),
     Root.TENSOR_PARALLEL: ("parallel.",),
@@ -55,7 +55,9 @@ _KEYS: dict[Root, tuple[str, ...]] = {  # that change what the root comes from
 }
 _PB = {Cause.PB1_PREFILL_SIZE: "PB1", Cause.PB2_PREFILL_DECODE: "PB2", Cause.PB3_DECODE_CONTEXT: "PB3"}
 _OF_PROMPTS = (Cause.PB1_PREFILL_SIZE, Cause.PB2_PREFILL_DECODE)
-_MOST_WHOLE = 0.5  # of the prompt tokens in prompts of one chunk, from which on the chunk is too large
+_LARGE_CHUNK = 0.5  # of the median prompt, from which on a chunk cuts prompts into unlike parts
+_KV_FULL = 0.7  # of the KV blocks in use while requests wait, from which on the cache is the bound
+_LEAST_THINK_S = 0.001  # from an answer to the next request, from which on it is named
 _METRICS = {"duration": "the run", "p99_itl_ms": "the p99 TBT", "p99_ttft_ms": "the p99 TTFT"}
 
 
@@ -96,13 +98,17 @@ def sentences(
         first = _transport(largest, token_bytes)
     elif largest.root == Root.MICRO_BATCHES:
         first = _micro_batches(largest, policy, chunk)
+    elif largest.root == Root.DEALING:
+        first = _dealing(largest, policy)
+    elif largest.root == Root.SMALL_BATCH:
+        first = _small_batch(largest, policy)
     lines = [_placed(largest, first)]
     change = _change(largest, policy)
     lines += _advised(advice, metric, largest.root) or [change if is_ours else _without_keys(change)]
     lines += _unexplained(findings)
     rest = [finding for finding in findings.ranked[1:] if finding.is_large]
     if rest and len(lines) < _MOST_SENTENCES:
-        lines.append(f"Next: {_name(rest[0])}, {percent_text(rest[0].share)} of stage time.")
+        lines.append(f"Next: {root_name(rest[0])}, {percent_text(rest[0].share)} of stage time.")
     return lines
 
 
@@ -123,7 +129,7 @@ def _without_keys(text: str) -> str:
 
 def _nothing(findings: Findings) -> str:
     largest = next(iter(findings.ranked), None)
-    most = f"the largest cause, {_name(largest)}, takes {_part(largest)}" if largest is not None else ""
+    most = f"the largest cause, {root_name(largest)}, takes {_part(largest)}" if largest is not None else ""
     if findings.bound_share is None:
         who = "the stage computes" if findings.num_stages == 1 else "the stages compute"
         text = f"No idle time is worth removing: {who} {percent_text(findings.busy_share)} of the time"
@@ -135,7 +141,8 @@ def _nothing(findings: Findings) -> str:
     return f"{text}; {most}." if most else f"{text}."
 
 
-def _name(finding: Finding) -> str:
+def root_name(finding: Finding) -> str:
+    """Name what a finding is of in a few words."""
     if finding.root == Root.MICRO_BATCHES:
         assert finding.cause is not None
         return _PB.get(finding.cause, cause_label(finding.cause))
@@ -252,8 +259,10 @@ def _micro_batches(finding: Finding, policy: str | None = None, chunk: int | Non
     if not why:
         return f"{text}."
     under = f"under {policy} " if policy is not None else ""
-    whole = evidence.get("whole_share", 0.0) >= _MOST_WHOLE and chunk is not None and finding.cause in _OF_PROMPTS
-    return f"{text}: {under}{why}" + (f", as the chunk of {chunk:,} tokens is too large to cut them alike." if whole else ".")
+    text = f"{text}: {under}{why}"
+    if chunk is not None and finding.cause in _OF_PROMPTS and chunk >= _LARGE_CHUNK * evidence["prompt"]:
+        text += f", since the chunk of {chunk:,} tokens is too large for prompts of {_few(evidence['prompt'])}"
+    return f"{text}."
 
 
 def _compared(cause: Cause, evidence: Mapping[str, float]) -> str:
@@ -313,16 +322,26 @@ def _few_requests(finding: Finding) -> str:
         why.append(f"{_few(evidence['requests_per_s'])} requests/s arrived")
     if "running" in evidence and flying >= 0.1 * whole:
         why.append(f"{_few(evidence['running'])} ran at a time")
-    return f"Too few requests: {text}{', as ' if why else ''}{' and '.join(why)}."
+    return f"Too few requests: {text}{', as ' if why else ''}{' and '.join(why)}{_clients(evidence)}."
 
 
-def _dealing(finding: Finding) -> str:
+def _clients(evidence: Mapping[str, float]) -> str:
+    """Say how slowly clients ask, where each waits for its answer."""
+    if "clients" not in evidence:
+        return ""
+    count, think = evidence["clients"], evidence["think_s"]
+    after = f" {seconds_text(think)}" if think >= _LEAST_THINK_S else ""
+    return f"; the client asks{after} after an answer, with {_few(count)} unfinished at most"
+
+
+def _dealing(finding: Finding, policy: str | None = None) -> str:
     evidence, share = finding.evidence, _part(finding)
     running, waiting = evidence.get("running", 0.0), evidence.get("waiting", 0.0)
+    who = "the policy" if policy is None else f"the policy {policy}"
     text = f"All requests that ran were in flight for {share}, {_few(running)} at a time"
     if waiting >= 1:
-        return f"{text}, while {_few(waiting)} waited: the policy took no more of them."
-    return f"{text}: the policy put them into fewer micro-batches than there are stages."
+        return f"{text}, while {_few(waiting)} waited: {who} took no more of them."
+    return f"{text}: {who} put them into fewer micro-batches than there are stages."
 
 
 def _few(value: float) -> str:
@@ -362,13 +381,13 @@ def _fill_drain(finding: Finding) -> str:
 
 def _overload(finding: Finding) -> str:
     evidence = finding.evidence
-    if "holds_per_s" not in evidence:
-        return f"More requests came than were served, for {_part(finding)}."
+    if "served_per_s" not in evidence:
+        return f"Overload: the queue of requests grew, which takes {_part(finding)}."
+    served = _few(evidence["served_per_s"])
     return (
-        f"Overload: {_few(evidence['arrived_per_s'])} requests/s arrived and {_few(evidence['served_per_s'])} were "
-        f"served, so that {_few(evidence['unfinished'])} were unfinished at the last arrival, and the run took "
-        f"{seconds_text(evidence['late_s'])} more; the queue costs {_part(finding)}. "
-        f"{_few(evidence['holds_per_s'])} requests/s would hold."
+        f"Overload: {_few(evidence['arrived_per_s'])} requests/s arrived and {served} were served, so that the queue "
+        f"grew to {_few(evidence['unfinished'])}, which takes {_part(finding)} after the last arrival; {served} "
+        "requests/s would hold."
     )
 
 
@@ -381,22 +400,30 @@ def _small_chunk(finding: Finding) -> str:
     )
 
 
-def _small_batch(finding: Finding) -> str:
-    evidence = finding.evidence
-    text = f"Memory bandwidth at small batches takes {_part(finding)}"
+def _small_batch(finding: Finding, policy: str | None = None) -> str:
+    evidence, share = finding.evidence, _part(finding)
     if "rows" not in evidence:
-        return f"{text}: all weights are read for few tokens."
-    rows = evidence["rows"]
-    text += f": all weights are read for {_few(rows)} token{'' if rows == 1 else 's'} at a time"
-    waiting, running = evidence["waiting"], evidence["running"]
-    if waiting >= 1:
-        return f"{text}, as {_few(running)} requests run while {_few(waiting)} wait for admission."
-    return f"{text}, as only {_few(running)} request{' runs' if running == 1 else 's run'}."
+        return f"Memory bandwidth at small batches takes {share}: all weights are read for few tokens."
+    rows, waiting, running = evidence["rows"], evidence["waiting"], _few(evidence["running"])
+    read = f"all weights are read for {_few(rows)} token{'' if rows == 1 else 's'} at a time"
+    run = f"{running} request{' runs' if running == '1' else 's run'}"
+    if waiting < 1:
+        text = f"Too few requests: {read}, as only {run}; memory bandwidth at such small batches takes {share}"
+        return f"{text}{_clients(evidence)}."
+    if evidence["kv_share"] >= _KV_FULL:
+        return f"The KV cache had no room for waiting requests: {read}, as only {run}, which takes {share}."
+    bound = evidence["batch"]
+    why = f"the policy{'' if policy is None else f' {policy}'} took no more of them"
+    if rows >= bound > 0:
+        why = f"a micro-batch holds {_few(bound)} at most"
+    return f"Memory bandwidth at small batches takes {share}: {read}, as only {run} while {_few(waiting)} wait: {why}."
 
 
 def _padding(finding: Finding) -> str:
     tokens = finding.evidence.get("tokens")
-    what = f": micro-batches of {_few(tokens)} prompt tokens in the median are no whole number of tiles" if tokens else ""
+    what = (
+        f": micro-batches of {_few(tokens)} prompt tokens in the median are no whole number of tiles" if tokens else ""
+    )
     return f"Padding of rows to whole tiles takes {_part(finding)}{what}."
 
 
@@ -473,7 +500,6 @@ _CHANGES = {
     Root.RECOVERY: "Ranks that stand by (parallel.spares)",
     Root.OVERLOAD: "Requests at that rate, or more devices (parallel.pp, parallel.tp)",
     Root.SMALL_CHUNK: "A larger chunk (scheduler.chunk)",
-    Root.SMALL_BATCH: "More requests at a time (scheduler.max_batch, scheduler.batch, cache.num_blocks)",
     Root.PADDING: "A chunk whose micro-batches fill their tiles (scheduler.chunk)",
     Root.TENSOR_PARALLEL: "Stages that fit into a node (a smaller parallel.tp and a larger parallel.pp)",
     Root.LONG_PROMPTS: "A faster attention kernel, or shorter prompts,",
@@ -485,17 +511,24 @@ _CHANGES = {
 
 def _change(finding: Finding, policy: str | None) -> str:
     """Say what kind of change would help, and how much at most."""
-    if finding.root == Root.FEW_REQUESTS:
+    root, evidence = finding.root, finding.evidence
+    if root == Root.SMALL_BATCH and evidence.get("waiting", 1.0) < 1:
+        root = Root.FEW_REQUESTS
+    elif root == Root.SMALL_BATCH and evidence.get("kv_share", 0.0) >= _KV_FULL:
+        root = Root.KV_FULL
+    if root == Root.FEW_REQUESTS:
         return "More requests at once would fill that time, or fewer devices (parallel.pp, parallel.tp) would do."
-    if finding.root == Root.FILL_DRAIN:
+    if root == Root.FILL_DRAIN:
         if finding.where:
             return "Fewer such replicas, requests that are dealt more evenly, or a longer run would fill that time."
         return "A longer run has less of it."
-    if finding.root == Root.KV_FULL:
+    if root == Root.KV_FULL:
         return (
             "More KV blocks (cache.num_blocks, hardware.memory_gib), or more devices (parallel.pp, parallel.tp), would "
             "fill that time."
         )
+    if root == Root.SMALL_BATCH:
+        return "More requests at a time (scheduler.max_batch, scheduler.batch) would save most of that."
     what = _CHANGES.get(finding.root)
     if what is None:
         what = "A policy that evens out micro-batches (scheduler=equal_time)"

@@ -64,7 +64,7 @@ def clients_of(record: RunRecord) -> dict[str, float]:
 
 
 def _without_queue(requests: Sequence[RequestRecord]) -> float:
-    """Return the seconds of a usual request where its first token and its others come as early as the earliest tenth."""
+    """Return the seconds of a usual request if its first token and the others come as early as the earliest tenth."""
     some = requests[:: -(-len(requests) // _MOST_TIMED)]
     first = np.quantile([each.token_times[0] - each.arrival for each in some], 0.1)
     between = np.concatenate([np.diff(each.token_times) for each in some])

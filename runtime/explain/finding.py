@@ -1,9 +1,10 @@
-"""What cost a run most: what stages waited for and what made compute longer, by root, on one scale, the largest first.
+"""What cost a run most: what stages waited for and what made compute longer, by root, the largest first.
 
-The scale is seconds of the run: those of all stages, over the stages. The ledger's cause says what a stage waited for. Waits for another stage have several roots: a stage that takes longer
-than the others for the same micro-batches makes the others wait, whatever the micro-batches hold. `stage_balance.py`
-says how much of these waits comes from where; the rest of each cause is a root of its own.
-`compute_losses.py` says what of compute was not the work itself, and `arrivals.py` how long a queue made the run.
+The scale is seconds of the run: those of all stages, over the stages. The ledger's cause says what a stage waited for.
+Waits for another stage have several roots: a stage that takes longer than the others for the same micro-batches makes
+the others wait, whatever the micro-batches hold. `stage_balance.py` says how much of these waits comes from where; the
+rest of each cause is a root of its own. `compute_losses.py` says what of compute was not the work itself, and
+`arrivals.py` for how long a queue that grew made the run longer.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ _WAITED = [cause.code for cause in UNEVEN_WORK]
 _OF_CAUSE = {
     Cause.TRANSPORT: Root.TRANSPORT,
     Cause.CONTROL: Root.CONTROL,
+    Cause.CONTENTION: Root.CONTENTION,
     Cause.STARVED_KV_FULL: Root.KV_FULL,
     Cause.RECOVERY: Root.RECOVERY,
     Cause.FILL_DRAIN: Root.FILL_DRAIN,
@@ -108,8 +110,13 @@ class Findings:
     @property
     def ranked(self) -> list[Finding]:
         """All roots on one scale: those that are worth removing, and then the others, the largest first."""
-        every = (replace(each, of_run=each.share * self.span) for each in (*self.found, *self.beyond))
-        return sorted(every, key=lambda each: (not each.is_large, -each.seconds))
+        by_root: dict[Root, Finding] = {}
+        for each in (*self.found, *self.beyond):
+            other = by_root.get(each.root)  # contention has idle time and compute
+            more = (other.seconds, other.share, other.there) if other is not None else (0.0, 0.0, 0.0)
+            seconds, share, there = each.seconds + more[0], each.share + more[1], each.there + more[2]
+            by_root[each.root] = replace(each, seconds=seconds, share=share, there=there, of_run=share * self.span)
+        return sorted(by_root.values(), key=lambda each: (not each.is_large, -each.seconds))
 
     @property
     def largest(self) -> Finding | None:
@@ -142,6 +149,7 @@ def find_causes(
     whole = ledger.stage_seconds
     under_way = sum(hop.total for hop in hops_of(ledger))
     split = _split(idle, balance, under_way, is_shallow=0 < record.depth < ledger.num_stages)
+    split = _contended(split, busy, ledger.contended)
     slow = [_slowest(balance, layers), _worst(stragglers, ledger.num_stages, ledger.t0)]
     running, waiting = while_in_flight(ledger)
     are_there = running >= _MANY * ledger.num_stages or waiting >= 1
@@ -160,6 +168,8 @@ def find_causes(
         [replace(each, evidence={**each.evidence, **clients}) if each.root in _OF_LOAD else each for each in some]
         for some in (named, beyond)
     )
+    if (contended := float(ledger.contended.sum())) > 0:
+        beyond.append(Finding(Root.CONTENTION, None, contended, contended / whole, there=contended))
     bound = busy_share - sum(each.share for each in beyond) if losses is not None else None
     late, evidence = overload_of(record, ledger)
     if late > 0:
@@ -297,6 +307,19 @@ def _split(idle: Floats, balance: StageBalance | None, under_way: float, *, is_s
         rest[_WAITED] *= max(0.0, waited - moving - shallow - by_chance) / waited
     rest[Cause.TRANSPORT.code] += moving
     return _Split(taken[0], taken[1], by_chance, shallow, rest)
+
+
+def _contended(split: _Split, busy: Floats, contended: Floats) -> _Split:
+    """Move waits for stages that were slow, as far as these waited for a processor, to contention.
+
+    A stage's excess over the others is theirs by as much as it is less without the seconds in a processor's queue.
+    """
+    excess, own = np.ptp(busy), np.ptp(busy - contended)
+    share = float(np.clip(1 - own / excess, 0.0, 1.0)) if excess > 0 and contended.any() else 0.0
+    chance = min(split.chance, float(contended.sum()))
+    rest = split.rest.copy()
+    rest[Cause.CONTENTION.code] += share * float(split.uneven.sum() + split.slow.sum()) + chance
+    return _Split((1 - share) * split.uneven, (1 - share) * split.slow, split.chance - chance, split.shallow, rest)
 
 
 class _Begin(NamedTuple):

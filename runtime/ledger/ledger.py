@@ -11,6 +11,7 @@ from ..core.micro_batch_columns import Floats, Ints, MicroBatchColumns
 from ..core.run_record import RunRecord
 from .attribution import attribute
 from .causes import BUBBLES, CAUSES, Cause
+from .contention import name_contention
 from .idle import IdleInterval
 from .lanes import lanes_of, leaving_lane
 from .recovery import lost_since, name_recovery, with_waits_of_dropped
@@ -26,6 +27,7 @@ class Ledger:
         t0: begin of the run, in seconds: the first arrival, or the first compute where that is earlier.
         t1: its end, that of the last compute.
         faults: of the pipeline, with their repairs.
+        contended: seconds of each stage's compute in which its thread waited for a processor.
 
     Args:
         record: the run; times of all stages in seconds on one clock, micro-batches unique on each stage.
@@ -43,7 +45,9 @@ class Ledger:
         waited = with_waits_of_dropped(record)
         leaving = leaving_lane(self.lanes, [lost_since(record.faults, stage) for stage in range(self.num_stages)])
         idle = attribute(waited, self.micro_batches, self.lanes, leaving, self.t0, self.t1, record.unknown)
-        self.idle_columns = name_recovery(idle, record.faults)
+        contended = [span for span in record.spans if span.contended_before or span.contended]
+        self.contended = np.bincount([s.stage for s in contended], [s.contended for s in contended], self.num_stages)
+        self.idle_columns = name_recovery(name_contention(idle, self.lanes, contended), record.faults)
         self._busy = [float(lane.seconds.sum()) for lane in self.lanes]
         by_cause = [np.bincount(idle.cause, idle.seconds, len(CAUSES)) for idle in self.idle_columns]
         self._by_cause = np.array(by_cause).reshape(self.num_stages, len(CAUSES))  # seconds, [stages, causes]

@@ -12,6 +12,7 @@ from ...parallel.mesh import Mesh
 from ..core.messages import MicroBatchMessage, MicroBatchResult, Span
 from ..core.run_record import FaultRecord
 from .handshake import Setup
+from .processor_waits import ProcessorWaits
 from .protocol import WallClock
 from .start_warnings import warn_without_cpp
 
@@ -39,7 +40,7 @@ class LocalPipeline:
         self._worker = StageWorker.build(setup, self._groups)
         warn_without_cpp((self._worker.stage.no_cpp,))
         self._micro_batches: deque[MicroBatchMessage] = deque()
-        self._idle_since = self.clock.now()
+        self._idle_since, self._waits = self.clock.now(), ProcessorWaits()
         self._wakes: list[int] = []
 
     def wake_on(self, descriptor: int) -> None:
@@ -57,11 +58,12 @@ class LocalPipeline:
                 select.select(self._wakes, [], [], left)
             return []
         micro_batch = self._micro_batches.popleft()
-        begin = self.clock.now()
+        begin, waited = self.clock.now(), self._waits.own()
         logits = self._worker.forward(self._worker.prepare(micro_batch), None)
         sampled = self._worker.sample(micro_batch, logits)
         end = self.clock.now()
-        span = Span(micro_batch.micro_batch, 0, self._idle_since, begin, begin, end, end)
+        contended = self._waits.own() - waited
+        span = Span(micro_batch.micro_batch, 0, self._idle_since, begin, begin, end, end, contended=contended)
         self._idle_since = end
         return [MicroBatchResult(micro_batch.epoch, micro_batch.micro_batch, [span], sampled)]
 
@@ -72,5 +74,6 @@ class LocalPipeline:
     def close(self) -> None:
         """Leave the groups of ranks that this process joined. May be called twice."""
         if self._groups is not None:
+            self._waits.close()
             self._groups.close()
             self._groups = None

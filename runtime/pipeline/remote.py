@@ -348,7 +348,13 @@ class RemotePipeline:
         if offset == 0.0:
             return result
         spans = [
-            Span(s.micro_batch, s.stage, *(time - offset for time in (s.ready, s.input, s.begin, s.end, s.sent)))
+            Span(
+                s.micro_batch,
+                s.stage,
+                *(time - offset for time in (s.ready, s.input, s.begin, s.end, s.sent)),
+                s.contended_before,
+                s.contended,
+            )
             for s in result.spans
         ]
         return MicroBatchResult(result.epoch, result.micro_batch, spans, result.sampled)

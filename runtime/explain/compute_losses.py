@@ -8,7 +8,7 @@ What a stage really took is split in the same proportion as what its operators f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import median
@@ -54,25 +54,15 @@ class KnownCosts:
         return tuple(rows for rows in _LARGE if rows <= most) or (most,)
 
 
-@dataclass(frozen=True, slots=True)
-class ComputeLosses:
-    """Seconds beyond the work itself, summed over all stages, and what shows them.
-
-    Attributes:
-        seconds: by root.
-        evidence: by root, numbers by name.
-    """
-
-    seconds: Mapping[Root, float]
-    evidence: Mapping[Root, Mapping[str, float]]
+Losses = dict[Root, tuple[float, dict[str, float]]]  # seconds, and numbers that show them, by name
 
 
-def compute_losses(known: KnownCosts, record: RunRecord, ledger: Ledger) -> ComputeLosses:
+def compute_losses(known: KnownCosts, record: RunRecord, ledger: Ledger) -> Losses:
     """Split the compute seconds of a run: what is beyond the work itself, by root."""
     batches = record.micro_batches[:: -(-len(record.micro_batches) // _MOST_MICRO_BATCHES) or 1]
     costs, stages = known.costs, ledger.num_stages
     if not batches or costs.num_stages != stages:
-        return ComputeLosses({}, {})
+        return {}
     is_split = _split_share(record) >= _SPLIT
     again, large = _computed_again(record), known.large(record)
     kinds: dict[int, _Kind] = {}
@@ -85,11 +75,14 @@ def compute_losses(known: KnownCosts, record: RunRecord, ledger: Ledger) -> Comp
             sums[stage] += costs.layers[stage] * kind.losses(each, shape, stages, is_split=is_split)
             sums[stage, -1] += again.get(each.micro_batch, 0) / max(1, shape.rows) * seconds[stage]
         total += seconds
-    busy = np.array([ledger.busy_seconds(stage) for stage in range(stages)], np.float64)
+    busy = np.array([ledger.busy_seconds(stage) for stage in range(stages)], np.float64) - ledger.contended
     shares = (sums / np.where(total > 0, total, 1.0)[:, None]).clip(0.0, 1.0)
-    found = dict(zip(_PARTS, (busy[:, None] * shares).sum(axis=0).tolist(), strict=True))
-    evidence = {root: _evidence(root, batches, record) for root, seconds in found.items() if seconds > 0}
-    return ComputeLosses({root: seconds for root, seconds in found.items() if seconds > 0}, evidence)
+    found = (busy[:, None] * shares).sum(axis=0).tolist()
+    return {
+        root: (seconds, _evidence(root, batches, record))
+        for root, seconds in zip(_PARTS, found, strict=True)
+        if seconds > 0
+    }
 
 
 class _Kind:
@@ -165,20 +158,12 @@ def _computed_again(record: RunRecord) -> dict[int, int]:
     return again
 
 
-def _evidence(root: Root, batches: list[MicroBatchRecord], record: RunRecord) -> dict[str, float]:
-    prompts = [each.prefill_tokens for each in batches if each.chunks]
-    decodes = [each for each in batches if not each.chunks]
-    if root in (Root.SMALL_CHUNK, Root.PADDING):
-        return {"tokens": median(prompts)} if prompts else {}
-    if root == Root.SMALL_BATCH:
-        small = decodes or batches
-        rows = median(each.num_tokens for each in small)
-        waiting, running = (median(getattr(each, name) for each in small) for name in ("num_waiting", "num_running"))
-        used = median(each.kv_blocks_used for each in small) / (record.num_blocks or 1)
-        return {"rows": rows, "running": running, "waiting": waiting, "kv_share": used, "batch": record.batch}
-    if root == Root.LONG_PROMPTS:
-        return {"longest": max((request.prompt_tokens for request in record.requests), default=0)}
-    if root == Root.PREEMPTION:
-        preemptions = sum(request.preemptions for request in record.requests)
-        return {"preemptions": preemptions, "tokens": sum(_computed_again(record).values())}
-    return {}
+def _evidence(root: Root, batches: Sequence[MicroBatchRecord], record: RunRecord) -> dict[str, float]:
+    if root == Root.SMALL_CHUNK:
+        return {"tokens": median(each.prefill_tokens for each in batches if each.chunks)}
+    if root != Root.SMALL_BATCH:
+        return {}
+    small = [each for each in batches if not each.chunks] or batches
+    names = {"rows": "num_tokens", "running": "num_running", "waiting": "num_waiting", "kv_share": "kv_blocks_used"}
+    found = {name: float(median(getattr(each, of) for each in small)) for name, of in names.items()}
+    return found | {"kv_share": found["kv_share"] / (record.num_blocks or 1), "batch": record.batch}

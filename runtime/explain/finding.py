@@ -158,10 +158,10 @@ def find_causes(
     if whole <= 0:
         return Findings(tuple(named), 0.0, ledger.num_stages)
     busy_share = float(busy.sum()) / whole
-    losses = compute_losses(known, record, ledger) if known is not None else None
+    losses = compute_losses(known, record, ledger) if known is not None else {}
     beyond = [
-        Finding(root, None, seconds, seconds / whole, evidence=losses.evidence[root], there=seconds)
-        for root, seconds in (losses.seconds if losses is not None else {}).items()
+        Finding(root, None, seconds, seconds / whole, evidence=evidence, there=seconds)
+        for root, (seconds, evidence) in losses.items()
     ]
     clients = clients_of(record)
     named, beyond = (
@@ -170,7 +170,7 @@ def find_causes(
     )
     if (contended := float(ledger.contended.sum())) > 0:
         beyond.append(Finding(Root.CONTENTION, None, contended, contended / whole, there=contended))
-    bound = busy_share - sum(each.share for each in beyond) if losses is not None else None
+    bound = busy_share - sum(each.share for each in beyond) if known is not None else None
     late, evidence = overload_of(record, ledger)
     if late > 0:
         seconds = late * ledger.num_stages

@@ -93,15 +93,18 @@ def sentences(
         return [*_unexplained(findings), _nothing(findings), *_advised(advice, metric)]
     if not findings.busy_share and largest.root == Root.FEW_REQUESTS:
         return ["No request was there."]
-    first = _WRITERS[largest.root](largest)
-    if largest.root == Root.TRANSPORT:
-        first = _transport(largest, token_bytes)
-    elif largest.root == Root.MICRO_BATCHES:
-        first = _micro_batches(largest, policy, chunk)
-    elif largest.root == Root.DEALING:
-        first = _dealing(largest, policy)
-    elif largest.root == Root.SMALL_BATCH:
-        first = _small_batch(largest, policy)
+    own: dict[Root, Callable[[], str]] = {  # that need more than the finding
+        Root.TRANSPORT: lambda: _transport(largest, token_bytes),
+        Root.MICRO_BATCHES: lambda: _micro_batches(largest, policy, chunk),
+        Root.DEALING: lambda: _dealing(largest, policy),
+        Root.SMALL_BATCH: lambda: _small_batch(largest, policy),
+    }
+    if largest.root in own:
+        first = own[largest.root]()
+    elif largest.root in _PLAIN:
+        first = _PLAIN[largest.root].format(_part(largest))
+    else:
+        first = _WRITERS[largest.root](largest)
     lines = [_placed(largest, first)]
     change = _change(largest, policy)
     lines += _advised(advice, metric, largest.root) or [change if is_ours else _without_keys(change)]
@@ -246,7 +249,7 @@ def _chance(finding: Finding) -> str:
     )
 
 
-def _micro_batches(finding: Finding, policy: str | None = None, chunk: int | None = None) -> str:
+def _micro_batches(finding: Finding, policy: str | None, chunk: int | None) -> str:
     evidence, by_cause = finding.evidence, finding.by_cause
     assert finding.cause is not None
     name = _PB.get(finding.cause, "Imbalance between chunks")
@@ -281,7 +284,7 @@ def _compared(cause: Cause, evidence: Mapping[str, float]) -> str:
     return f"chunks of one size read {between} tokens of the prompt before them"
 
 
-def _transport(finding: Finding, token_bytes: float | None = None) -> str:
+def _transport(finding: Finding, token_bytes: float | None) -> str:
     evidence, share = finding.evidence, _part(finding)
     if evidence.get("kv_transfer_s", 0.0) >= 0.5 * finding.there:
         return f"KV caches from the other pool were under way for {share}."
@@ -334,7 +337,7 @@ def _clients(evidence: Mapping[str, float]) -> str:
     return f"; the client asks{after} after an answer, with {_few(count)} unfinished at most"
 
 
-def _dealing(finding: Finding, policy: str | None = None) -> str:
+def _dealing(finding: Finding, policy: str | None) -> str:
     evidence, share = finding.evidence, _part(finding)
     running, waiting = evidence.get("running", 0.0), evidence.get("waiting", 0.0)
     who = "the policy" if policy is None else f"the policy {policy}"
@@ -392,15 +395,16 @@ def _overload(finding: Finding) -> str:
 
 
 def _small_chunk(finding: Finding) -> str:
-    tokens = finding.evidence.get("tokens")
-    what = f", of {_few(tokens)} prompt tokens in the median," if tokens else ""
+    what = (
+        f", of {_few(finding.evidence['tokens'])} prompt tokens in the median," if "tokens" in finding.evidence else ""
+    )
     return (
         f"The chunk is too small: micro-batches with prompts{what} take {_part(finding)} longer than as many tokens in "
         "large ones, since each reads all weights."
     )
 
 
-def _small_batch(finding: Finding, policy: str | None = None) -> str:
+def _small_batch(finding: Finding, policy: str | None) -> str:
     evidence, share = finding.evidence, _part(finding)
     if "rows" not in evidence:
         return f"Memory bandwidth at small batches takes {share}: all weights are read for few tokens."
@@ -419,71 +423,34 @@ def _small_batch(finding: Finding, policy: str | None = None) -> str:
     return f"Memory bandwidth at small batches takes {share}: {read}, as only {run} while {_few(waiting)} wait: {why}."
 
 
-def _padding(finding: Finding) -> str:
-    tokens = finding.evidence.get("tokens")
-    what = (
-        f": micro-batches of {_few(tokens)} prompt tokens in the median are no whole number of tiles" if tokens else ""
-    )
-    return f"Padding of rows to whole tiles takes {_part(finding)}{what}."
-
-
-def _tensor_parallel(finding: Finding) -> str:
-    return (
-        f"Tensor parallelism across nodes takes {_part(finding)}: after each layer's products the ranks of a stage, "
-        "which lie on several nodes, add up their parts over the network."
-    )
-
-
-def _long_prompts(finding: Finding) -> str:
-    longest = finding.evidence.get("longest")
-    what = f" of up to {longest:,.0f} tokens" if longest else ""
-    return f"Long prompts{what}: attention over what comes before takes {_part(finding)}."
-
-
-def _preemption(finding: Finding) -> str:
-    evidence = finding.evidence
-    if "preemptions" not in evidence:
-        return f"Tokens of preempted requests were computed again for {_part(finding)}."
-    count, tokens = evidence["preemptions"], evidence["tokens"]
-    return (
-        f"The KV cache was too small: requests were preempted {count:,.0f} time{'' if count == 1 else 's'}, and to "
-        f"compute {tokens:,.0f} tokens of theirs again took {_part(finding)}."
-    )
-
-
-def _contention(finding: Finding) -> str:
-    return f"Processor contention takes {_part(finding)}: ranks could have computed, and waited for a processor."
-
-
 def _depth(finding: Finding) -> str:
     depth = finding.evidence.get("depth", 1)
     are = "micro-batch is" if depth == 1 else "micro-batches are"
     return f"Only {depth:.0f} {are} in flight, fewer than there are stages: they wait for {_part(finding)}."
 
 
+_PLAIN = {
+    Root.PADDING: "Padding of rows to whole tiles takes {}.",
+    Root.TENSOR_PARALLEL: "Tensor parallelism across nodes takes {}: the ranks of a stage lie on several nodes, and add "
+    "up their parts over the network after each layer's products.",
+    Root.LONG_PROMPTS: "Long prompts: attention over what comes before takes {}.",
+    Root.PREEMPTION: "Preempted requests: to compute their tokens again takes {}, as the KV cache was too small.",
+    Root.CONTENTION: "Processor contention takes {}: ranks could have computed, and waited for a processor.",
+}
 _WRITERS: dict[Root, Callable[[Finding], str]] = {
     Root.SLOW_STAGE: _slow_stage,
     Root.UNEVEN_LAYERS: _uneven_layers,
     Root.LM_HEAD: _lm_head,
     Root.STRAGGLER: _straggler,
     Root.CHANCE: _chance,
-    Root.MICRO_BATCHES: _micro_batches,
     Root.DEPTH: _depth,
-    Root.TRANSPORT: _transport,
     Root.CONTROL: _control,
-    Root.DEALING: _dealing,
     Root.FEW_REQUESTS: _few_requests,
     Root.KV_FULL: _kv_full,
     Root.RECOVERY: _recovery,
     Root.FILL_DRAIN: _fill_drain,
     Root.OVERLOAD: _overload,
     Root.SMALL_CHUNK: _small_chunk,
-    Root.SMALL_BATCH: _small_batch,
-    Root.PADDING: _padding,
-    Root.TENSOR_PARALLEL: _tensor_parallel,
-    Root.LONG_PROMPTS: _long_prompts,
-    Root.PREEMPTION: _preemption,
-    Root.CONTENTION: _contention,
 }
 
 _CHANGES = {

@@ -72,7 +72,7 @@ def analysis_of(*overrides: str) -> AnalysedRun:
             Root.SLOW_STAGE,
             "Stage 1 takes 2",
         ),
-        ((*SMALL, "model=llama3-8b", *LONG), Root.LONG_PROMPTS, "Long prompts of up to 7,500 tokens: attention"),
+        ((*SMALL, "model=llama3-8b", *LONG), Root.LONG_PROMPTS, "Long prompts: attention over what comes before "),
         ((*SMALL, "workload.max_concurrency=2"), Root.SMALL_BATCH, "Too few requests: .* with 2 unfinished at most"),
         ((*SMALL, "cache.num_blocks=260"), Root.SMALL_BATCH, "The KV cache had no room for waiting requests: "),
     ],

@@ -93,7 +93,7 @@ def test_uneven_micro_batches_are_told_from_stages_that_vary() -> None:
     )
     batches = words_of("scheduler=request_level", "cache.num_blocks=400")
     assert re.search(
-        r"only 1 request runs while \d+ wait: the policy request_level took no more of them\.$", batches[0]
+        r"only 2 requests run while \d+ wait: the policy request_level took no more of them\.$", batches[0]
     )
 
 

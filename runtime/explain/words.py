@@ -333,8 +333,8 @@ def _clients(evidence: Mapping[str, float]) -> str:
     if "clients" not in evidence:
         return ""
     count, think = evidence["clients"], evidence["think_s"]
-    after = f" {seconds_text(think)}" if think >= _LEAST_THINK_S else ""
-    return f"; the client asks{after} after an answer, with {_few(count)} unfinished at most"
+    after = f"asks {seconds_text(think)} after an answer" if think >= _LEAST_THINK_S else "waits for answers"
+    return f"; the client {after}, with {_few(count)} unfinished at most"
 
 
 def _dealing(finding: Finding, policy: str | None) -> str:
@@ -431,8 +431,8 @@ def _depth(finding: Finding) -> str:
 
 _PLAIN = {
     Root.PADDING: "Padding of rows to whole tiles takes {}.",
-    Root.TENSOR_PARALLEL: "Tensor parallelism across nodes takes {}: the ranks of a stage lie on several nodes, and add "
-    "up their parts over the network after each layer's products.",
+    Root.TENSOR_PARALLEL: "Tensor parallelism across nodes takes {}: the ranks of a stage lie on several nodes, and "
+    "add up their parts over the network after each layer's products.",
     Root.LONG_PROMPTS: "Long prompts: attention over what comes before takes {}.",
     Root.PREEMPTION: "Preempted requests: to compute their tokens again takes {}, as the KV cache was too small.",
     Root.CONTENTION: "Processor contention takes {}: ranks could have computed, and waited for a processor.",

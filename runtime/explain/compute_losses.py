@@ -24,6 +24,7 @@ from .roots import Root
 
 _MOST_MICRO_BATCHES = 600  # that are looked at, evenly over the run
 _LARGE = (512, 1024, 2048, 4096)  # rows of micro-batches that count as large
+_BEYOND = 4  # times the rows of its largest micro-batch, up to which the times fitted to a run are taken to hold
 _LEAST_ROWS = 4  # of a micro-batch of decodes: fewer are a small batch, though no more requests are there
 _SHORT = 512  # tokens that attention over counts as a short prompt's
 _SPLIT = 0.5  # of the prompt tokens, in prompts of several chunks, from which on chunks bound micro-batches
@@ -50,7 +51,7 @@ class KnownCosts:
         """Return numbers of rows of large micro-batches: those by which smaller ones are judged."""
         if not self.is_learned:
             return _LARGE
-        most = 2 * max(each.num_tokens for each in record.micro_batches)
+        most = _BEYOND * max(each.num_tokens for each in record.micro_batches)
         return tuple(rows for rows in _LARGE if rows <= most) or (most,)
 
 

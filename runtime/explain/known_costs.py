@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ...conf.errors import ConfigError
@@ -13,6 +14,8 @@ from ..simulation.setting import Setting, make_setting
 from .compute_losses import KnownCosts
 from .learned_run import learn_run
 from .twin import config_of
+
+_MOST_FITTED = 2000  # micro-batches
 
 
 def known_costs(record: RunRecord, recorded: Mapping[str, Any]) -> KnownCosts | None:
@@ -28,9 +31,20 @@ def known_costs(record: RunRecord, recorded: Mapping[str, Any]) -> KnownCosts | 
         config = config_of(recorded)
         if is_simulated(recorded):
             return known_of(make_setting(config))
-        return known_of(learn_run(config, record).setting(config), is_learned=True)
+        return known_of(learn_run(config, _thinned(record)).setting(config), is_learned=True)
     except ConfigError:
         return None
+
+
+def _thinned(record: RunRecord) -> RunRecord:
+    """Return a long run with some of its micro-batches alone, evenly over it: enough to fit stage times."""
+    step = -(-len(record.micro_batches) // _MOST_FITTED)
+    if step <= 1:
+        return record
+    kept = record.micro_batches[::step]
+    numbers = {each.micro_batch for each in kept}
+    spans = [span for span in record.spans if span.micro_batch in numbers]
+    return replace(record, micro_batches=kept, spans=spans)
 
 
 def known_of(setting: Setting, *, is_learned: bool = False) -> KnownCosts:

@@ -46,7 +46,8 @@ class Ledger:
         leaving = leaving_lane(self.lanes, [lost_since(record.faults, stage) for stage in range(self.num_stages)])
         idle = attribute(waited, self.micro_batches, self.lanes, leaving, self.t0, self.t1, record.unknown)
         contended = [span for span in record.spans if span.contended_before or span.contended]
-        self.contended = np.bincount([s.stage for s in contended], [s.contended for s in contended], self.num_stages)
+        self.contended: Floats = np.zeros(self.num_stages)
+        np.add.at(self.contended, [s.stage for s in contended], [s.contended for s in contended])
         self.idle_columns = name_recovery(name_contention(idle, self.lanes, contended), record.faults)
         self._busy = [float(lane.seconds.sum()) for lane in self.lanes]
         by_cause = [np.bincount(idle.cause, idle.seconds, len(CAUSES)) for idle in self.idle_columns]

@@ -72,6 +72,7 @@ def run(config: ExplainConfig, prepared: PreparedExplanation, run_dir: Path) -> 
     from ..runtime.explain.twin import make_twin
     from ..runtime.ledger.fleet import Fleet
     from ..runtime.run_folder.run_info import RunInfo
+    from ..runtime.run_folder.titles import is_simulated
 
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     folder = prepared.folder
@@ -93,6 +94,7 @@ def run(config: ExplainConfig, prepared: PreparedExplanation, run_dir: Path) -> 
     fleet = Fleet([twin.base], ledgers=[twin.ledger])
     run = AnalysedRun(fleet, RunInfo(folder.config), lambda run: None if prepared.tried else explanation)
     show_words(console, run.words)
+    console.print(tables.causes_table(run.findings, simulated=is_simulated(folder.config)))
     if explanation.outcomes:
         console.print(tables.changes_table(explanation))
     elif not prepared.tried:

@@ -110,7 +110,9 @@ class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """When a stage computed a micro-batch, in seconds on the coordinator's clock.
 
     `ready`: from then on the stage waited for this input; `input`: the input was there; `begin`, `end`: of the
-    computation; `sent`: the send had been handed over (equal to `end` on the last stage).
+    computation; `sent`: the send had been handed over (equal to `end` on the last stage). `contended_before`: seconds
+    until `begin` in which the rank's threads waited for a processor, all together; `contended`: seconds of the
+    computation in which its thread did. Both are 0 where they were not measured.
     """
 
     micro_batch: int
@@ -120,6 +122,8 @@ class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
     begin: float
     end: float
     sent: float
+    contended_before: float = 0.0
+    contended: float = 0.0
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

@@ -28,6 +28,7 @@ HATCHES = {
     Cause.STAGE_IMBALANCE: "cross",
     Cause.TRANSPORT: "level",
     Cause.CONTROL: "dots",
+    Cause.CONTENTION: "cross",
     Cause.STARVED_NO_REQUEST: "slash",
     Cause.STARVED_IN_FLIGHT: "backslash",
     Cause.STARVED_KV_FULL: "cross",

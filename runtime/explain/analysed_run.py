@@ -24,7 +24,8 @@ from ..run_folder.titles import is_simulated, title_of
 from .explain_json import read_explanation
 from .explanation import Explanation, Outcome
 from .finding import Findings, find_causes, join_findings
-from .run_words import policy_name, stage_layers, token_bytes
+from .known_costs import known_costs
+from .run_words import chunk_of, policy_name, stage_layers, token_bytes
 from .words import sentences
 
 Explain = Callable[["AnalysedRun"], Explanation | None]
@@ -132,10 +133,11 @@ class AnalysedRun:
 
     @cached_property
     def findings(self) -> Findings:
-        """Where idle time begins, the largest part first."""
+        """What made the run longer, the largest part first."""
         fleet, layers = self.fleet, stage_layers(self.info.config)
         if not fleet.is_several:
-            return find_causes(self.record, self.ledger, layers, fleet.stragglers[0])
+            known = known_costs(self.record, self.info.config)
+            return find_causes(self.record, self.ledger, layers, fleet.stragglers[0], known)
         if fleet.num_prefill:  # pools may split their layers otherwise
             found = [find_causes(*part, None, slow) for part, slow in zip(fleet.parts, fleet.stragglers, strict=True)]
         else:
@@ -165,6 +167,7 @@ class AnalysedRun:
             self.advice,
             "duration" if self.explanation is None else self.explanation.metric,
             policy=policy_name(config),
+            chunk=chunk_of(config),
             token_bytes=token_bytes(config),
             is_ours=not any(record.unknown for record in self.fleet.records),
         )

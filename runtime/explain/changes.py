@@ -16,7 +16,7 @@ from ..ledger.ledger import Ledger
 from ..simulation.setting import Setting
 from ..workload import WorkItem
 
-_CHUNK_KEYS = ("chunk", "budget", "max_batched_tokens", "max_prefill_tokens")  # prompt tokens of a micro-batch
+CHUNK_KEYS = ("chunk", "budget", "max_batched_tokens", "max_prefill_tokens")  # prompt tokens of a micro-batch
 _LEAST_CHUNK = 16
 _FULL = 0.9  # share of B, or of the KV blocks, from which on they count as used up
 
@@ -189,4 +189,4 @@ def _admission(setting: Setting, shown: Shown) -> Iterator[Change]:
 def chunk_key(policy: SchedulerConfig | type[SchedulerConfig]) -> str | None:
     """Return the key that bounds the prompt tokens of a policy's micro-batch; None if it has none."""
     names = policy.__dataclass_fields__
-    return next((key for key in _CHUNK_KEYS if key in names), None)
+    return next((key for key in CHUNK_KEYS if key in names), None)

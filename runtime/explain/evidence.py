@@ -16,7 +16,7 @@ from .roots import Root
 Evidence = dict[str, float]
 
 
-def evidence_of(root: Root, cause: Cause, record: RunRecord, ledger: Ledger) -> tuple[int | None, Evidence]:
+def evidence_of(root: Root, cause: Cause | None, record: RunRecord, ledger: Ledger) -> tuple[int | None, Evidence]:
     """Collect the numbers of a root, and the stage on which it begins where these show it.
 
     Args:
@@ -29,8 +29,9 @@ def evidence_of(root: Root, cause: Cause, record: RunRecord, ledger: Ledger) -> 
         Numbers by name. `low` and `high` are the 2nd and the 98th percentile, over micro-batches, of what `cause`
         compares; names that end in `_s` are seconds.
     """
-    if root == Root.MICRO_BATCHES:
-        return None, _of_micro_batches(cause, ledger)
+    if root == Root.MICRO_BATCHES and cause is not None:
+        prompts = np.array([request.prompt_tokens for request in record.requests], np.int64)
+        return None, _of_micro_batches(cause, ledger) | {"prompt": _median(prompts)}
     if root == Root.TRANSPORT:
         return _of_transport(record, ledger)
     found = _OTHERS.get(root)

@@ -19,6 +19,7 @@ from .even_split import even_split
 from .explanation import METRICS, Explanation, Interval, Outcome
 from .finding import find_causes
 from .hypotheticals import Hypothetical, hypotheticals
+from .known_costs import known_of
 from .roots import Root
 from .twin import Twin, twin_of
 from .what_if import Screening, Values, WhatIf, values_of
@@ -45,7 +46,7 @@ _NAMES = {"duration": "the run", "p99_itl_ms": "p99 TBT", "p99_ttft_ms": "p99 TT
 TOLERANCE = 0.5  # share by which another metric may grow, by default
 _SECONDS_A_MICRO_BATCH = 60e-6  # of a replay, with its share of reading the record; measured, compiled
 
-# Families of changes that are likely to matter where most idle time has this root, the likeliest first.
+# Families of changes that are likely to matter where this root is the largest, the likeliest first.
 _LIKELY: dict[Root, tuple[str, ...]] = {
     Root.MICRO_BATCHES: ("policy", "chunk", "balance"),
     Root.SLOW_STAGE: ("split", "policy"),
@@ -58,6 +59,13 @@ _LIKELY: dict[Root, tuple[str, ...]] = {
     Root.CONTROL: ("depth", "chunk", "policy"),
     Root.FEW_REQUESTS: ("depth", "admission", "grid"),
     Root.KV_FULL: ("memory", "admission", "grid"),
+    Root.OVERLOAD: ("policy", "chunk", "grid", "admission"),
+    Root.SMALL_CHUNK: ("chunk", "policy", "grid"),
+    Root.SMALL_BATCH: ("admission", "memory", "grid", "policy"),
+    Root.PADDING: ("chunk", "policy"),
+    Root.TENSOR_PARALLEL: ("grid", "chunk"),
+    Root.LONG_PROMPTS: ("chunk", "policy", "grid"),
+    Root.PREEMPTION: ("memory", "admission"),
 }
 _USUALLY = ("chunk", "policy", "split", "depth", "balance", "order", "admission", "memory", "grid", "iterations")
 
@@ -193,9 +201,10 @@ class _Search:
 
     @cached_property
     def likely(self) -> tuple[str, ...]:
-        """The families of changes that are likely to matter, by the largest root of idle time."""
+        """The families of changes that are likely to matter, by the largest root of what made the run longer."""
         layers = [len(each) for each in self.twin.setting.plan.layers]
-        largest = find_causes(self.twin.base, self.twin.ledger, layers).largest
+        known = known_of(self.twin.setting, is_learned=self.twin.learned is not None)
+        largest = find_causes(self.twin.base, self.twin.ledger, layers, known=known).largest
         return _LIKELY.get(largest.root, ()) if largest is not None else ()
 
     def _metric(self, objective: Objective) -> str:

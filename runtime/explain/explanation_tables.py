@@ -11,9 +11,13 @@ from rich.text import Text
 from ..drawing.fitting_table import FittingTable
 from ..drawing.formatting import ms_text, percent_text, seconds_text
 from .explanation import METRICS, Explanation, Interval, Outcome
+from .finding import COMPUTED, Findings
+from .words import root_name
 
 METRIC_NAMES = {"duration": "duration", "p99_itl_ms": "p99 TBT", "p99_ttft_ms": "p99 TTFT"}
 _NOTED_BEYOND = 0.05  # share of compute time in sizes that the run has not shown from which on a row is marked
+_MOST_CAUSES = 10
+_LEAST_CAUSE = 0.005  # of stage time, from which on a cause is listed
 _LEAST_LABEL = 24  # columns of a change's text
 
 
@@ -35,9 +39,27 @@ def values_line(explanation: Explanation) -> str:
     )
 
 
+def causes_table(findings: Findings, *, simulated: bool) -> Table:
+    """Make the table of what made the run longer, on one scale, and of how each figure was found."""
+    of_compute = "cost model" if findings.is_foretold else "fitted to the run"
+    table = Table(title="What made it longer", title_justify="left", caption_justify="left")
+    for name in ("cause", "of the run", "of stage time", "found by"):
+        table.add_column(name, justify="left" if name in ("cause", "found by") else "right", no_wrap=name != "cause")
+    for each in findings.ranked[:_MOST_CAUSES]:
+        if each.share >= _LEAST_CAUSE or each.is_large:
+            how = of_compute if each.root in COMPUTED else "simulation" if simulated else "measured"
+            style = "bold" if each.is_large else ""
+            table.add_row(root_name(each), seconds_text(each.of_run), percent_text(each.share), how, style=style)
+    if findings.bound_share is not None:
+        work = seconds_text(findings.bound_share * findings.span)
+        table.add_section()
+        table.add_row("the work itself", work, percent_text(findings.bound_share), of_compute)
+    return table
+
+
 def changes_table(explanation: Explanation) -> FittingTable:
     """Make the table of changes that keys make: by metric the share saved, and its range."""
-    caption = "share that the change saves"
+    caption = "share that the change saves, by simulated replays"
     if any(saves.low < saves.high for outcome in explanation.outcomes for saves in outcome.saves.values()):
         caption += ", in brackets in nine of ten pairs of runs"
     if any(outcome.beyond > _NOTED_BEYOND for outcome in explanation.outcomes):

@@ -1,8 +1,10 @@
-"""What cost a run most, and where that begins: the idle seconds of the ledger by root, the largest first.
+"""What cost a run most: what stages waited for and what made compute longer, by root, the largest first.
 
-The ledger's cause says what a stage waited for. Waits for another stage have several roots: a stage that takes longer
-than the others for the same micro-batches makes the others wait, whatever the micro-batches hold. `stage_balance.py`
-says how much of these waits comes from where; the rest of each cause is a root of its own.
+The scale is seconds of the run: those of all stages, over the stages. The ledger's cause says what a stage waited for.
+Waits for another stage have several roots: a stage that takes longer than the others for the same micro-batches makes
+the others wait, whatever the micro-batches hold. `stage_balance.py` says how much of these waits comes from where; the
+rest of each cause is a root of its own. `compute_losses.py` says what of compute was not the work itself, and
+`arrivals.py` for how long a queue that grew made the run longer.
 """
 
 from __future__ import annotations
@@ -18,12 +20,17 @@ from ..core.run_record import RunRecord
 from ..ledger.causes import UNEVEN_WORK, Cause
 from ..ledger.ledger import Ledger
 from ..ledger.stragglers import Straggler, find_stragglers
+from .arrivals import clients_of, overload_of
+from .compute_losses import KnownCosts, compute_losses
 from .evidence import evidence_of, while_in_flight
 from .hops import hops_of
 from .roots import Root
 from .stage_balance import StageBalance, balance_of
 
-LEAST_SHARE = 0.02  # of stage time: less is not worth removing
+LEAST_SHARE = 0.02  # of stage time: less idle time is not worth removing
+_LEAST_COMPUTED = 0.1  # of stage time: less compute beyond the work itself is usual
+COMPUTED = (Root.SMALL_CHUNK, Root.SMALL_BATCH, Root.PADDING, Root.TENSOR_PARALLEL, Root.LONG_PROMPTS)
+_OF_LOAD = (Root.FEW_REQUESTS, Root.SMALL_BATCH)
 _LEAST_RATIO = 1.05  # of a stage's time over the others': less is even
 _BY_LAYERS = 0.5  # of a stage's longer time, that its layers explain, from which on they are the root
 _WAITED = [cause.code for cause in UNEVEN_WORK]
@@ -32,6 +39,7 @@ _WAITED = [cause.code for cause in UNEVEN_WORK]
 _OF_CAUSE = {
     Cause.TRANSPORT: Root.TRANSPORT,
     Cause.CONTROL: Root.CONTROL,
+    Cause.CONTENTION: Root.CONTENTION,
     Cause.STARVED_KV_FULL: Root.KV_FULL,
     Cause.RECOVERY: Root.RECOVERY,
     Cause.FILL_DRAIN: Root.FILL_DRAIN,
@@ -42,22 +50,23 @@ _MANY = 2  # times as many requests as stages
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Idle time with one root.
+    """Time with one root.
 
     Attributes:
         root: where it begins.
-        cause: the ledger's cause that names most of these seconds.
-        seconds: idle, summed over all stages.
+        cause: the ledger's cause that names most of these seconds; None of what is no idle time.
+        seconds: summed over all stages.
         share: of all stage time.
         stage: on which it begins, where it is one. Of `transport` the stage that sends.
         evidence: numbers by name, as `evidence.py` says; empty where there is no record.
         by_cause: of roots that several of the ledger's causes have, the seconds of each.
         where: of several replicas the one with most of it, as people read it; empty for a single one.
         there: seconds of that one; of a single run all.
+        of_run: seconds of the run, if nothing else changes; 0 of a window of time.
     """
 
     root: Root
-    cause: Cause
+    cause: Cause | None
     seconds: float
     share: float
     stage: int | None = None
@@ -65,6 +74,12 @@ class Finding:
     by_cause: Mapping[Cause, float] = field(default_factory=dict)
     where: str = ""
     there: float = 0.0
+    of_run: float = 0.0
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it is worth removing."""
+        return self.share >= (_LEAST_COMPUTED if self.root in COMPUTED else LEAST_SHARE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +91,37 @@ class Findings:
         busy_share: compute, over all stage time.
         num_stages: of all replicas.
         unknown_share: idle time that another engine's trace does not explain, over all stage time.
+        beyond: what else made the run longer, the largest first: compute beyond the work itself, which is part of
+            `busy_share`, and a queue that grew.
+        span: of the run, in seconds; 0 of a window of time.
+        bound_share: the work itself, at the best rate of the same devices, over all stage time; None: not known.
+        is_foretold: whether `beyond` and the bound are by a cost model, not by times that the run has shown.
     """
 
     found: tuple[Finding, ...]
     busy_share: float
     num_stages: int
     unknown_share: float = 0.0
+    beyond: tuple[Finding, ...] = ()
+    span: float = 0.0
+    bound_share: float | None = None
+    is_foretold: bool = False
+
+    @property
+    def ranked(self) -> list[Finding]:
+        """All roots on one scale: those that are worth removing, and then the others, the largest first."""
+        by_root: dict[Root, Finding] = {}
+        for each in (*self.found, *self.beyond):
+            other = by_root.get(each.root)  # contention has idle time and compute
+            more = (other.seconds, other.share, other.there) if other is not None else (0.0, 0.0, 0.0)
+            seconds, share, there = each.seconds + more[0], each.share + more[1], each.there + more[2]
+            by_root[each.root] = replace(each, seconds=seconds, share=share, there=there, of_run=share * self.span)
+        return sorted(by_root.values(), key=lambda each: (not each.is_large, -each.seconds))
 
     @property
     def largest(self) -> Finding | None:
         """The largest that is worth removing; None where none is."""
-        return self.found[0] if self.found and self.found[0].share >= LEAST_SHARE else None
+        return next((each for each in self.ranked if each.is_large), None)
 
 
 def find_causes(
@@ -94,14 +129,16 @@ def find_causes(
     ledger: Ledger,
     layers: Sequence[int] | None = None,
     stragglers: Sequence[Straggler] | None = None,
+    known: KnownCosts | None = None,
 ) -> Findings:
-    """Find the roots of a run's idle time, each with its evidence.
+    """Find the roots of what made a run longer, each with its evidence.
 
     Args:
         record: of the run.
         ledger: of the same record.
         layers: of each stage, where they are known.
         stragglers: of the run, where they have been looked for.
+        known: the costs of its stages; without them nothing is said of compute.
     """
     if stragglers is None:
         stragglers = find_stragglers(ledger)
@@ -112,6 +149,7 @@ def find_causes(
     whole = ledger.stage_seconds
     under_way = sum(hop.total for hop in hops_of(ledger))
     split = _split(idle, balance, under_way, is_shallow=0 < record.depth < ledger.num_stages)
+    split = _contended(split, busy, ledger.contended)
     slow = [_slowest(balance, layers), _worst(stragglers, ledger.num_stages, ledger.t0)]
     running, waiting = while_in_flight(ledger)
     are_there = running >= _MANY * ledger.num_stages or waiting >= 1
@@ -119,7 +157,34 @@ def find_causes(
     unknown = float(idle[:, Cause.UNKNOWN.code].sum())
     if whole <= 0:
         return Findings(tuple(named), 0.0, ledger.num_stages)
-    return Findings(tuple(named), float(busy.sum()) / whole, ledger.num_stages, unknown / whole)
+    busy_share = float(busy.sum()) / whole
+    losses = compute_losses(known, record, ledger) if known is not None else {}
+    beyond = [
+        Finding(root, None, seconds, seconds / whole, evidence=evidence, there=seconds)
+        for root, (seconds, evidence) in losses.items()
+    ]
+    clients = clients_of(record)
+    named, beyond = (
+        [replace(each, evidence={**each.evidence, **clients}) if each.root in _OF_LOAD else each for each in some]
+        for some in (named, beyond)
+    )
+    if (contended := float(ledger.contended.sum())) > 0:
+        beyond.append(Finding(Root.CONTENTION, None, contended, contended / whole, there=contended))
+    bound = busy_share - sum(each.share for each in beyond) if known is not None else None
+    late, evidence = overload_of(record, ledger)
+    if late > 0:
+        seconds = late * ledger.num_stages
+        beyond.append(Finding(Root.OVERLOAD, None, seconds, seconds / whole, evidence=evidence, there=seconds))
+    return Findings(
+        tuple(named),
+        busy_share,
+        ledger.num_stages,
+        unknown / whole,
+        tuple(sorted(beyond, key=lambda each: -each.seconds)),
+        ledger.span_seconds,
+        bound,
+        known is not None and not known.is_learned,
+    )
 
 
 def find_causes_of_totals(
@@ -171,6 +236,8 @@ def join_findings(parts: Sequence[tuple[str, Findings, float]], span: float) -> 
             each.append(Finding(Root.FILL_DRAIN, Cause.FILL_DRAIN, seconds, 0.0, evidence=late))
         for finding in each:
             by_root.setdefault(finding.root, []).append(replace(finding, where=name))
+        for finding in findings.beyond:
+            by_root.setdefault(finding.root, []).append(replace(finding, where=name))
     joined = []
     for findings_of_root in by_root.values():
         seconds = sum(finding.seconds for finding in findings_of_root)
@@ -178,8 +245,19 @@ def join_findings(parts: Sequence[tuple[str, Findings, float]], span: float) -> 
         joined.append(replace(most, seconds=seconds, share=seconds / whole if whole > 0 else 0.0, there=most.seconds))
     busy = sum(findings.busy_share * own * findings.num_stages for _, findings, own in parts)
     joined.sort(key=lambda finding: -finding.seconds)
-    num_stages = sum(findings.num_stages for _, findings, _ in parts)
-    return Findings(tuple(joined), busy / whole if whole > 0 else 0.0, num_stages)
+    beyond = {finding.root for _, findings, _ in parts for finding in findings.beyond}
+    bounds = [(findings.bound_share, own * findings.num_stages) for _, findings, own in parts]
+    bound = sum(share * own for share, own in bounds if share is not None)
+    is_known = whole > 0 and all(share is not None for share, _ in bounds)
+    return Findings(
+        tuple(each for each in joined if each.root not in beyond),
+        busy / whole if whole > 0 else 0.0,
+        sum(findings.num_stages for _, findings, _ in parts),
+        beyond=tuple(each for each in joined if each.root in beyond),
+        span=span,
+        bound_share=bound / whole if is_known else None,
+        is_foretold=all(findings.is_foretold for _, findings, _ in parts),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +307,19 @@ def _split(idle: Floats, balance: StageBalance | None, under_way: float, *, is_s
         rest[_WAITED] *= max(0.0, waited - moving - shallow - by_chance) / waited
     rest[Cause.TRANSPORT.code] += moving
     return _Split(taken[0], taken[1], by_chance, shallow, rest)
+
+
+def _contended(split: _Split, busy: Floats, contended: Floats) -> _Split:
+    """Move waits for stages that were slow, as far as these waited for a processor, to contention.
+
+    A stage's excess over the others is theirs by as much as it is less without the seconds in a processor's queue.
+    """
+    excess, own = np.ptp(busy), np.ptp(busy - contended)
+    share = float(np.clip(1 - own / excess, 0.0, 1.0)) if excess > 0 and contended.any() else 0.0
+    chance = min(split.chance, float(contended.sum()))
+    rest = split.rest.copy()
+    rest[Cause.CONTENTION.code] += share * float(split.uneven.sum() + split.slow.sum()) + chance
+    return _Split((1 - share) * split.uneven, (1 - share) * split.slow, split.chance - chance, split.shallow, rest)
 
 
 class _Begin(NamedTuple):

@@ -1,4 +1,4 @@
-"""Where idle time begins, beyond the ledger's cause, which says what a stage waited for."""
+"""What made a run longer: where idle time begins, beyond the ledger's cause, and what made compute longer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Root(StrEnum):
-    """Where idle time begins."""
+    """What made a run longer than the same devices could be."""
 
     SLOW_STAGE = "slow_stage"  # one stage takes longer than the others throughout
     UNEVEN_LAYERS = "uneven_layers"  # the same, and it has more layers
@@ -22,3 +22,11 @@ class Root(StrEnum):
     KV_FULL = "kv_full"
     RECOVERY = "recovery"
     FILL_DRAIN = "fill_drain"
+    OVERLOAD = "overload"  # more requests came than were served, so that the queue grew
+    SMALL_CHUNK = "small_chunk"  # compute: micro-batches of prompts that are too small for the devices
+    SMALL_BATCH = "small_batch"  # compute: decodes of few requests, for which all weights are read
+    PADDING = "padding"  # compute: rows up to whole tiles
+    TENSOR_PARALLEL = "tensor_parallel"  # compute: sums of a stage's ranks on several nodes
+    LONG_PROMPTS = "long_prompts"  # compute: attention over long prompts
+    PREEMPTION = "preemption"  # compute: tokens that were computed again
+    CONTENTION = "contention"  # ranks waited for a processor

@@ -6,6 +6,8 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .changes import CHUNK_KEYS
+
 
 def words_section(words: Sequence[str]) -> str:
     """Render sentences as the first paragraph of a page; empty if there are none."""
@@ -19,6 +21,13 @@ def words_section(words: Sequence[str]) -> str:
 def policy_name(config: Mapping[str, Any]) -> str | None:
     """Return the name of the policy, where the config has one."""
     return _group(config, "scheduler").get("name")
+
+
+def chunk_of(config: Mapping[str, Any]) -> int | None:
+    """Return the most prompt tokens of a micro-batch, where the config's policy has such a number."""
+    policy = _group(config, "scheduler")
+    chunk = next((policy[key] for key in CHUNK_KEYS if key in policy), None)
+    return chunk if isinstance(chunk, int) else None
 
 
 def stage_layers(config: Mapping[str, Any]) -> list[int] | None:

@@ -14,6 +14,7 @@ class Cause(StrEnum):
     STAGE_IMBALANCE = "stage_imbalance"
     TRANSPORT = "transport"
     CONTROL = "control"
+    CONTENTION = "contention"
     STARVED_NO_REQUEST = "starved_no_request"
     STARVED_IN_FLIGHT = "starved_in_flight"
     STARVED_KV_FULL = "starved_kv_full"
@@ -41,6 +42,7 @@ _MEANINGS = {
     Cause.TRANSPORT: "The upstream stage had finished, and the activation was under way; or the stage was held up by "
     "its own send; or all requests of a decode replica waited for their KV, which was under way or next on the link.",
     Cause.CONTROL: "Work was admissible, but the coordinator had not dispatched it yet, or its message was under way.",
+    Cause.CONTENTION: "As transport or control, while the rank's threads waited for a processor that others had.",
     Cause.STARVED_NO_REQUEST: "No request was there to work on.",
     Cause.STARVED_IN_FLIGHT: "Every request with work left was already in flight, waiting for its token.",
     Cause.STARVED_KV_FULL: "Requests waited, but the KV cache had no room for them.",
@@ -57,7 +59,12 @@ UNEVEN_WORK = (  # more even micro-batches or stages remove them
     Cause.STAGE_IMBALANCE,
 )
 STARVED = (Cause.STARVED_NO_REQUEST, Cause.STARVED_IN_FLIGHT, Cause.STARVED_KV_FULL)
-BUBBLES = (*UNEVEN_WORK, Cause.TRANSPORT, Cause.CONTROL)  # idle time without starved, unknown, recovery, fill and drain
+BUBBLES = (
+    *UNEVEN_WORK,
+    Cause.TRANSPORT,
+    Cause.CONTROL,
+    Cause.CONTENTION,
+)  # idle time without starved, unknown, recovery, fill and drain
 DELAYS_FROM_OUTSIDE = (  # they come down the pipeline with a micro-batch
     Cause.TRANSPORT,
     Cause.CONTROL,

@@ -11,6 +11,7 @@ from ..core.micro_batch_columns import Floats, Ints, MicroBatchColumns
 from ..core.run_record import RunRecord
 from .attribution import attribute
 from .causes import BUBBLES, CAUSES, Cause
+from .contention import name_contention
 from .idle import IdleColumns, IdleInterval
 from .lanes import lanes_of, leaving_lane
 from .recovery import lost_since, name_recovery, with_waits_of_dropped
@@ -27,6 +28,7 @@ class Ledger:
             window at whose begin no request was there starts then.
         t1: its end, that of the last compute; of a window at whose end no request was there, that.
         faults: of the pipeline, with their repairs.
+        contended: seconds of each stage's compute in which its thread waited for a processor.
 
     Args:
         record: the run; times of all stages in seconds on one clock, micro-batches unique on each stage.
@@ -50,7 +52,10 @@ class Ledger:
         starts, ends = np.array([self.t0, last]), np.array([first, self.t1])
         no_request = IdleColumns.of(starts, ends, Cause.STARVED_NO_REQUEST, np.array([-1, -1]))
         idle = [IdleColumns.joined([columns, no_request]) for columns in idle]
-        self.idle_columns = name_recovery(idle, record.faults)
+        contended = [span for span in record.spans if span.contended_before or span.contended]
+        self.contended: Floats = np.zeros(self.num_stages)
+        np.add.at(self.contended, [s.stage for s in contended], [s.contended for s in contended])
+        self.idle_columns = name_recovery(name_contention(idle, self.lanes, contended), record.faults)
         self._busy = [float(lane.seconds.sum()) for lane in self.lanes]
         by_cause = [np.bincount(idle.cause, idle.seconds, len(CAUSES)) for idle in self.idle_columns]
         self._by_cause = np.array(by_cause).reshape(self.num_stages, len(CAUSES))  # seconds, [stages, causes]

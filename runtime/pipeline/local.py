@@ -16,6 +16,7 @@ from ...parallel.mesh import Mesh
 from ..core.messages import MicroBatchMessage, MicroBatchResult, Span
 from ..core.run_record import FaultRecord
 from .handshake import Setup
+from .processor_waits import ProcessorWaits
 from .protocol import WallClock
 from .start_warnings import say_attention, warn_without_cpp
 
@@ -50,8 +51,10 @@ class LocalPipeline:
         self._is_cuda = self._groups.device.type == "cuda"
         self._device_clock = device_clock(self._groups.device)
         self._waiting: deque[MicroBatchMessage] = deque()
-        self._computed: deque[tuple[MicroBatchMessage, float, Any, Any, PendingSampled]] = deque()  # or being computed
-        self._idle_since = self.clock.now()
+        self._computed: deque[tuple[MicroBatchMessage, float, float, Any, Any, PendingSampled]] = (
+            deque()
+        )  # or being computed
+        self._idle_since, self._waits = self.clock.now(), ProcessorWaits()
         self._wakes: list[int] = []
 
     def wake_on(self, descriptor: int) -> None:
@@ -72,21 +75,22 @@ class LocalPipeline:
                     select.select(self._wakes, [], [], left)
                 return []
             self._compute()
-        micro_batch, heard, *moments, sampled = self._computed.popleft()
+        micro_batch, heard, waited, *moments, sampled = self._computed.popleft()
         tokens = sampled.read()
+        contended = 0.0 if self._is_cuda else self._waits.own() - waited
         begin, end = map(self._device_clock.seconds, moments)
         arrived = min(max(self._idle_since, heard), begin)
-        span = Span(micro_batch.micro_batch, 0, self._idle_since, arrived, begin, end, end)
+        span = Span(micro_batch.micro_batch, 0, self._idle_since, arrived, begin, end, end, contended=contended)
         self._idle_since = end
         return [MicroBatchResult(micro_batch.epoch, micro_batch.micro_batch, [span], tokens)]
 
     def _compute(self) -> None:
         """Compute the oldest micro-batch that waits. On CUDA this queues its work, and the host waits for nothing."""
-        micro_batch, heard = self._waiting.popleft(), self.clock.now()
+        micro_batch, heard, waited = self._waiting.popleft(), self.clock.now(), self._waits.own()
         inputs = self._worker.prepare(micro_batch)
         begin = self._device_clock.mark() if self._is_cuda else heard
         sampled = self._worker.queue_sampling(micro_batch, self._worker.forward(inputs, None))
-        self._computed.append((micro_batch, heard, begin, self._device_clock.mark(), sampled))
+        self._computed.append((micro_batch, heard, waited, begin, self._device_clock.mark(), sampled))
 
     def restart(self, fault: FaultRecord) -> None:
         """Fail: errors of this pipeline are raised where they occur."""
@@ -95,5 +99,6 @@ class LocalPipeline:
     def close(self) -> None:
         """Leave the groups of ranks that this process joined. May be called twice."""
         if self._groups is not None:
+            self._waits.close()
             self._groups.close()
             self._groups = None

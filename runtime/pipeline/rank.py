@@ -30,6 +30,7 @@ from ...parallel.frames import ConnectionLost
 from ...parallel.mesh import Mesh
 from ..core.messages import MicroBatchMessage, MicroBatchResult, RankFailure, Span, Stop
 from .handshake import Halt, Present, Ready, Rejoin, RollCall, Setup, StartPart, encoder, to_rank
+from .processor_waits import ProcessorWaits
 from .start_parts import PartTimer
 
 if TYPE_CHECKING:
@@ -124,6 +125,7 @@ class _Computed:
     begin: Any
     end: Any
     sent: float  # the send had been handed over, in seconds
+    contended: tuple[float, float]  # seconds in a processor's queue, before and in the computation, as of `Span`
     sampled: PendingSampled | None
 
 
@@ -155,6 +157,8 @@ class _ServingRank:
         self.is_cuda = self.groups.device.type == "cuda"
         self.clock = device_clock(self.groups.device)
         self.worker = StageWorker.build(setup, self.groups, self._on_part)
+        self.waits = None if self.is_cuda else ProcessorWaits()
+        self._waited = 0.0  # of all threads, when the stage could have begun
         self._is_ready(setup.epoch, rendezvous_s)
 
     def _begin_parts(self) -> None:
@@ -275,6 +279,7 @@ class _ServingRank:
         """
         if self.transport is not None:
             self._free = self.clock.mark()
+            self._waited = self.waits.all(anew=True) if self.waits is not None else 0.0
         while True:
             message = self.inbox.get()
             if self.transport is not None or message is None or isinstance(message, Halt | Rejoin):
@@ -312,24 +317,29 @@ class _ServingRank:
 
     def _run(self, micro_batch: MicroBatchMessage, inputs: StageInputs, arrival: Arrival | None, heard: float) -> None:
         hidden, arrived = arrival.wait(self.clock) if arrival is not None else (None, None)
+        before = self.waits.all() - self._waited if self.waits is not None else 0.0
+        own = self.waits.own() if self.waits is not None else 0.0
         begin = self.clock.mark()
         out = self.worker.forward(inputs, hidden)
         sampled = None
         if self.mesh.is_last and self.mesh.tp_rank == 0:
             sampled = self.worker.queue_sampling(micro_batch, out)
         end = self.clock.mark()
+        contended = (before, self.waits.own() - own if self.waits is not None else 0.0)
         if not self.mesh.is_last:
             assert self.transport is not None
             self.transport.send(out)
         if self.mesh.tp_rank == 0:
-            self._report(_Computed(micro_batch, self._free, heard, arrived, begin, end, time.monotonic(), sampled))
+            sent = time.monotonic()
+            self._report(_Computed(micro_batch, self._free, heard, arrived, begin, end, sent, contended, sampled))
 
     def _send_result(self, done: _Computed) -> None:
         """Send the coordinator a micro-batch's span and tokens, once the device has computed it."""
         ready, begin, end = (self.clock.seconds(moment) for moment in (done.free, done.begin, done.end))
         arrived = done.heard if done.arrived is None else self.clock.seconds(done.arrived)
         number = done.message.micro_batch
-        span = Span(number, self.mesh.stage, ready, min(max(ready, arrived), begin), begin, end, max(end, done.sent))
+        times = (ready, min(max(ready, arrived), begin), begin, end, max(end, done.sent))
+        span = Span(number, self.mesh.stage, *times, *done.contended)
         sampled = None if done.sampled is None else done.sampled.read()
         self.client.send(encoder.encode(MicroBatchResult(done.message.epoch, number, [span], sampled)))
 

@@ -18,7 +18,7 @@ from ...conf.errors import ConfigError
 from ...conf.schema import HardwareConfig, ParallelConfig
 from ...parallel.control import ControlServer
 from ...parallel.real_placement import Place
-from ..core.messages import MicroBatchMessage, MicroBatchResult, RankFailure, Span, Stop
+from ..core.messages import MicroBatchMessage, MicroBatchResult, RankFailure, Stop
 from ..core.run_record import FaultReason, FaultRecord
 from .handshake import Halt, Present, Ready, Rejoin, RollCall, Setup, StartPart, encoder, from_rank
 from .launcher import Launcher
@@ -370,9 +370,10 @@ class RemotePipeline:
         offset = self._server.clock_offset[rank]
         if offset == 0.0:
             return result
+        names = ("ready", "input", "begin", "end", "sent")
         spans = [
-            Span(s.micro_batch, s.stage, *(time - offset for time in (s.ready, s.input, s.begin, s.end, s.sent)))
-            for s in result.spans
+            msgspec.structs.replace(span, **{name: getattr(span, name) - offset for name in names})
+            for span in result.spans
         ]
         return MicroBatchResult(result.epoch, result.micro_batch, spans, result.sampled)
 

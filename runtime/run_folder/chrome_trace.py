@@ -36,6 +36,7 @@ _COLOURS = {
     Cause.STAGE_IMBALANCE: "olive",
     Cause.TRANSPORT: "thread_state_iowait",
     Cause.CONTROL: "thread_state_uninterruptible",
+    Cause.CONTENTION: "thread_state_runnable",
     Cause.STARVED_NO_REQUEST: "white",
     Cause.STARVED_IN_FLIGHT: "grey",
     Cause.STARVED_KV_FULL: "black",

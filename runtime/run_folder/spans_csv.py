@@ -21,7 +21,9 @@ SPAN_COLUMNS = (
     *("prefill_tokens", "decode_tokens", "decode_context", "chunk_prefix"),  # chunk_prefix: summed over the chunks
     *("idle_before_ms", "idle_cause"),  # the cause of the largest part
     "predicted_ms",  # end - begin as the scheduler predicted it; empty where it did not
+    *("contended_before_ms", "contended_ms"),  # in a processor's queue: the rank's threads until begin, then its own
 )
+_CONTENDED = ("contended_before", "contended")  # of a `Span`
 _ROWS_AT_ONCE = 1 << 16
 
 
@@ -36,6 +38,7 @@ class SpanTable:
         idle: Idle seconds right before each.
         cause: The code of the cause that most of them have; -1 where there are none.
         predicted: Compute seconds that the scheduler predicted; NaN where it did not.
+        contended: For each of `SPAN_COLUMNS[15:]`, seconds.
     """
 
     micro_batch: Ints
@@ -45,6 +48,7 @@ class SpanTable:
     idle: Floats
     cause: Ints
     predicted: Floats
+    contended: list[Floats]
 
 
 def span_table(record: RunRecord, ledger: Ledger) -> SpanTable:
@@ -63,7 +67,9 @@ def span_table(record: RunRecord, ledger: Ledger) -> SpanTable:
     idle, cause = (np.concatenate([gap[i] for gap in gaps]) for i in range(2))  # by stage, then by time
     lane = np.repeat(np.arange(ledger.num_stages), [len(lane.micro_batch) for lane in ledger.lanes])
     by_span = np.lexsort((lane, np.concatenate([lane.micro_batch for lane in ledger.lanes])))
-    return SpanTable(micro_batch, stage, times, place, idle[by_span], cause[by_span], predictions[place, stage])
+    contended = [np.array([getattr(span, name) for span in spans], np.float64)[order] for name in _CONTENDED]
+    predicted = predictions[place, stage]
+    return SpanTable(micro_batch, stage, times, place, idle[by_span], cause[by_span], predicted, contended)
 
 
 def span_rows(record: RunRecord, ledger: Ledger) -> Iterator[bytes]:
@@ -89,6 +95,7 @@ def span_rows(record: RunRecord, ledger: Ledger) -> Iterator[bytes]:
                 decimals(nanoseconds(spans.idle[rows]), 6),
                 text_by_code(spans.cause[rows], CAUSES),
                 decimals(nanoseconds(np.nan_to_num(predicted)), 6, np.isfinite(predicted)),
+                *(decimals(nanoseconds(each[rows]), 6) for each in spans.contended),
             ]
         )
 
@@ -99,6 +106,7 @@ def read_spans(text: Iterable[str]) -> list[Span]:
     at = {name: i for i, name in enumerate(next(rows, []))}
     micro_batch, stage, *times = (at[name] for name in SPAN_COLUMNS[:7])
     ready, arrived, begin, end, sent = times
+    contended = [at[f"{name}_ms"] for name in _CONTENDED if f"{name}_ms" in at]  # none in folders of older versions
     return [
         Span(
             int(row[micro_batch]),
@@ -108,6 +116,7 @@ def read_spans(text: Iterable[str]) -> list[Span]:
             float(row[begin]),
             float(row[end]),
             float(row[sent]),
+            *(float(row[place]) / 1e3 for place in contended),
         )
         for row in rows
     ]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gapless.conf.build import to_mapping
 from gapless.conf.policy_file import policy_config
+from gapless.conf.sampling import SamplingParams
 from gapless.conf.schema import BenchConfig
 from gapless.launch.compose import compose_one
 from gapless.launch.turns import requests
@@ -81,7 +87,18 @@ class Pipeline:
         self.llm.reset(self.policies[policy])
         for _ in self.llm.replay(workload):
             pass
-        return analysed(self.llm.record, to_mapping(self.config)).words
+        return self.words_of_record()
+
+    def words_of_record(self, *, shares_cores: bool = False) -> list[str]:
+        """Return the words of the last run; as if no rank had waited for a processor, unless it `shares_cores`.
+
+        Other tests run beside this one.
+        """
+        record = self.llm.record
+        if not shares_cores:
+            alone = [msgspec.structs.replace(span, contended_before=0.0, contended=0.0) for span in record.spans]
+            record = replace(record, spans=alone)
+        return analysed(record, to_mapping(self.config)).words
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +121,31 @@ def test_a_slow_stage(pipeline: Pipeline) -> None:
 def test_a_late_coordinator(pipeline: Pipeline) -> None:
     words = pipeline.words("late")
     assert words[0].startswith("The coordinator dispatched late for "), words
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the system does not count waits for a processor")
+def test_hogs_on_the_cores_of_the_ranks(pipeline: Pipeline) -> None:
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        pipeline.words()
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+    words = pipeline.words_of_record(shares_cores=True)
+    assert words[0].startswith("Processor contention takes "), words
+
+
+def test_a_slow_client(pipeline: Pipeline) -> None:
+    """It asks for the next answer a while after the last one."""
+    pipeline.llm.reset(pipeline.policies["sarathi"])
+    for number in range(16):
+        time.sleep(0.1)
+        pipeline.llm.generate([[number + 1] * 20], SamplingParams(max_tokens=2))
+    words = pipeline.words_of_record()
+    assert words[0].startswith("Too few requests: no request was there for "), words
+    assert "; the client asks 1" in words[0]
 
 
 def test_a_starved_queue(pipeline: Pipeline) -> None:

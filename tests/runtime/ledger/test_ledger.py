@@ -46,6 +46,7 @@ def idle_seconds(ledger: Ledger, stage: int | None = None) -> dict[str, float]:
 def test_causes_are_the_design_s():
     assert [str(cause) for cause in Cause] == [
         *("pb1_prefill_size", "pb2_prefill_decode", "pb3_decode_context", "stage_imbalance", "transport", "control"),
+        "contention",
         *("starved_no_request", "starved_in_flight", "starved_kv_full", "unknown", "recovery", "fill_drain"),
     ]
     assert all(cause.meaning.endswith(".") for cause in Cause)

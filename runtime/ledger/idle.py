@@ -15,7 +15,7 @@ from .causes import Cause
 class IdleInterval:
     """`stage` was idle in [start, end) (seconds, coordinator's clock) for `cause`, awaiting `micro_batch`.
 
-    `micro_batch` is None only after the stage's last micro-batch.
+    `micro_batch` is None only after the stage's last one, and where a window begins without a request.
     """
 
     stage: int

@@ -1,82 +1,112 @@
-"""Measures one GPU in under eight minutes: `python -m benchmarks.gpu [--out FILE] [--only NAME,...]`.
+"""Measures GPUs: `python -m benchmarks.gpu first`, `two` or `figures`, each in nine minutes; `gather` comes before.
 
-It checks that results are right; measures the best matrix products and memory rates of the device, and how near a stage
-of LLaMA-13B comes to them; the paper's Table 2 and Figures 3, 4, 7, 8 and 13; and a profile folder, with which it
-simulates. Weights are random. `--device cpu --small` runs all of it at tiny sizes without a GPU. Without CUDA it says
-so and exits with 0; it exits with 1 if a part or a check fails.
+`first` is for the first contact with a GPU: versions, attention, tokens, CUDA graphs, what the host waits for, the
+sampler, and shares of what the device reaches. `two` needs two GPUs: ranks that start, generate, end and die. `figures`
+has the paper's Table 2 and Figures 3, 4, 7, 8 and 13, a profile folder and simulations with it. Weights are random.
+
+Each part has a limit and a process of its own, and none stops the others. What the time does not reach fails.
+`--device cpu --small` runs a list at tiny sizes without a GPU. It exits with 1 if a part or a check fails, and without
+CUDA.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import re
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from ..support.results import write_json
-from .parts import PARTS, Task, chosen
-from .rows import Row, json_tables, table
+from . import gather
+from .parts import LISTS, Part, Task, chosen
+from .rows import Row, json_tables, missing, page, summary, table
 from .worker import Worker
+
+LEAST_S = 5.0  # less is not worth a start
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["gather"]:
+        return gather.main(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the numbers to this JSON file too")
-    parser.add_argument("--only", default="", metavar="NAME,...", help=", ".join(part.name for part in PARTS))
+    parser.add_argument("list", choices=[*LISTS, "gather"], help="gather FOLDER: the wheels that first needs")
+    parser.add_argument("--only", default="", metavar="NAME,...", help="some parts of the list, and what they need")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="write table and JSON there, named after the device")
+    parser.add_argument("--seconds", type=float, help="that the list may take, in place of its own")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--small", action="store_true", help="tiny sizes, for a CPU")
-    parser.add_argument(
-        "--runs",
-        type=Path,
-        default=Path("runs/gpu"),
-        metavar="FOLDER",
-        help="for the profile and the simulations (%(default)s)",
-    )
+    parser.add_argument("--runs", type=Path, default=Path("runs/gpu"), metavar="FOLDER", help="for profiles and runs")
     arguments = parser.parse_args()
+    wanted = LISTS[arguments.list]
     try:
-        parts = chosen([name for name in arguments.only.split(",") if name])
+        parts = chosen(arguments.list, [name for name in arguments.only.split(",") if name])
     except ValueError as error:
         parser.error(str(error))
     if arguments.device == "cpu" and not arguments.small:
         parser.error("--device cpu: a model of 13B takes hours there; add --small")
-    machine = _machine(arguments.device)
-    if machine is None:
-        print("benchmarks.gpu: no CUDA device here; --device cpu --small runs it at tiny sizes")
-        return 0
+    try:
+        device, machine = found(arguments.device, wanted.devices)
+    except LookupError as error:
+        print(f"benchmarks.gpu {arguments.list}: {error}; --device cpu --small runs it at tiny sizes")
+        return 1
+    began = time.monotonic()
     rows: list[Row] = []
-    began, worker = time.monotonic(), Worker()
+    name = f"gpu_{arguments.list}_{re.sub('[^a-z0-9]+', '_', device.lower()).strip('_')}"
+    task = Task(arguments.device, arguments.small, arguments.runs.resolve(), ())
+    for row in run(parts, task, arguments.seconds or wanted.total_s):
+        rows.append(row)
+        _say("  " + "  ".join(cell for cell in row.cells[1:] if cell))
+        if arguments.out is not None:  # after each row, since a machine may go away
+            arguments.out.mkdir(parents=True, exist_ok=True)
+            write_json(arguments.out / f"{name}.json", "gpu", json_tables(rows), machine)
+            (arguments.out / f"{name}.md").write_text(page(arguments.out / f"{name}.json", rows), encoding="utf-8")
+    print(f"{machine}\n{table(rows)}\n{summary(rows)}, {time.monotonic() - began:.0f} s")
+    return 1 if any(row.status == "FAIL" for row in rows) else 0
+
+
+def run(parts: list[Part], task: Task, seconds: float) -> Iterator[Row]:
+    """Run parts one after the other and yield their rows. A part that the time does not reach yields a failure."""
+    end, worker, rows = time.monotonic() + seconds, Worker(), list[Row]()
     try:
         for part in parts:
-            _say(f"{part.name}: at most {part.budget_s:g} s, {time.monotonic() - began:.0f} s so far")
-            task = Task(arguments.device, arguments.small, arguments.runs.resolve(), tuple(rows))
-            for row in worker.run(part, task):
+            left = end - time.monotonic()
+            if left < LEAST_S:
+                yield missing(part.name, part.name, "", f"not run: the {seconds:g} s are over")
+                continue
+            budget_s = min(part.budget_s, left)
+            _say(f"{part.name}: at most {budget_s:.0f} s, {seconds - left:.0f} s so far")
+            for row in worker.run(replace(part, budget_s=budget_s), replace(task, found=tuple(rows))):
                 rows.append(row)
-                _say("  " + "  ".join(cell for cell in row.cells[1:] if cell))
-            write_json(arguments.out, "gpu", json_tables(rows), machine)
+                yield row
     finally:
         worker.stop()
-    print(f"{machine}\n{table(rows)}")
-    failed = sum(row.status == "FAIL" for row in rows)
-    missed = sum(row.status == "missed" for row in rows)
-    print(f"{failed} failed, {missed} goals missed, {time.monotonic() - began:.0f} s")
-    return 1 if failed else 0
 
 
-def _machine(device: str) -> str | None:
-    """Return the device and the versions in one line; None where CUDA is asked for and not there."""
+def found(device: str, devices: int) -> tuple[str, str]:
+    """Return the device's name, and with it the versions in one line.
+
+    Raises:
+        LookupError: As many CUDA devices are not there.
+    """
     import torch
 
-    if device == "cuda" and not torch.cuda.is_available():
-        return None
+    if device == "cuda" and torch.cuda.device_count() < devices:
+        there = torch.cuda.device_count()
+        raise LookupError(
+            f"no CUDA device here ({torch.__version__})" if not there else f"{devices} GPUs are needed, {there} is here"
+        )
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     versions = {"CUDA": str(torch.version.cuda)} if device == "cuda" else {}
-    for package in ("torch", "xformers", "megatron-core", "transformers"):
+    for package in ("torch", "triton", "xformers", "megatron-core", "transformers"):
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             versions[package] = "absent"
-    return ", ".join([name, *(f"{package} {version}" for package, version in versions.items())])
+    return name, ", ".join([name, *(f"{package} {version}" for package, version in versions.items())])
 
 
 def _say(text: str) -> None:

@@ -18,6 +18,7 @@ from ..support.results import ROOT
 
 # Of the project's requirements: neither ranks over Ray, nor figures, nor a server.
 NOT_NEEDED = ("ray", "matplotlib", "fastapi", "uvicorn", "httptools", "prometheus_client")
+THERE = "+there"  # the local version of a package that is there: no index has it
 MORE = ("pytest", "hypothesis", "transformers")  # for the project's tests, and other models' tokens
 
 
@@ -44,7 +45,8 @@ def main(arguments: list[str]) -> int:
         work = Path(name)
         stubs = [stub(pin, work) for pin in there]
         pins = constraints(ROOT / options.pins, there)
-        (work / "pins.txt").write_text("\n".join([*pins, *there]) + "\n", encoding="utf-8")
+        exact = [f"{pin.replace('==', '===')}{THERE}" for pin in there]
+        (work / "pins.txt").write_text("\n".join([*pins, *exact]) + "\n", encoding="utf-8")
         pip = (sys.executable, "-m", "pip", "wheel", "-q", "--disable-pip-version-check", "--wheel-dir", str(folder))
         own = subprocess.run((*pip, "--no-deps", str(ROOT)), check=False).returncode
         wanted = requirements(is_cuda12="cuda12" in options.pins)
@@ -94,7 +96,7 @@ def name_of(requirement: str) -> str:
 
 def stub(pin: str, folder: Path) -> str:
     """Write an empty wheel of a package that is there, so that pip reckons with its version; return its name."""
-    name, version = name_of(pin), pin.partition("==")[2].strip()
+    name, version = name_of(pin), pin.partition("==")[2].strip() + THERE
     info, wheel = f"{name}-{version}.dist-info", f"{name}-{version}-py3-none-any.whl"
     with zipfile.ZipFile(folder / wheel, "w") as file:
         file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")

@@ -100,10 +100,11 @@ LISTS = {
     ),
     "two": PartList(
         (
-            Part("tp2", ".ranks:tp2", 180),
-            Part("pp2", ".ranks:pp2", 180),
-            Part("kill_pp2", ".ranks:kill_pp2", 120),
-            Part("kill_tp2", ".ranks:kill_tp2", 120),
+            Part("one", ".ranks:one", 90),
+            Part("tp2", ".ranks:tp2", 150, needs=("one",)),
+            Part("pp2", ".ranks:pp2", 150, needs=("one",)),
+            Part("kill_pp2", ".ranks:kill_pp2", 120, needs=("one",)),
+            Part("kill_tp2", ".ranks:kill_tp2", 120, needs=("one",)),
         ),
         540.0,
         devices=2,

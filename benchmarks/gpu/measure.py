@@ -83,11 +83,10 @@ def found(device: str, devices: int) -> tuple[str, str]:
     """
     import torch
 
-    if device == "cuda" and torch.cuda.device_count() < devices:
-        there = torch.cuda.device_count()
-        raise LookupError(
-            f"no CUDA device here ({torch.__version__})" if not there else f"{devices} GPUs are needed, {there} is here"
-        )
+    there = torch.cuda.device_count()
+    if device == "cuda" and there < devices:
+        needed = f"{devices} GPUs are needed, {there} is here" if there else "no CUDA device here"
+        raise LookupError(f"{needed} (torch {torch.__version__})")
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     versions = {"CUDA": str(torch.version.cuda)} if device == "cuda" else {}
     for package in ("torch", "triton", "xformers", "megatron-core", "transformers"):

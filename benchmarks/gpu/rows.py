@@ -95,7 +95,13 @@ def figure(part: str, quantity: str, setting: str, value: float) -> Row:
 
 def missing(part: str, quantity: str, setting: str, reason: str) -> Row:
     """Make the row of something that has to be there and is not."""
-    return Row(part=part, quantity=quantity, setting=setting, status="FAIL", note=reason.splitlines()[0][:160])
+    return Row(
+        part=part,
+        quantity=quantity,
+        setting=setting,
+        status="FAIL",
+        note=(reason.splitlines() or ["no reason"])[0][:160],
+    )
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -113,4 +113,11 @@ def test_the_index_s_xformers_is_built_for_cuda_12_too() -> None:
 def test_what_is_written_on_gpus_names_both_sets(path: str) -> None:
     text = (ROOT / path).read_text(encoding="utf-8")
     assert all(name in text for name in CUDA_OF), path
-    assert not re.search(r"\btorch(==|\s)\d+\.\d+\.\d+", text) or path == "docs/install.md"  # pins alone say versions
+
+
+def test_install_s_table_has_the_pinned_versions() -> None:
+    table = re.findall(r"^\| CUDA .*$", (ROOT / "docs/install.md").read_text(encoding="utf-8"), re.MULTILINE)
+    for (name, major), row in zip(CUDA_OF.items(), table, strict=True):
+        assert f"CUDA Version {major}." in row
+        assert f"`{name}` | {pinned(pins_of(name), 'torch', PYTHON)} |" in row
+    assert f"xformers {pinned(pins_of('constraints-cuda12.txt'), 'xformers', PYTHON)} " in table[-1]

@@ -17,6 +17,7 @@ from .rows import Row, json_tables, missing, page, summary, table
 from .worker import Worker
 
 LEAST_S = 5.0  # less is not worth a start
+ON_A_CPU = 4  # times as long as on a GPU may a part and a list take
 
 
 def main(description: str) -> int:
@@ -46,7 +47,9 @@ def main(description: str) -> int:
     rows: list[Row] = []
     name = f"gpu_{arguments.list}_{re.sub('[^a-z0-9]+', '_', device.lower()).strip('_')}"
     task = Task(arguments.device, arguments.small, arguments.runs.resolve(), ())
-    for row in run(parts, task, arguments.seconds or wanted.total_s):
+    stretch = ON_A_CPU if arguments.device == "cpu" else 1
+    parts = [replace(part, budget_s=stretch * part.budget_s) for part in parts]
+    for row in run(parts, task, arguments.seconds or stretch * wanted.total_s):
         rows.append(row)
         _say("  " + "  ".join(cell for cell in row.cells[1:] if cell))
         if arguments.out is not None:  # after each row, since a machine may go away

@@ -12,7 +12,7 @@ from gapless.models.piecewise import BUCKETS, PiecewiseStage
 from gapless.runtime.cost.stage_costs import MicroBatchShape
 from gapless.runtime.experiments.one_gpu import decodes
 
-from .model import architecture, batch_of, layers_that_fit, random_stage, start, with_graphs
+from .model import architecture, batch_of, layers_that_fit, random_stage, slots_of, start, with_graphs
 from .parts import Task
 from .rows import Row, checked, figure
 
@@ -40,6 +40,7 @@ def graphs(task: Task) -> Iterator[Row]:
             shape = MicroBatchShape(((chunk, length),), number, number * length, number + 1)
             shapes[f"a chunk of {chunk} and {number} decodes"] = shape
         for setting, shape in shapes.items():
+            assert slots_of(shape) <= kv_tokens, setting
             inputs = stage.prepare(batch_of(shape))
             replayed, again = (captured.forward(inputs).clone() for _ in range(2))
             for quantity, other in (("without graphs", pieces.forward(inputs)), ("replayed once more", again)):

@@ -21,7 +21,7 @@ from gapless.runtime.cost.stage_costs import MicroBatchShape
 from gapless.runtime.experiments.one_gpu import decodes
 
 from .engine import no_waits, place_of
-from .model import architecture, batch_of, random_stage, with_graphs
+from .model import architecture, batch_of, random_stage, slots_of, with_graphs
 from .parts import Task
 from .rows import Row, checked, figure, missing
 
@@ -58,6 +58,7 @@ def middle(task: Task) -> Iterator[Row]:
             return out
 
         for name, shape in shapes.items():
+            assert slots_of(shape) <= stage.cache.scratch_slot, name
             batch = batch_of(shape)
             step(batch)
             began = time.perf_counter()

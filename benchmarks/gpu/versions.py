@@ -15,6 +15,7 @@ import gapless
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import ModelConfig
 from gapless.models.attention.backend import AttentionBackend
+from gapless.models.attention.sdpa import SdpaBackend
 from gapless.models.attention.select import make_backend
 from gapless.models.kernels.select import make_kernels
 
@@ -22,7 +23,6 @@ from .parts import Task
 from .rows import Row, missing
 
 PACKAGES = ("torch", "triton", "xformers", "megatron-core", "transformers", "numpy")
-FALLBACK = "SdpaBackend"  # runs anywhere, and is slow
 
 
 def backend_names(device: str) -> list[str]:
@@ -81,19 +81,26 @@ def versions(task: Task) -> Iterator[Row]:
         for head_dim in (64, 128):
             setting = f"{name}, heads of {head_dim}"
             try:
-                made = type(backend(name, task.device, head_dim=head_dim, num_blocks=8)).__name__
+                made = backend(name, task.device, head_dim=head_dim, num_blocks=8)
             except ConfigError as error:
                 if is_expected(name):
                     yield missing("versions", "attention", setting, str(error))
                 else:
                     yield Row(part="versions", quantity="attention", setting=setting, status="skip", note=str(error))
                 continue
-            yield Row(part="versions", quantity="attention", setting=setting, status="ok", note=made)
-    made = type(backend("auto", task.device, head_dim=128, num_blocks=8)).__name__
-    if made == FALLBACK and task.device == "cuda":
-        yield missing("versions", "attention", "auto", f"{made}: no fast backend runs here")
+            yield _runs("attention", setting, made)
+    made = backend("auto", task.device, head_dim=128, num_blocks=8)
+    if isinstance(made, SdpaBackend) and task.device == "cuda":
+        yield missing("versions", "attention", "auto", "SdpaBackend: no fast backend runs here")
     else:
-        yield Row(part="versions", quantity="attention", setting="auto", status="ok", note=made)
+        yield _runs("attention", "auto", made)
+    where = torch.device(task.device)
+    kernels = set(get_args(get_type_hints(ModelConfig)["kernels"])) - {"cpp"} if where.type == "cuda" else {"auto"}
+    for name in sorted(kernels):
+        try:
+            yield _runs("kernels", name, make_kernels(name, dtype=torch.bfloat16, device=where))
+        except ConfigError as error:
+            yield missing("versions", "kernels", name, str(error))
 
 
 def _device() -> Iterator[Row]:
@@ -110,6 +117,11 @@ def _device() -> Iterator[Row]:
         yield _fact("driver", done.stdout.split()[0])
     except (OSError, subprocess.SubprocessError, IndexError) as error:
         yield _fact("driver", f"nvidia-smi does not say: {error}"[:120])
+
+
+def _runs(quantity: str, setting: str, made: object) -> Row:
+    note = getattr(made, "about", "") or type(made).__name__
+    return Row(part="versions", quantity=quantity, setting=setting, status="ok", note=note)
 
 
 def _fact(quantity: str, note: str) -> Row:

@@ -6,6 +6,7 @@ import importlib.metadata
 import platform
 import subprocess
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -61,8 +62,8 @@ def backend(
 
 
 def is_expected(name: str) -> bool:
-    """Return whether a backend must run with this build of torch: xformers' wheel is for CUDA 12 alone."""
-    return name != "xformers" or str(torch.version.cuda).startswith("12.")
+    """Return whether a backend must run: xformers where it is installed beside a torch for CUDA 12, as its wheel is."""
+    return name != "xformers" or (str(torch.version.cuda).startswith("12.") and find_spec("xformers") is not None)
 
 
 def versions(task: Task) -> Iterator[Row]:

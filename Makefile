@@ -50,7 +50,7 @@ fidelity: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.fidelity $(ARGS)
 
 # torch first and by its exact pin: pulled in by another package it may come in a build several GB larger.
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml constraints.txt constraints-common.txt
 	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or newer is needed; none of python3.11 ... python3 is one" >&2; exit 1; }
 	@test -x $(BIN)/python || { echo "making $(VENV) with $(PYTHON)"; "$(PYTHON)" -m venv $(VENV); }
 	@echo "installing $(TORCH)"

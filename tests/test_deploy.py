@@ -13,6 +13,7 @@ import yaml
 
 from gapless.conf.schema import ServeConfig
 from gapless.launch import compose
+from tests.support.pins import pinned, pins_of
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "docs" / "deploy"
@@ -63,8 +64,7 @@ def test_the_job_fits_its_cluster(tmp_path: Path) -> None:
     assert [each["name"] for each in head["env"]] == ["POD_IP"]
     assert config.serve.port in [port["containerPort"] for port in head["ports"]]
     assert config.serve.host == "0.0.0.0"
-    pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    assert f"ray=={job['rayClusterSpec']['rayVersion']}" in pins
+    assert job["rayClusterSpec"]["rayVersion"] == pinned(pins_of("constraints.txt"), "ray", "3.12")
 
 
 def test_runs_and_models_go_where_the_image_starts() -> None:

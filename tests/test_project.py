@@ -14,18 +14,11 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+from tests.support.pins import CUDA_OF, pinned, pins_of
+
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-PINS = [Requirement(line) for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()]
 PYTHONS = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["project"]["classifiers"]))
-
-
-def pinned(name: str, python: str) -> str:
-    """Return the one version that constraints.txt gives this Python."""
-    environment = {"python_version": python}
-    (pin,) = [pin for pin in PINS if pin.name == name and (pin.marker is None or pin.marker.evaluate(environment))]
-    (only,) = pin.specifier
-    return only.version
 
 
 def needed() -> list[Requirement]:
@@ -35,10 +28,11 @@ def needed() -> list[Requirement]:
 
 
 @pytest.mark.parametrize("python", PYTHONS)
-def test_each_python_has_one_pin_of_each_package_within_its_bounds(python: str) -> None:
-    names = {pin.name.lower(): pin.name for pin in PINS}
+@pytest.mark.parametrize("constraints", CUDA_OF)
+def test_each_python_has_one_pin_of_each_package_within_its_bounds(constraints: str, python: str) -> None:
+    pins = pins_of(constraints)
     for requirement in needed():
-        assert requirement.specifier.contains(pinned(names[requirement.name.lower()], python)), requirement
+        assert requirement.specifier.contains(pinned(pins, requirement.name, python)), requirement
 
 
 def workflow(name: str) -> dict[Any, Any]:
@@ -72,13 +66,13 @@ def test_only_a_pushed_tag_is_published_after_its_wheel_was_tried() -> None:
 
 def test_pre_commit_s_ruff_is_the_pinned_one() -> None:
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
-    assert [repo["rev"] for repo in hooks["repos"]] == [f"v{pinned('ruff', PYTHONS[0])}"]
+    assert [repo["rev"] for repo in hooks["repos"]] == [f"v{pinned(pins_of('constraints.txt'), 'ruff', PYTHONS[0])}"]
 
 
 def test_the_image_gets_every_room() -> None:
     taken = set(re.findall(r"^!(.*)$", (ROOT / ".dockerignore").read_text(encoding="utf-8"), re.MULTILINE))
     rooms = {source.partition("/")[0] for source in PROJECT["tool"]["setuptools"]["package-dir"].values()}
-    assert taken >= rooms | {"pyproject.toml", "README.md", "LICENSE", "constraints.txt"}
+    assert taken >= rooms | {"pyproject.toml", "README.md", "LICENSE", "constraints-common.txt", *CUDA_OF}
     assert all((ROOT / path).exists() for path in taken)
 
 

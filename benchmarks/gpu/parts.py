@@ -1,4 +1,4 @@
-"""The parts of the measurement, in their order, each with the time that it may take."""
+"""The parts of each list, in their order, each with the time that it may take."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from importlib import import_module
 from pathlib import Path
 
 from .rows import Row
-
-TOTAL_S = 480.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +19,14 @@ class Part:
         function: Its code, a `Measure`: `module:function`. Only the process that runs it imports the module.
         budget_s: Seconds after which it is ended, the start of its process included.
         process: The process that it shares with its neighbours of the same name; what they build on the device stays.
+            Without one it has its own.
         needs: Parts whose rows it reads; they run before it, asked for or not.
     """
 
     name: str
     function: str
     budget_s: float
-    process: str
+    process: str = ""
     needs: tuple[str, ...] = ()
 
     def load(self) -> Measure:
@@ -66,35 +65,79 @@ class Task:
 
 Measure = Callable[[Task], Iterator[Row]]
 
-# Budgets add up to less than TOTAL_S.
-PARTS = (
-    Part("attention", ".checks:attention", 40, "checks"),
-    Part("tokens", ".checks:tokens", 35, "checks"),
-    Part("logits", ".checks:logits", 25, "checks"),
-    Part("floor", ".floor:floor", 20, "checks"),
-    Part("figure4", ".figures:figure4", 40, "checks"),
-    Part("plain", ".goals:plain", 30, "model", needs=("floor",)),
-    Part("goals", ".goals:goals", 40, "model", needs=("floor",)),
-    Part("table2", ".figures:table2", 20, "model"),
-    Part("figure3", ".figures:figure3", 30, "model"),
-    Part("figure7", ".figures:figure7", 15, "model"),
-    Part("figure8", ".figures:figure8", 40, "model"),
-    Part("figure13", ".figures:figure13", 40, "model"),
-    Part("profile", ".profile_folder:profile", 65, "profile"),
-    Part("simulate", ".profile_folder:simulate", 40, "profile", needs=("profile",)),
-)
+
+@dataclass(frozen=True, slots=True)
+class PartList:
+    """Parts that run one after the other.
+
+    Attributes:
+        parts: In order of their worth: those that the time does not reach are left out.
+        total_s: Seconds that all of them may take together.
+        devices: GPUs that they need.
+    """
+
+    parts: tuple[Part, ...]
+    total_s: float
+    devices: int = 1
 
 
-def chosen(names: list[str]) -> list[Part]:
-    """Return the parts of these names and what they need, in order; all parts without names.
+LISTS = {
+    "first": PartList(
+        (
+            Part("versions", ".versions:versions", 60),
+            Part("attention", ".attention:attention", 90),
+            Part("engine", ".engine:engine", 90),
+            Part("graphs", ".graphs:graphs", 90),
+            Part("waits", ".engine:waits", 60),
+            Part("tests", ".gpu_tests:gpu_tests", 120),
+            Part("middle", ".middle:middle", 45),
+            Part("sampler", ".sampler:sampler", 60),
+            Part("floor", ".floor:floor", 30),
+            Part("goals", ".goals:goals", 60, needs=("floor",)),
+            Part("spinning", ".spinning:spinning", 45),
+        ),
+        540.0,
+    ),
+    "two": PartList(
+        (
+            Part("one", ".ranks:one", 90),
+            Part("tp2", ".ranks:tp2", 150, needs=("one",)),
+            Part("pp2", ".ranks:pp2", 150, needs=("one",)),
+            Part("kill_pp2", ".ranks:kill_pp2", 120, needs=("one",)),
+            Part("kill_tp2", ".ranks:kill_tp2", 120, needs=("one",)),
+        ),
+        540.0,
+        devices=2,
+    ),
+    "figures": PartList(
+        (
+            Part("floor", ".floor:floor", 20, "floor"),
+            Part("figure4", ".figures:figure4", 40, "floor"),
+            Part("plain", ".goals:plain", 30, "model", needs=("floor",)),
+            Part("table2", ".figures:table2", 20, "model"),
+            Part("figure3", ".figures:figure3", 30, "model"),
+            Part("figure7", ".figures:figure7", 15, "model"),
+            Part("figure8", ".figures:figure8", 40, "model"),
+            Part("figure13", ".figures:figure13", 40, "model"),
+            Part("profile", ".profile_folder:profile", 65, "profile"),
+            Part("simulate", ".profile_folder:simulate", 40, "profile", needs=("profile",)),
+        ),
+        480.0,
+    ),
+}
+
+
+def chosen(name: str, names: list[str]) -> list[Part]:
+    """Return the parts of a list that have these names, and what they need, in order; all parts without names.
 
     Raises:
         ValueError: There is no part of such a name.
     """
-    by_name = {part.name: part for part in PARTS}
-    for name in names:
-        if name not in by_name:
-            raise ValueError(f"--only {name}: no such part; there are {', '.join(by_name)}")
+    parts = LISTS[name].parts
+    by_name = {part.name: part for part in parts}
+    for each in names:
+        if each not in by_name:
+            raise ValueError(f"--only {each}: no such part; there are {', '.join(by_name)}")
     wanted = set(names or by_name)
-    wanted |= {need for name in wanted for need in by_name[name].needs}
-    return [part for part in PARTS if part.name in wanted]
+    wanted |= {need for each in wanted for need in by_name[each].needs}
+    return [part for part in parts if part.name in wanted]

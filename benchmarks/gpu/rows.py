@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from gapless.runtime.experiments.artifact import Relation, number
@@ -43,8 +45,10 @@ class Row:
     def cells(self) -> tuple[str, ...]:
         """The row as text, under `HEAD`."""
         sign = {"=": "", "<=": "≤ ", ">=": "≥ "}[self.relation]
-        paper, goal = ("" if n is None else sign + number(n) for n in (self.paper, self.goal))
-        value = "" if self.value is None else number(self.value)
+        paper, goal = (
+            "" if n is None else sign + (f"{n:,}" if isinstance(n, int) else number(n)) for n in (self.paper, self.goal)
+        )
+        value = "" if self.value is None else f"{self.value:,}" if isinstance(self.value, int) else number(self.value)
         return self.part, self.quantity, self.setting, value, paper, goal, f"{self.status} {self.note}".strip()
 
 
@@ -84,18 +88,42 @@ def of_paper(part: str, rows: Iterable[PaperRow], note: str = "") -> list[Row]:
     ]
 
 
+def figure(part: str, quantity: str, setting: str, value: float) -> Row:
+    """Make the row of a number that nothing is demanded of."""
+    return Row(part=part, quantity=quantity, setting=setting, value=value)
+
+
+def missing(part: str, quantity: str, setting: str, reason: str) -> Row:
+    """Make the row of something that has to be there and is not."""
+    return Row(
+        part=part,
+        quantity=quantity,
+        setting=setting,
+        status="FAIL",
+        note=(reason.splitlines() or ["no reason"])[0][:160],
+    )
+
+
 def table(rows: Sequence[Row]) -> str:
-    """Write the rows as one table."""
+    """Write the rows as one table; columns that no row fills are left out."""
     lines = [HEAD, *(row.cells for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEAD))]
-    is_number = [3 <= column <= 5 for column in range(len(HEAD))]
+    filled = [column for column in range(len(HEAD)) if any(row.cells[column] for row in rows)]
+    widths = {column: max(len(line[column]) for line in lines) for column in filled}
     return "\n".join(
         "  ".join(
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(line, widths, is_number, strict=True)
+            line[column].rjust(widths[column]) if 3 <= column <= 5 else line[column].ljust(widths[column])
+            for column in filled
         ).rstrip()
         for line in lines
     )
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """Count what passed, what failed, goals and figures, in one line."""
+    words = {"ok": "passed", "FAIL": "failed", "met": "goals met", "missed": "goals missed", "skip": "skipped"}
+    counts = {word: sum(row.status == status for row in rows) for status, word in words.items()}
+    counts["figures"] = sum(not row.status for row in rows)
+    return ", ".join(f"{count} {word}" for word, count in counts.items() if count or word in ("passed", "failed"))
 
 
 def json_tables(rows: Iterable[Row]) -> dict[str, list[dict[str, Any]]]:
@@ -105,3 +133,14 @@ def json_tables(rows: Iterable[Row]) -> dict[str, list[dict[str, Any]]]:
         columns = asdict(row)
         tables.setdefault(columns.pop("part"), []).append(columns)
     return tables
+
+
+def page(numbers: Path, rows: Sequence[Row]) -> str:
+    """Write the page of a result beside its numbers, a JSON file of `benchmarks/support/results.py`."""
+    result = json.loads(numbers.read_text(encoding="utf-8"))
+    (measurement,) = result["measurements"]
+    when = f"Measured {measurement['date']} at commit `{measurement['commit']}` on {measurement['machine']}."
+    return (
+        f"# `{result['command']}`\n\n{when}\n{summary(rows)}. Numbers: [{numbers.name}]({numbers.name}).\n\n"
+        f"```text\n{table(rows)}\n```\n"
+    )

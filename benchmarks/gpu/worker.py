@@ -30,15 +30,15 @@ class Worker:
     def run(self, part: Part, task: Task) -> Iterator[Row]:
         """Run a part, and yield its rows as they come. A part that fails yields a row that says so."""
         end = time.monotonic() + part.budget_s
-        if self._name != part.process:
+        if self._name != (part.process or part.name):
             self.stop()
-        connection = self._connection or self._start(part.process)
+        connection = self._connection or self._start(part.process or part.name)
         failure = ""
         try:
             connection.send((part, task))
             while True:
                 if not connection.poll(max(0.0, end - time.monotonic())):
-                    failure = f"over its {part.budget_s:g} s"
+                    failure = f"over its {part.budget_s:.0f} s"
                     break
                 received = connection.recv()
                 if isinstance(received, Row):

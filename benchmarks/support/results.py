@@ -40,13 +40,11 @@ def write_json(
 
 def commit() -> str:
     """Return the commit that is checked out, with a `+` if files differ from it."""
-    found = subprocess.run(
-        ["git", "describe", "--always", "--dirty=+", "--exclude=*"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    describe = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
+    try:
+        found = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True, check=False)
+    except FileNotFoundError:  # a machine without git
+        return "unknown"
     return found.stdout.strip() or "unknown"
 
 

@@ -1,0 +1,59 @@
+"""Capture and replay of CUDA graphs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from gapless.models.piecewise import BUCKETS, PiecewiseStage
+from gapless.runtime.cost.stage_costs import MicroBatchShape
+from gapless.runtime.experiments.one_gpu import decodes
+
+from .model import architecture, batch_of, layers_that_fit, random_stage, slots_of, start, with_graphs
+from .parts import Task
+from .rows import Row, checked, figure
+
+LAYERS = 41
+KV_TOKENS = 34 * 1024  # of 64 decodes and a chunk, and no more: the layers take 26 GiB
+ROUNDING = 0.05  # of bfloat16 through all layers: deviation of the logits' error over theirs
+
+
+def graphs(task: Task) -> Iterator[Row]:
+    """Capture the graphs of 41 layers as wide as LLaMA-13B's; replays must equal the same pieces without graphs."""
+    arch = replace(architecture("llama-13b", task.small), num_layers=2 if task.small else LAYERS)
+    kv_tokens, length = (KV_TOKENS // 8, 32) if task.small else (KV_TOKENS, 512)
+    arch = replace(arch, num_layers=layers_that_fit(arch, task.device, kv_tokens))
+    setting = f"{arch.num_layers} layers, {len(BUCKETS) * (arch.num_layers + 1)} graphs"
+    with start(task.device) as groups:
+        stage = random_stage(arch, groups, kv_tokens)
+        free, began = _free(task.device), time.monotonic()
+        captured = with_graphs(stage)
+        left = _free(task.device)
+        yield figure("graphs", "capture (s)", setting, time.monotonic() - began)
+        yield figure("graphs", "graphs (MiB)", setting, (free - left) / 2**20)
+        pieces = PiecewiseStage(stage, list)
+        shapes = {f"{number} decodes over {length}": decodes(number, length) for number in (1, 5, 8, 64)}
+        for number, chunk in ((3, 61), (64, 61), (3, 128), (64, 128)):
+            shape = MicroBatchShape(((chunk, length),), number, number * length, number + 1)
+            shapes[f"a chunk of {chunk} and {number} decodes"] = shape
+        for setting, shape in shapes.items():
+            assert slots_of(shape) <= kv_tokens, setting
+            inputs = stage.prepare(batch_of(shape))
+            replayed, again = (captured.forward(inputs).clone() for _ in range(2))
+            for quantity, other in (("without graphs", pieces.forward(inputs)), ("replayed once more", again)):
+                differ = int((replayed != other).sum())
+                yield checked("graphs", f"logits other than those {quantity}", setting, differ, 0)
+            whole = stage(inputs).float()
+            error = ((replayed.float() - whole).std() / whole.std()).item()
+            yield checked("graphs", "error beside rows that are not padded", setting, error, ROUNDING)
+
+
+def _free(device: str) -> int:
+    """Return the free memory in bytes, once the device has done all; 0 on a CPU."""
+    if device != "cuda":
+        return 0
+    torch.cuda.synchronize()
+    return torch.cuda.mem_get_info()[0]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..conf.build import GROUPS, describe, dotted_keys, group_names, leaves, load_command, load_group, value_text
 from ..conf.meanings import meanings
 from ..conf.schema import EngineConfig
+from ..models.gguf.smollm2 import INSTALL
 from .options import OPTIONS
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def overview(commands: Iterable[Command]) -> str:
     listed = "\n".join(_entry(f"  {c.name}", c.summary, 12) for c in commands)
     options = "\n".join(_entry(f"  {option.usage}", option.meaning, 20) for option in OPTIONS)
     examples = "\n".join(_command_line(example) for c in commands for example in c.examples)
+    answers = f"A model that answers, for gapless chat and model=smollm2: {INSTALL} (93 MB)."
     about = "gapless serves large language models over pipeline and tensor parallelism without gaps in the pipeline "
     return f"""\
 {textwrap.fill(about + "(SARATHI).", width())}
@@ -58,7 +60,9 @@ options:
 {options}
 
 examples:
-{examples}"""
+{examples}
+
+{textwrap.fill(answers, width())}"""
 
 
 def command(command: Command) -> str:

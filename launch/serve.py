@@ -207,7 +207,10 @@ def _make_service(
         intake=intake,
         client=client,
         metrics=metrics,
-        live=[Live(name, client, number, layers=layers, policy=policy) for number in range(len(client.replicas))],
+        live=[
+            Live(name, client, number, layers=layers, policy=policy, has_chat=prepared.intake.chat_template is not None)
+            for number in range(len(client.replicas))
+        ],
         recorders=[Recorder(each, run_dir, plain(to_mapping(config)), versions()) for each in client.replicas],
         is_local=is_local,
         journaling=None if journal is None else Journaling(journal),

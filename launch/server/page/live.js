@@ -6,7 +6,7 @@
   const lanes = new Lanes(element("picture")), charts = new Charts(element("charts"));
   const faults = new Faults(element("faults-section"), element("fault-list"), element("fault-parts"));
   let apiKey = "", hello = null, offset = 0, latest = null, attempt = null;
-  new PromptBox(() => apiKey ? { authorization: `Bearer ${apiKey}` } : {});
+  const box = new PromptBox(() => apiKey ? { authorization: `Bearer ${apiKey}` } : {});
 
   element("access").addEventListener("submit", event => {
     event.preventDefault();
@@ -91,6 +91,7 @@
         replica.value = String(body.replica);
         element("replicas").hidden = body.replicas === 1;
       }
+      box.begin(body.chat);
       lanes.begin(body.stages, body.causes);
       charts.begin(body.rows);
       legend();

@@ -1,4 +1,5 @@
-// The prompt box: streams a completion as any other client would.
+// The prompt box: streams as any other client would. A model with a chat template is sent the whole conversation each
+// time, until a new one begins; another model continues a text.
 class PromptBox {
   constructor(headers) {
     this.headers = headers;
@@ -15,25 +16,55 @@ class PromptBox {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
     });
     this.stop.addEventListener("click", () => this.abort?.abort());
+    this.prompt = document.getElementById("prompt");
+    this.anew = document.getElementById("anew");
+    this.messages = null;
+    this.anew.addEventListener("click", () => {
+      this.abort?.abort();
+      this.messages = [];
+      this.answer.replaceChildren();
+    });
+  }
+
+  begin(chat) {
+    if (chat === (this.messages !== null)) return;
+    this.messages = chat ? [] : null;
+    this.anew.hidden = !chat;
+    this.send.textContent = chat ? "Send" : "Continue";
+    document.getElementById("prompt-label").textContent = chat ? "Message" : "Prompt";
+    if (chat) this.prompt.value = "What is the capital of France?";
+    this.note.textContent = `It goes to ${this.path}, as any client's.`;
+  }
+
+  get path() {
+    return this.messages ? "/v1/chat/completions" : "/v1/completions";
   }
 
   async run() {
     if (this.abort) return;
-    const prompt = document.getElementById("prompt").value;
+    const prompt = this.prompt.value, messages = this.messages;
     const echo = document.createElement("b");
-    echo.textContent = prompt;
-    this.answer.replaceChildren(echo);
+    if (messages) {
+      if (!prompt.trim()) return;
+      echo.textContent = `${messages.length ? "\n\n" : ""}${prompt}\n`;
+      this.answer.append(echo);
+      this.prompt.value = "";
+    } else {
+      echo.textContent = prompt;
+      this.answer.replaceChildren(echo);
+    }
+    const asked = messages ? { messages: [...messages, { role: "user", content: prompt }] } : { prompt };
     this.abort = new AbortController();
     this.send.disabled = true;
     this.stop.disabled = false;
     this.note.textContent = "waits for the first token";
     const began = performance.now();
-    let first = 0, tokens = 0, reason = "";
+    let first = 0, tokens = 0, reason = "", text = "";
     try {
-      const response = await fetch("/v1/completions", {
+      const response = await fetch(this.path, {
         method: "POST", signal: this.abort.signal, headers: { "content-type": "application/json", ...this.headers() },
         body: JSON.stringify({
-          prompt, stream: true, max_tokens: Number(document.getElementById("max-tokens").value),
+          ...asked, stream: true, max_tokens: Number(document.getElementById("max-tokens").value),
           temperature: Number(document.getElementById("temperature").value),
         }),
       });
@@ -42,11 +73,16 @@ class PromptBox {
         if (data === "[DONE]") break;
         const body = JSON.parse(data);
         if (body.error) throw new Error(body.error.message);
+        const [choice] = body.choices;
+        if (!choice) continue;
+        const piece = choice.text ?? choice.delta.content ?? "";
+        reason = choice.finish_reason ?? reason;
+        if (choice.delta?.role && !piece) continue;
         first ||= performance.now();
         tokens++;
-        this.answer.append(body.choices[0].text);
+        text += piece;
+        this.answer.append(piece);
         this.answer.scrollTop = this.answer.scrollHeight;
-        reason = body.choices[0].finish_reason ?? reason;
       }
       const seconds = (performance.now() - first) / 1e3;
       const rate = tokens > 1 ? `, then ${numberText((tokens - 1) / seconds)} tok/s` : "";
@@ -54,6 +90,7 @@ class PromptBox {
     } catch (error) {
       this.note.textContent = error.name === "AbortError" ? `stopped after ${counted(tokens, "token")}` : error.message;
     } finally {
+      if (text && this.messages === messages) messages?.push(...asked.messages.slice(-1), { role: "assistant", content: text });
       this.abort = null;
       this.send.disabled = false;
       this.stop.disabled = true;

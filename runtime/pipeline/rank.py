@@ -153,7 +153,7 @@ class _ServingRank:
         self.inbox: queue.SimpleQueue[InboxItem | Exception] = queue.SimpleQueue()
         self._begin_parts()
         self.groups = Groups.start(self._rendezvous(setup.epoch), self.mesh, setup.timeout_s)
-        rendezvous_s = self.parts.tell("groups", True)
+        rendezvous_s = self.parts.report("groups", True)
         self.is_cuda = self.groups.device.type == "cuda"
         self.clock = device_clock(self.groups.device)
         self.worker = StageWorker.build(setup, self.groups, self._on_part)
@@ -168,7 +168,7 @@ class _ServingRank:
         """Tell the coordinator of a part of the start, which is given up if the pipeline has failed meanwhile."""
         if self._is_halting:
             raise ConnectionLost("the pipeline is being restarted")
-        self.parts.tell(part, is_done)
+        self.parts.report(part, is_done)
 
     @property
     def _is_halting(self) -> bool:
@@ -311,7 +311,7 @@ class _ServingRank:
         if self.awaited_epoch != epoch:
             raise ConnectionLost("the pipeline is being restarted")  # `Halt` came before it could end this rendezvous
         self.groups.restart(rendezvous, self.setup.timeout_s)
-        rendezvous_s = self.parts.tell("groups", True)
+        rendezvous_s = self.parts.report("groups", True)
         self.worker.restart()
         self._is_ready(epoch, rendezvous_s)
 

@@ -116,8 +116,8 @@ class RemotePipeline:
             ready |= {m.rank: m for m in self._poll(_POLL_INTERVAL_S) if isinstance(m, Ready)}
             self._check_launcher()
             self._check_signs(self._ranks - ready.keys(), "did not connect and load within")
-        if told := self._parts.slowest():
-            on_progress(f"ranks stand after {self.clock.now() - begin:.1f} s; the slowest of each part: {told}")
+        if parts := self._parts.slowest():
+            on_progress(f"ranks are ready after {self.clock.now() - begin:.1f} s; the slowest of each part: {parts}")
         self.where = [f"{ready[rank].host} {ready[rank].process}" for rank in range(world)]
         warn_without_cpp(tuple(ready[rank].no_cpp for rank in range(world)))
         say_attention(tuple(ready[rank].attention for rank in range(world)))
@@ -146,9 +146,9 @@ class RemotePipeline:
         limit = self._parallel.start_timeout_s
         if self.clock.now() > self._parts.last_sign + limit:
             names = ", ".join(map(self._name, sorted(ranks)))
-            told = self._parts.of(sorted(ranks))
+            parts = self._parts.of(sorted(ranks))
             text = f"{names} {what} parallel.start_timeout_s={limit:g}; raise it if that takes longer here"
-            raise PipelineError(f"{text} ({told})" if told else text)
+            raise PipelineError(f"{text} ({parts})" if parts else text)
 
     def _name(self, rank: int) -> str:
         return f"rank {rank} (stage {rank // self._parallel.tp})"
@@ -345,7 +345,7 @@ class RemotePipeline:
         return sorted(silent)
 
     def _poll(self, timeout: float) -> list[Ready | MicroBatchResult | Present]:
-        """Return what the ranks have sent within `timeout` seconds, but for what they tell of their start."""
+        """Return what the ranks have sent within `timeout` seconds, but for the parts of their start."""
         messages: list[Ready | MicroBatchResult | Present] = []
         failures: dict[int, RankFailure | None] = {}
         for rank, payload in self._server.poll(timeout):

@@ -40,7 +40,7 @@ class StageWorker:
         stage: has its weights.
         cuda_graphs: whether it is computed by graphs, which are captured now and at each `restart`.
         tokenizer: the path of the model's tokenizer, None for UTF-8 bytes. Structured outputs need it.
-        on_part: is told that a part of the start, of this name, goes on or (True) has ended.
+        on_part: is called when the part of the start with this name goes on, or (True) has ended.
     """
 
     def __init__(

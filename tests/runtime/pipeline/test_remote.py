@@ -91,7 +91,8 @@ def test_a_start_says_what_each_part_took() -> None:
     lines: list[str] = []
     with pipeline(3, on_progress=lines.append):
         pass
-    assert re.fullmatch(r"ranks are ready after \d\.\d s; the slowest of each part: weights 3\.5 s \(rank 2\)", lines[-1])
+    said = r"ranks are ready after \d\.\d s; the slowest of each part: weights 3\.5 s \(rank 2\)"
+    assert re.fullmatch(said, lines[-1])
 
 
 def test_a_start_that_takes_too_long_says_how_far_it_got() -> None:

@@ -163,7 +163,7 @@ def _row(row: Any, params: SamplingParams) -> Prompt:
             raise ConfigError(f"{key}: unknown key{nearest(key, (*_CONTENTS, *names))}")
     text, messages, ids = (row.pop(name, None) for name in _CONTENTS)
     if [text, messages, ids].count(None) != 2:
-        raise ConfigError(f"give one of {', '.join(_CONTENTS)}")
+        raise ConfigError("give one of prompt, messages and prompt_token_ids")
     if text is not None and (not isinstance(text, str) or not text):
         raise ConfigError(f"prompt={text!r}: must be a text that is not empty")
     if text is not None and not is_unicode(text):

@@ -16,6 +16,7 @@ PAGES: Mapping[str, tuple[str, str, Mapping[str, tuple[str, ...]]]] = {
         {
             "Generate": (
                 "gapless.LLM",
+                "gapless.Conversation",
                 "gapless.SamplingParams",
                 "gapless.StructuredOutputs",
                 "gapless.RequestOutput",

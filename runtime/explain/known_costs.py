@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from ...conf.errors import ConfigError
@@ -16,6 +17,7 @@ from .learned_run import learn_run
 from .twin import config_of
 
 _MOST_FITTED = 2000  # micro-batches
+_setting = lru_cache(maxsize=8)(make_setting)
 
 
 def known_costs(record: RunRecord, recorded: Mapping[str, Any]) -> KnownCosts | None:
@@ -30,7 +32,7 @@ def known_costs(record: RunRecord, recorded: Mapping[str, Any]) -> KnownCosts | 
     try:
         config = config_of(recorded)
         if is_simulated(recorded):
-            return known_of(make_setting(config))
+            return known_of(_setting(config))
         return known_of(learn_run(config, _thinned(record)).setting(config), is_learned=True)
     except ConfigError:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -119,10 +120,13 @@ def learn_run(config: SimulateConfig, record: RunRecord) -> LearnedRun:
     return LearnedRun(config, plan, fit, host, noise, error, is_known)
 
 
+_checked_plan = lru_cache(maxsize=8)(make_plan)  # of runs that one command explains, it checks the model once
+
+
 def _recorded_plan(config: SimulateConfig, record: RunRecord) -> tuple[Plan, bool]:
     """Return the plan of a run, its KV blocks and B as recorded, and whether its model is known."""
     try:
-        plan, is_known = make_plan(config), True
+        plan, is_known = _checked_plan(config), True
     except ConfigError:
         longest = max(request.prompt_tokens + request.output_tokens for request in record.requests)
         layers = config.parallel.layers or (1,) * record.num_stages

@@ -40,7 +40,7 @@ def test_a_report_names_the_advice_that_its_folder_keeps(run: RunFolder, capsys:
     path = str(run.path)
     assert AnalysedRun.read(run).advice is None
     assert main(["report", path, "figures=false"]) == 0
-    assert "(scheduler=equal_time) would save at most" in capsys.readouterr().out
+    assert "More requests at once would fill that time" in capsys.readouterr().out
     try:
         write_explanation(run.path, explanation(Interval(0.072, 0.061, 0.08)))
         assert main(["report", path, "figures=false"]) == 0

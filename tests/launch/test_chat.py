@@ -71,7 +71,10 @@ def test_rows_of_a_file_are_texts_messages_or_requests_of_a_batch(model: Path, t
         ({"messages": []}, 'messages: must be a list such as [{"role": "user", "content": "..."}]'),
         ({"messages": [{"content": "x"}]}, "messages[0]: must be an object with a role, such as user, and a content"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content: must be a text, or a list of parts"),
-        ({"prompt": "x", "messages": [{"role": "user", "content": "x"}]}, "give one of prompt, messages and prompt_token"),
+        (
+            {"prompt": "x", "messages": [{"role": "user", "content": "x"}]},
+            "give one of prompt, messages and prompt_token",
+        ),
         ({"url": "/v1/embeddings", "body": {}}, "url='/v1/embeddings': must be one of /v1/chat/completions, /v1/comp"),
         ({"body": {}, "id": 3}, "id: unknown key of a batch's request; must be custom_id, method, url or body"),
     ],

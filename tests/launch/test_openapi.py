@@ -25,7 +25,6 @@ def document() -> dict[str, Any]:
             model="m",
             max_model_len=8,
             intake=cast(Any, llm),
-            template=None,
             client=unused,
             metrics=Metrics("m", 1),
             live=(),

@@ -113,7 +113,6 @@ def front() -> Iterator[Front]:
             model="mine",
             max_model_len=128,
             intake=intake,
-            template=None,
             client=client,
             metrics=metrics,
             live=[live],

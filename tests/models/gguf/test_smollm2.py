@@ -67,7 +67,7 @@ def test_tokens_over_every_grid(model: transformers.PreTrainedModel, tmp_path: P
     expected = reference(model, prompts)
     for pp, tp in GRIDS:
         each: dict[str, Any] = job(tmp_path / f"{pp}x{tp}.npz", weights="smollm2", prompts=prompts, chunks=[5, 3])
-        run_ranks(run_all, pp, tp, tmp_path / f"ranks{pp}x{tp}", [each])
+        run_ranks(run_all, pp, tp, tmp_path / f"ranks{pp}x{tp}", [each], seconds=300)
         check(tmp_path / f"{pp}x{tp}.npz", *expected)
 
 

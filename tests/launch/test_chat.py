@@ -73,7 +73,7 @@ def test_rows_of_a_file_are_texts_messages_or_requests_of_a_batch(model: Path, t
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content: must be a text, or a list of parts"),
         (
             {"prompt": "x", "messages": [{"role": "user", "content": "x"}]},
-            "give one of prompt, messages and prompt_token",
+            "give one of prompt, messages and pr",
         ),
         ({"url": "/v1/embeddings", "body": {}}, "url='/v1/embeddings': must be one of /v1/chat/completions, /v1/comp"),
         ({"body": {}, "id": 3}, "id: unknown key of a batch's request; must be custom_id, method, url or body"),

@@ -33,7 +33,7 @@ class Server:
         self.url = self._await(r"listens at (http://\S+);")
 
     def _await(self, pattern: str, seconds: float = 60.0) -> str:
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + stretched(seconds)
         while time.monotonic() < deadline:
             if found := re.search(pattern, self.log):
                 return found.group(1)

@@ -22,7 +22,6 @@ def run_ranks(
     folder: Path,
     *arguments: Any,
     environment: Mapping[int, Mapping[str, str]] | None = None,
-    seconds: float = 60,
 ) -> None:
     """Run `check(groups, *arguments)` on each rank of a grid, and fail where one fails.
 
@@ -33,12 +32,11 @@ def run_ranks(
         folder: an empty one, where the ranks find each other.
         *arguments: those of `check`, after the groups.
         environment: variables by rank, beside those of this process.
-        seconds: in which each rank must have ended.
     """
     of_rank = [os.environ | (environment or {}).get(rank, {}) for rank in range(pp * tp)]
     ranks = [Process(_run, check, Mesh(pp, tp, n), folder, arguments, env=env) for n, env in enumerate(of_rank)]
     try:
-        assert [rank.wait(seconds) for rank in ranks] == [0] * len(ranks)
+        assert [rank.wait(60) for rank in ranks] == [0] * len(ranks)
     finally:
         for rank in ranks:
             rank.kill()

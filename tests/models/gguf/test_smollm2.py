@@ -1,10 +1,9 @@
-"""SmolLM2-135M-Instruct computes what `transformers` does by its dequantized weights, whatever the grid."""
+"""SmolLM2-135M-Instruct computes what `transformers` does by its dequantized weights."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import gguf
 import numpy as np
@@ -16,9 +15,11 @@ from gapless import LLM, Conversation, SamplingParams
 from gapless.conf.errors import ConfigError
 from gapless.models.gguf.smollm2 import smollm2
 from gapless.models.tokenizer import load_tokenizer
+from gapless.parallel.groups import Groups
+from gapless.parallel.mesh import Mesh
+from gapless.parallel.rendezvous import Rendezvous
 from tests.models.test_tokens import check, job, reference
-from tests.support.forked_ranks import run_ranks
-from tests.support.stage_driver import run_all
+from tests.support.stage_driver import run
 
 try:
     FILE = smollm2()
@@ -26,7 +27,6 @@ except ConfigError as error:
     pytest.skip(str(error), allow_module_level=True)
 
 HEADS, KV_HEADS = 9, 3
-GRIDS = [(1, 1), (1, 3), (2, 1), (3, 1)]
 
 
 @pytest.fixture(scope="module")
@@ -60,15 +60,13 @@ def model() -> transformers.PreTrainedModel:
 
 
 @pytest.mark.slow
-def test_tokens_over_every_grid(model: transformers.PreTrainedModel, tmp_path: Path) -> None:
+def test_tokens(model: transformers.PreTrainedModel, tmp_path: Path) -> None:
     torch.set_num_threads(2)
     encode = load_tokenizer(FILE, 49152).encode
     prompts = [encode(text) for text in ("The capital of France is", "def fibonacci(n):\n", "Привет, как дела?")]
-    expected = reference(model, prompts)
-    for pp, tp in GRIDS:
-        each: dict[str, Any] = job(tmp_path / f"{pp}x{tp}.npz", weights="smollm2", prompts=prompts, chunks=[5, 3])
-        run_ranks(run_all, pp, tp, tmp_path / f"ranks{pp}x{tp}", [each], seconds=300)
-        check(tmp_path / f"{pp}x{tp}.npz", *expected)
+    with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 60) as groups:
+        run(groups, job(tmp_path / "out.npz", weights="smollm2", prompts=prompts, chunks=[5, 3]))
+    check(tmp_path / "out.npz", *reference(model, prompts))
 
 
 PAGE = (

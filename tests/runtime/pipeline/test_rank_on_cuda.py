@@ -194,9 +194,12 @@ def test_what_fails_after_halt_is_an_echo(
     (failure,) = rank.client.of(RankFailure)
     assert failure.secondary
     assert str(error or "is not registered, please create group") in failure.error
-    first, second = ("drop graphs", "abort") if tp > 1 else ("abort", "drop graphs")  # without a sum, none is captured
-    if tp > 1:
-        assert kinds(driver.journal) == [*BEGIN, "replay", "begin abort", first, second, *BEGIN, *LIFE, "destroy"]
+    if tp > 1:  # without a sum, no communicator is captured
+        journal = kinds(driver.journal)
+        begun, dropped, ended = (journal.index(word) for word in ("begin abort", "drop graphs", "abort"))
+        assert journal[:begun] == [*BEGIN, "replay"]
+        assert begun < dropped < ended, "an abort may begin again for what the first one left"
+        assert journal[ended + 1 :] == [*BEGIN, *LIFE, "destroy"]
 
 
 @pytest.mark.parametrize("text", ["CUDA error: an illegal memory access was encountered", "Group 1 is not registered"])

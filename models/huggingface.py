@@ -17,7 +17,7 @@ from ..conf.errors import ConfigError, nearest
 from ..conf.experts import ExpertsConfig
 from ..conf.schema import NAMED_WEIGHTS, Architecture, ModelConfig, RopeScaling, is_hub_name
 from .gguf.config import config_values
-from .gguf.file import GgufFile
+from .gguf.file import open_gguf
 from .gguf.smollm2 import smollm2
 from .hub import of_cache_folder, snapshot
 
@@ -186,7 +186,7 @@ class _Config:
 
 def _read_architecture(path: Path) -> Architecture:
     """Read the architecture of a folder or of a GGUF file."""
-    config = _Config(path, config_values(GgufFile(path))) if path.is_file() else _Config.read(path / "config.json")
+    config = _Config(path, config_values(open_gguf(path))) if path.is_file() else _Config.read(path / "config.json")
     named = config.names("architectures")
     name = named[0] if named else _NAME_BY_MODEL_TYPE.get(str(config.get("model_type")))
     if name in _NOT_MODELLED:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ..conf import strict_json
 from ..conf.errors import ConfigError
-from .gguf.file import GgufFile
+from .gguf.file import open_gguf
 
 if TYPE_CHECKING:
     import tokenizers
@@ -210,7 +210,7 @@ def load_tokenizer(source: str | Path | None, arch_vocab_size: int) -> Tokenizer
     if path.is_file() and path.suffix == ".gguf":
         from .gguf.tokenizer import make_tokenizer, special_tokens
 
-        of_file = GgufFile(path)
+        of_file = open_gguf(path)
         ends = special_tokens(of_file).get("eos_token")
         return FileTokenizer(make_tokenizer(of_file), arch_vocab_size, [ends] if ends else [], str(source))
     folder, file = (path, path / "tokenizer.json") if path.is_dir() else (path.parent, path)

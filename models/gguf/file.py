@@ -10,6 +10,7 @@ import math
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,6 +30,24 @@ class TensorPlace:
     shape: tuple[int, ...]
     type: int
     offset: int
+
+
+def open_gguf(path: Path) -> GgufFile:
+    """Open a GGUF file. Its header is read once, as long as the file stays the same.
+
+    Raises:
+        ConfigError: the file cannot be read, or is no GGUF file of version 2 or 3.
+    """
+    try:
+        state = path.stat()
+    except OSError:
+        return GgufFile(path)  # which says what is wrong
+    return _opened(path, state.st_mtime_ns, state.st_size)
+
+
+@lru_cache(maxsize=2)
+def _opened(path: Path, changed_ns: int, size: int) -> GgufFile:
+    return GgufFile(path)
 
 
 class GgufFile:

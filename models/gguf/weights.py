@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from ...conf.errors import ConfigError
 from ...conf.schema import Architecture
 from ..checkpoint import check_shape
 from ..layout import Names, names_of, tensor_shapes
-from .file import GgufFile
+from .file import open_gguf
 
 if TYPE_CHECKING:
     import torch
@@ -37,21 +38,7 @@ _LLAMA = Names(
     final_norm="output_norm",
     head="output.weight",
 )
-_GPT2 = Names(
-    embedding="token_embd.weight",
-    positions="position_embd.weight",
-    layer="blk.{}.",
-    attention_norm="attn_norm",
-    q="attn_qkv",  # q, k and v side by side in one tensor
-    k="attn_qkv",
-    v="attn_qkv",
-    attention_out="attn_output",
-    ffn_norm="ffn_norm",
-    up="ffn_up",
-    down="ffn_down",
-    final_norm="output_norm",
-    head="output.weight",
-)
+_GPT2 = replace(_LLAMA, q="attn_qkv", k="attn_qkv", v="attn_qkv")  # q, k and v side by side in one tensor
 _COMPUTED = ("rope_freqs.weight",)  # it stands in the architecture
 _TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 
@@ -66,11 +53,12 @@ class GgufTensors:
     def __init__(self, path: Path, arch: Architecture) -> None:
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-        self._file = GgufFile(path)
-        self._arch = arch
-        self._transposed = names_of(arch).transposed
-        self._shapes = tensor_shapes(arch)
-        own = _GPT2 if self._transposed else _LLAMA
+        self._file = open_gguf(path)
+        self._head_dim = arch.head_dim
+        names, self._shapes = names_of(arch), tensor_shapes(arch)
+        linears = {name for name, shape in self._shapes.items() if len(shape) == 2}
+        self._transposed = linears - {names.embedding, names.positions, names.head} if names.transposed else set()
+        own = _GPT2 if names.transposed else _LLAMA
         self._names = dict(zip(self._shapes, tensor_shapes(arch, own), strict=True))
         self._sizes = {int(kind): (kind, *GGML_QUANT_SIZES[kind]) for kind in GGMLQuantizationType}
 
@@ -97,14 +85,14 @@ class GgufTensors:
         place = self._file.tensors.get(self._names.get(name, ""))
         if place is None:
             return None
-        return place.shape[::-1] if self._is_transposed(place.shape, name) else place.shape
+        return place.shape[::-1] if name in self._transposed else place.shape
 
     def read(self, name: str, rows: slice, columns: slice | None) -> torch.Tensor:
         """See `TensorSource.read`: float32, whatever the file's type."""
         place = self._file.tensors[self._names[name]]
         if columns is None:
             return self._read_rows(name, 0, 1, slice(0, math.prod(place.shape)))[0, self._order(name, rows)]
-        if self._is_transposed(place.shape, name):
+        if name in self._transposed:
             return self._read_rows(name, columns.start, columns.stop, rows).T
         order = self._order(name, rows)
         if isinstance(order, slice):
@@ -115,10 +103,6 @@ class GgufTensors:
     def close(self) -> None:
         """Close nothing: no file stays open between two reads."""
 
-    def _is_transposed(self, shape: tuple[int, ...], name: str) -> bool:
-        is_table = name in (names_of(self._arch).embedding, names_of(self._arch).positions, names_of(self._arch).head)
-        return self._transposed and len(shape) == 2 and not is_table
-
     def _order(self, name: str, rows: slice) -> torch.Tensor | slice:
         """Return the file's rows that are `rows` of the checkpoint."""
         import torch
@@ -126,7 +110,7 @@ class GgufTensors:
         is_turned = name.rsplit(".", 2)[-2] in ("q_proj", "k_proj")
         if not is_turned or self._file.get("general.architecture") != "llama":
             return rows
-        D = self._arch.head_dim
+        D = self._head_dim
         row = torch.arange(rows.start, rows.stop)
         within = row % D
         return row - within + within % (D // 2) * 2 + within // (D // 2)

@@ -15,6 +15,7 @@ from rich.text import Text
 from ..conf.build import to_mapping
 from ..conf.errors import ConfigError
 from ..conf.schema import ChatConfig
+from ..models.chat_template import Conversation
 from .progress import printable, shown, starting, versions
 from .prompts import TextInput
 
@@ -108,7 +109,6 @@ def _answer(llm: LLM, messages: Sequence[dict[str, Any]], config: ChatConfig, co
     Raises:
         ValueError: the messages do not fit.
     """
-    from ..runtime.engine.intake import Conversation
     from .signals import counted_interrupts
 
     num_spans, shown_text = len(llm.record.spans), ""

@@ -17,7 +17,7 @@ from ..conf.build import build, is_unicode, to_mapping
 from ..conf.errors import ConfigError, nearest
 from ..conf.sampling import SamplingParams
 from ..conf.schema import GenerateConfig
-from ..models.chat_template import checked_messages
+from ..models.chat_template import Conversation, checked_messages
 
 _CONTENTS = ("prompt", "messages", "prompt_token_ids")
 _BATCH_URLS = ("/v1/chat/completions", "/v1/completions")
@@ -56,6 +56,13 @@ class Prompt:
         if self.text is None:
             return self
         return dataclasses.replace(self, text=None, messages=({"role": "user", "content": self.text},))
+
+    @property
+    def content(self) -> str | list[int] | Conversation:
+        """The prompt in the form that `LLM` takes."""
+        if self.messages is not None:
+            return Conversation(self.messages)
+        return list(self.token_ids) if self.token_ids is not None else self.text or ""
 
     @property
     def shown(self) -> str:

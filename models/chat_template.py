@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -12,12 +13,19 @@ from typing import Any, NoReturn
 from ..conf import strict_json
 from ..conf.build import is_unicode
 from ..conf.errors import ConfigError
-from .gguf.file import GgufFile
+from .gguf.file import open_gguf
 from .gguf.tokenizer import special_tokens
 
 
 class ChatTemplateError(ValueError):
     """The template refuses these messages, or fails on them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages, each with a `role` and a `content`, of which the model's chat template makes a prompt."""
+
+    messages: Sequence[Mapping[str, Any]]
 
 
 class ChatTemplate:
@@ -84,15 +92,9 @@ def load_chat_template(tokenizer: str | None) -> ChatTemplate | None:
     if tokenizer in (None, "none"):
         return None
     path = Path(tokenizer)
-    if path.suffix == ".gguf":
-        return _of_gguf(GgufFile(path))
-    folder = path if path.is_dir() else path.parent
-    config = _read(folder / "tokenizer_config.json")
-    source = _source(folder, config)
+    source, tokens = _read_gguf(path) if path.suffix == ".gguf" else _read_folder(path)
     if source is None:
         return None
-    special = _read(folder / "special_tokens_map.json") | config
-    tokens = {name: _content(value) for name, value in special.items() if name.endswith("_token")}
     template = ChatTemplate(source, tokens)
     template.check()
     return template
@@ -122,13 +124,21 @@ def _checked_message(number: int, message: Any) -> dict[str, Any]:
     return {**message, "content": "".join(texts)}
 
 
-def _of_gguf(file: GgufFile) -> ChatTemplate | None:
+def _read_gguf(path: Path) -> tuple[str | None, dict[str, Any]]:
+    """Return the template of a GGUF file and its special tokens."""
+    file = open_gguf(path)
     source = file.get("tokenizer.chat_template")
-    if not isinstance(source, str):
-        return None
-    template = ChatTemplate(source, special_tokens(file))
-    template.check()
-    return template
+    return (source, special_tokens(file)) if isinstance(source, str) else (None, {})
+
+
+def _read_folder(path: Path) -> tuple[str | None, dict[str, Any]]:
+    """Return the template in a tokenizer's folder and its special tokens."""
+    folder = path if path.is_dir() else path.parent
+    config = _read(folder / "tokenizer_config.json")
+    if (source := _source(folder, config)) is None:
+        return None, {}
+    special = _read(folder / "special_tokens_map.json") | config
+    return source, {name: _content(value) for name, value in special.items() if name.endswith("_token")}
 
 
 def _source(folder: Path, config: dict[str, Any]) -> str | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gapless.conf.sampling import SamplingParams as SamplingParams
     from gapless.conf.structured_outputs import StructuredOutputs as StructuredOutputs
-    from gapless.runtime.engine.intake import Conversation as Conversation
+    from gapless.models.chat_template import Conversation as Conversation
     from gapless.runtime.engine.llm import LLM as LLM
     from gapless.runtime.engine.outputs import CompletionOutput as CompletionOutput
     from gapless.runtime.engine.outputs import RequestOutput as RequestOutput
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "LLM": "runtime.engine.llm",
     "CompletionOutput": "runtime.engine.outputs",
-    "Conversation": "runtime.engine.intake",
+    "Conversation": "models.chat_template",
     "RequestOutput": "runtime.engine.outputs",
     "Run": "runtime.notebook.run",
     "SamplingParams": "conf.sampling",

@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain
-from typing import Any
 
 from ...conf.build import is_unicode
 from ...conf.errors import ConfigError
 from ...conf.sampling import SamplingParams
 from ...conf.structured_outputs import StructuredOutputs
-from ...models.chat_template import ChatTemplate, checked_messages, load_chat_template
+from ...models.chat_template import ChatTemplate, Conversation, checked_messages, load_chat_template
 from ...models.grammar import Grammars
 from ...models.tokenizer import NoTokenizer, Tokenizer, load_tokenizer
 from .plan import Plan
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """Messages, each with a `role` and a `content`, of which the model's chat template makes a prompt."""
-
-    messages: Sequence[Mapping[str, Any]]
-
 
 Prompt = str | Sequence[int] | Conversation
 

@@ -15,6 +15,7 @@ from ...conf.build import compose_engine
 from ...conf.policies import SchedulerConfig
 from ...conf.sampling import SamplingParams
 from ...conf.schema import EngineConfig
+from ...models.chat_template import Conversation
 from ...models.tokenizer import Tokenizer
 from ..core.messages import TokenLogprobs
 from ..core.numbers import counted
@@ -25,7 +26,7 @@ from ..pipeline.launcher import Launcher
 from ..workload import WorkItem
 from .coordinator import Coordinator, TokenEvent
 from .engine_core import EngineCore
-from .intake import Conversation, Intake, Prompt
+from .intake import Intake, Prompt
 from .output_text import OutputText, named_prompt
 from .outputs import CompletionOutput, RequestOutput
 from .plan import Plan, make_plan

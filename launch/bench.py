@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -140,10 +141,11 @@ def _run(
     advised: bool,
 ) -> AnalysedRun:
     """Run one policy once, write its folder, and return it analysed."""
+    from ..runtime.explain.known_costs import known_costs
     from ..runtime.ledger.fleet import Fleet
 
     llm.reset(turn.policy)
-    record = llm.record
+    record, costs = llm.record, partial(known_costs, plan=llm.plan)
     try:
         with Meter(errors, len(workload), name) as meter:
             for events in llm.replay(workload, max_concurrency=config.workload.max_concurrency):
@@ -152,7 +154,7 @@ def _run(
                 meter.update(tokens, finished, llm.live_bubble_fraction)
     except BaseException:
         with suppress(Exception):
-            write_turn(folder, Fleet([record]), config, turn)
+            write_turn(folder, Fleet([record]), config, turn, costs=costs)
             _log.info("the report until then: %s", shown(folder / "report.html"))
         raise
-    return write_turn(folder, Fleet([record]), config, turn, advised=advised)
+    return write_turn(folder, Fleet([record]), config, turn, costs=costs, advised=advised)

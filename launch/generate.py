@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,6 @@ from .prompts import Prompt, TextInput, read_prompts
 from .results import show_words
 
 if TYPE_CHECKING:
-    from ..runtime.engine.intake import Prompt as Content
     from ..runtime.engine.outputs import CompletionOutput, Logprob, RequestOutput
     from ..runtime.engine.plan import Plan
     from ..runtime.pipeline.launcher import Launcher
@@ -61,7 +61,7 @@ def prepare(config: GenerateConfig, stdin: TextInput) -> Prepared:
         raise ConfigError(f"chat=true: model={config.model.name} has no chat template; leave chat out")
     if config.chat is not False and intake.chat_template is not None:
         prompts = [prompt.as_chat() for prompt in prompts]
-    intake.read([content_of(prompt) for prompt in prompts], [prompt.params for prompt in prompts])
+    intake.read([prompt.content for prompt in prompts], [prompt.params for prompt in prompts])
     if config.outputs is not None:
         outputs = Path(config.outputs).expanduser()
         if not config.outputs or outputs.is_dir():
@@ -72,15 +72,6 @@ def prepare(config: GenerateConfig, stdin: TextInput) -> Prepared:
         if config.prompts and outputs.exists() and Path(config.prompts).expanduser().resolve() == outputs.resolve():
             raise ConfigError(f"outputs={config.outputs}: this is the file of prompts; give another")
     return Prepared(plan, prompts)
-
-
-def content_of(prompt: Prompt) -> Content:
-    """Return a prompt in the form that `LLM` takes."""
-    from ..runtime.engine.intake import Conversation
-
-    if prompt.messages is not None:
-        return Conversation(prompt.messages)
-    return list(prompt.token_ids) if prompt.token_ids is not None else prompt.text or ""
 
 
 def run(config: GenerateConfig, prepared: Prepared, run_dir: Path, launcher: Launcher | None = None) -> None:
@@ -97,6 +88,7 @@ def run(config: GenerateConfig, prepared: Prepared, run_dir: Path, launcher: Lau
     with starting(errors, config) as on_progress:
         from ..runtime.engine.llm import LLM
         from ..runtime.explain.analysed_run import AnalysedRun
+        from ..runtime.explain.known_costs import known_costs
         from ..runtime.pipeline.protocol import PipelineError
         from ..runtime.report.terminal import bubble_table, fault_lines, latency_table, straggler_lines
         from ..runtime.report.write_folder import write_run_folder
@@ -112,7 +104,7 @@ def run(config: GenerateConfig, prepared: Prepared, run_dir: Path, launcher: Lau
             Meter(errors, len(prompts)) as meter,
         ):
             tokens: dict[int, int] = {}  # by request: output tokens so far
-            for output in llm.stream(list(map(content_of, prompts)), [p.params for p in prompts]):
+            for output in llm.stream([p.content for p in prompts], [p.params for p in prompts]):
                 before = tokens.get(output.request_id, 0)
                 tokens[output.request_id] = sum(len(completion.token_ids) for completion in output.outputs)
                 meter.update(tokens[output.request_id] - before, output.finished, llm.live_bubble_fraction)
@@ -124,7 +116,7 @@ def run(config: GenerateConfig, prepared: Prepared, run_dir: Path, launcher: Lau
             write_run_folder(run_dir, AnalysedRun.of(record, info))
             _log.info("the report until then: %s", shown(run_dir / "report.html"))
         raise
-    analysed = AnalysedRun.of(record, info, quick_advice)
+    analysed = AnalysedRun.of(record, info, quick_advice, partial(known_costs, plan=llm.plan))
     write_run_folder(run_dir, analysed)
     if config.print_texts:
         for output in outputs.in_order[:SHOWN_TEXTS]:

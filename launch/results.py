@@ -22,7 +22,7 @@ from .turns import Turn
 
 if TYPE_CHECKING:
     from ..runtime.cost.error import CostError
-    from ..runtime.explain.analysed_run import AnalysedRun
+    from ..runtime.explain.analysed_run import AnalysedRun, Costs
     from ..runtime.ledger.fleet import Fleet
     from ..runtime.run_folder.read import RunFolder
     from ..runtime.run_folder.run_info import RunInfo
@@ -58,6 +58,7 @@ def write_turn(
     turn: Turn,
     cost_error: CostError | None = None,
     *,
+    costs: Costs,
     advised: bool = False,
 ) -> AnalysedRun:
     """Write the run folder of one turn with its own config, and return the run analysed.
@@ -68,13 +69,16 @@ def write_turn(
         config: of the whole comparison.
         turn: names the policy and the repeat.
         cost_error: how far the stage times of a simulation may be off; None: not known.
+        costs: finds the costs by which compute time is judged.
         advised: whether to look for advice by short replays with other settings; only for a run that stands alone.
     """
     from ..runtime.explain.analysed_run import AnalysedRun
     from ..runtime.report.write_folder import write_run_folder
 
     info = _info(config, turn, cost_error)
-    run = AnalysedRun(fleet, info, quick_advice) if advised else AnalysedRun(fleet, info)
+    run = AnalysedRun(fleet, info, costs=costs)
+    if advised:
+        run = replace(run, explain=quick_advice)
     write_run_folder(folder, run)
     if turn.folder:  # hydra writes the config of a run that stands alone; a turn of several gets the same here
         (folder / ".hydra").mkdir(exist_ok=True)

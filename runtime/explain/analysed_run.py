@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,6 +21,7 @@ from ..ledger.summary import summarize
 from ..run_folder.read import RunFolder, load_fleet
 from ..run_folder.run_info import RunInfo
 from ..run_folder.titles import is_simulated, title_of
+from .compute_losses import KnownCosts
 from .explain_json import read_explanation
 from .explanation import Explanation, Outcome
 from .finding import Findings, find_causes, join_findings
@@ -29,6 +30,7 @@ from .run_words import chunk_of, policy_name, stage_layers, token_bytes
 from .words import sentences
 
 Explain = Callable[["AnalysedRun"], Explanation | None]
+Costs = Callable[[RunRecord, Mapping[str, Any]], KnownCosts | None]
 
 
 @dataclass(frozen=True)
@@ -39,18 +41,22 @@ class AnalysedRun:
         fleet: the records and ledgers of its replicas; a run that stands alone is a fleet of one.
         info: what stands beside the record.
         explain: replays it with other settings; by default it does not, and there is no advice.
+        costs: finds the costs by which its compute time is judged, as `known_costs` does.
         origin: the folder that it was read from; None of a run that has just ended.
     """
 
     fleet: Fleet
     info: RunInfo
     explain: Explain = lambda run: None
+    costs: Costs = known_costs
     origin: RunFolder | None = None
 
     @classmethod
-    def of(cls, record: RunRecord, info: RunInfo, explain: Explain = lambda run: None) -> AnalysedRun:
+    def of(
+        cls, record: RunRecord, info: RunInfo, explain: Explain = lambda run: None, costs: Costs = known_costs
+    ) -> AnalysedRun:
         """Return the analysis of one pipeline's run."""
-        return cls(Fleet([record]), info, explain)
+        return cls(Fleet([record]), info, explain, costs)
 
     @classmethod
     def read(cls, folder: RunFolder, slo: SloConfig | None = None) -> AnalysedRun:
@@ -67,7 +73,7 @@ class AnalysedRun:
 
         fleet = load_fleet(folder)
         fleet.check()
-        return cls(fleet, RunInfo(folder.config, slo=slo), explain, folder)
+        return cls(fleet, RunInfo(folder.config, slo=slo), explain, origin=folder)
 
     @property
     def record(self) -> RunRecord:
@@ -96,7 +102,9 @@ class AnalysedRun:
             return [AnalysedRun(replica, RunInfo(folder.config), origin=folder) for folder, replica in folders]
         title = title_of(self.info.config)
         return [
-            AnalysedRun(replica, replace(self.info, title=f"{title}, {self.fleet.replica_name(number)}"))
+            AnalysedRun(
+                replica, replace(self.info, title=f"{title}, {self.fleet.replica_name(number)}"), costs=self.costs
+            )
             for number, replica in enumerate(self.fleet.replicas)
         ]
 
@@ -136,7 +144,7 @@ class AnalysedRun:
         """What made the run longer, the largest part first."""
         fleet, layers = self.fleet, stage_layers(self.info.config)
         if not fleet.is_several:
-            known = known_costs(self.record, self.info.config)
+            known = self.costs(self.record, self.info.config)
             return find_causes(self.record, self.ledger, layers, fleet.stragglers[0], known)
         if fleet.num_prefill:  # pools may split their layers otherwise
             found = [find_causes(*part, None, slow) for part, slow in zip(fleet.parts, fleet.stragglers, strict=True)]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 from ...conf.errors import ConfigError
 from ...parallel.placement import nodes_of_a_stage
 from ..core.run_record import RunRecord
+from ..engine.plan import Plan
 from ..run_folder.titles import is_simulated
 from ..simulation.setting import Setting, make_setting
 from .compute_losses import KnownCosts
@@ -17,23 +17,26 @@ from .learned_run import learn_run
 from .twin import config_of
 
 _MOST_FITTED = 2000  # micro-batches
-_setting = lru_cache(maxsize=8)(make_setting)
 
 
-def known_costs(record: RunRecord, recorded: Mapping[str, Any]) -> KnownCosts | None:
+def known_costs(
+    record: RunRecord, recorded: Mapping[str, Any], *, setting: Setting | None = None, plan: Plan | None = None
+) -> KnownCosts | None:
     """Return the costs of a run's stages; None where neither its config nor its spans give any.
 
     Args:
         record: of the run.
         recorded: its config, as `summary.json` has it.
+        setting: of a simulated run; None: it is made of the config.
+        plan: of a real run; None: it is made of the config.
     """
     if record.unknown or not record.micro_batches or not any(request.token_times for request in record.requests):
         return None
     try:
         config = config_of(recorded)
         if is_simulated(recorded):
-            return known_of(_setting(config))
-        return known_of(learn_run(config, _thinned(record)).setting(config), is_learned=True)
+            return known_of(setting or make_setting(config))
+        return known_of(learn_run(config, _thinned(record), plan).setting(config), is_learned=True)
     except ConfigError:
         return None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -96,8 +95,13 @@ class LearnedRun:
         return NoisyPipeline(costs, control, noise, least_result=self.host.least_result, **how)
 
 
-def learn_run(config: SimulateConfig, record: RunRecord) -> LearnedRun:
+def learn_run(config: SimulateConfig, record: RunRecord, plan: Plan | None = None) -> LearnedRun:
     """Learn the stage times, the host's and those of links from the spans of a run.
+
+    Args:
+        config: of the run.
+        record: of the run.
+        plan: of the run, where it has been made.
 
     Raises:
         ConfigError: the run was too short to learn of, or its pipeline lost a stage.
@@ -107,7 +111,7 @@ def learn_run(config: SimulateConfig, record: RunRecord) -> LearnedRun:
     seen = Observations.of(record)
     if len(seen) < _LEAST:
         raise ConfigError(f"{len(seen)} whole micro-batches: too few to learn stage times of")
-    plan, is_known = _recorded_plan(config, record)
+    plan, is_known = _recorded_plan(config, record, plan)
     host = LearnedHost.of(record, seen)
     layers = [len(each) for each in plan.layers]
     block = max(1, len(seen) // _BOOTSTRAP_BLOCKS)
@@ -120,13 +124,10 @@ def learn_run(config: SimulateConfig, record: RunRecord) -> LearnedRun:
     return LearnedRun(config, plan, fit, host, noise, error, is_known)
 
 
-_checked_plan = lru_cache(maxsize=8)(make_plan)  # of runs that one command explains, it checks the model once
-
-
-def _recorded_plan(config: SimulateConfig, record: RunRecord) -> tuple[Plan, bool]:
+def _recorded_plan(config: SimulateConfig, record: RunRecord, plan: Plan | None) -> tuple[Plan, bool]:
     """Return the plan of a run, its KV blocks and B as recorded, and whether its model is known."""
     try:
-        plan, is_known = _checked_plan(config), True
+        plan, is_known = plan or make_plan(config), True
     except ConfigError:
         longest = max(request.prompt_tokens + request.output_tokens for request in record.requests)
         layers = config.parallel.layers or (1,) * record.num_stages

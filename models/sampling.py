@@ -1,6 +1,6 @@
 """The sampler: chooses tokens from logits, for each request by its own parameters and independently of its batch.
 
-Only tensor-parallel rank 0 of the last stage has a sampler. Semantics are vLLM's, in this order:
+Each rank of the last stage samples a share of a micro-batch's rows. Semantics are vLLM's, in this order:
 
 1. mask the tokens that structured outputs and `allowed_token_ids` do not allow; add `logit_bias`; apply the repetition
    penalty (over prompt and output), then frequency and presence penalties (over output only);

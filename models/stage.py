@@ -153,8 +153,8 @@ class Stage(nn.Module):
             hidden_TH: the activation from the previous stage, which may be written to; None on the first stage.
 
         Returns:
-            The activation [T, H] for the next stage. On the last stage, the logits [R, V] of the batch's `sample_rows`,
-            float32 on the rank that samples.
+            The activation [T, H] for the next stage. On the last stage, the logits, float32, of this rank's share
+            (`Mesh.share_of`) of the batch's `sample_rows`, [share, V].
         """
         assert (hidden_TH is None) == self.mesh.is_first, self.mesh
         x_TH: Parts = (self.embed(inputs.token_ids, inputs.positions) if hidden_TH is None else hidden_TH), None

@@ -70,7 +70,7 @@ class _Progress:
 
 
 class TokenMasks:
-    """The matchers of the requests with structured outputs on the rank that samples.
+    """The matchers of the requests with structured outputs, on each rank of the last stage.
 
     Micro-batches must come in their order, from one thread.
 

@@ -209,6 +209,24 @@ class Groups:
         dist.all_gather_into_tensor(parts, x_RV.contiguous(), group=self.tp)
         return parts.view(self.mesh.tp, R, V).transpose(0, 1).reshape(R, self.mesh.tp * V)
 
+    def deal_rows(self, x_RV: torch.Tensor) -> torch.Tensor:
+        """Return this rank's rows (`Mesh.share_of`) of what `all_gather` returns, [share, tp * V].
+
+        A rank is sent the columns of its own rows only.
+        """
+        mesh, (R, V) = self.mesh, x_RV.shape
+        if mesh.tp == 1:
+            return x_RV
+        shares = [mesh.share_of(R, each) for each in range(mesh.tp)]
+        own = shares[mesh.tp_rank]
+        if self._shared is not None and V * x_RV.itemsize % 4 == 0:
+            return self._shared.deal_rows(x_RV, shares)
+        if self.device.type == "cpu":
+            return self.all_gather(x_RV)[own.start : own.stop]
+        parts = x_RV.new_empty(mesh.tp * len(own), V)
+        dist.all_to_all_single(parts, x_RV.contiguous(), [len(own)] * mesh.tp, list(map(len, shares)), group=self.tp)
+        return parts.view(mesh.tp, len(own), V).transpose(0, 1).reshape(len(own), mesh.tp * V)
+
     def close(self) -> None:
         """Destroy the groups. A second call does nothing. This process may then `start` again, with another mesh."""
         if self._owned:

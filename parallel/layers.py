@@ -142,7 +142,7 @@ class ReplicatedEmbedding(nn.Module):
 
 
 class LMHead(ColumnParallelLinear):
-    """Maps [R, H] to logits [R, V]. Every rank gathers the whole vocabulary and drops its padding."""
+    """Maps [R, H] to logits over the whole vocabulary, without its padding, of the rows that this rank samples."""
 
     def __init__(self, hidden_size: int, vocab_size: int, *, dtype: torch.dtype, groups: Groups) -> None:
         super().__init__(hidden_size, padded_vocab(vocab_size, groups.mesh.tp), bias=False, dtype=dtype, groups=groups)
@@ -154,9 +154,8 @@ class LMHead(ColumnParallelLinear):
         self.packed = take_rows(self.weight)
 
     def forward(self, x_RH: torch.Tensor) -> torch.Tensor:
-        """Return the logits [R, V]: in float32 on the first rank, which samples; on others in the weights' type.
+        """Return the logits, float32, of this rank's share of the rows (`Mesh.share_of`), [share, V].
 
-        They are gathered in that type, of half the bytes where it has 16 bits.
+        They are exchanged in the weights' type, of half the bytes where it has 16 bits.
         """
-        logits = self._groups.all_gather(super().forward(x_RH))[:, : self.vocab_size]
-        return logits if self._groups.mesh.tp_rank else logits.float()
+        return self._groups.deal_rows(super().forward(x_RH))[:, : self.vocab_size].float()

@@ -44,6 +44,15 @@ class Mesh:
         """Whether this rank is of the last stage, which computes logits."""
         return self.stage == self.pp - 1
 
+    def share_of(self, num_rows: int, tp_rank: int | None = None) -> range:
+        """Return the rows, of `num_rows`, that rank `tp_rank` of the last stage samples; None: this rank.
+
+        The shares follow each other and are even. Where there are rows, the first rank has some.
+        """
+        place = self.tp_rank if tp_rank is None else tp_rank
+        first, end = (-(-num_rows * i // self.tp) for i in (place, place + 1))
+        return range(first, end)
+
     @property
     def previous(self) -> int:
         """The rank with the same slice on the previous stage."""

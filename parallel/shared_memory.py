@@ -10,6 +10,7 @@ import ctypes
 import mmap
 import os
 import secrets
+from collections.abc import Sequence
 from ctypes import POINTER, c_double, c_int64, c_void_p
 from pathlib import Path
 
@@ -32,13 +33,16 @@ class SharedMemory:
         common = (c_void_p, c_int64, c_int64, c_int64, POINTER(c_int64), POINTER(c_int64), c_void_p)
         library.all_reduce.argtypes = (*common, c_int64, c_double)
         library.all_gather.argtypes = (*common, c_int64, c_int64, c_double, c_void_p)
-        library.all_reduce.restype = library.all_gather.restype = c_int64
+        library.deal_rows.argtypes = (*common, POINTER(c_int64), c_int64, c_double, c_void_p)
+        for function in (library.all_reduce, library.all_gather, library.deal_rows):
+            function.restype = c_int64
         self._library = library
         self._memory = memory  # stays mapped for as long as this object lives
         self._round = c_int64(0)
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self._ended = c_int64(0)
         self._common = (base, rank, size, capacity, ctypes.byref(self._ended), ctypes.byref(self._round))
+        self._rank = rank
         self._size = size
         self._timeout_s = timeout_s
 
@@ -93,6 +97,18 @@ class SharedMemory:
         R, W = x_RW.shape
         out = x_RW.new_empty(R, self._size * W)
         self._check(self._library.all_gather(*self._common, x_RW.data_ptr(), R, W, self._timeout_s, out.data_ptr()))
+        return out.view(x_RV.dtype)
+
+    def deal_rows(self, x_RV: torch.Tensor, shares: Sequence[range]) -> torch.Tensor:
+        """Return this rank's of the `shares` of rows, which follow each other, of what `all_gather` returns.
+
+        Raises:
+            RuntimeError: a rank did not come in time.
+        """
+        x_RW = x_RV.contiguous().view(torch.float32)
+        W, ends = x_RW.shape[1], (c_int64 * (self._size + 1))(0, *(share.stop for share in shares))
+        out = x_RW.new_empty(len(shares[self._rank]), self._size * W)
+        self._check(self._library.deal_rows(*self._common, x_RW.data_ptr(), ends, W, self._timeout_s, out.data_ptr()))
         return out.view(x_RV.dtype)
 
     def end(self) -> None:

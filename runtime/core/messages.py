@@ -144,18 +144,20 @@ class Sampled(msgspec.Struct, frozen=True, array_like=True):
     logits were not finite.
 
     `logprobs`, by place in `tokens`, and `prompt_logprobs`, of a chunk's targets by its place among the chunks: for
-    requests that asked for them.
+    requests that asked for them. A rank of the last stage sends those of the rows that it sampled, as one of
+    `num_shares`; in a message to the coordinator there is one.
     """
 
     tokens: list[int]
     logprobs: dict[int, TokenLogprobs] = {}
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
+    num_shares: int = 1
 
 
 class MicroBatchResult(msgspec.Struct, frozen=True, array_like=True, tag="result"):
     """Spans of a micro-batch, one from the tensor-parallel rank 0 of each stage that reports.
 
-    Only the last stage sends `sampled`, and with it the micro-batch is over.
+    Only the last stage sends `sampled`, each rank of it for its rows. With all of them the micro-batch is over.
     """
 
     epoch: int

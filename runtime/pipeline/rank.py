@@ -322,26 +322,27 @@ class _ServingRank:
         begin = self.clock.mark()
         out = self.worker.forward(inputs, hidden)
         sampled = None
-        if self.mesh.is_last and self.mesh.tp_rank == 0:
+        if self.mesh.is_last:
             sampled = self.worker.queue_sampling(micro_batch, out)
         end = self.clock.mark()
         contended = (before, self.waits.own() - own if self.waits is not None else 0.0)
         if not self.mesh.is_last:
             assert self.transport is not None
             self.transport.send(out)
-        if self.mesh.tp_rank == 0:
+        if self.mesh.tp_rank == 0 or (sampled is not None and sampled.own.rows):
             sent = time.monotonic()
             self._report(_Computed(micro_batch, self._free, heard, arrived, begin, end, sent, contended, sampled))
 
     def _send_result(self, done: _Computed) -> None:
-        """Send the coordinator a micro-batch's span and tokens, once the device has computed it."""
+        """Send the coordinator a micro-batch's tokens, and from a stage's first rank its span, once it is computed."""
         ready, begin, end = (self.clock.seconds(moment) for moment in (done.free, done.begin, done.end))
         arrived = done.heard if done.arrived is None else self.clock.seconds(done.arrived)
         number = done.message.micro_batch
         times = (ready, min(max(ready, arrived), begin), begin, end, max(end, done.sent))
         span = Span(number, self.mesh.stage, *times, *done.contended)
         sampled = None if done.sampled is None else done.sampled.read()
-        self.client.send(encoder.encode(MicroBatchResult(done.message.epoch, number, [span], sampled)))
+        spans = [] if self.mesh.tp_rank else [span]
+        self.client.send(encoder.encode(MicroBatchResult(done.message.epoch, number, spans, sampled)))
 
 
 class _Reporter:

@@ -25,6 +25,7 @@ from .launcher import Launcher
 from .protocol import PipelineError, PipelineFault, WallClock
 from .recovery_limit import RecoveryLimit
 from .repair import Repair
+from .sampled_shares import SampledShares
 from .start_parts import StartParts
 from .start_warnings import say_attention, warn_of_placement, warn_without_cpp
 
@@ -69,6 +70,7 @@ class RemotePipeline:
         self._launcher = launcher
         self._fewer_stages = fewer_stages
         self._outstanding = 0
+        self._shares = SampledShares()
         self._last_progress = self.clock.now()
         self._submitted: dict[int, float] = {}  # by micro-batch in flight: when
         self._longest_pass_s = 0.0  # of a micro-batch through all stages so far
@@ -225,6 +227,7 @@ class RemotePipeline:
             replaced |= self._repair.replaced - self._repair.ready.keys()
         self._outstanding = 0
         self._submitted.clear()
+        self._shares.clear()
         self._server.publish(encoder.encode(Halt()), to=ranks - replaced)
         self._server.replace(replaced, secrets.token_hex(16))
         self._launcher.replace(replaced, self._server.endpoint)
@@ -357,7 +360,8 @@ class RemotePipeline:
                 continue
             self._parts.last_sign = self.clock.now()
             if isinstance(message, MicroBatchResult):
-                messages.append(self._on_our_clock(rank, message))
+                if (result := self._shares.take(rank, self._on_our_clock(rank, message))) is not None:
+                    messages.append(result)
             elif isinstance(message, StartPart):
                 self._parts.take(message)
             else:

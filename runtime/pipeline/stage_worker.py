@@ -1,9 +1,11 @@
-"""One rank's share of a micro-batch: updates block tables, runs the stage; on the last stage, samples."""
+"""One rank's share of a micro-batch: updates block tables, runs the stage; on the last stage, samples its rows."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
@@ -34,7 +36,7 @@ OnPart = Callable[[str, bool], None]
 
 
 class StageWorker:
-    """Runs micro-batches in order on one rank. Only tensor-parallel rank 0 of the last stage samples.
+    """Runs micro-batches in order on one rank. Those of the last stage each sample their share of the rows.
 
     Args:
         stage: has its weights.
@@ -93,7 +95,7 @@ class StageWorker:
 
     def _init_requests(self) -> None:
         mesh = self.stage.mesh
-        self._sampler = Sampler(self.stage.arch.vocab_size) if mesh.is_last and mesh.tp_rank == 0 else None
+        self._sampler = Sampler(self.stage.arch.vocab_size) if mesh.is_last else None
         self._tables = BlockTables()
         self._masks: dict[int, Future[RowMasks]] = {}  # by micro-batch that is prepared and not sampled
         self._token_masks: TokenMasks | None = None  # from the first request with structured outputs on
@@ -160,14 +162,14 @@ class StageWorker:
             masks.add(new.request, new.sampling.structured_outputs, new.prompt_len)
         past = [(new.request, 0, new.past) for new in wanted if new.past]
         segments = [(each.request, each.start, each.tokens) for each in chain(micro_batch.chunks, micro_batch.decodes)]
-        pending = masks.advance([*past, *segments], sampled_requests(micro_batch))
+        pending = masks.advance([*past, *segments], self._own_rows(micro_batch).of(sampled_requests(micro_batch)))
         if pending is not None:
             self._masks[micro_batch.micro_batch] = pending
 
     def forward(self, inputs: StageInputs, hidden_TH: torch.Tensor | None) -> torch.Tensor:
-        """Compute the hidden states [T, H], or on the last stage the logits [R, V].
+        """Compute the hidden states [T, H], or on the last stage the logits of this rank's share of the rows.
 
-        R are the rows that need a token, and all rows of chunks with targets.
+        There is a row for each token that the micro-batch samples, and for each token of chunks with targets.
         """
         forward = self.stage if self._graphs is None else self._graphs.forward
         return forward(inputs, hidden_TH)
@@ -177,7 +179,7 @@ class StageWorker:
         return self.queue_sampling(micro_batch, logits_RV).read()
 
     def queue_sampling(self, micro_batch: MicroBatchMessage, logits_RV: torch.Tensor) -> PendingSampled:
-        """Queue the sampling of a token for each segment of the micro-batch that needs one. The host does not wait.
+        """Queue the sampling of the tokens of this rank's share of the rows. The host does not wait.
 
         It must be called for each micro-batch in their order, since penalties go by the tokens that came before.
         """
@@ -191,39 +193,70 @@ class StageWorker:
         if sampler.keeps_past:
             for segment in chain(micro_batch.chunks, decodes):
                 sampler.feed(segment.request, segment.start, segment.tokens)
+        own = self._own_rows(micro_batch)
         ends = [chunk for chunk in micro_batch.chunks if chunk.sample]
         positions = [chunk.start + len(chunk.tokens) for chunk in ends] + [n + 1 for n in unpack(decodes.starts)]
         pending = self._masks.pop(micro_batch.micro_batch, None) if self._masks else None
         masks = None if pending is None else pending.result()
         prompts = None
         if any(chunk.targets for chunk in micro_batch.chunks):
-            prompts, logits_RV = self._queue_prompts(micro_batch.chunks, sampler, logits_RV)
-        return PendingSampled(sampler.queue(logits_RV, sampled_requests(micro_batch), positions, masks), prompts)
+            prompts, logits_RV = self._queue_prompts(micro_batch.chunks, own, sampler, logits_RV)
+        requests = own.of(sampled_requests(micro_batch))
+        return PendingSampled(own, sampler.queue(logits_RV, requests, own.of(positions), masks), prompts)
+
+    def _own_rows(self, micro_batch: MicroBatchMessage) -> OwnRows:
+        rows, num_rows = _sampling_rows(micro_batch)
+        return OwnRows(self.stage.mesh.share_of(num_rows), rows, min(num_rows, self.stage.mesh.tp))
 
     def _queue_prompts(
-        self, chunks: Sequence[SegmentMessage], sampler: Sampler, logits_RV: torch.Tensor
+        self, chunks: Sequence[SegmentMessage], own: OwnRows, sampler: Sampler, logits_RV: torch.Tensor
     ) -> tuple[PendingPrompts, torch.Tensor]:
         """Queue the log-probabilities of the chunks' targets; return with them the logits of the rows that sample."""
         rows: list[int] = []
         tokens: list[int] = []
         num_tops: list[int] = []
-        sampling: list[int] = []
-        row = 0  # of the logits: all rows of a chunk with targets, and the last of another that samples
-        for chunk in chunks:
-            count = len(chunk.targets)
-            if count:
-                rows += range(row, row + count)
-                tokens += chunk.targets
-                num_tops += [sampler.params(chunk.request).prompt_logprobs or 0] * count
-            row += len(chunk.tokens) if count else chunk.sample
-            if chunk.sample:
-                sampling.append(row - 1)
-        sampling += range(row, len(logits_RV))
+        counts: dict[int, int] = {}
+        first = 0  # row of a chunk's first target
+        for place, chunk in enumerate(chunks):
+            if chunk.targets:
+                found = [row for row in range(first, first + len(chunk.targets)) if row in own.rows]
+                rows += [row - own.rows.start for row in found]
+                tokens += [chunk.targets[row - first] for row in found]
+                num_tops += [sampler.params(chunk.request).prompt_logprobs or 0] * len(found)
+                counts[place] = len(found)
+            first += len(chunk.tokens) if chunk.targets else chunk.sample
         logits = logits_RV[:, : sampler.vocab_size]
-        counts = {place: len(chunk.targets) for place, chunk in enumerate(chunks) if chunk.targets}
+        sampling = np.array([row - own.rows.start for row in own.of(own.sampling)], dtype=np.int64)
         prompts = PendingPrompts(PendingLogprobs(logits, rows, tokens, num_tops), counts)
-        (sampling_S,) = upload([np.array(sampling, dtype=np.int64)], logits_RV.device)
+        (sampling_S,) = upload([sampling], logits_RV.device)
         return prompts, logits_RV[sampling_S]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnRows:
+    """The rows of a micro-batch's logits that one of the last stage's ranks has.
+
+    `sampling` are those of all rows that a token is sampled from, ascending. `num_shares` ranks have rows.
+    """
+
+    rows: range
+    sampling: Sequence[int]
+    num_shares: int
+
+    def of(self, each: Sequence[int]) -> Sequence[int]:
+        """Return the entries of this rank's rows, where `each` has one for each token that is sampled."""
+        return each[bisect_left(self.sampling, self.rows.start) : bisect_left(self.sampling, self.rows.stop)]
+
+
+def _sampling_rows(micro_batch: MicroBatchMessage) -> tuple[Sequence[int], int]:
+    """Return the rows of a micro-batch's logits that sample a token, and the number of all its rows."""
+    ends, num_rows = [], 0
+    for chunk in micro_batch.chunks:  # all rows of one with targets, and the last of another that samples
+        num_rows += len(chunk.tokens) if chunk.targets else chunk.sample
+        if chunk.sample:
+            ends.append(num_rows - 1)
+    stop = num_rows + len(micro_batch.decodes)
+    return [*ends, *range(num_rows, stop)], stop
 
 
 def sampled_requests(micro_batch: MicroBatchMessage) -> list[int]:
@@ -233,9 +266,10 @@ def sampled_requests(micro_batch: MicroBatchMessage) -> list[int]:
 
 
 class PendingSampled:
-    """The tokens of a micro-batch that are being sampled on the device."""
+    """The tokens of a rank's rows of a micro-batch, which are being sampled on the device."""
 
-    def __init__(self, tokens: PendingTokens, prompts: PendingPrompts | None = None) -> None:
+    def __init__(self, own: OwnRows, tokens: PendingTokens, prompts: PendingPrompts | None = None) -> None:
+        self.own = own
         self._tokens = tokens
         self._prompts = prompts
 
@@ -244,7 +278,7 @@ class PendingSampled:
         sampled = self._tokens.read()
         logprobs = {place: _logprobs(token) for place, token in enumerate(sampled) if token.logprob is not None}
         prompts = {} if self._prompts is None else self._prompts.read()
-        return Sampled([token.token for token in sampled], logprobs, prompts)
+        return Sampled([token.token for token in sampled], logprobs, prompts, max(1, self.own.num_shares))
 
 
 class PendingPrompts:

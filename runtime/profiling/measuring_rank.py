@@ -129,7 +129,7 @@ class _MeasuringRank:
 
         def compute() -> None:
             out = worker.forward(inputs, received)
-            if worker.stage.mesh.is_last and worker.stage.mesh.tp_rank == 0:
+            if worker.stage.mesh.is_last:
                 worker.sample(message, out)
 
         return self._probe.measure(compute)

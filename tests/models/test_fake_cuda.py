@@ -35,7 +35,7 @@ def test_stages_on_cuda_mix_no_devices_and_wait_for_nothing(name: str, pp: int, 
                 out = forward(stage.prepare(batch), hidden)
                 assert out.device == CUDA
                 if stage.mesh.is_last:
-                    assert out.shape == (len(batch.sample_rows), arch.vocab_size)
+                    assert out.shape == (len(stage.mesh.share_of(len(batch.sample_rows))), arch.vocab_size)
                     assert out.dtype == torch.float32
                 else:
                     assert out.shape == (batch.num_tokens, arch.hidden_size)

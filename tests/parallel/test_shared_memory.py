@@ -29,11 +29,15 @@ def check(groups: Groups, is_shared: bool) -> None:
         seen = [torch.empty_like(digest) for _ in range(3)]
         dist.all_gather(seen, digest, group=groups.tp)
         assert all(torch.equal(each, digest) for each in seen)
-    for seed, (R, V) in enumerate(((1, 5), (4, 40000), (3, 70001), (0, 9))):
+    for seed, (R, V) in enumerate(((1, 5), (4, 40000), (3, 70001), (100, 999), (0, 9))):
         parts = [torch.randn(R, V, generator=torch.Generator().manual_seed(seed + other)) for other in range(3)]
+        share = groups.mesh.share_of(R)
+        own = slice(share.start, share.stop)
         assert torch.equal(groups.all_gather(parts[rank]), torch.cat(parts, dim=-1))
+        assert torch.equal(groups.deal_rows(parts[rank]), torch.cat(parts, dim=-1)[own])
         halves = [part.bfloat16() for part in parts]  # of odd or even rows
         assert torch.equal(groups.all_gather(halves[rank]), torch.cat(halves, dim=-1))
+        assert torch.equal(groups.deal_rows(halves[rank]), torch.cat(halves, dim=-1)[own])
     half = torch.full((4,), rank, dtype=torch.bfloat16)
     assert groups.all_reduce(half).tolist() == [3.0] * 4
     dist.barrier()

@@ -82,6 +82,10 @@ class LoneGroups(Groups):
     def all_gather(self, x_RV: torch.Tensor) -> torch.Tensor:
         return torch.cat([x_RV] * self.mesh.tp, dim=1)
 
+    def deal_rows(self, x_RV: torch.Tensor) -> torch.Tensor:
+        share = self.mesh.share_of(len(x_RV))
+        return self.all_gather(x_RV)[share.start : share.stop]
+
 
 def lone_stage(
     arch: Architecture,

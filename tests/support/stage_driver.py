@@ -38,6 +38,14 @@ def block_tables(lengths: list[int], scattered: bool) -> tuple[list[list[int]], 
     return tables, sum(counts)
 
 
+def whole(share: torch.Tensor, num_rows: int, groups: Groups) -> torch.Tensor:
+    """Put the rows of all ranks of a stage together, of which each has a share."""
+    rows = share.new_zeros(num_rows, share.shape[1])
+    own = groups.mesh.share_of(num_rows)
+    rows[own.start : own.stop] = share
+    return groups.all_reduce(rows)
+
+
 def step(
     stage: Stage, batch: RaggedBatch, forward: Callable[..., torch.Tensor], transport: Transport
 ) -> tuple[list[int], torch.Tensor | None]:
@@ -48,6 +56,8 @@ def step(
     out = forward(stage.prepare(batch), hidden)
     if not mesh.is_last:
         transport.send(out)
+    else:
+        out = whole(out, len(batch.sample_rows), transport._groups)
     tokens = out.argmax(-1) if mesh.is_last else torch.empty(len(batch.sample_rows), dtype=torch.int64)
     if mesh.pp > 1:
         dist.broadcast(tokens, src=mesh.world_size - 1)

@@ -12,7 +12,15 @@ from gapless.models.build_stage import build_stage
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.rendezvous import Rendezvous
-from gapless.runtime.core.messages import DecodesMessage, MicroBatchMessage, NewRequest, Sampled, SegmentMessage
+from gapless.runtime.core.messages import (
+    DecodesMessage,
+    MicroBatchMessage,
+    MicroBatchResult,
+    NewRequest,
+    Sampled,
+    SegmentMessage,
+)
+from gapless.runtime.pipeline.sampled_shares import SampledShares
 from gapless.runtime.pipeline.stage_worker import StageWorker
 
 ARCH = Architecture(
@@ -49,6 +57,9 @@ PROMPT = SegmentMessage(2, 0, [11, 12, 13, 14, 15], [2, 3], True, [12, 13, 14, 1
 NEW = [new(0, 6), new(1, 2, logprobs=2), new(2, 5, prompt_logprobs=1)]
 
 
+DRAWN = new(3, 4, temperature=1, seed=5, repetition_penalty=2)
+
+
 def decode(request: int, start: int, token: int, *blocks: int) -> DecodesMessage:
     return DecodesMessage.of([request], [start], [token], {request: list(blocks)} if blocks else {})
 
@@ -69,6 +80,36 @@ def test_prompts_that_are_scored_beside_others(worker: StageWorker) -> None:
         assert found.rank == alone.rank
         assert found.logprob == pytest.approx(alone.logprob, abs=1e-5)
         assert [token for token, _ in found.top] == [token for token, _ in alone.top]
+
+
+@pytest.mark.parametrize("tp", [2, 3, 4, 9])
+def test_ranks_of_a_stage_sample_together_what_one_samples(worker: StageWorker, tp: int) -> None:
+    first = MicroBatchMessage(0, 0, [SegmentMessage(3, 0, [1, 2, 3, 4], [4], True)], DecodesMessage(), [DRAWN])
+    second = MicroBatchMessage(0, 1, [BEGIN, PLAIN, PROMPT], decode(3, 4, 9, 5), NEW)
+    third = MicroBatchMessage(0, 2, [], DecodesMessage.of([1, 2, 3], [2, 5, 5], [3, 3, 3], {2: [6]}))
+    none = MicroBatchMessage(0, 3, [SegmentMessage(0, 3, [8], [], False)], DecodesMessage())
+    worker.restart()
+    shares, expected, logits = SampledShares(), [], []
+    for each in (first, second, third, none):
+        logits.append(worker.forward(worker.prepare(each), None))
+        expected.append(worker.sample(each, logits[-1]))
+    found: dict[int, list[MicroBatchResult | None]] = {}
+    for rank in range(tp):
+        worker.stage.mesh = Mesh(1, tp, rank)
+        worker.restart()
+        for each, rows in zip((first, second, third, none), logits, strict=True):
+            own = worker.stage.mesh.share_of(len(rows))
+            sampled = worker.sample(each, rows[own.start : own.stop])
+            if own or not rank:
+                result = MicroBatchResult(0, each.micro_batch, [], sampled)
+                found.setdefault(each.micro_batch, []).append(shares.take(rank, result))
+    worker.stage.mesh = Mesh(1, 1)
+    for number, alone in enumerate(expected):
+        *incomplete, whole = found[number]
+        assert incomplete == [None] * (max(1, min(tp, len(logits[number]))) - 1)
+        assert whole is not None
+        assert whole.sampled == alone
+    assert len(found[1]) == min(tp, 7), "each rank has rows of the logits"
 
 
 def test_rows_of_a_request_s_drafts_bring_its_new_blocks_once() -> None:

@@ -78,7 +78,7 @@ class Stage(nn.Module):
             device=device,
         )
         own = make_kernels(kernels, dtype=dtype, device=device)
-        self.no_cpp = own.no_cpp
+        self.fallback_reason = own.fallback_reason
         self.attention = make_backend(
             attention,
             own,

@@ -127,14 +127,14 @@ def test_where_triton_does_not_run_torchs_operators_do(monkeypatch: pytest.Monke
     monkeypatch.delitem(sys.modules, KERNELS, raising=False)
     kernels = make_kernels("auto", dtype=torch.bfloat16, device=CUDA)
     assert isinstance(kernels, TorchKernels)
-    assert kernels.no_cpp.startswith("Triton does not run here (ModuleNotFoundError: ")
+    assert kernels.fallback_reason.startswith("Triton does not run here (ModuleNotFoundError: ")
     with pytest.raises(ConfigError, match=r"model\.kernels=triton: Triton does not run here .*; torch runs anywhere"):
         make_kernels("triton", dtype=torch.bfloat16, device=CUDA)
     with pytest.raises(ConfigError, match=r"model\.kernels=triton: they are for CUDA; torch runs anywhere"):
         make_kernels("triton", dtype=torch.float32, device=torch.device("cpu"))
     with pytest.raises(ConfigError, match="they are for float32 on a CPU"):
         make_kernels("cpp", dtype=torch.bfloat16, device=CUDA)
-    assert make_kernels("torch", dtype=torch.bfloat16, device=CUDA).no_cpp == ""
+    assert make_kernels("torch", dtype=torch.bfloat16, device=CUDA).fallback_reason == ""
 
 
 def test_a_launch_that_fails_is_a_reason_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +142,7 @@ def test_a_launch_that_fails_is_a_reason_too(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(FakeKernel, "__getitem__", failing)
         with FakeCuda():
             kernels = make_kernels("auto", dtype=torch.bfloat16, device=CUDA)
-    assert kernels.no_cpp == "Triton does not run here (RuntimeError: Failed to find C compiler.)"
+    assert kernels.fallback_reason == "Triton does not run here (RuntimeError: Failed to find C compiler.)"
 
 
 def failing(*_: object) -> None:

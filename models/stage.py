@@ -156,12 +156,16 @@ class Stage(nn.Module):
             The activation [T, H] for the next stage. On the last stage, the logits [R, V] of the batch's `sample_rows`,
             float32 on the rank that samples.
         """
+        return self.finish(*self.compute_layers(inputs, hidden_TH))
+
+    def compute_layers(self, inputs: StageInputs, hidden_TH: torch.Tensor | None = None) -> Parts:
+        """Compute the embedding, on the first stage, and all layers, as `forward` does. The sum is their output."""
         assert (hidden_TH is None) == self.mesh.is_first, self.mesh
         x_TH: Parts = (self.embed(inputs.token_ids, inputs.positions) if hidden_TH is None else hidden_TH), None
         last = len(self.decoder) - 1
         for i, (layer, keys, values) in enumerate(zip(self.decoder, self.cache.keys, self.cache.values, strict=True)):
             x_TH = layer(x_TH, inputs.context if i < last else inputs.last_context, keys, values)
-        return self.finish(*x_TH)
+        return x_TH
 
     def embed(self, token_ids_T: torch.Tensor | None, positions_T: torch.Tensor) -> torch.Tensor:
         """Return the first layer's input [T, H], on the first stage."""

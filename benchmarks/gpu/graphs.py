@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from gapless.models.piecewise import BUCKETS, PiecewiseStage
+from gapless.models.graphed_stage import BUCKETS, GraphedStage
 from gapless.runtime.cost.stage_costs import MicroBatchShape
 from gapless.runtime.experiments.one_gpu import decodes
 
@@ -34,7 +34,7 @@ def graphs(task: Task) -> Iterator[Row]:
         left = _free(task.device)
         yield figure("graphs", "capture (s)", setting, time.monotonic() - began)
         yield figure("graphs", "graphs (MiB)", setting, (free - left) / 2**20)
-        pieces = PiecewiseStage(stage, list)
+        pieces = GraphedStage(stage, list)
         shapes = {f"{number} decodes over {length}": decodes(number, length) for number in (1, 5, 8, 64)}
         for number, chunk in ((3, 61), (64, 61), (3, 128), (64, 128)):
             shape = MicroBatchShape(((chunk, length),), number, number * length, number + 1)

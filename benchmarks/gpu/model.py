@@ -12,9 +12,9 @@ from gapless.conf.build import build, load_group
 from gapless.conf.schema import Architecture, ModelConfig
 from gapless.models.batch import RaggedBatch, Segment
 from gapless.models.cuda_graphs import capture_graphs
+from gapless.models.graphed_stage import GraphedStage
 from gapless.models.huggingface import resolve_architecture
 from gapless.models.memory import kv_bytes_per_token
-from gapless.models.piecewise import PiecewiseStage
 from gapless.models.stage import Stage
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
@@ -103,9 +103,9 @@ def llama_13b(device: str, small: bool) -> Stage:
     return random_stage(replace(arch, num_layers=layers), groups, KV_TOKENS)
 
 
-def with_graphs(stage: Stage) -> PiecewiseStage:
+def with_graphs(stage: Stage) -> GraphedStage:
     """Return the stage as a run on CUDA computes it, by CUDA graphs. On a CPU the same pieces run without them."""
-    return PiecewiseStage(stage, capture_graphs if stage.device.type == "cuda" else list)
+    return GraphedStage(stage, capture_graphs if stage.device.type == "cuda" else list)
 
 
 def batch_of(shape: MicroBatchShape) -> RaggedBatch:

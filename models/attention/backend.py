@@ -9,6 +9,18 @@ import torch
 from ..batch import RaggedBatch
 
 
+class FixedPlans(Protocol):
+    """Plans for decodes alone whose tensors stay where they are, so that a CUDA graph may hold attention."""
+
+    def of(self, rows: int) -> Any:
+        """Return the plan for `rows` rows, which goes by what was loaded last."""
+        ...
+
+    def load(self, plan: Any, rows: int) -> bool:
+        """Copy a micro-batch's plan, padded to `rows` rows. False: it is not of decodes alone, or is too large."""
+        ...
+
+
 class AttentionBackend(Protocol):
     """Computes causal attention of a ragged batch over the paged KV cache, separately for chunks and for decodes.
 
@@ -27,3 +39,10 @@ class AttentionBackend(Protocol):
         The keys and values of this batch must be in the cache already.
         """
         ...
+
+    def fixed_plans(self, max_rows: int, max_keys: int, scratch_block: int) -> FixedPlans | None:
+        """Make plans for up to `max_rows` decodes over up to `max_keys` keys each. None: this backend has none.
+
+        A row that pads reads a key of `scratch_block`, which no request owns.
+        """
+        return None

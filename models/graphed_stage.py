@@ -18,12 +18,13 @@ import torch
 from .attention.backend import FixedPlans
 from .decoder import BatchContext, DecoderLayer
 from .stage import Stage, StageInputs
+from .work_memory import MAX_GRAPH_ROWS
 
 Work = Callable[[], None]
 
 # Powers of two while a product's time is that of reading its weights, then tiles of 128 rows, to which the device pads
 # its products anyway. A stage computes more rows without graphs: the host is ahead of the device by then.
-BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512)
+BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, MAX_GRAPH_ROWS)
 
 
 def bucket(num_rows: int) -> int | None:

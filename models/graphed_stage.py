@@ -38,8 +38,8 @@ class GraphedStage:
 
     For each bucket a stage with L layers has L + 1 pieces. Piece 0 is what precedes the first layer's attention, piece
     i what lies between that of layers i and i + 1, counted from 1, and piece L what follows the last layer's. With
-    plans over buffers it has one work of all layers too. Final norm and LM head stay outside: their output is large,
-    and they are a few operators alone.
+    plans over buffers it has a work of all layers too, for each of their bounds. Final norm and LM head stay outside:
+    their output is large, and they are a few operators alone.
 
     Args:
         stage: has its weights, which must stay where they are.
@@ -64,11 +64,11 @@ class GraphedStage:
         num_slots, block_size = stage.cache.scratch_slot, stage.cache.block_size
         plans = stage.attention.fixed_plans(N, min(arch.max_position, num_slots), num_slots // block_size)
         self._plans: FixedPlans | None = plans
-        works: dict[tuple[int, int | None], Work] = {}  # by rows, and by place of a piece; None: of all layers
+        works: dict[tuple[str, int, int], Work] = {}  # by rows, and by place of a piece, or by bound of the plans
         for rows in reversed(BUCKETS):
             if plans is not None:
-                works[rows, None] = self._all_layers(rows, plans)
-            works |= {(rows, place): self._piece(rows, place) for place in range(len(self._layers) + 1)}
+                works |= {("all", rows, bound): self._all_layers(rows, plans.of(rows, bound)) for bound in plans.bounds}
+            works |= {("piece", rows, place): self._piece(rows, place) for place in range(len(self._layers) + 1)}
         with torch.inference_mode():
             self._works = dict(zip(works, capture(list(works.values())), strict=True))
 
@@ -82,9 +82,9 @@ class GraphedStage:
         context = BatchContext(self._slots[:rows], rope, plan)
         return StageInputs(rows, self._token_ids[:rows], self._positions[:rows], context, context)
 
-    def _all_layers(self, rows: int, plans: FixedPlans) -> Work:
+    def _all_layers(self, rows: int, plan: object) -> Work:
         """Return the work of all layers for `rows` decodes. As a piece, it leaves nothing but the buffers."""
-        inputs, hidden = self._inputs(rows, plans.of(rows)), self._hidden[:rows]
+        inputs, hidden = self._inputs(rows, plan), self._hidden[:rows]
 
         def all_layers() -> None:
             self._keep(hidden, *self.stage.compute_layers(inputs, None if self.stage.mesh.is_first else hidden))
@@ -127,9 +127,11 @@ class GraphedStage:
             out: torch.Tensor = self.stage(inputs, hidden_TH)
             return out
         self._load(inputs, hidden_TH, rows)
-        computes_all = inputs.last_context is inputs.context
-        if computes_all and self._plans is not None and self._plans.load(inputs.context.plan, rows):
-            self._works[rows, None]()
+        bound = None
+        if self._plans is not None and inputs.last_context is inputs.context:  # the last layer computes all rows
+            bound = self._plans.load(inputs.context.plan, rows)
+        if bound is not None:
+            self._works["all", rows, bound]()
         else:
             T = self._run_pieces(inputs, rows)
         # The next micro-batch writes to the buffer while the transport may still read what is returned.
@@ -138,7 +140,7 @@ class GraphedStage:
     def _run_pieces(self, inputs: StageInputs, rows: int) -> int:
         """Run the pieces, and attention between them. Returns how many rows the last layer computed."""
         T = inputs.num_tokens
-        self._works[rows, 0]()
+        self._works["piece", rows, 0]()
         cache, last = self.stage.cache, len(self._layers) - 1
         for i, (layer, keys, values) in enumerate(zip(self._layers, cache.keys, cache.values, strict=True)):
             context = inputs.context if i < last else inputs.last_context
@@ -152,7 +154,7 @@ class GraphedStage:
                 rows = last_rows
                 self._hidden[:T].copy_(self._hidden.index_select(0, context.rows))
             self._attended[:T].copy_(layer.attention.attend(queries, context, keys, values))
-            self._works[rows, i + 1]()
+            self._works["piece", rows, i + 1]()
         return T
 
     def _load(self, inputs: StageInputs, hidden_TH: torch.Tensor | None, rows: int) -> None:

@@ -40,10 +40,11 @@ def _captured(task: Task, part: str, block_size: int) -> Iterator[Row]:
     arch = replace(arch, num_layers=layers_that_fit(arch, task.device, kv_tokens))
     with start(task.device) as groups:
         stage = random_stage(arch, groups, kv_tokens, block_size)
-        has_plans = stage.attention.fixed_plans(1, block_size, 0) is not None
-        if block_size == PAGE_STEP and task.device == "cuda" and not has_plans:
+        plans = stage.attention.fixed_plans(1, min(arch.max_position, kv_tokens), 0)
+        if block_size == PAGE_STEP and task.device == "cuda" and plans is None:
             yield missing(part, "decodes as one graph", f"blocks of {block_size}", stage.attention.about)
-        setting = f"{arch.num_layers} layers, {len(BUCKETS) * (arch.num_layers + 1 + has_plans)} graphs"
+        num_graphs = len(BUCKETS) * (arch.num_layers + 1 + (0 if plans is None else len(plans.bounds)))
+        setting = f"{arch.num_layers} layers, {num_graphs} graphs"
         free, began = _free(task.device), time.monotonic()
         captured = with_graphs(stage)
         left = _free(task.device)

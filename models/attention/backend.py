@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -10,14 +11,22 @@ from ..batch import RaggedBatch
 
 
 class FixedPlans(Protocol):
-    """Plans for decodes alone whose tensors stay where they are, so that a CUDA graph may hold attention."""
+    """Plans for decodes alone whose tensors stay where they are, so that a CUDA graph may hold attention.
 
-    def of(self, rows: int) -> Any:
-        """Return the plan for `rows` rows, which goes by what was loaded last."""
+    `bounds` has the most keys of a row by plan, ascending.
+    """
+
+    bounds: Sequence[int]
+
+    def of(self, rows: int, bound: int) -> Any:
+        """Return the plan for `rows` rows of at most `bound` keys, which goes by what was loaded last."""
         ...
 
-    def load(self, plan: Any, rows: int) -> bool:
-        """Copy a micro-batch's plan, padded to `rows` rows. False: it is not of decodes alone, or is too large."""
+    def load(self, plan: Any, rows: int) -> int | None:
+        """Copy a micro-batch's plan, padded to `rows` rows, and return its bound.
+
+        None: it is not of decodes alone, or exceeds the bounds.
+        """
         ...
 
 

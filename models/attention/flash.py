@@ -6,8 +6,10 @@ reads the keys of a group of heads once, and divides long contexts over the devi
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count, takewhile
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from .backend import AttentionBackend, FixedPlans
 from .probe import lacks_half, probe
 
 PAGE_STEP = 256  # torch's flash_api.cpp: "Paged KV cache block size must be divisible by 256"
+_LEAST_BOUND = 1024  # keys
 _CONSTANTS = 0.0, True, False  # no dropout, causal, no debug mask
 
 
@@ -126,31 +129,32 @@ class FlashBackend(AttentionBackend):
 
 
 class FixedFlashPlans(FixedPlans):
-    """Plans over buffers, with constants in place of a micro-batch's numbers: a query a row, and `max_keys` keys.
+    """Plans over buffers, with constants in place of a micro-batch's numbers: a query a row, and `bound` keys.
 
-    By `max_keys` torch chooses into how many parts it splits each row's keys, and what it allocates for partial results
-    (`set_params_splitkv` in its flash_api.cpp). The grid goes by rows, heads and parts. A row's own keys are then
-    divided by that number, and parts without any end at once.
+    By the bound the operator chooses into how many parts it splits keys, and how long these are
+    (`set_params_splitkv` in torch's flash_api.cpp, `n_blocks_per_split` in FlashAttention's flash_fwd_kernel.h). A row
+    whose keys are far fewer fills few parts, and multiprocessors idle. So each bound is four times the one before.
     """
 
     def __init__(self, max_rows: int, max_keys: int, block_size: int, scratch_block: int, device: torch.device) -> None:
-        self._max_keys, self._scratch_block = max_keys, scratch_block
+        self.bounds = [*takewhile(lambda keys: keys < max_keys, (_LEAST_BOUND << 2 * i for i in count())), max_keys]
+        self._scratch_block = scratch_block
         self._query_ends = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
         self._used = torch.ones(max_rows, dtype=torch.int32, device=device)
         width = -(-max_keys // block_size)
         self._tables = torch.full((max_rows, width), scratch_block, dtype=torch.int32, device=device)
 
-    def of(self, rows: int) -> list[FlashPlan]:
+    def of(self, rows: int, bound: int) -> list[FlashPlan]:
         """See `FixedPlans.of`."""
         ends = self._query_ends[: rows + 1]
         options = {"window_size_left": None, "seqused_k": self._used[:rows], "block_table": self._tables[:rows]}
-        return [FlashPlan(slice(0, rows), (ends, ends, 1, self._max_keys, *_CONSTANTS), options, None)]
+        return [FlashPlan(slice(0, rows), (ends, ends, 1, bound, *_CONSTANTS), options, None)]
 
-    def load(self, plan: list[FlashPlan], rows: int) -> bool:
+    def load(self, plan: list[FlashPlan], rows: int) -> int | None:
         """See `FixedPlans.load`. A chunk of one token is computed as a decode is."""
         _, _, max_queries, most, *_ = plan[0].given
-        if len(plan) > 1 or max_queries > 1 or most > self._max_keys:
-            return False
+        if len(plan) > 1 or max_queries > 1 or most > self.bounds[-1]:
+            return None
         used, tables = plan[0].options["seqused_k"], plan[0].options["block_table"]
         B, M = tables.shape
         self._used[:B].copy_(used)
@@ -158,7 +162,7 @@ class FixedFlashPlans(FixedPlans):
         if rows > B:
             self._used[B:rows].fill_(1)
             self._tables[B:rows, :1].fill_(self._scratch_block)
-        return True
+        return self.bounds[bisect_left(self.bounds, most)]
 
 
 def _are_in_a_row(tables: np.ndarray, firsts: np.ndarray, lasts: np.ndarray) -> bool:

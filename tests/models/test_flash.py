@@ -202,19 +202,19 @@ def test_a_plan_over_buffers_pads_with_a_key_of_the_scratch_block() -> None:
     backend = FlashBackend(block_size=256, window=None, device=CPU, paged=True)
     plans = backend.fixed_plans(8, 1024, scratch_block=99)
     assert plans is not None
-    given = [plans.of(rows)[0] for rows in (4, 8)]
+    given = [plans.of(rows, 1024)[0] for rows in (4, 8)]
     for starts in ([700, 511, 3, 90, 255], [600, 4, 91]):
         batch, rows = batch_of([], starts, 256, scattered=True), 8 if len(starts) > 4 else 4
         (plan,) = backend.plan(batch)
-        assert plans.load([plan], rows)
-        (loaded,) = plans.of(rows)
+        assert plans.load([plan], rows) == 1024
+        (loaded,) = plans.of(rows, 1024)
         assert loaded.options["seqused_k"].tolist() == [start + 1 for start in starts] + [1] * (rows - len(starts))
         tables = loaded.options["block_table"]
         assert torch.equal(tables[: len(starts), : plan.options["block_table"].shape[1]], plan.options["block_table"])
         assert tables[len(starts) :, 0].tolist() == [99] * (rows - len(starts))
         assert loaded.given[2:4] == (1, 1024)
     for before, rows in zip(given, (4, 8), strict=True):
-        (after,) = plans.of(rows)
+        (after,) = plans.of(rows, 1024)
         for name in ("seqused_k", "block_table"):
             assert before.options[name].data_ptr() == after.options[name].data_ptr()
 
@@ -229,8 +229,19 @@ def test_a_plan_over_buffers_takes_single_tokens_within_the_window(
     backend = FlashBackend(block_size=256, window=300, device=CPU, paged=True)
     plans = backend.fixed_plans(8, 1024, scratch_block=99)
     assert plans is not None
-    assert plans.load(backend.plan(batch_of(chunks, starts, 256, scattered=True)), 2) == is_loaded
+    assert plans.load(backend.plan(batch_of(chunks, starts, 256, scattered=True)), 2) == (300 if is_loaded else None)
     assert FlashBackend(block_size=16, window=None, device=CPU, paged=False).fixed_plans(8, 1024, 99) is None
+
+
+def test_a_plan_over_buffers_splits_keys_by_the_least_bound_that_holds_them() -> None:
+    backend = FlashBackend(block_size=256, window=None, device=CPU, paged=True)
+    plans = backend.fixed_plans(8, 20_000, scratch_block=99)
+    assert plans is not None
+    assert plans.bounds == [1024, 4096, 16384, 20_000]
+    for start, bound in ((0, 1024), (1023, 1024), (1024, 4096), (16_384, 20_000), (19_999, 20_000), (20_000, None)):
+        assert plans.load(backend.plan(batch_of([], [start, 5], 256, scattered=True)), 2) == bound
+        if bound is not None:
+            assert plans.of(2, bound)[0].given[3] == bound
 
 
 @pytest.mark.parametrize("is_piecewise", [False, True])

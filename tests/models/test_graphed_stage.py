@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gapless.conf.schema import Architecture
+from gapless.models.attention import flash
 from gapless.models.attention.flash import FlashBackend
 from gapless.models.batch import RaggedBatch, Segment
 from gapless.models.cuda_graphs import capture_graphs
@@ -106,10 +107,13 @@ class Pages:
             stage.attention = FlashBackend(block_size=PAGE, window=arch.sliding_window, device=CPU, paged=True)
             for layer in stage.decoder:
                 layer.attention.backend = stage.attention  # type: ignore[union-attr, assignment]
+        plans = self.other.attention.fixed_plans(1, arch.max_position, 0)
+        assert plans is not None
+        self.num_bounds = len(plans.bounds)
         self.graphed = GraphedStage(self.other, self.capture)
 
     def capture(self, works: Sequence[Callable[[], None]]) -> list[Callable[[], None]]:
-        places = [None, *range(len(self.other.decoder) + 1)]
+        places = [None] * self.num_bounds + [*range(len(self.other.decoder) + 1)]
 
         def counted(work: Callable[[], None], place: int | None) -> Callable[[], None]:
             return lambda: (self.places.append(place), work())[1]
@@ -131,14 +135,18 @@ def decodes(*starts: int) -> RaggedBatch:
 
 @pytest.mark.parametrize(("pp", "tp"), [(1, 1), (3, 1), (2, 2)])
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_decodes_alone_are_one_work_where_keys_are_read_by_pages(name: str, pp: int, tp: int) -> None:
+def test_decodes_alone_are_one_work_where_keys_are_read_by_pages(
+    name: str, pp: int, tp: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Requests come, cross pages and end; what padded rows held before is of other requests."""
+    monkeypatch.setattr(flash, "_LEAST_BOUND", PAGE)
     arch = dataclasses.replace(ARCHITECTURES[name], max_position=3 * PAGE)
     if arch.sliding_window is not None:
         arch = dataclasses.replace(arch, sliding_window=400)
     for rank in range(0, pp * tp, tp):
         with flash_on_cpu():
             pages = Pages(arch, Mesh(pp, tp, rank))
+            assert pages.num_bounds == 2
             pieces = list(range(len(pages.other.decoder) + 1))
             for starts in ([254, 3, 300], [255, 4], [256], [399, 0, 255, 7], [257, 398, 5]):
                 assert pages.run(decodes(*starts)) == [None]

@@ -239,7 +239,7 @@ class HardwareConfig:
     device: Literal["cpu", "cuda"] = "cpu"
     """device of every rank"""
     memory_gib: float = 4.0
-    """M_G, what a rank may use for weights and KV cache"""
+    """M_G, what a rank may use for weights and KV cache; a real run on CUDA for CUDA graphs and sampling too"""
     tile: int = 16
     """rows that a matmul is padded to; 128 on an A100 or A6000"""
     attention: AttentionKernels = "flashinfer"

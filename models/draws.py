@@ -19,11 +19,11 @@ from torch import Tensor
 
 from ..conf.sampling import SamplingParams
 from .ranking import best_tokens, order_keys, slices
+from .work_memory import DIGITS, FEW_TOKENS
 
 _MASK64 = (1 << 64) - 1
 _WEIGHT_BITS = 43  # so that an int64 holds the sum of the weights of 2**19 tokens
-_DIGIT_BITS = 16
-_FEW = 1 << 13  # tokens: so many are sorted
+_DIGIT_BITS = DIGITS.bit_length() - 1
 _LEAST, _MOST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 Drawn = tuple[int, SamplingParams, float]  # a row, its parameters and its number
 
@@ -82,12 +82,12 @@ def draws_of(drawn: list[Drawn], vocab_size: int, device: torch.device) -> list[
     groups: dict[tuple[bool, bool], list[Drawn]] = {}
     for each in drawn:
         has_top_p = each[1].top_p < 1.0
-        is_selected = 0 < each[1].top_k < vocab_size or (has_top_p and vocab_size <= _FEW)
+        is_selected = 0 < each[1].top_k < vocab_size or (has_top_p and vocab_size <= FEW_TOKENS)
         groups.setdefault((is_selected, has_top_p and not is_selected), []).append(each)
     return [
         Draw(part, vocab_size, is_selected)
         for (is_selected, by_digits), group in groups.items()
-        for part in slices(group, max(vocab_size, by_digits << _DIGIT_BITS), device)
+        for part in slices(group, max(vocab_size, by_digits * DIGITS), device)
     ]
 
 
@@ -116,7 +116,7 @@ def _nucleus(weights_SV: Tensor, logits_SV: Tensor, top_p: Tensor) -> Tensor:
     Kept are the tokens in descending order of logits, ascending order of ids on ties, until they have enough weight.
     """
     keys = order_keys(logits_SV).bitwise_not_()  # ascending where logits descend
-    half = 1 << (_DIGIT_BITS - 1)
+    half = DIGITS // 2
     sums, inside = weights_SV.new_zeros(len(keys), 2 * half), weights_SV
     enough, last = _enough(weights_SV.sum(dim=-1, keepdim=True), top_p), []
     for digits in ((keys >> _DIGIT_BITS).long().add_(half), keys.bitwise_and(2 * half - 1).long()):

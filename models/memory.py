@@ -1,5 +1,7 @@
 """The memory model: the bytes of a rank's weights and of a token's keys and values, and how many tokens fit.
 
+A real run on CUDA keeps room for its work memory too (`models/work_memory.py`), from what is left for keys and values.
+
 The paper's formula (4.3.1) is B = floor((M_G - M_S) / (L * m_kv)). M_G is the memory that a rank may use, M_S the
 memory of its weights, L the length of the longest sequence, and m_kv the memory of one token's keys and values. Stages
 with fewer layers have room for more sequences, so B is the minimum over the stages.
@@ -10,12 +12,13 @@ This file imports no torch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..conf.errors import ConfigError
 from ..conf.schema import Architecture, HardwareConfig, ModelConfig, ParallelConfig
 from ..parallel.mesh import Mesh
 from ..parallel.split import split_layers
+from .work_memory import graph_bytes, sampler_bytes
 
 _GIB = 1 << 30
 _MAX_REPLICA_SHARE = 0.02  # of a rank's memory, for the rest of the embedding
@@ -70,20 +73,24 @@ class MemoryModel:
         parallel: the grid of ranks, and the split of the layers.
         stages: the hardware of each stage's ranks.
         dtype_bytes: of one element of the weights and of the KV cache.
+        max_rows: the most rows that are sampled at once; 0: no work memory is counted, as on a CPU.
     """
 
     arch: Architecture
     parallel: ParallelConfig
     stages: Sequence[HardwareConfig]
     dtype_bytes: int
+    max_rows: int = 0
 
     def slots(self) -> int:
         """Return the paper's B: how many sequences of `arch.max_position` tokens fit into the KV cache at once.
 
+        The paper counts no work memory.
+
         Raises:
             ConfigError: the weights do not fit, or no sequence fits beside them.
         """
-        return self._fit(self.arch.max_position)
+        return replace(self, max_rows=0)._fit(self.arch.max_position)
 
     def blocks(self, block_size: int) -> int:
         """Return how many KV blocks of `block_size` tokens fit.
@@ -106,8 +113,8 @@ class MemoryModel:
         """Return how many layers fit into each stage, beside their keys and values of `num_tokens` tokens."""
         found = []
         for stage, own in enumerate(self.stages):
-            fixed, weights = (self._weights(stage, range(count)) for count in (0, 1))
-            one = weights - fixed + num_tokens * self._kv_bytes_per_token(1)
+            fixed, with_one = (self._fixed(stage, range(count)) for count in (0, 1))
+            one = with_one - fixed + num_tokens * self._kv_bytes_per_token(1)
             found.append(max(0, _available(own) - fixed) // one)
         return found
 
@@ -132,11 +139,20 @@ class MemoryModel:
         )
         return weight_bytes(self.arch, mesh, layers, self.dtype_bytes, replicate_embedding=whole)
 
+    def _fixed(self, stage: int, layers: range) -> int:
+        """Return the bytes of a rank's weights and work memory."""
+        if not self.max_rows:
+            return self._weights(stage, layers)
+        work = graph_bytes(self.arch, self.parallel.tp, self.dtype_bytes)
+        if stage == self.parallel.pp - 1:
+            work += sampler_bytes(self.arch.vocab_size, -(-self.max_rows // self.parallel.tp))
+        return self._weights(stage, layers) + work
+
     def _kv_bytes_per_token(self, num_layers: int) -> int:
         return kv_bytes_per_token(self.arch, num_layers, self.parallel.tp, self.dtype_bytes)
 
     def _fit(self, num_tokens: int, content: str = "", key_to_lower: str = "model.max_model_len") -> int:
-        """Return how often the keys and values of `num_tokens` tokens fit beside the weights, on the fullest stage.
+        """Return how often the keys and values of `num_tokens` tokens fit beside the rest, on the fullest stage.
 
         The error describes those tokens as `content`, and names `key_to_lower`, the config key that makes them fewer.
 
@@ -146,21 +162,22 @@ class MemoryModel:
         fits = []
         split = split_layers(self.arch, self.parallel.pp, self.parallel.layers)
         for stage, (layers, own) in enumerate(zip(split, self.stages, strict=True)):
-            available, weights = _available(own), self._weights(stage, layers)
+            available, fixed = _available(own), self._fixed(stage, layers)
             unit = num_tokens * self._kv_bytes_per_token(len(layers))
-            if weights + unit > available:
+            if fixed + unit > available:
                 key = f"hardware.memory_gib={own.memory_gib:g}{'' if own is self.stages[0] else f' of {own.name}'}"
-                if weights > available:
+                fixed_content = "weights and work memory" if self.max_rows else "weights"
+                if fixed > available:
                     raise ConfigError(
-                        f"{key}: the weights of stage {stage} alone take {weights / _GIB:.3g} GiB a rank; raise it, "
-                        "parallel.pp or parallel.tp"
+                        f"{key}: the {fixed_content} of stage {stage} alone take {fixed / _GIB:.3g} GiB a rank; raise "
+                        "it, parallel.pp or parallel.tp"
                     )
                 raise ConfigError(
-                    f"{key}: stage {stage} needs {(weights + unit) / _GIB:.3g} GiB a rank for its weights and "
+                    f"{key}: stage {stage} needs {(fixed + unit) / _GIB:.3g} GiB a rank for its {fixed_content} and "
                     f"{content or f'one sequence of {self.arch.max_position} tokens'}; raise it, parallel.pp or "
                     f"parallel.tp, or lower {key_to_lower}"
                 )
-            fits.append((available - weights) // unit)
+            fits.append((available - fixed) // unit)
         return min(fits)
 
 

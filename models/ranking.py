@@ -10,15 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .work_memory import SLICE_ELEMENTS
+
 ID_BITS = 19  # of a token id: bounds the vocabulary
 MASKED_LOGIT = float("-inf")
 NO_TOKEN = -1  # in place of a token: of one whose row's logits are not finite, or of a masked one
 _LAST_ID = (1 << ID_BITS) - 1
-_MAX_ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 25}  # of a work tensor; more rows are computed in slices
+_MAX_ELEMENTS = {"cpu": 1 << 19, "cuda": SLICE_ELEMENTS}  # of a work tensor; more rows are computed in slices
 
 
 def slices(rows: list[Any], vocab_size: int, device: torch.device) -> list[list[Any]]:
-    """Cut rows into parts of which each has room at once: on a CPU in its cache, on CUDA in about 1 GB."""
+    """Cut rows into parts of which each has room at once: on a CPU in its cache, on CUDA in about 2 GB."""
     size = max(1, _MAX_ELEMENTS[device.type] // vocab_size)
     return [rows[i : i + size] for i in range(0, len(rows), size)]
 

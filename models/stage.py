@@ -78,7 +78,7 @@ class Stage(nn.Module):
             device=device,
         )
         own = make_kernels(kernels, dtype=dtype, device=device)
-        self.no_cpp = own.no_cpp
+        self.fallback_reason = own.fallback_reason
         self.attention = make_backend(
             attention,
             own,
@@ -156,12 +156,16 @@ class Stage(nn.Module):
             The activation [T, H] for the next stage. On the last stage, the logits, float32, of this rank's share
             (`Mesh.share_of`) of the batch's `sample_rows`, [share, V].
         """
+        return self.finish(*self.compute_layers(inputs, hidden_TH))
+
+    def compute_layers(self, inputs: StageInputs, hidden_TH: torch.Tensor | None = None) -> Parts:
+        """Compute the embedding, on the first stage, and all layers, as `forward` does. The sum is their output."""
         assert (hidden_TH is None) == self.mesh.is_first, self.mesh
         x_TH: Parts = (self.embed(inputs.token_ids, inputs.positions) if hidden_TH is None else hidden_TH), None
         last = len(self.decoder) - 1
         for i, (layer, keys, values) in enumerate(zip(self.decoder, self.cache.keys, self.cache.values, strict=True)):
             x_TH = layer(x_TH, inputs.context if i < last else inputs.last_context, keys, values)
-        return self.finish(*x_TH)
+        return x_TH
 
     def embed(self, token_ids_T: torch.Tensor | None, positions_T: torch.Tensor) -> torch.Tensor:
         """Return the first layer's input [T, H], on the first stage."""

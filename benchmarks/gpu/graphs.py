@@ -5,16 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 
-from gapless.models.piecewise import BUCKETS, PiecewiseStage
+from gapless.models.attention.flash import PAGE_STEP
+from gapless.models.graphed_stage import BUCKETS, GraphedStage
 from gapless.runtime.cost.stage_costs import MicroBatchShape
 from gapless.runtime.experiments.one_gpu import decodes
 
-from .model import architecture, batch_of, layers_that_fit, random_stage, slots_of, start, with_graphs
+from .model import BLOCK, architecture, batch_of, layers_that_fit, random_stage, slots_of, start, with_graphs
 from .parts import Task
-from .rows import Row, checked, figure
+from .rows import Row, checked, figure, missing
+from .timing import host_seconds_of
 
 LAYERS = 41
 KV_TOKENS = 34 * 1024  # of 64 decodes and a chunk, and no more: the layers take 26 GiB
@@ -23,32 +26,48 @@ ROUNDING = 0.05  # of bfloat16 through all layers: deviation of the logits' erro
 
 def graphs(task: Task) -> Iterator[Row]:
     """Capture the graphs of 41 layers as wide as LLaMA-13B's; replays must equal the same pieces without graphs."""
+    yield from _captured(task, "graphs", BLOCK)
+
+
+def decode_graphs(task: Task) -> Iterator[Row]:
+    """Do the same with keys that are read by pages, so that decodes alone are one graph."""
+    yield from _captured(task, "decode_graphs", PAGE_STEP)
+
+
+def _captured(task: Task, part: str, block_size: int) -> Iterator[Row]:
     arch = replace(architecture("llama-13b", task.small), num_layers=2 if task.small else LAYERS)
-    kv_tokens, length = (KV_TOKENS // 8, 32) if task.small else (KV_TOKENS, 512)
+    kv_tokens, length = (KV_TOKENS // 2, 32) if task.small else (KV_TOKENS, 512)
     arch = replace(arch, num_layers=layers_that_fit(arch, task.device, kv_tokens))
-    setting = f"{arch.num_layers} layers, {len(BUCKETS) * (arch.num_layers + 1)} graphs"
     with start(task.device) as groups:
-        stage = random_stage(arch, groups, kv_tokens)
+        stage = random_stage(arch, groups, kv_tokens, block_size)
+        plans = stage.attention.fixed_plans(1, min(arch.max_position, kv_tokens), 0)
+        if block_size == PAGE_STEP and task.device == "cuda" and plans is None:
+            yield missing(part, "decodes as one graph", f"blocks of {block_size}", stage.attention.about)
+        num_graphs = len(BUCKETS) * (arch.num_layers + 1 + (0 if plans is None else len(plans.bounds)))
+        setting = f"{arch.num_layers} layers, {num_graphs} graphs"
         free, began = _free(task.device), time.monotonic()
         captured = with_graphs(stage)
         left = _free(task.device)
-        yield figure("graphs", "capture (s)", setting, time.monotonic() - began)
-        yield figure("graphs", "graphs (MiB)", setting, (free - left) / 2**20)
-        pieces = PiecewiseStage(stage, list)
+        yield figure(part, "capture (s)", setting, time.monotonic() - began)
+        yield figure(part, "graphs (MiB)", setting, (free - left) / 2**20)
+        works = GraphedStage(stage, list)
         shapes = {f"{number} decodes over {length}": decodes(number, length) for number in (1, 5, 8, 64)}
         for number, chunk in ((3, 61), (64, 61), (3, 128), (64, 128)):
             shape = MicroBatchShape(((chunk, length),), number, number * length, number + 1)
             shapes[f"a chunk of {chunk} and {number} decodes"] = shape
         for setting, shape in shapes.items():
-            assert slots_of(shape) <= kv_tokens, setting
-            inputs = stage.prepare(batch_of(shape))
+            assert slots_of(shape, block_size) <= kv_tokens, setting
+            inputs = stage.prepare(batch_of(shape, block_size))
             replayed, again = (captured.forward(inputs).clone() for _ in range(2))
-            for quantity, other in (("without graphs", pieces.forward(inputs)), ("replayed once more", again)):
+            for quantity, other in (("without graphs", works.forward(inputs)), ("replayed once more", again)):
                 differ = int((replayed != other).sum())
-                yield checked("graphs", f"logits other than those {quantity}", setting, differ, 0)
+                yield checked(part, f"logits other than those {quantity}", setting, differ, 0)
             whole = stage(inputs).float()
             error = ((replayed.float() - whole).std() / whole.std()).item()
-            yield checked("graphs", "error beside rows that are not padded", setting, error, ROUNDING)
+            yield checked(part, "error beside rows that are not padded", setting, error, ROUNDING)
+            for quantity, forward in (("with graphs", captured.forward), ("without", stage)):
+                host_s = host_seconds_of(partial(forward, inputs), stage.device)
+                yield figure(part, f"host, {quantity} (us)", setting, 1e6 * host_s)
 
 
 def _free(device: str) -> int:

@@ -12,9 +12,9 @@ from gapless.conf.build import build, load_group
 from gapless.conf.schema import Architecture, ModelConfig
 from gapless.models.batch import RaggedBatch, Segment
 from gapless.models.cuda_graphs import capture_graphs
+from gapless.models.graphed_stage import GraphedStage
 from gapless.models.huggingface import resolve_architecture
 from gapless.models.memory import kv_bytes_per_token
-from gapless.models.piecewise import PiecewiseStage
 from gapless.models.stage import Stage
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
@@ -68,7 +68,7 @@ def layers_that_fit(arch: Architecture, device: str, kv_tokens: int) -> int:
     return min(arch.num_layers, layers)
 
 
-def random_stage(arch: Architecture, groups: Groups, kv_tokens: int) -> Stage:
+def random_stage(arch: Architecture, groups: Groups, kv_tokens: int, block_size: int = BLOCK) -> Stage:
     """Build a stage of all layers of `arch`, its weights drawn on the device, and a KV cache of `kv_tokens` tokens."""
     stage = Stage(
         arch,
@@ -76,8 +76,8 @@ def random_stage(arch: Architecture, groups: Groups, kv_tokens: int) -> Stage:
         range(arch.num_layers),
         dtype=dtype_of(groups.device.type),
         attention="auto",
-        num_blocks=-(-kv_tokens // BLOCK),
-        block_size=BLOCK,
+        num_blocks=-(-kv_tokens // block_size),
+        block_size=block_size,
     )
     torch.manual_seed(0)
     for module in stage.modules():
@@ -103,18 +103,18 @@ def llama_13b(device: str, small: bool) -> Stage:
     return random_stage(replace(arch, num_layers=layers), groups, KV_TOKENS)
 
 
-def with_graphs(stage: Stage) -> PiecewiseStage:
-    """Return the stage as a run on CUDA computes it, by CUDA graphs. On a CPU the same pieces run without them."""
-    return PiecewiseStage(stage, capture_graphs if stage.device.type == "cuda" else list)
+def with_graphs(stage: Stage) -> GraphedStage:
+    """Return the stage as a run on CUDA computes it, by CUDA graphs. On a CPU the same works run without them."""
+    return GraphedStage(stage, capture_graphs if stage.device.type == "cuda" else list)
 
 
-def batch_of(shape: MicroBatchShape) -> RaggedBatch:
+def batch_of(shape: MicroBatchShape, block_size: int = BLOCK) -> RaggedBatch:
     """Make a micro-batch of a shape. Its requests own consecutive KV blocks; the first chunks that may sample do."""
     chunks, decodes, rows, block, row = list[Segment](), list[Segment](), list[int](), 0, 0
 
     def blocks(tokens: int) -> range:
         nonlocal block
-        first, block = block, block - (-tokens // BLOCK)
+        first, block = block, block - (-tokens // block_size)
         return range(first, block)
 
     for place, (length, prefix) in enumerate(shape.chunks):
@@ -129,8 +129,8 @@ def batch_of(shape: MicroBatchShape) -> RaggedBatch:
     return RaggedBatch.of([7] * shape.rows, chunks, decodes, rows)
 
 
-def slots_of(shape: MicroBatchShape) -> int:
+def slots_of(shape: MicroBatchShape, block_size: int = BLOCK) -> int:
     """Return the KV slots that the requests of a shape own."""
     sizes = [length + prefix for length, prefix in shape.chunks]
     sizes += [shape.context // shape.decodes] * shape.decodes if shape.decodes else []
-    return sum(-(-size // BLOCK) * BLOCK for size in sizes)
+    return sum(-(-size // block_size) * block_size for size in sizes)

@@ -88,6 +88,7 @@ LISTS = {
             Part("attention", ".attention:attention", 90),
             Part("engine", ".engine:engine", 90),
             Part("graphs", ".graphs:graphs", 90),
+            Part("decode_graphs", ".graphs:decode_graphs", 90),
             Part("waits", ".engine:waits", 60),
             Part("tests", ".gpu_tests:gpu_tests", 120),
             Part("middle", ".middle:middle", 45),

@@ -11,6 +11,7 @@ import torch
 from ..batch import Decodes, RaggedBatch
 from ..kernels.cpp import CppKernels
 from ..kv_cache import slot_runs
+from .backend import AttentionBackend
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class CppPlan:
     decodes: DecodePlan | None
 
 
-class CppBackend:
+class CppBackend(AttentionBackend):
     """Reads every page of keys and values in place, once for each block of queries.
 
     Args:

@@ -6,8 +6,10 @@ reads the keys of a group of heads once, and divides long contexts over the devi
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count, takewhile
 from typing import Any
 
 import numpy as np
@@ -15,9 +17,12 @@ import torch
 
 from ..batch import RaggedBatch, tables_of
 from ..transfers import upload
+from .backend import AttentionBackend, FixedPlans
 from .probe import lacks_half, probe
 
 PAGE_STEP = 256  # torch's flash_api.cpp: "Paged KV cache block size must be divisible by 256"
+_LEAST_BOUND = 1024  # keys
+_CONSTANTS = 0.0, True, False  # no dropout, causal, no debug mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +35,7 @@ class FlashPlan:
     gather: torch.Tensor | None  # [keys] int32: slots that are copied together first; None: read in place
 
 
-class FlashBackend:
+class FlashBackend(AttentionBackend):
     """Calls FlashAttention once for all chunks and once for all decodes.
 
     Keys and values are read where they lie if blocks are pages of the operator, or if each request's blocks follow each
@@ -95,9 +100,7 @@ class FlashBackend:
                 options["block_table"] = rest.view(B, M)
             elif M:
                 gather = _slots(rest.view(B, M), firsts_B, key_begins[:-1], used_B, total, size)
-            no_dropout, is_causal, debug_mask = 0.0, True, False
-            given = query_ends, key_begins, int(lengths.max()), most, no_dropout, is_causal, debug_mask
-            return FlashPlan(rows, given, options, gather)
+            return FlashPlan(rows, (query_ends, key_begins, int(lengths.max()), most, *_CONSTANTS), options, gather)
 
         return np.resize(packed, len(packed) + len(packed) % 2).view(np.int64), on_device
 
@@ -111,6 +114,55 @@ class FlashBackend:
         if len(plan) == 1:
             return _attention(q, keys_SKD, values_SKD, plan[0])
         return torch.cat([_attention(q[each.rows], keys_SKD, values_SKD, each) for each in plan])
+
+    def fixed_plans(self, max_rows: int, max_keys: int, scratch_block: int) -> FixedFlashPlans | None:
+        """See `AttentionBackend.fixed_plans`. There are some where keys are read by pages.
+
+        Where there is a window, their keys are so few that it hides none. Given a window the operator reads the keys of
+        a group of heads once for each of them.
+        """
+        if not self.paged:
+            return None
+        if self.window is not None:
+            max_keys = min(max_keys, self.window)
+        return FixedFlashPlans(max_rows, max_keys, self.block_size, scratch_block, self.device)
+
+
+class FixedFlashPlans(FixedPlans):
+    """Plans over buffers, with constants in place of a micro-batch's numbers: a query a row, and `bound` keys.
+
+    By the bound the operator chooses into how many parts it splits keys, and how long these are
+    (`set_params_splitkv` in torch's flash_api.cpp, `n_blocks_per_split` in FlashAttention's flash_fwd_kernel.h). A row
+    whose keys are far fewer fills few parts, and multiprocessors idle. So each bound is four times the one before.
+    """
+
+    def __init__(self, max_rows: int, max_keys: int, block_size: int, scratch_block: int, device: torch.device) -> None:
+        self.bounds = [*takewhile(lambda keys: keys < max_keys, (_LEAST_BOUND << 2 * i for i in count())), max_keys]
+        self._scratch_block = scratch_block
+        self._query_ends = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
+        self._used = torch.ones(max_rows, dtype=torch.int32, device=device)
+        width = -(-max_keys // block_size)
+        self._tables = torch.full((max_rows, width), scratch_block, dtype=torch.int32, device=device)
+
+    def of(self, rows: int, bound: int) -> list[FlashPlan]:
+        """See `FixedPlans.of`."""
+        ends = self._query_ends[: rows + 1]
+        options = {"window_size_left": None, "seqused_k": self._used[:rows], "block_table": self._tables[:rows]}
+        return [FlashPlan(slice(0, rows), (ends, ends, 1, bound, *_CONSTANTS), options, None)]
+
+    def load(self, plan: list[FlashPlan], rows: int) -> int | None:
+        """See `FixedPlans.load`. A chunk of one token is computed as a decode is."""
+        _, _, max_queries, most, *_ = plan[0].given
+        if len(plan) > 1 or max_queries > 1 or most > self.bounds[-1]:
+            return None
+        used, tables = plan[0].options["seqused_k"], plan[0].options["block_table"]
+        B, M = tables.shape
+        self._used[:B].copy_(used)
+        self._tables[:B, :M].copy_(tables)
+        if rows > B:
+            self._used[B:rows].fill_(1)
+            self._tables[B:rows, :1].fill_(self._scratch_block)
+        return self.bounds[bisect_left(self.bounds, most)]
 
 
 def _are_in_a_row(tables: np.ndarray, firsts: np.ndarray, lasts: np.ndarray) -> bool:

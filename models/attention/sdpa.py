@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from ..batch import RaggedBatch, Segment
 from ..kv_cache import slots_of
 from ..transfers import upload
+from .backend import AttentionBackend
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class SdpaPlan:
     decodes: list[SegmentPlan] | PaddedPlan
 
 
-class SdpaBackend:
+class SdpaBackend(AttentionBackend):
     """Calls SDPA once for each chunk, and for decodes once each on a CPU or once for all on a GPU.
 
     On a CPU, decodes read views of the cache. On a GPU, they are padded to the longest.

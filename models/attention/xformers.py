@@ -12,6 +12,7 @@ import torch
 from ..batch import RaggedBatch, Segment
 from ..kv_cache import slots_of
 from ..transfers import upload
+from .backend import AttentionBackend
 from .probe import lacks_half, probe
 from .sdpa import SdpaBackend, SegmentPlan, attend_chunks
 
@@ -38,7 +39,7 @@ class XformersPlan:
     windowed: list[SegmentPlan]  # chunks, for SDPA, where one reaches past the window: no mask has gaps and a window
 
 
-class XformersBackend:
+class XformersBackend(AttentionBackend):
     """Calls xformers once for all chunks and once for all decodes.
 
     Where a chunk reaches past the sliding window, all chunks of the micro-batch go through SDPA instead.

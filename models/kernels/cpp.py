@@ -81,7 +81,7 @@ class CppKernels:
         NoLibraryError: they cannot be compiled here.
     """
 
-    no_cpp = ""
+    fallback_reason = ""
 
     def __init__(self) -> None:
         library: ctypes.CDLL = load(Path(__file__).with_name("kernels.cpp"))

@@ -17,11 +17,11 @@ class Kernels(Protocol):
     Sizes: T tokens, H hidden size, F feed-forward size, K KV heads with G query heads each, D elements of a head, S
     slots of the KV cache.
 
-    `no_cpp` says why these are not the C++ operators (on CUDA: Triton's), which are faster, where the device could run
-    them.
+    `fallback_reason` says why torch's operators stand in for faster ones that this device could run: C++ on a CPU,
+    Triton's on CUDA. Empty: nothing stands in.
     """
 
-    no_cpp: str
+    fallback_reason: str
 
     def norm(self, x_TH: Tensor, term_TH: Tensor | None, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor:
         """Add `term_TH` to x, in place, and return the norm of the sum, [T, H].
@@ -64,8 +64,8 @@ class Kernels(Protocol):
 class TorchKernels:
     """Calls torch's operators."""
 
-    def __init__(self, no_cpp: str = "") -> None:
-        self.no_cpp = no_cpp
+    def __init__(self, fallback_reason: str = "") -> None:
+        self.fallback_reason = fallback_reason
 
     def norm(self, x_TH: Tensor, term_TH: Tensor | None, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor:
         """See `Kernels.norm`."""

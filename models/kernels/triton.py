@@ -105,7 +105,7 @@ class TritonKernels:
             and, for some versions, a C compiler.
     """
 
-    no_cpp = ""
+    fallback_reason = ""
 
     def __init__(self, device: torch.device) -> None:
         self.gated_silu(torch.zeros(1, 2, device=device))

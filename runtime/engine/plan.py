@@ -85,7 +85,9 @@ def make_plan(config: EngineConfig) -> Plan:
     find_policy(config.scheduler)
     if isinstance(config.scheduler, EqualTimeConfig):
         read_profile(config.scheduler.profile, config.parallel.pp)
-    memory = MemoryModel(arch, config.parallel, stages, dtype_bytes(config.model, hardware.device))
+    counts_work = hardware.device == "cuda" and not simulated
+    max_rows = config.scheduler.batch_of(config.scheduler.max_batch, depth=1) if counts_work else 0
+    memory = MemoryModel(arch, config.parallel, stages, dtype_bytes(config.model, hardware.device), max_rows)
     speeds, most = _speeds(config.parallel, stages), None
     if speeds is not None or len({each.memory_gib for each in stages}) > 1:
         most = _most_layers(memory, config)

@@ -41,9 +41,8 @@ class Rejoin(msgspec.Struct, frozen=True, array_like=True, tag="rejoin"):
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     """A rank has joined the pipeline of an epoch and built its stage, in `process` (and its device) on the node `host`.
 
-    `rendezvous_s` are the seconds that it took to connect with the other ranks. `no_cpp` says why it lacks the C++
-    operators that its device could run; empty where it lacks none. `attention` says which backend computes attention
-    and why; empty on a CPU.
+    `rendezvous_s` are the seconds that it took to connect with the other ranks. `fallback_reason` is that of its
+    `Kernels`. `attention` says which backend computes attention and why; empty on a CPU.
     """
 
     rank: int
@@ -51,7 +50,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     process: str
     epoch: int = 0
     rendezvous_s: float = 0.0
-    no_cpp: str = ""
+    fallback_reason: str = ""
     attention: str = ""
 
 

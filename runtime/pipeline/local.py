@@ -18,7 +18,7 @@ from ..core.run_record import FaultRecord
 from .handshake import Setup
 from .processor_waits import ProcessorWaits
 from .protocol import WallClock
-from .start_warnings import say_attention, warn_without_cpp
+from .start_warnings import say_attention, warn_of_fallback
 
 if TYPE_CHECKING:
     from .stage_worker import PendingSampled
@@ -46,7 +46,7 @@ class LocalPipeline:
         self.where = [f"{socket.gethostname()} pid {os.getpid()} {device}"]
         self._groups: Any = Groups.start(Rendezvous(0, 1, device=device), Mesh(1, 1), setup.timeout_s)
         self._worker = StageWorker.build(setup, self._groups)
-        warn_without_cpp((self._worker.stage.no_cpp,))
+        warn_of_fallback((self._worker.stage.fallback_reason,))
         say_attention((self._worker.stage.attention.about,))
         self._is_cuda = self._groups.device.type == "cuda"
         self._device_clock = device_clock(self._groups.device)

@@ -27,7 +27,7 @@ from .recovery_limit import RecoveryLimit
 from .repair import Repair
 from .sampled_shares import SampledShares
 from .start_parts import StartParts
-from .start_warnings import say_attention, warn_of_placement, warn_without_cpp
+from .start_warnings import say_attention, warn_of_fallback, warn_of_placement
 
 _log = logging.getLogger(__name__)
 _POLL_INTERVAL_S = 0.2
@@ -121,7 +121,7 @@ class RemotePipeline:
         if parts := self._parts.slowest():
             on_progress(f"ranks are ready after {self.clock.now() - begin:.1f} s; the slowest of each part: {parts}")
         self.where = [f"{ready[rank].host} {ready[rank].process}" for rank in range(world)]
-        warn_without_cpp(tuple(ready[rank].no_cpp for rank in range(world)))
+        warn_of_fallback(tuple(ready[rank].fallback_reason for rank in range(world)))
         say_attention(tuple(ready[rank].attention for rank in range(world)))
         return setup, {rank: ready[rank].host for rank in range(world)}
 

@@ -18,7 +18,7 @@ from ...models.block_tables import BlockTables
 from ...models.build_stage import build_stage
 from ...models.cuda_graphs import capture_graphs
 from ...models.grammar import Grammars
-from ...models.piecewise import PiecewiseStage
+from ...models.graphed_stage import GraphedStage
 from ...models.prompt_logprobs import PendingLogprobs
 from ...models.sampling import PendingTokens, SampledToken, Sampler
 from ...models.stage import Stage, StageInputs
@@ -53,7 +53,7 @@ class StageWorker:
         on_part: OnPart = lambda part, is_done: None,
     ) -> None:
         self.stage = stage
-        self._graphs: PiecewiseStage | None = None
+        self._graphs: GraphedStage | None = None
         self._cuda_graphs = cuda_graphs
         self._tokenizer = tokenizer
         self._on_part = on_part
@@ -100,7 +100,7 @@ class StageWorker:
         self._masks: dict[int, Future[RowMasks]] = {}  # by micro-batch that is prepared and not sampled
         self._token_masks: TokenMasks | None = None  # from the first request with structured outputs on
         if self._cuda_graphs:
-            self._graphs = PiecewiseStage(
+            self._graphs = GraphedStage(
                 self.stage, partial(capture_graphs, on_work=lambda: self._on_part("capture", False))
             )
             self._on_part("capture", True)

@@ -41,7 +41,7 @@ def warn_of_placement(
 
 
 @cache
-def warn_without_cpp(reasons: tuple[str, ...]) -> None:
+def warn_of_fallback(reasons: tuple[str, ...]) -> None:
     """Log, once in a process, why ranks lack the C++ operators, or Triton's: a line for each reason.
 
     Args:

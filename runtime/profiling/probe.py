@@ -117,7 +117,7 @@ class Probe:
         return seconds
 
 
-class _MarkedBackend:
+class _MarkedBackend(AttentionBackend):
     """An attention backend that marks the begin and the end of each layer's attention."""
 
     def __init__(self, backend: AttentionBackend, mark: Callable[[str], None]) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gapless.conf.sampling import SamplingParams
-from gapless.models.piecewise import PiecewiseStage
+from gapless.models.graphed_stage import GraphedStage
 from gapless.models.sampling import Sampler
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
@@ -27,7 +27,7 @@ def test_stages_on_cuda_mix_no_devices_and_wait_for_nothing(name: str, pp: int, 
         with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 60), FakeCuda() as cuda:  # Megatron asks for groups
             with cuda.may_wait():
                 stage = lone_stage(arch, Mesh(pp, tp, rank), CUDA, torch.bfloat16, 9)
-            forward = PiecewiseStage(stage, list).forward if is_piecewise else stage.forward
+            forward = GraphedStage(stage, list).forward if is_piecewise else stage.forward
             for batch in BATCHES.values():
                 hidden = None
                 if not stage.mesh.is_first:

@@ -1,6 +1,6 @@
 """FlashAttention: what its operator is given computes what SDPA does, on CUDA without a wait, by few calls a layer.
 
-On a CPU torch has no such operator, so one that follows its contract by plain arithmetic takes its place.
+On a CPU an operator that follows its contract takes its place (`tests/support/flash_operator.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gapless.conf.errors import ConfigError
@@ -23,13 +22,14 @@ from gapless.models.attention.sdpa import SdpaBackend
 from gapless.models.attention.select import make_backend, why_not
 from gapless.models.attention.xformers import XformersBackend
 from gapless.models.batch import Decodes, RaggedBatch, Segment
+from gapless.models.graphed_stage import GraphedStage
 from gapless.models.kernels.cpp import CppKernels
 from gapless.models.kernels.kernels import TorchKernels
-from gapless.models.piecewise import PiecewiseStage
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.rendezvous import Rendezvous
 from tests.support.fake_cuda import CUDA, FakeCuda
+from tests.support.flash_operator import flash_on_cpu
 from tests.support.lone_rank import ARCHITECTURES, BATCHES, lone_stage
 
 CPU = torch.device("cpu")
@@ -37,61 +37,10 @@ FLASH = "aten._flash_attention_forward.default"
 TORCH = TorchKernels()
 
 
-def flash_attention(
-    q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    query_ends: torch.Tensor,
-    key_starts: torch.Tensor,
-    most_queries: int,
-    most_keys: int,
-    dropout: float,
-    is_causal: bool,
-    return_debug_mask: bool,
-    *,
-    window_size_left: int | None = None,
-    seqused_k: torch.Tensor,
-    block_table: torch.Tensor | None = None,
-    **_: Any,
-) -> tuple[torch.Tensor, ...]:
-    """Compute request by request: query i of n is aligned with the last key but n - 1 - i."""
-    assert (dropout, is_causal, return_debug_mask) == (0.0, True, False)
-    for numbers in (query_ends, key_starts, seqused_k, *([] if block_table is None else [block_table])):
-        assert numbers.dtype == torch.int32
-        assert numbers.is_contiguous()
-    assert len(query_ends) == len(key_starts) == len(seqused_k) + 1
-    ends, starts, used = query_ends.tolist(), key_starts.tolist(), seqused_k.tolist()
-    assert ends[0] == 0
-    assert ends[-1] == len(q)
-    assert most_queries == max(np.diff(ends))
-    assert most_keys == max(used)
-    out = torch.empty_like(q)
-    for row, (begin, end, start, count) in enumerate(zip(ends[:-1], ends[1:], starts[:-1], used, strict=True)):
-        if block_table is None:
-            k, v = keys[start : start + count], values[start : start + count]
-        else:
-            assert keys.shape[1] % 256 == 0
-            pages = block_table[row, : -(-count // keys.shape[1])].long()
-            k, v = (x[pages].flatten(0, 1)[:count] for x in (keys, values))
-        at = torch.arange(count - (end - begin), count)[:, None]
-        hidden = torch.arange(count) > at
-        if window_size_left is not None:
-            hidden |= torch.arange(count) < at - window_size_left
-        mask = torch.zeros(hidden.shape).masked_fill_(hidden, float("-inf"))
-        q_HnD, k_HmD, v_HmD = (x.transpose(0, 1).float() for x in (q[begin:end], k, v))
-        attended = F.scaled_dot_product_attention(q_HnD, k_HmD, v_HmD, attn_mask=mask, enable_gqa=True)
-        out[begin:end] = attended.transpose(0, 1)
-    none = torch.empty(0)
-    return out, none, none, none, none
-
-
 @pytest.fixture
 def on_cpu() -> Iterator[None]:
-    """Give torch the operator on CPUs."""
-    library = torch.library.Library("aten", "IMPL")
-    library.impl("_flash_attention_forward", flash_attention, "CPU")
-    yield
-    library._destroy()
+    with flash_on_cpu():
+        yield
 
 
 @pytest.fixture
@@ -249,6 +198,52 @@ def test_no_kernel_depends_on_how_many_decodes_there_are_or_how_long() -> None:
     assert len(constants) == 1
 
 
+def test_a_plan_over_buffers_pads_with_a_key_of_the_scratch_block() -> None:
+    backend = FlashBackend(block_size=256, window=None, device=CPU, paged=True)
+    plans = backend.fixed_plans(8, 1024, scratch_block=99)
+    assert plans is not None
+    given = [plans.of(rows, 1024)[0] for rows in (4, 8)]
+    for starts in ([700, 511, 3, 90, 255], [600, 4, 91]):
+        batch, rows = batch_of([], starts, 256, scattered=True), 8 if len(starts) > 4 else 4
+        (plan,) = backend.plan(batch)
+        assert plans.load([plan], rows) == 1024
+        (loaded,) = plans.of(rows, 1024)
+        assert loaded.options["seqused_k"].tolist() == [start + 1 for start in starts] + [1] * (rows - len(starts))
+        tables = loaded.options["block_table"]
+        assert torch.equal(tables[: len(starts), : plan.options["block_table"].shape[1]], plan.options["block_table"])
+        assert tables[len(starts) :, 0].tolist() == [99] * (rows - len(starts))
+        assert loaded.given[2:4] == (1, 1024)
+    for before, rows in zip(given, (4, 8), strict=True):
+        (after,) = plans.of(rows, 1024)
+        for name in ("seqused_k", "block_table"):
+            assert before.options[name].data_ptr() == after.options[name].data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("chunks", "starts", "is_loaded"),
+    [([], [299], True), ([(290, 1)], [], True), ([], [300], False), ([(5, 2)], [], False), ([(290, 1)], [4], False)],
+)
+def test_a_plan_over_buffers_takes_single_tokens_within_the_window(
+    chunks: list[tuple[int, int]], starts: list[int], is_loaded: bool
+) -> None:
+    backend = FlashBackend(block_size=256, window=300, device=CPU, paged=True)
+    plans = backend.fixed_plans(8, 1024, scratch_block=99)
+    assert plans is not None
+    assert plans.load(backend.plan(batch_of(chunks, starts, 256, scattered=True)), 2) == (300 if is_loaded else None)
+    assert FlashBackend(block_size=16, window=None, device=CPU, paged=False).fixed_plans(8, 1024, 99) is None
+
+
+def test_a_plan_over_buffers_splits_keys_by_the_least_bound_that_holds_them() -> None:
+    backend = FlashBackend(block_size=256, window=None, device=CPU, paged=True)
+    plans = backend.fixed_plans(8, 20_000, scratch_block=99)
+    assert plans is not None
+    assert plans.bounds == [1024, 4096, 16384, 20_000]
+    for start, bound in ((0, 1024), (1023, 1024), (1024, 4096), (16_384, 20_000), (19_999, 20_000), (20_000, None)):
+        assert plans.load(backend.plan(batch_of([], [start, 5], 256, scattered=True)), 2) == bound
+        if bound is not None:
+            assert plans.of(2, bound)[0].given[3] == bound
+
+
 @pytest.mark.parametrize("is_piecewise", [False, True])
 @pytest.mark.parametrize("block", [4, 256])
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -261,7 +256,7 @@ def test_stages_with_it_mix_no_devices_and_wait_for_nothing(
                 ARCHITECTURES[name], Mesh(1, 1), CUDA, torch.bfloat16, 9, attention="flash", block_size=block
             )
         assert isinstance(stage.attention, FlashBackend)
-        forward = PiecewiseStage(stage, list).forward if is_piecewise else stage.forward
+        forward = GraphedStage(stage, list).forward if is_piecewise else stage.forward
         for batch in BATCHES.values():
             assert forward(stage.prepare(batch)).shape == (len(batch.sample_rows), stage.arch.vocab_size)
 

@@ -117,7 +117,7 @@ def test_without_a_compiler_torchs_operators_run(monkeypatch: pytest.MonkeyPatch
         cpp_library.load.cache_clear()
         own = make_kernels("auto", dtype=torch.float32, device=CPU)
         assert isinstance(own, TorchKernels)
-        assert why in own.no_cpp
+        assert why in own.fallback_reason
         with pytest.raises(ConfigError, match=rf"model\.kernels=cpp: .*{why}.*; torch runs anywhere"):
             make_kernels("cpp", dtype=torch.float32, device=CPU)
     monkeypatch.delenv("CXX")
@@ -131,4 +131,4 @@ def test_without_a_compiler_torchs_operators_run(monkeypatch: pytest.MonkeyPatch
     for name, dtype in [("torch", torch.float32), ("auto", torch.bfloat16)]:
         own = make_kernels(name, dtype=dtype, device=CPU)
         assert isinstance(own, TorchKernels)
-        assert own.no_cpp == ""
+        assert own.fallback_reason == ""

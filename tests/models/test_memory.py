@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import pytest
+import torch
 
 from gapless.conf.build import build, load_group
 from gapless.conf.errors import ConfigError
 from gapless.conf.experts import ExpertsConfig
+from gapless.conf.sampling import SamplingParams
 from gapless.conf.schema import Architecture, HardwareConfig, ModelConfig, ParallelConfig
+from gapless.models.attention import flash
 from gapless.models.build_stage import build_stage
+from gapless.models.graphed_stage import GraphedStage
 from gapless.models.memory import MemoryModel, dtype_bytes, kv_bytes_per_token, weight_bytes
+from gapless.models.sampling import Sampler
+from gapless.models.work_memory import graph_bytes, sampler_bytes
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.rendezvous import Rendezvous
+from tests.support.fake_cuda import CUDA, FakeCuda
+from tests.support.live_bytes import LiveBytes
+from tests.support.lone_rank import LLAMA, lone_stage
 
 GIB = 1 << 30
 SMALL = Architecture(
@@ -167,3 +177,59 @@ def test_models_of_experts_have_their_published_sizes(model: str, total: float, 
     arch = shape(model, 1024)
     assert arch.num_params / 1e9 == pytest.approx(total, rel=0.003)
     assert arch.active_params / 1e9 == pytest.approx(active, rel=0.02)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_graphs_take_what_the_model_says(gated: bool, tp: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flash, "probe", lambda *_, **__: None)
+    arch = dataclasses.replace(
+        LLAMA, hidden_size=1024, num_heads=16, head_dim=64, ffn_size=2816, max_position=4096, gated_ffn=gated
+    )
+
+    def run_all(works: Sequence[Callable[[], None]]) -> Sequence[Callable[[], None]]:
+        for work in works:
+            work()
+        return works
+
+    with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 60), FakeCuda() as cuda:
+        with cuda.may_wait():
+            stage = lone_stage(arch, Mesh(3, tp, tp), CUDA, torch.bfloat16, 16, attention="flash", block_size=256)
+        with LiveBytes() as live:
+            GraphedStage(stage, run_all)
+    assert 0.75 <= live.peak / graph_bytes(arch, tp, 2) <= 1
+
+
+SAMPLED = [SamplingParams(), SamplingParams(temperature=0.8, top_k=50, top_p=0.9, logprobs=20)]
+FULLEST = SamplingParams(temperature=0.8, top_p=0.95, min_p=0.1, repetition_penalty=1.1, logprobs=5)
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "num_rows"), [(128256, 256), (128256, 600), (32000, 64), (4000, 256), (32000, 1)]
+)
+@pytest.mark.parametrize("params", [*SAMPLED, FULLEST], ids=["greedy", "top_k", "top_p"])
+def test_the_sampler_takes_at_most_what_the_model_says(params: SamplingParams, vocab_size: int, num_rows: int) -> None:
+    sampler = Sampler(vocab_size)
+    for request in range(num_rows):
+        # One that is drawn otherwise has the logits of the others copied together.
+        sampler.add(request, params if request or num_rows == 1 else SamplingParams(), 7, 2, (3,))
+        sampler.feed(request, 0, [5, 5, 8])
+    with FakeCuda(), LiveBytes() as live:
+        logits = torch.empty(num_rows, vocab_size, device=CUDA)
+        sampler.queue(logits, range(num_rows), [3] * num_rows)
+    share = live.peak / sampler_bytes(vocab_size, num_rows)
+    assert share <= 1
+    assert params is not FULLEST or share >= 0.6
+
+
+def test_work_memory_leaves_fewer_blocks_and_the_papers_batch_as_it_is() -> None:
+    gpu = HardwareConfig(device="cuda", memory_gib=1.0)
+    plain = memory(SMALL, gpu, element=2, pp=2)
+    real = dataclasses.replace(plain, max_rows=256)
+    work = graph_bytes(SMALL, 1, 2) + sampler_bytes(SMALL.vocab_size, 256)
+    a_block = 16 * kv_bytes_per_token(SMALL, 2, 1, 2)
+    assert plain.blocks(16) - real.blocks(16) == pytest.approx(work / a_block, abs=1)
+    assert real.slots() == plain.slots()
+    assert real.most_layers(16)[1] < plain.most_layers(16)[1]
+    with pytest.raises(ConfigError, match="the weights and work memory of stage 1 alone take"):
+        dataclasses.replace(real, max_rows=1 << 20).blocks(16)

@@ -13,10 +13,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gapless.conf.errors import ConfigError
+from gapless.models.attention import flash
 from gapless.models.batch import RaggedBatch, Segment
+from gapless.models.graphed_stage import GraphedStage
 from gapless.models.kernels.kernels import TorchKernels
 from gapless.models.kernels.select import make_kernels
-from gapless.models.piecewise import PiecewiseStage
 from gapless.models.stage import Stage
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
@@ -73,7 +74,7 @@ def launched_a_layer(name: str, tp: int, is_piecewise: bool, kernels: str) -> li
         with FakeCuda() as cuda, fake_triton() as launches:
             with cuda.may_wait():
                 stage = lone_stage(arch, Mesh(3, tp, tp), CUDA, torch.bfloat16, 9, kernels=kernels)
-            forward = PiecewiseStage(stage, list).forward if is_piecewise else stage.forward
+            forward = GraphedStage(stage, list).forward if is_piecewise else stage.forward
             inputs = stage.prepare(BATCHES["decodes"])
             launches.clear()
             with Operators(stage) as operators:
@@ -98,6 +99,36 @@ def test_a_layer_launches_few_kernels(name: str, tp: int, is_piecewise: bool) ->
     plain = launched_a_layer(name, tp, is_piecewise, "torch")
     assert len(plain) <= WITH_TORCH[name] + 2 * copies, plain
     assert len(plain) > len(launched), "the count sees what is fused"
+
+
+@pytest.mark.parametrize("is_paged", [False, True])
+def test_the_host_launches_one_graph_for_decodes_of_any_number_of_layers(
+    is_paged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where keys are not read by pages, a layer more is a graph, attention and a copy more."""
+    monkeypatch.setattr(flash, "probe", lambda *_, **__: None)
+    launched = []
+    for num_layers in (6, 9):
+        arch = dataclasses.replace(ARCHITECTURES["llama"], num_layers=num_layers)
+        with FakeCuda() as cuda, fake_triton():
+            with cuda.may_wait():
+                block_size = 256 if is_paged else 16
+                stage = lone_stage(
+                    arch, Mesh(3, 1, 1), CUDA, torch.bfloat16, 9, attention="flash", block_size=block_size
+                )
+            with Operators(stage) as operators:
+                names = operators.names
+                replays = [lambda: names.append("replay")]  # noqa: B023
+                forward = GraphedStage(stage, lambda works: replays * len(works)).forward  # noqa: B023
+                stage.attention.attend = operators._attend  # type: ignore[method-assign]
+                inputs = stage.prepare(BATCHES["decodes"])
+                names.clear()
+                forward(inputs, torch.empty(2, arch.hidden_size, dtype=torch.bfloat16, device=CUDA))
+            launched.append(Counter(names))
+    assert launched[0]["replay"] == (1 if is_paged else 3)
+    more = launched[1] - launched[0]
+    layer = {"replay": 1, "aten.copy_.default": 1, "aten._flash_attention_forward.default": 1}
+    assert more == ({} if is_paged else layer)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
@@ -127,14 +158,14 @@ def test_where_triton_does_not_run_torchs_operators_do(monkeypatch: pytest.Monke
     monkeypatch.delitem(sys.modules, KERNELS, raising=False)
     kernels = make_kernels("auto", dtype=torch.bfloat16, device=CUDA)
     assert isinstance(kernels, TorchKernels)
-    assert kernels.no_cpp.startswith("Triton does not run here (ModuleNotFoundError: ")
+    assert kernels.fallback_reason.startswith("Triton does not run here (ModuleNotFoundError: ")
     with pytest.raises(ConfigError, match=r"model\.kernels=triton: Triton does not run here .*; torch runs anywhere"):
         make_kernels("triton", dtype=torch.bfloat16, device=CUDA)
     with pytest.raises(ConfigError, match=r"model\.kernels=triton: they are for CUDA; torch runs anywhere"):
         make_kernels("triton", dtype=torch.float32, device=torch.device("cpu"))
     with pytest.raises(ConfigError, match="they are for float32 on a CPU"):
         make_kernels("cpp", dtype=torch.bfloat16, device=CUDA)
-    assert make_kernels("torch", dtype=torch.bfloat16, device=CUDA).no_cpp == ""
+    assert make_kernels("torch", dtype=torch.bfloat16, device=CUDA).fallback_reason == ""
 
 
 def test_a_launch_that_fails_is_a_reason_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +173,7 @@ def test_a_launch_that_fails_is_a_reason_too(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(FakeKernel, "__getitem__", failing)
         with FakeCuda():
             kernels = make_kernels("auto", dtype=torch.bfloat16, device=CUDA)
-    assert kernels.no_cpp == "Triton does not run here (RuntimeError: Failed to find C compiler.)"
+    assert kernels.fallback_reason == "Triton does not run here (RuntimeError: Failed to find C compiler.)"
 
 
 def failing(*_: object) -> None:

@@ -204,7 +204,7 @@ def test_a_greedy_request_alone_has_its_logits_edited(params):
 
 @pytest.mark.parametrize("few", [0, 100])
 def test_top_k_and_top_p_keep_the_lowest_ids_on_ties(few, monkeypatch):
-    monkeypatch.setattr(drawing, "_FEW", few)
+    monkeypatch.setattr(drawing, "FEW_TOKENS", few)
     level = torch.zeros(10)
     assert draws(level, SamplingParams(temperature=1.0, top_k=3), 300)[3:].sum() == 0
     counts = draws(level, SamplingParams(temperature=1.0, top_p=0.35), 100)
@@ -263,7 +263,7 @@ def test_top_p_by_sums_of_digits_and_by_sorting_keep_the_same_tokens(temperature
     drawn = []
     for few in (0, 1000):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(drawing, "_FEW", few)
+            patch.setattr(drawing, "FEW_TOKENS", few)
             drawn.append([[t.token for t in sampler.sample(logits, range(6), [at] * 6)] for at in (1, 2)])
     assert drawn[0] == drawn[1]
 

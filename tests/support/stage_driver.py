@@ -17,8 +17,8 @@ import torch.distributed as dist
 from gapless.conf.schema import Architecture, ModelConfig
 from gapless.models.batch import RaggedBatch, Segment
 from gapless.models.build_stage import build_stage
+from gapless.models.graphed_stage import GraphedStage
 from gapless.models.huggingface import resolve_architecture
-from gapless.models.piecewise import PiecewiseStage
 from gapless.models.stage import Stage
 from gapless.parallel.device_clock import HostClock
 from gapless.parallel.groups import Groups
@@ -127,7 +127,7 @@ def run(groups: Groups, job: dict) -> None:
     )
     if not job.get("plain"):
         stage.pack()
-    forward = PiecewiseStage(stage, list).forward if job.get("pieces") else stage
+    forward = GraphedStage(stage, list).forward if job.get("pieces") else stage
     transport = Transport(groups, arch.hidden_size, stage.dtype, depth=1)
     tokens, logits = greedy(stage, job["prompts"], job["num_new"], job["chunks"], tables, forward, transport)
     transport.drain()

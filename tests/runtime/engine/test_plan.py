@@ -12,7 +12,8 @@ from gapless.conf.errors import ConfigError
 from gapless.conf.policies import POLICY_CONFIGS
 from gapless.conf.schema import CacheConfig, EngineConfig, SimulateConfig
 from gapless.models.attention.flash import PAGE_STEP
-from gapless.models.memory import MemoryModel
+from gapless.models.memory import MemoryModel, kv_bytes_per_token
+from gapless.models.work_memory import graph_bytes, sampler_bytes
 from gapless.runtime.engine.plan import make_plan
 from gapless.runtime.ledger.fleet import Fleet
 from gapless.runtime.ledger.summary import summarize
@@ -51,6 +52,21 @@ def test_b_is_max_batch_and_the_slot_bound_where_it_is_asked_for(policy: str) ->
     assert make_plan(replace(by_slots, scheduler=replace(by_slots.scheduler, max_batch=2))).limits.batch == 2
     assert make_plan(config_of(policy, batch=7, max_batch=3)).limits.batch == 7
     assert make_plan(config_of(policy, max_batch=9)).limits.batch == 9
+
+
+def test_a_real_run_on_cuda_keeps_room_for_graphs_and_sampler() -> None:
+    keys = {
+        "model": load_group("model", "llama-13b") | {"max_model_len": 1024},
+        "hardware": load_group("hardware", "a6000"),
+        "parallel": {"pp": 1},
+        "scheduler": {"name": "sarathi", "max_batch": 64},
+        "cache": {"block_size": 16},
+    }
+    real, simulated = (make_plan(build(kind, keys)) for kind in (EngineConfig, SimulateConfig))
+    work = graph_bytes(real.arch, 1, 2) + sampler_bytes(real.arch.vocab_size, 64)
+    a_block = real.block_size * kv_bytes_per_token(real.arch, 40, 1, 2)
+    assert simulated.num_blocks - real.num_blocks == pytest.approx(work / a_block, abs=1)
+    assert real.limits.batch == simulated.limits.batch == 64
 
 
 @pytest.mark.parametrize("policy", sorted(POLICY_CONFIGS))

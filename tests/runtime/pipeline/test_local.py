@@ -12,7 +12,7 @@ import torch
 from gapless.conf.build import build, load_group
 from gapless.conf.sampling import SamplingParams
 from gapless.conf.schema import ModelConfig
-from gapless.models.piecewise import PiecewiseStage
+from gapless.models.graphed_stage import GraphedStage
 from gapless.parallel import device_clock
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
@@ -83,7 +83,7 @@ def test_cuda_work_is_queued_by_submit(monkeypatch: pytest.MonkeyPatch, graphs: 
         with cuda.may_wait():
             worker = StageWorker(lone_stage(LLAMA, Mesh(1, 1), CUDA, torch.bfloat16, 20))
         if graphs:
-            worker._forward = PiecewiseStage(worker.stage, list).forward
+            worker._forward = GraphedStage(worker.stage, list).forward
         monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
         monkeypatch.setattr(StageWorker, "build", lambda *_: worker)
         clock = FakeClock()

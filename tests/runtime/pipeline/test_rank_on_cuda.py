@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from gapless.conf.build import build, load_group
 from gapless.conf.schema import ModelConfig
-from gapless.models import piecewise
+from gapless.models import graphed_stage
 from gapless.parallel import groups as groups_module
 from gapless.parallel import nccl
 from gapless.parallel.mesh import Mesh
@@ -43,7 +43,7 @@ def driver() -> Iterator[FakeDriver]:
     with pytest.MonkeyPatch.context() as patch:
         for name in nccl.VARIABLES:
             patch.setenv(name, "1")  # as torchrun does with one of them
-        patch.setattr(piecewise, "BUCKETS", (8, 16))
+        patch.setattr(graphed_stage, "BUCKETS", (8, 16))
         for module, name in ((groups_module, "_HEARING_S"), (groups_module, "_ABORT_S"), (rank_module, "_REPORT_S")):
             patch.setattr(module, name, 3 * HANG_S)  # a busy machine is slow, and does not hang
         with FakeDriver() as driver:

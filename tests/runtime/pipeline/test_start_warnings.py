@@ -15,7 +15,7 @@ from gapless.conf.schema import HardwareConfig, ParallelConfig
 from gapless.launch.stderr_log import messages_on_stderr
 from gapless.parallel.placement import nodes_of_stages
 from gapless.parallel.real_placement import Place
-from gapless.runtime.pipeline.start_warnings import say_attention, warn_of_placement, warn_without_cpp
+from gapless.runtime.pipeline.start_warnings import say_attention, warn_of_fallback, warn_of_placement
 
 GPU = HardwareConfig(device="cuda")
 
@@ -90,19 +90,19 @@ def test_the_placement_of_a_simulation_is_a_good_one(pp: int, tp: int, devices: 
     assert lines_of(places, tp, GPU, ClusterConfig(devices_per_node=devices)) == []
 
 
-def test_ranks_that_lack_cpp_for_the_same_reason_share_a_line(caplog: pytest.LogCaptureFixture) -> None:
-    warn_without_cpp.cache_clear()
-    warn_without_cpp(("no compiler", "", "no compiler", "no disk"))
+def test_ranks_that_fall_back_for_the_same_reason_share_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_fallback.cache_clear()
+    warn_of_fallback(("no compiler", "", "no compiler", "no disk"))
     lines = [line.partition(", which")[0] for line in caplog.messages]
     assert lines == ["no compiler: torch's operators run on ranks 0, 2", "no disk: torch's operators run on rank 3"]
     caplog.clear()
     for _ in range(2):
-        warn_without_cpp(("no compiler",))
+        warn_of_fallback(("no compiler",))
     assert caplog.messages == [
         "no compiler: torch's operators run, which take longer; model.kernels=torch asks for them without this line"
     ]
     caplog.clear()
-    warn_without_cpp(("", ""))
+    warn_of_fallback(("", ""))
     assert caplog.messages == []
 
 

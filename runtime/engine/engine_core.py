@@ -91,7 +91,8 @@ class EngineCore:
         if policy not in self._plans:
             self._plans[policy] = make_plan(replace(self.config, scheduler=policy))
         plan, pipeline = self._plans[policy], self.pipeline
-        limits = replace(plan.limits, depth=plan.limits.depth.within(pipeline.depth))
+        depth = plan.limits.depth.within(pipeline.depth)
+        limits = replace(plan.limits, depth=depth, looks_ahead=pipeline.looks_ahead)
         return replace(plan, num_blocks=pipeline.num_blocks, limits=limits)
 
     def _make_scheduler(self) -> Scheduler:

@@ -24,7 +24,7 @@ from ...models.token_masks import RowMasks, TokenMasks
 from ...models.tokenizer import load_tokenizer
 from ...models.transfers import upload
 from ..core.columns import unpack
-from ..core.messages import MicroBatchMessage, Sampled, SegmentMessage, TokenLogprobs
+from ..core.messages import UNSEEN_TOKEN, MicroBatchMessage, Sampled, SegmentMessage, TokenLogprobs
 from .handshake import Setup
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ class StageWorker:
     def _init_requests(self) -> None:
         mesh = self.stage.mesh
         self._sampler = Sampler(self.stage.arch.vocab_size) if mesh.is_last and mesh.tp_rank == 0 else None
+        self._sampled: tuple[list[int], torch.Tensor | None] = [], None  # the newest: their requests, [R] tokens
         self._tables = BlockTables()
         self._masks: dict[int, Future[RowMasks]] = {}  # by micro-batch that is prepared and not sampled
         self._token_masks: TokenMasks | None = None  # from the first request with structured outputs on
@@ -106,7 +107,8 @@ class StageWorker:
     def prepare(self, micro_batch: MicroBatchMessage) -> StageInputs:
         """Update block tables from a micro-batch, and make the stage's inputs of it.
 
-        Micro-batches must be prepared in their order. Another one may be computed or sampled meanwhile.
+        Micro-batches must be prepared in their order. Another one may be computed or sampled meanwhile. Only a
+        micro-batch with unseen tokens must wait until the sampling of the one before is queued.
         """
         if self._sampler is not None:
             self._queue_masks(micro_batch)
@@ -134,9 +136,15 @@ class StageWorker:
         starts = np.frombuffer(message.starts, dtype=np.int64)
         most = int(starts.max()) // self.stage.cache.block_size + 1 if len(starts) else 0
         decodes = Decodes(starts, tables.of_each(unpack(message.requests).tolist(), most))
-        parts.append(np.frombuffer(message.tokens, dtype=np.int64))
+        newest, sampled_R = np.frombuffer(message.tokens, dtype=np.int64), None
+        if UNSEEN_TOKEN in newest:
+            requests, sampled_R = self._sampled
+            rows_of = {request: row for row, request in enumerate(requests)}
+            pairs = zip(unpack(message.requests), newest.tolist(), strict=True)
+            newest = np.array([-1 - rows_of[request] if token == UNSEEN_TOKEN else token for request, token in pairs])
+        parts.append(newest)
         rows = np.concatenate([sample_rows, np.arange(row, row + len(starts))]).astype(np.int64)
-        return self.stage.prepare(RaggedBatch(np.concatenate(parts, dtype=np.int64), chunks, decodes, rows))
+        return self.stage.prepare(RaggedBatch(np.concatenate(parts, dtype=np.int64), chunks, decodes, rows), sampled_R)
 
     def _queue_masks(self, micro_batch: MicroBatchMessage) -> None:
         """Begin to make the masks of structured outputs, which `queue_sampling` waits for."""
@@ -198,7 +206,10 @@ class StageWorker:
         prompts = None
         if any(chunk.targets for chunk in micro_batch.chunks):
             prompts, logits_RV = self._queue_prompts(micro_batch.chunks, sampler, logits_RV)
-        return PendingSampled(sampler.queue(logits_RV, sampled_requests(micro_batch), positions, masks), prompts)
+        requests = sampled_requests(micro_batch)
+        tokens = sampler.queue(logits_RV, requests, positions, masks)
+        self._sampled = requests, tokens.tokens_R
+        return PendingSampled(tokens, prompts)
 
     def _queue_prompts(
         self, chunks: Sequence[SegmentMessage], sampler: Sampler, logits_RV: torch.Tensor

@@ -9,7 +9,7 @@ from ...conf.policies import SchedulerConfig
 from ...conf.sampling import SamplingParams
 from ...conf.schema import EngineConfig
 from ..core.request import Request
-from ..pipeline.protocol import Pipeline
+from ..pipeline.protocol import LivePipeline
 from ..scheduler.base import Scheduler
 from ..scheduler.policies import make_scheduler
 from .coordinator import Coordinator, StopCheck
@@ -34,7 +34,7 @@ class EngineCore:
         self,
         config: EngineConfig,
         plans: Mapping[SchedulerConfig, Plan],
-        pipeline: Pipeline,
+        pipeline: LivePipeline,
         stop_check: StopCheck | None = None,
     ) -> None:
         self.config = config

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class LocalPipeline:
     """A `Pipeline` of one stage on one device ("cpu", "cuda:0").
 
-    With `looks_ahead` it does so on CUDA, where it has a depth of 1: what samples a token is then right before what
-    needs it.
+    On CUDA it `looks_ahead` where it may and has a depth of 1: the micro-batch before one with an unseen token is then
+    the one that samples it.
     """
 
     num_stages = 1

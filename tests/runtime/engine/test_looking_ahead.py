@@ -10,8 +10,11 @@ import pytest
 from gapless import LLM, SamplingParams
 from gapless.conf.build import compose_engine
 from gapless.conf.policies import POLICY_CONFIGS, SchedulerConfig
+from gapless.conf.schema import EngineConfig
 from gapless.conf.structured_outputs import StructuredOutputs
+from gapless.runtime.engine import start
 from gapless.runtime.engine.outputs import CompletionOutput, RequestOutput
+from gapless.runtime.engine.plan import make_plan
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.pipeline.local import LocalPipeline
 
@@ -35,6 +38,21 @@ PARAMS = [
 ]
 
 
+def config_of(**overrides: object) -> EngineConfig:
+    return compose_engine(
+        model="shipped", pp=1, tp=1, scheduler="sarathi", launcher=None, hardware="cpu", overrides=overrides
+    )
+
+
+@pytest.mark.parametrize(("depth", "may"), [(None, True), (1, False)])
+def test_a_depth_that_is_given_is_kept_to(monkeypatch: pytest.MonkeyPatch, depth: int | None, may: bool) -> None:
+    made: list[bool] = []
+    monkeypatch.setattr(start, "LocalPipeline", lambda setup, device, looks_ahead: made.append(looks_ahead))
+    config = config_of(**{"parallel.depth": depth})
+    start.start_pipeline(config, make_plan(config), None, lambda text: None)
+    assert made == [may]
+
+
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
     overrides = {
@@ -44,10 +62,7 @@ def llm() -> Iterator[LLM]:
         "scheduler.chunk": 8,
         "scheduler.tile": 1,
     }
-    config = compose_engine(
-        model="shipped", pp=1, tp=1, scheduler="sarathi", launcher=None, hardware="cpu", overrides=overrides
-    )
-    with LLM.from_config(config, policies=list(POLICIES.values())) as llm:
+    with LLM.from_config(config_of(**overrides), policies=list(POLICIES.values())) as llm:
         yield llm
 
 

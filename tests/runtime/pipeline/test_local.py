@@ -55,10 +55,11 @@ def _one_rank() -> Iterator[None]:
         yield
 
 
-def local_pipeline(device: str) -> LocalPipeline:
+def local_pipeline(device: str, depth: int = 2, looks_ahead: bool = False) -> LocalPipeline:
     assert MODEL.architecture is not None
     layers = [(0, MODEL.architecture.num_layers)]
-    return LocalPipeline(Setup(1, 1, MODEL, MODEL.architecture, layers, 2, 20, 4, False, 0, 1, 60.0), device)
+    setup = Setup(1, 1, MODEL, MODEL.architecture, layers, depth, 20, 4, False, 0, 1, 60.0)
+    return LocalPipeline(setup, device, looks_ahead)
 
 
 @dataclass
@@ -89,6 +90,7 @@ def test_cuda_work_is_queued_by_submit(monkeypatch: pytest.MonkeyPatch, graphs: 
         monkeypatch.setattr(StageWorker, "build", lambda *_: worker)
         clock = FakeClock()
         monkeypatch.setattr(device_clock, "device_clock", lambda _: clock)
+        assert [local_pipeline("cuda:0", depth, True).looks_ahead for depth in (1, 2)] == [True, False]
         pipeline = local_pipeline("cuda:0")
         unseen = DecodesMessage.of([1], [5], [UNSEEN_TOKEN], {})
         for micro_batch in (FIRST, SECOND, MicroBatchMessage(0, 2, [], unseen)):
@@ -123,7 +125,8 @@ def test_results_are_the_same_whether_queued_or_not() -> None:
 
 
 def test_a_cpu_computes_while_it_is_waited_for() -> None:
-    pipeline = local_pipeline("cpu")
+    pipeline = local_pipeline("cpu", 1, looks_ahead=True)
+    assert not pipeline.looks_ahead
     pipeline.submit(FIRST)
     begun = pipeline.clock.now()
     (result,) = pipeline.wait(SOON)

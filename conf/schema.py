@@ -286,7 +286,8 @@ class ParallelConfig:
     stage_speeds: tuple[float, ...] | None = None
     """speed of each stage's devices relative to each other ([1,1.9]), for layers=null; null: as hardware says"""
     depth: int | None = None
-    """micro-batches in flight at once; null: pp, equal_time one more over several stages"""
+    """micro-batches in flight at once; null: pp, equal_time one more over several stages, one process on CUDA a
+    micro-batch ahead"""
     replicate_embedding: bool | None = None
     """each rank of stage 0 holds the whole embedding; null: where that takes little memory"""
     launcher: str = "local"

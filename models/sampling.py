@@ -104,13 +104,13 @@ class Sampler:
             What has the tokens. It is `NO_TOKEN` for a row that holds NaN or infinity, or no logit above -infinity.
         """
         if not requests:
-            return PendingTokens(None, [])
+            return PendingTokens([], [])
         logits = logits_RV[:, : self.vocab_size]
         if masks is not None:
             logits = masks.apply(logits)
         if self._special.isdisjoint(requests):
             top, best = logits.max(dim=-1)
-            return PendingTokens(Download([best.where(top.abs() < math.inf, NO_TOKEN)]), [])
+            return PendingTokens([best.where(top.abs() < math.inf, NO_TOKEN)], [])
         rows = [self._requests[r] for r in requests]
         edits, device = LogitEdits(self.vocab_size), logits.device
         edited = [r for r, (history, p) in enumerate(zip(rows, positions, strict=True)) if history.is_edited(p)]
@@ -138,19 +138,23 @@ class Sampler:
         for part in parts:
             part_S = next(uploaded)
             computed += logprobs_of(logits[part_S], best[part_S], max(n for _, n in part))
-        return PendingTokens(Download(computed), parts)
+        return PendingTokens(computed, parts)
 
 
 class PendingTokens:
     """Tokens that are being sampled on the device. `read` waits for them; any thread may call it.
 
     Args:
-        download: the tokens of all rows, then what `logprobs_of` returns for each of `logprobs`.
+        computed: the tokens of all rows, then what `logprobs_of` returns for each of `logprobs`; or nothing.
         logprobs: the rows of each, and for each row how many of the best tokens it asks for.
+
+    Attributes:
+        tokens_R: the tokens on the device; None where no row samples.
     """
 
-    def __init__(self, download: Download | None, logprobs: Sequence[list[tuple[int, int]]]) -> None:
-        self._download = download
+    def __init__(self, computed: Sequence[Tensor], logprobs: Sequence[list[tuple[int, int]]]) -> None:
+        self.tokens_R = computed[0] if computed else None
+        self._download = Download(computed) if computed else None
         self._logprobs = logprobs
 
     def read(self) -> list[SampledToken]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -117,20 +118,28 @@ class Stage(nn.Module):
         return self.cache.keys[0].dtype
 
     @torch.inference_mode()
-    def prepare(self, batch: RaggedBatch) -> StageInputs:
+    def prepare(self, batch: RaggedBatch, sampled_R: torch.Tensor | None = None) -> StageInputs:
         """Make what can be made of a micro-batch before the previous stage's activation arrives.
 
         It waits for nothing, so that several micro-batches may be prepared ahead, in another thread too. On CUDA it
         must run on the stream of `forward`.
+
+        `sampled_R` are tokens on the device, on the first stage. A token id of -1 - r stands for the r-th of them, or
+        for 0 where that one is `NO_TOKEN`.
         """
         at = positions(batch)
         arrays = [at, slot_mapping(batch, self.cache.block_size)]
         has_own_last = self.mesh.is_last and len(batch.sample_rows) < batch.num_tokens
         if self.mesh.is_first:
             arrays.append(batch.token_ids)
+        if sampled_R is not None:
+            rows = np.flatnonzero(batch.token_ids < 0)
+            arrays += [rows, -1 - batch.token_ids[rows]]
         if has_own_last:
             arrays.append(batch.sample_rows)
         positions_T, slots_T, *rest = upload(arrays, self.device)
+        if sampled_R is not None:
+            rest[0] = rest[0].index_copy(0, rest[1], sampled_R.index_select(0, rest[2]).clamp_(min=0))
         context = last_context = BatchContext(
             slots=slots_T,
             rope=self.rope.at(positions_T, int(at.max()) + 1) if self.rope is not None else None,

@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -71,10 +72,25 @@ def waits(task: Task) -> Iterator[Row]:
                 yield missing("waits", "nothing waits", name, f"{place_of(error)}: {error}")
                 return  # the pipeline has failed
             yield checked("waits", "outputs that lack", name, own.n - len(output.outputs), 0)
-        number, length = (4, 8) if task.small else (64, 64)
-        began = time.monotonic()
-        llm.generate(texts[:4] * (number // 4), SamplingParams(max_tokens=length, ignore_eos=True))
-        yield figure("waits", "output tokens/s", f"{number} requests", number * length / (time.monotonic() - began))
+        yield from _decode(task, llm, "a micro-batch ahead")
+    with LLM(**_options(task, **{"parallel.depth": 1})) as llm:
+        yield from _decode(task, llm, "parallel.depth=1")
+
+
+def _decode(task: Task, llm: LLM, how: str) -> Iterator[Row]:
+    """Decode many requests, and sum up how long the device waits from one micro-batch of decodes to the next."""
+    number, length = (4, 8) if task.small else (64, 64)
+    prompts, params = _requests(task)[0][:4] * (number // 4), SamplingParams(max_tokens=length, ignore_eos=True)
+    llm.generate(prompts, params)
+    llm.reset()
+    began = time.monotonic()
+    llm.generate(prompts, params)
+    seconds, setting = time.monotonic() - began, f"{number} requests, {how}"
+    yield figure("waits", "output tokens/s", setting, number * length / seconds)
+    decodes = {m.micro_batch for m in llm.record.micro_batches if not m.chunks}
+    pairs = [pair for pair in pairwise(llm.record.spans) if decodes.issuperset(span.micro_batch for span in pair)]
+    idle, whole = (sum(b.begin - a.end for a, b in pairs), sum(b.end - a.end for a, b in pairs))
+    yield figure("waits", "idle between decodes, share of the device's time", setting, idle / whole)
 
 
 @contextmanager

@@ -8,11 +8,14 @@ tokens from the last.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 import msgspec
 
 from ...conf.sampling import SamplingParams
 from .columns import entries, pack, unpack
+
+UNSEEN_TOKEN: Final = -1
 
 
 class NewRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -56,7 +59,8 @@ class DecodesMessage(msgspec.Struct, frozen=True, array_like=True):
 
     Iterating gives a `SegmentMessage` each. `blocks`, by request: the KV blocks that it has got since its last message;
     most decodes need none. A request's draft tokens follow its newest token as rows of the same request; `drafts` is
-    their number over all requests.
+    their number over all requests. Where a pipeline looks ahead, a token may be `UNSEEN_TOKEN`: it stands for the one
+    that the micro-batch before samples for the request.
     """
 
     requests: bytes = b""

@@ -43,6 +43,12 @@ class MicroBatch:
         return len(self.chunks) + len(self.decodes)
 
     @property
+    def sampled(self) -> list[Request]:
+        """The requests that it samples a token for: those of chunks that end their prompt, then the decodes'."""
+        ends = [chunk.request for chunk in self.chunks if chunk.ends_prefill]
+        return ends + self.decodes if ends else self.decodes
+
+    @property
     def num_prefill_tokens(self) -> int:
         """The tokens of all chunks."""
         return sum([c.length for c in self.chunks])

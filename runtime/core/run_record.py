@@ -177,7 +177,7 @@ class RunRecord:
     notes: list[str] = field(default_factory=list)  # the scheduler's own choices and why, a line each
     stage_weights: list[list[float]] | None = None  # of `Features`, that it learned: [stages, features]
     batch: int = 0  # B, most requests of a micro-batch
-    depth: int = 0  # most micro-batches in flight
+    depth: int = 0  # most micro-batches in flight, without one that is ahead
     faults: list[FaultRecord] = field(default_factory=list)
     unknown: list[Unknown] = field(default_factory=list)  # what a trace did not say; nothing, where gapless recorded
     # Of a window of a server's run: requests that came before it or outlasted it, with their tokens of the window; and

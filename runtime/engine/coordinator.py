@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from ..core.columns import IntColumn, append_to_each
 from ..core.messages import (
+    UNSEEN_TOKEN,
     DecodesMessage,
     MicroBatchMessage,
     MicroBatchResult,
@@ -192,11 +193,11 @@ class Coordinator:
         self.pipeline.restart(faults[-1])
 
     def dispatch(self) -> None:
-        """Fill the pipeline up to its depth."""
+        """Fill the pipeline up to its depth, and by one micro-batch more where the scheduler looks ahead."""
         if self.is_recovering:
             self._block("recovery")
             return
-        while len(self._in_flight) < self.scheduler.depth:
+        while len(self._in_flight) < self.scheduler.depth + self.scheduler.looks_ahead:
             batch = self.scheduler.next_batch()
             if batch is None:
                 self._block(self.scheduler.blocked)
@@ -260,12 +261,10 @@ class Coordinator:
         self.scheduler.completed(batch)
         if sampled.prompt_logprobs:
             _accept_prompt_logprobs(batch.chunks, sampled.prompt_logprobs)
-        requests = [c.request for c in batch.chunks if c.ends_prefill]
-        requests = requests + batch.decodes if requests else batch.decodes
         if batch.drafts:
-            record.accepted = self._accept_runs(requests, batch.drafts, sampled, now, events)
+            record.accepted = self._accept_runs(batch.sampled, batch.drafts, sampled, now, events)
         else:
-            self._accept(requests, sampled, now, events)
+            self._accept(batch.sampled, sampled, now, events)
 
     def _observe(self, record: MicroBatchRecord, spans: list[Span]) -> None:
         """Let the policy, and what decides on drafts, learn from spans."""
@@ -278,7 +277,7 @@ class Coordinator:
         tokens, logprobs = sampled.tokens, sampled.logprobs
         assert len(requests) == len(tokens), (requests, tokens)
         rows: Sequence[int] = range(len(requests))
-        if any(request.finish_reason is not None for request in requests):  # aborted while in flight
+        if any(request.finish_reason is not None for request in requests):  # ended while in flight
             rows = [row for row in rows if requests[row].finish_reason is None]
         append_to_each([requests[row].record.token_times for row in rows if tokens[row] >= 0], now)
         any_ended = len(rows) < len(requests)
@@ -400,7 +399,7 @@ def _decodes(batch: MicroBatch) -> DecodesMessage:
         start = request.num_dispatched - 1
         ids.append(request.id)
         starts.append(start)
-        tokens.append(request.output[-1])
+        tokens.append(request.output[-1] if start < request.num_tokens else UNSEEN_TOKEN)
         if drafts:
             for token in drafts.get(request.id) or []:
                 start += 1

@@ -9,7 +9,7 @@ from ...conf.policies import SchedulerConfig
 from ...conf.sampling import SamplingParams
 from ...conf.schema import EngineConfig
 from ..core.request import Request
-from ..pipeline.protocol import Pipeline
+from ..pipeline.protocol import LivePipeline
 from ..scheduler.base import Scheduler
 from ..scheduler.policies import make_scheduler
 from .coordinator import Coordinator, StopCheck
@@ -34,7 +34,7 @@ class EngineCore:
         self,
         config: EngineConfig,
         plans: Mapping[SchedulerConfig, Plan],
-        pipeline: Pipeline,
+        pipeline: LivePipeline,
         stop_check: StopCheck | None = None,
     ) -> None:
         self.config = config
@@ -91,7 +91,8 @@ class EngineCore:
         if policy not in self._plans:
             self._plans[policy] = make_plan(replace(self.config, scheduler=policy))
         plan, pipeline = self._plans[policy], self.pipeline
-        limits = replace(plan.limits, depth=plan.limits.depth.within(pipeline.depth))
+        depth = plan.limits.depth.within(pipeline.depth)
+        limits = replace(plan.limits, depth=depth, looks_ahead=pipeline.looks_ahead)
         return replace(plan, num_blocks=pipeline.num_blocks, limits=limits)
 
     def _make_scheduler(self) -> Scheduler:

@@ -27,7 +27,8 @@ def start_pipeline(
     if config.parallel.launcher == "local" and launcher is None:
         check_launcher(config.parallel, config.hardware)
         on_progress("loading the model in this process")
-        return LocalPipeline(setup, "cuda:0" if config.hardware.device == "cuda" else "cpu")
+        device = "cuda:0" if config.hardware.device == "cuda" else "cpu"
+        return LocalPipeline(setup, device, looks_ahead=config.parallel.depth is None)
     starter = launcher or find_launcher(config.parallel.launcher)
     starter.check(config.parallel, config.hardware)
 

@@ -1,7 +1,7 @@
 """The pipeline of one rank in this process, without Ray or sockets.
 
 On a CPU `wait` computes. On CUDA `submit` queues the work, so that the device computes a micro-batch while the next one
-is made and queued, as many as `depth`.
+is made and queued: as many as `depth`, or one more where the pipeline looks ahead.
 """
 
 from __future__ import annotations
@@ -25,11 +25,15 @@ if TYPE_CHECKING:
 
 
 class LocalPipeline:
-    """A `Pipeline` of one stage on one device ("cpu", "cuda:0")."""
+    """A `Pipeline` of one stage on one device ("cpu", "cuda:0").
+
+    On CUDA it `looks_ahead` where it may and has a depth of 1: the micro-batch before one with an unseen token is then
+    the one that samples it.
+    """
 
     num_stages = 1
 
-    def __init__(self, setup: Setup, device: str) -> None:
+    def __init__(self, setup: Setup, device: str, looks_ahead: bool = False) -> None:
         import torch
 
         from ...parallel.device_clock import device_clock
@@ -49,6 +53,7 @@ class LocalPipeline:
         warn_of_fallback((self._worker.stage.fallback_reason,))
         say_attention((self._worker.stage.attention.about,))
         self._is_cuda = self._groups.device.type == "cuda"
+        self.looks_ahead = looks_ahead and self._is_cuda and self.depth == 1
         self._device_clock = device_clock(self._groups.device)
         self._waiting: deque[MicroBatchMessage] = deque()
         self._computed: deque[tuple[MicroBatchMessage, float, float, Any, Any, PendingSampled]] = (

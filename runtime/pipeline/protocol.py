@@ -58,7 +58,10 @@ class Pipeline(Protocol):
         ...
 
     def submit(self, micro_batch: MicroBatchMessage) -> None:
-        """Hand a micro-batch to the pipeline; never blocks. At most `depth` may be outstanding."""
+        """Hand a micro-batch to the pipeline; never blocks.
+
+        At most `depth` may be outstanding, and one more where the pipeline looks ahead.
+        """
         ...
 
     def wait(self, deadline: float) -> list[MicroBatchResult]:
@@ -88,7 +91,12 @@ class Pipeline(Protocol):
 
 
 class LivePipeline(Pipeline, Protocol):
-    """A pipeline on the wall clock, whose `wait` something else may end."""
+    """A pipeline on the wall clock, whose `wait` something else may end.
+
+    One that `looks_ahead` knows the tokens that it samples: those of the micro-batch before may be `UNSEEN_TOKEN`.
+    """
+
+    looks_ahead: bool
 
     def wake_on(self, descriptor: int) -> None:
         """Have `wait` return early, with an empty list, while this file descriptor is readable."""

@@ -65,6 +65,7 @@ class RemotePipeline:
         self.clock = WallClock()
         self.num_stages = self._started_stages = parallel.pp
         self.depth = setup.depth
+        self.looks_ahead = False
         self.num_blocks = setup.num_blocks
         self._parallel = parallel
         self._launcher = launcher

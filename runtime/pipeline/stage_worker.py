@@ -26,7 +26,7 @@ from ...models.token_masks import RowMasks, TokenMasks
 from ...models.tokenizer import load_tokenizer
 from ...models.transfers import upload
 from ..core.columns import unpack
-from ..core.messages import MicroBatchMessage, Sampled, SegmentMessage, TokenLogprobs
+from ..core.messages import UNSEEN_TOKEN, MicroBatchMessage, Sampled, SegmentMessage, TokenLogprobs
 from .handshake import Setup
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ class StageWorker:
     def _init_requests(self) -> None:
         mesh = self.stage.mesh
         self._sampler = Sampler(self.stage.arch.vocab_size) if mesh.is_last else None
+        self._sampled: tuple[Sequence[int], torch.Tensor | None] = [], None  # the newest: their requests, [R] tokens
         self._tables = BlockTables()
         self._masks: dict[int, Future[RowMasks]] = {}  # by micro-batch that is prepared and not sampled
         self._token_masks: TokenMasks | None = None  # from the first request with structured outputs on
@@ -108,7 +109,8 @@ class StageWorker:
     def prepare(self, micro_batch: MicroBatchMessage) -> StageInputs:
         """Update block tables from a micro-batch, and make the stage's inputs of it.
 
-        Micro-batches must be prepared in their order. Another one may be computed or sampled meanwhile.
+        Micro-batches must be prepared in their order. Another one may be computed or sampled meanwhile. Only a
+        micro-batch with unseen tokens must wait until the sampling of the one before is queued.
         """
         if self._sampler is not None:
             self._queue_masks(micro_batch)
@@ -133,12 +135,18 @@ class StageWorker:
         message = micro_batch.decodes
         for request, blocks in message.blocks.items():
             tables.append(request, blocks)
-        starts = np.frombuffer(message.starts, dtype=np.int64)
+        starts = np.frombuffer(bytearray(message.starts), dtype=np.int64)  # torch takes no read-only arrays
         most = int(starts.max()) // self.stage.cache.block_size + 1 if len(starts) else 0
         decodes = Decodes(starts, tables.of_each(unpack(message.requests).tolist(), most))
-        parts.append(np.frombuffer(message.tokens, dtype=np.int64))
+        newest, sampled_R = np.frombuffer(message.tokens, dtype=np.int64), None
+        if UNSEEN_TOKEN in newest:
+            requests, sampled_R = self._sampled
+            rows_of = {request: row for row, request in enumerate(requests)}
+            pairs = zip(unpack(message.requests), newest.tolist(), strict=True)
+            newest = np.array([-1 - rows_of[request] if token == UNSEEN_TOKEN else token for request, token in pairs])
+        parts.append(newest)
         rows = np.concatenate([sample_rows, np.arange(row, row + len(starts))]).astype(np.int64)
-        return self.stage.prepare(RaggedBatch(np.concatenate(parts, dtype=np.int64), chunks, decodes, rows))
+        return self.stage.prepare(RaggedBatch(np.concatenate(parts, dtype=np.int64), chunks, decodes, rows), sampled_R)
 
     def _queue_masks(self, micro_batch: MicroBatchMessage) -> None:
         """Begin to make the masks of structured outputs, which `queue_sampling` waits for."""
@@ -202,7 +210,9 @@ class StageWorker:
         if any(chunk.targets for chunk in micro_batch.chunks):
             prompts, logits_RV = self._queue_prompts(micro_batch.chunks, own, sampler, logits_RV)
         requests = own.of(sampled_requests(micro_batch))
-        return PendingSampled(own, sampler.queue(logits_RV, requests, own.of(positions), masks), prompts)
+        tokens = sampler.queue(logits_RV, requests, own.of(positions), masks)
+        self._sampled = requests, tokens.tokens_R
+        return PendingSampled(own, tokens, prompts)
 
     def _own_rows(self, micro_batch: MicroBatchMessage) -> OwnRows:
         rows, num_rows = _sampling_rows(micro_batch)

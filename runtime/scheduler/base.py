@@ -28,13 +28,15 @@ class Limits:
     """Bounds that the plan sets for a policy.
 
     `batch` is the most requests in a micro-batch (B of the paper), `depth` the micro-batches in flight, `tile` the rows
-    that a matrix product pads to, `stages` the stages of the pipeline.
+    that a matrix product pads to, `stages` the stages of the pipeline. With `looks_ahead` one micro-batch more is in
+    flight: requests go on in it before their newest token is seen.
     """
 
     batch: int
     depth: Depth
     tile: int = 1
     stages: int = 1
+    looks_ahead: bool = False
 
     @property
     def running(self) -> int:
@@ -51,6 +53,9 @@ class Scheduler:
     dispatched. Requests are admitted in the order that `config.order` names. They are prefilled in the order of
     admission, unless that order lets a more urgent one overtake. Decodes go in the order in which they became ready.
 
+    With `looks_ahead` a request is ready as soon as the micro-batch is dispatched that samples its token, unless that
+    token ends it or changes how the next is sampled. It is in flight then, so it is not preempted.
+
     A request whose prompt another pipeline has prefilled comes with its tokens dispatched. It is `incoming` until
     `admit_incoming` sets its blocks aside. Its KV is then in flight, until `received` makes it ready for a decode.
     """
@@ -65,6 +70,7 @@ class Scheduler:
         self.dropped: list[int] = []  # ids preempted or finished since the last micro-batch: ranks forget them
         self.backlog = 0  # prompt tokens to dispatch, of waiting and of prefilling requests
         self.drafts = Drafts(config.drafts, limits.stages) if config.drafts else None
+        self.looks_ahead = limits.looks_ahead and self.drafts is None  # drafts are guessed from the newest token
         self.notes: list[str] = []  # what the policy chose by itself and why, a line each; the coordinator takes them
         self.waiting = make_queue(config.order, config.max_prefill_share)
         self.incoming: deque[Request] = deque()  # not admitted; their KV lies on another pipeline
@@ -153,6 +159,9 @@ class Scheduler:
         if self.pool.cache is not None:
             for chunk in batch.chunks:
                 self._cache_blocks(chunk.request, chunk.request.num_dispatched)
+        if self.looks_ahead:
+            goes_on = [r for r in batch.sampled if r.num_dispatched + 1 < r.max_len]
+            self.ready += [r for r in goes_on if not r.params.depends_on_past]
         self._turn += bool(batch)
         return batch or None
 
@@ -181,8 +190,11 @@ class Scheduler:
         request.num_completed += count
 
     def resume(self, requests: Sequence[Request]) -> None:
-        """Make requests ready for a decode: their sampled tokens are appended, and they go on."""
-        self.ready += requests
+        """Make requests ready for a decode: their sampled tokens are appended, and they go on.
+
+        With `looks_ahead` most of them have been ready since their micro-batch was dispatched.
+        """
+        self.ready += [r for r in requests if r.params.depends_on_past] if self.looks_ahead else requests
 
     def admit_incoming(self) -> list[Request]:
         """Admit requests whose KV comes from another pipeline, and return them.
@@ -209,7 +221,7 @@ class Scheduler:
         """Make a request ready for a decode: the KV of its prompt has come from another pipeline."""
         request.num_completed = request.num_dispatched
         self.num_receiving -= 1
-        self.resume([request])
+        self.ready.append(request)
 
     def finish(self, request: Request, reason: str) -> None:
         """End a request in any state. Its blocks are freed once none of its tokens is in flight."""
@@ -218,6 +230,8 @@ class Scheduler:
         request.finish_reason = reason
         if self.drafts is not None:
             self.drafts.finished(request)
+        if reason == "error" and self.pool.cache is not None:
+            self.pool.cache.forget(request.blocks)
         self.backlog -= request.remaining_prefill
         if request.id not in self.running:
             self._num_waiting -= 1  # its heap entry is skipped when it comes up
@@ -344,9 +358,8 @@ class Scheduler:
         size = pool.block_size
         for request in queue:
             request.num_dispatched += 1
-            tokens = request.num_tokens
-            if tokens > len(request.blocks) * size:
-                pool.grow(request.blocks, tokens)
+            if request.num_dispatched > len(request.blocks) * size:
+                pool.grow(request.blocks, request.num_dispatched)
         self.ready = ready[len(queue) :]
         batch.decodes += queue
 
@@ -391,8 +404,8 @@ class Scheduler:
         batch.decodes.append(request)
 
     def _grow(self, request: Request) -> bool:
-        """Make room in the cache for all tokens of a request, if need be by preempting newer ones. True if it fits."""
-        while not self.pool.grow(request.blocks, request.num_tokens):
+        """Make room in the cache for one more token, if need be by preempting newer requests. True if it fits."""
+        while not self.pool.grow(request.blocks, request.num_dispatched + 1):
             victim = max((r for r in self.running.values() if not r.in_flight), key=lambda r: r.id, default=request)
             if victim.id <= request.id:
                 self.short_of_kv = True
@@ -430,9 +443,7 @@ class Scheduler:
     def _leave(self, request: Request) -> None:
         del self.running[request.id]
         if self.pool.cache is not None:
-            if request.finish_reason == "error":
-                self.pool.cache.forget(request.blocks)
-            else:
+            if request.finish_reason != "error":
                 request.hash_blocks(request.num_completed, self.pool.block_size)
                 self._cache_blocks(request, request.num_completed)
             request.num_blocks_hashed = 0

@@ -14,6 +14,8 @@ from ..core.micro_batch import MicroBatch
 from ..core.request import Request
 from .base import Limits, Scheduler
 
+_NONE: frozenset[int] = frozenset()
+
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class GroupScheduler(Scheduler):
@@ -40,14 +42,15 @@ class GroupScheduler(Scheduler):
         return super().restart()
 
     def fill(self, batch: MicroBatch) -> None:
-        """Take the prompts or the decodes of the next group that has nothing in flight."""
+        """Take the prompts or the decodes of the next group that waits for nothing in flight."""
         live = ([r for r in group if not r.is_finished] for group in self.groups)
         self.groups = deque(group for group in live if group)
         self.enter()
+        ready = {r.id for r in self.ready} if self.looks_ahead else _NONE
         for _ in range(len(self.groups)):
             group = self.groups[0]
             self.groups.rotate(-1)
-            if not any(r.in_flight for r in group):
+            if not any(r.in_flight and r.id not in ready for r in group):
                 self._take(batch, group)
                 return
 

@@ -27,7 +27,7 @@ from ..engine.plan import Plan, make_plan
 from ..engine.start import start_pipeline
 from ..ledger.running_ledger import RunningLedger
 from ..ledger.running_stragglers import RunningStragglers
-from ..pipeline.protocol import Pipeline, PipelineError
+from ..pipeline.protocol import LivePipeline, PipelineError
 from .live_spans import live_spans
 from .messages import (
     TOKEN_BOUNDS,
@@ -60,7 +60,7 @@ class ServingEngine:
     A request with a number that was aborted, or has ended, gets no further token.
     """
 
-    def __init__(self, config: EngineConfig, plan: Plan, pipeline: Pipeline, connection: FrameSocket) -> None:
+    def __init__(self, config: EngineConfig, plan: Plan, pipeline: LivePipeline, connection: FrameSocket) -> None:
         self._connection = connection
         self._readable = selectors.DefaultSelector()
         self._readable.register(connection.socket, selectors.EVENT_READ)

@@ -1,4 +1,4 @@
-"""The stage: its last layer, which computes only what is sampled."""
+"""The stage: its last layer, which computes only what is sampled, and tokens that lie on its device."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from gapless.conf.schema import Architecture, ModelConfig
 from gapless.models.batch import RaggedBatch, Segment
 from gapless.models.build_stage import build_stage
+from gapless.models.ranking import NO_TOKEN
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.rendezvous import Rendezvous
@@ -24,6 +25,17 @@ ARCH = Architecture(
     ffn_size=64,
     max_position=16,
 )
+
+
+def test_tokens_are_taken_from_the_device() -> None:
+    """One that is none, where logits were not finite, is read as another that the embedding has."""
+    batch = RaggedBatch.of([5, 6, -2, 7, -1], [Segment(0, 2, [0])], [Segment(3, 1, [n]) for n in (1, 2, 3)], [2, 3, 4])
+    with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 60) as groups:
+        stage = build_stage(ModelConfig(architecture=ARCH), ARCH, groups, range(2), num_blocks=4, block_size=4, seed=3)
+        for sampled, expected in (([8, 9], [5, 6, 9, 7, 8]), ([NO_TOKEN, 9], [5, 6, 9, 7, 0])):
+            inputs = stage.prepare(batch, torch.tensor(sampled))
+            assert inputs.token_ids is not None
+            assert inputs.token_ids.tolist() == expected
 
 
 def test_the_last_layer_of_sampled_rows_alone_gives_their_logits() -> None:

@@ -8,7 +8,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from gapless.runtime.core.messages import MicroBatchMessage, MicroBatchResult, Sampled, SegmentMessage, Span
+from gapless.runtime.core.messages import (
+    UNSEEN_TOKEN,
+    MicroBatchMessage,
+    MicroBatchResult,
+    Sampled,
+    SegmentMessage,
+    Span,
+)
 from gapless.runtime.core.run_record import FaultRecord
 from gapless.runtime.pipeline.protocol import PipelineFault
 
@@ -39,11 +46,13 @@ class VirtualPipeline:
         repeats: bool = False,
         faults: Sequence[float] = (),
         loses_stages: bool = False,
+        looks_ahead: bool = False,
     ) -> None:
         self.now_s = 0.0
         self.clock = self
         self.num_stages = num_stages
         self.depth = depth
+        self.looks_ahead = looks_ahead
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.where = ["virtual"] * num_stages
@@ -74,7 +83,7 @@ class VirtualPipeline:
         assert micro_batch.epoch == self.epoch
         self._outstanding += 1
         self.max_outstanding = max(self.max_outstanding, self._outstanding)
-        assert self._outstanding <= self.depth
+        assert self._outstanding <= self.depth + self.looks_ahead
         assert micro_batch.micro_batch == len(self.micro_batches)
         self.micro_batches.append(micro_batch)
         tokens = self.take(micro_batch)
@@ -156,7 +165,8 @@ class VirtualPipeline:
             self._tokens[new.request] = []
             self._prompt_len[new.request] = new.prompt_len
             self._sampled.setdefault(new.request, [])
-        segments = [*micro_batch.chunks, *micro_batch.decodes]
+        before = self._undelivered.get(micro_batch.micro_batch - 1, [])
+        segments = [*micro_batch.chunks, *(self._seen(decode, before) for decode in micro_batch.decodes)]
         assert segments, "an empty micro-batch"
         is_draft = [s.request == before.request for before, s in pairwise([segments[-1], *segments])]
         is_draft[0] = False
@@ -169,6 +179,15 @@ class VirtualPipeline:
             for s, is_more in zip(segments, is_draft, strict=True)
             if (self._place_draft(s) if is_more else self._place(s))
         ]
+
+    def _seen(self, decode: SegmentMessage, before: Sequence[int]) -> SegmentMessage:
+        """Return a decode with its token, where it stands for what the micro-batch `before` sampled for the request."""
+        if decode.tokens != [UNSEEN_TOKEN]:
+            return decode
+        assert self.looks_ahead
+        assert decode.request in before, "a token that another micro-batch samples"
+        newest = self._sampled[decode.request][-1]
+        return SegmentMessage(decode.request, decode.start, [newest], decode.blocks, decode.sample)
 
     def _place(self, segment: SegmentMessage) -> bool:
         """Write a segment to the tables; draft tokens of the request's last decode that were wrong are overwritten."""

@@ -10,7 +10,15 @@ import pytest
 from gapless.conf.policies import Depth, TokenBudgetConfig
 from gapless.conf.sampling import SamplingParams
 from gapless.runtime.core.block_pool import BlockPool
-from gapless.runtime.core.messages import MicroBatchMessage, MicroBatchResult, Sampled, Span, TokenLogprobs
+from gapless.runtime.core.columns import unpack
+from gapless.runtime.core.messages import (
+    UNSEEN_TOKEN,
+    MicroBatchMessage,
+    MicroBatchResult,
+    Sampled,
+    Span,
+    TokenLogprobs,
+)
 from gapless.runtime.core.request import Request
 from gapless.runtime.core.run_record import FaultRecord, Wait
 from gapless.runtime.engine.coordinator import Coordinator
@@ -61,16 +69,17 @@ class HandPipeline:
 
 
 class Bed:
-    def __init__(self, batch: int = 4, drafts: int = 0, stages: int = STAGES, caching: bool = False) -> None:
+    def __init__(self, batch: int = 4, drafts: int = 0, caching: bool = False, looks_ahead: bool = False) -> None:
         self.pipeline = HandPipeline()
-        self.batch, self.drafts, self.caching = batch, drafts, caching
+        self.batch, self.drafts, self.caching, self.looks_ahead = batch, drafts, caching, looks_ahead
         self.coordinator = Coordinator(self.pipeline, self.scheduler(STAGES), on_fewer_stages=self.scheduler)
         self.count = 0
 
     def scheduler(self, stages: int) -> Scheduler:
         config = TokenBudgetConfig(budget=32, drafts=self.drafts)
         pool = BlockPool(self.pipeline.num_blocks, BLOCK, prefix_caching=self.caching)
-        return make_scheduler(config, Limits(self.batch, Depth.fixed(stages), 8, stages), pool)
+        depth = Depth.fixed(1 if self.looks_ahead else stages)
+        return make_scheduler(config, Limits(self.batch, depth, 8, stages, self.looks_ahead), pool)
 
     def add(self, prompt: Sequence[int] = (1, 2, 3, 4, 5), arrival: float = 0.0, **params: Any) -> Request:
         params = {"max_tokens": 10, "ignore_eos": True} | params
@@ -230,3 +239,43 @@ def test_a_token_that_no_number_is_ends_its_request_alone() -> None:
     assert bed.take(bed.end(0, [-1, 0], 1.0)) == [(0, None), (1, 0)]
     assert (bad.finish_reason, bad.output, bad.record.token_times) == ("error", [], [])
     assert (good.output, good.record.token_times) == ([0], [2.0]), "0 is a token"
+
+
+def test_a_decode_follows_before_its_token_is_seen() -> None:
+    bed = Bed(looks_ahead=True)
+    first, last = bed.add(), bed.add([9, 9], max_tokens=1)
+    penalized = bed.add([8], presence_penalty=1.0)
+    bed.dispatch()
+    assert bed.take(bed.end(0, [7, 8, 9], 1.0)) == [(0, 7), (1, 8), (2, 9)]
+    assert (last.finish_reason, first.output, penalized.output) == ("length", [7], [9])
+    bed.take(bed.end(1, [4], 2.0))
+    decodes = [m.decodes for m in bed.pipeline.submitted]
+    assert [unpack(each.requests).tolist() for each in decodes] == [[], [0], [0, 2], [0]]
+    assert [unpack(each.tokens).tolist() for each in decodes] == [[], [UNSEEN_TOKEN], [UNSEEN_TOKEN, 9], [UNSEEN_TOKEN]]
+
+
+@pytest.mark.parametrize(
+    ("token", "reason", "events"),
+    [(3, "stop", [(0, 3)]), (-1, "error", [(0, None)]), (5, "abort", [])],
+)
+def test_what_follows_the_end_of_a_request_is_dropped(token: int, reason: str, events: list[Any]) -> None:
+    bed = Bed(caching=True, looks_ahead=True)
+    request = bed.add([1] * 8, stop_token_ids=(3,))
+    pool = bed.coordinator.scheduler.pool
+    bed.dispatch()
+    if reason == "abort":
+        bed.coordinator.abort(request)
+    assert bed.take(bed.end(0, [token], 1.0)) == events
+    assert pool.num_used > 0, "its decode is in flight"
+    again = bed.add([1] * 8)
+    bed.dispatch()
+    assert again.record.cached_tokens == (0 if reason == "error" else 4), "what is not finite is not shared"
+    bed.take(bed.end(1, [6], 2.0))
+    assert (request.finish_reason, request.output) == (reason, [token] if reason == "stop" else [])
+    assert bed.take(bed.end(2, [7], 3.0)) == [(1, 7)]
+    assert [m.dropped for m in bed.pipeline.submitted][2:] == [[], [0], []], "ranks keep it as long"
+    assert len(request.record.token_times) == len(request.output)
+    bed.coordinator.abort(again)
+    for number in (3, 4):
+        bed.take(bed.end(number, [7], 4.0))
+    assert pool.num_used == 0

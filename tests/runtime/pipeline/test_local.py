@@ -18,6 +18,7 @@ from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.rendezvous import Rendezvous
 from gapless.runtime.core.messages import (
+    UNSEEN_TOKEN,
     DecodesMessage,
     MicroBatchMessage,
     MicroBatchResult,
@@ -43,9 +44,9 @@ SECOND = MicroBatchMessage(0, 1, [SegmentMessage(1, 0, [9, 8, 7, 6, 5], [2, 3], 
 
 
 def after(results: list[MicroBatchResult]) -> MicroBatchMessage:
-    """Return the decodes of both requests, whose tokens the results have."""
+    """Return the decodes of both requests. The results have their tokens; that of the second may be unseen."""
     tokens = [result.sampled.tokens[0] for result in results if result.sampled is not None]
-    return MicroBatchMessage(0, 2, [], DecodesMessage.of([0, 1], [5, 5], tokens, {}))
+    return MicroBatchMessage(0, 2, [], DecodesMessage.of([0, 1], [5, 5], [*tokens, UNSEEN_TOKEN][:2], {}))
 
 
 @pytest.fixture(autouse=True)
@@ -54,10 +55,11 @@ def _one_rank() -> Iterator[None]:
         yield
 
 
-def local_pipeline(device: str) -> LocalPipeline:
+def local_pipeline(device: str, depth: int = 2, looks_ahead: bool = False) -> LocalPipeline:
     assert MODEL.architecture is not None
     layers = [(0, MODEL.architecture.num_layers)]
-    return LocalPipeline(Setup(1, 1, MODEL, MODEL.architecture, layers, 2, 20, 4, False, 0, 1, 60.0), device)
+    setup = Setup(1, 1, MODEL, MODEL.architecture, layers, depth, 20, 4, False, 0, 1, 60.0)
+    return LocalPipeline(setup, device, looks_ahead)
 
 
 @dataclass
@@ -78,26 +80,28 @@ class FakeClock:
 
 @pytest.mark.parametrize("graphs", [False, True])
 def test_cuda_work_is_queued_by_submit(monkeypatch: pytest.MonkeyPatch, graphs: bool) -> None:
-    """Two micro-batches are prepared, computed and sampled without a wait of the host."""
+    """Micro-batches are prepared, computed and sampled without a wait of the host, with tokens that it has not seen."""
     with FakeCuda() as cuda:
         with cuda.may_wait():
             worker = StageWorker(lone_stage(LLAMA, Mesh(1, 1), CUDA, torch.bfloat16, 20))
         if graphs:
-            worker._forward = GraphedStage(worker.stage, list).forward
+            worker._graphs = GraphedStage(worker.stage, list)
         monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
         monkeypatch.setattr(StageWorker, "build", lambda *_: worker)
         clock = FakeClock()
         monkeypatch.setattr(device_clock, "device_clock", lambda _: clock)
+        assert [local_pipeline("cuda:0", depth, True).looks_ahead for depth in (1, 2)] == [True, False]
         pipeline = local_pipeline("cuda:0")
-        for micro_batch in (FIRST, SECOND):
+        unseen = DecodesMessage.of([1], [5], [UNSEEN_TOKEN], {})
+        for micro_batch in (FIRST, SECOND, MicroBatchMessage(0, 2, [], unseen)):
             pipeline.submit(micro_batch)
-        assert (clock.marked, clock.awaited) == (4.0, [])
+        assert (clock.marked, clock.awaited) == (6.0, [])
         with pytest.raises(HostWaitError, match="synchronize"):
             pipeline.wait(SOON)
 
 
 def test_results_are_the_same_whether_queued_or_not() -> None:
-    """In the order of `submit`, with spans from the moments of the device."""
+    """In the order of `submit`, with spans from the moments of the device, and whether a token is seen or not."""
     plain = local_pipeline("cpu")
     expected = [result for each in (FIRST, SECOND) for result in run(plain, each)]
     expected += run(plain, after(expected))
@@ -109,8 +113,10 @@ def test_results_are_the_same_whether_queued_or_not() -> None:
     assert clock.awaited == []
     found = queued.wait(SOON)
     assert clock.awaited == [1.0, 2.0], "the second goes on"
+    queued.submit(after(found))
+    assert clock.awaited == [1.0, 2.0], "its token is not waited for"
     found += queued.wait(SOON)
-    found += run(queued, after(found))
+    found += queued.wait(SOON)
     assert [each.sampled for each in found] == [each.sampled for each in expected]
     assert [each.micro_batch for each in found] == [0, 1, 2]
     spans: list[Any] = [(span.ready, span.begin, span.end, span.sent) for each in found for span in each.spans]
@@ -119,7 +125,8 @@ def test_results_are_the_same_whether_queued_or_not() -> None:
 
 
 def test_a_cpu_computes_while_it_is_waited_for() -> None:
-    pipeline = local_pipeline("cpu")
+    pipeline = local_pipeline("cpu", 1, looks_ahead=True)
+    assert not pipeline.looks_ahead
     pipeline.submit(FIRST)
     begun = pipeline.clock.now()
     (result,) = pipeline.wait(SOON)

@@ -17,6 +17,7 @@ from gapless.runtime.core.micro_batch import Chunk, MicroBatch
 from gapless.runtime.core.request import Request
 from gapless.runtime.engine.coordinator import Coordinator
 from gapless.runtime.ledger.ledger import Ledger
+from gapless.runtime.ledger.token_intervals import TokenIntervals
 from gapless.runtime.scheduler import ORDERS, Limits, Scheduler
 from gapless.runtime.scheduler.group_scheduler import GroupScheduler
 from gapless.runtime.scheduler.policies import POLICIES, find_policy, make_scheduler
@@ -169,12 +170,13 @@ def run(policy: str, w: dict, repeats: bool = False) -> tuple[Coordinator, Virtu
         repeats,
         faults=w.get("faults", ()),
         loses_stages=w.get("loses_stages", False),
+        looks_ahead=w.get("looks_ahead", False),
     )
     caching = w.get("prefix_caching", False)
 
     def scheduler(num_stages: int) -> Scheduler:
         pool = BlockPool(w["num_blocks"], w["block_size"], -(-w["max_len"] // w["block_size"]), prefix_caching=caching)
-        limits = Limits(w["batch"], Depth(num_stages, depth), w["tile"], num_stages)
+        limits = Limits(w["batch"], Depth(num_stages, depth), w["tile"], num_stages, pipeline.looks_ahead)
         return audited(config_of(policy, w), limits, pool, w)
 
     coordinator = Coordinator(pipeline, scheduler(w["stages"]), on_fewer_stages=scheduler)
@@ -184,7 +186,7 @@ def run(policy: str, w: dict, repeats: bool = False) -> tuple[Coordinator, Virtu
         Request(
             i,
             [*alike[i % 2], *(rng.randrange(1000) for _ in range(prompt))][:prompt],
-            SamplingParams(max_tokens=output, ignore_eos=ignore),
+            SamplingParams(max_tokens=output, ignore_eos=ignore, presence_penalty=float(i == w.get("penalized"))),
             arrival=at,
             max_model_len=w["max_len"],
             eos_token_ids=(EOS,),
@@ -219,7 +221,11 @@ def run(policy: str, w: dict, repeats: bool = False) -> tuple[Coordinator, Virtu
 @settings(max_examples=examples(60))
 @given(w=workloads())
 def test_nothing_is_lost_and_no_bound_is_passed(policy: str, w: dict) -> None:
-    coordinator, pipeline, requests = run(policy, w)
+    check_run(*run(policy, w))
+
+
+def check_run(coordinator: Coordinator, pipeline: VirtualPipeline, requests: list[Request]) -> None:
+    """Check that every request has ended as it should, and that nothing is left of any."""
     for r in requests:
         ended = r.num_tokens == r.max_len or r.output[-1:] == [EOS] or r.finish_reason == "abort"
         assert r.is_finished, r
@@ -263,6 +269,57 @@ def check_record(coordinator: Coordinator, pipeline: VirtualPipeline, requests: 
     if not record.faults:
         numbers = [m.micro_batch for m in record.micro_batches for _ in range(record.num_stages)]
         assert sorted(span.micro_batch for span in record.spans) == numbers
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(max_examples=examples(60))
+@given(w=workloads(), ends_early=st.booleans())
+def test_looking_ahead_changes_no_output(policy: str, w: dict, ends_early: bool) -> None:
+    """Nor does it lose, double or leak anything. Where outputs end early, decodes in flight are of no use."""
+    w |= {"stages": 1, "extra_depth": 0, "penalized": 1}
+    _, _, expected = run(policy, w, repeats=ends_early)
+    coordinator, pipeline, requests = run(policy, w | {"looks_ahead": True}, repeats=ends_early)
+    check_run(coordinator, pipeline, requests)
+    for r, plain in zip(requests, expected, strict=True):
+        if r.id == w["abort"]:
+            assert r.output[: plain.num_output] == plain.output[: r.num_output]
+        else:
+            assert (r.output, r.finish_reason) == (plain.output, plain.finish_reason)
+    for micro_batch in coordinator.record.micro_batches:
+        for decode in micro_batch.decodes:
+            assert decode.start + 1 < requests[decode.request].max_len, "a decode after the last token"
+    Ledger(coordinator.record).check()
+    intervals = TokenIntervals(coordinator.record)
+    assert intervals.parts.sum(axis=1) == pytest.approx(intervals.seconds, abs=1e-9)
+    assert intervals.parts.min(initial=0.0) >= 0.0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_looking_ahead_never_waits_while_a_request_may_go_on(policy: str) -> None:
+    w = {
+        "block_size": 4,
+        "max_len": 120,
+        "num_blocks": 200,
+        "batch": 4,
+        "stages": 1,
+        "extra_depth": 0,
+        "chunk": 32,
+        "tile": 16,
+        "seed": 0,
+        "abort": None,
+        "auto": False,
+        "order": "fcfs",
+        "drafts": 0,
+        "looks_ahead": True,
+        "requests": [(20, 40, 0.0, True), (30, 40, 0.0, True)],
+    }
+    coordinator, pipeline, _ = run(policy, w)
+    assert pipeline.max_outstanding == 2
+    before, *micro_batches = coordinator.record.micro_batches[:30]
+    for micro_batch in micro_batches:
+        assert before.completed is not None
+        assert micro_batch.dispatched < before.completed, "the stage has its next micro-batch when it ends one"
+        before = micro_batch
 
 
 @pytest.mark.parametrize("policy", POLICIES)

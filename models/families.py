@@ -59,25 +59,28 @@ def _rotary(
     default_theta: float = 10000.0,
 ) -> dict[str, Any]:
     """Read the fields of an `Architecture` that LLaMA, Mistral and Qwen share."""
-    hidden, heads = config.integer("hidden_size"), config.positive("num_attention_heads")
+    hidden, heads = config.positive("hidden_size"), config.positive("num_attention_heads")
     head_dim = config.positive_or_null("head_dim", default_head_dim) or hidden // heads
     if head_dim % 2 or not head_dim:
         raise ConfigError(f"{config.path}: head_dim={head_dim}: must be even, for rotary positions turn pairs")
-    vocab, pad = config.integer("vocab_size"), config.token("pad_token_id")
+    vocab, pad = config.positive("vocab_size"), config.token("pad_token_id")
     if pad is not None and not -vocab <= pad < vocab:
         raise config.wrong("pad_token_id", f"null or below vocab_size={vocab}")
     max_position = config.positive("max_position_embeddings", default_max)
+    kv_heads = config.positive_or_null("num_key_value_heads", default_heads) or heads
+    if heads % kv_heads:
+        raise ConfigError(f"{config.path}: num_key_value_heads={kv_heads}: must divide num_attention_heads={heads}")
     theta, scaling = read_rope(config, max_position=max_position, default_theta=default_theta)
     if scaling is not None and scaling.type == "yarn":
         max_position = max(max_position, int(scaling.original_max_position * scaling.factor))
     return {
         "vocab_size": vocab,
         "hidden_size": hidden,
-        "num_layers": config.integer("num_hidden_layers"),
+        "num_layers": config.positive("num_hidden_layers"),
         "num_heads": heads,
-        "num_kv_heads": config.positive_or_null("num_key_value_heads", default_heads) or heads,
+        "num_kv_heads": kv_heads,
         "head_dim": head_dim,
-        "ffn_size": config.integer("intermediate_size"),
+        "ffn_size": config.positive("intermediate_size"),
         "max_position": max_position,
         "norm_eps": config.number("rms_norm_eps", 1e-6),
         "rope_theta": theta,
@@ -106,7 +109,7 @@ def _window(config: ModelValues, window: int | None, default: list[str]) -> int 
         default: the kind of each layer without `layer_types`.
     """
     kinds = config.names("layer_types") or default
-    if len(kinds) != config.integer("num_hidden_layers"):
+    if len(kinds) != config.positive("num_hidden_layers"):
         raise ConfigError(f"{config.path}: layer_types: must have as many entries as num_hidden_layers")
     if set(kinds) == {"full_attention"}:
         return None
@@ -204,18 +207,18 @@ def _gpt2(config: ModelValues) -> dict[str, Any]:
     if not config.flag("scale_attn_weights", True):
         raise config.unsupported("scale_attn_weights=false")
     head_key = config.first("num_attention_heads", "n_head")
-    hidden, heads = config.integer(config.first("hidden_size", "n_embd"), 768), config.positive(head_key, 12)
+    hidden, heads = config.positive(config.first("hidden_size", "n_embd"), 768), config.positive(head_key, 12)
     if hidden % heads:
         raise ConfigError(f"{config.path}: {head_key}={heads}: must divide n_embd={hidden}")
     return {
-        "vocab_size": config.integer("vocab_size", 50257),
+        "vocab_size": config.positive("vocab_size", 50257),
         "hidden_size": hidden,
-        "num_layers": config.integer(config.first("num_hidden_layers", "n_layer"), 12),
+        "num_layers": config.positive(config.first("num_hidden_layers", "n_layer"), 12),
         "num_heads": heads,
         "num_kv_heads": heads,
         "head_dim": hidden // heads,
         "ffn_size": config.positive_or_null("n_inner") or 4 * hidden,
-        "max_position": config.integer(config.first("max_position_embeddings", "n_positions"), 1024),
+        "max_position": config.positive(config.first("max_position_embeddings", "n_positions"), 1024),
         "norm": "layer",
         "norm_eps": config.number("layer_norm_epsilon", 1e-5),
         "position": "learned",

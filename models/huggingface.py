@@ -154,10 +154,10 @@ def _family(config: ModelValues) -> str:
     by_kind = NAME_BY_MODEL_TYPE.get(str(kind))
     name = named[0] if named else by_kind
     if name in NOT_MODELLED:
-        raise config.unsupported(f"architecture {name} ({NOT_MODELLED[name]})")
+        raise config.unsupported(f"architectures={named} ({NOT_MODELLED[name]})")
     if name is None or name not in READERS:
-        found = name or f"model_type {kind!r}"
-        raise ConfigError(f"{config.path}: architecture {found} is not supported; supported: {', '.join(READERS)}")
+        found = f"architectures={named}" if named else f"model_type={kind!r}"
+        raise ConfigError(f"{config.path}: {found} is not supported; supported: {', '.join(READERS)}")
     if kind is not None and by_kind != name:
         raise ConfigError(f"{config.path}: model_type={kind!r}: contradicts architectures, which says {name}")
     return name

@@ -73,7 +73,7 @@ _KEYS = {
     "num_layers": "num_hidden_layers",
     "num_heads": "num_attention_heads",
     "num_kv_heads": "num_key_value_heads",
-    "head_dim": "head_dim",
+    "head_dim": "head_dim or num_attention_heads",
     "ffn_size": "intermediate_size",
     "max_position": "max_position_embeddings",
     "qkv_bias": "attention_bias",
@@ -147,9 +147,9 @@ def deciding_keys(arch: Architecture, name: str) -> str:
     keys: dict[str, None] = {}
     for field, key in (_GPT2_KEYS if names_of(arch) is GPT2 else _KEYS).items():
         value = getattr(arch, field)
-        other = (
-            not value if isinstance(value, bool) else max(2 * value, last + 1) if field == "num_layers" else 2 * value
-        )
+        other = not value if isinstance(value, bool) else 2 * value
+        if field == "num_layers":
+            other = last if 0 < last < value else max(2 * value, last + 1)
         if field == "num_kv_heads" and value == arch.num_heads:
             other = 1
         try:

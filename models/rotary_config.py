@@ -57,7 +57,7 @@ def _scaling(kind: str, config: ModelValues, rope: ModelValues, max_position: in
         )
     if kind == "yarn":
         return _yarn(config, rope, max_position, theta)
-    raise config.unsupported(f"rope scaling {kind!r} (supported: linear, dynamic, yarn, llama3)")
+    raise config.unsupported(f"rope scaling of rope_type={kind} (supported: linear, dynamic, yarn, llama3)")
 
 
 def _original(config: ModelValues, rope: ModelValues, max_position: int) -> int:

@@ -85,7 +85,8 @@ def make_plan(config: EngineConfig) -> Plan:
     if path is not None and not simulated:
         open_checkpoint(path, arch).check(arch, tensor_shapes(arch))
     if tokenizer is not None and not simulated and not arch.eos_token_ids:
-        arch = replace(arch, eos_token_ids=load_tokenizer(tokenizer, arch.vocab_size).eos_token_ids)
+        ids = load_tokenizer(tokenizer, arch.vocab_size).eos_token_ids
+        arch = replace(arch, eos_token_ids=tuple(i for i in ids if i < arch.vocab_size))
     find_policy(config.scheduler)
     if isinstance(config.scheduler, EqualTimeConfig):
         read_profile(config.scheduler.profile, config.parallel.pp)

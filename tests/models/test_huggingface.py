@@ -123,14 +123,17 @@ QWEN2 = LLAMA | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        (LLAMA | {"architectures": ["FalconForCausalLM"]}, "FalconForCausalLM is not supported; supported: Llama"),
+        (
+            LLAMA | {"architectures": ["FalconForCausalLM"]},
+            "architectures=['FalconForCausalLM'] is not supported; supported: Llama",
+        ),
         (LLAMA | {"rope_scaling": {"type": "longrope", "factor": 4.0}}, "longrope"),
         (LLAMA | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "mrope_section": [2]}}, "mrope_section"),
         (LLAMA | {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         (LLAMA | {"quantization_config": {"bits": 4}}, "quantization_config"),
         (LLAMA | {"hidden_act": "swiglu"}, "hidden_act=swiglu"),
         (LLAMA | {"hidden_size": "32"}, "hidden_size='32'"),
-        (LLAMA | {"num_key_value_heads": 3}, "num_kv_heads=3"),
+        (LLAMA | {"num_key_value_heads": 3}, "num_key_value_heads=3"),
         ({k: v for k, v in LLAMA.items() if k != "hidden_size"}, "hidden_size=None"),
         (QWEN2 | {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, "use_sliding_window"),
         (GPT2 | {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
@@ -196,7 +199,7 @@ def test_folders_that_cannot_be_loaded(tmp_path: Path) -> None:
     assert "a file" in said(tmp_path / "config.json")
     (tmp_path / "model.safetensors").touch()
     assert resolve_weights(ModelConfig(weights=str(tmp_path))) == tmp_path
-    with pytest.raises(ConfigError, match=r"config\.json: architecture model_type None"):
+    with pytest.raises(ConfigError, match=r"config\.json: model_type=None"):
         resolve_architecture(ModelConfig(weights=str(tmp_path)))
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ConfigError, match="not readable as JSON"):
@@ -213,7 +216,7 @@ def test_folders_that_cannot_be_loaded(tmp_path: Path) -> None:
         ({"torch_dtype": "foo"}, "torch_dtype='foo': must be one of float32"),
         ({"eos_token_id": 100}, "eos_token_id=100: must lie in 0 .. 99"),
         ({"eos_token_id": [2, -1]}, "eos_token_id=-1: must lie in 0 .. 99"),
-        ({"rope_scaling": {"type": "foo", "factor": 2.0}}, "rope scaling 'foo'"),
+        ({"rope_scaling": {"type": "foo", "factor": 2.0}}, "rope_type=foo"),
         ({"rope_scaling": "linear"}, "must be an object"),
         ({"hidden_act": "mish"}, "hidden_act=mish: not supported"),
         ({"rope_theta": float("inf")}, "rope_theta=inf: must be a number"),

@@ -49,7 +49,8 @@ def read_tokenizer(folder: Path, file: Path) -> tuple[tokenizers.Tokenizer, list
     else:
         inner = _byte_level(folder, settings)
     named = _add_tokens(inner, folder, settings)
-    _set_ends(inner, settings, named)
+    if not file.is_file():
+        _set_ends(inner, settings, named)
     return inner, [named["eos_token"]] if "eos_token" in named else []
 
 
@@ -150,12 +151,13 @@ def _added(inner: tokenizers.Tokenizer) -> set[str]:
 
 
 def _set_ends(inner: tokenizers.Tokenizer, settings: dict[str, Any], named: dict[str, str]) -> None:
-    """Let the tokenizer add `bos_token` and `eos_token` to a text where `tokenizer_config.json` says so, or not."""
+    """Let the tokenizer add `bos_token` and `eos_token` to a text where `tokenizer_config.json` says so.
+
+    A tokenizer.json says itself what is added.
+    """
     from tokenizers import processors
 
     keys = ("add_bos_token", "add_eos_token")
-    if not any(key in settings for key in keys):
-        return
     bos, eos = ((named.get(key[4:]) if settings.get(key) else None) for key in keys)
     parts = ([f"{bos}:0"] if bos else []), ([f"{eos}:0"] if eos else [])
     ends = [(token, inner.token_to_id(token)) for token in (bos, eos) if token]

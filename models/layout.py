@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..conf.errors import ConfigError
 from ..conf.schema import Architecture
@@ -153,7 +154,8 @@ def deciding_keys(arch: Architecture, name: str) -> str:
         if field == "num_kv_heads" and value == arch.num_heads:
             other = 1
         try:
-            changed = replace(arch, **{field: other})
+            changes: dict[str, Any] = {field: other}
+            changed = replace(arch, **changes)
         except ConfigError:
             continue
         if shape(changed) != shape(arch):

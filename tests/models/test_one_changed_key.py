@@ -17,10 +17,9 @@ import transformers
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import ModelConfig
 from gapless.models.batch import RaggedBatch, Segment
-from gapless.models.families import HARMLESS, READERS
+from gapless.models.families import HARMLESS
 from gapless.models.huggingface import resolve_architecture
 from gapless.models.layout import tensor_shapes
-from gapless.models.model_config import ModelValues
 from gapless.models.open_checkpoint import open_checkpoint
 from gapless.models.weights import load_stage
 from gapless.parallel.mesh import Mesh
@@ -274,16 +273,17 @@ def make(folder: Path, config: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("family", CONFIGS)
-def test_every_key_that_transformers_writes_is_known(family: str, tmp_path: Path) -> None:
-    """The keys that are known are those that the family's reader asks for, and the harmless ones."""
-    config = transformers.AutoConfig.for_model(family).to_dict()
-    written = ModelValues(tmp_path, config | {"architectures": None})
-    READERS[CONFIGS[family]["architectures"][0]](written)
-    written.refuse_others(HARMLESS)
-    assert not written.asked & HARMLESS - {"pad_token_id"}
-    written.values["some_new_multiplier"] = 2.0
-    with pytest.raises(ConfigError, match=r"some_new_multiplier=2.0 is unknown"):
-        written.refuse_others(HARMLESS)
+def test_every_key_that_transformers_writes_is_known_and_an_unknown_one_is_refused(family: str, tmp_path: Path) -> None:
+    config = transformers.AutoConfig.for_model(family).to_dict() | CONFIGS[family] | {"layer_types": None}
+    model = ModelConfig(weights=str(tmp_path))
+    write(tmp_path, config)
+    assert resolve_architecture(model, tensors=False).num_layers == 2
+    for off in (None, False, [], {}):
+        write(tmp_path, config | {"some_new_multiplier": off})
+        resolve_architecture(model, tensors=False)
+    write(tmp_path, config | {"some_new_multiplier": 2.0})
+    with pytest.raises(ConfigError, match=r"config.json: some_new_multiplier=2.0 is unknown"):
+        resolve_architecture(model, tensors=False)
 
 
 @pytest.mark.parametrize("family", CONFIGS)

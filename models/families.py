@@ -26,18 +26,20 @@ _ACTIVATIONS: dict[str, Literal["silu", "gelu", "gelu_tanh", "relu"]] = {
 _HARMLESS = """
     _attn_implementation _attn_implementation_autoset _commit_hash _flash_attn_2_enabled _from_model_config
     _name_or_path _num_labels architectures attention_dropout attn_implementation attn_pdrop auto_map bad_words_ids
-    begin_suppress_tokens chat_template chunk_size_feed_forward classifier_dropout decoder_start_token_id
-    diversity_penalty do_sample dtype early_stopping embd_pdrop encoder_no_repeat_ngram_size epsilon_cutoff
-    eta_cutoff exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id
-    gradient_checkpointing hidden_dropout id2label initializer_range is_decoder is_llama_config
-    keys_to_ignore_at_inference label2id length_penalty max_length max_sequence_length min_length model_type n_ctx
-    no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences output_attentions
-    output_hidden_states output_past output_scores pad_token_id predict_special_tokens prefix pretraining_tp
-    problem_type remove_invalid_values repetition_penalty resid_pdrop return_dict return_dict_in_generate
-    sep_token_id summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
-    suppress_tokens task_specific_params temperature tf_legacy_loss tokenizer_class top_k top_p torch_dtype
-    torchscript transformers.js_config transformers_version typical_p unsloth_fixed unsloth_version use_bfloat16
-    use_cache xla_device
+    begin_suppress_tokens bos_token cache_implementation chat_template chunk_size_feed_forward classifier_dropout
+    custom_pipelines decoder_start_token_id diversity_penalty do_sample dtype early_stopping embd_pdrop
+    encoder_no_repeat_ngram_size eos_token epsilon_cutoff eta_cutoff experts_implementation
+    exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing
+    hidden_dropout id2label initializer_range is_decoder is_llama_config keys_to_ignore_at_inference label2id
+    language length_penalty license max_length max_new_tokens max_sequence_length min_length model_max_length
+    model_type n_ctx neftune_noise_alpha no_repeat_ngram_size num_beam_groups num_beams num_labels
+    num_return_sequences output_attentions output_hidden_states output_past output_scores pad_token pad_token_id
+    predict_special_tokens prefix pretraining_tp problem_type remove_invalid_values repetition_penalty resid_pdrop
+    return_dict return_dict_in_generate sep_token_id seq_length summary_activation summary_first_dropout
+    summary_proj_to_labels summary_type summary_use_proj suppress_tokens task_specific_params temperature
+    tf_legacy_loss tokenizer_class tokenizer_model_max_length tokenizer_padding_side top_k top_p torch_dtype
+    torchscript transformers.js_config transformers_version typical_p unk_token unsloth_fixed unsloth_version
+    use_bfloat16 use_cache xla_device
 """
 HARMLESS = frozenset(_HARMLESS.split())
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..conf.errors import ConfigError
 
-_TEXTS = ("*.json", "*.jinja", "merges.txt")
+TEXTS = ("*.json", "*.jinja", "merges.txt")
 _TENSORS = ("*.safetensors",)
 _ELSEWHERE = ("original/*", "*/*.safetensors", "consolidated*.safetensors")  # the same weights in other forms
 
@@ -31,7 +31,7 @@ def snapshot(name: str, revision: str | None, *, tensors: bool = True) -> Path:
     from huggingface_hub import constants, errors, snapshot_download
 
     key = f"model.weights={name}" + (f" model.revision={revision}" if revision else "")
-    patterns = [*_TEXTS, *(_TENSORS if tensors else ())]
+    patterns = [*TEXTS, *(_TENSORS if tensors else ())]
     try:
         found = snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=list(_ELSEWHERE))
     except errors.GatedRepoError:

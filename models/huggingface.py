@@ -16,7 +16,8 @@ from .families import HARMLESS, NAME_BY_MODEL_TYPE, NOT_MODELLED, READERS
 from .gguf.config import config_values
 from .gguf.file import open_gguf
 from .gguf.smollm2 import smollm2
-from .hub import of_cache_folder, snapshot
+from .hub import TEXTS, of_cache_folder, snapshot
+from .json_file import refuse_pointer
 from .model_config import ModelValues
 
 _SIZE_FIELDS = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "ffn_size")
@@ -58,13 +59,15 @@ def resolve_weights(model: ModelConfig, *, tensors: bool = True) -> Path | None:
     has_tensors = any(path.glob("*.safetensors")) or (path / "model.safetensors.index.json").is_file()
     if not has_tensors and (alone := _only_gguf(path, key)) is not None:
         return alone
-    if (path / "adapter_config.json").is_file():
-        raise ConfigError(f"{key}: holds adapter_config.json, of a LoRA adapter; merge it into its base model first")
+    if adapters := sorted(path.glob("adapter_*")):
+        raise ConfigError(f"{key}: holds {adapters[0].name}, of a LoRA adapter; merge it into its base model first")
     if not (path / "config.json").is_file():
         raise ConfigError(f"{key}: no config.json in this folder; must be a Hugging Face folder{_hint(path)}")
     for name in _QUANTIZED:
         if tensors and (path / name).is_file():
             raise ConfigError(f"{path / name}: quantized weights are not supported")
+    for file in sorted(file for pattern in TEXTS if tensors for file in path.glob(pattern)):
+        refuse_pointer(file)
     if tensors and not has_tensors:
         pickles = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in path.glob(pattern))
         if pickles:

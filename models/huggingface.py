@@ -133,14 +133,10 @@ def _read_architecture(path: Path, *, tensors: bool) -> Architecture:
     if config.get("quantization_config") is not None:
         raise config.unsupported("quantization_config (quantized weights)")
     fields = READERS[name](config) | {"bos_token_id": config.token("bos_token_id")}
-    fields["eos_token_ids"] = _eos_ids(config, path)
+    fields["eos_token_ids"] = _eos_ids(config, path, fields["vocab_size"])
     for key in ("torch_dtype", "dtype"):
         if config.get(key, "auto") not in _DTYPES:
             raise config.wrong(key, f"one of {', '.join(_DTYPES)}")
-    for token in fields["eos_token_ids"]:
-        if not 0 <= token < fields["vocab_size"]:
-            most = fields["vocab_size"] - 1
-            raise ConfigError(f"{config.path}: eos_token_id={token}: must lie in 0 .. {most}, the vocabulary")
     if not is_gguf and "experts" not in fields:  # models of experts are simulated only
         config.refuse_others(HARMLESS)
     if not is_gguf and tensors and fields["tie_embeddings"]:
@@ -166,12 +162,18 @@ def _family(config: ModelValues) -> str:
     return name
 
 
-def _eos_ids(config: ModelValues, folder: Path) -> tuple[int, ...]:
+def _eos_ids(config: ModelValues, folder: Path, vocab_size: int) -> tuple[int, ...]:
     """Return the end-of-sequence ids: of generation_config.json if it has any, else of config.json.
 
     Where neither has any, `runtime/engine/plan.py` takes those that the tokenizer's files name.
     """
-    ids = config.tokens("eos_token_id")
-    if (folder / "generation_config.json").is_file():
-        ids = ModelValues.read(folder / "generation_config.json").tokens("eos_token_id") or ids
-    return tuple(dict.fromkeys(ids))
+    source, file = config, folder / "generation_config.json"
+    if file.is_file() and (generation := ModelValues.read(file)).tokens("eos_token_id"):
+        config.tokens("eos_token_id")
+        source = generation
+    ids = tuple(dict.fromkeys(source.tokens("eos_token_id")))
+    for token in ids:
+        if not 0 <= token < vocab_size:
+            most = vocab_size - 1
+            raise ConfigError(f"{source.path}: eos_token_id={token}: must lie in 0 .. {most}, the vocabulary")
+    return ids

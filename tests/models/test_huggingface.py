@@ -112,6 +112,12 @@ def test_eos_ids_of_generation_config_go_first(
     assert resolve_architecture(ModelConfig(weights=str(tmp_path))).eos_token_ids == ids
 
 
+def test_an_eos_id_outside_the_vocabulary_names_its_file(tmp_path: Path) -> None:
+    write(tmp_path, LLAMA, {"eos_token_id": 100})
+    with pytest.raises(ConfigError, match=r"generation_config.json: eos_token_id=100: must lie in 0 .. 99"):
+        resolve_architecture(ModelConfig(weights=str(tmp_path)))
+
+
 def test_architectures_may_be_missing(tmp_path: Path) -> None:
     assert resolve(tmp_path, {k: v for k, v in LLAMA.items() if k != "architectures"}).num_layers == 2
 

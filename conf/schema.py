@@ -32,10 +32,11 @@ _WHOLE_BATCHES = ("request_level", "orca_worst")  # policies whose requests ente
 class RopeScaling:
     """A stretch of the rotary frequencies.
 
-    `linear` divides all by one factor, `llama3` the slow ones, with a blend between, `factors` each by its own.
+    `linear` divides all by one factor, `llama3` and `yarn` the slow ones, with a blend between, `factors` each by its
+    own. `yarn` scales queries and keys too.
     """
 
-    type: Literal["linear", "llama3", "factors"]
+    type: Literal["linear", "llama3", "yarn", "factors"]
     """how rotary frequencies stretch"""
     factor: float = 1.0
     """factor by which they stretch"""
@@ -44,7 +45,15 @@ class RopeScaling:
     high_freq_factor: float = 4.0
     """llama3: faster frequencies than this stay"""
     original_max_position: int = 8192
-    """llama3: context length of the training before the stretch"""
+    """llama3, yarn: context length of the training before the stretch"""
+    beta_fast: float = 32.0
+    """yarn: frequencies that turn more often than this in that context stay"""
+    beta_slow: float = 1.0
+    """yarn: frequencies that turn less often than this in that context are divided by factor"""
+    truncate: bool = True
+    """yarn: the blend begins and ends at whole elements"""
+    attention_factor: float = 1.0
+    """yarn: cosines and sines are multiplied by it"""
     factors: tuple[float, ...] = ()
     """factors: one for each pair of elements of a head"""
 

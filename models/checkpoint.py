@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+import re
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from safetensors import SafetensorError, safe_open
 
-from ..conf import strict_json
 from ..conf.errors import ConfigError
 from ..conf.schema import Architecture
-from .layout import names_of, tensor_shapes
+from .json_file import read_object, refuse_pointer
+from .layout import deciding_keys, names_of, tensor_shapes
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
 _PREFIXES = ("model.", "transformer.")
 _MAX_MAPPED_BYTES = 16 << 20  # then the file is reopened: pages of a mapped file count as memory of this process
 _DTYPES = ("F64", "F32", "BF16", "F16")  # smaller types are quantized weights, whose scales are separate tensors
+_SHARD = re.compile(r"(.+)-(\d+)-of-(\d+)\.safetensors")
+_OTHERS = ("consolidated", "adapter_")  # Mistral's own layout of the same weights, and weights to be added to them
+# How quantized weights call their parts: GPTQ and AWQ, compressed-tensors and FP8, bitsandbytes.
+_QUANTIZED = ("qweight", "qzeros", "scales", "g_idx", "weight_", "input_scale", "absmax", "nested_", "quant_", "SCB")
 
 
 class TensorSource(Protocol):
@@ -51,7 +57,13 @@ class Checkpoint(TensorSource, Protocol):
 
 
 def check_shape(
-    names: str, where: str, found: tuple[int, ...] | None, expected: tuple[int, ...], *, may_be_longer: bool
+    names: str,
+    where: str,
+    found: tuple[int, ...] | None,
+    expected: tuple[int, ...],
+    *,
+    may_be_longer: bool,
+    why: Callable[[], str] = lambda: "",
 ) -> None:
     """Check the shape of a tensor, which is called `names` in the file `where`.
 
@@ -60,18 +72,19 @@ def check_shape(
         where: the file, for errors.
         found: the tensor's shape; None where it is missing.
         expected: the shape that the architecture has.
+        why: the reason of the shape, for errors.
         may_be_longer: whether it may have more rows, as positions where model.max_model_len is below the checkpoint's.
 
     Raises:
         ConfigError: it is missing or has another shape.
     """
     if found is None:
-        raise ConfigError(f"{where}: tensor {names}, of shape {list(expected)}, is missing")
+        raise ConfigError(f"{where}: tensor {names}, of shape {list(expected)}, is missing{why()}")
     fits = found == expected
     if may_be_longer:
         fits = len(found) == 2 and found[0] >= expected[0] and found[1] == expected[1]
     if not fits:
-        raise ConfigError(f"{where}: tensor {names} has shape {list(found)}, not {list(expected)}")
+        raise ConfigError(f"{where}: tensor {names} has shape {list(found)}, not {list(expected)}{why()}")
 
 
 class SafetensorsFolder:
@@ -91,19 +104,28 @@ class SafetensorsFolder:
         self._mapped_bytes = 0
         for file, keys in _tensors_by_file(folder).items():
             for key in keys:
-                self._files[bare_name(key)] = (folder / file, key)
+                other = self._files.setdefault(bare_name(key), (folder / file, key))
+                if other != (folder / file, key):
+                    raise ConfigError(f"{folder / file}: tensor {key} stands in {other[0]} too, as {other[1]}")
 
     def check(self, arch: Architecture, names: Collection[str]) -> None:
         """See `Checkpoint.check`."""
         shapes = tensor_shapes(arch)
         bare = {bare_name(name) for name in shapes}
         buffers = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")  # frequencies and masks: computed here
-        for name, (file, key) in self._files.items():
-            if name not in bare and not name.endswith(buffers) and name != "lm_head.weight":
-                raise ConfigError(f"{file}: tensor {key} is not part of the architecture in config.json")
+        others = [name for name in self._files if name not in bare and not name.endswith(buffers)]
+        for name in sorted(others, key=lambda name: not _is_quantized(name)):
+            file, key = self._files[name]
+            if _is_quantized(name):
+                raise ConfigError(f"{file}: tensor {key}: quantized weights are not supported")
+            if ".lora_" in name or name.startswith("base_model."):
+                raise ConfigError(f"{file}: tensor {key} is of a LoRA adapter; merge it into its base model first")
+            why = deciding_keys(arch, name) or " in config.json"
+            raise ConfigError(f"{file}: tensor {key} is not part of the architecture{why}")
         for name in sorted(names, key=self.where):
-            longer = name == names_of(arch).positions
-            check_shape(name, self.where(name), self.shape(name), shapes[name], may_be_longer=longer)
+            longer, expected = name == names_of(arch).positions, shapes[name]
+            why_not = partial(deciding_keys, arch, name)
+            check_shape(name, self.where(name), self.shape(name), expected, may_be_longer=longer, why=why_not)
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Return the shape of the whole tensor; None where there is no tensor of this name.
@@ -116,7 +138,8 @@ class SafetensorsFolder:
         tensor = self._slice(name)
         if tensor.get_dtype() not in _DTYPES:
             raise ConfigError(
-                f"{self.where(name)}: tensor {name} has type {tensor.get_dtype()}; must be one of {', '.join(_DTYPES)}"
+                f"{self.where(name)}: tensor {name} has type {tensor.get_dtype()}; must be one of {', '.join(_DTYPES)} "
+                "(quantized weights are not supported)"
             )
         return tuple(tensor.get_shape())
 
@@ -150,10 +173,7 @@ class SafetensorsFolder:
             self.close()
             self._open_as = (path, framework or "np")
             self._handle = _open(*self._open_as)
-        try:
-            return self._handle.get_slice(key)
-        except SafetensorError as error:  # the index names a tensor that its file lacks
-            raise ConfigError(f"{path}: tensor {key} cannot be read ({error})") from error
+        return self._handle.get_slice(key)
 
 
 def bare_name(name: str) -> str:
@@ -163,33 +183,52 @@ def bare_name(name: str) -> str:
     return name
 
 
+def _is_quantized(name: str) -> bool:
+    return any(part.startswith(_QUANTIZED) for part in name.split("."))
+
+
 def _tensors_by_file(folder: Path) -> dict[str, list[str]]:
-    """Return tensor names by file: of model.safetensors, else of the index's shards, else of all *.safetensors."""
+    """Return tensor names by file: of model.safetensors, else of the index's shards, else of all safetensors files."""
     index = folder / "model.safetensors.index.json"
     if (folder / "model.safetensors").is_file():
-        return {"model.safetensors": list(_open(folder / "model.safetensors").keys())}
-    if index.is_file():
-        try:
-            weight_map = dict[str, str](strict_json.loads(index.read_text(encoding="utf-8"))["weight_map"])
-        except ConfigError as error:
-            raise ConfigError(f"{index}: {error}") from None
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ConfigError(f"{index}: not an index of safetensors files ({error!r})") from error
-        files: dict[str, list[str]] = {}
-        for name, file in weight_map.items():
-            if not isinstance(file, str) or Path(file).name != file or "\0" in file:
-                raise ConfigError(f"{index}: {file!r} must be the name of a file in this folder, without a path")
-            files.setdefault(file, []).append(name)
-        for file in files:
-            if not (folder / file).is_file():
-                raise ConfigError(f"{folder / file}: missing, though {index.name} names it")
-        return files
-    return {file.name: list(_open(file).keys()) for file in sorted(folder.glob("*.safetensors"))}
+        return _open_all(folder, ["model.safetensors"])
+    if not index.is_file():
+        return _open_all(folder, _without_index(folder))
+    weight_map = read_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ConfigError(f"{index}: not an index of safetensors files (weight_map={str(weight_map)[:60]})")
+    for file in weight_map.values():
+        if not isinstance(file, str) or Path(file).name != file or "\0" in file:
+            raise ConfigError(f"{index}: {file!r} must be the name of a file in this folder, without a path")
+        if not (folder / file).is_file():
+            raise ConfigError(f"{folder / file}: missing, though {index.name} names it")
+    files = _open_all(folder, dict.fromkeys(weight_map.values()))
+    held = {(file, key) for file, keys in files.items() for key in keys}
+    for key, file in weight_map.items():
+        if (file, key) not in held:
+            raise ConfigError(f"{folder / file}: tensor {key} is missing, though {index.name} names it")
+    return files
+
+
+def _without_index(folder: Path) -> list[str]:
+    """Return the safetensors files of a folder, whose shards must be all of one save."""
+    names = sorted(path.name for path in folder.glob("*.safetensors") if not path.name.startswith(_OTHERS))
+    shards = [match for name in names if (match := _SHARD.fullmatch(name))]
+    if len({(shard[1], shard[3]) for shard in shards}) > 1:
+        raise ConfigError(f"{folder}: shards of several saves ({shards[0][0]}, {shards[-1][0]}); keep those of one")
+    if shards and len(shards) != int(shards[0][3]):
+        raise ConfigError(f"{folder}: {len(shards)} of {int(shards[0][3])} shards ({shards[0][0]}); fetch the others")
+    return names
+
+
+def _open_all(folder: Path, files: Iterable[str]) -> dict[str, list[str]]:
+    return {file: list(_open(folder / file).keys()) for file in files}
 
 
 def _open(path: Path, framework: str = "np") -> Any:
     """Open a safetensors file. The framework `np` reads names and shapes without importing torch."""
+    refuse_pointer(path)
     try:
         return safe_open(path, framework=framework, device="cpu")
     except (SafetensorError, OSError) as error:
-        raise ConfigError(f"{path}: not a readable safetensors file ({error})") from error
+        raise ConfigError(f"{path}: not a readable safetensors file; is it cut short? ({error})") from error

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from ..conf.errors import ConfigError
 
-_TEXTS = ("*.json", "*.jinja", "merges.txt")
+TEXTS = ("*.json", "*.jinja", "merges.txt")
 _TENSORS = ("*.safetensors",)
-_ELSEWHERE = ("original/*", "*/*.safetensors")  # the same weights in other forms
+_ELSEWHERE = ("original/*", "*/*.safetensors", "consolidated*.safetensors")  # the same weights in other forms
 
 
 @cache
@@ -31,7 +31,7 @@ def snapshot(name: str, revision: str | None, *, tensors: bool = True) -> Path:
     from huggingface_hub import constants, errors, snapshot_download
 
     key = f"model.weights={name}" + (f" model.revision={revision}" if revision else "")
-    patterns = [*_TEXTS, *(_TENSORS if tensors else ())]
+    patterns = [*TEXTS, *(_TENSORS if tensors else ())]
     try:
         found = snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=list(_ELSEWHERE))
     except errors.GatedRepoError:
@@ -51,15 +51,17 @@ def snapshot(name: str, revision: str | None, *, tensors: bool = True) -> Path:
 
 
 def of_cache_folder(folder: Path) -> Path:
-    """Return the newest snapshot in a model's folder of the cache (`models--ORGANISATION--MODEL`); else the folder.
+    """Return the newest snapshot in a model's folder of the cache, or in the `snapshots` there; else the folder.
+
+    Such a folder is called `models--ORGANISATION--MODEL`.
 
     Raises:
         ConfigError: the folder names no snapshot that it holds.
     """
-    snapshots = folder / "snapshots"
+    snapshots = folder if folder.name == "snapshots" else folder / "snapshots"
     if not snapshots.is_dir():
         return folder
-    reference = folder / "refs" / "main"
+    reference = snapshots.parent / "refs" / "main"
     names = [reference.read_text().strip()] if reference.is_file() else [each.name for each in snapshots.iterdir()]
     if len(names) != 1 or not (snapshots / names[0]).is_dir():
         raise ConfigError(f"model.weights={folder}: give one of the folders in {snapshots}")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
+from typing import Any
 
+from ..conf.errors import ConfigError
 from ..conf.schema import Architecture
 
 
@@ -64,6 +67,31 @@ GPT2 = Names(
 )
 
 
+# The keys of a config.json that decide a tensor's presence or shape, by field of the architecture.
+_KEYS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim or num_attention_heads",
+    "ffn_size": "intermediate_size",
+    "max_position": "max_position_embeddings",
+    "qkv_bias": "attention_bias",
+    "attention_out_bias": "attention_bias",
+    "ffn_bias": "mlp_bias",
+    "tie_embeddings": "tie_word_embeddings",
+}
+_GPT2_KEYS = {
+    "hidden_size": "n_embd or hidden_size",
+    "num_layers": "n_layer or num_hidden_layers",
+    "ffn_size": "n_inner",
+    "max_position": "n_positions or max_position_embeddings",
+    "vocab_size": "vocab_size",
+    "tie_embeddings": "tie_word_embeddings",
+}
+
+
 def names_of(arch: Architecture) -> Names:
     """Return GPT-2's names for learned positions, else LLaMA's names, which Mistral and Qwen share."""
     return GPT2 if arch.position == "learned" and not arch.gated_ffn and not arch.qk_norm else LLAMA
@@ -105,3 +133,31 @@ def tensor_shapes(arch: Architecture, names: Names | None = None) -> dict[str, t
     if not arch.tie_embeddings:
         shapes[names.head] = (arch.vocab_size, H)
     return shapes
+
+
+def deciding_keys(arch: Architecture, name: str) -> str:
+    """Return the keys of config.json on which it depends whether there is a tensor `name` and of what shape.
+
+    It is found by changing each field of the architecture. The text goes at the end of an error.
+    """
+
+    def shape(arch: Architecture) -> tuple[int, ...] | None:
+        return next((shape for full, shape in tensor_shapes(arch).items() if full.endswith(name)), None)
+
+    last = max(map(int, re.findall(r"\.(\d+)\.", f".{name}")), default=0)
+    keys: dict[str, None] = {}
+    for field, key in (_GPT2_KEYS if names_of(arch) is GPT2 else _KEYS).items():
+        value = getattr(arch, field)
+        other = not value if isinstance(value, bool) else 2 * value
+        if field == "num_layers":
+            other = last if 0 < last < value else max(2 * value, last + 1)
+        if field == "num_kv_heads" and value == arch.num_heads:
+            other = 1
+        try:
+            changes: dict[str, Any] = {field: other}
+            changed = replace(arch, **changes)
+        except ConfigError:
+            continue
+        if shape(changed) != shape(arch):
+            keys[key] = None
+    return f" ({', '.join(keys)} in config.json)" if keys else ""

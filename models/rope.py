@@ -1,8 +1,8 @@
-"""Rotary position embedding, with the linear and the LLaMA-3 scaling of its frequencies.
+"""Rotary position embedding, with the linear, the LLaMA-3 and the YaRN scaling of its frequencies.
 
 Sources: RoFormer (arXiv 2104.09864) for the rotation, in the half-split layout of the published LLaMA checkpoints;
-position interpolation (arXiv 2306.15595) for `linear`; the LLaMA 3.1 model card for `llama3`; llama.cpp's
-`rope_freqs` for `factors`.
+position interpolation (arXiv 2306.15595) for `linear`; the LLaMA 3.1 model card for `llama3`; YaRN (arXiv
+2309.00071), as transformers computes it, for `yarn`; llama.cpp's `rope_freqs` for `factors`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ def inverse_frequencies(arch: Architecture) -> torch.Tensor:
         return frequencies / arch.rope_scaling.factor
     if arch.rope_scaling.type == "factors":
         return frequencies / torch.tensor(arch.rope_scaling.factors)
+    if arch.rope_scaling.type == "yarn":
+        return _yarn(arch, arch.rope_scaling)
     return _llama3(frequencies, arch.rope_scaling)
 
 
@@ -35,6 +37,24 @@ def _llama3(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
     return (1 - kept) * frequencies / scaling.factor + kept * frequencies
 
 
+def _yarn(arch: Architecture, scaling: RopeScaling) -> torch.Tensor:
+    """Divide the frequencies that turn slowly in the training's context by `factor`, and blend by a linear ramp."""
+    D, base = arch.head_dim, arch.rope_theta
+
+    def element(turns: float) -> float:
+        """Return the element of a head, as a fraction of it, that turns so many times in the training's context."""
+        return D * math.log(scaling.original_max_position / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = element(scaling.beta_fast), element(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, D - 1)
+    width = high - low or 0.001
+    kept = 1 - ((torch.arange(D // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+    periods = base ** (torch.arange(0, D, 2).float() / D)
+    return 1.0 / (scaling.factor * periods) * (1 - kept) + 1.0 / periods * kept
+
+
 _FIRST_POSITIONS = 2048  # of the table, which doubles
 
 
@@ -43,6 +63,7 @@ class RotaryEmbedding:
 
     def __init__(self, arch: Architecture, *, dtype: torch.dtype, device: torch.device) -> None:
         self.frequencies = inverse_frequencies(arch).to(device)
+        self._scale = 1.0 if arch.rope_scaling is None else arch.rope_scaling.attention_factor
         self.dtype = dtype
         self._table = self._compute(_FIRST_POSITIONS)
 
@@ -56,7 +77,7 @@ class RotaryEmbedding:
     def _compute(self, end: int) -> tuple[torch.Tensor, torch.Tensor]:
         positions = torch.arange(end, device=self.frequencies.device, dtype=torch.float32)
         angles = (positions[:, None] * self.frequencies)[:, None, None]
-        return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
+        return (angles.cos() * self._scale).to(self.dtype), (angles.sin() * self._scale).to(self.dtype)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..conf import strict_json
 from ..conf.errors import ConfigError
 from .gguf.file import open_gguf
+from .tokenizer_folder import read_tokenizer
 
 if TYPE_CHECKING:
     import tokenizers
@@ -194,8 +194,8 @@ class FileTokenizer:
 def load_tokenizer(source: str | Path | None, arch_vocab_size: int) -> Tokenizer:
     """Load the tokenizer of a Hugging Face folder, of a `tokenizer.json` or of a GGUF file.
 
-    A folder may hold GPT-2's `vocab.json` and `merges.txt` instead. A `source` of None gives a `ByteTokenizer`, and one
-    of "none" a `NoTokenizer`.
+    A folder may hold `vocab.json` and `merges.txt` of GPT-2 or Qwen2 instead. A `source` of None gives a
+    `ByteTokenizer`, and one of "none" a `NoTokenizer`.
 
     Raises:
         ConfigError: there is no tokenizer that can be read, or the vocabulary is too small for bytes.
@@ -214,16 +214,7 @@ def load_tokenizer(source: str | Path | None, arch_vocab_size: int) -> Tokenizer
         ends = special_tokens(of_file).get("eos_token")
         return FileTokenizer(make_tokenizer(of_file), arch_vocab_size, [ends] if ends else [], str(source))
     folder, file = (path, path / "tokenizer.json") if path.is_dir() else (path.parent, path)
-    from tokenizers import Tokenizer as Inner  # imported here since it takes a tenth of a second
-
-    if file.is_file():
-        try:
-            inner = Inner.from_file(str(file))
-        except Exception as error:  # the library raises bare exceptions
-            raise ConfigError(f"model.tokenizer={file}: not a tokenizer.json ({error})") from error
-    elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-        inner = _gpt2_tokenizer(folder)
-    else:
+    if not file.is_file() and not ((folder / "vocab.json").is_file() and (folder / "merges.txt").is_file()):
         legacy = (
             "holds a legacy tokenizer.model; convert it once with transformers: "
             f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}')"
@@ -231,46 +222,13 @@ def load_tokenizer(source: str | Path | None, arch_vocab_size: int) -> Tokenizer
             else "holds no tokenizer.json; set model.tokenizer to a folder or file that does, or to none for token ids"
         )
         raise ConfigError(f"model.tokenizer={folder}: {legacy}")
-    return FileTokenizer(inner, arch_vocab_size, _eos_tokens(folder, inner), str(source))
+    inner, eos_tokens = read_tokenizer(folder, file)
+    return FileTokenizer(inner, arch_vocab_size, eos_tokens, str(source))
 
 
 def _valid(text: str) -> str:
     """Replace lone surrogates by "?": a JSON string can contain them, but UTF-8 cannot encode them."""
     return text.encode("utf-8", errors="replace").decode()
-
-
-def _gpt2_tokenizer(folder: Path) -> tokenizers.Tokenizer:
-    """Make a byte-level BPE tokenizer from `vocab.json` and `merges.txt`."""
-    from tokenizers import AddedToken, decoders, models, pre_tokenizers
-    from tokenizers import Tokenizer as Inner
-
-    try:
-        inner = Inner(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
-    except Exception as error:
-        raise ConfigError(f"model.tokenizer={folder}: vocab.json or merges.txt cannot be read ({error})") from error
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    end = "<|endoftext|>"
-    if inner.token_to_id(end) is not None:
-        inner.add_special_tokens([AddedToken(end, special=True, normalized=False)])
-    return inner
-
-
-def _eos_tokens(folder: Path, inner: tokenizers.Tokenizer) -> list[str]:
-    """Return the end-of-sequence token that `tokenizer_config.json` or `special_tokens_map.json` names, if one does."""
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        file = folder / name
-        if not file.is_file():
-            continue
-        try:
-            token = strict_json.loads(file.read_text(encoding="utf-8")).get("eos_token")
-        except (ValueError, AttributeError) as error:
-            raise ConfigError(f"model.tokenizer={file}: not a JSON object ({error})") from error
-        if isinstance(token, dict):
-            token = token.get("content")
-        if isinstance(token, str):
-            return [token]
-    return []
 
 
 def _decoder_kinds(inner: tokenizers.Tokenizer) -> list[str]:

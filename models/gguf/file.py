@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ...conf.errors import ConfigError
+from ..json_file import refuse_pointer
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -42,6 +43,7 @@ def open_gguf(path: Path) -> GgufFile:
         state = path.stat()
     except OSError:
         return GgufFile(path)  # which says what is wrong
+    refuse_pointer(path)
     return _opened(path, state.st_mtime_ns, state.st_size)
 
 

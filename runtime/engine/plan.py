@@ -14,6 +14,7 @@ from ...models.huggingface import resolve_architecture, resolve_weights
 from ...models.layout import tensor_shapes
 from ...models.memory import MemoryModel, dtype_bytes, resolve_dtype
 from ...models.open_checkpoint import open_checkpoint
+from ...models.tokenizer import load_tokenizer
 from ...parallel.split import check_parallel, split_layers
 from ..core.block_pool import BlockPool
 from ..pipeline.handshake import Setup
@@ -80,8 +81,12 @@ def make_plan(config: EngineConfig) -> Plan:
             raise ConfigError(f"model.attention={name}: runs on CUDA only; use sdpa or auto on hardware.device=cpu")
         if (dtype := resolve_dtype(config.model, "cuda")) == "float32":
             raise ConfigError(f"model.attention={name}: runs in bfloat16 and float16; use sdpa or auto for {dtype}")
+    tokenizer = config.model.tokenizer or (str(path) if path else None)
     if path is not None and not simulated:
         open_checkpoint(path, arch).check(arch, tensor_shapes(arch))
+    if tokenizer is not None and not simulated and not arch.eos_token_ids:
+        ids = load_tokenizer(tokenizer, arch.vocab_size).eos_token_ids
+        arch = replace(arch, eos_token_ids=tuple(i for i in ids if i < arch.vocab_size))
     find_policy(config.scheduler)
     if isinstance(config.scheduler, EqualTimeConfig):
         read_profile(config.scheduler.profile, config.parallel.pp)
@@ -112,7 +117,7 @@ def make_plan(config: EngineConfig) -> Plan:
         block_size=config.block_size,
         replicate_embedding=memory.replicates_embedding(),
         limits=Limits(batch, depth, tile=hardware.tile, stages=parallel.pp),
-        tokenizer=config.model.tokenizer or (str(path) if path else None),
+        tokenizer=tokenizer,
         prefix_caching=cache.prefix_caching,
     )
 

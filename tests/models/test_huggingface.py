@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import save_file
 
 from gapless.conf.errors import ConfigError
 from gapless.conf.experts import ExpertsConfig
@@ -38,7 +39,7 @@ GPT2: dict[str, Any] = {
 
 def write(folder: Path, config: dict[str, Any], generation: dict[str, Any] | None = None) -> Path:
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "model.safetensors").touch()
+    save_file({}, folder / "model.safetensors")
     if generation is not None:
         (folder / "generation_config.json").write_text(json.dumps(generation))
     return folder
@@ -59,16 +60,19 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
     arch = resolve(tmp_path, LLAMA)
     assert (arch.num_kv_heads, arch.head_dim, arch.norm_eps, arch.rope_theta) == (4, 8, 1e-6, 10000.0)
     assert (arch.tie_embeddings, arch.qkv_bias, arch.rope_scaling, arch.sliding_window) == (False, False, None, None)
-    mistral = LLAMA | {"architectures": ["MistralForCausalLM"], "num_key_value_heads": 2}
+    mistral = LLAMA | {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "num_key_value_heads": 2}
     assert resolve(tmp_path, mistral).sliding_window == 4096
     assert resolve(tmp_path, mistral | {"sliding_window": None}).sliding_window is None
-    qwen3 = LLAMA | {"architectures": ["Qwen3ForCausalLM"], "num_key_value_heads": 2}
+    qwen3 = LLAMA | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "num_key_value_heads": 2}
     assert (resolve(tmp_path, qwen3).head_dim, resolve(tmp_path, qwen3).qk_norm) == (128, True)
     assert (
-        resolve(tmp_path, LLAMA | {"architectures": ["MistralForCausalLM"], "num_attention_heads": 16}).num_kv_heads
+        resolve(
+            tmp_path,
+            LLAMA | {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "num_attention_heads": 16},
+        ).num_kv_heads
         == 8
     )
-    null = mistral | {"num_key_value_heads": None}
+    null = LLAMA | {"num_key_value_heads": None}
     assert resolve(tmp_path, null).num_kv_heads == 4, "null is as many as there are heads"
     assert resolve(tmp_path, GPT2 | {"layer_norm_epsilon": 1e-3}).norm_eps == 1e-3
     gpt2 = resolve(tmp_path, GPT2)
@@ -100,30 +104,42 @@ def test_old_and_new_rope_forms(keys: dict[str, Any], tmp_path: Path) -> None:
     )
 
 
-def test_eos_ids_are_merged(tmp_path: Path) -> None:
-    write(tmp_path, LLAMA, {"eos_token_id": [7, 2]})
-    assert resolve_architecture(ModelConfig(weights=str(tmp_path))).eos_token_ids == (2, 7)
+@pytest.mark.parametrize(("generation", "ids"), [(None, (2,)), ({}, (2,)), ({"eos_token_id": [7, 5]}, (7, 5))])
+def test_eos_ids_of_generation_config_go_first(
+    generation: dict[str, Any] | None, ids: tuple[int, ...], tmp_path: Path
+) -> None:
+    write(tmp_path, LLAMA, generation)
+    assert resolve_architecture(ModelConfig(weights=str(tmp_path))).eos_token_ids == ids
+
+
+def test_an_eos_id_outside_the_vocabulary_names_its_file(tmp_path: Path) -> None:
+    write(tmp_path, LLAMA, {"eos_token_id": 100})
+    with pytest.raises(ConfigError, match=r"generation_config.json: eos_token_id=100: must lie in 0 .. 99"):
+        resolve_architecture(ModelConfig(weights=str(tmp_path)))
 
 
 def test_architectures_may_be_missing(tmp_path: Path) -> None:
     assert resolve(tmp_path, {k: v for k, v in LLAMA.items() if k != "architectures"}).num_layers == 2
 
 
-MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"], "num_key_value_heads": 2}
-QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 2}
+MISTRAL = LLAMA | {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "num_key_value_heads": 2}
+QWEN2 = LLAMA | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 2}
 
 
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        (LLAMA | {"architectures": ["FalconForCausalLM"]}, "FalconForCausalLM is not supported; supported: Llama"),
-        (LLAMA | {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "yarn"),
-        (LLAMA | {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "dynamic"),
+        (
+            LLAMA | {"architectures": ["FalconForCausalLM"]},
+            "architectures=['FalconForCausalLM'] is not supported; supported: Llama",
+        ),
+        (LLAMA | {"rope_scaling": {"type": "longrope", "factor": 4.0}}, "longrope"),
+        (LLAMA | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "mrope_section": [2]}}, "mrope_section"),
         (LLAMA | {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         (LLAMA | {"quantization_config": {"bits": 4}}, "quantization_config"),
         (LLAMA | {"hidden_act": "swiglu"}, "hidden_act=swiglu"),
         (LLAMA | {"hidden_size": "32"}, "hidden_size='32'"),
-        (LLAMA | {"num_key_value_heads": 3}, "num_kv_heads=3"),
+        (LLAMA | {"num_key_value_heads": 3}, "num_key_value_heads=3"),
         ({k: v for k, v in LLAMA.items() if k != "hidden_size"}, "hidden_size=None"),
         (QWEN2 | {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, "use_sliding_window"),
         (GPT2 | {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
@@ -189,7 +205,7 @@ def test_folders_that_cannot_be_loaded(tmp_path: Path) -> None:
     assert "a file" in said(tmp_path / "config.json")
     (tmp_path / "model.safetensors").touch()
     assert resolve_weights(ModelConfig(weights=str(tmp_path))) == tmp_path
-    with pytest.raises(ConfigError, match=r"config\.json: architecture model_type None"):
+    with pytest.raises(ConfigError, match=r"config\.json: model_type=None"):
         resolve_architecture(ModelConfig(weights=str(tmp_path)))
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ConfigError, match="not readable as JSON"):
@@ -206,7 +222,7 @@ def test_folders_that_cannot_be_loaded(tmp_path: Path) -> None:
         ({"torch_dtype": "foo"}, "torch_dtype='foo': must be one of float32"),
         ({"eos_token_id": 100}, "eos_token_id=100: must lie in 0 .. 99"),
         ({"eos_token_id": [2, -1]}, "eos_token_id=-1: must lie in 0 .. 99"),
-        ({"rope_scaling": {"type": "foo", "factor": 2.0}}, "rope scaling 'foo'"),
+        ({"rope_scaling": {"type": "foo", "factor": 2.0}}, "rope_type=foo"),
         ({"rope_scaling": "linear"}, "must be an object"),
         ({"hidden_act": "mish"}, "hidden_act=mish: not supported"),
         ({"rope_theta": float("inf")}, "rope_theta=inf: must be a number"),
@@ -232,6 +248,7 @@ def test_an_index_names_files_of_its_own_folder(file: object, tmp_path: Path) ->
 
 MIXTRAL = LLAMA | {
     "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
     "num_key_value_heads": 2,
     "num_local_experts": 8,
     "num_experts_per_tok": 2,
@@ -239,6 +256,7 @@ MIXTRAL = LLAMA | {
 }
 QWEN3_MOE = LLAMA | {
     "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
     "num_key_value_heads": 2,
     "head_dim": 16,
     "num_experts": 16,
@@ -261,6 +279,7 @@ def test_experts_are_read(tmp_path: Path) -> None:
         QWEN3_MOE
         | {
             "architectures": ["Qwen2MoeForCausalLM"],
+            "model_type": "qwen2_moe",
             "shared_expert_intermediate_size": 24,
         },
     )

@@ -104,7 +104,7 @@ def test_a_shorter_context_takes_fewer_learned_positions(tmp_path: Path) -> None
         make_folder(folder, GPT2)
         save_file(tensors | {"transformer.wpe.weight": torch.ones(shape)}, folder / "model.safetensors")
         said = refusal(folder, dataclasses.replace(GPT2, max_position=16))
-        assert said.endswith(f"tensor transformer.wpe.weight has shape {list(shape)}, not [16, 32]")
+        assert f"tensor transformer.wpe.weight has shape {list(shape)}, not [16, 32]" in said
 
 
 def test_half_precision_is_converted(tmp_path: Path) -> None:
@@ -124,11 +124,13 @@ def test_what_is_wrong_with_a_checkpoint_is_named(tmp_path: Path) -> None:
     assert "tensor model.layers.1.mlp.up_proj.weight, of shape [48, 32], is missing" in refusal(tmp_path, LLAMA)
 
     save_file(good | {"model.norm.weight": torch.ones(31)}, file)
-    assert refusal(tmp_path, LLAMA) == f"{file}: tensor model.norm.weight has shape [31], not [32]"
+    said = refusal(tmp_path, LLAMA)
+    assert said == f"{file}: tensor model.norm.weight has shape [31], not [32] (hidden_size in config.json)"
 
     save_file(good | {"model.layers.0.self_attn.q_proj.bias": torch.ones(32)}, file)
     said = refusal(tmp_path, LLAMA)
-    assert said == f"{file}: tensor model.layers.0.self_attn.q_proj.bias is not part of the architecture in config.json"
+    name = "model.layers.0.self_attn.q_proj.bias"
+    assert said == f"{file}: tensor {name} is not part of the architecture (attention_bias in config.json)"
 
     save_file(good | {"model.norm.weight": torch.ones(32, dtype=torch.int8)}, file)
     assert "tensor model.norm.weight has type I8; must be one of" in refusal(tmp_path, LLAMA)
@@ -142,7 +144,7 @@ def test_what_is_wrong_with_a_checkpoint_is_named(tmp_path: Path) -> None:
     assert "model-00001-of-00002.safetensors: missing" in refusal(tmp_path, LLAMA)
     good.pop("model.norm.weight")
     save_file(good, tmp_path / "model-00001-of-00002.safetensors")
-    assert "tensor model.norm.weight cannot be read" in refusal(tmp_path, LLAMA)
+    assert "tensor model.norm.weight is missing, though" in refusal(tmp_path, LLAMA)
     index.write_text("{}")
     assert f"{index}: not an index" in refusal(tmp_path, LLAMA)
 

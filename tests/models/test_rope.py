@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import transformers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from gapless.models.model_config import ModelValues
 from gapless.models.rope import RotaryEmbedding, inverse_frequencies, rotate
+from gapless.models.rotary_config import read_rope
 from tests.support.lone_rank import LLAMA
 
 CPU = torch.device("cpu")
@@ -34,3 +40,26 @@ def test_a_product_of_two_rotated_heads_depends_on_their_distance_alone() -> Non
 
     torch.testing.assert_close(product(7, 3), product(54, 50))
     torch.testing.assert_close(product(9, 9), query @ key)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"beta_fast": 8.0, "beta_slow": 2.0, "truncate": False},
+        {"attention_factor": 1.25},
+        {"mscale": 0.7, "mscale_all_dim": 1.2},
+        {"mscale": 0.7},
+        {"factor": 0.5},
+    ],
+)
+def test_yarn_is_that_of_transformers(more: dict[str, Any]) -> None:
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512, "rope_theta": 1e6} | more
+    config = transformers.LlamaConfig(hidden_size=256, num_attention_heads=2, rope_parameters=dict(rope))
+    frequencies, scale = ROPE_INIT_FUNCTIONS["yarn"](config, CPU)
+    values = ModelValues(Path("config.json"), {"rope_parameters": rope})
+    theta, scaling = read_rope(values, max_position=2048, default_theta=10000.0)
+    assert scaling is not None
+    assert scaling.attention_factor == pytest.approx(scale, rel=1e-12)
+    arch = dataclasses.replace(LLAMA, head_dim=128, rope_theta=theta, rope_scaling=scaling)
+    assert torch.equal(inverse_frequencies(arch), frequencies)

@@ -238,5 +238,5 @@ def test_what_does_not_exist_or_does_not_fit_is_named(tmp_path):
     with pytest.raises(ConfigError, match="vocabulary ends at 299"):
         small.encode("é x")
     (tmp_path / "tokenizer_config.json").write_text("[]")
-    with pytest.raises(ConfigError, match="not a JSON object"):
+    with pytest.raises(ConfigError, match="must hold a JSON object"):
         load_tokenizer(tmp_path, 4096)

@@ -1,0 +1,44 @@
+"""Reads JSON files of a checkpoint, and knows the pointers that Git LFS leaves in place of files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..conf import strict_json
+from ..conf.errors import ConfigError
+
+_POINTER = b"version https://git-lfs.github.com/spec/"  # https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
+
+
+def refuse_pointer(path: Path) -> None:
+    """Check that a file holds its own contents.
+
+    Raises:
+        ConfigError: it is a pointer of Git LFS, or cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            begins = file.read(len(_POINTER))
+    except OSError as error:
+        raise ConfigError(f"{path}: not readable ({error})") from error
+    if begins == _POINTER:
+        raise ConfigError(f"{path}: a Git LFS pointer in place of the file; run git lfs pull in its folder")
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file.
+
+    Raises:
+        ConfigError: the file cannot be read, is a pointer of Git LFS, or holds something else.
+    """
+    refuse_pointer(path)
+    try:
+        values = strict_json.loads(path.read_text(encoding="utf-8"))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not readable as JSON ({error})") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: must hold a JSON object")
+    return values

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 REQUEST_ID = b"x-request-id"
+_IGNORED = b"x-ignored-fields"
 _PLAIN = re.compile(rb"[!-~](?:[ -~]{0,1022}[!-~])?")  # what a header may hold, in ASCII
 
 
@@ -25,7 +26,8 @@ def request_id(headers: Sequence[tuple[bytes, bytes]]) -> str:
 class EveryAnswer:
     """Wraps the whole application.
 
-    A request's id is `scope["state"]["request_id"]`. HEAD is answered as GET, without the body.
+    A request's id is `scope["state"]["request_id"]`. The header `x-ignored-fields` names the fields of its body that
+    the server does not know, which `scope["state"]["ignored"]` holds. HEAD is answered as GET, without the body.
 
     Args:
         app: the application.
@@ -41,22 +43,25 @@ class EveryAnswer:
                 allow_methods=("GET", "HEAD", "POST"),
                 allow_headers=("*",),
                 allow_private_network=True,
-                expose_headers=(REQUEST_ID.decode(), "retry-after"),
+                expose_headers=(REQUEST_ID.decode(), _IGNORED.decode(), "retry-after"),
             )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on."""
         id, is_head, is_done = request_id(scope["headers"]), scope["method"] == "HEAD", False
+        state = {**scope.get("state", {}), "request_id": id}
 
         async def answer(message: Any) -> None:
             nonlocal is_done
             if is_done:
                 return
             if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message["headers"], (REQUEST_ID, id.encode())]}
+                further = [(REQUEST_ID, id.encode())]
+                if names := state.get("ignored"):
+                    further.append((_IGNORED, ", ".join(names).encode()))
+                message = {**message, "headers": [*message["headers"], *further]}
             elif is_head:
                 is_done, message = True, {"type": "http.response.body"}
             await send(message)
 
-        state = {**scope.get("state", {}), "request_id": id}
         await self._app({**scope, "state": state, "method": "GET" if is_head else scope["method"]}, receive, answer)

@@ -24,6 +24,10 @@ Prompt = str | Sequence[int] | Conversation
 _CHARACTERS_A_TOKEN = 1024  # more than the longest token of any vocabulary has
 
 
+class PromptTooLong(ConfigError):  # noqa: N818
+    """The context cannot hold a prompt."""
+
+
 class Intake:
     """Checks and encodes the prompts of one model on one plan. Needs no torch."""
 
@@ -113,9 +117,9 @@ class Intake:
             raise ConfigError(f"prompt {number} holds half of a surrogate pair, which is not text")
         longest = self._plan.max_model_len * _CHARACTERS_A_TOKEN
         if len(text) > longest:
-            raise ConfigError(
-                f"prompt {number} has {len(text)} characters: the context is {self._plan.max_model_len} tokens, "
-                f"so more than {longest} characters never fit"
+            raise PromptTooLong(
+                f"This model's maximum context length is {self._plan.max_model_len} tokens: prompt {number} has "
+                f"{len(text)} characters, and more than {longest} never fit"
             )
 
     def check(self, number: int, ids: Sequence[int], params: SamplingParams) -> None:

@@ -246,7 +246,7 @@ def test_structured_outputs(server: Server, client: openai.OpenAI) -> None:
     form["json_schema"]["schema"] = {"type": "object", "uniqueItems": 5}
     answer = httpx2.post(f"{server.url}/v1/completions", json={"prompt": "x", "response_format": form})
     assert answer.status_code == 400
-    assert answer.json()["error"]["param"].startswith("structured_outputs")
+    assert answer.json()["error"]["param"] == "response_format"
 
 
 def test_models_tokens_and_versions(server: Server, client: openai.OpenAI, offline: LLM) -> None:
@@ -265,7 +265,6 @@ WRONG: list[tuple[str, Any, int, str]] = [
     ("/v1/completions", b"{", 400, "not JSON"),
     ("/v1/completions", b"", 400, "not JSON"),
     ("/v1/completions", b"[" * 100_000, 400, "not JSON"),
-    ("/v1/completions", b'{"prompt": "\\ud800"}', 400, ""),
     ("/v1/completions", b'{"prompt": "x", "temperature": NaN}', 400, "not JSON"),
     ("/v1/completions", [], 400, "body"),
     ("/v1/completions", {}, 400, "prompt"),

@@ -16,7 +16,12 @@ from ..conf.errors import ConfigError
 from .gguf.file import open_gguf
 from .gguf.tokenizer import special_tokens
 
-_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}  # type: its key
+_TEXT_PARTS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+}  # the key of each type
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # names of it; templates read the first, or the second
 _END = "END_OF_THE_FINAL_MESSAGE "  # marks where it ends, to find the place in the prompt
 
@@ -65,7 +70,7 @@ class ChatTemplate:
             return named or (isinstance(node, nodes.Getattr) and node.attr == "content")
 
         tree = _environment().parse(self._source)
-        aliases = {each.target.name for each in tree.find_all(nodes.Assign) if is_content(each.node)}  # type: ignore[attr-defined]
+        aliases = {each.target.name for each in tree.find_all(nodes.Assign) if is_content(each.node)}
         aliases.add("content")
         loops = [each.iter for each in tree.find_all(nodes.For)]
         return any(is_content(each) or (isinstance(each, nodes.Name) and each.name in aliases) for each in loops)

@@ -266,7 +266,9 @@ async def _run(service: Service, request: Request, route: Route) -> Response:
     asked = await check(service, asked)
     most, wanted = service.config.max_waiting, len(asked.prompts) * body.n
     if wanted > most:
-        raise ApiError(400, f"n: {wanted} outputs in one request; serve.max_waiting={most} is the most", param="n")
+        field = "n" if body.n > 1 else body.prompt_field
+        text = f"{field}: {wanted} outputs in one request; serve.max_waiting={most} is the most"
+        raise ApiError(400, text, param=field)
     if client.num_waiting + wanted > most:
         text = f"serve.max_waiting={most}: already waiting for a first token: {client.num_waiting}"
         raise ApiError(429, text, code="rate_limit_exceeded", headers={"retry-after": _RETRY_AFTER_S})

@@ -142,7 +142,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.url == b"*":
             self.url = b"/"
         super().on_headers_complete()
-        self.cycle.send = framed(self.cycle)  # type: ignore[method-assign]
+        self.cycle.send = framed(self.cycle)  # type: ignore[method-assign,assignment]
 
     def on_message_complete(self) -> None:
         """End the limit on the time of the request, and count the bytes of the next head from 0."""
@@ -151,6 +151,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._request_is_whole()
         self._head_bytes = 0
         super().on_message_complete()
+        if self.cycle.response_complete and not self.transport.is_closing():  # the body came after its answer
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def _await_request(self) -> None:
         self._reading = self.loop.call_later(self.serving.read_timeout_s, self._read_too_slowly)
@@ -195,21 +199,23 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def _refuse(self, status: int, text: str) -> None:
-        """Answer the newest request with an error and close the connection, after the answers to those before it."""
+        """Answer the newest request with an error, if it has no answer, and close the connection.
+
+        Answers to requests before it come first. Then one of which there is only a part of a head gets none.
+        """
         if self.transport.is_closing() or self._is_refused:
             return
         self._is_refused = True
         self._request_is_whole()
-        is_answering = self.cycle is not None and not self.cycle.response_complete
-        has_head = self._head_bytes is None
+        has_head = self._head_bytes is None  # then the newest cycle is that of the refused request
         headers = {REQUEST_ID.decode(): request_id(self.headers if has_head else ()), "connection": "close"}
         answer = ApiError(status, text, headers=headers).response()
-        if is_answering and not has_head:  # of the refused one there is only a part of a head: it gets no answer
+        if has_head and self.pipeline:
+            self.pipeline[0] = self.cycle, cast(Any, answer)
+        elif not has_head and self.cycle is not None and not self.cycle.response_complete:
             self.cycle.keep_alive = False
-        elif self.pipeline:
-            self.pipeline[0] = self.cycle, answer
         else:
-            if not is_answering or not self.cycle.response_started:
+            if not has_head or not self.cycle.response_started:
                 lines = b"".join(b"%s: %s\r\n" % header for header in answer.raw_headers)
                 self.transport.write(STATUS_LINE[status] + lines + b"\r\n" + bytes(answer.body))
             self.transport.close()

@@ -221,11 +221,12 @@ def _room(service: Service, body: SamplingBody, prompts: Sequence[Sequence[int]]
     left = context - longest
     if left < 1 or (asked is not None and asked > left):
         total, field = longest + (asked or 1), body.prompt_field
+        is_hopeless = asked is not None and asked >= context  # whatever the prompt
         raise ApiError(  # gateways know OpenAI's first sentence
             400,
             f"This model's maximum context length is {context} tokens. However, you requested {total} tokens "
             f"({longest} in the {field}, {asked or 'at least 1'} for the output): {total - context} too many.",
-            param=field,
+            param=body.length_field if is_hopeless else field,
             code=TOO_LONG,
         )
     return left if asked is None else asked

@@ -122,6 +122,12 @@ class SamplingBody(_Body):
     response_format: ResponseFormat | None = None
     structured_outputs: dict[str, Any] | None = None
 
+    @property
+    def length_field(self) -> str:
+        """The field that bounds the output."""
+        names = ("max_output_tokens", "max_completion_tokens")
+        return next((name for name in names if getattr(self, name, None) is not None), "max_tokens")
+
     def sampling(self, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None = None) -> SamplingParams:
         """Return the sampling parameters of one output.
 
@@ -317,9 +323,11 @@ class ResponseBody(SamplingBody):
         if isinstance(self.input, str):
             return [{"role": "user", "content": self.input}]
         for number, item in enumerate(self.input):
+            where = f"input[{number}]"
             if (kind := item.get("type") or "message") != "message":
-                where = f"input[{number}]"
                 raise ApiError(400, f"{where}: this server takes no {kind} items, only message", param=where)
+            if item.get("content") is None:
+                raise ApiError(400, f"{where}.content: must be given", param=f"{where}.content")
         return [{key: item[key] for key in item if key not in ("type", "id", "status")} for item in self.input]
 
 

@@ -130,7 +130,7 @@ def faulty(seed: int) -> Iterator[Faulty]:
         head = rng.choice(_HEADS[kind]).replace(b"%d", b"%d" % len(body))
         if b"hunked" in head and rng.random() < 0.9:
             body = _chunked(body, rng)
-        end = b"\r\n" if rng.random() < 0.95 else rng.choice(_ENDS)
+        end = b"\r\n" if rng.random() < 0.95 else rng.choice(_ENDS[:-1])
         whole = rng.choice(_FIRST) + b"\r\nHost: a\r\n" + head + end + body + _GOOD * rng.choice((0, 1, 1, 2))
         cuts = sorted(rng.randrange(len(whole)) for _ in range(rng.choice((0, 0, 1, 2))))
         pieces = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]

@@ -55,7 +55,8 @@ REFUSED = {
     **dict.fromkeys(("audio", "image_config"), Refusal("this model writes only text")),
     "modalities": Refusal("this model writes only text", (["text"],)),
     **dict.fromkeys(("background", "conversation", "previous_response_id"), Refusal("this server keeps no answers")),
-    "prompt": Refusal("not on this path"),
+    **dict.fromkeys(("chat_template_kwargs", "documents", "prompt"), Refusal("not on this path")),
+    "continue_final_message": Refusal("not on this path"),
     **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), Refusal("another path's name; this "
         "one has max_tokens (completions), max_completion_tokens (chats) or max_output_tokens (responses)")),
     "logprobs": Refusal("use top_logprobs and include"),

@@ -232,7 +232,12 @@ class SamplingBody(_Body):
 class CompletionBody(SamplingBody):
     """`POST /v1/completions`."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: (
+        str
+        | Annotated[list[str], Field(fail_fast=True)]
+        | Annotated[list[int], Field(fail_fast=True)]
+        | Annotated[list[Annotated[list[int], Field(fail_fast=True)]], Field(fail_fast=True)]
+    )
     max_tokens: int | None = Field(_DEFAULT_COMPLETION_TOKENS, ge=0)
     logprobs: int | None = Field(None, ge=0, le=64)
     echo: bool = False
@@ -344,7 +349,7 @@ class DetokenizeBody(_Body):
     """`POST /detokenize`."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Annotated[list[int], Field(fail_fast=True)]
 
 
 def _of_format(kind: str, schema: JsonSchema | None) -> StructuredOutputs | None:
@@ -416,6 +421,7 @@ def _place(path: Sequence[str | int], given: Any, *, is_missing: bool) -> list[s
     """Return the part of a path that the body has, without the names of the types that a field may be of."""
     found: list[str | int] = []
     for part in path:
-        if (isinstance(given, list) and isinstance(part, int)) or (isinstance(given, dict) and part in given):
+        is_list, is_dict = isinstance(given, list), isinstance(given, dict)
+        if (is_list and isinstance(part, int)) or (is_dict and part in given):
             found, given = [*found, part], given[part]
     return [*found, path[-1]] if is_missing and found[-1:] != [path[-1]] else found

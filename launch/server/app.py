@@ -24,8 +24,9 @@ from .endpoints import (
     Route,
     check,
     check_model,
+    checked,
     encode_text,
-    render_chat,
+    render,
     user_and_salt,
 )
 from .engine_client import TAKES_REQUESTS, Call
@@ -227,7 +228,8 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
             raise ApiError(400, "give either prompt or messages", param="prompt")
         special = body.add_special_tokens
         if body.messages is not None:
-            text, special, field = render_chat(service, body.messages, body), False, "messages"
+            special, field = False, "messages"
+            text = render(service, body, checked(body.messages, field), field)
         else:
             text, field = body.prompt or "", "prompt"
         tokens = await encode_text(service, text, special, field)

@@ -12,12 +12,11 @@ from ...models.chat_template import ChatTemplateError, checked_messages
 from ...runtime.engine.intake import PromptTooLong
 from .answers import ChatAnswer, CompletionAnswer
 from .asked import Asked
-from .errors import ApiError
-from .requests import ChatBody, CompletionBody, ResponseBody, SamplingBody, TokenizeBody
+from .errors import TOO_LONG, ApiError
+from .requests import ChatBody, CompletionBody, ResponseBody, SamplingBody, Templated
 from .responses import ResponseAnswer
 from .service import Service
 
-TOO_LONG = "context_length_exceeded"
 _LONG_TEXT = 10_000  # characters; longer ones are encoded in a thread, so that no other answer waits
 
 
@@ -64,7 +63,7 @@ async def _ask_completion(service: Service, body: CompletionBody) -> Asked:
 async def _ask_chat(service: Service, body: ChatBody) -> Asked:
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs: only with logprobs=true", param="top_logprobs")
-    text = render_chat(service, body.messages, body)
+    text = render(service, body, checked(body.messages, "messages"), "messages")
     asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     prompts = await _encode(service, body, [text], asked, body.add_special_tokens)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
@@ -83,7 +82,7 @@ async def _ask_chat(service: Service, body: ChatBody) -> Asked:
 
 async def _ask_response(service: Service, body: ResponseBody) -> Asked:
     first = [{"role": "system", "content": body.instructions}] if body.instructions else []
-    text = render(service, [*first, *_checked(body.messages, "input")], True, "input")
+    text = render(service, body, [*first, *checked(body.messages, "input")], "input")
     prompts = await _encode(service, body, [text], body.max_output_tokens, False)
     params = body.sampling(_room(service, body, prompts, body.max_output_tokens), body.num_logprobs)
     answer = ResponseAnswer(
@@ -169,32 +168,20 @@ async def encode_text(service: Service, text: str, add_special: bool, field: str
         raise ApiError(400, str(error), param=field) from error
 
 
-def render_chat(service: Service, messages: Sequence[dict[str, Any]], body: ChatBody | TokenizeBody) -> str:
-    """Return the prompt of the messages of a chat, as the rest of its body wants it.
+def checked(messages: Sequence[dict[str, Any]], field: str) -> list[dict[str, Any]]:
+    """Return the messages that stand in a `field` of a body.
 
     Raises:
-        ApiError: a message is wrong, the model has no chat template, or it refuses the messages.
+        ApiError: one is wrong.
     """
-    checked, field = _checked(messages, "messages"), "messages"
-    return render(service, checked, body.add_generation_prompt, field, body.further, body.continue_final_message)
-
-
-def _checked(messages: Sequence[dict[str, Any]], field: str) -> list[dict[str, Any]]:
     try:
         return checked_messages(messages, field)
     except ConfigError as error:
         raise ApiError(400, str(error), param=str(error).partition(":")[0]) from error
 
 
-def render(
-    service: Service,
-    messages: Sequence[dict[str, Any]],
-    add_generation_prompt: bool,
-    field: str,
-    further: dict[str, Any] | None = None,
-    continue_final_message: bool = False,
-) -> str:
-    """Return the prompt of checked messages, which stand in a `field` of the request.
+def render(service: Service, body: Templated, messages: Sequence[dict[str, Any]], field: str) -> str:
+    """Return the prompt of checked messages, as the rest of their body wants it.
 
     Raises:
         ApiError: the model has no chat template, or it refuses the messages.
@@ -203,11 +190,11 @@ def render(
     if template is None:
         raise ApiError(400, "this model has no chat template; use /v1/completions", param=field)
     try:
-        return template.render(messages, add_generation_prompt, further, continue_final_message=continue_final_message)
+        continues = body.continue_final_message
+        return template.render(messages, body.add_generation_prompt, body.further, continue_final_message=continues)
     except ChatTemplateError as error:
-        text = str(error)
-        named = "continue_final_message" if text.startswith("continue_final_message") else field
-        raise ApiError(400, text, param=named) from error
+        named = "continue_final_message" if str(error).startswith("continue_final_message") else field
+        raise ApiError(400, str(error), param=named) from error
 
 
 def _room(service: Service, body: SamplingBody, prompts: Sequence[Sequence[int]], asked: int | None) -> int:

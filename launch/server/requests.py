@@ -17,7 +17,8 @@ from ...conf.build import build
 from ...conf.errors import ConfigError
 from ...conf.sampling import SamplingParams
 from ...conf.structured_outputs import StructuredOutputs
-from .errors import ApiError
+from ...runtime.engine.intake import PromptTooLong
+from .errors import TOO_LONG, ApiError
 from .fields import check_fields
 
 M = TypeVar("M", bound="_Body")
@@ -177,7 +178,8 @@ class SamplingBody(_Body):
         """Return the answer to an error of the intake. It names the field that the request has."""
         text = str(error)
         if (named := re.match(r"sampling\.(\w+)", text)) is None:
-            return ApiError(400, text, param=self.prompt_field)
+            code = TOO_LONG if isinstance(error, PromptTooLong) else None
+            return ApiError(400, text, param=self.prompt_field, code=code)
         field, text = (
             named[1].removesuffix("_ids") if named[1] == "bad_words_ids" else named[1],
             text[len("sampling.") :],
@@ -265,7 +267,7 @@ class CompletionBody(SamplingBody):
         return list(prompt)
 
 
-class _Templated(_Body):
+class Templated(_Body):
     """What the chat template is told beside the messages."""
 
     add_generation_prompt: bool = True
@@ -281,7 +283,7 @@ class _Templated(_Body):
         return {name: value for name, value in own.items() if value is not None} | (self.chat_template_kwargs or {})
 
 
-class ChatBody(SamplingBody, _Templated):
+class ChatBody(SamplingBody, Templated):
     """`POST /v1/chat/completions`. Keys of a message beside role and content reach the chat template as they are."""
 
     prompt_field = "messages"
@@ -294,7 +296,7 @@ class ChatBody(SamplingBody, _Templated):
     add_special_tokens: bool = False
 
 
-class ResponseBody(SamplingBody):
+class ResponseBody(SamplingBody, Templated):
     """`POST /v1/responses`, without state: each request brings the whole conversation."""
 
     prompt_field = "input"
@@ -336,7 +338,7 @@ class ResponseBody(SamplingBody):
         return [{key: item[key] for key in item if key not in ("type", "id", "status")} for item in self.input]
 
 
-class TokenizeBody(_Templated):
+class TokenizeBody(Templated):
     """`POST /tokenize`: a prompt, or the messages of a chat."""
 
     model: str | None = None
@@ -388,15 +390,15 @@ async def read(request: Request, kind: type[M]) -> M:
 def decode(content: bytes) -> Any:
     """Decode JSON, also with a byte order mark, in UTF-16 or UTF-32, and with halves of surrogate pairs.
 
-    Such halves are no text: each becomes "?".
+    Such halves are no text: each becomes U+FFFD.
 
     Raises:
         ApiError: it is no JSON.
     """
     try:
         text = content.decode(json.detect_encoding(content), errors="surrogatepass").removeprefix("\ufeff")
-        text = _SURROGATES.sub(lambda found: found[0] if found[2] else f"{found[1]}?", text)
-        return msgspec.json.decode(text.encode(errors="replace"))
+        text = _SURROGATES.sub(lambda found: found[0] if found[2] else f"{found[1]}\ufffd", text)
+        return msgspec.json.decode(re.sub("[\ud800-\udfff]", "\ufffd", text))
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise ApiError(400, f"the body is not JSON: {error}") from error
 

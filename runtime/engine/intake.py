@@ -25,7 +25,7 @@ _CHARACTERS_A_TOKEN = 1024  # more than the longest token of any vocabulary has
 
 
 class PromptTooLong(ConfigError):  # noqa: N818
-    """The context cannot hold a prompt."""
+    """The context or the cache cannot hold a prompt and its output."""
 
 
 class Intake:
@@ -132,7 +132,7 @@ class Intake:
         if not ids:
             raise ConfigError(f"prompt {number} is empty")
         if len(ids) >= longest:
-            raise ConfigError(
+            raise PromptTooLong(
                 f"prompt {number} has {len(ids)} tokens: the context is {longest}, "
                 f"so at most {longest - 1} leave room for output"
             )
@@ -146,7 +146,7 @@ class Intake:
             self.check_structured_outputs(params.structured_outputs)
         tokens = min(len(ids) + params.max_tokens, longest)
         if tokens > self._plan.room:
-            raise ConfigError(
+            raise PromptTooLong(
                 f"prompt {number} may come to {tokens} tokens: cache.num_blocks={self._plan.num_blocks} of "
                 f"{self._plan.block_size} hold {self._plan.room}; raise it, or lower sampling.max_tokens"
             )

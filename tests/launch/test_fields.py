@@ -131,11 +131,11 @@ HALF = "\\ud83d"
         (b'\xef\xbb\xbf"x"', "x"),
         ('"é"'.encode("utf-16"), "é"),
         ('"é"'.encode("utf-32-le"), "é"),
-        (rf'"a{HALF}"'.encode(), "a?"),
-        (rf'"{HALF}{HALF}\ude00\ude00"'.encode(), "?\U0001f600?"),
-        (rf'"\\{HALF}"'.encode(), "\\?"),
+        (rf'"a{HALF}"'.encode(), "a\ufffd"),
+        (rf'"{HALF}{HALF}\ude00\ude00"'.encode(), "\ufffd\U0001f600\ufffd"),
+        (rf'"\\{HALF}"'.encode(), "\\\ufffd"),
         (rf'"\{HALF}"'.encode(), "\\ud83d"),
-        (b'"\xed\xa0\xbd"', "?"),
+        (b'"\xed\xa0\xbd"', "\ufffd"),
     ],
 )
 def test_json_as_others_write_it(content: bytes, text: str) -> None:

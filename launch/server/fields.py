@@ -13,6 +13,7 @@ from typing import Any
 from .errors import ApiError
 
 _MOST_NAMED = 20  # unknown fields that an answer names
+_NOTHING: tuple[Any, ...] = (False, 0, "", [])  # {} is none of them: an object may enable by being there
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 
@@ -20,7 +21,7 @@ _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 class Refusal:
     """Why a field is refused, in words for the client.
 
-    Empty values pass, as they ask for nothing; so do those in `also`, and the value of the field `same_as`.
+    Values of `_NOTHING` pass, as they ask for nothing; so do those in `also`, and the value of the field `same_as`.
     """
 
     text: str
@@ -44,7 +45,7 @@ IGNORED = {  # why it changes no output: the fields
     "what does not fit is refused": ("truncation",),
     "there is one backend": ("guided_decoding_backend",),
 }
-_NOT_OFFERED = Refusal("this server does not offer it")
+_NOT_OFFERED = Refusal("this server does not offer it", ({},))
 _TOOLS = Refusal("this server has no tools yet", ("none", "auto"))
 _STRUCTURED = Refusal("use structured_outputs")
 REFUSED = {
@@ -90,6 +91,8 @@ def check_fields(computed: Collection[str], given: Mapping[str, Any]) -> list[st
         refusal = REFUSED.get(name)
         if refusal is None:
             unknown.append(name if _NAME.fullmatch(name) else "?")
-        elif value and value not in refusal.also and (not refusal.same_as or value != given.get(refusal.same_as, 1)):
+        elif value not in (*_NOTHING, *refusal.also) and (
+            not refusal.same_as or value != given.get(refusal.same_as, 1)
+        ):
             raise ApiError(400, f"{name}: {refusal.text}", param=name)
     return unknown[:_MOST_NAMED]

@@ -60,6 +60,8 @@ def test_null_is_as_absent(kind: type[SamplingBody]) -> None:
     [
         (ChatBody, {"tools": []}, False),
         (ChatBody, {"tools": [{"type": "function"}]}, True),
+        (ChatBody, {"web_search_options": {}}, True),
+        (ChatBody, {"vllm_xargs": {}}, False),
         (ChatBody, {"tool_choice": "none"}, False),
         (ChatBody, {"tool_choice": "required"}, True),
         (ChatBody, {"function_call": {"name": "f"}}, True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -14,7 +15,7 @@ class ServingConfig:
     """Where the server listens, whom it lets in, and how much it takes on."""
 
     host: str = "127.0.0.1"
-    """address that the server binds to; 0.0.0.0 lets other machines in"""
+    """address that the server binds to; 0.0.0.0 lets other machines in, and :: those that have IPv6 too"""
     port: int = 8000
     """port; 0: any that is free"""
     model_name: str | None = None
@@ -22,6 +23,9 @@ class ServingConfig:
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     """keys of which a request to /v1 must bear one (`Authorization: Bearer KEY`), and files that hold one a line, as
     @FILE; empty: none is asked for"""
+    allowed_origins: tuple[str, ...] = ()
+    """sites whose pages may call the server from a browser, as https://chat.example; '*': all; empty: none but the
+    server's own"""
     isolate_keys: bool = False
     """whether requests of one API key never share KV blocks with those of another, so that no time shows a prefix that
     another one has sent; without keys it does nothing"""
@@ -39,6 +43,9 @@ class ServingConfig:
     """most open connections; one more gets status 503 and is closed"""
     read_timeout_s: float = 30.0
     """seconds within which a request must have arrived whole, with its body; a slower one gets status 408"""
+    keep_alive_s: float = 120.0
+    """seconds for which a connection without a request stays open; more than a proxy or a client keeps it, so that none
+    sends a request into a connection that the server closes"""
     write_timeout_s: float = 60.0
     """seconds after which a client that takes nothing of its answer loses the connection, and its requests end"""
     timeout_s: float | None = None
@@ -54,11 +61,19 @@ class ServingConfig:
         check("serve.port", self.port, 0 <= self.port < 1 << 16, "0 to 65535")
         check("serve.model_name", self.model_name, self.model_name != "", "null or a name")
         check("serve.api_keys", "[...]", all(self.api_keys), "keys that are not empty")
+        is_origin = all(each == "*" or re.fullmatch(r"[\w.+-]+://[^/]+", each) for each in self.allowed_origins)
+        check(
+            "serve.allowed_origins",
+            list(self.allowed_origins),
+            is_origin,
+            "SCHEME://HOST[:PORT] or '*'",
+        )
         check("serve.replicas", self.replicas, 1 <= self.replicas <= 1024, "1 to 1024")
         check("serve.max_waiting", self.max_waiting, self.max_waiting >= 1, "1 or more")
         check("serve.max_body_mib", self.max_body_mib, 0 < self.max_body_mib <= 1024, "above 0, 1024 at most")
         check("serve.max_connections", self.max_connections, self.max_connections >= 1, "1 or more")
         check("serve.read_timeout_s", self.read_timeout_s, 0 < self.read_timeout_s < math.inf, "above 0")
+        check("serve.keep_alive_s", self.keep_alive_s, 0 < self.keep_alive_s < math.inf, "above 0")
         check("serve.write_timeout_s", self.write_timeout_s, 0 < self.write_timeout_s < math.inf, "above 0")
         is_timeout = self.timeout_s is None or 0 < self.timeout_s < math.inf
         check("serve.timeout_s", self.timeout_s, is_timeout, "null or above 0")

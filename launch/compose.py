@@ -54,7 +54,7 @@ E = TypeVar("E", bound=EngineConfig)
 CONFIG_MODULE = "gapless.conf"
 FREE_TEXT = (
     *("prompt", "prompts", "outputs", "model.weights", "model.tokenizer", "model.name"),
-    *("workload.path", "scheduler.profile", "simulation.profile", "check"),
+    *("workload.path", "scheduler.profile", "simulation.profile", "check", "serve.host"),
 )
 EXTRAS = {"hydra/launcher=joblib": "sweep"}  # choices of hydra's that an extra installs
 _OVERRIDE = re.compile(r"(?P<mark>\+{0,2}|~)(?P<key>[^=+~\s][^=\s]*)=(?P<value>.*)", re.DOTALL)

@@ -99,10 +99,11 @@ def _bind(config: ServeConfig) -> socket.socket:
     Raises:
         ConfigError: it is taken, or the address is not of this machine.
     """
-    host, port = config.serve.host, config.serve.port
+    host, port = config.serve.host.strip("[]'"), config.serve.port  # brackets as in URLs; a shell may leave the quotes
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+        has_both = address[0] == "::" and socket.has_dualstack_ipv6()
+        return socket.create_server(address, family=family, backlog=_BACKLOG, dualstack_ipv6=has_both)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
         named = f"serve.port={port}" if error.errno == errno.EADDRINUSE else f"serve.host={host}"
@@ -222,15 +223,17 @@ def _make_http_server(service: Service) -> uvicorn.Server:
 
     from .server.app import make_app
     from .server.connections import protocol_of
+    from .server.every_answer import EveryAnswer
 
     settings = uvicorn.Config(
-        make_app(service),
+        EveryAnswer(make_app(service), service.config.allowed_origins),
         http=protocol_of(service.config),
         ws="none",
         lifespan="off",
         log_level="warning",
         access_log=False,
         server_header=False,
+        timeout_keep_alive=service.config.keep_alive_s,  # type: ignore[arg-type]  # seconds of any kind
         timeout_graceful_shutdown=1,
     )
     server = uvicorn.Server(settings)

@@ -16,6 +16,15 @@ from ..conf.errors import ConfigError
 from .gguf.file import open_gguf
 from .gguf.tokenizer import special_tokens
 
+_TEXT_PARTS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+}  # the key of each type
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # names of it; templates read the first, or the second
+_END = "END_OF_THE_FINAL_MESSAGE "  # marks where it ends, to find the place in the prompt
+
 
 class ChatTemplateError(ValueError):
     """The template refuses these messages, or fails on them."""
@@ -43,44 +52,133 @@ class ChatTemplate:
     @cached_property
     def _template(self) -> Any:
         from jinja2 import TemplateSyntaxError
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         try:
-            return environment.from_string(self._source)
+            return _environment().from_string(self._source)
         except TemplateSyntaxError as error:
             raise ConfigError(f"the model's chat template is not jinja: {error}") from error
+
+    @cached_property
+    def _reads_parts(self) -> bool:
+        """Whether the template loops over a message's content. Others take it as one text."""
+        from jinja2 import nodes
+
+        def is_content(node: nodes.Node) -> bool:
+            named = (
+                isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+            )
+            return named or (isinstance(node, nodes.Getattr) and node.attr == "content")
+
+        tree = _environment().parse(self._source)
+        aliases = {each.target.name for each in tree.find_all(nodes.Assign) if is_content(each.node)}
+        aliases.add("content")
+        loops = [each.iter for each in tree.find_all(nodes.For)]
+        return any(is_content(each) or (isinstance(each, nodes.Name) and each.name in aliases) for each in loops)
 
     def check(self) -> None:
         """Raise `ConfigError` if the template is not jinja."""
         _ = self._template
 
     def render(
-        self, messages: Sequence[dict[str, Any]], add_generation_prompt: bool, further: dict[str, Any] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        further: Mapping[str, Any] | None = None,
+        *,
+        continue_final_message: bool = False,
     ) -> str:
-        """Return the prompt of a chat.
+        """Return the prompt of a chat, as `apply_chat_template` of `transformers` does.
 
         Args:
             messages: of the chat, in order.
             add_generation_prompt: whether the prompt ends where the assistant's answer begins.
             further: names that this request sets (`chat_template_kwargs`).
+            continue_final_message: whether the prompt ends within the last message, which the model goes on with.
 
         Raises:
-            ChatTemplateError: the template refuses the messages.
+            ChatTemplateError: the template refuses the messages, or nothing can be continued.
         """
-        from jinja2 import TemplateError
-
-        names = self._variables | {"tools": None, "documents": None} | (further or {})
-        names |= {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
+        read = [self._as_read(message) for message in messages]
+        if continue_final_message:
+            if add_generation_prompt:
+                raise ChatTemplateError("continue_final_message: not together with add_generation_prompt")
+            read[-1] = _ending_with(read[-1], _END)
+        names = self._variables | {"tools": None, "documents": None} | dict(further or {})
+        names |= {"messages": read, "add_generation_prompt": add_generation_prompt}
         try:
-            return str(self._template.render(names))
-        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+            text = str(self._template.render(names))
+        except Exception as error:  # the template is a program of the checkpoint's
             raise ChatTemplateError(f"the model's chat template: {error}") from error
+        if not continue_final_message:
+            return text
+        before, found, after = text.rpartition(_END.strip())
+        if not found:
+            raise ChatTemplateError("continue_final_message: the model's chat template drops the last message's end")
+        return before if after.startswith(" ") else before.rstrip()  # else it trims messages, and this one's end too
+
+    def _as_read(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a message as templates expect it: without nulls, with the arguments of calls as objects."""
+        found = {key: value for key, value in message.items() if value is not None}
+        if found.get("tool_calls") == []:
+            del found["tool_calls"]
+        if isinstance(calls := found.get("tool_calls"), list):
+            found["tool_calls"] = [_parsed_call(call) for call in calls]
+        reasoning = next((found[name] for name in _REASONING if name in found), None)
+        if reasoning is not None:
+            found = {"thinking": reasoning} | found | {"reasoning_content": reasoning}
+        if isinstance(content := found.get("content"), list) and not self._reads_parts:
+            found["content"] = "\n".join(part["text"] for part in content)
+        return found
+
+
+def _environment() -> Any:
+    """Make jinja's environment as `transformers` does: its filter, its globals, its tag."""
+    from jinja2 import nodes
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """Marks what the assistant wrote, for training. The text is that without the tags."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Any) -> nodes.Node:
+            line = next(parser.stream).lineno
+            return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
+
+
+def _parsed_call(call: Any) -> Any:
+    """Return a call with its arguments as an object, where OpenAI's form has the JSON text of one."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(text := function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return call
+    return call | {"function": function | {"arguments": arguments}} if isinstance(arguments, dict) else call
+
+
+def _ending_with(message: dict[str, Any], end: str) -> dict[str, Any]:
+    """Return a message with `end` behind its text.
+
+    Raises:
+        ChatTemplateError: it has no text.
+    """
+    content = message.get("content")
+    if isinstance(content, str):
+        return message | {"content": content + end}
+    if content:
+        return message | {"content": [*content[:-1], content[-1] | {"text": content[-1]["text"] + end}]}
+    raise ChatTemplateError("continue_final_message: the last message has no content")
 
 
 def load_chat_template(tokenizer: str | None) -> ChatTemplate | None:
@@ -100,28 +198,49 @@ def load_chat_template(tokenizer: str | None) -> ChatTemplate | None:
     return template
 
 
-def checked_messages(messages: Any) -> list[dict[str, Any]]:
-    """Return the messages of a conversation as chat templates read them: with a content that is one text.
+def checked_messages(messages: Any, name: str = "messages") -> list[dict[str, Any]]:
+    """Return the messages of a conversation, with each content a text or a list of parts with the type `text`.
 
     Raises:
-        ConfigError: they are no list of objects with a `role` and a `content`, a text or a list of text parts.
+        ConfigError: they are no list of objects with a `role` and such a `content`. It names the place, from `name` on.
     """
     if not isinstance(messages, list | tuple) or not messages:
-        raise ConfigError('messages: must be a list such as [{"role": "user", "content": "..."}]')
-    return [_checked_message(number, message) for number, message in enumerate(messages)]
+        raise ConfigError(f'{name}: must be a list such as [{{"role": "user", "content": "..."}}]')
+    return [_checked_message(f"{name}[{number}]", message) for number, message in enumerate(messages)]
 
 
-def _checked_message(number: int, message: Any) -> dict[str, Any]:
+def _checked_message(where: str, message: Any) -> dict[str, Any]:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise ConfigError(f"messages[{number}]: must be an object with a role, such as user, and a content")
-    content = message.get("content")
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
-    if not isinstance(parts, list) or not all(isinstance(part, dict) and part.get("type") == "text" for part in parts):
-        raise ConfigError(f"messages[{number}].content: must be a text, or a list of parts of type text")
-    texts = [part.get("text") for part in parts]
-    if not all(isinstance(text, str) and is_unicode(text) for text in texts):
-        raise ConfigError(f"messages[{number}].content: each part must have a text, in whole Unicode characters")
-    return {**message, "content": "".join(texts)}
+        raise ConfigError(f"{where}: must be an object with a role, such as user, and a content")
+    content, place = message.get("content"), f"{where}.content"
+    if isinstance(content, list):
+        return {
+            **message,
+            "content": [_checked_part(f"{place}[{number}]", part) for number, part in enumerate(content)],
+        }
+    if content is not None:
+        _check_text(place, content, "a text, or a list of parts of type text")
+    return dict(message)
+
+
+def _checked_part(where: str, part: Any) -> dict[str, str]:
+    if isinstance(part, str):
+        part = {"text": part}
+    kind = part.get("type", "text") if isinstance(part, dict) else None
+    if not isinstance(kind, str):
+        raise ConfigError(f"{where}: must be an object with the type text and a text")
+    if kind not in _TEXT_PARTS:
+        raise ConfigError(f"{where}: this model takes no {kind} parts, only text")
+    name = _TEXT_PARTS[kind]
+    _check_text(f"{where}.{name}", text := part.get(name), "a text")
+    return {"type": "text", "text": text}
+
+
+def _check_text(where: str, text: Any, right: str) -> None:
+    if not isinstance(text, str):
+        raise ConfigError(f"{where}: must be {right}")
+    if not is_unicode(text):
+        raise ConfigError(f"{where}: half of a surrogate pair is not text")
 
 
 def _read_gguf(path: Path) -> tuple[str | None, dict[str, Any]]:
@@ -137,8 +256,14 @@ def _read_folder(path: Path) -> tuple[str | None, dict[str, Any]]:
     config = _read(folder / "tokenizer_config.json")
     if (source := _source(folder, config)) is None:
         return None, {}
-    special = _read(folder / "special_tokens_map.json") | config
-    return source, {name: _content(value) for name, value in special.items() if name.endswith("_token")}
+    special = config.copy()
+    if "added_tokens_decoder" not in config:  # the newer form of both files
+        special |= {name: token for name, token in _read(folder / "special_tokens_map.json").items() if token}
+    special = {name: value for name, value in special.items() if name.endswith("_token")}
+    if isinstance(named := config.get("extra_special_tokens"), dict):
+        special |= named
+    texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in special.items()}
+    return source, {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
 def _source(folder: Path, config: dict[str, Any]) -> str | None:
@@ -164,13 +289,11 @@ def _read(file: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _content(token: Any) -> Any:
-    return token.get("content") if isinstance(token, dict) else token
-
-
-def _to_json(value: Any, indent: int | None = None, **_: Any) -> str:
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
     """Return JSON without jinja's escapes for HTML, as `transformers` has it."""
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise(message: str) -> NoReturn:

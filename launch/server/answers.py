@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ...models.tokenizer import Tokenizer
+from ...models.tokenizer import Detokenizer, Tokenizer
 from ...runtime.engine.outputs import CompletionOutput, Logprob
 from .engine_client import Delta
 from .requests import StreamOptions
@@ -29,6 +29,7 @@ class Answer:
         n: outputs of each prompt.
         options: of the stream.
         tokenizer: gives the text and the bytes of a token.
+        top_logprobs: most likely tokens that stand beside each token, where log-probabilities were asked for.
         return_token_ids: whether the answer has token ids, too.
     """
 
@@ -44,6 +45,7 @@ class Answer:
         options: StreamOptions | None,
         tokenizer: Tokenizer,
         *,
+        top_logprobs: int = 0,
         return_token_ids: bool = False,
     ) -> None:
         self.id = self.prefix + secrets.token_hex(12)
@@ -52,6 +54,7 @@ class Answer:
         self._prompt_tokens = sum(len(prompt) for prompt in prompts)
         self._options = options or StreamOptions()
         self._tokenizer = tokenizer
+        self._top = top_logprobs
         self._return_token_ids = return_token_ids
         self._prompts = prompts
         self._n = n
@@ -105,6 +108,15 @@ class Answer:
     def _whole_choice(self, output: CompletionOutput, prompt: list[dict[int, Logprob] | None] | None) -> dict[str, Any]:
         raise NotImplementedError
 
+    def _logprob(self, token: int, found: dict[int, Logprob]) -> dict[str, Any]:
+        best = sorted(found.items(), key=lambda item: item[1].rank or 0)[: self._top]
+        return self._named(token, found[token]) | {"top_logprobs": [self._named(*each) for each in best]}
+
+    def _named(self, token: int, found: Logprob) -> dict[str, Any]:
+        raw = self._tokenizer.token_bytes(token)
+        raw = found.decoded_token.encode() if raw is None else raw
+        return {"token": found.decoded_token, "logprob": found.logprob, "bytes": list(raw)}
+
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self._model}
 
@@ -135,6 +147,7 @@ class CompletionAnswer(Answer):
             those of the prompt's tokens. None: prompts are not echoed.
         is_echo_only: whether the answer has the prompts only.
         num_prompt_logprobs: how many log-probabilities `prompt_logprobs` has for each token; None: no such key.
+        skip_special_tokens: whether texts are without special tokens.
     """
 
     kind = chunk_kind = "text_completion"
@@ -146,14 +159,16 @@ class CompletionAnswer(Answer):
         echoes: Sequence[str] | None = None,
         is_echo_only: bool = False,
         num_prompt_logprobs: int | None = None,
+        skip_special_tokens: bool = True,
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)
+        self._skip_special_tokens = skip_special_tokens
         self._echoes = echoes
         self._is_echo_only = is_echo_only
         self._num_prompt_logprobs = num_prompt_logprobs
         self._begun: set[int] = set()
-        self._offsets: dict[int, int] = {}  # characters of each output so far
+        self._offsets: dict[int, _Offsets] = {}  # of each output
 
     def chunk(self, delta: Delta) -> bytes:
         """Return the event of one token. It has no text if only the prompt was asked for."""
@@ -181,9 +196,7 @@ class CompletionAnswer(Answer):
         text = self._echo(delta.index) + delta.text
         tokens = [] if delta.token is None else [delta.token]
         found = None if delta.logprobs is None else [delta.logprobs]
-        offset = self._offsets.get(delta.index, 0)
-        logprobs = self._logprobs(delta.index, tokens, found, delta.prompt_logprobs, offset)
-        self._offsets[delta.index] = offset + len(text)
+        logprobs = self._logprobs(delta.index, tokens, found, delta.prompt_logprobs)
         return {
             "index": delta.index,
             "text": text,
@@ -194,7 +207,7 @@ class CompletionAnswer(Answer):
 
     def _whole_choice(self, output: CompletionOutput, prompt: list[dict[int, Logprob] | None] | None) -> dict[str, Any]:
         echo = self._echo(output.index)
-        logprobs = self._logprobs(output.index, output.token_ids, output.logprobs, prompt, 0)
+        logprobs = self._logprobs(output.index, output.token_ids, output.logprobs, prompt)
         choice: dict[str, Any] = {"text": echo + output.text, "logprobs": logprobs}
         if self._num_prompt_logprobs is not None and prompt is not None:
             best = self._num_prompt_logprobs
@@ -209,7 +222,6 @@ class CompletionAnswer(Answer):
         tokens: Sequence[int],
         found: Sequence[dict[int, Logprob]] | None,
         prompt: Sequence[dict[int, Logprob] | None] | None,
-        offset: int,
     ) -> dict[str, list[Any]] | None:
         """Return the log-probabilities of an output's tokens, after those of its prompt if they are echoed.
 
@@ -218,23 +230,44 @@ class CompletionAnswer(Answer):
             tokens: of the output.
             found: the log-probabilities of each of these tokens; None if they were not asked for.
             prompt: those of each token of the prompt; None if it is not echoed.
-            offset: characters of the output's text before these tokens.
         """
         pairs: list[tuple[int, dict[int, Logprob] | None]] = list(zip(tokens, found or (), strict=False))
+        offsets: list[int] = []
         if self._echoes is not None and prompt is not None:
-            pairs = [*zip(self._prompts[index // self._n], prompt, strict=True), *pairs]
+            own = self._prompts[index // self._n]
+            pairs = [*zip(own, prompt, strict=True), *pairs]
+            offsets = _Offsets(self._tokenizer, True, 0).of(own)
         elif found is None:
             return None
+        if index not in self._offsets:
+            begin = len(self._echoes[index // self._n]) if self._echoes is not None else 0
+            self._offsets[index] = _Offsets(self._tokenizer, self._skip_special_tokens, begin)
+        offsets += self._offsets[index].of(tokens)
         columns: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
-        for token, each in pairs:
+        for (token, each), offset in zip(pairs, offsets, strict=True):
             text = self._tokenizer.decode([token], skip_special=False) if each is None else each[token].decoded_token
             columns["text_offset"].append(offset)
             columns["token_logprobs"].append(None if each is None else each[token].logprob)
             columns["tokens"].append(text)
             top = None if each is None else {one.decoded_token: one.logprob for one in each.values()}
             columns["top_logprobs"].append(top)
-            offset += len(text)
         return columns
+
+
+class _Offsets:
+    """Where tokens begin in a text, in characters. The tokens of one character begin where it does."""
+
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool, begin: int) -> None:
+        self._detokenizer = Detokenizer(tokenizer, skip_special)
+        self._next = begin
+
+    def of(self, tokens: Sequence[int]) -> list[int]:
+        """Return the offsets of the next tokens."""
+        found = []
+        for token in tokens:
+            found.append(self._next)
+            self._next += len(self._detokenizer.push(token))
+        return found
 
 
 def _most_likely(found: dict[int, Logprob], token: int, number: int) -> dict[int, Logprob]:
@@ -248,10 +281,6 @@ class ChatAnswer(Answer):
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
     prefix = "chatcmpl-"
-
-    def __init__(self, *args: Any, top_logprobs: int = 0, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._top = top_logprobs
 
     def first_chunks(self) -> Iterator[bytes]:
         """Yield an event for each choice, which names the role `assistant`."""
@@ -277,12 +306,3 @@ class ChatAnswer(Answer):
             pairs = zip(output.token_ids, output.logprobs, strict=True)
             logprobs = {"content": [self._logprob(token, found) for token, found in pairs]}
         return {"message": {"role": "assistant", "content": output.text}, "logprobs": logprobs}
-
-    def _logprob(self, token: int, found: dict[int, Logprob]) -> dict[str, Any]:
-        best = sorted(found.items(), key=lambda item: item[1].rank or 0)[: self._top]
-        return self._named(token, found[token]) | {"top_logprobs": [self._named(*each) for each in best]}
-
-    def _named(self, token: int, found: Logprob) -> dict[str, Any]:
-        raw = self._tokenizer.token_bytes(token)
-        raw = found.decoded_token.encode() if raw is None else raw
-        return {"token": found.decoded_token, "logprob": found.logprob, "bytes": list(raw)}

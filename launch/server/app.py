@@ -24,12 +24,13 @@ from .endpoints import (
     Route,
     check,
     check_model,
+    checked,
     encode_text,
     render,
     user_and_salt,
 )
 from .engine_client import TAKES_REQUESTS, Call
-from .errors import ApiError, of_status
+from .errors import ApiError
 from .live import LiveStream
 from .live_page import add_page
 from .openapi import describe
@@ -66,7 +67,14 @@ async def _answer_api_error(request: Request, error: Exception) -> Response:
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return of_status(error.status_code, f"{request.method} {request.url.path}: {error.detail}").response()
+    headers = dict(error.headers or {})
+    if "Allow" in headers:
+        methods = headers["Allow"].replace("GET", "GET, HEAD")
+        headers["Allow"] = f"{methods}, OPTIONS"
+        if request.method == "OPTIONS":
+            return Response(status_code=204, headers=headers)
+    text = f"{request.method} {request.url.path}: {error.detail}"
+    return ApiError(error.status_code, text, headers=headers).response()
 
 
 def _json(body: Any, status: int = 200) -> Response:
@@ -220,10 +228,11 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
             raise ApiError(400, "give either prompt or messages", param="prompt")
         special = body.add_special_tokens
         if body.messages is not None:
-            text, special = render(service, body.messages, body.add_generation_prompt, None), False
+            special, field = False, "messages"
+            text = render(service, body, checked(body.messages, field), field)
         else:
-            text = body.prompt or ""
-        tokens = await encode_text(service, text, special)
+            text, field = body.prompt or "", "prompt"
+        tokens = await encode_text(service, text, special, field)
         return _json({"tokens": tokens, "count": len(tokens), "max_model_len": service.max_model_len})
 
     @app.post("/detokenize", openapi_extra=_takes(DetokenizeBody))
@@ -246,28 +255,35 @@ async def _run(service: Service, request: Request, route: Route) -> Response:
     holder = _authorize(service, request)
     body = await read(request, route.body)
     asked = await route.ask(service, body)
-    answer, own_id = asked.answer, request.headers.get("x-request-id")
-    if own_id is not None:
-        answer.id = answer.prefix + _checked_id(own_id)
+    answer, id, journaling = asked.answer, request.state.request_id, service.journaling
+    is_named = request.headers.get("x-request-id") == id
+    if _ID.fullmatch(id):
+        answer.id = answer.prefix + id
+    elif journaling is not None:
+        raise ApiError(400, "X-Request-Id: with serve.journal, must be 1 to 128 letters, digits, dots, colons, - or _")
     check_model(service, body.model)
     client = service.client
     if client.state not in TAKES_REQUESTS:
         raise ApiError(503, client.reason, headers={"retry-after": _RETRY_AFTER_S})
     asked = await check(service, asked)
-    if client.num_waiting + len(asked.prompts) * body.n > service.config.max_waiting:
-        most = service.config.max_waiting
+    most, wanted = service.config.max_waiting, len(asked.prompts) * body.n
+    if wanted > most:
+        field = "n" if body.n > 1 else body.prompt_field
+        text = f"{field}: {wanted} outputs in one request; serve.max_waiting={most} is the most"
+        raise ApiError(400, text, param=field)
+    if client.num_waiting + wanted > most:
         text = f"serve.max_waiting={most}: already waiting for a first token: {client.num_waiting}"
         raise ApiError(429, text, code="rate_limit_exceeded", headers={"retry-after": _RETRY_AFTER_S})
     call = Call(has_structured_outputs=asked.params.structured_outputs is not None)
     user, salt = user_and_salt(service, holder, body)
     deadline = None if body.deadline_ms is None else call.arrival + body.deadline_ms / 1e3
-    journaling, owner, given = service.journaling, service.keys.mark(holder), await request.body()
+    owner, given = service.keys.mark(holder), await request.body()
     if journaling is not None:
         journaling.check_new(route.path, owner, answer.id)
     numbers: list[int] = []
     for prompt in asked.prompts:
         numbers += client.submit(call, prompt, each_output(asked.params, body.n), user, salt, deadline)
-    if journaling is not None and (body.stream or own_id is not None):  # else its client cannot name it
+    if journaling is not None and (body.stream or is_named):  # else its client cannot name it
         accepted = Accepted(answer.id, owner, route.path, given, answer.created, numbers)
         journaling.accept(accepted, asked, call)
     if body.stream:
@@ -289,17 +305,6 @@ async def _fetch(service: Service, request: Request, route: Route, id: str) -> R
     key, resumed = found
     body = await resumed.body(request)
     return Response(body, media_type="application/json", background=BackgroundTask(journaling.settle, key))
-
-
-def _checked_id(text: str) -> str:
-    """Return the id that a client has given its request.
-
-    Raises:
-        ApiError: it is empty, too long, or has other characters than ids have.
-    """
-    if not _ID.fullmatch(text):
-        raise ApiError(400, "X-Request-Id: must be 1 to 128 letters, digits, dots, colons, - or _")
-    return text
 
 
 def _authorize(service: Service, request: Request) -> str:

@@ -1,41 +1,94 @@
-"""A bound on the size of a request's body."""
+"""A bound on the size of a request's body, and its decompression."""
 
 from __future__ import annotations
 
+import zlib
 from typing import TYPE_CHECKING
+
+from starlette.datastructures import Headers
 
 from .errors import ApiError
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+_PLAIN = ("", "identity")
+_WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # zlib's word for the form: gzip's or its own
+
 
 class BodyLimit:
-    """Answers 413 to a body of more than `max_bytes`, before it is all read."""
+    """Answers 413 to a body of more than `max_bytes`, before it is all read, and decompresses `gzip` and `deflate`.
+
+    The bound is on the body as it came, and on what becomes of it. Other encodings get 415.
+    """
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app
         self._max_bytes = max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on to the application, or answer 413 where its body is too large."""
+        """Pass a request on to the application, or answer that its body is not taken."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         text = f"the body is larger than serve.max_body_mib={self._max_bytes / (1 << 20):g}"
-        error = ApiError(413, text, headers={"connection": "close"})  # what is left of the body is not read
-        length = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+        too_large = ApiError(413, text, headers={"connection": "close"})  # what is left of the body is not read
+        headers = Headers(scope=scope)
+        length, encoding = headers.get("content-length", "0"), headers.get("content-encoding", "").strip().lower()
         if length.isdigit() and int(length) > self._max_bytes:
-            await error.response()(scope, receive, send)
+            await too_large.response()(scope, receive, send)
             return
-        taken = 0
+        if encoding not in (*_PLAIN, *_WINDOWS):
+            taken = {"accept-encoding": "gzip, deflate", "connection": "close"}
+            text = f"Content-Encoding: {encoding}: this server takes gzip and deflate"
+            await ApiError(415, text, headers=taken).response()(scope, receive, send)
+            return
+        inflated = None if encoding in _PLAIN else _Inflated(encoding)
+        came = 0
 
         async def limited() -> Message:
-            nonlocal taken
+            nonlocal came
             message = await receive()
-            taken += len(message.get("body", b""))
-            if taken > self._max_bytes:
-                raise error
+            came += len(message.get("body", b""))
+            if came > self._max_bytes:
+                raise too_large
+            if inflated is not None and message["type"] == "http.request":
+                is_last = not message.get("more_body", False)
+                message = {**message, "body": inflated.next(message.get("body", b""), self._max_bytes, is_last)}
+                if inflated.size > self._max_bytes:
+                    raise too_large
             return message
 
         await self._app(scope, limited, send)
+
+
+class _Inflated:
+    """A body that is decompressed as it comes."""
+
+    def __init__(self, encoding: str) -> None:
+        self._encoding = encoding
+        self._inflater = zlib.decompressobj(_WINDOWS[encoding])
+        self.size = 0  # bytes so far
+
+    def next(self, data: bytes, most: int, is_last: bool) -> bytes:
+        """Return the next piece. Of more than `most` bytes in all there is one more, and no further.
+
+        Raises:
+            ApiError: it is not of that encoding, or cut.
+        """
+        found = b""
+        try:
+            while data and self.size <= most:
+                if self._inflater.eof:  # gzip may have several members
+                    self._inflater = zlib.decompressobj(_WINDOWS[self._encoding])
+                piece = self._inflater.decompress(data, most + 1 - self.size)
+                found, data = found + piece, self._inflater.unused_data
+                self.size += len(piece)
+        except zlib.error as error:
+            raise self._wrong(str(error)) from error
+        if is_last and self.size <= most and not self._inflater.eof and self.size + len(data):
+            raise self._wrong("it is cut")
+        return found
+
+    def _wrong(self, why: str) -> ApiError:
+        return ApiError(400, f"the body is not {self._encoding}, as Content-Encoding says: {why}")

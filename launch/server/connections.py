@@ -6,15 +6,17 @@ import asyncio
 import resource
 from typing import Any, cast
 
-import msgspec
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from ...conf.errors import ConfigError
 from ...conf.serving import ServingConfig
 from .errors import ApiError
+from .every_answer import REQUEST_ID, request_id
+from .framing import framed
+from .heads import MAX_HEAD, check_head, without_upgrade
 from .lingering import LingeringTransport
 
-_MAX_HEAD = 64 << 10  # bytes of a request's first line and headers
 _OTHER_FILES = 128  # that the front has open beside its connections
 _MOST_REFUSED = 64  # connections beyond serve.max_connections that linger
 
@@ -50,7 +52,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     A request must have arrived whole within `serve.read_timeout_s` of its first byte, or of the connection's start. A
     client that takes no byte of its answer for `serve.write_timeout_s` loses the connection. The application then ends
-    its requests, as where a client has gone.
+    its requests, as where a client has gone. What `check_head` does not take, and what is no HTTP, is refused, and
+    nothing behind it on the connection is read.
     """
 
     serving: ServingConfig
@@ -62,6 +65,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unsent = 0  # bytes, when that timer was set
         self._head_bytes: int | None = 0  # bytes that came of an incomplete head; None: it is complete
         self._is_refused = False
+        self._refusal: ApiError | None = None  # of a head, while the parser hands it over
+        self.parser = httptools.HttpRequestParser(self)  # as strict as it is by itself
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Refuse the connection with 503 if there are too many, else wait for its first request."""
@@ -81,16 +86,33 @@ class BoundedProtocol(HttpToolsProtocol):
     # What comes from the client.
 
     def data_received(self, data: bytes) -> None:
-        """Parse what has come. A head larger than `_MAX_HEAD` bytes is refused with 431."""
-        if self.transport.is_closing():
+        """Parse what has come. A head larger than `MAX_HEAD` bytes is refused with 431."""
+        if self.transport.is_closing() or self._is_refused:
             return
+        self._unset_keepalive_if_required()
         if self._reading is None and (self.cycle is None or self.cycle.response_complete):
             self._await_request()
         if self._head_bytes is not None:
             self._head_bytes += len(data)
-        super().data_received(data)
-        if self._head_bytes is not None and self._head_bytes > _MAX_HEAD:
-            self._refuse(431, f"the request's head is larger than {_MAX_HEAD >> 10} KiB")
+        try:
+            self._parse(memoryview(data))
+        except httptools.HttpParserError as error:
+            refusal = self._refusal or ApiError(400, f"this is not HTTP: {error}")
+            self._refuse(refusal.status, refusal.message)
+        if self._head_bytes is not None and self._head_bytes > MAX_HEAD:
+            self._refuse(431, f"the request's head is larger than {MAX_HEAD >> 10} KiB")
+
+    def _parse(self, data: memoryview) -> None:
+        """Feed the parser. It stops behind a head that offers an upgrade, which this server takes as if it did not."""
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                head = without_upgrade(self.parser, self.url, self.headers)
+                data = data[upgrade.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.feed_data(head)
 
     def on_message_begin(self) -> None:
         """Limit the time in which the request must come, if it is not limited yet."""
@@ -98,20 +120,41 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._reading is None:
             self._await_request()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header. Those behind a body are none of the request's."""
+        if self._head_bytes is not None:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
-        """Stop counting the bytes of the head: what comes next is body."""
+        """Check the head, and stop counting its bytes: what comes next is body.
+
+        Raises:
+            ApiError: it is wrong. The parser stops at it.
+        """
+        if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
+            return  # it comes again, without the upgrade
+        try:
+            check_head(self.parser, self.url, self.headers)
+        except ApiError as error:
+            self._refusal = error
+            raise
         self._head_bytes = None
+        if self.url == b"*":
+            self.url = b"/"
         super().on_headers_complete()
+        self.cycle.send = framed(self.cycle)  # type: ignore[method-assign,assignment]
 
     def on_message_complete(self) -> None:
         """End the limit on the time of the request, and count the bytes of the next head from 0."""
+        if self._head_bytes is not None:  # its head comes again
+            return
         self._request_is_whole()
         self._head_bytes = 0
         super().on_message_complete()
-
-    def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP, in the form in which this server answers all errors."""
-        self._refuse(400, msg)
+        if self.cycle.response_complete and not self.transport.is_closing():  # the body came after its answer
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def _await_request(self) -> None:
         self._reading = self.loop.call_later(self.serving.read_timeout_s, self._read_too_slowly)
@@ -156,16 +199,26 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def _refuse(self, status: int, text: str) -> None:
-        """Answer with an error where no answer has begun, and close the connection."""
-        if self.transport.is_closing():
+        """Answer the newest request with an error, if it has no answer, and close the connection.
+
+        Answers to requests before it come first. Then one of which there is only a part of a head gets none.
+        """
+        if self.transport.is_closing() or self._is_refused:
             return
-        is_answering = bool(self.pipeline) or (self.cycle is not None and self.cycle.response_started)
-        if not is_answering or self.cycle.response_complete:
-            self._is_refused = True
-            body = msgspec.json.encode(ApiError(status, text).body)
-            head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
-            self.transport.write(STATUS_LINE[status] + head + body)
-        self.transport.close()
+        self._is_refused = True
+        self._request_is_whole()
+        has_head = self._head_bytes is None  # then the newest cycle is that of the refused request
+        headers = {REQUEST_ID.decode(): request_id(self.headers if has_head else ()), "connection": "close"}
+        answer = ApiError(status, text, headers=headers).response()
+        if has_head and self.pipeline:
+            self.pipeline[0] = self.cycle, cast(Any, answer)
+        elif not has_head and self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.keep_alive = False
+        else:
+            if not has_head or not self.cycle.response_started:
+                lines = b"".join(b"%s: %s\r\n" % header for header in answer.raw_headers)
+                self.transport.write(STATUS_LINE[status] + lines + b"\r\n" + bytes(answer.body))
+            self.transport.close()
 
     def _must_linger(self) -> bool:
         """Return whether the client has an answer to a request that it may still be sending."""

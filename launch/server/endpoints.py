@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...conf.errors import ConfigError
-from ...models.chat_template import ChatTemplateError
+from ...models.chat_template import ChatTemplateError, checked_messages
+from ...runtime.engine.intake import PromptTooLong
 from .answers import ChatAnswer, CompletionAnswer
 from .asked import Asked
-from .errors import ApiError
-from .requests import ChatBody, CompletionBody, Message, ResponseBody, SamplingBody
+from .errors import TOO_LONG, ApiError
+from .requests import ChatBody, CompletionBody, ResponseBody, SamplingBody, Templated
 from .responses import ResponseAnswer
 from .service import Service
 
@@ -29,16 +30,12 @@ class Route:
 
 
 async def _ask_completion(service: Service, body: CompletionBody) -> Asked:
-    if body.suffix:
-        raise ApiError(400, "suffix: this server does not offer it", param="suffix")
-    if body.best_of not in (None, body.n):
-        raise ApiError(400, "best_of: must be n, or absent", param="best_of")
     if body.max_tokens == 0 and not body.echo:
         raise ApiError(400, "max_tokens: must be 1 or more, or 0 with echo", param="max_tokens")
     if body.prompt_logprobs is not None and body.stream:
         raise ApiError(400, "prompt_logprobs: not in a stream", param="prompt_logprobs")
     prompts = await _encode(service, body, body.prompts, body.max_tokens, body.add_special_tokens)
-    room = _room(service, prompts, body.max_tokens, "prompt")
+    room = _room(service, body, prompts, body.max_tokens)
     params = body.sampling(max(1, room), body.logprobs, body.num_prompt_logprobs)
     tokenizer = service.intake.tokenizer
     echoes = None
@@ -55,6 +52,7 @@ async def _ask_completion(service: Service, body: CompletionBody) -> Asked:
         body.stream_options,
         tokenizer,
         echoes=echoes,
+        skip_special_tokens=body.skip_special_tokens,
         is_echo_only=body.max_tokens == 0,
         num_prompt_logprobs=body.prompt_logprobs,
         return_token_ids=body.return_token_ids,
@@ -63,13 +61,13 @@ async def _ask_completion(service: Service, body: CompletionBody) -> Asked:
 
 
 async def _ask_chat(service: Service, body: ChatBody) -> Asked:
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs: only with logprobs=true", param="top_logprobs")
-    text = render(service, body.messages, body.add_generation_prompt, body.chat_template_kwargs)
+    text = render(service, body, checked(body.messages, "messages"), "messages")
     asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     prompts = await _encode(service, body, [text], asked, body.add_special_tokens)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    params = body.sampling(_room(service, prompts, asked, "messages"), logprobs)
+    params = body.sampling(_room(service, body, prompts, asked), logprobs)
     answer = ChatAnswer(
         service.model,
         prompts,
@@ -83,15 +81,14 @@ async def _ask_chat(service: Service, body: ChatBody) -> Asked:
 
 
 async def _ask_response(service: Service, body: ResponseBody) -> Asked:
-    for name in ("previous_response_id", "tools"):
-        if getattr(body, name):
-            raise ApiError(400, f"{name}: this server does not offer it", param=name)
-    if body.n != 1:
-        raise ApiError(400, "n: must be 1", param="n")
-    text = render(service, body.messages, True, None)
+    first = [{"role": "system", "content": body.instructions}] if body.instructions else []
+    text = render(service, body, [*first, *checked(body.messages, "input")], "input")
     prompts = await _encode(service, body, [text], body.max_output_tokens, False)
-    params = body.sampling(_room(service, prompts, body.max_output_tokens, "input"), None)
-    return Asked(body, prompts, params, ResponseAnswer(service.model, prompts, 1, None, service.intake.tokenizer))
+    params = body.sampling(_room(service, body, prompts, body.max_output_tokens), body.num_logprobs)
+    answer = ResponseAnswer(
+        service.model, prompts, 1, None, service.intake.tokenizer, top_logprobs=body.top_logprobs or 0
+    )
+    return Asked(body, prompts, params, answer)
 
 
 COMPLETIONS = Route("/v1/completions", CompletionBody, _ask_completion)
@@ -115,9 +112,7 @@ async def check(service: Service, asked: Asked) -> Asked:
         for number, prompt in enumerate(asked.prompts):
             intake.check(number, prompt, params)
     except ConfigError as error:
-        text = str(error).removeprefix("sampling.")
-        param = next((name for name in ("structured_outputs", "bad_words") if text.startswith(name)), "prompt")
-        raise ApiError(400, text, param=param) from error
+        raise asked.body.refusal(error) from error
     return replace(asked, params=params)
 
 
@@ -149,13 +144,14 @@ async def _encode(
     service: Service, body: SamplingBody, prompts: Sequence[str | list[int]], max_tokens: int | None, add_special: bool
 ) -> list[list[int]]:
     """Return the token ids of prompts, as far as the body wants them with `max_tokens` output tokens behind them."""
-    encoded = [p if not isinstance(p, str) else await encode_text(service, p, add_special) for p in prompts]
+    field = body.prompt_field
+    encoded = [p if not isinstance(p, str) else await encode_text(service, p, add_special, field) for p in prompts]
     longest = max(1, service.max_model_len - max(1, max_tokens or 1))
     return [body.truncated(prompt, longest) for prompt in encoded]
 
 
-async def encode_text(service: Service, text: str, add_special: bool) -> list[int]:
-    """Return the token ids of a text.
+async def encode_text(service: Service, text: str, add_special: bool, field: str) -> list[int]:
+    """Return the token ids of the text that a field holds.
 
     Raises:
         ApiError: it is no text, or far too long.
@@ -166,28 +162,42 @@ async def encode_text(service: Service, text: str, add_special: bool) -> list[in
         if len(text) <= _LONG_TEXT:
             return encode(text, add_special)
         return await asyncio.to_thread(encode, text, add_special)
+    except PromptTooLong as error:
+        raise ApiError(400, str(error), param=field, code=TOO_LONG) from error
     except ConfigError as error:
-        raise ApiError(400, str(error), param="prompt") from error
+        raise ApiError(400, str(error), param=field) from error
 
 
-def render(
-    service: Service, messages: Sequence[Message], add_generation_prompt: bool, further: dict[str, Any] | None
-) -> str:
-    """Return the prompt of a chat.
+def checked(messages: Sequence[dict[str, Any]], field: str) -> list[dict[str, Any]]:
+    """Return the messages that stand in a `field` of a body.
+
+    Raises:
+        ApiError: one is wrong.
+    """
+    try:
+        return checked_messages(messages, field)
+    except ConfigError as error:
+        raise ApiError(400, str(error), param=str(error).partition(":")[0]) from error
+
+
+def render(service: Service, body: Templated, messages: Sequence[dict[str, Any]], field: str) -> str:
+    """Return the prompt of checked messages, as the rest of their body wants it.
 
     Raises:
         ApiError: the model has no chat template, or it refuses the messages.
     """
     template = service.intake.chat_template
     if template is None:
-        raise ApiError(400, "this model has no chat template; use /v1/completions", param="messages")
+        raise ApiError(400, "this model has no chat template; use /v1/completions", param=field)
     try:
-        return template.render([m.for_template() for m in messages], add_generation_prompt, further)
+        continues = body.continue_final_message
+        return template.render(messages, body.add_generation_prompt, body.further, continue_final_message=continues)
     except ChatTemplateError as error:
-        raise ApiError(400, str(error), param="messages") from error
+        named = "continue_final_message" if str(error).startswith("continue_final_message") else field
+        raise ApiError(400, str(error), param=named) from error
 
 
-def _room(service: Service, prompts: Sequence[Sequence[int]], asked: int | None, param: str) -> int:
+def _room(service: Service, body: SamplingBody, prompts: Sequence[Sequence[int]], asked: int | None) -> int:
     """Return the most output tokens: those that were asked for, or all that the context has room for.
 
     Raises:
@@ -197,12 +207,13 @@ def _room(service: Service, prompts: Sequence[Sequence[int]], asked: int | None,
     longest = max((len(prompt) for prompt in prompts), default=0)
     left = context - longest
     if left < 1 or (asked is not None and asked > left):
-        over = longest + (asked or 1) - context
-        raise ApiError(
+        total, field = longest + (asked or 1), body.prompt_field
+        is_hopeless = asked is not None and asked >= context  # whatever the prompt
+        raise ApiError(  # gateways know OpenAI's first sentence
             400,
-            f"the context of this model is {context} tokens; {longest} in the {param} and {asked or 'at least 1'} for "
-            f"the output are {over} too many",
-            param=param,
-            code="context_length_exceeded",
+            f"This model's maximum context length is {context} tokens. However, you requested {total} tokens "
+            f"({longest} in the {field}, {asked or 'at least 1'} for the output): {total - context} too many.",
+            param=body.length_field if is_hopeless else field,
+            code=TOO_LONG,
         )
     return left if asked is None else asked

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from http import HTTPStatus
-
 import msgspec
 from starlette.responses import Response
 
+TOO_LONG = "context_length_exceeded"  # OpenAI's code, at which clients cut the prompt and try again
 _TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -43,8 +42,3 @@ class ApiError(Exception):
     def response(self) -> Response:
         """Return the answer with this error's status, headers and body."""
         return Response(msgspec.json.encode(self.body), self.status, self.headers, "application/json")
-
-
-def of_status(status: int, detail: str = "") -> ApiError:
-    """Return the error for a bare status, as of a path that does not exist."""
-    return ApiError(status, detail or HTTPStatus(status).phrase)

@@ -2,28 +2,56 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from starlette.requests import ClientDisconnect, Request
 
 from ...conf.build import build
 from ...conf.errors import ConfigError
 from ...conf.sampling import SamplingParams
 from ...conf.structured_outputs import StructuredOutputs
-from .errors import ApiError
+from ...runtime.engine.intake import PromptTooLong
+from .errors import TOO_LONG, ApiError
+from .fields import check_fields
 
-M = TypeVar("M", bound=BaseModel)
+M = TypeVar("M", bound="_Body")
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
+_LOGPROBS = "message.output_text.logprobs"  # in `include` of `/v1/responses`
+_SURROGATES = re.compile(  # escapes behind an even number of backslashes: of a pair, or of a half
+    r"(?<!\\)((?:\\\\)*)(?:(\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|"
+    r"\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
+)
 
 
 class _Body(BaseModel):
-    """Fields that we do not know are ignored, as OpenAI's clients send new ones before servers know them."""
+    """Null is as absent, for each field. A number without a fraction is an integer, as JSON has one kind of number.
+
+    `fields.py` says what becomes of other fields.
+    """
 
     model_config = ConfigDict(strict=True, extra="ignore")
+    not_computed: ClassVar[frozenset[str]] = frozenset()  # inherited fields that this path does not have
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plain(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        present = {name: value for name, value in given.items() if value is not None}
+        whole = {name: int(each) for name, each in present.items() if isinstance(each, float) and each.is_integer()}
+        return present | whole
+
+    @classmethod
+    def computed(cls) -> frozenset[str]:
+        """Return the names of the fields that the path computes."""
+        return frozenset(cls.model_fields) - cls.not_computed
 
 
 class StreamOptions(_Body):
@@ -61,7 +89,10 @@ class TextOptions(_Body):
 
 
 class SamplingBody(_Body):
-    """What both kinds of completion share."""
+    """What all paths that sample share."""
+
+    prompt_field: ClassVar[str] = "prompt"  # that holds what the model reads
+    format_field: ClassVar[str] = "response_format"  # that says OpenAI's form of the output
 
     model: str | None = None
     n: int = Field(1, ge=1, le=128)
@@ -91,10 +122,12 @@ class SamplingBody(_Body):
     return_token_ids: bool = False
     response_format: ResponseFormat | None = None
     structured_outputs: dict[str, Any] | None = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
+
+    @property
+    def length_field(self) -> str:
+        """The field that bounds the output."""
+        names = ("max_output_tokens", "max_completion_tokens")
+        return next((name for name in names if getattr(self, name, None) is not None), "max_tokens")
 
     def sampling(self, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None = None) -> SamplingParams:
         """Return the sampling parameters of one output.
@@ -139,8 +172,21 @@ class SamplingBody(_Body):
                 **{"temperature": 1.0} | given,
             )
         except ConfigError as error:
-            text = str(error).removeprefix("sampling.")
-            raise ApiError(400, text, param=re.split("[=:]", text)[0]) from error
+            raise self.refusal(error) from error
+
+    def refusal(self, error: ConfigError) -> ApiError:
+        """Return the answer to an error of the intake. It names the field that the request has."""
+        text = str(error)
+        if (named := re.match(r"sampling\.(\w+)", text)) is None:
+            code = TOO_LONG if isinstance(error, PromptTooLong) else None
+            return ApiError(400, text, param=self.prompt_field, code=code)
+        field, text = (
+            named[1].removesuffix("_ids") if named[1] == "bad_words_ids" else named[1],
+            text[len("sampling.") :],
+        )
+        if field == "structured_outputs" and self.structured_outputs is None:
+            field, text = self.format_field, re.sub(r"structured_outputs(\.\w+)?", self.format_field, text, count=1)
+        return ApiError(400, text, param=field)
 
     def truncated(self, prompt: list[int], longest: int) -> list[int]:
         """Return the last `truncate_prompt_tokens` tokens of a prompt; its last `longest` where that is -1.
@@ -159,13 +205,9 @@ class SamplingBody(_Body):
         """Return what the output must match, as OpenAI or vLLM words it.
 
         Raises:
-            ApiError: both do, or a key that vLLM has removed does.
+            ApiError: both do.
             ConfigError: it is wrong by itself.
         """
-        for name in ("json", "regex", "choice", "grammar"):
-            if getattr(self, f"guided_{name}") is not None:
-                given = f"guided_{name}"
-                raise ApiError(400, f'{given}: use structured_outputs={{"{name}": ...}}', param=given)
         asked = self._format
         if self.structured_outputs is None:
             return asked
@@ -192,13 +234,16 @@ class SamplingBody(_Body):
 class CompletionBody(SamplingBody):
     """`POST /v1/completions`."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: (
+        str
+        | Annotated[list[str], Field(fail_fast=True)]
+        | Annotated[list[int], Field(fail_fast=True)]
+        | Annotated[list[Annotated[list[int], Field(fail_fast=True)]], Field(fail_fast=True)]
+    )
     max_tokens: int | None = Field(_DEFAULT_COMPLETION_TOKENS, ge=0)
     logprobs: int | None = Field(None, ge=0, le=64)
     echo: bool = False
     add_special_tokens: bool = True
-    best_of: int | None = None
-    suffix: str | None = None
     prompt_logprobs: int | None = Field(None, ge=0, le=64)
 
     @property
@@ -222,64 +267,53 @@ class CompletionBody(SamplingBody):
         return list(prompt)
 
 
-class TextPart(_Body):
-    """A piece of text in a message of a chat."""
+class Templated(_Body):
+    """What the chat template is told beside the messages."""
 
-    type: Literal["text"]
-    text: str
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    reasoning_effort: str | None = None
 
-
-class InputPart(_Body):
-    """A piece of text in the input of `/v1/responses`, written by the user or by the assistant."""
-
-    type: Literal["input_text", "output_text"]
-    text: str
-
-
-class Message(_Body):
-    """A message of a chat. Other fields reach the chat template as they are."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-
-    role: str
-    content: str | list[TextPart] | None = None
-
-    def for_template(self) -> dict[str, Any]:
-        """Return the message as chat templates read it: its content as one text."""
-        content = self.content
-        text = content if isinstance(content, str) else "".join(part.text for part in content or [])
-        return {**(self.model_extra or {}), "role": self.role, "content": text}
+    @property
+    def further(self) -> dict[str, Any]:
+        """The names that the template knows beside its own."""
+        own = {"documents": self.documents, "reasoning_effort": self.reasoning_effort}
+        return {name: value for name, value in own.items() if value is not None} | (self.chat_template_kwargs or {})
 
 
-class ChatBody(SamplingBody):
-    """`POST /v1/chat/completions`."""
+class ChatBody(SamplingBody, Templated):
+    """`POST /v1/chat/completions`. Keys of a message beside role and content reach the chat template as they are."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    prompt_field = "messages"
+
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
     max_tokens: int | None = Field(None, ge=1)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=64)
     add_special_tokens: bool = False
-    add_generation_prompt: bool = True
-    chat_template_kwargs: dict[str, Any] | None = None
 
 
-class InputMessage(Message):
-    """A message of a response's input. Its parts have types of their own."""
-
-    type: Literal["message"] = "message"
-    content: str | list[InputPart]  # type: ignore[assignment]
-
-
-class ResponseBody(SamplingBody):
+class ResponseBody(SamplingBody, Templated):
     """`POST /v1/responses`, without state: each request brings the whole conversation."""
 
-    input: str | Annotated[list[InputMessage], Field(min_length=1)]
+    prompt_field = "input"
+    format_field = "text.format"
+    not_computed = frozenset(("n", "response_format", "return_token_ids"))
+
+    input: str | Annotated[list[dict[str, Any]], Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1)
-    previous_response_id: str | None = None
-    tools: list[Any] | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=64)
+    include: list[str] | None = None
     text: TextOptions | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many log-probabilities each token of the answer has; None: none."""
+        return (self.top_logprobs or 0) if self.top_logprobs or _LOGPROBS in (self.include or ()) else None
 
     @property
     def _format(self) -> StructuredOutputs | None:
@@ -287,28 +321,37 @@ class ResponseBody(SamplingBody):
         return None if form is None else _of_format(form.type, form)
 
     @property
-    def messages(self) -> list[Message]:
-        """The conversation as a chat, with the instructions first."""
-        found = [InputMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input
-        first = [Message(role="system", content=self.instructions)] if self.instructions else []
-        return [*first, *found]
+    def messages(self) -> Sequence[dict[str, Any]]:
+        """The input as the messages of a chat.
+
+        Raises:
+            ApiError: an item of it is no message.
+        """
+        if isinstance(self.input, str):
+            return [{"role": "user", "content": self.input}]
+        for number, item in enumerate(self.input):
+            where = f"input[{number}]"
+            if (kind := item.get("type") or "message") != "message":
+                raise ApiError(400, f"{where}: this server takes no {kind} items, only message", param=where)
+            if item.get("content") is None:
+                raise ApiError(400, f"{where}.content: must be given", param=f"{where}.content")
+        return [{key: item[key] for key in item if key not in ("type", "id", "status")} for item in self.input]
 
 
-class TokenizeBody(_Body):
+class TokenizeBody(Templated):
     """`POST /tokenize`: a prompt, or the messages of a chat."""
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: list[dict[str, Any]] | None = None
     add_special_tokens: bool = True
-    add_generation_prompt: bool = True
 
 
 class DetokenizeBody(_Body):
     """`POST /detokenize`."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Annotated[list[int], Field(fail_fast=True)]
 
 
 def _of_format(kind: str, schema: JsonSchema | None) -> StructuredOutputs | None:
@@ -325,19 +368,62 @@ def each_output(params: SamplingParams, n: int) -> list[SamplingParams]:
 
 
 async def read(request: Request, kind: type[M]) -> M:
-    """Read the body of a request.
+    """Read the body of a request. `request.state.ignored` then has the names of fields that are unknown here.
 
     Raises:
         ApiError: it is no JSON, or not the body that this path takes; it names the first field that is wrong. Or the
             client went before it was complete.
     """
     try:
-        return kind.model_validate(msgspec.json.decode(await request.body()))
+        content = await request.body()
     except ClientDisconnect as error:
         raise ApiError(408, "the connection ended before the body was complete") from error
+    try:
+        given = msgspec.json.decode(content)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        given = await asyncio.to_thread(decode, content)  # slow where it is large
+    if isinstance(given, dict):
+        request.state.ignored = check_fields(kind.computed(), given)
+    return validated(kind, given)
+
+
+def decode(content: bytes) -> Any:
+    """Decode JSON, also with a byte order mark, in UTF-16 or UTF-32, and with halves of surrogate pairs.
+
+    Such halves are no text: each becomes U+FFFD.
+
+    Raises:
+        ApiError: it is no JSON.
+    """
+    try:
+        text = content.decode(json.detect_encoding(content), errors="surrogatepass").removeprefix("\ufeff")
+        text = _SURROGATES.sub(lambda found: found[0] if found[2] else f"{found[1]}\ufffd", text)
+        return msgspec.json.decode(re.sub("[\ud800-\udfff]", "\ufffd", text))
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise ApiError(400, f"the body is not JSON: {error}") from error
+
+
+def validated(kind: type[M], given: Any) -> M:
+    """Return a body that was decoded.
+
+    Raises:
+        ApiError: it is not the body that this path takes; it names the field that is wrong.
+    """
+    try:
+        return kind.model_validate(given)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        path = ".".join(str(part) for part in first["loc"])
-        raise ApiError(400, f"{path or 'body'}: {first['msg']}", param=path or None) from error
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+        places = [_place(each["loc"], given, is_missing=each["type"] == "missing") for each in found]
+        number = max(range(len(places)), key=lambda index: len(places[index]))  # the branch that fits best
+        path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in places[number]).lstrip(".")
+        raise ApiError(400, f"{path or 'body'}: {found[number]['msg']}", param=path or None) from error
+
+
+def _place(path: Sequence[str | int], given: Any, *, is_missing: bool) -> list[str | int]:
+    """Return the part of a path that the body has, without the names of the types that a field may be of."""
+    found: list[str | int] = []
+    for part in path:
+        is_list, is_dict = isinstance(given, list), isinstance(given, dict)
+        if (is_list and isinstance(part, int)) or (is_dict and part in given):
+            found, given = [*found, part], given[part]
+    return [*found, path[-1]] if is_missing and found[-1:] != [path[-1]] else found

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import msgspec
-from pydantic import ValidationError
-
 from ...conf.sampling import SamplingParams
 from ...runtime.engine.output_text import OutputText, named_prompt
 from ...runtime.engine.outputs import CompletionOutput
@@ -17,6 +14,7 @@ from .endpoints import ROUTES, check, user_and_salt
 from .engine_client import Call
 from .errors import ApiError
 from .journaling import Journaling, progress_of
+from .requests import decode, validated
 from .service import Service
 
 
@@ -63,8 +61,8 @@ async def _ask(service: Service, saved: Saved) -> Asked:
     """
     route = ROUTES[saved.accepted.path]
     try:
-        body = route.body.model_validate(msgspec.json.decode(saved.accepted.body))
-    except (ValidationError, msgspec.DecodeError) as error:
+        body = validated(route.body, decode(saved.accepted.body))
+    except ApiError as error:
         raise ApiError(400, f"the journal's body of the request is not valid any more: {error}") from error
     asked = await check(service, await route.ask(service, body))
     asked.answer.id, asked.answer.created = saved.accepted.id, saved.accepted.created

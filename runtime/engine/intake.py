@@ -24,6 +24,10 @@ Prompt = str | Sequence[int] | Conversation
 _CHARACTERS_A_TOKEN = 1024  # more than the longest token of any vocabulary has
 
 
+class PromptTooLong(ConfigError):  # noqa: N818
+    """The context or the cache cannot hold a prompt and its output."""
+
+
 class Intake:
     """Checks and encodes the prompts of one model on one plan. Needs no torch."""
 
@@ -113,9 +117,9 @@ class Intake:
             raise ConfigError(f"prompt {number} holds half of a surrogate pair, which is not text")
         longest = self._plan.max_model_len * _CHARACTERS_A_TOKEN
         if len(text) > longest:
-            raise ConfigError(
-                f"prompt {number} has {len(text)} characters: the context is {self._plan.max_model_len} tokens, "
-                f"so more than {longest} characters never fit"
+            raise PromptTooLong(
+                f"This model's maximum context length is {self._plan.max_model_len} tokens: prompt {number} has "
+                f"{len(text)} characters, and more than {longest} never fit"
             )
 
     def check(self, number: int, ids: Sequence[int], params: SamplingParams) -> None:
@@ -128,7 +132,7 @@ class Intake:
         if not ids:
             raise ConfigError(f"prompt {number} is empty")
         if len(ids) >= longest:
-            raise ConfigError(
+            raise PromptTooLong(
                 f"prompt {number} has {len(ids)} tokens: the context is {longest}, "
                 f"so at most {longest - 1} leave room for output"
             )
@@ -142,7 +146,7 @@ class Intake:
             self.check_structured_outputs(params.structured_outputs)
         tokens = min(len(ids) + params.max_tokens, longest)
         if tokens > self._plan.room:
-            raise ConfigError(
+            raise PromptTooLong(
                 f"prompt {number} may come to {tokens} tokens: cache.num_blocks={self._plan.num_blocks} of "
                 f"{self._plan.block_size} hold {self._plan.room}; raise it, or lower sampling.max_tokens"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import os
@@ -246,7 +247,7 @@ def test_structured_outputs(server: Server, client: openai.OpenAI) -> None:
     form["json_schema"]["schema"] = {"type": "object", "uniqueItems": 5}
     answer = httpx2.post(f"{server.url}/v1/completions", json={"prompt": "x", "response_format": form})
     assert answer.status_code == 400
-    assert answer.json()["error"]["param"].startswith("structured_outputs")
+    assert answer.json()["error"]["param"] == "response_format"
 
 
 def test_models_tokens_and_versions(server: Server, client: openai.OpenAI, offline: LLM) -> None:
@@ -265,7 +266,6 @@ WRONG: list[tuple[str, Any, int, str]] = [
     ("/v1/completions", b"{", 400, "not JSON"),
     ("/v1/completions", b"", 400, "not JSON"),
     ("/v1/completions", b"[" * 100_000, 400, "not JSON"),
-    ("/v1/completions", b'{"prompt": "\\ud800"}', 400, ""),
     ("/v1/completions", b'{"prompt": "x", "temperature": NaN}', 400, "not JSON"),
     ("/v1/completions", [], 400, "body"),
     ("/v1/completions", {}, 400, "prompt"),
@@ -350,7 +350,6 @@ def test_metrics_count_requests_and_stage_seconds(server: Server, client: openai
 
 def test_many_clients_at_once(server: Server) -> None:
     """Streams of 48 clients are each whole."""
-    import asyncio
 
     async def one(http: httpx2.AsyncClient, seed: int) -> int:
         body = {"prompt": PROMPT, "max_tokens": 10, "ignore_eos": True, "stream": True, "seed": seed}
@@ -485,9 +484,11 @@ def test_keys_chats_a_full_queue_and_a_drain(tmp_path: Path) -> None:
         assert client.models.list().data[0].id == "mine"
         check_chats(client, server.url)
         assert [cached_tokens(server.url, key) for key in ("right", "other", "right")] == [0, 0, 16]
-        with pytest.raises(openai.RateLimitError) as turned_away:
+        with pytest.raises(openai.BadRequestError, match="n: 4 outputs"):  # which would be turned away for ever
             client.completions.create(model="mine", prompt=PROMPT, n=4)
-        assert turned_away.value.response.headers["retry-after"] == "1"
+        turned_away = [answer for answer in at_once(server.url, 8) if answer.status_code != 200]
+        assert {answer.status_code for answer in turned_away} == {429}
+        assert turned_away[0].headers["retry-after"] == "1"
         children = descendants_of(server.process.pid)
         stream = client.completions.create(
             model="mine", prompt=PROMPT, max_tokens=200, stream=True, extra_body={"ignore_eos": True}
@@ -500,6 +501,17 @@ def test_keys_chats_a_full_queue_and_a_drain(tmp_path: Path) -> None:
         assert len(list(stream)) == 199
         assert server.process.wait(30) == 0
         assert_gone(children, within_s=5)
+
+
+def at_once(url: str, count: int) -> list[httpx2.Response]:
+    """Send requests of three outputs at the same time, and return the answers."""
+    body = {"prompt": PROMPT * 50, "n": 3, "max_tokens": 1}
+
+    async def send() -> list[httpx2.Response]:
+        async with httpx2.AsyncClient(base_url=url, headers={"authorization": "Bearer right"}, timeout=60) as http:
+            return await asyncio.gather(*(http.post("/v1/completions", json=body) for _ in range(count)))
+
+    return asyncio.run(send())
 
 
 def cached_tokens(url: str, key: str) -> int:

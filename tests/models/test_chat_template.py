@@ -11,7 +11,7 @@ import pytest
 
 import gapless.models
 from gapless.conf.errors import ConfigError
-from gapless.models.chat_template import ChatTemplate, ChatTemplateError, load_chat_template
+from gapless.models.chat_template import ChatTemplate, ChatTemplateError, checked_messages, load_chat_template
 
 SHIPPED = Path(gapless.models.__path__[0]) / "shipped"
 CHATML = (
@@ -49,6 +49,145 @@ def test_a_chat_is_rendered_as_transformers_does(chat: list[dict[str, Any]], pro
     template = load_chat_template(str(tmp_path))
     assert template is not None
     assert template.render(chat, prompts) == expected
+
+
+CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Zürich", "days": 3}}}
+AGENT: list[dict[str, Any]] = [
+    {"role": "user", "content": "weather?", "name": None},
+    {"role": "assistant", "content": None, "tool_calls": [CALL], "refusal": None, "audio": None, "function_call": None},
+    {"role": "tool", "tool_call_id": "call_1", "content": "rain"},
+    {"role": "assistant", "content": "It rains. ", "reasoning": "look", "tool_calls": None},
+]
+SPECIAL = "{{ bos_token }}{{ unk_token }}{{ pad_token is defined }}{{ add_bos_token is defined }}{{ image_token }}"
+CALLS = (
+    "{% for m in messages %}<{{ m.role }}{{ ' ' ~ m.name if m.name is defined }}>{{ m.content }}"
+    "{% if 'tool_calls' in m %}{% for c in m.tool_calls %}{{ c.function.arguments | tojson }}"
+    "{% for k, v in c.function.arguments | items %}[{{ k }}={{ v }}]{% endfor %}{% endfor %}{% endif %}{% endfor %}"
+)
+TEMPLATES = {
+    "special tokens": SPECIAL,
+    "calls": CALLS,
+    "generation": "{% for m in messages %}{% generation %}{% set x = m.role %}{{ x }}{% endgeneration %}{{ x }}\n"
+    "{% endfor %}",
+    "json": "{{ messages[:1] | tojson(indent=2) }}"
+    "{{ {'b': 'ü', 'a': 1} | tojson(sort_keys=true, separators=(',', ':')) }}",
+    "loops": "{% for m in messages %}{% if loop.index == 1 %}{% continue %}{% endif %}{{ m.role }}{% break %}"
+    "{% endfor %}",
+    "reasoning": "{% for m in messages %}{{ m.reasoning_content }}|{{ m.thinking }}|{% endfor %}",
+    "names": "{{ tools is none }}{{ documents is none }}{{ strftime_now('%Y') | length }}{{ add_generation_prompt }}",
+}
+
+
+def both(folder: Path, source: str, config: dict[str, Any] | None = None) -> tuple[Any, ChatTemplate]:
+    """Make a tokenizer of transformers with this template, and our template."""
+    from transformers import AutoTokenizer
+
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(SHIPPED / name, folder)
+    found = json.loads((folder / "tokenizer_config.json").read_text()) | (config or {})
+    (folder / "tokenizer_config.json").write_text(json.dumps(found))
+    (folder / "chat_template.jinja").write_text(source)
+    template = load_chat_template(str(folder))
+    assert template is not None
+    return AutoTokenizer.from_pretrained(folder), template
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_templates_find_what_transformers_gives_them(name: str, tmp_path: Path) -> None:
+    config = {"bos_token": None, "unk_token": "<u>", "pad_token": None, "add_bos_token": True, "image_token": "<i>"}
+    theirs, ours = both(tmp_path, TEMPLATES[name], config)
+    expected = theirs.apply_chat_template(AGENT, tokenize=False, add_generation_prompt=True)
+    assert ours.render(AGENT, True) == expected
+
+
+@pytest.mark.parametrize("is_null", [True, False])
+def test_the_map_of_special_tokens_names_what_the_config_does_not(is_null: bool, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": None} if is_null else {}))
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"bos_token": {"content": "<b>"}, "eos_token": None}))
+    (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}{{ eos_token }}")
+    template = load_chat_template(str(tmp_path))
+    assert template is not None
+    assert template.render([], False) == "<b>"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "read"),
+    [
+        ('{"city": "Zürich", "days": 3}', '{"city": "Zürich", "days": 3}'),
+        ("", "{}"),
+        ("no JSON", '"no JSON"'),
+        ("[1]", '"[1]"'),
+        (None, "null"),
+    ],
+)
+def test_arguments_are_an_object_where_their_text_is_one(arguments: str | None, read: str) -> None:
+    template = ChatTemplate("{{ messages[0].tool_calls[0].function.arguments | tojson }}", {})
+    call = {"function": {"name": "f", "arguments": arguments}}
+    assert template.render([{"role": "assistant", "tool_calls": [call]}], False) == read
+
+
+def test_no_calls_are_as_absent() -> None:
+    template = ChatTemplate("{{ 'tool_calls' in messages[0] }}", {})
+    assert template.render([{"role": "assistant", "content": "x", "tool_calls": []}], False) == "False"
+
+
+PARTS = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ messages[0].content }}", "a\nb"),
+        ("{% for p in messages[0]['content'] %}<{{ p.type }} {{ p.text }}>{% endfor %}", "<text a><text b>"),
+        ("{% set c = messages[0].content %}{% for p in c %}{{ p.text }}{% endfor %}", "ab"),
+        (
+            "{% macro of(content) %}{% for p in content %}{{ p.text }}{% endfor %}{% endmacro %}"
+            "{{ of(messages[0].content) }}",
+            "ab",
+        ),
+    ],
+)
+def test_parts_are_one_text_unless_the_template_reads_parts(source: str, text: str) -> None:
+    assert ChatTemplate(source, {}).render(PARTS, False) == text
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}", CHATML.rpartition("\n")[0]],
+)
+@pytest.mark.parametrize("last", ["It rains", "It rains. ", " It"])
+def test_a_last_message_is_continued_as_transformers_does(source: str, last: str, tmp_path: Path) -> None:
+    theirs, ours = both(tmp_path, source)
+    chat = [{"role": "user", "content": "weather?"}, {"role": "assistant", "content": last}]
+    expected = theirs.apply_chat_template(chat, tokenize=False, continue_final_message=True)
+    assert ours.render(chat, False, continue_final_message=True) == expected
+
+
+@pytest.mark.parametrize("chat", [[{"role": "assistant"}], [{"role": "assistant", "content": "x"}]])
+def test_nothing_to_continue_is_said(chat: list[dict[str, Any]]) -> None:
+    with pytest.raises(ChatTemplateError, match="continue_final_message"):
+        ChatTemplate("{{ messages[0].role }}", {}).render(chat, False, continue_final_message=True)
+    with pytest.raises(ChatTemplateError, match="add_generation_prompt"):
+        ChatTemplate("{{ messages[0].content }}", {}).render(chat, True, continue_final_message=True)
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (5, r"messages\[0\]: must be an object"),
+        ({"content": "x"}, r"messages\[0\]: must be an object with a role"),
+        ({"role": "user", "content": 5}, r"messages\[0\]\.content: must be a text"),
+        ({"role": "user", "content": "\ud83d"}, r"messages\[0\]\.content: half of a surrogate"),
+        ({"role": "user", "content": [{"type": "text"}]}, r"messages\[0\]\.content\[0\]\.text: must be a text"),
+        (
+            {"role": "user", "content": ["a", {"type": "image_url"}]},
+            r"content\[1\]: this model takes no image_url parts",
+        ),
+    ],
+)
+def test_a_wrong_message_is_named(message: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        checked_messages([message])
 
 
 def test_a_template_can_refuse_and_cannot_reach_out() -> None:

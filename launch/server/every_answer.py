@@ -1,0 +1,67 @@
+"""What every answer has, whatever its path: a request id, no body to HEAD, and the origin that may read it."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from starlette.middleware.cors import CORSMiddleware
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+REQUEST_ID = b"x-request-id"
+_IGNORED = b"x-ignored-fields"
+_PLAIN = re.compile(rb"[!-~](?:[ -~]{0,1022}[!-~])?")  # what a header may hold, in ASCII
+
+
+def request_id(headers: Sequence[tuple[bytes, bytes]]) -> str:
+    """Return the id that a request bears in its headers, whose names are in lower case; else a new one."""
+    given = next((value for name, value in headers if name == REQUEST_ID), b"")
+    return given.decode() if _PLAIN.fullmatch(given) else secrets.token_hex(12)
+
+
+class EveryAnswer:
+    """Wraps the whole application.
+
+    A request's id is `scope["state"]["request_id"]`. The header `x-ignored-fields` names the fields of its body that
+    the server does not know, which `scope["state"]["ignored"]` holds. HEAD is answered as GET, without the body.
+
+    Args:
+        app: the application.
+        origins: pages of which sites may call the server from a browser; "*": of all.
+    """
+
+    def __init__(self, app: ASGIApp, origins: Sequence[str]) -> None:
+        self._app = app
+        if origins:
+            self._app = CORSMiddleware(
+                app,
+                allow_origins=origins,
+                allow_methods=("GET", "HEAD", "POST"),
+                allow_headers=("*",),
+                allow_private_network=True,
+                expose_headers=(REQUEST_ID.decode(), _IGNORED.decode(), "retry-after"),
+            )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on."""
+        id, is_head, is_done = request_id(scope["headers"]), scope["method"] == "HEAD", False
+        state = {**scope.get("state", {}), "request_id": id}
+
+        async def answer(message: Any) -> None:
+            nonlocal is_done
+            if is_done:
+                return
+            if message["type"] == "http.response.start":
+                further = [(REQUEST_ID, id.encode())]
+                if names := state.get("ignored"):
+                    further.append((_IGNORED, ", ".join(names).encode()))
+                message = {**message, "headers": [*message["headers"], *further]}
+            elif is_head:
+                is_done, message = True, {"type": "http.response.body"}
+            await send(message)
+
+        await self._app({**scope, "state": state, "method": "GET" if is_head else scope["method"]}, receive, answer)

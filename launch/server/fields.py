@@ -1,0 +1,98 @@
+"""What becomes of the fields of a request's body that a path does not compute: ignored, refused, or unknown.
+
+A field that a body of `requests.py` has is computed, and stands in none of these tables.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import ApiError
+
+_MOST_NAMED = 20  # unknown fields that an answer names
+_NOTHING: tuple[Any, ...] = (False, 0, "", [])  # {} is none of them: an object may enable by being there
+_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a field is refused, in words for the client.
+
+    Values of `_NOTHING` pass, as they ask for nothing; so do those in `also`, and the value of the field `same_as`.
+    """
+
+    text: str
+    also: tuple[Any, ...] = ()
+    same_as: str = ""
+
+
+IGNORED = {  # why it changes no output: the fields
+    "labels of the sender": ("metadata", "request_id", "safety_identifier"),
+    "hints about speed and price": (
+        *("prediction", "priority", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+        "service_tier",
+    ),
+    "no answer is kept": ("store",),
+    "without effect as long as there are no tools": ("max_tool_calls", "parallel_tool_calls"),
+    "without effect on a model of text": ("media_io_kwargs", "mm_processor_kwargs"),
+    "without effect without beam search": ("early_stopping", "length_penalty"),
+    "settings of models and tokenizers that this one is not": (
+        *("include_reasoning", "reasoning", "spaces_between_special_tokens", "verbosity"),
+    ),
+    "what does not fit is refused": ("truncation",),
+    "there is one backend": ("guided_decoding_backend",),
+}
+_NOT_OFFERED = Refusal("this server does not offer it", ({},))
+_TOOLS = Refusal("this server has no tools yet", ("none", "auto"))
+_STRUCTURED = Refusal("use structured_outputs")
+REFUSED = {
+    **dict.fromkeys(("tools", "tool_choice", "functions", "function_call", "web_search_options"), _TOOLS),
+    "use_beam_search": Refusal("this server samples; it has no beam search"),
+    "best_of": Refusal("must be n, or absent", same_as="n"),
+    "n": Refusal("must be 1 here", (1,)),
+    **dict.fromkeys(("audio", "image_config"), Refusal("this model writes only text")),
+    "modalities": Refusal("this model writes only text", (["text"],)),
+    **dict.fromkeys(("background", "conversation", "previous_response_id"), Refusal("this server keeps no answers")),
+    **dict.fromkeys(("chat_template_kwargs", "documents", "prompt"), Refusal("not on this path")),
+    "continue_final_message": Refusal("not on this path"),
+    **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), Refusal("another path's name; this "
+        "one has max_tokens (completions), max_completion_tokens (chats) or max_output_tokens (responses)")),
+    "logprobs": Refusal("use top_logprobs and include"),
+    "response_format": Refusal("use text.format"),
+    **dict.fromkeys(("echo", "prompt_logprobs", "suffix"), _NOT_OFFERED),
+    **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids"), _NOT_OFFERED),
+    **dict.fromkeys(("kv_transfer_params", "logits_processors", "prompt_embeds", "vllm_xargs"), _NOT_OFFERED),
+    **dict.fromkeys(("repetition_detection", "thinking_token_budget"), _NOT_OFFERED),
+    "chat_template": Refusal("the checkpoint's is used; a client's would be a program of the client's"),
+    "truncation_side": Refusal("prompts are cut at the left", ("left",)),
+    **dict.fromkeys(("ebnf", "grammar", "json_schema", "regex"), _STRUCTURED),
+    **{f"guided_{name}": Refusal(f'use structured_outputs={{"{name}": ...}}')
+       for name in ("choice", "grammar", "json", "regex", "whitespace_pattern")},
+}  # fmt: skip
+
+
+def check_fields(computed: Collection[str], given: Mapping[str, Any]) -> list[str]:
+    """Check the names in a body; return those that nobody knows here, as a header can hold them.
+
+    Args:
+        computed: the fields that the path computes.
+        given: the body. Fields that are null count as absent.
+
+    Raises:
+        ApiError: a field asks for what this server does not do.
+    """
+    ignored, unknown = [name for names in IGNORED.values() for name in names], []
+    for name, value in given.items():
+        if value is None or name in computed or name in ignored:
+            continue
+        refusal = REFUSED.get(name)
+        if refusal is None:
+            unknown.append(name if _NAME.fullmatch(name) else "?")
+        elif value not in (*_NOTHING, *refusal.also) and (
+            not refusal.same_as or value != given.get(refusal.same_as, 1)
+        ):
+            raise ApiError(400, f"{name}: {refusal.text}", param=name)
+    return unknown[:_MOST_NAMED]

@@ -169,7 +169,8 @@ def find_causes(
         for some in (named, beyond)
     )
     if (contended := float(ledger.contended.sum())) > 0:
-        beyond.append(Finding(Root.CONTENTION, None, contended, contended / whole, there=contended))
+        lost = Finding(Root.CONTENTION, None, contended, contended / whole, there=contended)
+        beyond.append(_with_evidence(lost, record, ledger))
     bound = busy_share - sum(each.share for each in beyond) if known is not None else None
     late, evidence = overload_of(record, ledger)
     if late > 0:

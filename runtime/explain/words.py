@@ -24,8 +24,8 @@ _SHORT = {
     Root.TRANSPORT: "transport",
     Root.CONTROL: "late dispatches",
     Root.DEALING: "requests that the policy leaves out or puts together",
-    Root.FEW_REQUESTS: "too few requests",
-    Root.KV_FULL: "a full KV cache",
+    Root.FEW_REQUESTS: "waits for requests",
+    Root.KV_FULL: "waits for KV blocks",
     Root.RECOVERY: "recovery",
     Root.FILL_DRAIN: "fill and drain",
     Root.OVERLOAD: "overload",
@@ -194,7 +194,7 @@ def _part(finding: Finding, share: float = 1.0, *, of: str = "stage time") -> st
 
 
 def _times(ratio: float) -> str:
-    return f"{ratio:.1f} times" if ratio >= 1.15 else f"{ratio:.2f} times"
+    return f"{ratio:.{0 if ratio >= 9.95 else 1 if ratio >= 1.15 else 2}f} times"
 
 
 def _waiting(finding: Finding) -> str:
@@ -257,7 +257,7 @@ def _micro_batches(finding: Finding, policy: str | None, chunk: int | None) -> s
     least = 0.1 * by_cause[finding.cause]
     others = [name for cause, name in _PB.items() if cause != finding.cause and by_cause[cause] >= least]
     if others:
-        text += f", with {' and '.join(others)} {percent_text(finding.share)}"
+        text += f", and with {' and '.join(others)} {percent_text(finding.share)}"
     why = _compared(finding.cause, evidence)
     if not why:
         return f"{text}."
@@ -389,8 +389,8 @@ def _overload(finding: Finding) -> str:
     served = _few(evidence["served_per_s"])
     return (
         f"Overload: {_few(evidence['arrived_per_s'])} requests/s arrived and {served} were served, so that the queue "
-        f"grew to {_few(evidence['unfinished'])}, which takes {_part(finding)} after the last arrival; {served} "
-        "requests/s would hold."
+        f"grew to {_few(evidence['unfinished'])}, which takes {_part(finding)} after the last arrival; at "
+        f"{served} requests/s it does not grow."
     )
 
 
@@ -429,13 +429,18 @@ def _depth(finding: Finding) -> str:
     return f"Only {depth:.0f} {are} in flight, fewer than there are stages: they wait for {_part(finding)}."
 
 
+def _contention(finding: Finding) -> str:
+    where, who = ("", "ranks") if finding.stage is None else (f" on stage {finding.stage}", "it")
+    text = f"Processor contention{where} takes {_part(finding)}: {who} could have computed"
+    return f"{text}, and waited for a processor that others had."
+
+
 _PLAIN = {
     Root.PADDING: "Padding of rows to whole tiles takes {}.",
     Root.TENSOR_PARALLEL: "Tensor parallelism across nodes takes {}: the ranks of a stage lie on several nodes, and "
     "add up their parts over the network after each layer's products.",
     Root.LONG_PROMPTS: "Long prompts: attention over what comes before takes {}.",
     Root.PREEMPTION: "Preempted requests: to compute their tokens again takes {}, as the KV cache was too small.",
-    Root.CONTENTION: "Processor contention takes {}: ranks could have computed, and waited for a processor.",
 }
 _WRITERS: dict[Root, Callable[[Finding], str]] = {
     Root.SLOW_STAGE: _slow_stage,
@@ -451,6 +456,7 @@ _WRITERS: dict[Root, Callable[[Finding], str]] = {
     Root.FILL_DRAIN: _fill_drain,
     Root.OVERLOAD: _overload,
     Root.SMALL_CHUNK: _small_chunk,
+    Root.CONTENTION: _contention,
 }
 
 _CHANGES = {
@@ -465,7 +471,7 @@ _CHANGES = {
     Root.CONTROL: "A core of its own for the coordinator, or fewer and larger micro-batches (scheduler.chunk),",
     Root.DEALING: "A policy that deals requests over all micro-batches (scheduler=equal_time, scheduler.max_batch)",
     Root.RECOVERY: "Ranks that stand by (parallel.spares)",
-    Root.OVERLOAD: "Requests at that rate, or more devices (parallel.pp, parallel.tp)",
+    Root.OVERLOAD: "Requests at that rate, or more devices (parallel.pp, parallel.tp),",
     Root.SMALL_CHUNK: "A larger chunk (scheduler.chunk)",
     Root.PADDING: "A chunk whose micro-batches fill their tiles (scheduler.chunk)",
     Root.TENSOR_PARALLEL: "Stages that fit into a node (a smaller parallel.tp and a larger parallel.pp)",

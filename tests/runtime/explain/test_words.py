@@ -82,9 +82,9 @@ def test_a_healthy_run_says_so(policy: str) -> None:
 
 def test_uneven_micro_batches_are_told_from_stages_that_vary() -> None:
     uneven = words_of("scheduler=orca_best")
-    assert uneven[0].startswith("PB1 takes 5.9% of stage time (1.16 s of the run), with PB3 9.4%: under orca_best "), (
-        uneven
-    )
+    assert uneven[0].startswith(
+        "PB1 takes 5.9% of stage time (1.16 s of the run), and with PB3 9.4%: under orca_best "
+    ), uneven
     varying = words_of("scheduler=equal_time", "simulation.jitter=0.2")
     assert varying[0].startswith("Stage times that vary by chance take 7"), varying
     assert (

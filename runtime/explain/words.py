@@ -234,12 +234,9 @@ def _lm_head(finding: Finding) -> str:
 
 
 def _straggler(finding: Finding) -> str:
-    evidence = finding.evidence
-    when = ""
-    if "end_s" in evidence:
-        when = f" from {evidence['start_s']:,.1f} s to {evidence['end_s']:,.1f} s"
-    ratio = _times(evidence["ratio"])
-    return f"Stage {finding.stage} computed {ratio} as long as usual{when}: {_waiting(finding)}."
+    evidence, ratio = finding.evidence, _times(finding.evidence["ratio"])
+    when = f"from {evidence['start_s']:,.1f} s to {evidence['end_s']:,.1f} s"
+    return f"Stage {finding.stage} computed {ratio} as long as usual {when}: {_waiting(finding)}."
 
 
 def _chance(finding: Finding) -> str:

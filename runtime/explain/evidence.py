@@ -128,14 +128,6 @@ def _of_recovery(record: RunRecord, ledger: Ledger) -> Evidence:
     return {"faults": len(record.faults), "longest_s": longest}
 
 
-def _of_fill_drain(record: RunRecord, ledger: Ledger) -> Evidence:
-    return {"micro_batches": len(record.micro_batches)}
-
-
-def _of_depth(record: RunRecord, ledger: Ledger) -> Evidence:
-    return {"depth": record.depth}
-
-
 def _median(values: Floats | Ints) -> float:
     return float(np.median(values)) if len(values) else 0.0
 
@@ -146,6 +138,6 @@ _OTHERS: dict[Root, Callable[[RunRecord, Ledger], Evidence]] = {
     Root.DEALING: _of_few_requests,
     Root.KV_FULL: _of_requests,
     Root.RECOVERY: _of_recovery,
-    Root.FILL_DRAIN: _of_fill_drain,
-    Root.DEPTH: _of_depth,
+    Root.FILL_DRAIN: lambda record, ledger: {"micro_batches": len(record.micro_batches)},
+    Root.DEPTH: lambda record, ledger: {"depth": record.depth},
 }

@@ -1,21 +1,26 @@
-"""Makes the runs and pictures of `docs/bubbles.md` and `docs/reading_a_report.md`.
+"""Makes the runs and pictures of `README.md`, `docs/bubbles.md`, `docs/reading_a_report.md` and `docs/serve.md`.
 
-    python -m benchmarks.pictures [pb1,pb2,pb3,all,reading] [--draw]
+    python -m benchmarks.pictures [pb1,pb2,pb3,all,reading,first,live] [--draw]
 
 Each scene is one `gapless bench` of a few requests over two stages. In `pb1` to `pb3` it runs first under a policy that
 shows a bubble, then under policies that remove it. The picture shows the part of the first run that holds most of that
 bubble, and the middle of the others. `all` runs every policy and prints a table, 8 minutes. The pictures of `reading`
 are parts of a run's page, as a browser shows them, and its charts; they say how a report looks: no document takes a
-number from them. It needs Chromium and its driver. About two minutes a scene on 2 cores; `--draw` only draws.
+number from them. `first` is the page of the run that `make run` does, and `live` that of a server which has the same
+questions while somebody talks with it. These three need Chromium and its driver, the last two
+SmolLM2. About two minutes a scene on 2 cores; `--draw` only draws.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx2
 import numpy as np
 
 from gapless import read_run
@@ -27,7 +32,7 @@ from gapless.runtime.run_folder.read import read_run_folder
 from .support.harness import Benchmark, figures, run_gapless, say, scratch, words
 from .support.real_pipeline import MACHINE
 
-IMAGES = Path("docs/images")
+IMAGES, QUESTIONS = Path("docs/images"), Path("conf/questions_prompts.jsonl")
 NAMED = {"pb1": Cause.PB1_PREFILL_SIZE, "pb2": Cause.PB2_PREFILL_DECODE, "pb3": Cause.PB3_DECODE_CONTEXT}
 
 
@@ -71,20 +76,33 @@ SCENES = {
         "workload.request_rate=2"
     ),
 }
+FIRST = "model=smollm2 prompts=questions sampling.temperature=0.2 parallel=pp2 sampling.top_p=0.9"  # as `make run`
+TALK = ("What is the capital of France?", "And what is it known for?")
 SECTIONS = {"cards": ".cards", "timeline": "#pipeline", "idle": "section:has(table.bubbles)"}  # of a run's page
 CHARTS = {  # by run: those that the page shows
     "01_sarathi": "stage_times batch_composition kv_use queue bubble_time_per_request requests_completed ttft itl",
     "02_equal_time": "predictions",
 }
+COLOURS = 64
 WIDTH = 1100  # CSS pixels of the page
 
 
 def main() -> int:
-    bench = Benchmark(__doc__, {"scenes": {"nargs": "?", "default": ",".join(SCENES)}}, draw=False)
+    every = [*SCENES, "first", "live"]
+    bench = Benchmark(__doc__, {"scenes": {"nargs": "?", "default": ",".join(every)}}, draw=False)
     for name in bench.given.scenes.split(","):
-        if name not in SCENES:
-            bench.parser.error(f"no scene {name}: choose from {', '.join(SCENES)}")
-        scene, folder = SCENES[name], Path("runs/pictures") / name
+        if name not in every:
+            bench.parser.error(f"no scene {name}: choose from {', '.join(every)}")
+        folder = Path("runs/pictures") / name
+        if name == "live":
+            draw_live()
+            continue
+        if name == "first":
+            if not bench.given.draw:
+                run_gapless("generate", *words(FIRST, f"hydra.run.dir={folder}"))
+            draw_first(folder)
+            continue
+        scene = SCENES[name]
         if not bench.given.draw:
             run_gapless("bench", *words(MACHINE, scene.overrides, f"hydra.run.dir={folder}"))
         if name == "all":
@@ -134,6 +152,59 @@ def central(ledger: Ledger, seconds: float) -> tuple[float, float]:
     """Begin and end of the `seconds` in the middle of a run."""
     start = max(0.0, (ledger.span_seconds - seconds) / 2)
     return start, start + seconds
+
+
+def draw_first(folder: Path) -> None:
+    from tests.support.browser import browsing
+
+    with scratch() as downloads, browsing(downloads) as browser:
+        browser.prefer("light")
+        browser.resize(1240, 900)
+        browser.open((folder / "report.html").resolve().as_uri())
+        browser.until("document.querySelector('canvas') !== null")
+        browser.picture(IMAGES / "report.png", height=1180)
+    in_few_colours(IMAGES / "report.png")
+
+
+def draw_live() -> None:
+    """Ask the questions two at a time, talk in the page, and draw it while an answer comes."""
+    from tests.support.browser import browsing
+    from tests.support.server import serving
+
+    questions = (json.loads(row)["messages"] for row in QUESTIONS.read_text(encoding="utf-8").splitlines())
+    with scratch() as folder, serving(folder, "model=smollm2", "parallel=pp2") as server, browsing(folder) as browser:
+        browser.prefer("light")
+        browser.resize(1600, 1200)
+        browser.open(server.url)
+        browser.until("document.getElementById('send').textContent === 'Send'", 60)
+
+        browser.run("document.getElementById('temperature').value = 0.2")
+
+        def ask(messages: list[dict[str, str]]) -> None:
+            body = {"model": "smollm2", "messages": messages, "max_tokens": 100}
+            httpx2.post(f"{server.url}/v1/chat/completions", json=body, timeout=300)
+
+        with ThreadPoolExecutor(2) as others:
+            asked = [others.submit(ask, question) for question in questions]
+            time.sleep(10)  # that the page shows
+            for question in TALK:
+                browser.run("document.getElementById('prompt').value = arguments[0]", question)
+                browser.run("document.getElementById('answer-note').textContent = ''")
+                browser.run("document.getElementById('send').click()")
+                browser.until("/^[0-9]+ tokens/.test(document.getElementById('answer-note').innerText)", 120)
+            browser.until("document.getElementById('words').innerText.endsWith('.')")
+            browser.picture(IMAGES / "live.png")
+            for each in asked:
+                each.cancel()
+    in_few_colours(IMAGES / "live.png")
+
+
+def in_few_colours(image: Path) -> None:
+    """Write a picture of a page with a palette, in a third of the bytes."""
+    from PIL import Image
+
+    found = Image.open(image).convert("RGB")
+    found.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(image, optimize=True)
 
 
 def draw_report(folder: Path) -> None:

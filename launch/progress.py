@@ -27,6 +27,7 @@ from rich.text import Text
 from ..conf.schema import EngineConfig
 from ..runtime.core.numbers import counted
 from ..runtime.drawing.formatting import seconds_text
+from ..runtime.pipeline.start_parts import READY
 from .oversubscription import oversubscription
 
 _log = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ PACKAGES = ("gapless", "torch", "megatron-core", "ray", "xformers", "numpy")
 PLAIN_EVERY_S = 5.0
 _TEXT_WIDTH = 64  # columns of a terminal that stand beside the bar and its name
 _LEAST_BAR = 4
-_SLOW_START_S = 10.0  # from which on a line says what it went into
+_SLOW_START_S = 10.0  # from which on what it went into is said on a terminal too
 
 
 class Meter:
@@ -146,6 +147,10 @@ def starting(console: Console, config: EngineConfig) -> Iterator[Callable[[str],
 
     def report(show: Callable[[str], None], progress: str) -> None:
         times.append(time.monotonic() - began)
+        if progress.startswith(READY):
+            front = f"imports and checks {imports:.1f} s, launcher ({parallel.launcher}) {times[0]:.1f} s"
+            progress = f"the start took {imports + times[-1]:.1f} s: {front}; {progress}"
+            show = _log.info if imports + times[-1] > _SLOW_START_S else show
         show(progress)
 
     if can_redraw(console):
@@ -154,10 +159,6 @@ def starting(console: Console, config: EngineConfig) -> Iterator[Callable[[str],
     else:
         _log.info(text)
         yield partial(report, _log.info)
-    launched, took = times[0] if times else 0.0, time.monotonic() - began
-    if imports + took > _SLOW_START_S:
-        parts = "the start took %.1f s for imports and checks, %.1f s for the launcher (%s), %.1f s for the ranks"
-        _log.info(parts, imports, launched, parallel.launcher, took - launched)
 
 
 @cache

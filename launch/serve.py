@@ -185,6 +185,7 @@ def _make_service(
     from .server.engine_client import EngineClient
     from .server.journaling import Journaling
     from .server.live import Live
+    from .server.live_window import words_of
     from .server.prometheus import Metrics as ServerMetrics
     from .server.recorder import Recorder
     from .server.replica_set import ReplicaSet
@@ -199,7 +200,8 @@ def _make_service(
         client = EngineClient(config, intake.tokenizer, metrics, log, numbers=numbers)
     else:
         client = ReplicaSet(config, intake.tokenizer, metrics, log, num_blocks=plan.num_blocks, numbers=numbers)
-    layers, policy = config.parallel.layers, config.scheduler.name
+    shown = plain(to_mapping(config))
+    has_chat = intake.chat_template is not None
     return Service(
         config=config.serve,
         keys=prepared.keys,
@@ -209,10 +211,10 @@ def _make_service(
         client=client,
         metrics=metrics,
         live=[
-            Live(name, client, number, layers=layers, policy=policy, has_chat=prepared.intake.chat_template is not None)
+            Live(name, client, number, words_of=partial(words_of, config=shown, plan=plan), has_chat=has_chat)
             for number in range(len(client.replicas))
         ],
-        recorders=[Recorder(each, run_dir, plain(to_mapping(config)), versions()) for each in client.replicas],
+        recorders=[Recorder(each, run_dir, shown, versions()) for each in client.replicas],
         is_local=is_local,
         journaling=None if journal is None else Journaling(journal),
     )

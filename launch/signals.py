@@ -84,6 +84,16 @@ def counted_interrupts() -> Iterator[Callable[[], int]]:
         signal.signal(signal.SIGINT, before)
 
 
+@contextmanager
+def plain_interrupts() -> Iterator[None]:
+    """Have Ctrl-C raise a KeyboardInterrupt that may be caught, each time that it comes."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _let_go_of_closed_terminal() -> None:
     """Make what is printed from now on vanish where nobody can read it, instead of failing."""
     for descriptor in (1, 2):

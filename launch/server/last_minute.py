@@ -115,29 +115,6 @@ class LastMinute:
         return sum(second.tokens for second in whole) / seconds if seconds else 0.0
 
     @property
-    def means(self) -> dict[str, float]:
-        """Return what the window had in the mean.
-
-        That is requests/s by their first tokens, requests running and waiting, KV blocks and their share in use.
-        """
-        whole = self._window
-        if not whole:
-            return {}
-        first_tokens = sum(second.ttft.count for second in whole)
-        return {
-            "requests_per_s": first_tokens / (whole[-1].ended - whole[0].began),
-            "running": sum(second.running for second in whole) / len(whole),
-            "waiting": sum(second.waiting for second in whole) / len(whole),
-            "kv_share": sum(second.kv_share for second in whole) / len(whole),
-            "blocks": self._num_blocks,
-        }
-
-    @property
-    def ended(self) -> float:
-        """When the newest second ended."""
-        return self._seconds[-1].ended if self._seconds else self._newest.began
-
-    @property
     def stage_seconds(self) -> list[list[float]]:
         """Seconds of the window by stage: those busy, then the idle ones in the order of `CAUSES`."""
         if not self._seconds:

@@ -8,17 +8,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from starlette.responses import Response
 
+from ...runtime.core.run_record import RunRecord
 from ...runtime.drawing.timeline_block import causes_head
-from ...runtime.serving.messages import LiveSpans
+from ...runtime.serving.messages import LiveSpans, Watched
+from ...runtime.serving.recording import decoder
 from .errors import ApiError
-from .live_words import words_of_window
+from .last_minute import WINDOW
+from .live_window import LiveWindow
 from .replica_set import Engine
 from .streaming import until_gone
 
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 MAX_VIEWERS = 32
 MAX_EVENTS = 24  # that a viewer has not taken yet
 _TICKS_PER_S = 4
+_PAUSE = 20  # times as long as words took until the next are looked for: the stages come first
 
 
 class Viewer:
@@ -75,8 +79,7 @@ class Live:
         model: the model's name.
         engine: the engine, or several.
         replica: which of several engines is shown. The seconds of its last minute are ended here.
-        layers: of each stage, where the config names them.
-        policy: name of the policy.
+        words_of: says what cost a window most; it is called beside the event loop.
         has_chat: the model has a chat template.
     """
 
@@ -86,21 +89,23 @@ class Live:
         engine: Engine,
         replica: int = 0,
         *,
-        layers: Sequence[int] | None = None,
-        policy: str | None = None,
+        words_of: Callable[[RunRecord], list[str]] = lambda record: [],
         has_chat: bool = False,
     ) -> None:
         self._model = model
         self._has_chat = has_chat
         self._replica = replica
-        self._layers = layers
-        self._policy = policy
+        self._words_of = words_of
+        self._words: list[str] = []
+        self._finding_words: asyncio.Task[None] | None = None
+        self._newest = LiveWindow(WINDOW, time.monotonic())
         self._num_replicas = len(engine.replicas)
         self._client = client = engine.replicas[replica]
         self._last_minute = client.last_minute
         self._viewers: set[Viewer] = set()
         self._was_started = False
         client.listen(LiveSpans, self._take_spans)
+        client.listen(Watched, lambda message, payload: self._newest.take(decoder.decode(message.part)))
 
     async def run(self) -> None:
         """End the seconds of the last minute and send the state, until cancelled."""
@@ -114,8 +119,12 @@ class Live:
                 if tick % _TICKS_PER_S == 0:
                     self._last_minute.end_second(self._client.snapshot, time.monotonic())
                 if self._viewers:
+                    if self._finding_words is None or self._finding_words.done():
+                        self._finding_words = asyncio.create_task(self._find_words())
                     self._tell(is_second=tick % _TICKS_PER_S == 0)
         finally:
+            if self._finding_words is not None:
+                self._finding_words.cancel()
             for viewer in self._viewers:
                 viewer.close()
 
@@ -132,7 +141,7 @@ class Live:
         self._viewers.add(viewer)
         if len(self._viewers) == 1:
             self._was_started = self._client.started is not None
-            self._client.watch(True)
+            self._watch()
         try:
             yield viewer
         finally:
@@ -140,11 +149,23 @@ class Live:
             if not self._viewers:
                 self._client.watch(False)
 
+    def _watch(self) -> None:
+        self._newest.clear(time.monotonic())
+        self._words = []
+        self._client.watch(True)
+
+    async def _find_words(self) -> None:
+        """Find the words of the newest seconds, in a thread, and pause for some times as long as it took."""
+        found, began = self._client.snapshot, time.monotonic()
+        record = None if found is None else self._newest.record_at(began, found)
+        self._words = [] if record is None else await asyncio.to_thread(self._words_of, record)
+        await asyncio.sleep(max(1.0, _PAUSE * (time.monotonic() - began)))
+
     def _tell(self, is_second: bool) -> None:
         client = self._client
         if self._was_started != (client.started is not None):
             self._was_started = client.started is not None
-            client.watch(True)  # what was sent before the engine was there is lost
+            self._watch()  # what was sent before the engine was there is lost
             for viewer in self._viewers:
                 viewer.restart(self._hello())
         self._offer("state", self._state())
@@ -209,7 +230,7 @@ class Live:
             "stage_seconds": minute.stage_seconds,
             "tokens_per_s": round(minute.tokens_per_s, 1),
             "newest_faults": [] if found is None else found.recovery.newest,
-            "words": words_of_window(minute, found, layers=self._layers, policy=self._policy),
+            "words": self._words,
         }
 
 

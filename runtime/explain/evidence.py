@@ -14,6 +14,7 @@ from .hops import hops_of
 from .roots import Root
 
 Evidence = dict[str, float]
+_MOST = 2 / 3  # of the seconds for which ranks waited for a processor, from which on those of one stage are the cause
 
 
 def evidence_of(root: Root, cause: Cause | None, record: RunRecord, ledger: Ledger) -> tuple[int | None, Evidence]:
@@ -34,6 +35,8 @@ def evidence_of(root: Root, cause: Cause | None, record: RunRecord, ledger: Ledg
         return None, _of_micro_batches(cause, ledger) | {"prompt": _median(prompts)}
     if root == Root.TRANSPORT:
         return _of_transport(record, ledger)
+    if root == Root.CONTENTION:
+        return _contended_stage(ledger), {}
     found = _OTHERS.get(root)
     return None, {} if found is None else found(record, ledger)
 
@@ -63,6 +66,13 @@ def _of_transport(record: RunRecord, ledger: Ledger) -> tuple[int | None, Eviden
     if hop is None:
         return None, found
     return hop.stage, found | {"link_s": hop.median, "tokens": hop.tokens, "tokens_per_s": hop.tokens_per_s}
+
+
+def _contended_stage(ledger: Ledger) -> int | None:
+    """Return the stage that waited for a processor for most of the seconds in which any did; None: several did."""
+    waited = ledger.contended + [ledger.seconds_by_cause(stage)[Cause.CONTENTION] for stage in range(ledger.num_stages)]
+    stage = int(waited.argmax())
+    return stage if len(waited) > 1 and waited[stage] >= _MOST * waited.sum() else None
 
 
 def _of_control(record: RunRecord, ledger: Ledger) -> Evidence:
@@ -118,14 +128,6 @@ def _of_recovery(record: RunRecord, ledger: Ledger) -> Evidence:
     return {"faults": len(record.faults), "longest_s": longest}
 
 
-def _of_fill_drain(record: RunRecord, ledger: Ledger) -> Evidence:
-    return {"micro_batches": len(record.micro_batches)}
-
-
-def _of_depth(record: RunRecord, ledger: Ledger) -> Evidence:
-    return {"depth": record.depth}
-
-
 def _median(values: Floats | Ints) -> float:
     return float(np.median(values)) if len(values) else 0.0
 
@@ -136,6 +138,6 @@ _OTHERS: dict[Root, Callable[[RunRecord, Ledger], Evidence]] = {
     Root.DEALING: _of_few_requests,
     Root.KV_FULL: _of_requests,
     Root.RECOVERY: _of_recovery,
-    Root.FILL_DRAIN: _of_fill_drain,
-    Root.DEPTH: _of_depth,
+    Root.FILL_DRAIN: lambda record, ledger: {"micro_batches": len(record.micro_batches)},
+    Root.DEPTH: lambda record, ledger: {"depth": record.depth},
 }

@@ -169,7 +169,8 @@ def find_causes(
         for some in (named, beyond)
     )
     if (contended := float(ledger.contended.sum())) > 0:
-        beyond.append(Finding(Root.CONTENTION, None, contended, contended / whole, there=contended))
+        lost = Finding(Root.CONTENTION, None, contended, contended / whole, there=contended)
+        beyond.append(_with_evidence(lost, record, ledger))
     bound = busy_share - sum(each.share for each in beyond) if known is not None else None
     late, evidence = overload_of(record, ledger)
     if late > 0:
@@ -185,36 +186,6 @@ def find_causes(
         bound,
         known is not None and not known.is_learned,
     )
-
-
-def find_causes_of_totals(
-    busy: Floats,
-    idle: Floats,
-    slow: Sequence[Straggler] = (),
-    layers: Sequence[int] | None = None,
-    evidence: Mapping[Root, Mapping[str, float]] | None = None,
-) -> Findings:
-    """Find the roots of idle time of which only the sums by stage are known, as of a server's last minute.
-
-    Args:
-        busy: seconds [stages].
-        idle: seconds [stages, causes].
-        slow: the stages that are slow now.
-        layers: of each stage, where they are known.
-        evidence: of roots, what is known beside the sums.
-    """
-    busy, idle = np.asarray(busy, np.float64), np.asarray(idle, np.float64)
-    whole = float(busy.sum() + idle.sum())
-    longer = busy.max(initial=0.0) - busy
-    slow = [each for each in slow if each.stage == int(busy.argmax())]
-    none = np.zeros_like(busy)
-    balance = StageBalance(busy, None, None, none if slow else longer, longer if slow else none, none, none)
-    balanced = balance if len(busy) > 1 and busy.min() > 0 else None
-    split = _split(idle, balanced, 0.0, is_shallow=False)
-    found = _ranked(split, whole, _slowest(balanced, layers), _worst(slow, len(busy)))
-    known = evidence or {}
-    named = [replace(each, evidence={**known.get(each.root, {}), **each.evidence}) for each in found]
-    return Findings(tuple(named), float(busy.sum()) / whole if whole > 0 else 0.0, len(busy))
 
 
 def join_findings(parts: Sequence[tuple[str, Findings, float]], span: float) -> Findings:
@@ -357,19 +328,16 @@ def _beside_others(values: Floats, stage: int) -> float:
     return float(values[stage]) / others if others > 0 else 1.0
 
 
-def _worst(stragglers: Sequence[Straggler], num_stages: int, t0: float | None = None) -> _Begin:
+def _worst(stragglers: Sequence[Straggler], num_stages: int, t0: float) -> _Begin:
     """Return the stage that was slow for a while with the longest waits."""
     if not stragglers:
         return _Begin(Root.STRAGGLER)
     each = max(stragglers, key=lambda straggler: straggler.waited)
-    found: dict[str, float] = {"ratio": each.slowdown, "stages": num_stages}
-    when = {} if t0 is None else {"start_s": each.start - t0, "end_s": each.end - t0}
-    return _Begin(Root.STRAGGLER, each.stage, found | when)
+    when = {"start_s": each.start - t0, "end_s": each.end - t0}
+    return _Begin(Root.STRAGGLER, each.stage, {"ratio": each.slowdown, "stages": num_stages, **when})
 
 
-def _ranked(
-    split: _Split, whole: float, slowest: _Begin, straggler: _Begin, *, are_there: bool = False
-) -> list[Finding]:
+def _ranked(split: _Split, whole: float, slowest: _Begin, straggler: _Begin, *, are_there: bool) -> list[Finding]:
     """Return all roots that take time, the largest first.
 
     `are_there` says: while all that run are in flight, many run, or others wait.

@@ -9,7 +9,17 @@ import numpy as np
 
 from ..core.micro_batch_columns import Floats
 from .ledger import Ledger
-from .stragglers import LEAST_WAITED, SLOWDOWN, WAITS, Straggler, Usual, columns_of, common_places, fit_usual
+from .stragglers import (
+    LEAST_WAITED,
+    SLOWDOWN,
+    WAITS,
+    Straggler,
+    Usual,
+    columns_of,
+    common_places,
+    fit_usual,
+    usual_level,
+)
 
 _ROW_S = 1.0  # at least, of a row
 _SAMPLED = 16  # micro-batches of a row that are looked at, and the least that it has
@@ -53,7 +63,7 @@ class RunningStragglers:
         self._slow: list[list[tuple[_Row, float]]] = []  # by stage, the newest rows in succession, with their slowdown
         self._parts: list[tuple[Floats, Floats, float, float]] = []  # of the next row: seconds, held, begin, end
         self._num_stages = 0  # that compute
-        self._usual: list[tuple[Usual, float]] = []  # by stage, with what its time is of that in the median
+        self._usual: list[tuple[Usual, float]] = []  # by stage, with what its time usually is of that
         self._usual_waits: Floats = np.zeros(0)
         self._until_fit = 0  # rows
         self._waited: Floats = np.zeros(0)  # seconds by stage before the next row
@@ -119,7 +129,7 @@ class RunningStragglers:
         for stage, own in enumerate(seconds):
             usual = fit_usual(stage, seconds, held)
             by_row = np.median((own / usual.of(stage, seconds, held)).reshape(len(rows), _SAMPLED), axis=1)
-            self._usual.append((usual, float(np.median(by_row))))
+            self._usual.append((usual, usual_level(by_row)))
 
     def _judge(self, row: _Row) -> None:
         """Say of each stage whether it is slow in a row."""

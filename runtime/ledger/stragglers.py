@@ -2,7 +2,8 @@
 
 A stage's usual time of a micro-batch is fitted over the run: linear in the median of the other stages' times, the
 micro-batch's tokens and its decodes. So neither what micro-batches hold, nor an uneven split, nor a machine that slows
-down as a whole makes a straggler. A stage that is slow from the run's begin to its end is `stage_imbalance`.
+down as a whole makes a straggler. A stage may be slow for most of the run, if it
+takes what is usual for a fifth of it. One that is slow from begin to end is `stage_imbalance`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ _BLOCK = 16  # micro-batches whose median counts
 _LEAST_BLOCKS = 2
 LEAST_WAITED = 0.05  # of its time; whom nobody waits for is none
 _FITS = 4  # each leaves out what was slow by the one before
+_USUAL = 0.2  # of a run: a stage that is slow for most of it takes what is usual for at least as long
 WAITS = [cause.code for cause in (*UNEVEN_WORK, Cause.STARVED_IN_FLIGHT)]  # for another stage
 
 
@@ -125,9 +127,18 @@ def fit_usual(stage: int, seconds: Floats, held: Floats) -> Usual:
         weights = 1 / own[is_usual]
         factors, *_ = np.linalg.lstsq(features[is_usual] * weights[:, None], np.ones(len(weights)), rcond=None)
         fit = np.maximum(features @ factors, least)
-        level = float(np.median(own[is_usual] / fit[is_usual]))
+        level = usual_level(own[is_usual] / fit[is_usual])
         is_usual = (own > 0) & (own < SLOWDOWN * level * fit)
     return Usual(factors, least)
+
+
+def usual_level(ratios: Floats) -> float:
+    """Return which of the ratios of a stage's times to those fitted is its usual one.
+
+    It is the median, unless that is slow beside the fastest fifth.
+    """
+    low, median = np.quantile(ratios, [_USUAL, 0.5]).tolist()
+    return float(median if median < SLOWDOWN * low else low)
 
 
 def _features(stage: int, seconds: Floats, held: Floats) -> Floats:
@@ -143,7 +154,7 @@ def _slow(ratio: Floats) -> Iterator[tuple[int, int, float]]:
     """
     num_blocks = len(ratio) // _BLOCK
     medians = np.median(ratio[: num_blocks * _BLOCK].reshape(num_blocks, _BLOCK), axis=1)
-    usual = np.median(medians)
+    usual = usual_level(medians)
     is_slow = np.concatenate([[False], medians >= SLOWDOWN * usual, [False]])
     first, end = (np.flatnonzero(is_slow[1:] & ~is_slow[:-1]), np.flatnonzero(is_slow[:-1] & ~is_slow[1:]))
     for a, b in zip(first.tolist(), end.tolist(), strict=True):

@@ -26,7 +26,7 @@ from .protocol import PipelineError, PipelineFault, WallClock
 from .recovery_limit import RecoveryLimit
 from .repair import Repair
 from .sampled_shares import SampledShares
-from .start_parts import StartParts
+from .start_parts import READY, StartParts
 from .start_warnings import say_attention, warn_of_fallback, warn_of_placement
 
 _log = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ class RemotePipeline:
             self._check_launcher()
             self._check_signs(self._ranks - ready.keys(), "did not connect and load within")
         if parts := self._parts.slowest():
-            on_progress(f"ranks are ready after {self.clock.now() - begin:.1f} s; the slowest of each part: {parts}")
+            on_progress(f"{READY} {self.clock.now() - begin:.1f} s; the slowest of each part: {parts}")
         self.where = [f"{ready[rank].host} {ready[rank].process}" for rank in range(world)]
         warn_of_fallback(tuple(ready[rank].fallback_reason for rank in range(world)))
         say_attention(tuple(ready[rank].attention for rank in range(world)))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 from .handshake import StartPart
 
+READY = "ranks are ready after"  # begins the line that ends a start
 _SIGN_S = 1.0  # between two signs of life, at least
 
 

@@ -45,6 +45,7 @@ from .messages import (
     Submit,
     Tokens,
     Watch,
+    Watched,
     encoder,
     to_engine,
 )
@@ -70,7 +71,7 @@ class ServingEngine:
         self._stragglers = RunningStragglers()
         self._unfinished: dict[int, Request] = {}
         self._is_closing = False
-        self._is_watched = False
+        self._watched: Recording | None = None  # while somebody looks
         self._recording: Recording | None = None
         self._tokens = self._preemptions = 0
         self._by_tokens = np.zeros(len(TOKEN_BOUNDS) + 1, np.int64)
@@ -111,7 +112,7 @@ class ServingEngine:
                 elif isinstance(message, Abort):
                     self._abort(message.numbers)
                 elif isinstance(message, Watch):
-                    self._is_watched = message.is_on
+                    self._watched = self._begin_recording() if message.is_on else None
                 elif isinstance(message, Record):
                     self._record(message.is_on)
                 else:
@@ -130,8 +131,9 @@ class ServingEngine:
             output=message.output,
         )
         self._unfinished[request.id] = request
-        if self._recording is not None:
-            self._recording.add(request.record)
+        for recording in (self._recording, self._watched):
+            if recording is not None:
+                recording.add(request.record)
         self._coordinator.add(request)
 
     def _abort(self, numbers: list[int]) -> None:
@@ -144,12 +146,14 @@ class ServingEngine:
 
     def _record(self, is_on: bool) -> None:
         """Begin to record, or end the window with the micro-batches that are dispatched already."""
-        coordinator, now = self._coordinator, self._coordinator.clock.now()
         if is_on:
-            unfinished = [request.record for request in self._unfinished.values()]
-            self._recording = Recording(coordinator.record, coordinator.next_micro_batch, unfinished, now)
+            self._recording = self._begin_recording()
         elif self._recording is not None:
-            self._recording.stop(coordinator.next_micro_batch, now)
+            self._recording.stop(self._coordinator.next_micro_batch, self._coordinator.clock.now())
+
+    def _begin_recording(self) -> Recording:
+        coordinator, unfinished = self._coordinator, [request.record for request in self._unfinished.values()]
+        return Recording(coordinator.record, coordinator.next_micro_batch, unfinished, coordinator.clock.now())
 
     def _send_tokens(self, events: list[TokenEvent]) -> None:
         numbers: list[int] = []
@@ -188,17 +192,20 @@ class ServingEngine:
         self._snapshot_at = now + _SNAPSHOT_S
         record, scheduler = self._coordinator.record, self._coordinator.scheduler
         record.requests = [request for request in record.requests if request.finished is None]
-        if (part := self._ledger.count(record)) is not None:
-            ledger, first = part
+        if (counted := self._ledger.count(record)) is not None:
+            ledger, first = counted
             self._stragglers.add(ledger, first, self._ledger.idle)
             tokens = ledger.micro_batches.tokens[first:]
             self._tokens += int(tokens.sum())
             self._by_tokens += np.bincount(np.searchsorted(TOKEN_BOUNDS, tokens), minlength=len(self._by_tokens))
-            if self._is_watched:
+            new = record.micro_batches[first : len(ledger.micro_batches.tokens)]
+            if self._watched is not None:
                 self._send(live_spans(ledger, first))
+                for part in self._watched.take(new):
+                    self._send(Watched(part))
             if self._recording is not None:
-                for recorded in self._recording.take(record.micro_batches[first : len(ledger.micro_batches.tokens)]):
-                    self._send(Recorded(recorded, False))
+                for part in self._recording.take(new):
+                    self._send(Recorded(part, False))
         if self._recording is not None and self._recording.is_complete(self._coordinator.has_work):
             self._send(Recorded(self._recording.last_part(), True))
             self._recording = None

@@ -206,6 +206,12 @@ class Recorded(msgspec.Struct, frozen=True, array_like=True, tag="recorded"):
     is_last: bool
 
 
+class Watched(msgspec.Struct, frozen=True, array_like=True, tag="watched"):
+    """A part of a window that goes on for as long as somebody looks, encoded as `Recorded`."""
+
+    part: bytes
+
+
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     """The engine cannot go on. `is_config`: the user can mend it."""
 
@@ -214,7 +220,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 
 
 ToEngine = Submit | Abort | Watch | Record | Shutdown
-FromEngine = Starting | Started | Tokens | Snapshot | LiveSpans | Recorded | Failed
+FromEngine = Starting | Started | Tokens | Snapshot | LiveSpans | Recorded | Watched | Failed
 
 encoder = msgspec.msgpack.Encoder()
 to_engine = msgspec.msgpack.Decoder(ToEngine)

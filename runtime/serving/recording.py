@@ -38,7 +38,7 @@ class RecordedPart(msgspec.Struct, frozen=True):
 
 
 encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(RecordedPart)
+decoder = msgspec.msgpack.Decoder(RecordedPart)
 
 
 class Recording:
@@ -147,13 +147,13 @@ def join_parts(parts: Iterator[bytes]) -> RunRecord:
     """Join the parts of a window to its record."""
     record: RunRecord | None = None
     for payload in parts:
-        part = _decoder.decode(payload)
+        part = decoder.decode(payload)
         if record is None:
             record = RunRecord(part.num_stages, part.num_blocks, batch=part.batch, depth=part.depth)
         record.micro_batches += part.micro_batches
         record.spans += part.spans
-        record.requests += _records(part.requests)
-        record.crossing += _records(part.crossing)
+        record.requests += records_of(part.requests)
+        record.crossing += records_of(part.crossing)
         record.notes += part.notes
         record.stage_weights = part.stage_weights
         record.faults += part.faults
@@ -168,7 +168,8 @@ def join_parts(parts: Iterator[bytes]) -> RunRecord:
     return record
 
 
-def _records(requests: Sequence[RequestLine]) -> list[RequestRecord]:
+def records_of(requests: Sequence[RequestLine]) -> list[RequestRecord]:
+    """Return what a run's record has of these requests."""
     return [RequestRecord(**msgspec.structs.asdict(request)) for request in requests]
 
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import pty
 import re
 import shutil
+import sys
+import time
 from pathlib import Path
 
 import httpx2
@@ -13,6 +17,7 @@ import pytest
 
 import gapless.models
 from gapless import LLM, Conversation, SamplingParams
+from gapless.launch.chat import Wrapped
 from gapless.launch.cli import main
 from tests.support.browser import CHROMIUM, DRIVER, browsing
 from tests.support.server import serving
@@ -107,7 +112,7 @@ def test_a_conversation_in_the_terminal_grows_and_is_reset(
     keys = ["sampling.max_tokens=5", "sampling.temperature=0", "parallel.threads=1", f"hydra.run.dir={tmp_path}"]
     assert main(["chat", f"model={model}", "system=Code.", *keys]) == 0
     said = capsys.readouterr().out
-    speeds = re.findall(r"^(\d) tokens?, [\d.]+ tok/s, TTFT [\d.]+ s, \d+% idle$", said, re.MULTILINE)
+    speeds = re.findall(r"^(\d) tokens?, [\d.]+ tok/s, TTFT [\d.]+ s, \d+% idle; cut off by ", said, re.MULTILINE)
     assert speeds == ["5", "5", "5"]
     assert "/what: unknown" in said
     assert "a new conversation" in said
@@ -116,6 +121,49 @@ def test_a_conversation_in_the_terminal_grows_and_is_reset(
         prompt_tokens = [int(row.split(",")[1]) for row in file.readlines()[1:]]
     assert prompt_tokens[0] == prompt_tokens[2] < prompt_tokens[1]
     assert (tmp_path / "report.html").is_file()
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_an_answer_wraps_between_words_as_it_comes(size: int, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "Rivers are long. The\n  two 東京 banks  end at averyveryverylongword x"
+    paper = Wrapped(12)
+    for at in range(0, len(text), size):
+        paper.write(text[at : at + size])
+    paper.end()
+    lines = ["Rivers are ", "long. The", "  two 東京 ", "banks  end ", "at ", "averyveryverylongword ", "x", ""]
+    assert capsys.readouterr().out.split("\n") == lines
+
+
+@pytest.mark.slow
+def test_interrupts_in_a_terminal_drop_a_line_and_stop_an_answer(model: Path, tmp_path: Path) -> None:
+    keys = [f"model={model}", "parallel.threads=1", "sampling.max_tokens=2000", f"hydra.run.dir={tmp_path}"]
+    process, terminal = pty.fork()
+    if not process:
+        os.environ["COLUMNS"] = "200"
+        os.execv(sys.executable, [sys.executable, "-m", "gapless", "chat", *keys])
+    seen = ""
+
+    def until(text: str) -> None:
+        nonlocal seen
+        while text not in seen:
+            seen += os.read(terminal, 4096).decode(errors="replace")
+        seen = seen.partition(text)[2]
+
+    until("> ")
+    for _ in range(2):  # neither ends the program
+        os.write(terminal, b"half a line\x03")
+        until("> ")
+        time.sleep(1.1)
+    os.write(terminal, b"def f(\n")
+    until("def f(\r\n")
+    time.sleep(1)
+    os.write(terminal, b"\x03")
+    until("idle; stopped")
+    until("> ")
+    os.write(terminal, b"\x04")
+    until("report.html")
+    assert os.waitpid(process, 0)[1] == 0
+    os.close(terminal)
 
 
 def test_conversations_from_python(model: Path) -> None:

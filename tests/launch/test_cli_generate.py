@@ -22,6 +22,7 @@ from gapless.conf.sampling import SamplingParams
 from gapless.conf.schema import GenerateConfig, ModelConfig
 from gapless.launch import progress
 from gapless.launch.prompts import Prompt, read_prompts
+from gapless.runtime.pipeline.start_parts import READY
 from tests.support.forked import Process, gapless, main
 from tests.support.tiers import stretched
 
@@ -52,23 +53,19 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def test_a_slow_start_says_what_it_went_into(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    def lines(least: float) -> list[str]:
-        monkeypatch.setattr(progress, "_SLOW_START_S", least)
-        caplog.clear()
-        with progress.starting(
-            Console(file=io.StringIO()), GenerateConfig(model=ModelConfig(weights="shipped"))
-        ) as report:
-            time.sleep(0.2)
-            report("0 of 2 ranks started")
-            time.sleep(0.1)
-        return [record.getMessage() for record in caplog.records if "the start took" in record.getMessage()]
-
+def test_a_start_says_what_it_went_into_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    (line,) = lines(0.0)
-    imports, launcher, ranks = map(float, re.findall(r"([\d.]+) s for", line))
-    assert (imports > 0, launcher, ranks) == (True, pytest.approx(0.2, abs=0.15), pytest.approx(0.1, abs=0.15))
-    assert lines(1e9) == []
+    with progress.starting(Console(file=io.StringIO()), GenerateConfig(model=ModelConfig(weights="shipped"))) as report:
+        time.sleep(0.2)
+        report("0 of 2 ranks started")
+        time.sleep(0.1)
+        report(f"{READY} 0.1 s; the slowest of each part: weights 0.1 s (rank 1)")
+    last = caplog.messages[-1]
+    assert last.endswith("; ranks are ready after 0.1 s; the slowest of each part: weights 0.1 s (rank 1)")
+    whole, imports, launcher = map(float, re.findall(r"([\d.]+) s", last)[:3])
+    assert imports > 0
+    assert (launcher, whole - imports) == (pytest.approx(0.2, abs=0.15), pytest.approx(0.3, abs=0.2))
+    assert caplog.text.count("start took") == 1
 
 
 def test_a_run_leaves_its_folder_and_prints_its_texts(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,14 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from gapless.conf.build import to_mapping
 from gapless.conf.schema import ServeConfig
 from gapless.launch.compose import compose_one
 from gapless.launch.server.engine_client import EngineClient
 from gapless.launch.server.last_minute import SECONDS, WINDOW, LastMinute
 from gapless.launch.server.live import MAX_EVENTS, Live, Viewer
 from gapless.launch.server.live_page import page_files
-from gapless.launch.server.live_words import words_of_window
+from gapless.launch.server.live_window import LiveWindow, words_of
 from gapless.launch.server.prometheus import Metrics
 from gapless.runtime.drawing.formatting import cause_label
 from gapless.runtime.engine.intake import Intake
@@ -34,10 +36,13 @@ from gapless.runtime.engine.plan import make_plan
 from gapless.runtime.ledger.causes import CAUSES, Cause
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.run_folder.read import read_run_folder
-from gapless.runtime.serving.messages import LiveSpans, Slow, Snapshot, encoder
+from gapless.runtime.serving.messages import LiveSpans, Snapshot, encoder
+from gapless.runtime.serving.recording import Recording, decoder, join_parts
+from tests.runtime.explain.test_one_scale import SMALL, run_of
 from tests.support.browser import CHROMIUM, CONTROL, DRIVER, ENTER, RIGHT, Browser, browsing
 from tests.support.server import Server, serving
 from tests.support.tiers import stretched
+from tests.support.written_runs import analysed
 
 ROOT = Path(__file__).parents[2]
 PROMPT = "import os\n"
@@ -214,35 +219,47 @@ def test_the_last_minute_is_one() -> None:
     assert (busy, idle[Cause.STARVED_NO_REQUEST.code]) == pytest.approx((0, WINDOW))
 
 
-def test_the_last_minute_in_words() -> None:
-    """A server that computes a quarter of the time and dispatches late says so; one that is idle too."""
-    minute = LastMinute(100, 0.0)
-    assert words_of_window(minute, None) == []
-    for second in range(1, SECONDS):
-        minute.end_second(snapshot(second), float(second))
-    late = words_of_window(minute, snapshot(SECONDS), policy="sarathi")
-    assert late[0].startswith("The coordinator dispatched late for 75.0% of stage time: work was there")
-    for second in range(SECONDS, 3 * SECONDS):
-        minute.end_second(snapshot(SECONDS, is_idle=True), float(second))
-    assert words_of_window(minute, snapshot(SECONDS, is_idle=True)) == ["No request was there."]
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("scheduler=sarathi", "scheduler.chunk=128"),
+        ("scheduler.max_batch=2",),
+        ("parallel.layers=[26,14]",),
+        ("workload.request_rate=0.5",),
+    ],
+)
+def test_the_page_says_what_a_recording_of_the_same_seconds_says(overrides: tuple[str, ...]) -> None:
+    run, config = run_of(*SMALL, *overrides)
+    plan, shown = make_plan(config), to_mapping(config)
+    middle = len(run.micro_batches) // 3
+    began, now = run.micro_batches[middle].dispatched, run.spans[-1].end
+    came = [replace(request) for request in run.requests if request.arrival >= began]
+    there = [replace(request) for request in run.requests if request.arrival < began < (request.finished or 0.0)]
+    looked, recording = Recording(run, 0, [], run.start), Recording(run, middle, there, began)
+    for request in run.requests:
+        looked.add(request)
+    for request in came:
+        recording.add(request)
+    window = LiveWindow(now - began, run.start)
+    for part in looked.take(run.micro_batches):
+        window.take(decoder.decode(part))
+    recording.stop(len(run.micro_batches), now)
+    recorded = join_parts(iter([*recording.take(run.micro_batches), recording.last_part()]))
+    recorded.window = (None, None)
+    state = structs.replace(snapshot(1), busy=[0.0, 0.0])
+    record = window.record_at(now, state)
+    assert record is not None
+    assert words_of(record, shown, plan) == analysed(recorded, shown).words != []
 
 
-def test_a_slow_stage_of_a_server_is_named() -> None:
-    minute = LastMinute(100, 0.0)
-    idle = [[0.0] * len(CAUSES) for _ in range(2)]
-    idle[0][Cause.PB3_DECODE_CONTEXT.code] = 5.5
-    idle[1][Cause.STARVED_NO_REQUEST.code] = 0.5
-    state = Snapshot(10.0, 3, 1, 50, 0, [], False, 0, 0, 0, [4.5, 9.5], idle, [10.0, 10.0], False)
-    minute.end_second(None, 0.0)
-    minute.end_second(state, 10.0)
-    assert words_of_window(minute, state)[0] == (
-        "Stage 1 takes 2.1 times as long as the other for the same micro-batches: the other stage waits for it for "
-        "25.0% of all stage time."
-    )
-    uneven = words_of_window(minute, state, layers=[4, 8])
-    assert uneven[0].startswith("Stage 1 holds 8 of 12 layers and takes 2.1 times as long as the other")
-    slow = words_of_window(minute, structs.replace(state, slow=[Slow(1, 5.0, 3.0, 4.0)]))
-    assert slow[0].startswith("Stage 1 computed 3.0 times as long as usual: the other stage waits for it")
+def test_the_page_says_nothing_too_early_and_that_no_request_is_there() -> None:
+    window, state = LiveWindow(WINDOW, 100.0), snapshot(1, is_idle=True)
+    assert window.record_at(100.5, state) is None
+    record = window.record_at(105.0, state)
+    assert record is not None
+    config = compose_one([], ServeConfig, "serve")
+    assert words_of(record, to_mapping(config), make_plan(config)) == ["No request was there."]
 
 
 def snapshot(second: int, is_idle: bool = False) -> Snapshot:

@@ -85,11 +85,12 @@ class Browser:
     def devtools(self, command: str, **parameters: Any) -> Any:
         return self._ask("POST", "/goog/cdp/execute", {"cmd": command, "params": parameters})
 
-    def picture(self, file: Path, selector: str = "html") -> None:
-        """Write a PNG of the whole page, or of one element."""
+    def picture(self, file: Path, selector: str = "html", height: int | None = None) -> None:
+        """Write a PNG of the whole page, or of one element; with a `height` of so much of it from its top."""
         place = self.run("return document.querySelector(arguments[0]).getBoundingClientRect().toJSON()", selector)
         clip = {name: place[name] for name in ("x", "y", "width", "height")}
-        part = {} if selector == "html" else {"clip": {**clip, "scale": 1}}
+        clip["height"] = height or clip["height"]
+        part = {} if selector == "html" and not height else {"clip": {**clip, "scale": 1}}
         found = self.devtools("Page.captureScreenshot", captureBeyondViewport=True, **part)
         file.write_bytes(base64.b64decode(found["data"]))
 

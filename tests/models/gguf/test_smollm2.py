@@ -1,9 +1,10 @@
-"""SmolLM2-135M-Instruct computes what `transformers` does by its dequantized weights."""
+"""SmolLM2-135M-Instruct computes what `transformers` does by its dequantized weights, in one process and over ranks."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -18,7 +19,8 @@ from gapless.models.tokenizer import load_tokenizer
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.rendezvous import Rendezvous
-from tests.models.test_tokens import check, job, reference
+from tests.models.test_tokens import NEW, check, job, reference
+from tests.support.process_launcher import ProcessLauncher
 from tests.support.stage_driver import run
 
 try:
@@ -67,6 +69,17 @@ def test_tokens(model: transformers.PreTrainedModel, tmp_path: Path) -> None:
     with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 60) as groups:
         run(groups, job(tmp_path / "out.npz", weights="smollm2", prompts=prompts, chunks=[5, 3]))
     check(tmp_path / "out.npz", *reference(model, prompts))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("pp", "tp"), [(1, 3), (2, 1), (3, 1)])
+def test_tokens_over_ranks(pp: int, tp: int, model: transformers.PreTrainedModel) -> None:
+    encode = load_tokenizer(FILE, 49152).encode
+    prompts = [encode(text) for text in ("The capital of France is", "def fibonacci(n):\n")]
+    over: dict[str, Any] = {"parallel.threads": 1, "scheduler.chunk": 4, "cache.num_blocks": 64}
+    with LLM("smollm2", pp=pp, tp=tp, launcher=ProcessLauncher(), **over) as llm:
+        answers = llm.generate(prompts, SamplingParams(max_tokens=NEW, ignore_eos=True))
+    assert [each.outputs[0].token_ids for each in answers] == reference(model, prompts)[0].tolist()
 
 
 PAGE = (

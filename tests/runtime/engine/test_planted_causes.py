@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -58,10 +60,11 @@ class Pipeline:
         self.config = self.config_of()
         policy = policy_config(str(late))(name=late.name, file=str(late))  # type: ignore[call-arg]
         self.policies = {"sarathi": self.config.scheduler, "late": policy}
+        self.launcher = ProcessLauncher(SLOW.format(flag=str(self.flag)))
         self.llm = LLM.from_config(
             replace(self.config, scheduler=self.policies["sarathi"]),
             policies=[self.policies["late"]],
-            launcher=ProcessLauncher(SLOW.format(flag=str(self.flag))),
+            launcher=self.launcher,
         )
 
     @staticmethod
@@ -82,11 +85,17 @@ class Pipeline:
             "bench",
         )
 
-    def words(self, policy: str = "sarathi", *overrides: str) -> list[str]:
+    def words(self, policy: str = "sarathi", *overrides: str, slow: tuple[float, float] = (0.0, 0.0)) -> list[str]:
+        """Run a workload; stage 1 is slow between these shares of its tokens."""
         workload, _ = requests(self.config_of(*overrides))
         self.llm.reset(self.policies[policy])
-        for _ in self.llm.replay(workload):
-            pass
+        tokens = sum(item.output_len for item in workload)
+        for number, _ in enumerate(chain([None], self.llm.replay(workload))):
+            if slow[0] <= number / tokens < slow[1]:
+                self.flag.touch()
+            else:
+                self.flag.unlink(missing_ok=True)
+        self.flag.unlink(missing_ok=True)
         return self.words_of_record()
 
     def words_of_record(self, *, shares_cores: bool = False) -> list[str]:
@@ -109,13 +118,16 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
 
 
 def test_a_slow_stage(pipeline: Pipeline) -> None:
-    pipeline.flag.touch()
-    try:
-        words = pipeline.words()
-    finally:
-        pipeline.flag.unlink()
+    words = pipeline.words(slow=(0.0, 2.0))
     assert words[0].startswith("Stage 1 takes "), words
     assert " times as long as the other for the same micro-batches" in words[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slow", [(0.3, 0.5), (0.2, 0.8)])
+def test_a_stage_that_is_slow_for_a_while(pipeline: Pipeline, slow: tuple[float, float]) -> None:
+    words = pipeline.words("sarathi", "workload.num_prompts=8", "workload.output_len=120", slow=slow)
+    assert re.match(r"Stage 1 computed [\d.]+ times as long as usual from [\d.]+ s to [\d.]+ s: ", words[0]), words
 
 
 def test_a_late_coordinator(pipeline: Pipeline) -> None:
@@ -135,6 +147,31 @@ def test_hogs_on_the_cores_of_the_ranks(pipeline: Pipeline) -> None:
             hog.wait()
     words = pipeline.words_of_record(shares_cores=True)
     assert words[0].startswith("Processor contention takes "), words
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the system does not count waits for a processor")
+def test_a_hog_on_one_core(pipeline: Pipeline) -> None:
+    """Stage 1 is bound to the core that another process keeps busy; stage 0 is not."""
+    every = os.sched_getaffinity(0)
+    core = {max(every)}
+    hog = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    bind(hog.pid, core)
+    bind(pipeline.launcher.ranks[1].pid, core)
+    try:
+        pipeline.words("sarathi", "workload.output_len=60")
+    finally:
+        hog.kill()
+        hog.wait()
+        bind(pipeline.launcher.ranks[1].pid, every)
+    words = pipeline.words_of_record(shares_cores=True)
+    assert re.match("Processor contention (on stage 1 )?takes ", words[0]), words  # stage 0 too, if others run beside
+
+
+def bind(process: int, cores: set[int]) -> None:
+    """Bind all threads of a process to cores."""
+    for thread in Path(f"/proc/{process}/task").iterdir():
+        os.sched_setaffinity(int(thread.name), cores)
 
 
 def test_a_slow_client(pipeline: Pipeline) -> None:

@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.run_record import DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
-from gapless.runtime.explain.finding import LEAST_SHARE, Findings, find_causes, find_causes_of_totals, join_findings
+from gapless.runtime.explain.finding import LEAST_SHARE, Findings, find_causes, join_findings
 from gapless.runtime.explain.roots import Root
-from gapless.runtime.ledger.causes import CAUSES, Cause
 from gapless.runtime.ledger.ledger import Ledger
-from gapless.runtime.ledger.stragglers import Straggler
 from tests.runtime.ledger.test_stragglers import record_of
 from tests.support.tiers import examples
 
@@ -57,8 +55,6 @@ def test_each_idle_second_has_one_root(
     assert sum(each.share for each in found.found) + found.busy_share == pytest.approx(1.0 if record.spans else 0.0)
     assert list(found.found) == sorted(found.found, key=lambda each: -each.seconds)
     assert found.largest is None or found.largest.share >= LEAST_SHARE
-    found = find_causes_of_totals(*totals_of(record))
-    assert sum(each.share for each in found.found) + found.busy_share == pytest.approx(1.0 if record.spans else 0.0)
 
 
 @pytest.mark.parametrize("num_stages", [2, 3, 8])
@@ -73,9 +69,6 @@ def test_a_stage_that_is_slow_throughout(num_stages: int, stage: int) -> None:
     even = record_of(num_stages, {}, head=0.0)
     removed = sum(totals_of(record)[1].sum(axis=1)) - sum(totals_of(even)[1].sum(axis=1))
     assert largest.seconds == pytest.approx(removed, rel=0.35)
-    live = find_causes_of_totals(*totals_of(record)).largest
-    assert live is not None
-    assert (live.root, live.stage) == (Root.SLOW_STAGE, stage)
 
 
 def test_layers_explain_a_longer_time_or_do_not() -> None:
@@ -94,16 +87,6 @@ def test_a_stage_that_is_slow_for_a_while(num_stages: int, stage: int) -> None:
     assert (largest.root, largest.stage) == (Root.STRAGGLER, stage)
     assert largest.evidence["ratio"] == pytest.approx(5.0, rel=0.2)
     assert 0 < largest.evidence["start_s"] < largest.evidence["end_s"]
-
-
-def test_a_stage_of_a_server_that_is_slow_now() -> None:
-    busy, idle = np.array([10.0, 30.0]), np.zeros((2, len(CAUSES)))
-    idle[0, Cause.PB3_DECODE_CONTEXT.code] = 21.0
-    idle[:, Cause.STARVED_NO_REQUEST.code] = [4.0, 5.0]
-    largest = find_causes_of_totals(busy, idle, [Straggler(1, 5.0, 9.0, 3.0, 12.0)]).largest
-    assert largest is not None
-    assert (largest.root, largest.stage, largest.seconds) == (Root.STRAGGLER, 1, 20.0)
-    assert largest.evidence == {"ratio": 3.0, "stages": 2}
 
 
 def test_waits_for_the_way_are_not_for_the_depth() -> None:

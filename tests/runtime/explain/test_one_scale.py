@@ -126,7 +126,7 @@ def test_contention_is_told_from_transport_and_from_a_slow_stage() -> None:
         for span in record.spans
     ]
     found = analysed(replace(record, spans=spans), to_mapping(config))
-    assert found.words[0].startswith("Processor contention takes "), found.words
+    assert found.words[0].startswith("Processor contention on stage 1 takes "), found.words
     found.ledger.check()
     late = [msgspec.structs.replace(span, contended_before=1.0) for span in record.spans]
     named = analysed(replace(record, spans=late), to_mapping(config)).ledger

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -82,9 +83,9 @@ def test_a_healthy_run_says_so(policy: str) -> None:
 
 def test_uneven_micro_batches_are_told_from_stages_that_vary() -> None:
     uneven = words_of("scheduler=orca_best")
-    assert uneven[0].startswith("PB1 takes 5.9% of stage time (1.16 s of the run), with PB3 9.4%: under orca_best "), (
-        uneven
-    )
+    assert uneven[0].startswith(
+        "PB1 takes 5.9% of stage time (1.16 s of the run), and with PB3 9.4%: under orca_best "
+    ), uneven
     varying = words_of("scheduler=equal_time", "simulation.jitter=0.2")
     assert varying[0].startswith("Stage times that vary by chance take 7"), varying
     assert (
@@ -147,10 +148,9 @@ def test_a_change_of_the_root_is_named_before_the_one_that_saves_most() -> None:
 
 
 @pytest.mark.parametrize("root", Root)
-def test_sentences_need_little_evidence(root: Root) -> None:
-    """A server's last minute has sums alone, and a damaged run may lack anything."""
+def test_each_root_has_its_words(root: Root) -> None:
     by_cause = dict.fromkeys(CAUSES, 1.0)
-    evidence = {"ratio": 2.0, "layers": 8, "of_layers": 12, "ratio_of_prompts": 1.0, "ratio_of_decodes": 2.0}
+    evidence = defaultdict(lambda: 1.0, {"layers": 8.0, "of_layers": 12.0})
     found = Finding(root, Cause.PB2_PREFILL_DECODE, 4.0, 0.44, 1, evidence, by_cause, there=4.0)
     words = sentences(Findings((found,), 0.6, 2))
     assert len(words) == 2

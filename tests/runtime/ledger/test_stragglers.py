@@ -67,17 +67,18 @@ def test_neither_content_nor_uneven_stages_nor_hiccups_are_stragglers(num_stages
 @pytest.mark.parametrize("num_stages", [2, 3, 8])
 @pytest.mark.parametrize("stage", [0, 1])
 @pytest.mark.parametrize("factor", [2.0, 5.0])
-def test_a_stage_that_slows_down_is_found(num_stages: int, stage: int, factor: float) -> None:
-    ledger = run_of(num_stages, {stage: (range(160, 256), factor)})
+@pytest.mark.parametrize("when", [range(160, 256), range(64, 336), range(288)])
+def test_a_stage_that_slows_down_is_found(num_stages: int, stage: int, factor: float, when: range) -> None:
+    ledger = run_of(num_stages, {stage: (when, factor)})
     (found,) = find_stragglers(ledger)
     lane = ledger.lanes[stage]
     assert found.stage == stage
     assert found.slowdown == pytest.approx(factor, rel=0.1)
-    assert (found.start, found.end) == (lane.begin[160], lane.end[255])
+    assert (found.start, found.end) == (lane.begin[when.start], lane.end[when.stop - 1])
     plain = run_of(num_stages, {})
     others = [other for other in range(num_stages) if other != stage]
     more = sum(sum(run.seconds_by_cause(s).values()) * sign for run, sign in ((ledger, 1), (plain, -1)) for s in others)
-    assert found.waited == pytest.approx(more, rel=0.3)
+    assert found.waited == pytest.approx(more, rel=0.3 if len(when) < 200 else 0.5)  # few are left to say what is usual
     assert found.summary(1.0)["start"] == found.start - 1.0
 
 

@@ -57,6 +57,12 @@ def prepare(config: GenerateConfig, stdin: TextInput) -> Prepared:
     check_launcher(config.parallel, config.hardware)
     plan = make_plan(config)
     intake = Intake(plan)
+    batch = next((prompt for prompt in prompts if prompt.messages is not None and prompt.custom_id is not None), None)
+    if batch is not None and intake.chat_template is None:
+        raise ConfigError(
+            f"prompts={config.prompts}: the batch's request {batch.custom_id!r} is for /v1/chat/completions, and "
+            f"model={config.model.name} has no chat template; give /v1/completions with a prompt"
+        )
     if config.chat and intake.chat_template is None:
         raise ConfigError(f"chat=true: model={config.model.name} has no chat template; leave chat out")
     if config.chat is not False and intake.chat_template is not None:

@@ -191,6 +191,32 @@ def test_prompts_from_each_source(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        '["a", "b c"]',
+        '[\n "a",\n "b c"\n]\n',
+        '["a",\n{"prompt": "b c"}]',
+        '{"prompt": "a"}\n\n{"prompt": "b c"}',
+        '\ufeff\n{"prompt": "a"}\r\n{"prompt": "b c"}\r\n',
+    ],
+)
+@pytest.mark.parametrize("name", ["p.json", "P.JSONL", "p.txt", "p.jsonl.gz", ""])
+def test_prompts_as_json_are_known_by_what_they_are(text: str, name: str, tmp_path: Path) -> None:
+    if name:
+        raw = text.encode()
+        (tmp_path / name).write_bytes(gzip.compress(raw) if name.endswith("gz") else raw)
+    found = prompts_of(prompts=str(tmp_path / name)) if name else prompts_of(text)
+    assert [prompt.text for prompt in found] == ["a", "b c"]
+
+
+def test_prompts_that_look_like_json_stay_text(tmp_path: Path) -> None:
+    lines = ["[1, 2] is a list", '{"a": 1}', "[x for x in range(3)]", "[]"]
+    for first in range(len(lines)):
+        given = lines[first:] + lines[:first]
+        assert [prompt.text for prompt in prompts_of("\n".join(given))] == given
+
+
+@pytest.mark.parametrize(
     ("text", "line"),
     [
         ("{", "1: not JSON: Expecting property name enclosed in double quotes at column 2"),

@@ -273,6 +273,66 @@ def test_outputs_never_overwrite_what_is_needed(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["p.jsonl"]
 
 
+BRIEF = ["prompt=x", "sampling.max_tokens=2", "print_texts=false"]
+
+
+@pytest.mark.parametrize("mode", ["w", "a"])
+@pytest.mark.parametrize(
+    ("name", "stream"),
+    [
+        ("/dev/stdout", "stdout"),
+        ("/proc/self/fd/1", "stdout"),
+        ("link", "stdout"),
+        ("log", "stdout"),
+        ("log", "stderr"),
+    ],
+)
+def test_outputs_beside_other_text_lose_none_of_it(name: str, stream: str, mode: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("from before\n")
+    (tmp_path / "link").symlink_to("log")
+    with log.open(mode) as file, (tmp_path / "other").open("w") as other:
+        streams = {"stdout": other, "stderr": other} | {stream: file}
+        assert Process(main, ["generate", *SMALL, *BRIEF, f"outputs={name}"], cwd=tmp_path, **streams).wait(60) == 0
+    lines = log.read_text().splitlines()
+    assert (lines[0] == "from before") is (mode == "a")
+    assert len([line for line in lines if line.startswith('{"index": 0, ')]) == 1
+    said = "tok/s" if stream == "stdout" else "loading the model"
+    assert any(said in line for line in lines)
+
+
+def test_outputs_into_a_pipe_reach_its_reader(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reader = subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE)
+    assert generate(*BRIEF, "outputs=pipe", cwd=tmp_path).returncode == 0
+    text, _ = reader.communicate(timeout=30)
+    assert json.loads(text)["index"] == 0
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_file_of_the_user_s_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine\n")
+    done = generate(*BRIEF, "outputs=notes.txt", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "gapless: error: outputs=notes.txt: holds something else than outputs; give another file\n",
+    )
+    assert (tmp_path / "notes.txt").read_text() == "mine\n"
+
+
+def test_outputs_replace_earlier_ones_behind_a_link(tmp_path: Path) -> None:
+    old = tmp_path / "old.jsonl"
+    old.write_text('{"index": 0, "prompt": "earlier"}\n')
+    old.chmod(0o640)
+    (tmp_path / "link").symlink_to("old.jsonl")
+    prompts = jsonl(tmp_path, '{"prompt": "a", "max_tokens": 40, "ignore_eos": true}\n{"prompt": "b"}\n')
+    done = generate(f"prompts={prompts}", "sampling.max_tokens=2", "outputs=link", "print_texts=false", cwd=tmp_path)
+    assert done.returncode == 0
+    assert (tmp_path / "link").is_symlink()
+    assert [row["prompt"] for row in rows(old)] == ["a", "b"]
+    assert old.stat().st_mode & 0o777 == 0o640
+
+
 def test_rows_that_no_file_can_hold_are_refused_before_anything_starts(tmp_path: Path) -> None:
     for text, line in [
         ('{"prompt": "a"}\n{"prompt": "a\\ud800b"}', "2: prompt: holds half of a surrogate pair"),

@@ -17,7 +17,7 @@ from ..conf.schema import HardwareConfig, ParallelConfig
 from ..parallel.control import Endpoint
 from ..parallel.real_placement import Place, in_order, stages_together
 from ..runtime.pipeline.protocol import PipelineError
-from .local_ray import INIT_OPTIONS, LocalRay
+from .local_ray import LocalRay, init_options
 from .stderr_log import messages_on_stderr
 
 _RAY_ENV = {
@@ -85,13 +85,17 @@ class RayLauncher:
     def check(self, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
         """Check that a given address answers as Ray does; Ray itself takes up to minutes to find that nothing does."""
         address = parallel.ray_address or os.environ.get("RAY_ADDRESS", "")
-        host, _, port = address.rpartition(":")
+        found = _found_by_ray() if address == "auto" else address
+        host, _, port = found.rpartition("://")[2].rpartition(":")
         if not host or "/" in host or not port.isdigit():
             return
+        address += "" if found == address else f" ({found})"
         try:
             speaks_grpc = _speaks_grpc(host, int(port))
         except OSError as error:
-            raise ConfigError(f"parallel.ray_address={address}: nothing answers there ({error})") from error
+            raise ConfigError(
+                f"parallel.ray_address={address}: nothing answers there ({error}); start Ray there, or leave it out"
+            ) from error
         if not speaks_grpc and os.environ.get("RAY_USE_TLS", "0") == "0":
             raise ConfigError(f"parallel.ray_address={address}: what answers there is not Ray's GCS (6379 by default)")
 
@@ -199,7 +203,7 @@ class RayLauncher:
         on_term = signal.getsignal(signal.SIGTERM)
         try:
             if address:
-                ray.init(address=address, **INIT_OPTIONS)
+                ray.init(address=address, **init_options())
             else:
                 self._local = LocalRay(max(os.cpu_count() or 1, parallel.world_size + parallel.spares))
         except (ConnectionError, ray.exceptions.RayError) as error:
@@ -394,6 +398,22 @@ class RayLauncher:
     def _forget_actors(self) -> None:
         self._actors, self._spares, self._group = [], [], None
         self._places, self._bundles, self._runs = {}, {}, {}
+
+
+def _found_by_ray() -> str:
+    """Return the address that `auto` stands for: of a Ray on this machine, or of the last one, which may have ended.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    from ray._private.services import canonicalize_bootstrap_address
+
+    try:
+        return str(canonicalize_bootstrap_address("auto"))
+    except ConnectionError:
+        raise ConfigError(
+            "parallel.ray_address=auto: no Ray runs on this machine; start one, or leave it out"
+        ) from None
 
 
 def _speaks_grpc(host: str, port: int) -> bool:

@@ -55,7 +55,7 @@ def open_rows(path: Path, key: str, pipe: str = "give a file") -> BinaryIO:
     head = file.read(_HEAD)
     file.seek(0)
     if head.startswith(b"\x1f\x8b"):
-        file = io.BufferedReader(gzip.GzipFile(fileobj=file))  # type: ignore[arg-type]
+        file = io.BufferedReader(gzip.GzipFile(fileobj=file))
         head = file.peek(_HEAD)
     if foreign := next((what for magic, what in _FOREIGN.items() if head.startswith(magic)), None):
         raise ConfigError(f"{key}={path}: {foreign}; give text in UTF-8, gzipped or not")

@@ -35,7 +35,8 @@ def is_open(path: Path) -> bool:
 def _open_descriptor(path: Path) -> int | None:
     """Return our descriptor of a file. Opened anew, it would lose what it holds and what is written otherwise."""
     named = _DESCRIPTOR.fullmatch(str(path))
-    for descriptor in (*((int(named[1]),) if named else ()), 1, 2):
+    descriptors: list[int] = [int(named[1])] if named else []
+    for descriptor in [*descriptors, 1, 2]:
         with suppress(OSError):
             if os.path.samestat(path.stat(), os.fstat(descriptor)):
                 return descriptor

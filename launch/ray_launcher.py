@@ -76,7 +76,9 @@ class RayLauncher:
         self._places: dict[Any, Any] = {}  # by actor: the reference of its `place`
         self._bundles: dict[Any, int] = {}  # by actor: its bundle of the placement group
         self._spares: list[Any] = []
+        self._unused: set[int] = set()  # ranks whose actors have no run yet, since Ray was started anew
         self._parallel: ParallelConfig | None = None
+        self._cluster = ClusterConfig()
         self._uses_gpu = False
         self._group: Any = None
         self._connected = False  # to Ray, by this launcher, which must then disconnect
@@ -89,13 +91,12 @@ class RayLauncher:
         host, _, port = found.rpartition("://")[2].rpartition(":")
         if not host or "/" in host or not port.isdigit():
             return
-        address += "" if found == address else f" ({found})"
+        hint = "" if found == address else "; start Ray there, or leave it out"
+        address += f" ({found})" if hint else ""
         try:
             speaks_grpc = _speaks_grpc(host, int(port))
         except OSError as error:
-            raise ConfigError(
-                f"parallel.ray_address={address}: nothing answers there ({error}); start Ray there, or leave it out"
-            ) from error
+            raise ConfigError(f"parallel.ray_address={address}: nothing answers there ({error}){hint}") from error
         if not speaks_grpc and os.environ.get("RAY_USE_TLS", "0") == "0":
             raise ConfigError(f"parallel.ray_address={address}: what answers there is not Ray's GCS (6379 by default)")
 
@@ -109,7 +110,8 @@ class RayLauncher:
             self._end_actors()
             self._place(parallel, cluster, uses_gpu)
             self._check_reach(endpoint)
-        self._parallel, self._uses_gpu = parallel, uses_gpu
+        self._parallel, self._cluster, self._uses_gpu = parallel, cluster, uses_gpu
+        self._unused = set()
         self._ended = {}
         self._runs = {}
         for rank in range(parallel.world_size):
@@ -135,10 +137,17 @@ class RayLauncher:
     def replace(self, ranks: Collection[int], endpoint: Endpoint) -> None:
         """End `ranks` and start others: spares while there are any, then new actors.
 
-        For each spare that is used, a new spare starts in the bundle of the dead rank.
+        For each spare that is used, a new spare starts in the bundle of the dead rank. Where the Ray that was started
+        here has died, another one is started first, which ends all ranks.
         """
         assert self._parallel is not None
+        if self._local is not None and (fault := self._local.fault):
+            self._start_ray_again(fault)
         for rank in sorted(ranks):
+            if rank in self._unused:
+                self._unused.discard(rank)
+                self._run(rank, endpoint)
+                continue
             dead = self._actors[rank]
             self._kill(dead)
             self._runs = {run: of for run, of in self._runs.items() if of != rank}
@@ -151,6 +160,22 @@ class RayLauncher:
             else:
                 self._actors[rank] = new
             self._run(rank, endpoint)
+
+    def _start_ray_again(self, fault: str) -> None:
+        """End what is left of the Ray that has died, and place all ranks on a new one.
+
+        Raises:
+            PipelineError: it does not start.
+        """
+        assert self._parallel is not None
+        try:
+            self.shutdown()
+            self._connect(self._parallel)
+            self._place(self._parallel, self._cluster, self._uses_gpu)
+        except Exception as error:
+            raise PipelineError(f"{fault}, and cannot be started again: {error}") from error
+        self._ended = {}
+        self._unused = set(range(self._parallel.world_size))
 
     def unplaced(self) -> set[int]:
         """See `Launcher.unplaced`. A rank has no place if its bundle lies on no node that is alive."""
@@ -319,15 +344,12 @@ class RayLauncher:
             )
 
     def poll(self) -> dict[int, str]:
-        """See `Launcher.poll`.
-
-        Raises:
-            PipelineError: the Ray that this process started has ended.
-        """
+        """See `Launcher.poll`. The end of the Ray that this process started is that of all ranks."""
         import ray
 
         if self._local is not None and (fault := self._local.fault):
-            raise PipelineError(fault)
+            assert self._parallel is not None
+            return dict.fromkeys(range(self._parallel.world_size), fault)
         done, _ = ray.wait(list(self._runs), num_returns=len(self._runs), timeout=0) if self._runs else ([], [])
         for ref in done:
             rank = self._runs.pop(ref)

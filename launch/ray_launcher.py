@@ -140,14 +140,22 @@ class RayLauncher:
         For each spare that is used, a new spare starts in the bundle of the dead rank. Where the Ray that was started
         here has died, another one is started first, which ends all ranks.
         """
-        assert self._parallel is not None
         if self._local is not None and (fault := self._local.fault):
             self._start_ray_again(fault)
-        for rank in sorted(ranks):
-            if rank in self._unused:
-                self._unused.discard(rank)
-                self._run(rank, endpoint)
-                continue
+        try:
+            for rank in sorted(ranks):
+                self._replace(rank, endpoint)
+        except Exception as error:
+            if self._local is None:
+                raise
+            self._start_ray_again(f"Ray on this machine has failed ({error})")  # one of its processes is just ending
+            for rank in sorted(ranks):
+                self._replace(rank, endpoint)
+
+    def _replace(self, rank: int, endpoint: Endpoint) -> None:
+        if rank in self._unused:
+            self._unused.discard(rank)
+        else:
             dead = self._actors[rank]
             self._kill(dead)
             self._runs = {run: of for run, of in self._runs.items() if of != rank}
@@ -159,7 +167,7 @@ class RayLauncher:
                 self._spares.append(new)
             else:
                 self._actors[rank] = new
-            self._run(rank, endpoint)
+        self._run(rank, endpoint)
 
     def _start_ray_again(self, fault: str) -> None:
         """End what is left of the Ray that has died, and place all ranks on a new one.

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...conf.errors import ConfigError
 from .chrome_trace import ChromeTrace, NoTraceError
-from .nccl import Direction, Groups, Range, kind_of, transfer_of
+from .nccl import Direction, ProcessGroups, Range, kind_of, transfer_of
 from .rank_trace import Engine, RankTrace, Step, Transfer, merged, with_times, without
 from .step_names import step_of
 
@@ -80,9 +80,9 @@ def _read(paths: Iterable[Path]) -> list[_File]:
             read.append(_File.of(path))
         except NoTraceError as error:
             foreign.append((_File(path), error))
-    for file, error in foreign:
+    for file, why in foreign:
         if file.path in given or not read:
-            raise error
+            raise why
     return [*read, *(file for file, _ in foreign)]
 
 
@@ -123,7 +123,7 @@ class _File:
     transfers: list[tuple[Direction | None, Transfer]] = field(default_factory=list)  # NCCL kernels
     unnamed: list[tuple[str, Transfer]] = field(default_factory=list)  # NCCL kernels that do not say what they do
     ranges: list[Range] = field(default_factory=list)  # NCCL's annotations on the device
-    groups: Groups = field(default_factory=Groups)
+    groups: ProcessGroups = field(default_factory=ProcessGroups)
     processes: dict[str, set[str]] = field(default_factory=dict)  # by category: processes or devices of its events
     numbers: dict[str, int] = field(default_factory=dict)  # that the file's name says
     cpu_transfers: list[tuple[Direction, Transfer]] = field(default_factory=list)

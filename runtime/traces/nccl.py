@@ -59,7 +59,7 @@ class Range:
 
 
 @dataclass(slots=True)
-class Groups:
+class ProcessGroups:
     """The process groups of a rank, by name: their ranks in the whole job."""
 
     ranks: dict[str, list[int]] = field(default_factory=dict)
@@ -104,7 +104,7 @@ def transfer_of(arguments: Mapping[str, Any], start: float, end: float) -> tuple
     return direction, Transfer(
         start,
         end,
-        int(peer) if str(peer).isdecimal() else None,
+        int(str(peer)) if str(peer).isdecimal() else None,
         elements * size if size and isinstance(elements, int) else None,
         str(arguments.get("Process Group Name", "")),
     )

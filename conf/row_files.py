@@ -9,6 +9,7 @@ import gzip
 import io
 import json
 import re
+import zlib
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -56,7 +57,10 @@ def open_rows(path: Path, key: str, pipe: str = "give a file") -> BinaryIO:
     file.seek(0)
     if head.startswith(b"\x1f\x8b"):
         file = io.BufferedReader(gzip.GzipFile(fileobj=file))
-        head = file.peek(_HEAD)
+        try:
+            head = file.peek(_HEAD)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise ConfigError(f"{path}: a damaged .gz ({error})") from None
     if foreign := next((what for magic, what in _FOREIGN.items() if head.startswith(magic)), None):
         raise ConfigError(f"{key}={path}: {foreign}; give text in UTF-8, gzipped or not")
     return file

@@ -6,6 +6,7 @@ import dataclasses
 import io
 import itertools
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from ..conf.user_path import user_path
 from ..models.chat_template import Conversation, checked_messages
 
 _CONTENTS = ("prompt", "messages", "prompt_token_ids")
+_CSV_HEADER = re.compile(r'(?:["\w]+[,;\t])*"?(?:prompts?|messages)"?(?:[,;\t]["\w]+)*', re.IGNORECASE)
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 _BATCH_URLS = ("/v1/chat/completions", "/v1/completions")
 _LONGEST_LINE = 16 << 20  # bytes; a context of a million tokens takes about 4 MiB of text, or 8 MiB of token ids
@@ -111,6 +113,8 @@ def _read(file: BinaryIO, source: str, params: SamplingParams, is_json: bool = F
         first, number, lines = first_row(_read_lines(file, source))
         if is_json or _is_json(first):
             return list(_json_prompts(json_rows(lines, source, number), params, source))
+        if _CSV_HEADER.fullmatch(first.strip()):
+            raise ConfigError(f"{source}:{number}: the header of a CSV; give a prompt a line, as text or as JSON")
         return [Prompt(line.removesuffix("\r"), None, params) for line in lines if line.strip()]
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"{source}: cannot be read, or a damaged .gz ({error})") from None

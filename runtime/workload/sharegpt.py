@@ -6,6 +6,7 @@ The first turn of a conversation is a request's prompt. The length of the second
 from __future__ import annotations
 
 import codecs
+import zlib
 from pathlib import Path
 
 import msgspec
@@ -85,7 +86,7 @@ def _read(path: Path) -> list[msgspec.Raw]:
             rows = [msgspec.Raw(line) for line in data.splitlines() if line.strip()]
         found = [(row, decoder.decode(row)) for row in rows]
         return [row for row, one in found if one is not None and len(one.conversations or ()) >= 2]
-    except OSError as error:
-        raise ConfigError(f"workload.path={path}: {(error.strerror or 'cannot be read').lower()}") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise ConfigError(f"workload.path={path}: cannot be read ({error})") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: {_WRONG} ({error})") from None

@@ -245,6 +245,9 @@ def test_files_that_hold_no_prompts(tmp_path: Path) -> None:
         ("latin.txt", "é".encode("latin-1"), "not UTF-8"),
         ("empty.txt", b"", "no prompts in it"),
         ("empty.jsonl", b"\n", "no prompts in it"),
+        ("p.csv", b"id,Prompt,max_tokens\n1,a,3\n", r"p\.csv:1: the header of a CSV"),
+        ("p.jsonl", b"PAR1\x15", "a Parquet file"),
+        ("p.txt.gz", gzip.compress(b"a\nb\n" * 100)[:-9], "a damaged .gz"),
     ]:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(ConfigError, match=line):

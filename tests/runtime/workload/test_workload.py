@@ -451,6 +451,7 @@ def test_files_that_are_no_sharegpt(tmp_path: Path) -> None:
         (b'[{"conversations": 3}]', "Expected `array | null`, got `int`"),
         (b"[{}]", f"{path}: no conversation of two turns of 4 tokens or more in it"),
         (b"\xff", f"{path}: not ShareGPT's JSON, a list of"),
+        (gzip.compress(b"[" + b" " * 10**6)[:-9], f"workload.path={path}: cannot be read"),
         (
             b'[{"conversations": [{"value": "a prompt", "value": "b"}, {"value": "an answer"}]}]',
             f"{path}: key 'value' is given twice",

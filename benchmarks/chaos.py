@@ -8,6 +8,8 @@ clients keep `--streams` streams open, while every `--every` seconds something f
 - `kill two`: two ranks end at once.
 - `kill again`: a rank ends, and another one 2 seconds later, while the first is repaired.
 - `garbage`: a rank ends, and strangers send nonsense to each open port of the engine and the ranks during the repair.
+- `raylet`, `gcs`, `agent`, only without `--nodes`: a process of Ray's own ends. The agents are of the dashboard and of
+  runtime environments; the raylet ends with either.
 - `node`, only with `--nodes`: a Ray node that holds a rank is lost, and another one comes five seconds later.
 - `none`, only where `--kinds` names it: nothing fails, to compare with.
 
@@ -34,13 +36,14 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
 from gapless.conf.schema import ServeConfig
 from gapless.launch.compose import compose_one
 
-from .support.faults import cut, cut_among, kill, ranks_below, sockets_of, stop
+from .support.faults import cut, cut_among, kill, ranks_below, ray_s_own_below, sockets_of, stop
 from .support.harness import Benchmark, Row, medians, say, words
 from .support.processes import MemoryLog, roles_of
 from .support.ray_nodes import RayNodes
@@ -49,6 +52,11 @@ from .support.streams import stream_all
 from .support.unbroken import Clients, questions
 
 PARTS = ("detect", "stop", "start", "rendezvous", "weights")
+_OF_RAY = {
+    "raylet": ("raylet",),
+    "gcs": ("gcs_server",),
+    "agent": ("ray::DashboardAgent", "ray::RuntimeEnvAgent"),
+}
 _AGAIN_S = 2.0
 _GARBAGE_S = 8.0
 _STAND_S = 120.0  # a repair takes less
@@ -89,6 +97,11 @@ class Faults:
         }
         if nodes is not None:
             self.kinds["node"] = lambda: nodes.lose_one(rng)
+        else:
+            self.kinds |= {kind: partial(self._kill_of_ray, names) for kind, names in _OF_RAY.items()}
+
+    def _kill_of_ray(self, names: Sequence[str]) -> None:
+        kill(ray_s_own_below(self._server.process.pid, self._rng.choice(names)))
 
     def _ranks(self) -> list[int]:
         return ranks_below(self._server.process.pid) if self._nodes is None else self._nodes.ranks()

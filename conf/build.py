@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import yaml
@@ -27,6 +26,7 @@ from .errors import ConfigError, nearest
 from .policies import POLICY_CONFIGS, SchedulerConfig
 from .policy_file import is_policy_file, policy_config, policy_mapping
 from .schema import NAMED_WEIGHTS, EngineConfig, HardwareConfig, is_hub_name
+from .user_path import user_path
 from .workloads import WORKLOAD_CONFIGS, WorkloadConfig
 
 C = TypeVar("C")
@@ -239,7 +239,7 @@ def model_choice(model: str | os.PathLike[str]) -> tuple[str, dict[str, str]]:
         return text, {}
     if isinstance(model, str) and is_hub_name(text):
         return "folder", {"weights": text, "name": text.rpartition("/")[2]}
-    folder = Path(text).expanduser().absolute()
+    folder = user_path(text, "model").absolute()
     return "folder", {"weights": str(folder), "name": folder.resolve().name or "folder"}
 
 
@@ -252,7 +252,7 @@ def locate(config: E) -> E:
     model = config.model
     found: dict[str, Any] = {}
     if model.weights not in NAMED_WEIGHTS and not is_hub_name(model.weights):
-        weights = Path(model.weights).expanduser().absolute()
+        weights = user_path(model.weights, "model.weights").absolute()
         if not weights.is_dir() and not (weights.suffix == ".gguf" and weights.is_file()):
             near = difflib.get_close_matches(model.weights, NAMED_WEIGHTS, n=1)
             hint = f"; did you mean '{near[0]}'?" if near else ""
@@ -260,7 +260,7 @@ def locate(config: E) -> E:
             raise ConfigError(f"model.weights={model.weights}: {what}{hint}")
         found["weights"] = str(weights)
     if model.tokenizer not in (None, "none"):
-        tokenizer = Path(model.tokenizer).expanduser().absolute()
+        tokenizer = user_path(model.tokenizer, "model.tokenizer").absolute()
         if not tokenizer.exists():
             raise ConfigError(f"model.tokenizer={model.tokenizer}: no such folder or tokenizer.json")
         found["tokenizer"] = str(tokenizer)

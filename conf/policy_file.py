@@ -18,6 +18,7 @@ from typing import Any
 
 from .errors import ConfigError
 from .policies import SchedulerConfig
+from .user_path import user_path
 
 SUFFIX = ".py"
 MODULE_PREFIX = "gapless_policy_"  # begins the name of each module that a policy file is loaded as
@@ -62,7 +63,7 @@ def load_policy_file(file: str) -> ModuleType:
 
 
 def _found(file: str) -> Path:
-    path = Path(file).expanduser().absolute()
+    path = user_path(file, "scheduler").absolute()
     if not path.is_file():
         what = "is a folder; give the file" if path.is_dir() else "no such file"
         raise ConfigError(f"scheduler={file}: {what}")

@@ -25,3 +25,6 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for key in keys if keys.count(key) > 1)
         raise ConfigError(f"key {twice!r} is given twice")
     return found
+
+
+DECODER = json.JSONDecoder(object_pairs_hook=_object)  # for texts that hold more than one value

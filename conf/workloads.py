@@ -123,7 +123,7 @@ class TraceConfig(WorkloadConfig):
 
     name: Literal["trace"] = "trace"
     path: str = ""
-    """a CSV (Azure, BurstGPT) or JSONL (Mooncake, Bailian), .gz or not"""
+    """a CSV or JSON (Azure, BurstGPT, Mooncake, Bailian), gzipped or not"""
     time_scale: float = 1.0
     """factor by which the trace is sped up"""
     hash_block_size: int | None = None

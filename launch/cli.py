@@ -9,6 +9,7 @@ and 128 plus its number for a signal. A command's `run` may return a code of its
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
@@ -27,6 +28,9 @@ _log = logging.getLogger(f"{PROGRAM}.launch.cli")  # its `__name__` may be `__ma
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that is not in UTF-8 gets `?` for what it cannot show
+            stream.reconfigure(errors="replace")
     with messages_on_stderr():
         return _main(list(sys.argv[1:] if argv is None else argv))
 

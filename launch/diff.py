@@ -11,6 +11,7 @@ from rich.text import Text
 
 from ..conf.difference import DiffConfig
 from ..conf.errors import ConfigError
+from ..conf.user_path import user_path
 from .output_path import check_folder
 from .progress import print_words, shown
 from .prompts import TextInput
@@ -35,7 +36,7 @@ def prepare(config: DiffConfig, stdin: TextInput) -> Sides:
         raise ConfigError(f"runs: give two run folders, not {number}, as in gapless diff runs/first runs/second")
     base, run = (_side(text) for text in config.runs)
     if config.out is not None:
-        check_folder(Path(config.out).expanduser(), "out")
+        check_folder(user_path(config.out, "out"), "out")
     return base, run
 
 
@@ -51,7 +52,7 @@ def run(config: DiffConfig, sides: Sides, run_dir: Path) -> None:
     from ..runtime.difference.write_difference import NUMBERS, PAGE, write_difference
 
     difference = RunDifference(*sides)
-    path = Path(config.out).expanduser() if config.out is not None else _new_folder(Path(config.runs[1]).expanduser())
+    path = user_path(config.out, "out") if config.out is not None else _new_folder(user_path(config.runs[1]))
     write_difference(path, difference)
     console = Console(highlight=False)
     for name, folder, repeats in zip((BASE, RUN), difference.folders, difference.repeats, strict=True):

@@ -16,6 +16,7 @@ from ..conf.build import dotted_keys, load_group, unknown_key
 from ..conf.errors import ConfigError
 from ..conf.explaining import ExplainConfig
 from ..conf.schema import SimulateConfig
+from ..conf.user_path import user_path
 from .output_path import check_folder
 from .progress import Steps, print_words, shown
 from .prompts import TextInput
@@ -54,7 +55,7 @@ def prepare(config: ExplainConfig, stdin: TextInput) -> PreparedExplanation:
     if len(found) > 1:
         raise ConfigError(f"{config.run[0]}: holds {len(found)} runs; give one of them, as {shown(found[0].path)}")
     if config.out is not None:
-        check_folder(Path(config.out).expanduser(), "out")
+        check_folder(user_path(config.out, "out"), "out")
     simulated = is_simulated(found[0].config)
     return PreparedExplanation(found[0], list(_changes(config.changes, simulated=simulated)))
 
@@ -110,7 +111,7 @@ def run(config: ExplainConfig, prepared: PreparedExplanation, run_dir: Path) -> 
     for line in (tables.worse_line(explanation), *explanation.notes):
         if line:
             print_words(console, Text(line))
-    path = folder.path if config.out is None else Path(config.out).expanduser()
+    path = folder.path if config.out is None else user_path(config.out, "out")
     path.mkdir(parents=True, exist_ok=True)
     console.print(Text.assemble(("numbers  ", "bold"), shown(write_explanation(path, explanation))), soft_wrap=True)
 

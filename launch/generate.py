@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -19,8 +20,9 @@ from rich.text import Text
 from ..conf.build import to_mapping
 from ..conf.errors import ConfigError
 from ..conf.schema import GenerateConfig
+from ..conf.user_path import user_path
 from .advising import quick_advice
-from .output_path import check_writable
+from .output_path import check_writable, is_open, open_output
 from .progress import Meter, print_words, printable, shown, starting, throughput, versions
 from .prompts import Prompt, TextInput, read_prompts
 from .results import show_words
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from ..runtime.pipeline.launcher import Launcher
 
 _log = logging.getLogger(__name__)
+_HEAD = b'{"index": '  # of each line of outputs
 PROMPT_TAIL = 240  # characters of a prompt that are shown
 SHOWN_TEXTS = 3  # prompts whose outputs are shown
 
@@ -57,20 +60,28 @@ def prepare(config: GenerateConfig, stdin: TextInput) -> Prepared:
     check_launcher(config.parallel, config.hardware)
     plan = make_plan(config)
     intake = Intake(plan)
+    batch = next((prompt for prompt in prompts if prompt.messages is not None and prompt.custom_id is not None), None)
+    if batch is not None and intake.chat_template is None:
+        raise ConfigError(
+            f"prompts={config.prompts}: the batch's request {batch.custom_id!r} is for /v1/chat/completions, and "
+            f"model={config.model.name} has no chat template; give /v1/completions with a prompt"
+        )
     if config.chat and intake.chat_template is None:
         raise ConfigError(f"chat=true: model={config.model.name} has no chat template; leave chat out")
     if config.chat is not False and intake.chat_template is not None:
         prompts = [prompt.as_chat() for prompt in prompts]
     intake.read([prompt.content for prompt in prompts], [prompt.params for prompt in prompts])
     if config.outputs is not None:
-        outputs = Path(config.outputs).expanduser()
+        outputs = user_path(config.outputs, "outputs")
         if not config.outputs or outputs.is_dir():
             raise ConfigError(f"outputs={config.outputs}: must be a file")
         if not outputs.parent.is_dir():
             raise ConfigError(f"outputs={config.outputs}: no such folder: {outputs.parent}")
         check_writable(outputs, "outputs")
-        if config.prompts and outputs.exists() and Path(config.prompts).expanduser().resolve() == outputs.resolve():
+        if config.prompts and outputs.exists() and user_path(config.prompts, "prompts").resolve() == outputs.resolve():
             raise ConfigError(f"outputs={config.outputs}: this is the file of prompts; give another")
+        if outputs.is_file() and not _may_write(outputs):
+            raise ConfigError(f"outputs={config.outputs}: holds something else than outputs; give another file")
     return Prepared(plan, prompts)
 
 
@@ -82,7 +93,7 @@ def run(config: GenerateConfig, prepared: Prepared, run_dir: Path, launcher: Lau
         PipelineError: the ranks failed.
     """
     prompts = prepared.prompts
-    path = Path(config.outputs).expanduser() if config.outputs is not None else run_dir / "outputs.jsonl"
+    path = user_path(config.outputs, "outputs") if config.outputs is not None else run_dir / "outputs.jsonl"
     console = Console(highlight=False)
     errors = Console(stderr=True, highlight=False)
     with starting(errors, config) as on_progress:
@@ -142,6 +153,13 @@ def run(config: GenerateConfig, prepared: Prepared, run_dir: Path, launcher: Lau
         )
 
 
+def _may_write(path: Path) -> bool:
+    """Return whether outputs take nothing from a file: it is empty, holds earlier outputs, or is not emptied."""
+    with path.open("rb") as file:
+        head = file.read(len(_HEAD))
+    return head in (b"", _HEAD) or is_open(path)
+
+
 class OutputsFile:
     """Writes `outputs.jsonl`: a line for each prompt when it finishes, and at the end the lines in order of prompts.
 
@@ -149,7 +167,8 @@ class OutputsFile:
     and `outputs`, each with `index`, `text`,
     `token_ids`, `finish_reason` and, where asked for, `logprobs`. Where asked for, the line also has `prompt_logprobs`.
 
-    If the file cannot be written any more, the finished outputs go to `spare`, a file in the run folder.
+    Standard output and error, under whatever name, keep what they hold, and there the order of finishing stays. If the
+    file cannot be written any more, the finished outputs go to `spare`, a file in the run folder.
 
     Raises:
         OSError: the file cannot be written. The text names the key and the file, and says what was kept.
@@ -162,16 +181,18 @@ class OutputsFile:
         self._done: list[RequestOutput] = []
 
     def __enter__(self) -> OutputsFile:
-        self._file = self._path.open("wb", buffering=0)
+        self._file, self._is_shared = open_output(self._path)
         return self
 
     def __exit__(self, *error: object) -> None:
         self._file.close()
-        if error[0] is None and self._path.is_file() and self._done != self.in_order:
-            sorted_file = self._path.with_name(self._path.name + ".sorted")
+        if error[0] is None and not self._is_shared and self._path.is_file() and self._done != self.in_order:
+            path = self._path.resolve()  # a link stays one
+            sorted_file = path.with_name(path.name + ".sorted")
             try:
                 sorted_file.write_text("".join(map(self._line, self.in_order)), encoding="utf-8")
-                os.replace(sorted_file, self._path)
+                shutil.copymode(path, sorted_file)
+                os.replace(sorted_file, path)
             except OSError:  # no room for a second file: the lines stay in the order in which they finished
                 sorted_file.unlink(missing_ok=True)
 
@@ -192,7 +213,8 @@ class OutputsFile:
                 written += self._file.write(line[written:]) or 0
         except OSError as error:
             with suppress(OSError):  # a device file cannot be truncated
-                self._file.truncate(self._file.tell() - written)
+                if not self._is_shared:
+                    self._file.truncate(self._file.tell() - written)
             raise OSError(f"outputs={self._path}: {_lower(error)}; {self._keep(output)}") from None
         self._done.append(output)
 

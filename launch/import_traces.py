@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..conf.errors import ConfigError
 from ..conf.schema import ReportConfig
+from ..conf.user_path import user_path
 from ..runtime.core.numbers import counted
 from ..runtime.drawing.formatting import seconds_text
 from .output_path import check_folder
@@ -32,7 +33,7 @@ def read(config: ReportConfig) -> ImportedRun:
     if not config.runs:
         raise ConfigError(f"runs: give the folder of the traces, as in gapless report import={config.import_} TRACES")
     check_folder(_destination(config), "out")
-    return READERS[config.import_]([Path(text).expanduser() for text in config.runs])
+    return READERS[config.import_]([user_path(text) for text in config.runs])
 
 
 def write(config: ReportConfig, run: ImportedRun) -> RunFolder:
@@ -63,11 +64,11 @@ def said(summary: Mapping[str, Any]) -> str:
 
 def _destination(config: ReportConfig) -> Path:
     if config.out is not None:
-        return Path(config.out).expanduser()
-    first = Path(config.runs[0]).expanduser()
+        return user_path(config.out, "out")
+    first = user_path(config.runs[0])
     return (first if first.is_dir() else first.parent) / NEW_FOLDER
 
 
 def _name(config: ReportConfig) -> str:
-    first = Path(config.runs[0]).expanduser().resolve()
+    first = user_path(config.runs[0]).resolve()
     return (first if first.is_dir() else first.parent).name

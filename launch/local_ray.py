@@ -9,15 +9,31 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-INIT_OPTIONS: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
 _MAX_FOLDER = 41  # bytes: Ray puts sockets into it whose names are 66 longer, and Linux allows 107
 _PREFIX = "gapless-ray-"
 _WATCHED = {"gcs_server": "GCS", "raylet": "raylet"}
+
+
+class _OurPath(list[str]):
+    """The folders from which workers import first. Ray adds the working directory; it stays if it is in `sys.path`."""
+
+    def extend(self, folders: Iterable[str]) -> None:
+        ours = {os.path.abspath(folder) for folder in sys.path}
+        super().extend(folder for folder in folders if folder in ours)
+
+
+def init_options() -> dict[str, Any]:
+    """Return the options of `ray.init` that every Ray gets."""
+    from ray.job_config import JobConfig
+
+    job = JobConfig()
+    job._py_driver_sys_path = _OurPath()  # else a folder named torch in the working directory is what ranks import
+    return {"log_to_driver": False, "logging_level": logging.ERROR, "job_config": job}
 
 
 class LocalRay:
@@ -36,7 +52,7 @@ class LocalRay:
                     include_dashboard=False,
                     _node_ip_address="127.0.0.1",
                     _temp_dir=self._folder,
-                    **INIT_OPTIONS,
+                    **init_options(),
                 )
         except BaseException:
             self._sweep()

@@ -2,21 +2,61 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import tempfile
+from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from ..conf.errors import ConfigError
+
+_DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
+
+
+def open_output(path: Path) -> tuple[BinaryIO, bool]:
+    """Open the file of a run's outputs, unbuffered. Return whether it was open before; any other file is emptied.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    descriptor = _open_descriptor(path)
+    if descriptor is None:
+        return path.open("wb", buffering=0), False
+    return os.fdopen(os.dup(descriptor), "wb", buffering=0), True
+
+
+def is_open(path: Path) -> bool:
+    """Return whether a file is open already: as standard output or error, or as the descriptor that it names."""
+    return _open_descriptor(path) is not None
+
+
+def _open_descriptor(path: Path) -> int | None:
+    """Return our descriptor of a file. Opened anew, it would lose what it holds and what is written otherwise."""
+    named = _DESCRIPTOR.fullmatch(str(path))
+    descriptors: list[int] = [int(named[1])] if named else []
+    for descriptor in [*descriptors, 1, 2]:
+        with suppress(OSError):
+            if os.path.samestat(path.stat(), os.fstat(descriptor)):
+                return descriptor
+    return None
 
 
 def check_writable(path: Path, key: str) -> None:
     """Check that the file that a key names can be written. A new file is not left behind.
+
+    A pipe is not opened: its reader would take the end of this check for the end of all.
 
     Raises:
         ConfigError: it cannot, naming the key.
     """
     is_new = not os.path.lexists(path)
     try:
+        if path.exists() and not path.is_file():
+            if not os.access(path, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            return
         path.open("ab").close()
         if is_new:
             path.unlink()

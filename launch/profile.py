@@ -17,6 +17,7 @@ from rich.text import Text
 
 from ..conf.errors import ConfigError
 from ..conf.profiling import ProfileConfig
+from ..conf.user_path import user_path
 from .progress import can_redraw, shown, starting, versions
 from .prompts import TextInput
 
@@ -45,7 +46,7 @@ def prepare(config: ProfileConfig, stdin: TextInput) -> ProfilePlan | ProfileFol
     from ..runtime.profiling.profile_plan import plan_profile
 
     if config.check is not None:
-        folder = ProfileFolder(Path(config.check).expanduser(), f"check={config.check}")
+        folder = ProfileFolder(user_path(config.check, "check"), f"check={config.check}")
         folder.about()
         return folder
     plan = plan_profile(config)

@@ -6,20 +6,24 @@ import dataclasses
 import io
 import itertools
 import json
+import re
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
-from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from ..conf import strict_json
 from ..conf.build import build, is_unicode, to_mapping
 from ..conf.errors import ConfigError, nearest
+from ..conf.row_files import first_row, json_rows, open_rows
 from ..conf.sampling import SamplingParams
 from ..conf.schema import GenerateConfig
+from ..conf.user_path import user_path
 from ..models.chat_template import Conversation, checked_messages
 
 _CONTENTS = ("prompt", "messages", "prompt_token_ids")
+_CSV_HEADER = re.compile(r'(?:["\w]+[,;\t])*"?(?:prompts?|messages)"?(?:[,;\t]["\w]+)*', re.IGNORECASE)
+_JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 _BATCH_URLS = ("/v1/chat/completions", "/v1/completions")
 _LONGEST_LINE = 16 << 20  # bytes; a context of a million tokens takes about 4 MiB of text, or 8 MiB of token ids
 
@@ -88,33 +92,44 @@ def read_prompts(config: GenerateConfig, stdin: TextInput) -> list[Prompt]:
         if stdin.is_terminal:
             raise ConfigError('no prompts; give prompt="...", prompts=FILE, prompts=questions, or pipe a prompt a line')
         source = "standard input"
-        found = list(_lines(_read_lines(io.BytesIO(stdin.data), source), config.sampling))
+        found = _read(io.BytesIO(stdin.data), source, config.sampling)
     elif config.prompts in ("shipped", "questions"):
         source = f"{config.prompts}_prompts.jsonl"
         data = resources.files("gapless.conf").joinpath(source).read_bytes()
-        found = list(_json_lines(_read_lines(io.BytesIO(data), source), config.sampling, source))
+        found = _read(io.BytesIO(data), source, config.sampling)
     else:
         source = config.prompts
-        with _open(Path(source).expanduser()) as file:
-            lines = _read_lines(file, source)
-            is_jsonl = source.endswith((".jsonl", ".ndjson"))
-            found = list(_json_lines(lines, config.sampling, source) if is_jsonl else _lines(lines, config.sampling))
+        path = user_path(source, "prompts")
+        with open_rows(path, "prompts", "pass it as standard input and leave prompts out") as file:
+            found = _read(file, source, config.sampling, is_json=path.suffix.lower() in _JSON_SUFFIXES)
     if not found:
         raise ConfigError(f"{source}: no prompts in it")
     return found
 
 
-def _open(path: Path) -> BinaryIO:
-    if path.is_fifo():
-        raise ConfigError(f"prompts={path}: a pipe; pass it as standard input and leave prompts out")
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        raise ConfigError(f"prompts={path}: not a regular file; give a text file or a .jsonl file")
+def _read(file: BinaryIO, source: str, params: SamplingParams, is_json: bool = False) -> list[Prompt]:
+    """Read prompts as JSON, where the file `is_json` or its first row is a prompt as JSON, else as lines of text."""
     try:
-        return path.open("rb")
-    except FileNotFoundError:
-        raise ConfigError(f"prompts={path}: no such file") from None
-    except OSError as error:
-        raise ConfigError(f"prompts={path}: {(error.strerror or 'cannot be read').lower()}") from None
+        first, number, lines = first_row(_read_lines(file, source))
+        if is_json or _is_json(first):
+            return list(_json_prompts(json_rows(lines, source, number), params, source))
+        if _CSV_HEADER.fullmatch(first.strip()):
+            raise ConfigError(f"{source}:{number}: the header of a CSV; give a prompt a line, as text or as JSON")
+        return [Prompt(line.removesuffix("\r"), None, params) for line in lines if line.strip()]
+    except (OSError, EOFError, zlib.error) as error:
+        raise ConfigError(f"{source}: cannot be read, or a damaged .gz ({error})") from None
+
+
+def _is_json(line: str) -> bool:
+    """Return whether a line begins an array of texts or objects, or is an object with a key of ours."""
+    text = line.strip()
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError):
+        return text == "[" or (text.startswith(('["', "[{")) and text.endswith(","))
+    if isinstance(row, list):
+        return bool(row) and all(isinstance(each, (str, dict)) for each in row)
+    return isinstance(row, dict) and not row.keys().isdisjoint((*_CONTENTS, "body"))
 
 
 def _read_lines(file: BinaryIO, source: str) -> Iterator[str]:
@@ -136,29 +151,16 @@ def _read_lines(file: BinaryIO, source: str) -> Iterator[str]:
             raise ConfigError(f"{source}:{number}: not UTF-8 ({error.reason} at byte {error.start})") from None
 
 
-def _lines(lines: Iterator[str], params: SamplingParams) -> Iterator[Prompt]:
-    for line in lines:
-        if line.strip():
-            yield Prompt(line.removesuffix("\r"), None, params)
-
-
-def _json_lines(lines: Iterator[str], params: SamplingParams, source: str) -> Iterator[Prompt]:
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                yield _row(strict_json.loads(line), params)
-            except json.JSONDecodeError as error:
-                raise ConfigError(f"{source}:{number}: not JSON: {error.msg} at column {error.colno}") from None
-            except RecursionError:
-                raise ConfigError(f"{source}:{number}: not JSON: nested too deep") from None
-            except ConfigError as error:
-                raise ConfigError(f"{source}:{number}: {error}") from None
-            except ValueError:  # Python reads no integer of more than 4,300 digits
-                raise ConfigError(f"{source}:{number}: not JSON: a number has too many digits") from None
+def _json_prompts(rows: Iterator[tuple[int, Any]], params: SamplingParams, source: str) -> Iterator[Prompt]:
+    for number, row in rows:
+        try:
+            yield _row({"prompt": row} if isinstance(row, str) else row, params)
+        except ConfigError as error:
+            raise ConfigError(f"{source}:{number}: {error}") from None
 
 
 def _row(row: Any, params: SamplingParams) -> Prompt:
-    """Read one object of a JSONL file."""
+    """Read one object of JSON."""
     if not isinstance(row, dict):
         raise ConfigError('must be an object such as {"prompt": "..."}')
     custom_id = None

@@ -17,7 +17,7 @@ from ..conf.schema import HardwareConfig, ParallelConfig
 from ..parallel.control import Endpoint
 from ..parallel.real_placement import Place, in_order, stages_together
 from ..runtime.pipeline.protocol import PipelineError
-from .local_ray import INIT_OPTIONS, LocalRay
+from .local_ray import LocalRay, init_options
 from .stderr_log import messages_on_stderr
 
 _RAY_ENV = {
@@ -76,7 +76,9 @@ class RayLauncher:
         self._places: dict[Any, Any] = {}  # by actor: the reference of its `place`
         self._bundles: dict[Any, int] = {}  # by actor: its bundle of the placement group
         self._spares: list[Any] = []
+        self._unused: set[int] = set()  # ranks whose actors have no run yet, since Ray was started anew
         self._parallel: ParallelConfig | None = None
+        self._cluster = ClusterConfig()
         self._uses_gpu = False
         self._group: Any = None
         self._connected = False  # to Ray, by this launcher, which must then disconnect
@@ -85,13 +87,16 @@ class RayLauncher:
     def check(self, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
         """Check that a given address answers as Ray does; Ray itself takes up to minutes to find that nothing does."""
         address = parallel.ray_address or os.environ.get("RAY_ADDRESS", "")
-        host, _, port = address.rpartition(":")
+        found = _found_by_ray() if address == "auto" else address
+        host, _, port = found.rpartition("://")[2].rpartition(":")
         if not host or "/" in host or not port.isdigit():
             return
+        hint = "" if found == address else "; start Ray there, or leave it out"
+        address += f" ({found})" if hint else ""
         try:
             speaks_grpc = _speaks_grpc(host, int(port))
         except OSError as error:
-            raise ConfigError(f"parallel.ray_address={address}: nothing answers there ({error})") from error
+            raise ConfigError(f"parallel.ray_address={address}: nothing answers there ({error}){hint}") from error
         if not speaks_grpc and os.environ.get("RAY_USE_TLS", "0") == "0":
             raise ConfigError(f"parallel.ray_address={address}: what answers there is not Ray's GCS (6379 by default)")
 
@@ -105,7 +110,8 @@ class RayLauncher:
             self._end_actors()
             self._place(parallel, cluster, uses_gpu)
             self._check_reach(endpoint)
-        self._parallel, self._uses_gpu = parallel, uses_gpu
+        self._parallel, self._cluster, self._uses_gpu = parallel, cluster, uses_gpu
+        self._unused = set()
         self._ended = {}
         self._runs = {}
         for rank in range(parallel.world_size):
@@ -131,10 +137,25 @@ class RayLauncher:
     def replace(self, ranks: Collection[int], endpoint: Endpoint) -> None:
         """End `ranks` and start others: spares while there are any, then new actors.
 
-        For each spare that is used, a new spare starts in the bundle of the dead rank.
+        For each spare that is used, a new spare starts in the bundle of the dead rank. Where the Ray that was started
+        here has died, another one is started first, which ends all ranks.
         """
-        assert self._parallel is not None
-        for rank in sorted(ranks):
+        if self._local is not None and (fault := self._local.fault):
+            self._start_ray_again(fault)
+        try:
+            for rank in sorted(ranks):
+                self._replace(rank, endpoint)
+        except Exception as error:
+            if self._local is None:
+                raise
+            self._start_ray_again(f"Ray on this machine has failed ({error})")  # one of its processes is just ending
+            for rank in sorted(ranks):
+                self._replace(rank, endpoint)
+
+    def _replace(self, rank: int, endpoint: Endpoint) -> None:
+        if rank in self._unused:
+            self._unused.discard(rank)
+        else:
             dead = self._actors[rank]
             self._kill(dead)
             self._runs = {run: of for run, of in self._runs.items() if of != rank}
@@ -146,7 +167,23 @@ class RayLauncher:
                 self._spares.append(new)
             else:
                 self._actors[rank] = new
-            self._run(rank, endpoint)
+        self._run(rank, endpoint)
+
+    def _start_ray_again(self, fault: str) -> None:
+        """End what is left of the Ray that has died, and place all ranks on a new one.
+
+        Raises:
+            PipelineError: it does not start.
+        """
+        assert self._parallel is not None
+        try:
+            self.shutdown()
+            self._connect(self._parallel)
+            self._place(self._parallel, self._cluster, self._uses_gpu)
+        except Exception as error:
+            raise PipelineError(f"{fault}, and cannot be started again: {error}") from error
+        self._ended = {}
+        self._unused = set(range(self._parallel.world_size))
 
     def unplaced(self) -> set[int]:
         """See `Launcher.unplaced`. A rank has no place if its bundle lies on no node that is alive."""
@@ -199,7 +236,7 @@ class RayLauncher:
         on_term = signal.getsignal(signal.SIGTERM)
         try:
             if address:
-                ray.init(address=address, **INIT_OPTIONS)
+                ray.init(address=address, **init_options())
             else:
                 self._local = LocalRay(max(os.cpu_count() or 1, parallel.world_size + parallel.spares))
         except (ConnectionError, ray.exceptions.RayError) as error:
@@ -315,15 +352,12 @@ class RayLauncher:
             )
 
     def poll(self) -> dict[int, str]:
-        """See `Launcher.poll`.
-
-        Raises:
-            PipelineError: the Ray that this process started has ended.
-        """
+        """See `Launcher.poll`. The end of the Ray that this process started is that of all ranks."""
         import ray
 
         if self._local is not None and (fault := self._local.fault):
-            raise PipelineError(fault)
+            assert self._parallel is not None
+            return dict.fromkeys(range(self._parallel.world_size), fault)
         done, _ = ray.wait(list(self._runs), num_returns=len(self._runs), timeout=0) if self._runs else ([], [])
         for ref in done:
             rank = self._runs.pop(ref)
@@ -394,6 +428,22 @@ class RayLauncher:
     def _forget_actors(self) -> None:
         self._actors, self._spares, self._group = [], [], None
         self._places, self._bundles, self._runs = {}, {}, {}
+
+
+def _found_by_ray() -> str:
+    """Return the address that `auto` stands for: of a Ray on this machine, or of the last one, which may have ended.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    from ray._private.services import canonicalize_bootstrap_address
+
+    try:
+        return str(canonicalize_bootstrap_address("auto"))
+    except ConnectionError:
+        raise ConfigError(
+            "parallel.ray_address=auto: no Ray runs on this machine; start one, or leave it out"
+        ) from None
 
 
 def _speaks_grpc(host: str, port: int) -> bool:

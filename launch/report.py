@@ -13,6 +13,7 @@ from rich.text import Text
 
 from ..conf.errors import ConfigError, nearest
 from ..conf.schema import ReportConfig
+from ..conf.user_path import user_path
 from . import import_traces
 from .output_path import check_folder
 from .progress import print_words, shown, throughput
@@ -45,10 +46,10 @@ def prepare(config: ReportConfig, stdin: TextInput) -> list[RunFolder] | Importe
     if len(found) > 1 and config.sort not in keys:
         hint = nearest(config.sort, keys)
         raise ConfigError(f"sort={config.sort}: no number of these runs' summary.json{hint}")
-    if config.out is not None and Path(config.out).expanduser().exists() and not Path(config.out).expanduser().is_dir():
+    if config.out is not None and user_path(config.out, "out").exists() and not user_path(config.out, "out").is_dir():
         raise ConfigError(f"out={config.out}: must be a folder")
     if config.out is not None:
-        check_folder(Path(config.out).expanduser(), "out")
+        check_folder(user_path(config.out, "out"), "out")
     return found
 
 
@@ -106,7 +107,7 @@ def folders(paths: Sequence[str]) -> list[RunFolder]:
         raise ConfigError("runs: give one or more run folders, as in gapless report runs/DATE_TIME")
     found: dict[Path, RunFolder] = {}
     for text in paths:
-        path = Path(text).expanduser()
+        path = user_path(text)
         if not path.is_dir():
             raise ConfigError(f"{text}: {'not a folder' if path.exists() else 'no such folder'}")
         inside = [path] if is_run_folder(path) else sorted(_run_folders_below(path), key=_natural)
@@ -149,8 +150,8 @@ def _with_goodput(folder: RunFolder, config: ReportConfig) -> RunFolder:
 def _destination(config: ReportConfig) -> Path:
     """Choose the folder of a comparison: `out`, the one folder given, or a new one beside the first of several."""
     if config.out is not None:
-        return Path(config.out).expanduser()
-    first = Path(config.runs[0]).expanduser()
+        return user_path(config.out, "out")
+    first = user_path(config.runs[0])
     if len(config.runs) == 1:
         return first
     names = (NEW_FOLDER if number == 1 else f"{NEW_FOLDER}_{number}" for number in range(1, 10_000))
@@ -165,7 +166,7 @@ def _show_one(console: Console, config: ReportConfig, folder: RunFolder) -> None
 
     run = AnalysedRun.read(folder, config.slo)
     summary = run.summary
-    path = folder.path if config.out is None or config.import_ is not None else Path(config.out).expanduser()
+    path = folder.path if config.out is None or config.import_ is not None else user_path(config.out, "out")
     path.mkdir(parents=True, exist_ok=True)
     write_report(path, run, figures=config.figures)
     print_words(console, Text(folder.title, "bold"))

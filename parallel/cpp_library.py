@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from ..conf.user_cache import user_cache
+from ..conf.user_path import user_cache
 
 _log = logging.getLogger(__name__)
 _FLAGS = (

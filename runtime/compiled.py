@@ -25,7 +25,7 @@ from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
-from ..conf.user_cache import user_cache
+from ..conf.user_path import user_cache
 
 _log = logging.getLogger(__name__)
 MARKER = "# Compiled (see runtime/compiled.py)."

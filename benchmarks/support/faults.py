@@ -59,6 +59,15 @@ def ranks_below(pid: int) -> list[int]:
     return sorted(found)
 
 
+def ray_s_own_below(pid: int, name: str) -> int:
+    """Return the process of Ray's own below `pid` whose program or title ends with this name, such as `raylet`."""
+    for child in descendants_of(pid):
+        with suppress(OSError):
+            if Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")[0].rstrip().endswith(name.encode()):
+                return child
+    raise AssertionError(f"Ray has no {name}")
+
+
 def kill(pid: int) -> None:
     """End a process at once."""
     os.kill(pid, signal.SIGKILL)

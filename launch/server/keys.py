@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...conf.errors import ConfigError
+from ...conf.user_path import user_path
 
 _NAME = "key "
 
@@ -61,7 +62,7 @@ def _mark(key: bytes) -> str:
 
 def _read(file: Path) -> list[bytes]:
     try:
-        lines = file.expanduser().read_text(encoding="utf-8").splitlines()
+        lines = user_path(file, "serve.api_keys").read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"serve.api_keys=[@{file}]: cannot be read ({error})") from error
     keys = [line.strip().encode() for line in lines if line.strip()]

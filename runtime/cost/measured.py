@@ -10,6 +10,7 @@ from statistics import median
 
 from ...conf.errors import ConfigError
 from ...conf.schema import Architecture
+from ...conf.user_path import user_path
 from ...parallel.placement import StageLink, nodes_of_a_stage
 from .error import CostError
 from .interpolation import ChunkAttention, Curve, DecodeAttention, medians
@@ -101,7 +102,7 @@ def read_measured(
             number of nodes.
     """
     key = f"simulation.profile={path}"
-    folder = ProfileFolder(Path(path).expanduser(), key)
+    folder = ProfileFolder(user_path(path, "simulation.profile"), key)
     about = folder.about()
     for name, wanted in {**shape_of(arch), "tp": tp, "dtype": dtype}.items():
         found = {**about.shape, "tp": about.tp, "dtype": about.dtype}.get(name)

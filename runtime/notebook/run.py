@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...conf.errors import ConfigError, nearest
+from ...conf.user_path import user_path
 from ..core.run_record import RunRecord
 from ..drawing.chart import Chart
 from ..drawing.formatting import cause_label, ms_text, percent_text, seconds_text
@@ -40,7 +41,7 @@ def read_run(folder: str | Path) -> Run:
     Raises:
         ConfigError: not a run folder, or its summary is damaged.
     """
-    return Run(read_run_folder(Path(folder).expanduser()))
+    return Run(read_run_folder(user_path(folder)))
 
 
 class Run:

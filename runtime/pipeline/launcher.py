@@ -70,11 +70,7 @@ class Launcher(Protocol):
         ...
 
     def poll(self) -> dict[int, str]:
-        """Return the ranks that have ended by themselves, and how. It is called twice a second and more.
-
-        Raises:
-            PipelineError: what the ranks need of the launcher is gone.
-        """
+        """Return the ranks that have ended by themselves, and how. It is called twice a second and more."""
         ...
 
     def stop(self) -> None:

@@ -384,8 +384,8 @@ class RemotePipeline:
 
     def _check_launcher(self) -> None:
         self._launcher_checked = self.clock.now()
-        for rank in self._launcher.poll():
-            self._fail({rank: None})
+        if gone := self._launcher.poll():
+            self._fail(dict.fromkeys(gone))
 
     def _fail(self, failures: dict[int, RankFailure | None]) -> NoReturn:
         """Raise the error of the rank that caused `failures`, which need not be the first that was reported.
@@ -399,9 +399,9 @@ class RemotePipeline:
         while time.monotonic() < deadline:
             if any(f is not None and not f.secondary for f in failures.values()):
                 break
+            gone = self._launcher.poll()
             if is_repairable and None in failures.values():
                 break
-            gone = self._launcher.poll()
             if any(f is None for f in failures.values()) and set(gone) & {r for r, f in failures.items() if f is None}:
                 break
             for other, payload in self._server.poll(0.05):

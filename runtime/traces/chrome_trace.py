@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,13 @@ _AT_ONCE = 1 << 20  # characters
 _HEAD = 64 << 20  # most characters before the events: metadata; more is no trace
 _KEY = '"traceEvents"'
 _SPACE = " \t\r\n,"
+_DECODER = json.JSONDecoder(strict=False)  # names of kernels may hold raw tabs and line ends
+# What C++ streams write of numbers that are none, where JSON has no word and Python only NaN and Infinity.
+_NO_NUMBER = re.compile(r"(?<=[:\[,])(\s*)[-+]?(?:inf(?:inity)?|nan(?:\(\w*\))?)(?=\s*[,}\]])", re.IGNORECASE)
+
+
+class NoTraceError(ConfigError):
+    """The file is JSON, and no trace."""
 
 
 class ChromeTrace:
@@ -53,13 +61,13 @@ class ChromeTrace:
             while (place := rest.find(_KEY)) < 0:
                 more = file.read(_AT_ONCE)
                 if not more or len(rest) > _HEAD:
-                    raise ConfigError(f"{self.path}: not a Chrome trace, it has no traceEvents")
+                    raise NoTraceError(f"{self.path}: not a Chrome trace, it has no traceEvents")
                 rest += more
             before, rest = rest[:place], rest[place + len(_KEY) :]
         while "[" not in rest and (more := file.read(_AT_ONCE)):
             rest += more
         rest = rest[rest.find("[") + 1 :]
-        decode, end = json.JSONDecoder().raw_decode, 0
+        decode, end = _DECODER.raw_decode, 0
         while True:
             while end < len(rest) and rest[end] in _SPACE:
                 end += 1
@@ -67,17 +75,26 @@ class ChromeTrace:
                 break
             try:
                 event, end = decode(rest, end)
-            except ValueError:  # an event that goes on beyond what has been read
+            except ValueError:  # an event that goes on beyond what has been read, or holds what is no number
+                rest, end = rest[end:], 0
+                if (numbers := _with_nan(rest)) != rest:
+                    rest = numbers
+                    continue
                 more = file.read(_AT_ONCE)
                 if not more:
                     raise ConfigError(f"{self.path}: damaged or cut off, its list of events does not end") from None
-                rest, end = rest[end:] + more, 0
+                rest += more
                 continue
             if isinstance(event, dict):
                 yield event
         tail = rest[end + 1 :] + file.read()
         if before:
             try:
-                self.metadata = json.loads(before + _KEY + ":[]" + (tail if tail.strip() else "}"))
+                self.metadata = _DECODER.decode(_with_nan(before + _KEY + ":[]" + (tail if tail.strip() else "}")))
             except ValueError:
                 raise ConfigError(f"{self.path}: damaged or cut off after its events") from None
+
+
+def _with_nan(text: str) -> str:
+    """Return JSON with NaN in place of what is no number."""
+    return _NO_NUMBER.sub(r"\1NaN", text)

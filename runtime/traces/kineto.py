@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import re
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from ...conf.errors import ConfigError
-from .chrome_trace import ChromeTrace
+from .chrome_trace import ChromeTrace, NoTraceError
+from .nccl import Direction, ProcessGroups, Range, kind_of, transfer_of
 from .rank_trace import Engine, RankTrace, Step, Transfer, merged, with_times, without
 from .step_names import step_of
 
 _SUFFIXES = (".json", ".json.gz")
-_DEVICE = ("kernel",)
-_SEND_RECEIVE = re.compile(r"nccl(Dev)?Kernel_?(Generic_)?SendRecv", re.IGNORECASE)  # both directions have one kernel
+_COMPARED = 64  # events that tell whether one file holds another's
 _CPU_TRANSFER = re.compile(r"(?:gloo|mpi|ucc):(send|recv)\b|_C::shm_(send|recv)_tensor_list")
-_NCCL_RANGE = re.compile(r"nccl:(send) \d+->(\d+)|nccl:(recv) \d+<-(\d+)")
 _OTHER_COMMUNICATION = re.compile(r"c10d::(send|recv)|record_param_comms|gloo:|nccl:")
 _BACKWARD = "autograd::engine::evaluate_function"
 _VLLM_PROCESS = re.compile(r"Worker(?:_DP(\d+))?(?:_PP(\d+))?(?:_TP(\d+))?")
@@ -30,15 +30,6 @@ _FILE_NUMBERS = {
     "dp": re.compile(r"(?:^|[-_.])dp-?(\d+)", re.IGNORECASE),
     "rank": re.compile(r"(?:^|[-_.])rank[-_]?(\d+)", re.IGNORECASE),
 }
-_BYTES_OF_TYPES = {
-    8: "double float64 long int64",
-    4: "float float32 int int32",
-    2: "half float16 bfloat16 short",
-    1: "byte char uint8 int8 bool",
-}
-_BYTES = {name: size for size, names in _BYTES_OF_TYPES.items() for name in names.split()}
-
-Direction = Literal["send", "recv"]
 
 
 def read_kineto(paths: Iterable[Path]) -> list[RankTrace]:
@@ -49,33 +40,50 @@ def read_kineto(paths: Iterable[Path]) -> list[RankTrace]:
     Raises:
         ConfigError: no trace there, one that is damaged or no trace of inference, or two of one rank.
     """
-    files = trace_files(paths)
-    read = [_File.of(path) for path in files]
-    ranked = [file for file in read if file.is_rank]
+    read = _read(paths)
+    others = [file for file in read if not file.is_rank]
+    ranks = [file for file in read if file.is_rank]
+    of_several = [f for f in ranks if f.is_merged or sum(f.includes(other) for other in ranks) > 1]
+    ranked = [file for file in ranks if file not in of_several]
+    if not ranks:
+        raise ConfigError(f"{read[0].path}: no trace of a rank: neither kernels nor operators in it")
     if not ranked:
-        raise ConfigError(f"{files[0]}: no trace of a rank: neither kernels nor operators in it")
+        raise ConfigError(f"{ranks[0].path}: holds the events of several ranks; give the ranks' own files")
+    by_rank: dict[str, _File] = {}
     for number, file in enumerate(ranked):
-        if file.rank is None:
-            file.rank = number
-    by_rank: dict[int, _File] = {}
-    for file in ranked:
-        assert file.rank is not None
-        if file.rank in by_rank:
+        numbers = ", ".join(f"{name} {value}" for name, value in file.numbers.items()) or str(file.path)
+        where = numbers if file.rank is None else f"rank {file.rank}"
+        if (other := by_rank.setdefault(where, file)) is not file:
             raise ConfigError(
-                f"{by_rank[file.rank].path.name} and {file.path.name} are both of rank {file.rank}: keep the traces of "
-                "one recording"
+                f"{other.path.name} and {file.path.name} are both of {where}: keep the traces of one recording"
             )
-        by_rank[file.rank] = file
+        file.rank = number if file.rank is None else file.rank
     replica = min(file.replica for file in ranked)
-    own = [by_rank[rank] for rank in sorted(by_rank) if by_rank[rank].replica == replica]
+    own = sorted((file for file in ranked if file.replica == replica), key=lambda file: file.rank or 0)
     origin = min(file.base_ns for file in own)
     last = max((file.stage or 0 for file in own), default=0)
     traces = [file.trace(origin, last) for file in own]
     if len(own) < len(ranked):
         traces[0].notes.append(f"{len(ranked) - len(own)} ranks of other data-parallel replicas are left out.")
-    if skipped := [file.path.name for file in read if not file.is_rank]:
-        traces[0].notes.append(f"Left out, as it is not a rank's: {', '.join(skipped)}.")
+    for why, files in (("is not a rank's", others), ("holds the events of several ranks", of_several)):
+        if files:
+            traces[0].notes.append(f"Left out, as it {why}: {', '.join(sorted(file.path.name for file in files))}.")
     return traces
+
+
+def _read(paths: Iterable[Path]) -> list[_File]:
+    """Read each file. One that a folder holds and that is no trace is kept as an empty one."""
+    given = list(paths)
+    read, foreign = [], []
+    for path in trace_files(given):
+        try:
+            read.append(_File.of(path))
+        except NoTraceError as error:
+            foreign.append((_File(path), error))
+    for file, why in foreign:
+        if file.path in given or not read:
+            raise why
+    return [*read, *(file for file, _ in foreign)]
 
 
 def trace_files(paths: Iterable[Path]) -> list[Path]:
@@ -88,14 +96,15 @@ def trace_files(paths: Iterable[Path]) -> list[Path]:
     for path in paths:
         if not path.exists():
             raise ConfigError(f"{path}: no such file or folder")
-        inside = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.name.endswith(_SUFFIXES))
+        files = [path] if path.is_file() else sorted(path.iterdir())
+        inside = [file for file in files if file is path or file.name.lower().endswith(_SUFFIXES)]
         if not inside:
             raise ConfigError(f"{path}: holds no trace, which is a .json or .json.gz file")
         found += inside
     return found
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _File:
     """What is kept of one file. Times are microseconds from `base_ns`, in nanoseconds."""
 
@@ -112,7 +121,11 @@ class _File:
     operators: dict[Any, tuple[array[float], array[float]]] = field(default_factory=dict)  # by thread
     steps: dict[str, list[tuple[Step, Any]]] = field(default_factory=dict)  # by category; with their thread
     transfers: list[tuple[Direction | None, Transfer]] = field(default_factory=list)  # NCCL kernels
-    ranges: list[tuple[Direction, Transfer]] = field(default_factory=list)  # NCCL's annotations on the device
+    unnamed: list[tuple[str, Transfer]] = field(default_factory=list)  # NCCL kernels that do not say what they do
+    ranges: list[Range] = field(default_factory=list)  # NCCL's annotations on the device
+    groups: ProcessGroups = field(default_factory=ProcessGroups)
+    processes: dict[str, set[str]] = field(default_factory=dict)  # by category: processes or devices of its events
+    numbers: dict[str, int] = field(default_factory=dict)  # that the file's name says
     cpu_transfers: list[tuple[Direction, Transfer]] = field(default_factory=list)
 
     @classmethod
@@ -123,7 +136,7 @@ class _File:
             try:
                 if event.get("ph") == "X":
                     if first is None:
-                        first = float(int(event["ts"]))
+                        first = float(int(float(event["ts"])))
                     file._take(event, float(event["ts"]) - first, float(event.get("dur", 0.0)))
                 elif event.get("ph") == "M" and event.get("name") == "process_name":
                     file._take_process(str(event.get("args", {}).get("name", "")))
@@ -138,6 +151,22 @@ class _File:
     def is_rank(self) -> bool:
         return bool(self.kernels[0]) or (bool(self.operators) and (self.has_rank or bool(self.steps)))
 
+    @property
+    def is_merged(self) -> bool:
+        """Whether it holds the events of several ranks: of more than one device, or of several processes of a CPU."""
+        return len(self.processes.get("kernel" if self.kernels[0] else "cpu_op", ())) > 1
+
+    @property
+    def _times_ns(self) -> list[int]:
+        starts = self.kernels[0] or next((starts for starts, _ in self.operators.values()), self.kernels[0])
+        return [self.base_ns + round(start * 1e3) for start in starts]
+
+    def includes(self, other: _File) -> bool:
+        """Return whether it begins with all that the other file begins with, and holds more, as a merged file does."""
+        if len(self.kernels[0]) <= len(other.kernels[0]):
+            return False
+        return set(other._times_ns[:_COMPARED]) <= set(self._times_ns)
+
     def _take_metadata(self, metadata: dict[str, Any], first: float) -> None:
         self.base_ns = int(metadata.get("baseTimeNanoseconds") or 0) + int(first) * 1000
         self.host = str(metadata.get("host_name") or metadata.get("hostname") or "")
@@ -146,7 +175,9 @@ class _File:
         info = metadata.get("distributedInfo")
         if isinstance(info, dict) and isinstance(info.get("rank"), int):
             self.rank, self.has_rank = info["rank"], True
+            self.groups.add_config(info.get("pg_config"))
         numbers = {name: int(found[1]) for name, p in _FILE_NUMBERS.items() if (found := p.search(self.path.name))}
+        self.numbers = numbers
         self.rank = numbers.get("rank") if self.rank is None else self.rank
         self.stage = numbers.get("pp") if self.stage is None else self.stage
         self.tensor_rank = self.tensor_rank or numbers.get("tp", 0)
@@ -161,9 +192,20 @@ class _File:
 
     def _take(self, event: dict[str, Any], start: float, seconds: float) -> None:
         category, name, end = event.get("cat"), event["name"], start + seconds
-        if category in _DEVICE:
-            if _SEND_RECEIVE.match(name):
-                self.transfers.append(_nccl_transfer(event.get("args") or {}, start, end))
+        if not math.isfinite(end):
+            raise ValueError(f"its times are {start} and {seconds}")
+        if category in ("kernel", "cpu_op"):
+            self.processes.setdefault(category, set()).add(str(event.get("pid")))
+        if category == "kernel":
+            arguments = event.get("args") or {}
+            kind = kind_of(name, arguments)
+            if kind != "compute":
+                direction, transfer = transfer_of(arguments, start, end)
+                self.groups.add(transfer.group, arguments.get("Process Group Ranks"))
+                if kind == "unknown":
+                    self.unnamed.append((name, transfer))
+                else:
+                    self.transfers.append((direction, transfer))
             else:
                 self.kernels[0].append(start)
                 self.kernels[1].append(end)
@@ -181,9 +223,8 @@ class _File:
                 step, engine = named
                 self.steps.setdefault(category, []).append((step, event.get("tid")))
                 self.engine = engine if self.engine == "unknown engine" else self.engine
-            elif category == "gpu_user_annotation" and (nccl := _NCCL_RANGE.match(name)):
-                direction, peer = (nccl[1], nccl[2]) if nccl[1] else (nccl[3], nccl[4])
-                self.ranges.append((_direction(direction), Transfer(start, end, int(peer))))
+            elif category == "gpu_user_annotation" and (nccl := Range.of(name, start, end)):
+                self.ranges.append(nccl)
             elif category == "user_annotation" and (gloo := _CPU_TRANSFER.match(name)):
                 self.cpu_transfers.append((_direction(gloo[1] or gloo[2]), Transfer(start, end)))
 
@@ -198,8 +239,8 @@ class _File:
                 "sends and receives, and what they held is unknown."
             )
         if on_device:
+            transfers = self._directed(steps, last_stage, notes)
             computes = merged(*self.kernels)
-            transfers = self._directed(steps, last_stage)
         else:
             threads = {thread for _, thread in self.steps.get("user_annotation", [])} & set(self.operators)
             used = [self.operators[thread] for thread in threads] or list(self.operators.values())
@@ -254,30 +295,48 @@ class _File:
                 kept.append(step)
         return kept
 
-    def _directed(self, steps: Sequence[Step], last_stage: int) -> list[tuple[Direction, Transfer]]:
+    def _directed(self, steps: Sequence[Step], last_stage: int, notes: list[str]) -> list[tuple[Direction, Transfer]]:
         """Return NCCL's sends and receives, each with its direction.
 
         It is the kernel's own, that of the range around it, or, where the engine calls NCCL past torch, told by its
         place: the first stage sends, the last receives, and one between receives before a step and sends after it.
+        A kernel of which nothing says what it does becomes compute. `notes` get a line about each kind of loss.
         """
+        assert self.rank is not None
         known: list[tuple[Direction, Transfer]] = []
-        ranges = sorted(self.ranges, key=lambda found: found[1].start)
-        starts = np.array([found.start for _, found in ranges])
-        for direction, transfer in self.transfers:
-            if direction is None and len(ranges):
-                place = int(np.searchsorted(starts, transfer.start, side="right")) - 1
-                if place >= 0 and transfer.start <= ranges[place][1].end:
-                    direction = ranges[place][0]
-                    transfer = replace(transfer, peer=ranges[place][1].peer)
-            if direction is None and self.stage is not None and last_stage:
+        ranges = sorted(self.ranges, key=lambda found: found.start)
+        starts = np.array([found.start for found in ranges])
+        unsaid: dict[str, float] = {}  # by what becomes of it: microseconds
+        kernels = [*(("", *found) for found in self.transfers), *((name, None, found) for name, found in self.unnamed)]
+        for name, direction, transfer in kernels:
+            place = int(np.searchsorted(starts, transfer.start, side="right")) - 1
+            around = ranges[place] if place >= 0 and transfer.start <= ranges[place].end else None
+            if around is not None and around.direction is not None and direction is None:
+                direction = around.direction
+                transfer = replace(transfer, peer=self.groups.peer(around, transfer.group, self.rank))
+            if name and direction is None:
+                self.kernels[0].append(transfer.start)
+                self.kernels[1].append(transfer.end)
+                if around is not None:
+                    continue
+            elif direction is None and self.stage is not None and last_stage:
                 if self.stage in (0, last_stage):
                     direction = "send" if self.stage == 0 else "recv"
                 else:
                     direction = _by_place(transfer, steps)
             if direction is not None:
                 known.append((direction, transfer))
-        if not self.transfers:
-            known = list(ranges)
+            else:
+                kernel = name.partition("(")[0]
+                what = f"{kernel} (sends, receives or sums) count as compute" if name else "transfers are left out"
+                unsaid[what] = unsaid.get(what, 0.0) + transfer.end - transfer.start
+        for what, took in unsaid.items():
+            notes.append(f"{self.path.name}: {took / 1e6:.3f} s of {what}: the trace does not say which they are.")
+        if not kernels:
+            for found in ranges:
+                if found.direction is not None:
+                    peer = self.groups.peer(found, "", self.rank)
+                    known.append((found.direction, Transfer(found.start, found.end, peer)))
         return known
 
 
@@ -292,21 +351,6 @@ def _by_place(transfer: Transfer, steps: Sequence[Step]) -> Direction | None:
     since = min((transfer.start - step.end for step in steps if step.end <= transfer.start), default=np.inf)
     until = min((step.start - transfer.end for step in steps if step.start >= transfer.end), default=np.inf)
     return "recv" if until < since else "send"
-
-
-def _nccl_transfer(arguments: dict[str, Any], start: float, end: float) -> tuple[Direction | None, Transfer]:
-    name = str(arguments.get("Collective name", ""))
-    direction: Direction | None = "send" if name == "send" else "recv" if name.startswith("recv") else None
-    peer = arguments.get("Dst Rank" if direction == "send" else "Src Rank") if direction else None
-    elements = arguments.get("In msg nelems") or arguments.get("Out msg nelems")
-    size = _BYTES.get(str(arguments.get("dtype", "")).lower())
-    return direction, Transfer(
-        start,
-        end,
-        peer if isinstance(peer, int) else None,
-        elements * size if size and isinstance(elements, int) else None,
-        str(arguments.get("Process Group Name", "")),
-    )
 
 
 def _edges(steps: Iterable[Step]) -> tuple[list[float], list[float]]:

@@ -20,8 +20,9 @@ def run_of_log(paths: Sequence[Path]) -> ImportedRun:
     Raises:
         ConfigError: no log there has iterations.
     """
-    path = log_file(paths)
-    iterations = read_iterations(path)
+    left_out: list[str] = []
+    path = log_file(paths, left_out)
+    iterations = read_iterations(path, left_out)
     begin, end, off = iteration_times(iterations)
     steps = [
         named(Step(start, until), iteration)
@@ -32,6 +33,7 @@ def run_of_log(paths: Sequence[Path]) -> ImportedRun:
         "result; what each stage did meanwhile only a trace of the ranks says.",
         f"{path.name}: iterations are as long as the log says; where they lie, and the idle time in all, may be off by "
         f"{off * 1e3:.0f} ms.",
+        *left_out,
     ]
     trace = RankTrace(path.name, 0, 0, engine="vLLM", computes=merged(begin, end), steps=steps, notes=notes)
     run = run_of_traces([trace])

@@ -13,7 +13,7 @@ from ..core.messages import Span
 from ..core.run_record import DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord, Unknown, Wait
 from .common_clock import align_clocks
 from .matching import MatchedTransfer, match_transfers, shift_between
-from .rank_trace import Engine, RankTrace, Step
+from .rank_trace import Engine, RankTrace, Step, Transfer
 from .scheduler_view import depth_of, waits_of_first_stage
 from .stage_spans import StageSpan, stage_spans
 
@@ -104,11 +104,19 @@ def with_stages(traces: Sequence[RankTrace], notes: list[str]) -> list[RankTrace
     if all(trace.stage is not None for trace in traces):
         return list(traces)
     by_rank = {trace.rank: trace for trace in traces}
-    follows = {
-        trace.rank: peer
-        for trace in traces
-        if (peer := _peer_of(trace)) in by_rank and peer is not None and peer > trace.rank
-    }
+    follows: dict[int, int] = {}
+    for trace in traces:
+        receiver, sender = _peer_of(trace.sends), _peer_of(trace.receives)
+        if receiver in by_rank and receiver is not None and receiver > trace.rank:
+            follows[trace.rank] = receiver
+        if sender in by_rank and sender is not None and sender < trace.rank:
+            follows.setdefault(sender, trace.rank)
+    alone = [by_rank[rank] for rank in sorted(by_rank.keys() - follows.keys() - set(follows.values()))]
+    if follows and alone:
+        raise ConfigError(
+            f"{alone[0].name}: the stage of rank {alone[0].rank} is unknown, as it sends to no other rank here and "
+            "receives from none; leave it out, or say the stage in the names of all files, as in TP-0-PP-1"
+        )
     stage = dict.fromkeys(by_rank, 0)
     for rank in sorted(by_rank):
         if rank in follows:
@@ -119,8 +127,8 @@ def with_stages(traces: Sequence[RankTrace], notes: list[str]) -> list[RankTrace
     return [replace(trace, stage=stage[trace.rank]) for trace in traces]
 
 
-def _peer_of(trace: RankTrace) -> int | None:
-    peers = Counter(send.peer for send in trace.sends if send.peer is not None)
+def _peer_of(transfers: Sequence[Transfer]) -> int | None:
+    peers = Counter(transfer.peer for transfer in transfers if transfer.peer is not None)
     return peers.most_common(1)[0][0] if peers else None
 
 

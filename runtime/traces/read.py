@@ -18,7 +18,8 @@ def _kineto(paths: Sequence[Path]) -> ImportedRun:
     if not all(step.has_tokens for trace in traces for step in trace.steps):
         folders = [path for path in paths if path.is_dir()]
         if any(logs_in(folder) for folder in folders):
-            traces[0].notes += name_steps(traces, read_iterations(log_file(folders)))
+            notes = traces[0].notes
+            notes += name_steps(traces, read_iterations(log_file(folders, notes), notes))
     return run_of_traces(traces)
 
 

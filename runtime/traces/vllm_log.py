@@ -12,11 +12,15 @@ ends no earlier than the one before it and its own elapsed time, and no later th
 
 from __future__ import annotations
 
+import gzip
+import io
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,17 +28,21 @@ from ...conf.errors import ConfigError
 from ..core.micro_batch_columns import Floats
 from .rank_trace import Step
 
-_COLOR = re.compile(r"\x1b\[[0-9;]*m")
-_LINE = re.compile(
-    r"(?P<month>\d\d)-(?P<day>\d\d) (?P<time>\d\d:\d\d:\d\d)(?P<fraction>[.,]\d+)?\s.*?"
+_COLOR = re.compile(r"(?:\x1b|\\u001b|\\x1b|\\033)\[[0-9;]*[mK]", re.IGNORECASE)  # as it is, or in JSON
+_ITERATION = re.compile(
     r"(?:Engine (?P<engine>\d+): )?Iteration\((?P<index>\d+)\): "
     r"(?P<prefill_requests>\d+) context requests, (?P<prefill_tokens>\d+) context tokens, "
     r"(?P<decode_requests>\d+) generation requests, (?P<decode_tokens>\d+) generation tokens, "
     r"iteration elapsed time: (?P<elapsed>[\d.]+) ms(?P<dummy> \(dummy\))?"
 )
+_DATE = re.compile(r"(?P<month>\d\d)-(?P<day>\d\d)[ T](?P<time>\d\d:\d\d:\d\d)(?P<fraction>[.,]\d+)?")
+_PROCESS = re.compile(r"\(EngineCore[A-Za-z]*(?:_(?:DP)?(?P<engine>\d+))?(?: pid=(?P<pid>\d+))?")
+_SERVER = re.compile(
+    r"\s*(\[?pod/[^\s\]]+|[\w.-]+(?= +\| ))"
+)  # before the lines of `kubectl logs --prefix`, docker compose
 _LEAP_YEAR = 2000  # a line has no year
 _DAY = 86400.0
-_NAMES = ("*.log", "*.txt", "*.out")
+_NAMES = re.compile(r"\.(?:log|txt|out|err|jsonl)(?:[.-]\d+)*(?:\.gz)?$", re.IGNORECASE)
 _HOW = "start vLLM with --enable-logging-iteration-details, and without --disable-log-stats"
 
 
@@ -46,6 +54,7 @@ class Iteration:
         logged: when the line was written, in seconds of its year, by the log's own clock and time zone.
         resolution: seconds of the line's last digit.
         elapsed: seconds that the engine waited for the iteration's result.
+        server: what tells this engine from others of its number in one log: its server's name, or its process.
     """
 
     engine: int
@@ -57,63 +66,86 @@ class Iteration:
     prefill_tokens: int
     decode_requests: int
     decode_tokens: int
+    server: str = ""
 
 
-def read_iterations(path: Path) -> list[Iteration]:
+def read_iterations(path: Path, notes: list[str] | None = None) -> list[Iteration]:
     """Return the iterations of a log's engine in their order, without dummy ones of data parallelism.
 
-    Of a log of several runs of the server it is the run with the most iterations, of several engines the first.
+    Of several engines it is the first, by its number; of several runs of the server the one with the most iterations.
+    `notes` get a line about those that are left out.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: it has none, or one of them has no date.
     """
-    runs: list[list[Iteration]] = [[]]
-    lines = list(_lines(path))
-    engine = min((line.engine for line in lines), default=0)
-    for line in lines:
-        if line.engine != engine:
-            continue
-        last = runs[-1][-1] if runs[-1] else None
+    runs: dict[tuple[int, str], list[list[Iteration]]] = {}
+    total = 0
+    for line in _lines(path):
+        total += 1
+        own = runs.setdefault((line.engine, line.server), [[]])
+        last = own[-1][-1] if own[-1] else None
         if last is not None and line.index <= last.index:
-            runs.append([])
+            own.append([])
             last = None
         if last is not None and line.logged < last.logged - _DAY:  # over New Year's Eve
             line = replace(line, logged=line.logged + 366 * _DAY)
-        runs[-1].append(line)
-    longest = max(runs, key=len)
-    if not longest:
+        own[-1].append(line)
+    if not runs:
         raise ConfigError(f"{path}: no line of vLLM's iteration log; {_HOW}")
+    first = min(engine for engine, _ in runs)
+    longest = max((run for (engine, _), own in runs.items() if engine == first for run in own), key=len)
+    if notes is not None and len(longest) < total:
+        kept = f"engine {first} {longest[0].server}".strip()
+        of = "other runs of the server" if len(runs) == 1 else f"engines other than {kept}"
+        notes.append(f"{path.name}: {total - len(longest):,} of {total:,} iterations are left out, of {of}.")
     return longest
 
 
 def _lines(path: Path) -> Iterator[Iteration]:
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            for text in file:
-                found = _LINE.search(_COLOR.sub("", text)) if "Iteration(" in text else None
+        with path.open("rb") as raw:
+            is_gzip = raw.read(2) == b"\x1f\x8b"
+            raw.seek(0)
+            binary: Any = gzip.GzipFile(fileobj=raw) if is_gzip else raw
+            for number, text in enumerate(io.TextIOWrapper(binary, encoding="utf-8", errors="replace"), 1):
+                text = _COLOR.sub("", text) if "Iteration(" in text else ""
+                found = _ITERATION.search(text)
                 if found is not None and not found["dummy"]:
-                    yield _iteration(found)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+                    try:
+                        yield _iteration(text, found)
+                    except ValueError as error:
+                        raise ConfigError(f"{path}:{number}: {error}") from None
+    except (OSError, EOFError, zlib.error) as error:
+        what = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path}: cannot be read ({what})") from error
 
 
-def _iteration(found: re.Match[str]) -> Iteration:
-    fraction = (found["fraction"] or "").replace(",", ".")
-    date = f"{_LEAP_YEAR}-{found['month']}-{found['day']} {found['time']}"
-    try:
-        since = datetime.strptime(date, "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)
-    except ValueError:
-        raise ConfigError(f"{found[0]}: no such date") from None
+def _iteration(text: str, found: re.Match[str]) -> Iteration:
+    """Return the iteration of a line. Of several dates the finest counts, then the last before what the line says.
+
+    Raises:
+        ValueError: it has no date, or one that is none.
+    """
+    dates = list(_DATE.finditer(text))
+    if not dates:
+        raise ValueError("an iteration without its date and time, which vLLM's own format of logs has")
+    date = max(dates, key=lambda date: (len(date["fraction"] or ""), date.end() <= found.start(), date.start()))
+    fraction = (date["fraction"] or "").replace(",", ".")
+    since = datetime.strptime(f"{_LEAP_YEAR}-{date['month']}-{date['day']} {date['time']}", "%Y-%m-%d %H:%M:%S")
+    process, server = _PROCESS.search(text), _SERVER.match(text)
+    number = found["engine"] or (process["engine"] if process else None)
+    pid = f"pid {process['pid']}" if process and process["pid"] and number is None else ""
     return Iteration(
-        int(found["engine"] or 0),
+        int(number or 0),
         int(found["index"]),
-        (since - datetime(_LEAP_YEAR, 1, 1, tzinfo=UTC)).total_seconds() + float(fraction or 0.0),
+        (since - datetime(_LEAP_YEAR, 1, 1)).total_seconds() + float(fraction or 0.0),
         10.0 ** -max(0, len(fraction) - 1),
         float(found["elapsed"]) / 1e3,
         int(found["prefill_requests"]),
         int(found["prefill_tokens"]),
         int(found["decode_requests"]),
         int(found["decode_tokens"]),
+        " ".join(part for part in (server[1] if server else "", pid) if part),
     )
 
 
@@ -170,8 +202,8 @@ def taut_string(low: Floats, high: Floats) -> Floats:
     return line
 
 
-def log_file(paths: Iterable[Path]) -> Path:
-    """Return the log with the most iterations of those that `paths` are or hold.
+def log_file(paths: Iterable[Path], notes: list[str] | None = None) -> Path:
+    """Return the log with the most iterations of those that `paths` are or hold; `notes` get a line about the others.
 
     Raises:
         ConfigError: none has one.
@@ -179,7 +211,10 @@ def log_file(paths: Iterable[Path]) -> Path:
     candidates = list(dict.fromkeys(log for path in paths for log in logs_in(path)))
     most = max(candidates, key=lambda log: sum(1 for _ in _lines(log)), default=None)
     if most is None:
-        raise ConfigError(f"{next(iter(paths))}: holds no line of vLLM's iteration log ({', '.join(_NAMES)}); {_HOW}")
+        raise ConfigError(f"{next(iter(paths))}: holds no line of vLLM's iteration log (.log, .txt, .out, ...); {_HOW}")
+    if notes is not None and len(candidates) > 1:
+        others = ", ".join(log.name for log in candidates if log != most)
+        notes.append(f"{most.name} is the log with the most iterations; left out: {others}.")
     return most
 
 
@@ -193,7 +228,7 @@ def logs_in(path: Path) -> list[Path]:
         raise ConfigError(f"{path}: no such file or folder")
     if path.is_file():
         return [path]
-    files = sorted(file for name in _NAMES for file in path.glob(name) if file.is_file())
+    files = sorted(file for file in path.iterdir() if _NAMES.search(file.name) and file.is_file())
     return [file for file in files if next(_lines(file), None) is not None]
 
 

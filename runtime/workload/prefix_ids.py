@@ -36,7 +36,7 @@ class PrefixIds:
         """
         size = self.block_size
         parts = [
-            np.random.default_rng((seed, _SHARED_STREAM, number % (1 << 64), place)).integers(vocab_size, size=size)
+            np.random.default_rng((seed, _SHARED_STREAM, number, place)).integers(vocab_size, size=size)
             for place, number in enumerate(self.ids[: -(-num_tokens // size)])
         ]
         own = np.random.default_rng((seed, _OWN_STREAM, request)).integers(vocab_size, size=size)

@@ -5,6 +5,8 @@ The first turn of a conversation is a request's prompt. The length of the second
 
 from __future__ import annotations
 
+import codecs
+import zlib
 from pathlib import Path
 
 import msgspec
@@ -12,19 +14,18 @@ import numpy as np
 
 from ...conf import strict_json
 from ...conf.errors import ConfigError
+from ...conf.row_files import open_rows
+from ...conf.user_path import user_path
 from ...conf.workloads import ShareGptConfig
 from ...models.tokenizer import Tokenizer
 from .workload import LENGTH_STREAM, DrawnRequests
 
+_WRONG = "not ShareGPT's JSON, a list of {conversations: [{value: ...}]}"
 _MIN_TURN_TOKENS = 4  # conversations with shorter turns are skipped, as by `vllm bench serve`
 
 
-class _Turn(msgspec.Struct):
-    value: str = ""
-
-
 class _Conversation(msgspec.Struct):
-    conversations: list[_Turn] = []
+    conversations: list[msgspec.Raw] | None = None
 
 
 def draw(config: ShareGptConfig, num_requests: int | None, tokenizer: Tokenizer) -> DrawnRequests:
@@ -34,14 +35,17 @@ def draw(config: ShareGptConfig, num_requests: int | None, tokenizer: Tokenizer)
         ConfigError: the file is missing or is not ShareGPT's JSON, it has no usable conversation or fewer than
             `num_requests`, an object of it has a key twice, or the model has no tokenizer.
     """
-    conversations = _read(Path(config.path).expanduser())
+    conversations = _read(user_path(config.path, "workload.path"))
     order = np.random.default_rng((config.seed, LENGTH_STREAM)).permutation(len(conversations))
     prompts: list[list[int]] = []
     outputs: list[int] = []
     for index in order.tolist():
         if len(prompts) == num_requests:
             break
-        question, answer = _turns(conversations[index], config.path)
+        turns = _turns(conversations[index], config.path)
+        if turns is None:
+            continue
+        question, answer = turns
         ids = tokenizer.encode(question)
         length = config.output_len or len(tokenizer.encode(answer))
         if len(ids) >= _MIN_TURN_TOKENS and (length >= _MIN_TURN_TOKENS or config.output_len):
@@ -56,32 +60,33 @@ def draw(config: ShareGptConfig, num_requests: int | None, tokenizer: Tokenizer)
     return DrawnRequests(np.array([len(ids) for ids in prompts]), np.array(outputs), prompts=prompts)
 
 
-def _turns(conversation: msgspec.Raw, path: str) -> tuple[str, str]:
-    """Return the texts of a conversation's first two turns.
+def _turns(conversation: msgspec.Raw, path: str) -> tuple[str, str] | None:
+    """Return the texts of a conversation's first two turns; None where one of them has none.
 
     Raises:
         ConfigError: an object of its JSON has a key twice.
     """
     try:
-        question, answer, *_ = strict_json.loads(bytes(conversation).decode())["conversations"]
+        turns = strict_json.loads(bytes(conversation).decode())["conversations"][:2]
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    return question.get("value", ""), answer.get("value", "")
+    question, answer = (turn.get("value") if isinstance(turn, dict) else None for turn in turns)
+    return (question, answer) if isinstance(question, str) and isinstance(answer, str) else None
 
 
 def _read(path: Path) -> list[msgspec.Raw]:
-    """Return the JSON of each conversation that has two turns or more."""
-    if path.is_fifo():  # a command reads the file twice: for its check and for its run
-        raise ConfigError(f"workload.path={path}: a pipe; give a file")
-    decoder = msgspec.json.Decoder(_Conversation)
+    """Return the JSON of each conversation that has two turns or more, of an array or of JSON Lines."""
+    decoder = msgspec.json.Decoder(_Conversation | None)
     try:
-        rows = msgspec.json.decode(path.read_bytes(), type=list[msgspec.Raw])
-        return [row for row in rows if len(decoder.decode(row).conversations) >= 2]
-    except FileNotFoundError:
-        raise ConfigError(f"workload.path={path}: no such file") from None
-    except OSError as error:
-        raise ConfigError(f"workload.path={path}: {(error.strerror or 'cannot be read').lower()}") from None
+        with open_rows(path, "workload.path") as file:
+            data = file.read().removeprefix(codecs.BOM_UTF8)
+        if data.lstrip().startswith(b"["):
+            rows = msgspec.json.decode(data, type=list[msgspec.Raw])
+        else:
+            rows = [msgspec.Raw(line) for line in data.splitlines() if line.strip()]
+        found = [(row, decoder.decode(row)) for row in rows]
+        return [row for row, one in found if one is not None and len(one.conversations or ()) >= 2]
+    except (OSError, EOFError, zlib.error) as error:
+        raise ConfigError(f"workload.path={path}: cannot be read ({error})") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(
-            f"{path}: not ShareGPT's JSON, a list of {{conversations: [{{value: ...}}]}} ({error})"
-        ) from None
+        raise ConfigError(f"{path}: {_WRONG} ({error})") from None

@@ -17,8 +17,8 @@ def test_streams_outlive_faults_of_every_kind():
     with gapless_server(["parallel=pp2", "parallel.threads=1", "parallel.max_recoveries=20"]) as server:
         rng = random.Random(0)
         faults = Faults(server, rng)
-        rows, clients, _ = asyncio.run(torment(server, faults, ["garbage", "cut control"], 0.1, 7.0, 6, rng))
-        assert sorted(row["fault"] for row in rows) == ["cut control", "garbage"]
+        rows, clients, _ = asyncio.run(torment(server, faults, ["garbage", "agent", "cut control"], 0.1, 7.0, 6, rng))
+        assert sorted(row["fault"] for row in rows) == ["agent", "cut control", "garbage"]
         for row in rows:
             assert sum(row[f"{part}_s"] for part in PARTS) > 0
             assert row["pause_s"] > row["start_s"] > 0

@@ -188,6 +188,32 @@ def test_prompts_from_each_source(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        '["a", "b c"]',
+        '[\n "a",\n "b c"\n]\n',
+        '["a",\n{"prompt": "b c"}]',
+        '{"prompt": "a"}\n\n{"prompt": "b c"}',
+        '\ufeff\n{"prompt": "a"}\r\n{"prompt": "b c"}\r\n',
+    ],
+)
+@pytest.mark.parametrize("name", ["p.json", "P.JSONL", "p.txt", "p.jsonl.gz", ""])
+def test_prompts_as_json_are_known_by_what_they_are(text: str, name: str, tmp_path: Path) -> None:
+    if name:
+        raw = text.encode()
+        (tmp_path / name).write_bytes(gzip.compress(raw) if name.endswith("gz") else raw)
+    found = prompts_of(prompts=str(tmp_path / name)) if name else prompts_of(text)
+    assert [prompt.text for prompt in found] == ["a", "b c"]
+
+
+def test_prompts_that_look_like_json_stay_text(tmp_path: Path) -> None:
+    lines = ["[1, 2] is a list", '{"a": 1}', "[x for x in range(3)]", "[]"]
+    for first in range(len(lines)):
+        given = lines[first:] + lines[:first]
+        assert [prompt.text for prompt in prompts_of("\n".join(given))] == given
+
+
+@pytest.mark.parametrize(
     ("text", "line"),
     [
         ("{", "1: not JSON: Expecting property name enclosed in double quotes at column 2"),
@@ -216,6 +242,9 @@ def test_files_that_hold_no_prompts(tmp_path: Path) -> None:
         ("latin.txt", "é".encode("latin-1"), "not UTF-8"),
         ("empty.txt", b"", "no prompts in it"),
         ("empty.jsonl", b"\n", "no prompts in it"),
+        ("p.csv", b"id,Prompt,max_tokens\n1,a,3\n", r"p\.csv:1: the header of a CSV"),
+        ("p.jsonl", b"PAR1\x15", "a Parquet file"),
+        ("p.txt.gz", gzip.compress(b"a\nb\n" * 100)[:-9], "a damaged .gz"),
     ]:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(ConfigError, match=line):
@@ -242,6 +271,66 @@ def test_outputs_never_overwrite_what_is_needed(tmp_path: Path) -> None:
     assert swept.returncode == 2
     assert swept.stderr.startswith("gapless: error: outputs=o.jsonl: the runs of a sweep would overwrite it")
     assert [path.name for path in tmp_path.iterdir()] == ["p.jsonl"]
+
+
+BRIEF = ["prompt=x", "sampling.max_tokens=2", "print_texts=false"]
+
+
+@pytest.mark.parametrize("mode", ["w", "a"])
+@pytest.mark.parametrize(
+    ("name", "stream"),
+    [
+        ("/dev/stdout", "stdout"),
+        ("/proc/self/fd/1", "stdout"),
+        ("link", "stdout"),
+        ("log", "stdout"),
+        ("log", "stderr"),
+    ],
+)
+def test_outputs_beside_other_text_lose_none_of_it(name: str, stream: str, mode: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("from before\n")
+    (tmp_path / "link").symlink_to("log")
+    with log.open(mode) as file, (tmp_path / "other").open("w") as other:
+        streams = {"stdout": other, "stderr": other} | {stream: file}
+        assert Process(main, ["generate", *SMALL, *BRIEF, f"outputs={name}"], cwd=tmp_path, **streams).wait(60) == 0
+    lines = log.read_text().splitlines()
+    assert (lines[0] == "from before") is (mode == "a")
+    assert len([line for line in lines if line.startswith('{"index": 0, ')]) == 1
+    said = "tok/s" if stream == "stdout" else "loading the model"
+    assert any(said in line for line in lines)
+
+
+def test_outputs_into_a_pipe_reach_its_reader(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reader = subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE)
+    assert generate(*BRIEF, "outputs=pipe", cwd=tmp_path).returncode == 0
+    text, _ = reader.communicate(timeout=30)
+    assert json.loads(text)["index"] == 0
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_file_of_the_user_s_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine\n")
+    done = generate(*BRIEF, "outputs=notes.txt", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "gapless: error: outputs=notes.txt: holds something else than outputs; give another file\n",
+    )
+    assert (tmp_path / "notes.txt").read_text() == "mine\n"
+
+
+def test_outputs_replace_earlier_ones_behind_a_link(tmp_path: Path) -> None:
+    old = tmp_path / "old.jsonl"
+    old.write_text('{"index": 0, "prompt": "earlier"}\n')
+    old.chmod(0o640)
+    (tmp_path / "link").symlink_to("old.jsonl")
+    prompts = jsonl(tmp_path, '{"prompt": "a", "max_tokens": 40, "ignore_eos": true}\n{"prompt": "b"}\n')
+    done = generate(f"prompts={prompts}", "sampling.max_tokens=2", "outputs=link", "print_texts=false", cwd=tmp_path)
+    assert done.returncode == 0
+    assert (tmp_path / "link").is_symlink()
+    assert [row["prompt"] for row in rows(old)] == ["a", "b"]
+    assert old.stat().st_mode & 0o777 == 0o640
 
 
 def test_rows_that_no_file_can_hold_are_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -254,14 +254,16 @@ def test_a_signal_while_ray_starts_ends_the_run(how: signal.Signals, word: str, 
 @pytest.mark.parametrize(
     ("name", "of", "grid"), [("gcs_server", "GCS", "parallel=pp2"), ("raylet", "raylet", "parallel=tp2_pp2")]
 )
-def test_a_dead_ray_is_named(name: str, of: str, grid: str, tmp_path: Path) -> None:
-    with command(tmp_path, [*BENCH, grid]) as (driver, temporary):
+def test_a_dead_ray_that_may_not_be_repaired_is_named(name: str, of: str, grid: str, tmp_path: Path) -> None:
+    with command(tmp_path, [*BENCH, grid, "parallel.max_recoveries=0"]) as (driver, temporary):
         family = descendants_of(driver.pid)
         (victim,) = [pid for pid in family if program_of(pid) == name]
         os.kill(victim, signal.SIGKILL)
         _, stderr = driver.communicate(timeout=stretched(20))
-        assert stderr.splitlines()[-1] == (
-            f"gapless: error: Ray's {of} (pid {victim}) on this machine has died: killed by SIGKILL"
+        assert re.fullmatch(
+            rf"gapless: error: rank \d \(stage \d\) died: Ray's {of} \(pid {victim}\) on this machine has died: "
+            "killed by SIGKILL",
+            stderr.splitlines()[-1],
         )
         assert driver.returncode == 1
         assert_gone(family, within_s=10)

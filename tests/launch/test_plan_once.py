@@ -54,8 +54,8 @@ def test_a_command_plans_each_policy_once(arguments: list[str], num_plans: int, 
 def test_prompts_are_read_once(tmp_path: Path, plans: list[Plan], monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "prompts.txt").write_text("one\ntwo\n", encoding="utf-8")
     read: list[Path] = []
-    whole = prompts._open
-    monkeypatch.setattr(prompts, "_open", lambda path: read.append(path) or whole(path))
+    whole = prompts.open_rows
+    monkeypatch.setattr(prompts, "open_rows", lambda path, *rest: read.append(path) or whole(path, *rest))
     assert main(["generate", *TINY, "prompts=prompts.txt", "sampling.max_tokens=2"]) == 0
     assert [path.name for path in read] == ["prompts.txt"]
 

@@ -29,7 +29,9 @@ from gapless.runtime.core.run_record import FaultRecord
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.pipeline.protocol import PipelineError
 from tests.launch.test_failure import pids_of
+from tests.support.forked import finish
 from tests.support.process_launcher import ProcessLauncher
+from tests.support.processes import descendants_of, program_of
 from tests.support.strangers import Strangers
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7] * 8, [9] * 40, [11, 12]]
@@ -92,6 +94,30 @@ def test_killed_ranks_are_replaced_and_nothing_is_lost(
         check(first, "process", [0])
         check(second, "process", [last])
         Ledger(llm.record).check()
+
+
+def lose(name: str, expected: list[list[int]]) -> None:
+    """Run the prompts on a Ray of this process's own, one of whose processes ends, and check all."""
+    with LLM("tiny", pp=2, launcher=RayLauncher(), **LIMITS) as llm:
+        before = pids_of(llm)
+
+        def end() -> None:
+            (victim,) = [pid for pid in descendants_of(os.getpid()) if program_of(pid) == name]
+            kill(victim)
+
+        assert outputs_with(llm, [end]) == expected
+        assert not set(before) & set(pids_of(llm))
+        (fault,) = llm.record.faults
+        check(fault, "process", [0, 1])
+        assert "on this machine has died: killed by SIGKILL" in fault.text
+        Ledger(llm.record).check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["raylet", "gcs_server"])
+def test_a_ray_that_was_started_here_is_started_anew(name: str, expected: list[list[int]]) -> None:
+    done = finish(lose, name, expected)
+    assert done.returncode == 0, done.stderr
 
 
 @contextmanager

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import pty
 import re
 import struct
+import sys
 import termios
 from pathlib import Path
 
 import pytest
 
+from gapless.launch.cli import main
 from tests.support import forked
 
 WIDTHS = (60, 80, 120)
@@ -22,7 +25,7 @@ FRAME = re.compile(r"[│┃┏┓┗┛┡┩└┘├┤┳┻┼╇━─┬�
 def on_terminal(width: int, *arguments: str) -> list[str]:
     """Return the lines that a command prints on a terminal of this width, without styles."""
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
-    main, terminal = pty.openpty()
+    screen, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
     streams = {"stdin": terminal, "stdout": terminal, "stderr": terminal}
     process = forked.Process(forked.main, arguments, **streams, env=environment | {"TERM": "xterm"})
@@ -30,13 +33,13 @@ def on_terminal(width: int, *arguments: str) -> list[str]:
     printed = b""
     while True:
         try:
-            data = os.read(main, 1 << 16)
+            data = os.read(screen, 1 << 16)
         except OSError:  # the last writer is gone
             break
         if not data:
             break
         printed += data
-    os.close(main)
+    os.close(screen)
     text = printed.decode()
     assert process.wait(10) == 0, text
     return STYLES.sub("", text).replace("\r\n", "\n").splitlines()
@@ -134,3 +137,16 @@ def test_generate_prints_a_few_texts_and_where_the_rest_is(tmp_path: Path):
     assert re.findall(r"^(\d) · \d+ prompt tokens", text, re.MULTILINE) == ["0", "1", "2"]
     assert f"the texts of 3 more prompts in {tmp_path / 'run' / 'outputs.jsonl'}" in text.replace("\n", "")
     assert len((tmp_path / "run" / "outputs.jsonl").read_text().splitlines()) == 6
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_that_is_not_in_utf_8_gets_the_report(
+    encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
+    assert main(["simulate", "model=tiny", "workload.num_prompts=4", "workload.max_len=64", "workload.min_len=8"]) == 0
+    said = written.getvalue().decode(encoding)
+    assert "Idle time" in said
+    assert "report" in said

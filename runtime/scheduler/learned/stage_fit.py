@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from ....conf.errors import ConfigError
+from ....conf.user_path import user_path
 from ...core.features import FEATURES, Features, weigh, weigh_all
 from ...core.least_squares import non_negative
 
@@ -33,7 +33,7 @@ def read_profile(folder: str | None, num_stages: int) -> list[list[float]] | Non
     """
     if folder is None:
         return None
-    path = Path(folder).expanduser() / "stage_times.json"
+    path = user_path(folder, "scheduler.profile") / "stage_times.json"
     try:
         weights = msgspec.json.decode(path.read_bytes(), type=dict[str, list[object]])["weights"]
         profile = msgspec.convert(weights, list[list[float]])

@@ -110,7 +110,18 @@ def by_place(direction: str, start: float, end: float) -> Events:
     return [gpu_event("kernel", "ncclDevKernel_SendRecv", start, end)]
 
 
-@pytest.mark.parametrize("transfer", [by_arguments, by_range, by_place])
+def by_rccl(direction: str, start: float, end: float) -> Events:
+    """As on AMD, where the kernel's name tells sends from nothing else; its arguments do."""
+    (event,) = by_arguments(direction, start, end)
+    return [event | {"name": "ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)"}]
+
+
+def by_rccl_range(direction: str, start: float, end: float) -> Events:
+    kernel, around = by_range(direction, start, end)
+    return [kernel | {"name": "ncclDevKernel_Generic_4"}, around]
+
+
+@pytest.mark.parametrize("transfer", [by_arguments, by_range, by_place, by_rccl, by_rccl_range])
 def test_kernels_of_nccl(transfer: Callable[[str, float, float], Events], tmp_path: Path) -> None:
     for rank, events in enumerate(gpu_ranks(transfer)):
         process = {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": f"VLLM::Worker_PP{rank}"}}
@@ -120,7 +131,7 @@ def test_kernels_of_nccl(transfer: Callable[[str, float, float], Events], tmp_pa
     first, second = read_kineto([tmp_path])
     assert len(first.sends) == len(second.receives) == 4
     assert not first.receives
-    if transfer is by_arguments:
+    if transfer in (by_arguments, by_rccl):
         assert {(t.peer, t.bytes) for t in second.receives} == {(0, 2048)}
     run = run_of_traces([first, second])
     assert [m.prefill_tokens for m in run.record.micro_batches] == [64, 65, 66, 67]
@@ -129,6 +140,105 @@ def test_kernels_of_nccl(transfer: Callable[[str, float, float], Events], tmp_pa
     ledger = Ledger(run.record)
     ledger.check()
     assert [ledger.busy_seconds(stage) for stage in range(2)] == pytest.approx([0.08, 0.12])
+
+
+def write_ranks(folder: Path, ranks: list[Events], *, info: bool = True, **more: Any) -> None:
+    for rank, events in enumerate(ranks):
+        whole = {"traceEvents": events, **({"distributedInfo": {"rank": rank}} if info else {}), **more}
+        (folder / f"1763-TP-0-PP-{rank}.trace.json").write_text(json.dumps(whole))
+
+
+def notes_of(folder: Path) -> str:
+    """Return the notes of the run in a folder, after a look at its times: those of `gpu_ranks`."""
+    run = run_of_traces(read_kineto([folder]))
+    ledger = Ledger(run.record)
+    assert [ledger.busy_seconds(stage) for stage in range(2)] == pytest.approx([0.08, 0.12])
+    assert len(run.transfers[1]) == 4
+    return " ".join(run.record.notes)
+
+
+def test_files_that_are_no_rank_s_are_left_out_of_a_folder(tmp_path: Path) -> None:
+    write_ranks(tmp_path, gpu_ranks(by_arguments))
+    (tmp_path / "server_args.json").write_text('{"model_path": "Qwen/Qwen3-8B", "pp_size": 2}')
+    (tmp_path / "list.JSON").write_text('["a", 1]')
+    assert "Left out, as it is not a rank's: list.JSON, server_args.json." in notes_of(tmp_path)
+    with pytest.raises(ConfigError, match=r"server_args\.json: not a Chrome trace, it has no traceEvents"):
+        read_kineto([tmp_path / "server_args.json", *tmp_path.glob("1763*")])
+
+
+@pytest.mark.parametrize("info", [True, False])
+@pytest.mark.parametrize("renamed", [True, False])
+def test_a_merged_file_is_never_counted_again(renamed: bool, info: bool, tmp_path: Path) -> None:
+    """Beside its ranks it is left out; alone it is refused where its processes' names say that it is one."""
+    ranks = gpu_ranks(by_arguments)
+    write_ranks(tmp_path, ranks, info=info)
+    merged = [
+        event | {"pid": f"[TP00-PP0{rank}] 0" if renamed else 0}
+        for rank, events in enumerate(ranks)
+        for event in events
+    ]
+    whole = {"traceEvents": merged} | ({"distributedInfo": {"rank": 0}} if info else {})
+    (tmp_path / "all.json").write_text(json.dumps(whole))
+    assert "Left out, as it holds the events of several ranks: all.json." in notes_of(tmp_path)
+    if renamed:
+        with pytest.raises(ConfigError, match=r"all\.json: holds the events of several ranks; give the ranks' own"):
+            read_kineto([tmp_path / "all.json"])
+
+
+@pytest.mark.parametrize("info", [True, False])
+def test_two_recordings_of_a_rank_are_refused(info: bool, tmp_path: Path) -> None:
+    """As SGLang's by stage: a file of prompts and one of decodes for each rank."""
+    write_ranks(tmp_path, gpu_ranks(by_arguments), info=info)
+    for path in list(tmp_path.iterdir()):
+        (tmp_path / path.name.replace(".trace", "-DECODE.trace")).write_bytes(path.read_bytes())
+    with pytest.raises(ConfigError, match=r"are both of .*0: keep the traces of one recording"):
+        read_kineto([tmp_path])
+
+
+@pytest.mark.parametrize("groups", ["arguments", "config", "none"])
+def test_peers_within_a_group_are_ranks_of_the_job(groups: str, tmp_path: Path) -> None:
+    """Two tensor-parallel ranks a stage; both pipelines' groups, [0, 2] and [1, 3], say 0->1."""
+    members = [[0, 2], [1, 3]]
+    for rank in range(4):
+        stage, pair = rank // 2, members[rank % 2]
+        events = gpu_ranks(by_range)[stage]
+        for event in events:
+            if groups == "arguments" and event["name"] == "ncclDevKernel_SendRecv":
+                event["args"] = {"Process Group Name": "5", "Process Group Ranks": str(pair)}
+        config = [("0", [0, 1, 2, 3]), ("3", [rank // 2 * 2, rank // 2 * 2 + 1]), ("5", pair)]
+        info: dict[str, Any] = {"rank": rank}
+        if groups == "config":
+            info["pg_config"] = [{"pg_name": name, "ranks": ranks} for name, ranks in config]
+        whole = {"traceEvents": events, "distributedInfo": info}
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps(whole))
+    if groups == "none":
+        with pytest.raises(ConfigError, match=r"rank\d\.json: the stage of rank \d is unknown"):
+            run_of_traces(read_kineto([tmp_path]))
+    else:
+        assert "Of each stage one rank stands for all: 0, 2." in notes_of(tmp_path)
+
+
+def test_time_whose_kind_is_not_known_is_said(tmp_path: Path) -> None:
+    """Kernels of RCCL that nothing names, and a transfer of which nothing says in which direction it went."""
+    ranks = gpu_ranks(by_arguments)
+    ranks[0].append(gpu_event("kernel", "ncclDevKernel_Generic_2(x)", 0.005, 0.009))
+    ranks[0].append(gpu_event("kernel", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(x)", 0.03, 0.04))
+    ranks[0].append(gpu_event("kernel", "ncclDevKernel_SendRecv", 0.001, 0.003))
+    for rank, events in enumerate(ranks):
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps({"traceEvents": events}))
+    notes = notes_of(tmp_path)
+    assert "rank0.json: 0.004 s of ncclDevKernel_Generic_2 (sends, receives or sums) count as compute" in notes
+    assert "rank0.json: 0.002 s of transfers are left out: the trace does not say which they are." in notes
+    assert "AllReduce" not in notes
+
+
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan", "-nan", "NaN", "-Infinity", "-nan(ind)", "[nan, inf]"])
+def test_numbers_that_are_none_and_raw_control_characters(value: str, tmp_path: Path) -> None:
+    write_ranks(tmp_path, gpu_ranks(by_arguments), deviceProperties=[{"occupancy": "VALUE"}])
+    for path in tmp_path.iterdir():
+        text = path.read_text().replace('"VALUE"', value)
+        path.write_text(text.replace('"In msg nelems"', f'"a\tb: nan": {value}, "In msg nelems"'))
+    notes_of(tmp_path)
 
 
 def test_middle_ranks_send_after_a_step_and_receive_before_one(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ the torch profiler's traces of that run, which began with iteration 33.
 from __future__ import annotations
 
 import csv
+import gzip
+import json
 import re
 from pathlib import Path
 
@@ -141,11 +143,77 @@ def test_lines_of_other_versions(tmp_path: Path) -> None:
     assert [i.resolution for i in iterations] == [1.0, pytest.approx(1e-3)]
 
 
+WHAT = (
+    "0 context requests, 0 context tokens, 4 generation requests, 4 generation tokens, "
+    "iteration elapsed time: 200.00 ms"
+)
+
+
+def two_engines(folder: Path, form: str, name: str = "serve.log") -> Path:
+    """Write 20 iterations of each of two engines in turn, as a way of logging has them."""
+    lines = []
+    for index in range(20):
+        for engine in (0, 1):
+            second = f"{10 + index // 4:02d}"
+            usual = f"INFO 11-24 23:23:{second} [core.py:311] Iteration({index}): {WHAT}"
+            colored = f"\x1b[0;36m(EngineCore_DP{engine} pid={700 + engine})\x1b[0;0m {usual}"
+            fine = f"2025-11-24T23:23:{second}.{index % 4}00000001Z"
+            lines.append(
+                {
+                    "number": usual.replace("Iteration", f"Engine {engine:03d}: Iteration"),
+                    "process": colored,
+                    "process id": f"(EngineCore pid={700 + engine}) {usual}",
+                    "docker": f"{fine} {colored}",
+                    "compose": f"vllm-{engine}  | {usual}",
+                    "kubernetes": f"[pod/vllm-{engine}/server] {fine} {usual}",
+                    "container": f"{fine} stderr F {colored}",
+                    "json": json.dumps({"log": f"{colored}\n", "stream": "stderr", "time": fine}),
+                    "json message": json.dumps(
+                        {"time": fine, "message": f"Engine {engine:03d}: Iteration({index}): {WHAT}"}
+                    ),
+                }[form]
+            )
+    text = "\n".join(lines)
+    (folder / name).write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
+    return folder / name
+
+
+FINE = ("docker", "kubernetes", "container", "json", "json message")
+
+
+@pytest.mark.parametrize("form", ["number", "process", "process id", "compose", *FINE])
+def test_of_two_engines_in_one_log_one_is_read_and_the_other_named(form: str, tmp_path: Path) -> None:
+    notes: list[str] = []
+    iterations = read_iterations(two_engines(tmp_path, form), notes)
+    assert [iteration.index for iteration in iterations] == list(range(20))
+    assert iterations[-1].logged - iterations[0].logged == pytest.approx(4.3 if form in FINE else 4.0)
+    assert iterations[0].resolution == pytest.approx(1e-9 if form in FINE else 1.0)
+    (note,) = notes
+    assert note.startswith("serve.log: 20 of 40 iterations are left out, of engines other than engine 0")
+    assert note in run_of_log([tmp_path]).record.notes
+
+
+@pytest.mark.parametrize("name", ["vllm.log.gz", "VLLM.LOG", "vllm.log.1", "vllm.jsonl", "vllm.err"])
+def test_a_log_in_a_folder_is_found_and_others_are_named(name: str, tmp_path: Path) -> None:
+    two_engines(tmp_path, "process", name)
+    (tmp_path / "short.txt").write_text(f"INFO 11-24 23:23:10 [core.py:311] Iteration(0): {WHAT}")
+    notes = run_of_log([tmp_path]).record.notes
+    assert f"{name} is the log with the most iterations; left out: short.txt." in notes
+
+
+def test_an_iteration_without_a_date_is_refused_by_its_line(tmp_path: Path) -> None:
+    (tmp_path / "serve.log").write_text(f'start\n{{"ts": 1763.5, "msg": "Iteration(0): {WHAT}"}}')
+    with pytest.raises(ConfigError, match=r"serve\.log:2: an iteration without its date and time"):
+        run_of_log([tmp_path])
+
+
 def test_the_longest_run_of_a_log_counts(tmp_path: Path) -> None:
     lines = LOG.read_text().splitlines()[2:]
     log = tmp_path / "serve.log"
     log.write_text("\n".join([*lines[:5], *lines]))
-    assert len(read_iterations(log)) == 100
+    notes: list[str] = []
+    assert len(read_iterations(log, notes)) == 100
+    assert notes == ["serve.log: 5 of 105 iterations are left out, of other runs of the server."]
 
 
 @settings(max_examples=examples(100))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import itertools
 import json
 import re
 import shutil
@@ -236,6 +237,7 @@ def test_what_is_no_origin_is_said(origin: str) -> None:
         ("br", BODY, 415),
         ("gzip, gzip", BODY, 415),
     ],
+    ids=itertools.count(),
 )
 def test_compressed_bodies(server: Server, encoding: str, content: bytes, status: int) -> None:
     answer = httpx2.post(f"{server.url}/v1/completions", content=content, headers={"content-encoding": encoding})

@@ -146,7 +146,8 @@ def test_a_terminal_that_is_not_in_utf_8_gets_the_report(
     monkeypatch.chdir(tmp_path)
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
-    assert main(["simulate", "model=tiny", "workload.num_prompts=4", "workload.max_len=64", "workload.min_len=8"]) == 0
+    arguments = ["model=tiny", "parallel=local", "workload.num_prompts=4", "workload.max_len=64", "workload.min_len=8"]
+    assert main(["simulate", *arguments]) == 0
     said = written.getvalue().decode(encoding)
     assert "Idle time" in said
     assert "report" in said

@@ -95,6 +95,10 @@ def test_the_body_of_an_upgrade_is_no_request(server: Server) -> None:
         (POST + b"Transfer-Encoding: gzip, chunked\r\n", 400),
         (b"POST /v1/completions HTTP/1.0\r\nTransfer-Encoding: chunked\r\n", 400),
         (POST + b"Host: b\r\n", 400),
+        (b"GET /version HTTP/1.1\r\nHost: a b\r\n", 400),
+        (b"GET /version HTTP/1.1\r\nHost: a@b\r\n", 400),
+        (b"GET http:///version HTTP/1.1\r\nHost: a\r\n", 400),
+        (b"GET * HTTP/1.1\r\nHost: a\r\n", 400),
         (b"GET /version HTTP/1.1\r\n", 400),
         (b"GET /version HTTP/2.0\r\nHost: a\r\n", 400),
         (b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\n", 400),
@@ -108,6 +112,27 @@ def test_a_head_that_proxies_may_read_otherwise_is_refused(server: Server, head:
         got = sent(server, *pieces)
         assert statuses(got) == [status]
         assert set(json.loads(got.partition(b"\r\n\r\n")[2])) == {"error"}
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "same"),
+    [
+        ("GET", "/version/", "/version"),
+        ("GET", "/v1/models/?a=b", "/v1/models"),
+        ("GET", "http://b", "/"),
+        ("GET", "HTTP://b/version", "/version"),
+        ("GET", "http://b?a=b", "/"),
+        ("OPTIONS", "*", "/"),
+        ("GET", "/v1/models//", "/v1/models"),
+    ],
+)
+def test_the_forms_of_a_target(server: Server, method: str, target: str, same: str) -> None:
+    """None is answered with a redirect, which would be to another scheme or host than the client's behind a proxy."""
+    rest = b" HTTP/1.1\r\nHost: [::1]:80\r\nX-Request-Id: mine \t\r\nConnection: close\r\n\r\n"
+    found, expected = (sent(server, f"{method} {each}".encode() + rest) for each in (target, same))
+    assert statuses(found)[0] in (200, 204)
+    assert found.partition(b"\r\n\r\n")[2] == expected.partition(b"\r\n\r\n")[2]
+    assert b"x-request-id: mine\r\n" in found
 
 
 def test_an_answer_under_way_comes_whole_before_a_refusal_closes(server: Server) -> None:

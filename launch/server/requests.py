@@ -23,7 +23,9 @@ from .fields import check_fields
 
 M = TypeVar("M", bound="_Body")
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
+_ANY = ("seed", "top_k")  # of which -1 is vLLM's word for any
 _LOGPROBS = "message.output_text.logprobs"  # in `include` of `/v1/responses`
+_HALF = 1 << 63  # of all seeds
 _SURROGATES = re.compile(  # escapes behind an even number of backslashes: of a pair, or of a half
     r"(?<!\\)((?:\\\\)*)(?:(\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|"
     r"\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
@@ -152,8 +154,7 @@ class SamplingBody(_Body):
             )
             if (value := getattr(self, name)) is not None
         }
-        if given.get("top_k") == -1:  # vLLM's word for all
-            given["top_k"] = 0
+        given = {name: value for name, value in given.items() if value != -1 or name not in _ANY}
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         try:
             return SamplingParams(
@@ -361,10 +362,11 @@ def _of_format(kind: str, schema: JsonSchema | None) -> StructuredOutputs | None
 
 
 def each_output(params: SamplingParams, n: int) -> list[SamplingParams]:
-    """Return the parameters of each of `n` outputs: alike, but for their seeds."""
+    """Return the parameters of each of `n` outputs: alike, but for their seeds, of 64 bits."""
     if params.seed is None:
         return [params] * n
-    return [replace(params, seed=params.seed + index) for index in range(n)]
+    first = params.seed + _HALF
+    return [replace(params, seed=(first + index) % (2 * _HALF) - _HALF) for index in range(n)]
 
 
 async def read(request: Request, kind: type[M]) -> M:

@@ -10,7 +10,15 @@ import pytest
 
 from gapless.launch.server.errors import ApiError
 from gapless.launch.server.fields import IGNORED, REFUSED, check_fields
-from gapless.launch.server.requests import ChatBody, CompletionBody, ResponseBody, SamplingBody, decode, validated
+from gapless.launch.server.requests import (
+    ChatBody,
+    CompletionBody,
+    ResponseBody,
+    SamplingBody,
+    decode,
+    each_output,
+    validated,
+)
 
 PAGE = Path(__file__).parents[2] / "docs/serve.md"
 LEAST: dict[type[SamplingBody], dict[str, Any]] = {
@@ -122,6 +130,23 @@ def test_an_error_names_the_place_in_the_body(kind: type[SamplingBody], given: d
 def test_a_number_without_a_fraction_is_an_integer() -> None:
     body = validated(CompletionBody, {"prompt": "x", "n": 2.0, "max_tokens": 3.0, "temperature": 1.0})
     assert (body.n, body.max_tokens, body.temperature) == (2, 3, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "seeds"),
+    [
+        ({}, [None, None]),
+        ({"seed": -1, "top_k": -1}, [None, None]),
+        ({"seed": -2}, [-2, -1]),
+        ({"seed": (1 << 63) - 1}, [(1 << 63) - 1, -(1 << 63)]),
+        ({"seed": -(1 << 63)}, [-(1 << 63), 1 - (1 << 63)]),
+    ],
+)
+def test_each_output_has_a_seed_of_its_own(given: dict[str, Any], seeds: list[int | None]) -> None:
+    """-1 is none, and all tokens for `top_k`, as in vLLM. Behind the highest seed of 64 bits comes the lowest."""
+    params = validated(CompletionBody, {"prompt": "x", "n": 2, **given}).sampling(1, None)
+    assert [each.seed for each in each_output(params, 2)] == seeds
+    assert params.top_k == 0
 
 
 HALF = "\\ud83d"

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 import pytest
+from fastapi import FastAPI
 
 import gapless.models
 from benchmarks import http_faults
@@ -25,6 +26,7 @@ from gapless.conf.errors import ConfigError
 from gapless.conf.schema import ServeConfig
 from gapless.launch.compose import compose_one
 from gapless.launch.serve import _bind
+from gapless.launch.server.app import _answer_errors
 from tests.support.server import Server, serving
 
 BODY = b'{"prompt": "import os", "max_tokens": 2}'
@@ -314,6 +316,20 @@ def test_a_refusal_names_the_field(
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, param, code), error
     assert ("This model's maximum context length is 2048 tokens" in error["message"]) == (code is not None)
+
+
+def test_a_fault_of_ours_has_the_body_of_an_error() -> None:
+    app = FastAPI()
+    _answer_errors(app)
+    app.add_api_route("/fault", lambda: 1 / 0)
+
+    async def ask() -> httpx2.Response:
+        transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://a") as client:
+            return await client.get("/fault")
+
+    answer = asyncio.run(ask())
+    assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
 
 
 def test_unknown_fields_are_named(server: Server) -> None:

@@ -263,6 +263,7 @@ async def _run(service: Service, request: Request, route: Route) -> Response:
     """
     holder = _authorize(service, request)
     body = await read(request, route.body)
+    check_model(service, body.model)
     asked = await route.ask(service, body)
     answer, id, journaling = asked.answer, request.state.request_id, service.journaling
     is_named = request.headers.get("x-request-id") == id
@@ -270,7 +271,6 @@ async def _run(service: Service, request: Request, route: Route) -> Response:
         answer.id = answer.prefix + id
     elif journaling is not None:
         raise ApiError(400, "X-Request-Id: with serve.journal, must be 1 to 128 letters, digits, dots, colons, - or _")
-    check_model(service, body.model)
     client = service.client
     if client.state not in TAKES_REQUESTS:
         raise ApiError(503, client.reason, headers={"retry-after": _RETRY_AFTER_S})

@@ -26,6 +26,7 @@ _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 _ANY = ("seed", "top_k")  # of which -1 is vLLM's word for any
 _LOGPROBS = "message.output_text.logprobs"  # in `include` of `/v1/responses`
 _HALF = 1 << 63  # of all seeds
+_OBJECT = re.compile(r"dictionary( or instance of \w+)?")  # pydantic's words for it
 _SURROGATES = re.compile(  # escapes behind an even number of backslashes: of a pair, or of a half
     r"(?<!\\)((?:\\\\)*)(?:(\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|"
     r"\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
@@ -228,7 +229,7 @@ class SamplingBody(_Body):
         if form is None:
             return None
         if form.type == "json_schema" and form.json_schema is None:
-            raise ApiError(400, "response_format.json_schema: must be given", param="response_format")
+            raise ApiError(400, "response_format.json_schema: must be given", param="response_format.json_schema")
         return _of_format(form.type, form.json_schema)
 
 
@@ -319,6 +320,8 @@ class ResponseBody(SamplingBody, Templated):
     @property
     def _format(self) -> StructuredOutputs | None:
         form = self.text.format if self.text is not None else None
+        if form is not None and form.type == "json_schema" and "schema_" not in form.model_fields_set:
+            raise ApiError(400, "text.format.schema: must be given", param="text.format.schema")
         return None if form is None else _of_format(form.type, form)
 
     @property
@@ -418,7 +421,8 @@ def validated(kind: type[M], given: Any) -> M:
         places = [_place(each["loc"], given, is_missing=each["type"] == "missing") for each in found]
         number = max(range(len(places)), key=lambda index: len(places[index]))  # the branch that fits best
         path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in places[number]).lstrip(".")
-        raise ApiError(400, f"{path or 'body'}: {found[number]['msg']}", param=path or None) from error
+        text = _OBJECT.sub("object", found[number]["msg"])
+        raise ApiError(400, f"{path or 'body'}: {text}", param=path or None) from error
 
 
 def _place(path: Sequence[str | int], given: Any, *, is_missing: bool) -> list[str | int]:

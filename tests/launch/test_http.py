@@ -295,6 +295,8 @@ REFUSED: list[tuple[str, dict[str, Any], str, str | None]] = [
     ("chat/completions", chat([{"type": "image_url"}]), "messages[0].content[0]", None),
     ("chat/completions", chat(5), "messages[0].content", None),
     ("chat/completions", chat("x", tools=[{}]), "tools", None),
+    ("chat/completions", chat("x", response_format={"type": "json_schema"}), "response_format.json_schema", None),
+    ("responses", {"input": "x", "text": {"format": {"type": "json_schema"}}}, "text.format.schema", None),
     ("responses", {"input": "x " * 3000}, "input", TOO_LONG),
     ("responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]", None),
     ("responses", {"input": [{"role": "user"}]}, "input[0].content", None),
@@ -330,6 +332,11 @@ def test_a_fault_of_ours_has_the_body_of_an_error() -> None:
 
     answer = asyncio.run(ask())
     assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
+
+
+def test_another_model_is_named_before_what_it_might_take(server: Server) -> None:
+    answer = httpx2.post(f"{server.url}/v1/chat/completions", json=chat("x " * 3000, model="other"))
+    assert (answer.status_code, answer.json()["error"]["param"]) == (404, "model")
 
 
 def test_unknown_fields_are_named(server: Server) -> None:

@@ -126,6 +126,19 @@ def test_arguments_are_an_object_where_their_text_is_one(arguments: str | None, 
     assert template.render([{"role": "assistant", "tool_calls": [call]}], False) == read
 
 
+def test_calls_are_as_sent_where_the_template_takes_no_others() -> None:
+    """DeepSeek-R1's knows a call by a content of null, and adds the text of its arguments to others."""
+    source = (
+        "{% for m in messages %}{% if m.content is none %}{{ '<' + m.tool_calls[0].function.arguments + '>' }}"
+        "{% else %}{{ '[' + m.content + ']' }}{% endif %}{% endfor %}"
+    )
+    calls = [{"function": {"name": "f", "arguments": '{"a": 1}'}}]
+    chat = [{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "tool_calls": calls}]
+    assert ChatTemplate(source, {}).render(chat, False) == '[x]<{"a": 1}>'
+    with pytest.raises(ChatTemplateError, match="no attribute"):
+        ChatTemplate(source, {}).render([{"role": "assistant"}], False)
+
+
 def test_no_calls_are_as_absent() -> None:
     template = ChatTemplate("{{ 'tool_calls' in messages[0] }}", {})
     assert template.render([{"role": "assistant", "content": "x", "tool_calls": []}], False) == "False"

@@ -307,6 +307,7 @@ class ResponseBody(SamplingBody, Templated):
 
     input: str | Annotated[list[dict[str, Any]], Field(min_length=1)]
     instructions: str | None = None
+    metadata: dict[str, Any] = Field(default_factory=dict)
     max_output_tokens: int | None = Field(None, ge=1)
     top_logprobs: int | None = Field(None, ge=0, le=64)
     include: list[str] | None = None

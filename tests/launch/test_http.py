@@ -352,6 +352,15 @@ def test_a_message_is_continued(server: Server) -> None:
     assert text == "<user>x<assistant>imp"
 
 
+def test_a_response_says_again_what_was_asked(server: Server) -> None:
+    asked = {"instructions": "kind", "metadata": {"a": "b"}, "max_output_tokens": 1, "temperature": 0.5, "top_p": 0.9}
+    answer = httpx2.post(f"{server.url}/v1/responses", json={"input": "x", **asked}).json()
+    assert {name: answer[name] for name in asked} == asked
+    events = httpx2.post(f"{server.url}/v1/responses", json={"input": "x", "stream": True, "max_output_tokens": 1}).text
+    last = json.loads([line[6:] for line in events.splitlines() if line.startswith("data: {")][-1])["response"]
+    assert [last[name] for name in asked] == [None, {}, 1, 1.0, 1.0]
+
+
 def test_responses_have_log_probabilities(server: Server) -> None:
     body = {"input": "x", "max_output_tokens": 3, "temperature": 0, "include": ["message.output_text.logprobs"]}
     (plain,) = httpx2.post(f"{server.url}/v1/responses", json=body).json()["output"][0]["content"]

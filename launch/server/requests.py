@@ -27,10 +27,6 @@ _ANY = ("seed", "top_k")  # of which -1 is vLLM's word for any
 _LOGPROBS = "message.output_text.logprobs"  # in `include` of `/v1/responses`
 _HALF = 1 << 63  # of all seeds
 _OBJECT = re.compile(r"dictionary( or instance of \w+)?")  # pydantic's words for it
-_SURROGATES = re.compile(  # escapes behind an even number of backslashes: of a pair, or of a half
-    r"(?<!\\)((?:\\\\)*)(?:(\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|"
-    r"\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
-)
 
 
 class _Body(BaseModel):
@@ -182,10 +178,7 @@ class SamplingBody(_Body):
         if (named := re.match(r"sampling\.(\w+)", text)) is None:
             code = TOO_LONG if isinstance(error, PromptTooLong) else None
             return ApiError(400, text, param=self.prompt_field, code=code)
-        field, text = (
-            named[1].removesuffix("_ids") if named[1] == "bad_words_ids" else named[1],
-            text[len("sampling.") :],
-        )
+        field, text = named[1].replace("bad_words_ids", "bad_words"), text.replace("sampling.", "")
         if field == "structured_outputs" and self.structured_outputs is None:
             field, text = self.format_field, re.sub(r"structured_outputs(\.\w+)?", self.format_field, text, count=1)
         return ApiError(400, text, param=field)
@@ -403,9 +396,9 @@ def decode(content: bytes) -> Any:
     """
     try:
         text = content.decode(json.detect_encoding(content), errors="surrogatepass").removeprefix("\ufeff")
-        text = _SURROGATES.sub(lambda found: found[0] if found[2] else f"{found[1]}\ufffd", text)
+        text = json.dumps(json.loads(text), ensure_ascii=False)
         return msgspec.json.decode(re.sub("[\ud800-\udfff]", "\ufffd", text))
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON: {error}") from error
 
 

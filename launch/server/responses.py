@@ -93,7 +93,6 @@ class ResponseAnswer(Answer):
                 "total_tokens": self._prompt_tokens + self._completion_tokens,
             }
         return {
-            **self._asked,
             "id": self.id,
             "object": "response",
             "created_at": self.created,
@@ -106,6 +105,7 @@ class ResponseAnswer(Answer):
             "tool_choice": "none",
             "tools": [],
             "usage": usage,
+            **self._asked,
         }
 
 

@@ -284,13 +284,17 @@ def _read_folder(path: Path) -> tuple[str | None, dict[str, Any]]:
 def _source(folder: Path, config: dict[str, Any]) -> str | None:
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        try:
+            return file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{file}: not UTF-8 ({error})") from error
     found = config.get("chat_template")
     if found is None:
         found = _read(folder / "chat_template.json").get("chat_template")
     if isinstance(found, list):
-        named = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
-        found = named.get("default")
+        found = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
+    if isinstance(found, dict):
+        found = found.get("default")
     return found if isinstance(found, str) else None
 
 

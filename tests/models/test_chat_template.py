@@ -218,14 +218,16 @@ def test_files(tmp_path: Path) -> None:
     assert load_chat_template(None) is None
     assert load_chat_template(str(tmp_path)) is None
     named = [{"name": "tool_use", "template": "a"}, {"name": "default", "template": "b"}]
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
-    found = load_chat_template(str(tmp_path))
-    assert found is not None
-    assert found.render([], True) == "b"
+    for templates in (named, {"tool_use": "a", "default": "b"}):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
+        found = load_chat_template(str(tmp_path))
+        assert found is not None
+        assert found.render([], True) == "b"
     (tmp_path / "chat_template.jinja").write_text("c")
     found = load_chat_template(str(tmp_path / "tokenizer.json"))
     assert found is not None
     assert found.render([], True) == "c"
-    (tmp_path / "chat_template.jinja").write_text("{% for %}")
-    with pytest.raises(ConfigError, match="not jinja"):
-        load_chat_template(str(tmp_path))
+    for content, wrong in ((b"{% for %}", "not jinja"), (b"\xe9", "not UTF-8")):
+        (tmp_path / "chat_template.jinja").write_bytes(content)
+        with pytest.raises(ConfigError, match=wrong):
+            load_chat_template(str(tmp_path))

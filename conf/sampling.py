@@ -93,7 +93,7 @@ class SamplingParams:
             ("top_p", 0.0 < self.top_p <= 1.0, "in (0, 1]"),
             ("top_k", 0 <= self.top_k < 1 << 31, "0 (all) to 2147483647"),
             ("min_p", 0.0 <= self.min_p <= 1.0, "in [0, 1]"),
-            ("seed", self.seed is None or abs(self.seed) < 1 << 63, "null or an integer of 64 bits"),
+            ("seed", self.seed is None or -(1 << 63) <= self.seed < 1 << 63, "null or an integer of 64 bits"),
             ("repetition_penalty", 0.0 < self.repetition_penalty < float("inf"), "above 0"),
             ("presence_penalty", -2.0 <= self.presence_penalty <= 2.0, "in [-2, 2]"),
             ("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "in [-2, 2]"),

@@ -98,17 +98,25 @@ class ChatTemplate:
         Raises:
             ChatTemplateError: the template refuses the messages, or nothing can be continued.
         """
-        read = [self._as_read(message) for message in messages]
-        if continue_final_message:
-            if add_generation_prompt:
-                raise ChatTemplateError("continue_final_message: not together with add_generation_prompt")
-            read[-1] = _ending_with(read[-1], _END)
+        from jinja2 import UndefinedError
+
+        if continue_final_message and add_generation_prompt:
+            raise ChatTemplateError("continue_final_message: not together with add_generation_prompt")
         names = self._variables | {"tools": None, "documents": None} | dict(further or {})
-        names |= {"messages": read, "add_generation_prompt": add_generation_prompt}
-        try:
-            text = str(self._template.render(names))
-        except Exception as error:  # the template is a program of the checkpoint's
-            raise ChatTemplateError(f"the model's chat template: {error}") from error
+        names |= {"add_generation_prompt": add_generation_prompt}
+
+        def filled(calls_as_sent: bool) -> str:
+            read = [self._as_read(message, calls_as_sent) for message in messages]
+            if continue_final_message:
+                read[-1] = _ending_with(read[-1], _END)
+            try:
+                return str(self._template.render(names | {"messages": read}))
+            except Exception as error:  # the template is a program of the checkpoint's
+                if not calls_as_sent and isinstance(error, TypeError | UndefinedError):
+                    return filled(True)  # as DeepSeek-R1's, which adds the arguments to a text
+                raise ChatTemplateError(f"the model's chat template: {error}") from error
+
+        text = filled(False)
         if not continue_final_message:
             return text
         before, found, after = text.rpartition(_END.strip())
@@ -116,12 +124,19 @@ class ChatTemplate:
             raise ChatTemplateError("continue_final_message: the model's chat template drops the last message's end")
         return before if after.startswith(" ") else before.rstrip()  # else it trims messages, and this one's end too
 
-    def _as_read(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a message as templates expect it: without nulls, with the arguments of calls as objects."""
+    def _as_read(self, message: Mapping[str, Any], calls_as_sent: bool) -> dict[str, Any]:
+        """Return a message as templates expect it: without nulls, with the arguments of calls as objects.
+
+        Args:
+            message: of a chat.
+            calls_as_sent: whether calls stay as OpenAI's API has them: arguments as text, beside a content of null.
+        """
         found = {key: value for key, value in message.items() if value is not None}
         if found.get("tool_calls") == []:
             del found["tool_calls"]
-        if isinstance(calls := found.get("tool_calls"), list):
+        if isinstance(calls := found.get("tool_calls"), list) and calls_as_sent:
+            found = {"content": None} | found
+        elif isinstance(calls, list):
             found["tool_calls"] = [_parsed_call(call) for call in calls]
         reasoning = next((found[name] for name in _REASONING if name in found), None)
         if reasoning is not None:
@@ -269,13 +284,17 @@ def _read_folder(path: Path) -> tuple[str | None, dict[str, Any]]:
 def _source(folder: Path, config: dict[str, Any]) -> str | None:
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        try:
+            return file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{file}: not UTF-8 ({error})") from error
     found = config.get("chat_template")
     if found is None:
         found = _read(folder / "chat_template.json").get("chat_template")
     if isinstance(found, list):
-        named = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
-        found = named.get("default")
+        found = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
+    if isinstance(found, dict):
+        found = found.get("default")
     return found if isinstance(found, str) else None
 
 

@@ -48,8 +48,7 @@ _SECONDS = {"name": "seconds", "in": "query", "schema": {"type": "number", "mini
 def make_app(service: Service) -> FastAPI:
     """Make the ASGI application."""
     app = FastAPI(title="gapless", version=metadata.version("gapless"), docs_url=None, redoc_url=None)
-    app.add_exception_handler(ApiError, _answer_api_error)
-    app.add_exception_handler(HTTPException, _answer_http_error)
+    _answer_errors(app)
     app.add_middleware(BodyLimit, max_bytes=int(service.config.max_body_mib * (1 << 20)))
     _add_health(app, service)
     _add_models(app, service)
@@ -60,9 +59,19 @@ def make_app(service: Service) -> FastAPI:
     return app
 
 
+def _answer_errors(app: FastAPI) -> None:
+    app.add_exception_handler(ApiError, _answer_api_error)
+    app.add_exception_handler(HTTPException, _answer_http_error)
+    app.add_exception_handler(Exception, _answer_fault)
+
+
 async def _answer_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     return error.response()
+
+
+async def _answer_fault(request: Request, error: Exception) -> Response:
+    return ApiError(500, "the server failed at this request; its log says where").response()
 
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:
@@ -254,6 +263,7 @@ async def _run(service: Service, request: Request, route: Route) -> Response:
     """
     holder = _authorize(service, request)
     body = await read(request, route.body)
+    check_model(service, body.model)
     asked = await route.ask(service, body)
     answer, id, journaling = asked.answer, request.state.request_id, service.journaling
     is_named = request.headers.get("x-request-id") == id
@@ -261,7 +271,6 @@ async def _run(service: Service, request: Request, route: Route) -> Response:
         answer.id = answer.prefix + id
     elif journaling is not None:
         raise ApiError(400, "X-Request-Id: with serve.journal, must be 1 to 128 letters, digits, dots, colons, - or _")
-    check_model(service, body.model)
     client = service.client
     if client.state not in TAKES_REQUESTS:
         raise ApiError(503, client.reason, headers={"retry-after": _RETRY_AFTER_S})

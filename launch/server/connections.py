@@ -14,7 +14,7 @@ from ...conf.serving import ServingConfig
 from .errors import ApiError
 from .every_answer import REQUEST_ID, request_id
 from .framing import framed
-from .heads import MAX_HEAD, check_head, without_upgrade
+from .heads import MAX_HEAD, check_head, target, without_upgrade
 from .lingering import LingeringTransport
 
 _OTHER_FILES = 128  # that the front has open beside its connections
@@ -123,7 +123,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep a header. Those behind a body are none of the request's."""
         if self._head_bytes is not None:
-            super().on_header(name, value)
+            super().on_header(name, value.strip(b" \t"))
 
     def on_headers_complete(self) -> None:
         """Check the head, and stop counting its bytes: what comes next is body.
@@ -135,12 +135,11 @@ class BoundedProtocol(HttpToolsProtocol):
             return  # it comes again, without the upgrade
         try:
             check_head(self.parser, self.url, self.headers)
+            self.url = target(self.parser.get_method(), self.url)
         except ApiError as error:
             self._refusal = error
             raise
         self._head_bytes = None
-        if self.url == b"*":
-            self.url = b"/"
         super().on_headers_complete()
         self.cycle.send = framed(self.cycle)  # type: ignore[method-assign,assignment]
 

@@ -86,7 +86,14 @@ async def _ask_response(service: Service, body: ResponseBody) -> Asked:
     prompts = await _encode(service, body, [text], body.max_output_tokens, False)
     params = body.sampling(_room(service, body, prompts, body.max_output_tokens), body.num_logprobs)
     answer = ResponseAnswer(
-        service.model, prompts, 1, None, service.intake.tokenizer, top_logprobs=body.top_logprobs or 0
+        service.model,
+        prompts,
+        1,
+        None,
+        service.intake.tokenizer,
+        top_logprobs=body.top_logprobs or 0,
+        asked=body.model_dump(include={"instructions", "max_output_tokens", "metadata"})
+        | {"temperature": params.temperature, "top_p": params.top_p},
     )
     return Asked(body, prompts, params, answer)
 

@@ -38,6 +38,7 @@ IGNORED = {  # why it changes no output: the fields
     "no answer is kept": ("store",),
     "without effect as long as there are no tools": ("max_tool_calls", "parallel_tool_calls"),
     "without effect on a model of text": ("media_io_kwargs", "mm_processor_kwargs"),
+    "without effect without a chat template": ("add_generation_prompt", "reasoning_effort"),
     "without effect without beam search": ("early_stopping", "length_penalty"),
     "settings of models and tokenizers that this one is not": (
         *("include_reasoning", "reasoning", "spaces_between_special_tokens", "verbosity"),
@@ -47,6 +48,7 @@ IGNORED = {  # why it changes no output: the fields
 }
 _NOT_OFFERED = Refusal("this server does not offer it", ({},))
 _TOOLS = Refusal("this server has no tools yet", ("none", "auto"))
+_ELSEWHERE = Refusal("not on this path", ({},))
 _STRUCTURED = Refusal("use structured_outputs")
 REFUSED = {
     **dict.fromkeys(("tools", "tool_choice", "functions", "function_call", "web_search_options"), _TOOLS),
@@ -56,8 +58,8 @@ REFUSED = {
     **dict.fromkeys(("audio", "image_config"), Refusal("this model writes only text")),
     "modalities": Refusal("this model writes only text", (["text"],)),
     **dict.fromkeys(("background", "conversation", "previous_response_id"), Refusal("this server keeps no answers")),
-    **dict.fromkeys(("chat_template_kwargs", "documents", "prompt"), Refusal("not on this path")),
-    "continue_final_message": Refusal("not on this path"),
+    **dict.fromkeys(("add_special_tokens", "chat_template_kwargs", "continue_final_message", "documents"), _ELSEWHERE),
+    **dict.fromkeys(("include", "input", "instructions", "messages", "prompt", "text", "top_logprobs"), _ELSEWHERE),
     **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), Refusal("another path's name; this "
         "one has max_tokens (completions), max_completion_tokens (chats) or max_output_tokens (responses)")),
     "logprobs": Refusal("use top_logprobs and include"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import httptools
@@ -9,6 +10,7 @@ import httptools
 from .errors import ApiError
 
 MAX_HEAD = 64 << 10  # bytes of a request's first line and headers
+_HOST = re.compile(rb"[\w.~!$&'()*+,;=%-]*(:\d*)?|\[[\da-fA-F:.]+\](:\d*)?", re.ASCII)  # RFC 3986, 3.2.2
 _BESIDE = 4  # bytes of a header beside its name and value: a colon, a space and the end of the line
 
 Headers = Sequence[tuple[bytes, bytes]]  # names in lower case
@@ -34,9 +36,29 @@ def check_head(parser: httptools.HttpRequestParser, url: bytes, headers: Headers
     hosts = [value for name, value in headers if name == b"host"]
     if len(hosts) > 1 or (version == "1.1" and not hosts):
         raise ApiError(400, f"Host: must be given once, not {len(hosts)} times")
+    if not all(map(_HOST.fullmatch, hosts)):
+        raise ApiError(400, "Host: must be a name or an address, and a port")
     codings = b",".join(value for name, value in headers if name == b"transfer-encoding")
     if codings and (version == "1.0" or codings.strip().lower() != b"chunked"):
         raise ApiError(400, "Transfer-Encoding: must be chunked, in HTTP/1.1")
+
+
+def target(method: bytes, url: bytes) -> bytes:
+    """Return the path and the query of a request in its first line, whichever of its forms that has (RFC 9112, 3.2).
+
+    A slash at the path's end says nothing: a redirect would lead clients behind a proxy astray, and lose their keys.
+
+    Raises:
+        ApiError: there are none.
+    """
+    if url == b"*":  # asks for what the whole server takes
+        url = b"/" if method == b"OPTIONS" else b""
+    try:
+        parsed = httptools.parse_url(url)
+    except httptools.HttpParserInvalidURLError as error:
+        raise ApiError(400, "the target in the first line: must be a path or a URL") from error
+    path = (parsed.path or b"").rstrip(b"/") or b"/"
+    return path if parsed.query is None else path + b"?" + parsed.query
 
 
 def without_upgrade(parser: httptools.HttpRequestParser, url: bytes, headers: Headers) -> bytes:

@@ -23,11 +23,10 @@ from .fields import check_fields
 
 M = TypeVar("M", bound="_Body")
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
+_ANY = ("seed", "top_k")  # of which -1 is vLLM's word for any
 _LOGPROBS = "message.output_text.logprobs"  # in `include` of `/v1/responses`
-_SURROGATES = re.compile(  # escapes behind an even number of backslashes: of a pair, or of a half
-    r"(?<!\\)((?:\\\\)*)(?:(\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|"
-    r"\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
-)
+_HALF = 1 << 63  # of all seeds
+_OBJECT = re.compile(r"dictionary( or instance of \w+)?")  # pydantic's words for it
 
 
 class _Body(BaseModel):
@@ -152,8 +151,7 @@ class SamplingBody(_Body):
             )
             if (value := getattr(self, name)) is not None
         }
-        if given.get("top_k") == -1:  # vLLM's word for all
-            given["top_k"] = 0
+        given = {name: value for name, value in given.items() if value != -1 or name not in _ANY}
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         try:
             return SamplingParams(
@@ -180,10 +178,7 @@ class SamplingBody(_Body):
         if (named := re.match(r"sampling\.(\w+)", text)) is None:
             code = TOO_LONG if isinstance(error, PromptTooLong) else None
             return ApiError(400, text, param=self.prompt_field, code=code)
-        field, text = (
-            named[1].removesuffix("_ids") if named[1] == "bad_words_ids" else named[1],
-            text[len("sampling.") :],
-        )
+        field, text = named[1].replace("bad_words_ids", "bad_words"), text.replace("sampling.", "")
         if field == "structured_outputs" and self.structured_outputs is None:
             field, text = self.format_field, re.sub(r"structured_outputs(\.\w+)?", self.format_field, text, count=1)
         return ApiError(400, text, param=field)
@@ -227,7 +222,7 @@ class SamplingBody(_Body):
         if form is None:
             return None
         if form.type == "json_schema" and form.json_schema is None:
-            raise ApiError(400, "response_format.json_schema: must be given", param="response_format")
+            raise ApiError(400, "response_format.json_schema: must be given", param="response_format.json_schema")
         return _of_format(form.type, form.json_schema)
 
 
@@ -305,6 +300,7 @@ class ResponseBody(SamplingBody, Templated):
 
     input: str | Annotated[list[dict[str, Any]], Field(min_length=1)]
     instructions: str | None = None
+    metadata: dict[str, Any] = Field(default_factory=dict)
     max_output_tokens: int | None = Field(None, ge=1)
     top_logprobs: int | None = Field(None, ge=0, le=64)
     include: list[str] | None = None
@@ -318,6 +314,8 @@ class ResponseBody(SamplingBody, Templated):
     @property
     def _format(self) -> StructuredOutputs | None:
         form = self.text.format if self.text is not None else None
+        if form is not None and form.type == "json_schema" and "schema_" not in form.model_fields_set:
+            raise ApiError(400, "text.format.schema: must be given", param="text.format.schema")
         return None if form is None else _of_format(form.type, form)
 
     @property
@@ -361,10 +359,11 @@ def _of_format(kind: str, schema: JsonSchema | None) -> StructuredOutputs | None
 
 
 def each_output(params: SamplingParams, n: int) -> list[SamplingParams]:
-    """Return the parameters of each of `n` outputs: alike, but for their seeds."""
+    """Return the parameters of each of `n` outputs: alike, but for their seeds, of 64 bits."""
     if params.seed is None:
         return [params] * n
-    return [replace(params, seed=params.seed + index) for index in range(n)]
+    first = params.seed + _HALF
+    return [replace(params, seed=(first + index) % (2 * _HALF) - _HALF) for index in range(n)]
 
 
 async def read(request: Request, kind: type[M]) -> M:
@@ -397,9 +396,9 @@ def decode(content: bytes) -> Any:
     """
     try:
         text = content.decode(json.detect_encoding(content), errors="surrogatepass").removeprefix("\ufeff")
-        text = _SURROGATES.sub(lambda found: found[0] if found[2] else f"{found[1]}\ufffd", text)
+        text = json.dumps(json.loads(text), ensure_ascii=False)
         return msgspec.json.decode(re.sub("[\ud800-\udfff]", "\ufffd", text))
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON: {error}") from error
 
 
@@ -416,7 +415,8 @@ def validated(kind: type[M], given: Any) -> M:
         places = [_place(each["loc"], given, is_missing=each["type"] == "missing") for each in found]
         number = max(range(len(places)), key=lambda index: len(places[index]))  # the branch that fits best
         path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in places[number]).lstrip(".")
-        raise ApiError(400, f"{path or 'body'}: {found[number]['msg']}", param=path or None) from error
+        text = _OBJECT.sub("object", found[number]["msg"])
+        raise ApiError(400, f"{path or 'body'}: {text}", param=path or None) from error
 
 
 def _place(path: Sequence[str | int], given: Any, *, is_missing: bool) -> list[str | int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -13,13 +13,18 @@ from .engine_client import Delta
 
 
 class ResponseAnswer(Answer):
-    """The answer of `/v1/responses`."""
+    """The answer of `/v1/responses`.
+
+    Args:
+        asked: what of the request the answer says again.
+    """
 
     kind = "response"
     prefix = "resp_"
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, asked: Mapping[str, Any], **options: Any) -> None:
         super().__init__(*args, **options)
+        self._asked = asked
         self._sequence = 0
         self._text: list[str] = []
         self._logprobs: list[dict[str, Any]] = []
@@ -95,15 +100,12 @@ class ResponseAnswer(Answer):
             "status": status,
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "instructions": None,
-            "metadata": {},
             "output": output,
             "parallel_tool_calls": False,
             "tool_choice": "none",
             "tools": [],
-            "temperature": None,
-            "top_p": None,
             "usage": usage,
+            **self._asked,
         }
 
 

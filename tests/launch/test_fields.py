@@ -10,7 +10,15 @@ import pytest
 
 from gapless.launch.server.errors import ApiError
 from gapless.launch.server.fields import IGNORED, REFUSED, check_fields
-from gapless.launch.server.requests import ChatBody, CompletionBody, ResponseBody, SamplingBody, decode, validated
+from gapless.launch.server.requests import (
+    ChatBody,
+    CompletionBody,
+    ResponseBody,
+    SamplingBody,
+    decode,
+    each_output,
+    validated,
+)
 
 PAGE = Path(__file__).parents[2] / "docs/serve.md"
 LEAST: dict[type[SamplingBody], dict[str, Any]] = {
@@ -73,6 +81,12 @@ def test_null_is_as_absent(kind: type[SamplingBody]) -> None:
         (ChatBody, {"modalities": ["text"]}, False),
         (ChatBody, {"modalities": ["text", "audio"]}, True),
         (ChatBody, {"echo": True}, True),
+        (ChatBody, {"instructions": "be kind"}, True),
+        (ChatBody, {"text": {"format": {"type": "json_object"}}}, True),
+        (ChatBody, {"text": {}}, False),
+        (CompletionBody, {"top_logprobs": 2}, True),
+        (CompletionBody, {"reasoning_effort": "low"}, False),
+        (ResponseBody, {"messages": [{"role": "user", "content": "x"}]}, True),
         (CompletionBody, {"echo": True}, False),
         (ResponseBody, {"response_format": {"type": "text"}}, True),
         (ResponseBody, {"max_tokens": 5}, True),
@@ -95,6 +109,13 @@ def test_a_field_is_refused_only_where_it_asks_for_something(
     assert refused.value.message.startswith(f"{name}: ")
 
 
+@pytest.mark.parametrize("kind", NAMES, ids=NAMES.values())
+def test_no_field_of_one_path_is_unknown_on_another(kind: type[SamplingBody]) -> None:
+    """Nothing that changes an output elsewhere is dropped in silence."""
+    fields = {name for other in NAMES for name in other.computed()} - kind.computed()
+    assert fields <= {*REFUSED, *sum(IGNORED.values(), ())}
+
+
 def test_unknown_fields_are_named_as_a_header_can_hold_them() -> None:
     assert check_fields(CompletionBody.computed(), {"temprature": 1, "a\r\nb": 1, "é": 1}) == ["temprature", "?", "?"]
 
@@ -110,6 +131,7 @@ def test_unknown_fields_are_named_as_a_header_can_hold_them() -> None:
         (ChatBody, {"messages": [{"role": "user"}, 5]}, "messages[1]"),
         (ChatBody, {"messages": "x"}, "messages"),
         (ResponseBody, {"input": 5}, "input"),
+        (CompletionBody, {"prompt": "x", "stream_options": []}, "stream_options"),
     ],
 )
 def test_an_error_names_the_place_in_the_body(kind: type[SamplingBody], given: dict[str, Any], param: str) -> None:
@@ -117,11 +139,29 @@ def test_an_error_names_the_place_in_the_body(kind: type[SamplingBody], given: d
         validated(kind, given)
     assert wrong.value.param == param
     assert wrong.value.message.startswith(f"{param}: ")
+    assert "dictionary" not in wrong.value.message
 
 
 def test_a_number_without_a_fraction_is_an_integer() -> None:
     body = validated(CompletionBody, {"prompt": "x", "n": 2.0, "max_tokens": 3.0, "temperature": 1.0})
     assert (body.n, body.max_tokens, body.temperature) == (2, 3, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "seeds"),
+    [
+        ({}, [None, None]),
+        ({"seed": -1, "top_k": -1}, [None, None]),
+        ({"seed": -2}, [-2, -1]),
+        ({"seed": (1 << 63) - 1}, [(1 << 63) - 1, -(1 << 63)]),
+        ({"seed": -(1 << 63)}, [-(1 << 63), 1 - (1 << 63)]),
+    ],
+)
+def test_each_output_has_a_seed_of_its_own(given: dict[str, Any], seeds: list[int | None]) -> None:
+    """-1 is none, and all tokens for `top_k`, as in vLLM. Behind the highest seed of 64 bits comes the lowest."""
+    params = validated(CompletionBody, {"prompt": "x", "n": 2, **given}).sampling(1, None)
+    assert [each.seed for each in each_output(params, 2)] == seeds
+    assert params.top_k == 0
 
 
 HALF = "\\ud83d"

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 import pytest
+from fastapi import FastAPI
 
 import gapless.models
 from benchmarks import http_faults
@@ -26,6 +27,7 @@ from gapless.conf.errors import ConfigError
 from gapless.conf.schema import ServeConfig
 from gapless.launch.compose import compose_one
 from gapless.launch.serve import _bind
+from gapless.launch.server.app import _answer_errors
 from tests.support.server import Server, serving
 
 BODY = b'{"prompt": "import os", "max_tokens": 2}'
@@ -96,6 +98,10 @@ def test_the_body_of_an_upgrade_is_no_request(server: Server) -> None:
         (POST + b"Transfer-Encoding: gzip, chunked\r\n", 400),
         (b"POST /v1/completions HTTP/1.0\r\nTransfer-Encoding: chunked\r\n", 400),
         (POST + b"Host: b\r\n", 400),
+        (b"GET /version HTTP/1.1\r\nHost: a b\r\n", 400),
+        (b"GET /version HTTP/1.1\r\nHost: a@b\r\n", 400),
+        (b"GET http:///version HTTP/1.1\r\nHost: a\r\n", 400),
+        (b"GET * HTTP/1.1\r\nHost: a\r\n", 400),
         (b"GET /version HTTP/1.1\r\n", 400),
         (b"GET /version HTTP/2.0\r\nHost: a\r\n", 400),
         (b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\n", 400),
@@ -109,6 +115,27 @@ def test_a_head_that_proxies_may_read_otherwise_is_refused(server: Server, head:
         got = sent(server, *pieces)
         assert statuses(got) == [status]
         assert set(json.loads(got.partition(b"\r\n\r\n")[2])) == {"error"}
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "same"),
+    [
+        ("GET", "/version/", "/version"),
+        ("GET", "/v1/models/?a=b", "/v1/models"),
+        ("GET", "http://b", "/"),
+        ("GET", "HTTP://b/version", "/version"),
+        ("GET", "http://b?a=b", "/"),
+        ("OPTIONS", "*", "/"),
+        ("GET", "/v1/models//", "/v1/models"),
+    ],
+)
+def test_the_forms_of_a_target(server: Server, method: str, target: str, same: str) -> None:
+    """None is answered with a redirect, which would be to another scheme or host than the client's behind a proxy."""
+    rest = b" HTTP/1.1\r\nHost: [::1]:80\r\nX-Request-Id: mine \t\r\nConnection: close\r\n\r\n"
+    found, expected = (sent(server, f"{method} {each}".encode() + rest) for each in (target, same))
+    assert statuses(found)[0] in (200, 204)
+    assert found.partition(b"\r\n\r\n")[2] == expected.partition(b"\r\n\r\n")[2]
+    assert b"x-request-id: mine\r\n" in found
 
 
 def test_an_answer_under_way_comes_whole_before_a_refusal_closes(server: Server) -> None:
@@ -270,6 +297,8 @@ REFUSED: list[tuple[str, dict[str, Any], str, str | None]] = [
     ("chat/completions", chat([{"type": "image_url"}]), "messages[0].content[0]", None),
     ("chat/completions", chat(5), "messages[0].content", None),
     ("chat/completions", chat("x", tools=[{}]), "tools", None),
+    ("chat/completions", chat("x", response_format={"type": "json_schema"}), "response_format.json_schema", None),
+    ("responses", {"input": "x", "text": {"format": {"type": "json_schema"}}}, "text.format.schema", None),
     ("responses", {"input": "x " * 3000}, "input", TOO_LONG),
     ("responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]", None),
     ("responses", {"input": [{"role": "user"}]}, "input[0].content", None),
@@ -293,6 +322,25 @@ def test_a_refusal_names_the_field(
     assert ("This model's maximum context length is 2048 tokens" in error["message"]) == (code is not None)
 
 
+def test_a_fault_of_ours_has_the_body_of_an_error() -> None:
+    app = FastAPI()
+    _answer_errors(app)
+    app.add_api_route("/fault", lambda: 1 / 0)
+
+    async def ask() -> httpx2.Response:
+        transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx2.AsyncClient(transport=transport, base_url="http://a") as client:
+            return await client.get("/fault")
+
+    answer = asyncio.run(ask())
+    assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
+
+
+def test_another_model_is_named_before_what_it_might_take(server: Server) -> None:
+    answer = httpx2.post(f"{server.url}/v1/chat/completions", json=chat("x " * 3000, model="other"))
+    assert (answer.status_code, answer.json()["error"]["param"]) == (404, "model")
+
+
 def test_unknown_fields_are_named(server: Server) -> None:
     answer = httpx2.post(f"{server.url}/v1/completions", json={"prompt": "x", "temprature": 1, "metadata": {"a": "b"}})
     assert answer.headers["x-ignored-fields"] == "temprature"
@@ -304,6 +352,15 @@ def test_a_message_is_continued(server: Server) -> None:
     tokens = httpx2.post(f"{server.url}/tokenize", json=body).json()["tokens"]
     text = httpx2.post(f"{server.url}/detokenize", json={"tokens": tokens}).json()["prompt"]
     assert text == "<user>x<assistant>imp"
+
+
+def test_a_response_says_again_what_was_asked(server: Server) -> None:
+    asked = {"instructions": "kind", "metadata": {"a": "b"}, "max_output_tokens": 1, "temperature": 0.5, "top_p": 0.9}
+    answer = httpx2.post(f"{server.url}/v1/responses", json={"input": "x", **asked}).json()
+    assert {name: answer[name] for name in asked} == asked
+    events = httpx2.post(f"{server.url}/v1/responses", json={"input": "x", "stream": True, "max_output_tokens": 1}).text
+    last = json.loads([line[6:] for line in events.splitlines() if line.startswith("data: {")][-1])["response"]
+    assert [last[name] for name in asked] == [None, {}, 1, 1.0, 1.0]
 
 
 def test_responses_have_log_probabilities(server: Server) -> None:

@@ -126,6 +126,19 @@ def test_arguments_are_an_object_where_their_text_is_one(arguments: str | None, 
     assert template.render([{"role": "assistant", "tool_calls": [call]}], False) == read
 
 
+def test_calls_are_as_sent_where_the_template_takes_no_others() -> None:
+    """DeepSeek-R1's knows a call by a content of null, and adds the text of its arguments to others."""
+    source = (
+        "{% for m in messages %}{% if m.content is none %}{{ '<' + m.tool_calls[0].function.arguments + '>' }}"
+        "{% else %}{{ '[' + m.content + ']' }}{% endif %}{% endfor %}"
+    )
+    calls = [{"function": {"name": "f", "arguments": '{"a": 1}'}}]
+    chat = [{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "tool_calls": calls}]
+    assert ChatTemplate(source, {}).render(chat, False) == '[x]<{"a": 1}>'
+    with pytest.raises(ChatTemplateError, match="no attribute"):
+        ChatTemplate(source, {}).render([{"role": "assistant"}], False)
+
+
 def test_no_calls_are_as_absent() -> None:
     template = ChatTemplate("{{ 'tool_calls' in messages[0] }}", {})
     assert template.render([{"role": "assistant", "content": "x", "tool_calls": []}], False) == "False"
@@ -205,14 +218,16 @@ def test_files(tmp_path: Path) -> None:
     assert load_chat_template(None) is None
     assert load_chat_template(str(tmp_path)) is None
     named = [{"name": "tool_use", "template": "a"}, {"name": "default", "template": "b"}]
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
-    found = load_chat_template(str(tmp_path))
-    assert found is not None
-    assert found.render([], True) == "b"
+    for templates in (named, {"tool_use": "a", "default": "b"}):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
+        found = load_chat_template(str(tmp_path))
+        assert found is not None
+        assert found.render([], True) == "b"
     (tmp_path / "chat_template.jinja").write_text("c")
     found = load_chat_template(str(tmp_path / "tokenizer.json"))
     assert found is not None
     assert found.render([], True) == "c"
-    (tmp_path / "chat_template.jinja").write_text("{% for %}")
-    with pytest.raises(ConfigError, match="not jinja"):
-        load_chat_template(str(tmp_path))
+    for content, wrong in ((b"{% for %}", "not jinja"), (b"\xe9", "not UTF-8")):
+        (tmp_path / "chat_template.jinja").write_bytes(content)
+        with pytest.raises(ConfigError, match=wrong):
+            load_chat_template(str(tmp_path))

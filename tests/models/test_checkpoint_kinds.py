@@ -163,6 +163,13 @@ def test_what_is_not_read_is_refused_by_what_it_is(kind: str, tensors: Tensors, 
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("cached", ["inv_freq", "cos_cached", "sin_cached"])
+def test_a_merged_model_and_buffers_of_old_checkpoints_are_read(cached: str, tensors: Tensors, tmp_path: Path) -> None:
+    tensors[f"{Q.removesuffix('q_proj')}rotary_emb.{cached}"] = np.ones((3,), np.float32)
+    save_file({f"base_model.model.{name}": each for name, each in tensors.items()}, tmp_path / "model.safetensors")
+    assert arch_of(tmp_path).num_layers == 2
+
+
 @pytest.mark.parametrize("own", [False, True])
 def test_a_head_of_its_own_goes_before_a_tied_flag(own: bool, tensors: Tensors, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA | {"tie_word_embeddings": True}))

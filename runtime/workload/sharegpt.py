@@ -70,7 +70,7 @@ def _turns(conversation: msgspec.Raw, path: str) -> tuple[str, str] | None:
         turns = strict_json.loads(bytes(conversation).decode())["conversations"][:2]
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    question, answer = (turn.get("value") if isinstance(turn, dict) else None for turn in turns)
+    question, answer = (turn.get("value", turn.get("content")) if isinstance(turn, dict) else None for turn in turns)
     return (question, answer) if isinstance(question, str) and isinstance(answer, str) else None
 
 

@@ -415,8 +415,9 @@ def test_sharegpt_takes_the_first_two_turns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["array", "lines", "gz"])
-def test_conversations_without_texts_are_skipped(form: str, tmp_path: Path) -> None:
-    good = {"conversations": [{"value": "Hello you"}, {"value": "Hi, back."}]}
+@pytest.mark.parametrize("key", ["value", "content"])
+def test_conversations_without_texts_are_skipped(key: str, form: str, tmp_path: Path) -> None:
+    good = {"conversations": [{key: "Hello you"}, {key: "Hi, back."}]}
     rows = [
         {"conversations": None},
         None,

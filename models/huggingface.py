@@ -135,7 +135,7 @@ def _read_architecture(path: Path, *, tensors: bool) -> Architecture:
     fields = READERS[name](config) | {"bos_token_id": config.token("bos_token_id")}
     fields["eos_token_ids"] = _eos_ids(config, path, fields["vocab_size"])
     for key in ("torch_dtype", "dtype"):
-        if config.get(key, "auto") not in _DTYPES:
+        if str(config.get(key, "auto")).removeprefix("torch.") not in _DTYPES:
             raise config.wrong(key, f"one of {', '.join(_DTYPES)}")
     if not is_gguf and "experts" not in fields:  # models of experts are simulated only
         config.refuse_others(HARMLESS)

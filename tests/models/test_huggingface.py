@@ -236,6 +236,12 @@ def test_values_that_cannot_be_right_are_refused(change: dict[str, Any], line: s
     assert line in refusal(tmp_path, LLAMA | change)
 
 
+@pytest.mark.parametrize("value", ["bfloat16", "torch.bfloat16", "float32", None])
+def test_the_type_of_the_weights_may_be_written_as_torch_prints_it(value: str | None, tmp_path: Path) -> None:
+    write(tmp_path, LLAMA | {"torch_dtype": value})
+    assert resolve_architecture(ModelConfig(weights=str(tmp_path)), tensors=False).num_layers == 2
+
+
 def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
     write(tmp_path, LLAMA)
     (tmp_path / "config.json").write_text('{"vocab_size": 3, "vocab_size": 4}')

@@ -34,7 +34,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """
     refuse_pointer(path)
     try:
-        values = strict_json.loads(path.read_text(encoding="utf-8"))
+        values = strict_json.loads(path.read_text(encoding="utf-8-sig"))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     except (OSError, ValueError, RecursionError) as error:

@@ -163,6 +163,12 @@ def test_what_is_not_read_is_refused_by_what_it_is(kind: str, tensors: Tensors, 
     assert "\n" not in str(caught.value)
 
 
+def test_a_byte_order_mark_before_json_says_nothing(tensors: Tensors, tmp_path: Path) -> None:
+    for name, text in (("config.json", json.dumps(LLAMA)), ("generation_config.json", '{"eos_token_id": 5}')):
+        (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    assert arch_of(tmp_path).eos_token_ids == (5,)
+
+
 @pytest.mark.parametrize("cached", ["inv_freq", "cos_cached", "sin_cached"])
 def test_a_merged_model_and_buffers_of_old_checkpoints_are_read(cached: str, tensors: Tensors, tmp_path: Path) -> None:
     tensors[f"{Q.removesuffix('q_proj')}rotary_emb.{cached}"] = np.ones((3,), np.float32)

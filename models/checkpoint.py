@@ -27,7 +27,7 @@ _OTHERS = ("consolidated", "adapter_")  # Mistral's own layout of the same weigh
 # Frequencies and masks, which are computed here.
 _BUFFERS = (*(f"rotary_emb.{of}" for of in ("inv_freq", "cos_cached", "sin_cached")), ".attn.bias", ".attn.masked_bias")
 # How quantized weights call their parts: GPTQ and AWQ, compressed-tensors and FP8, bitsandbytes.
-_QUANTIZED = ("qweight", "qzeros", "scales", "g_idx", "weight_", "input_scale", "absmax", "nested_", "quant_", "SCB")
+_QUANTIZED = ("qweight", "qzeros", "scales", "g_idx", "weight_", "absmax", "nested_", "quant_", "SCB")
 
 
 class TensorSource(Protocol):
@@ -119,7 +119,7 @@ class SafetensorsFolder:
             file, key = self._files[name]
             if _is_quantized(name):
                 raise ConfigError(f"{file}: tensor {key}: quantized weights are not supported")
-            if ".lora_" in name or key.startswith("base_model."):
+            if ".lora_" in name or ".base_layer." in name or key.startswith("base_model."):
                 raise ConfigError(f"{file}: tensor {key} is of a LoRA adapter; merge it into its base model first")
             why = deciding_keys(arch, name) or " in config.json"
             raise ConfigError(f"{file}: tensor {key} is not part of the architecture{why}")
@@ -185,7 +185,7 @@ def bare_name(name: str) -> str:
 
 
 def _is_quantized(name: str) -> bool:
-    return any(part.startswith(_QUANTIZED) for part in name.split("."))
+    return any(part.startswith(_QUANTIZED) or part.endswith("_scale") for part in name.split("."))
 
 
 def _tensors_by_file(folder: Path) -> dict[str, list[str]]:

@@ -25,6 +25,7 @@ _CONTENTS = ("prompt", "messages", "prompt_token_ids")
 _CSV_HEADER = re.compile(r'(?:["\w]+[,;\t])*"?(?:prompts?|messages)"?(?:[,;\t]["\w]+)*', re.IGNORECASE)
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 _BATCH_URLS = ("/v1/chat/completions", "/v1/completions")
+_IGNORED = ("model", "max_completion_tokens", "stream", "user", "metadata")  # of a batch's body: as nothing streams
 _LONGEST_LINE = 16 << 20  # bytes; a context of a million tokens takes about 4 MiB of text, or 8 MiB of token ids
 
 
@@ -201,7 +202,7 @@ def _batch_request(row: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
         raise ConfigError("body: must be an object")
     if custom_id is not None and not isinstance(custom_id, str):
         raise ConfigError(f"custom_id={custom_id!r}: must be a text")
-    keys = {key: value for key, value in body.items() if key not in ("model", "max_completion_tokens")}
+    keys = {key: value for key, value in body.items() if key not in _IGNORED}
     if (most := body.get("max_completion_tokens")) is not None:
         keys["max_tokens"] = most
     return custom_id, keys

@@ -10,6 +10,7 @@ import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib import resources
 from typing import Any, BinaryIO, Protocol
 
@@ -122,12 +123,12 @@ def _read(file: BinaryIO, source: str, params: SamplingParams, is_json: bool = F
 
 
 def _is_json(line: str) -> bool:
-    """Return whether a line begins an array of texts or objects, or is an object with a key of ours."""
+    """Return whether a line begins an array of texts or objects or an object, or is an object with a key of ours."""
     text = line.strip()
     try:
         row = json.loads(text)
     except (ValueError, RecursionError):
-        return text == "[" or (text.startswith(('["', "[{")) and text.endswith(","))
+        return text in ("[", "{") or (text.startswith(('["', "[{")) and text.endswith(","))
     if isinstance(row, list):
         return bool(row) and all(isinstance(each, (str, dict)) for each in row)
     return isinstance(row, dict) and not row.keys().isdisjoint((*_CONTENTS, "body"))
@@ -168,6 +169,9 @@ def _row(row: Any, params: SamplingParams) -> Prompt:
     if "body" in row:
         custom_id, row = _batch_request(row)
     names = [field.name for field in dataclasses.fields(SamplingParams)]
+    if row and row.keys().isdisjoint(_CONTENTS) and not any(get_close_matches(key, _CONTENTS) for key in row):
+        of = " (ShareGPT's are for workload=sharegpt)" if "conversations" in row else ""
+        raise ConfigError(f"give one of prompt, messages and prompt_token_ids; it has {', '.join(row)[:80]}{of}")
     for key in row:
         if key not in (*_CONTENTS, *names):
             raise ConfigError(f"{key}: unknown key{nearest(key, (*_CONTENTS, *names))}")

@@ -218,10 +218,12 @@ BOTH = [(0.0, 12, 4), (3.0, 700, 5)]
         ("\n \r\n" + "\r\n".join(map(json.dumps, (ROW, LATER))), BOTH),
         (json.dumps(ROW | {"input_length": 12.0, "output_length": "4.0"}) + "\n" + json.dumps(LATER), BOTH),
         (json.dumps(ROW | {"meta": {"input_length": 9}, "note": '"timestamp": 3'}), [(0.0, 12, 4)]),
+        (json.dumps([ROW | {"hash_ids": []}, LATER]), BOTH),
         (json.dumps([ROW | {"hash_ids": None}, {key.upper(): value for key, value in LATER.items()}]), BOTH),
         ('{"timestamp": "2025-01-01T00:00:03Z", "input_tokens": 7e2, "output_tokens": 5}', [(0.0, 700, 5)]),
         ("\n\ntimestamp;input_length;output_length\n0;12.0;4.0\n3000;700;5", BOTH),
         ("id\tarrived_at\tprompt_tokens\tcompletion_tokens\n0\t5\t12\t4\n1\t8.0\t7e2\t5", BOTH),
+        (json.dumps([ROW | {"timestamp": 1763000000}, LATER | {"timestamp": 1763000003}]), BOTH),  # seconds since 1970
         ("arrived_at,isl,osl\n1763000000000,12,4\n1763000003000,700,5", BOTH),  # milliseconds since 1970
         ("arrived_at,isl,osl\n1763000000000000000,12,4\n1763000003000000000,700,5", BOTH),  # nanoseconds
     ],

@@ -450,9 +450,10 @@ def test_files_that_are_no_sharegpt(tmp_path: Path) -> None:
     path = tmp_path / "c.json"
     for content, line in [
         (b"{", f"{path}: not ShareGPT's JSON, a list of"),
-        (b'{"a": 1}', f"{path}: no conversation of two turns"),
         (b'[{"conversations": 3}]', "Expected `array | null`, got `int`"),
-        (b"[{}]", f"{path}: no conversation of two turns of 4 tokens or more in it"),
+        (b'[{"conversations": []}]', f"{path}: no conversation of two turns of 4 tokens or more in it"),
+        (b'{"data": [{"conversations": []}]}', "{conversations: [{value: ...}]}; its first object has data"),
+        (b'[{"messages": [], "id": 1}]', "{conversations: [{value: ...}]}; its first object has messages, id"),
         (b"\xff", f"{path}: not ShareGPT's JSON, a list of"),
         (gzip.compress(b"[" + b" " * 10**6)[:-9], f"workload.path={path}: cannot be read"),
         (

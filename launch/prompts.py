@@ -10,6 +10,7 @@ import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib import resources
 from typing import Any, BinaryIO, Protocol
 
@@ -25,6 +26,7 @@ _CONTENTS = ("prompt", "messages", "prompt_token_ids")
 _CSV_HEADER = re.compile(r'(?:["\w]+[,;\t])*"?(?:prompts?|messages)"?(?:[,;\t]["\w]+)*', re.IGNORECASE)
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 _BATCH_URLS = ("/v1/chat/completions", "/v1/completions")
+_IGNORED = ("model", "max_completion_tokens", "stream", "user", "metadata")  # of a batch's body: as nothing streams
 _LONGEST_LINE = 16 << 20  # bytes; a context of a million tokens takes about 4 MiB of text, or 8 MiB of token ids
 
 
@@ -121,12 +123,12 @@ def _read(file: BinaryIO, source: str, params: SamplingParams, is_json: bool = F
 
 
 def _is_json(line: str) -> bool:
-    """Return whether a line begins an array of texts or objects, or is an object with a key of ours."""
+    """Return whether a line begins an array of texts or objects or an object, or is an object with a key of ours."""
     text = line.strip()
     try:
         row = json.loads(text)
     except (ValueError, RecursionError):
-        return text == "[" or (text.startswith(('["', "[{")) and text.endswith(","))
+        return text in ("[", "{") or (text.startswith(('["', "[{")) and text.endswith(","))
     if isinstance(row, list):
         return bool(row) and all(isinstance(each, (str, dict)) for each in row)
     return isinstance(row, dict) and not row.keys().isdisjoint((*_CONTENTS, "body"))
@@ -167,6 +169,9 @@ def _row(row: Any, params: SamplingParams) -> Prompt:
     if "body" in row:
         custom_id, row = _batch_request(row)
     names = [field.name for field in dataclasses.fields(SamplingParams)]
+    if row and row.keys().isdisjoint(_CONTENTS) and not any(get_close_matches(key, _CONTENTS) for key in row):
+        of = " (ShareGPT's are for workload=sharegpt)" if "conversations" in row else ""
+        raise ConfigError(f"give one of prompt, messages and prompt_token_ids; it has {', '.join(row)[:80]}{of}")
     for key in row:
         if key not in (*_CONTENTS, *names):
             raise ConfigError(f"{key}: unknown key{nearest(key, (*_CONTENTS, *names))}")
@@ -201,7 +206,7 @@ def _batch_request(row: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
         raise ConfigError("body: must be an object")
     if custom_id is not None and not isinstance(custom_id, str):
         raise ConfigError(f"custom_id={custom_id!r}: must be a text")
-    keys = {key: value for key, value in body.items() if key not in ("model", "max_completion_tokens")}
+    keys = {key: value for key, value in body.items() if key not in _IGNORED}
     if (most := body.get("max_completion_tokens")) is not None:
         keys["max_tokens"] = most
     return custom_id, keys

@@ -302,7 +302,7 @@ def _read(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        found = strict_json.loads(file.read_text(encoding="utf-8"))
+        found = strict_json.loads(file.read_text(encoding="utf-8-sig"))
     except ValueError as error:
         raise ConfigError(f"{file}: not JSON ({error})") from error
     return found if isinstance(found, dict) else {}

@@ -19,13 +19,15 @@ from .layout import deciding_keys, names_of, tensor_shapes
 if TYPE_CHECKING:
     import torch
 
-_PREFIXES = ("model.", "transformer.")
+_PREFIXES = ("base_model.model.", "model.", "transformer.")  # the first is PEFT's, in a model that it merged
 _MAX_MAPPED_BYTES = 16 << 20  # then the file is reopened: pages of a mapped file count as memory of this process
 _DTYPES = ("F64", "F32", "BF16", "F16")  # smaller types are quantized weights, whose scales are separate tensors
 _SHARD = re.compile(r"(.+)-(\d+)-of-(\d+)\.safetensors")
 _OTHERS = ("consolidated", "adapter_")  # Mistral's own layout of the same weights, and weights to be added to them
+# Frequencies and masks, which are computed here.
+_BUFFERS = (*(f"rotary_emb.{of}" for of in ("inv_freq", "cos_cached", "sin_cached")), ".attn.bias", ".attn.masked_bias")
 # How quantized weights call their parts: GPTQ and AWQ, compressed-tensors and FP8, bitsandbytes.
-_QUANTIZED = ("qweight", "qzeros", "scales", "g_idx", "weight_", "input_scale", "absmax", "nested_", "quant_", "SCB")
+_QUANTIZED = ("qweight", "qzeros", "scales", "g_idx", "weight_", "absmax", "nested_", "quant_", "SCB")
 
 
 class TensorSource(Protocol):
@@ -90,7 +92,7 @@ def check_shape(
 class SafetensorsFolder:
     """The tensors of a Hugging Face folder, in one safetensors file or several. A `Checkpoint`.
 
-    A tensor is found under its name with or without a leading `model.` or `transformer.`.
+    A tensor is found under its name with or without a leading `base_model.model.`, `model.` or `transformer.`.
 
     Raises:
         ConfigError: a file is missing or is no safetensors file.
@@ -112,13 +114,12 @@ class SafetensorsFolder:
         """See `Checkpoint.check`."""
         shapes = tensor_shapes(arch)
         bare = {bare_name(name) for name in shapes}
-        buffers = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")  # frequencies and masks: computed here
-        others = [name for name in self._files if name not in bare and not name.endswith(buffers)]
+        others = [name for name in self._files if name not in bare and not name.endswith(_BUFFERS)]
         for name in sorted(others, key=lambda name: not _is_quantized(name)):
             file, key = self._files[name]
             if _is_quantized(name):
                 raise ConfigError(f"{file}: tensor {key}: quantized weights are not supported")
-            if ".lora_" in name or name.startswith("base_model."):
+            if ".lora_" in name or ".base_layer." in name or key.startswith("base_model."):
                 raise ConfigError(f"{file}: tensor {key} is of a LoRA adapter; merge it into its base model first")
             why = deciding_keys(arch, name) or " in config.json"
             raise ConfigError(f"{file}: tensor {key} is not part of the architecture{why}")
@@ -177,14 +178,14 @@ class SafetensorsFolder:
 
 
 def bare_name(name: str) -> str:
-    """Return the name without the leading `model.` or `transformer.`, which some checkpoints leave out."""
+    """Return the name without what some checkpoints put before it, as `model.` or `transformer.`."""
     for prefix in _PREFIXES:
         name = name.removeprefix(prefix)
     return name
 
 
 def _is_quantized(name: str) -> bool:
-    return any(part.startswith(_QUANTIZED) for part in name.split("."))
+    return any(part.startswith(_QUANTIZED) or part.endswith("_scale") for part in name.split("."))
 
 
 def _tensors_by_file(folder: Path) -> dict[str, list[str]]:

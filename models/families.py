@@ -18,7 +18,11 @@ _ACTIVATIONS: dict[str, Literal["silu", "gelu", "gelu_tanh", "relu"]] = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
     "gelu_new": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
 }

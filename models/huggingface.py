@@ -23,6 +23,8 @@ from .model_config import ModelValues
 _SIZE_FIELDS = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "ffn_size")
 _NAMED = ", ".join(NAMED_WEIGHTS[:-1]) + f" or {NAMED_WEIGHTS[-1]}"
 _QUANTIZED = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")  # of GPTQ, AWQ and ModelOpt
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_FOREIGN = (".h5", ".msgpack", ".onnx", ".ot", ".npz")  # weights of TensorFlow, Flax, ONNX, rust-bert and JAX
 _DTYPES = ("float32", "bfloat16", "float16", "float64", "float", "half", "auto")  # of the weights; read as any
 
 
@@ -62,6 +64,8 @@ def resolve_weights(model: ModelConfig, *, tensors: bool = True) -> Path | None:
     if adapters := sorted(path.glob("adapter_*")):
         raise ConfigError(f"{key}: holds {adapters[0].name}, of a LoRA adapter; merge it into its base model first")
     if not (path / "config.json").is_file():
+        if (path / "config.json").is_symlink():
+            refuse_pointer(path / "config.json")
         raise ConfigError(f"{key}: no config.json in this folder; must be a Hugging Face folder{_hint(path)}")
     for name in _QUANTIZED:
         if tensors and (path / name).is_file():
@@ -69,9 +73,13 @@ def resolve_weights(model: ModelConfig, *, tensors: bool = True) -> Path | None:
     for file in sorted(file for pattern in TEXTS if tensors for file in path.glob(pattern)):
         refuse_pointer(file)
     if tensors and not has_tensors:
-        pickles = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in path.glob(pattern))
+        pickles, foreign = (
+            sorted(p.name for p in path.iterdir() if p.suffix in kinds) for kinds in (_PICKLES, _FOREIGN)
+        )
         if pickles:
             raise ConfigError(f"{key}: only pickle files ({pickles[0]}), which may run code; convert to safetensors")
+        if foreign:
+            raise ConfigError(f"{key}: no safetensors file in this folder, but {foreign[0]}; convert it to safetensors")
         raise ConfigError(f"{key}: no safetensors file in this folder{_hint(path)}")
     return path
 
@@ -85,9 +93,9 @@ def _hint(folder: Path) -> str:
 
 
 def _only_gguf(folder: Path, key: str) -> Path | None:
-    """Return the folder's one GGUF file; None where it has none."""
-    files = sorted(folder.glob("*.gguf"))
-    if len(files) > 1:
+    """Return the folder's one GGUF file, or the first part of a split one; None where it has none."""
+    files = sorted(file for file in folder.glob("*.gguf") if not file.name.startswith("mmproj"))  # a vision encoder
+    if len(files) > 1 and "-00001-of-" not in files[0].name:
         raise ConfigError(f"{key}: several GGUF files; give one of {', '.join(file.name for file in files)}")
     return files[0] if files else None
 
@@ -135,7 +143,7 @@ def _read_architecture(path: Path, *, tensors: bool) -> Architecture:
     fields = READERS[name](config) | {"bos_token_id": config.token("bos_token_id")}
     fields["eos_token_ids"] = _eos_ids(config, path, fields["vocab_size"])
     for key in ("torch_dtype", "dtype"):
-        if config.get(key, "auto") not in _DTYPES:
+        if str(config.get(key, "auto")).removeprefix("torch.") not in _DTYPES:
             raise config.wrong(key, f"one of {', '.join(_DTYPES)}")
     if not is_gguf and "experts" not in fields:  # models of experts are simulated only
         config.refuse_others(HARMLESS)

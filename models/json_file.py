@@ -21,7 +21,8 @@ def refuse_pointer(path: Path) -> None:
         with path.open("rb") as file:
             begins = file.read(len(_POINTER))
     except OSError as error:
-        raise ConfigError(f"{path}: not readable ({error})") from error
+        target = f"a link to {path.readlink()}: " if path.is_symlink() else ""
+        raise ConfigError(f"{path}: {target}{(error.strerror or 'not readable').lower()}") from error
     if begins == _POINTER:
         raise ConfigError(f"{path}: a Git LFS pointer in place of the file; run git lfs pull in its folder")
 
@@ -34,7 +35,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """
     refuse_pointer(path)
     try:
-        values = strict_json.loads(path.read_text(encoding="utf-8"))
+        values = strict_json.loads(path.read_text(encoding="utf-8-sig"))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     except (OSError, ValueError, RecursionError) as error:

@@ -15,12 +15,13 @@ class ModelValues:
     """The values of a config.json, or of an object in it, by key.
 
     `asked` has the keys that were read. An error names the key and the file. Where `transformers` takes no null for a
-    key, null is an error here too.
+    key, null is an error here too. `within` begins the keys of an object in the file, for errors: `rope_scaling.`.
     """
 
-    def __init__(self, path: Path, values: dict[str, Any]) -> None:
+    def __init__(self, path: Path, values: dict[str, Any], within: str = "") -> None:
         self.path = path
         self.values = values
+        self.within = within
         self.asked: set[str] = set()
 
     @classmethod
@@ -98,11 +99,11 @@ class ModelValues:
         value = self.get(key, {})
         if not isinstance(value, dict):
             raise self.wrong(key, "an object")
-        return ModelValues(self.path, value)
+        return ModelValues(self.path, value, f"{self.within}{key}.")
 
     def wrong(self, key: str, right: str) -> ConfigError:
         """Return the error for a value that must be something else."""
-        return ConfigError(f"{self.path}: {key}={self.values.get(key)!r}: must be {right}")
+        return ConfigError(f"{self.path}: {self.within}{key}={self.values.get(key)!r}: must be {right}")
 
     def unsupported(self, what: str) -> ConfigError:
         """Return the error for a feature that is not supported."""
@@ -117,8 +118,8 @@ class ModelValues:
         for key, value in self.values.items():
             if key not in self.asked and key not in harmless and value not in (None, False, "", [], {}):
                 raise ConfigError(
-                    f"{self.path}: {key}={str(value)[:60]} is unknown for this model, and may change what it computes; "
-                    "remove the key if it does not"
+                    f"{self.path}: {self.within}{key}={str(value)[:60]} is unknown for this model, and may change what "
+                    "it computes; remove the key if it does not"
                 )
 
     def _raw(self, key: str, default: Any) -> Any:

@@ -26,7 +26,7 @@ def read_rope(config: ModelValues, *, max_position: int, default_theta: float) -
     theta = rope.number("rope_theta", theta)
     for each in (config, rope):
         if each.get("partial_rotary_factor", 1.0) != 1.0:
-            raise config.unsupported(f"partial_rotary_factor={each.get('partial_rotary_factor')!r}")
+            raise config.unsupported(f"{each.within}partial_rotary_factor={each.get('partial_rotary_factor')!r}")
     kind = rope.values.get("rope_type", rope.values.get("type", "default"))
     rope.asked |= {"rope_type", "type"}
     scaling = _scaling(str(kind), config, rope, max_position, theta)
@@ -47,7 +47,7 @@ def _scaling(kind: str, config: ModelValues, rope: ModelValues, max_position: in
     if kind == "llama3":
         low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
         if low >= high:
-            raise ConfigError(f"{config.path}: low_freq_factor={low:g}: must be below high_freq_factor={high:g}")
+            raise rope.wrong("low_freq_factor", f"below high_freq_factor={high:g}")
         return RopeScaling(
             type="llama3",
             factor=rope.number("factor"),

@@ -25,7 +25,7 @@ _MIN_TURN_TOKENS = 4  # conversations with shorter turns are skipped, as by `vll
 
 
 class _Conversation(msgspec.Struct):
-    conversations: list[msgspec.Raw] | None = None
+    conversations: list[msgspec.Raw] | msgspec.UnsetType | None = msgspec.UNSET
 
 
 def draw(config: ShareGptConfig, num_requests: int | None, tokenizer: Tokenizer) -> DrawnRequests:
@@ -70,7 +70,7 @@ def _turns(conversation: msgspec.Raw, path: str) -> tuple[str, str] | None:
         turns = strict_json.loads(bytes(conversation).decode())["conversations"][:2]
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    question, answer = (turn.get("value") if isinstance(turn, dict) else None for turn in turns)
+    question, answer = (turn.get("value", turn.get("content")) if isinstance(turn, dict) else None for turn in turns)
     return (question, answer) if isinstance(question, str) and isinstance(answer, str) else None
 
 
@@ -85,6 +85,9 @@ def _read(path: Path) -> list[msgspec.Raw]:
         else:
             rows = [msgspec.Raw(line) for line in data.splitlines() if line.strip()]
         found = [(row, decoder.decode(row)) for row in rows]
+        if found and all(one is not None and one.conversations is msgspec.UNSET for _, one in found):
+            has = ", ".join(msgspec.json.decode(found[0][0]))[:80]
+            raise ConfigError(f"{path}: {_WRONG}; its first object has {has or 'nothing'}")
         return [row for row, one in found if one is not None and len(one.conversations or ()) >= 2]
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"workload.path={path}: cannot be read ({error})") from None

@@ -49,7 +49,7 @@ _EXPECTED = (
 )
 _TOKEN_LIMIT = 1 << 40
 _MOONCAKE_BLOCK, _BAILIAN_BLOCK = 512, 16  # tokens of a block that a hash id stands for
-_LATEST_S = 1e11  # seconds since 1970: the year 5138
+_EARLIEST_S, _LATEST_S = 1e9, 1e11  # seconds since 1970: the years 2001 and 5138
 
 
 def draw(config: TraceConfig, num_requests: int | None) -> DrawnRequests:
@@ -82,14 +82,17 @@ def draw(config: TraceConfig, num_requests: int | None) -> DrawnRequests:
 def _requests(path: Path, hash_block_size: int | None) -> Iterator[tuple[tuple[float, int, int], PrefixIds | None]]:
     """Yield the seconds, prompt tokens and output tokens of each row, and what its prompt begins with."""
     line = 1
+    since_1970: bool | None = None  # the first row's time; its size says the unit
     known: dict[int | str, int] = {}  # a small number for each hash id, which may have any number of bits
     try:
         with open_rows(path, "workload.path") as file:
             lines = io.TextIOWrapper(file, "utf-8-sig", newline="")
             for line, row, in_milliseconds in _rows(path, lines):
                 try:
+                    if since_1970 is None:
+                        since_1970 = is_number(row["time"]) and float(row["time"]) >= _EARLIEST_S
                     entry = (
-                        _seconds(row["time"], in_milliseconds),
+                        _seconds(row["time"], in_milliseconds and not since_1970),
                         _count(row["prompt tokens"]),
                         _count(row["output tokens"]),
                     )
@@ -198,7 +201,7 @@ def _prefix(row: Mapping[str, Any], num_tokens: int, size: int | None, known: di
             ids = json.loads(ids)
         except ValueError:
             raise _HashIdsError(f"hash_ids: not a list of numbers: {ids[:80]!r}") from None
-    if ids is None or ids == "":
+    if ids is None or ids in ("", []):
         return None
     if not isinstance(ids, list) or not all(type(each) in (int, str) for each in ids):
         raise _HashIdsError(f"hash_ids: must be a list of whole numbers or texts: {str(ids)[:80]!r}")

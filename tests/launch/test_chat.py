@@ -50,7 +50,7 @@ def test_rows_of_a_file_are_texts_messages_or_requests_of_a_batch(model: Path, t
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": [{"type": "text", "text": "x"}]},
     ]
-    request = {"model": "any", "messages": messages[1:], "max_completion_tokens": 3}
+    request = {"model": "any", "messages": messages[1:], "max_completion_tokens": 3, "stream": False, "user": "me"}
     rows = [
         {"prompt": "x"},
         {"messages": messages},

@@ -194,6 +194,7 @@ def test_prompts_from_each_source(tmp_path: Path) -> None:
         '[\n "a",\n "b c"\n]\n',
         '["a",\n{"prompt": "b c"}]',
         '{"prompt": "a"}\n\n{"prompt": "b c"}',
+        '{\n "prompt": "a"\n}\n{\n "prompt": "b c"\n}\n',
         '\ufeff\n{"prompt": "a"}\r\n{"prompt": "b c"}\r\n',
     ],
 )
@@ -221,7 +222,19 @@ def test_prompts_that_look_like_json_stay_text(tmp_path: Path) -> None:
         ('{"prompt": "a", "temprature": 1}', "1: temprature: unknown key; did you mean 'temperature'?"),
         ('{"prompt": ""}', "1: prompt='': must be a text that is not empty"),
         ('{"prompt": 3}', "1: prompt=3: must be a text that is not empty"),
-        ('{"top_k": 3}', "1: give one of prompt, messages and prompt_token_ids"),
+        ("{}", "1: give one of prompt, messages and prompt_token_ids"),
+        ('{"top_k": 3}', "1: give one of prompt, messages and prompt_token_ids; it has top_k"),
+        ('{"data": [{"prompt": "a"}]}', "1: give one of prompt, messages and prompt_token_ids; it has data"),
+        (
+            '[{"question_id": 1, "turns": ["a"]}]',
+            "1: give one of prompt, messages and prompt_token_ids; it has question_id, turns",
+        ),
+        (
+            '{"conversations": []}',
+            "1: give one of prompt, messages and prompt_token_ids; it has conversations (ShareGPT's are for "
+            "workload=sharegpt)",
+        ),
+        ('{"prompts": "a"}', "1: prompts: unknown key; did you mean 'prompt'?"),
         ('{"prompt": "a", "prompt_token_ids": [1]}', "1: give one of prompt, messages and prompt_token_ids"),
         ('{"prompt_token_ids": []}', "1: prompt_token_ids: must be a list of token ids that is not empty"),
         ('{"prompt_token_ids": [true]}', "1: prompt_token_ids: must be a list of token ids that is not empty"),

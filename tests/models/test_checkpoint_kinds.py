@@ -121,6 +121,23 @@ def twice(folder: Path, tensors: Tensors) -> None:
     save_file(tensors, folder / "b.safetensors")
 
 
+def broken(name: str) -> Callable[[Path, Tensors], None]:
+    def write(folder: Path, tensors: Tensors) -> None:
+        (folder / name).unlink()
+        (folder / name).symlink_to("../../blobs/1f")
+
+    return write
+
+
+def instead(name: str) -> Callable[[Path, Tensors], None]:
+    return lambda folder, tensors: (folder / "model.safetensors").rename(folder / name) and None
+
+
+def split_gguf(folder: Path, tensors: Tensors) -> None:
+    only("x-00001-of-00002.gguf", POINTER)(folder, tensors)
+    (folder / "x-00002-of-00002.gguf").touch()
+
+
 def stale_index(folder: Path, tensors: Tensors) -> None:
     shards(folder, tensors, TWO)
     index(folder, tensors, TWO[::-1])
@@ -144,6 +161,13 @@ REFUSED: dict[str, tuple[Callable[[Path, Tensors], None], str]] = {
     "adapter beside": (with_file("adapter_config.json"), "adapter_config.json, of a LoRA adapter"),
     "adapter without config": (with_file("adapter_model.safetensors"), "adapter_model.safetensors, of a LoRA adapter"),
     "adapter": (only("adapter_config.json"), "adapter_config.json, of a LoRA adapter"),
+    "wrapped layers": (with_tensor(f"{Q}.base_layer.weight"), "LoRA adapter"),
+    "cache scales": (with_tensor("model.layers.0.self_attn.k_scale"), "quantized weights are not supported"),
+    "broken config": (broken("config.json"), r"config.json: a link to ../../blobs/1f: no such file"),
+    "broken weights": (broken("model.safetensors"), r"model.safetensors: a link to ../../blobs/1f: no such file"),
+    "pickle": (instead("model.ckpt"), r"only pickle files \(model.ckpt\)"),
+    "TensorFlow": (instead("tf_model.h5"), "but tf_model.h5; convert it to safetensors"),
+    "split gguf": (split_gguf, r"x-00001-of-00002.gguf: a Git LFS pointer"),
     "adapter tensors": (with_tensor(f"base_model.model.{Q}.lora_A.weight"), "LoRA adapter"),
     "native": (only("params.json"), "own layout"),
     "one folder up": (only("checkpoint-20/config.json"), r"; one is .*/checkpoint-20"),
@@ -161,6 +185,19 @@ def test_what_is_not_read_is_refused_by_what_it_is(kind: str, tensors: Tensors, 
     with pytest.raises(ConfigError, match=said) as caught:
         arch_of(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_byte_order_mark_before_json_says_nothing(tensors: Tensors, tmp_path: Path) -> None:
+    for name, text in (("config.json", json.dumps(LLAMA)), ("generation_config.json", '{"eos_token_id": 5}')):
+        (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    assert arch_of(tmp_path).eos_token_ids == (5,)
+
+
+@pytest.mark.parametrize("cached", ["inv_freq", "cos_cached", "sin_cached"])
+def test_a_merged_model_and_buffers_of_old_checkpoints_are_read(cached: str, tensors: Tensors, tmp_path: Path) -> None:
+    tensors[f"{Q.removesuffix('q_proj')}rotary_emb.{cached}"] = np.ones((3,), np.float32)
+    save_file({f"base_model.model.{name}": each for name, each in tensors.items()}, tmp_path / "model.safetensors")
+    assert arch_of(tmp_path).num_layers == 2
 
 
 @pytest.mark.parametrize("own", [False, True])

@@ -134,8 +134,11 @@ QWEN2 = LLAMA | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "
             "architectures=['FalconForCausalLM'] is not supported; supported: Llama",
         ),
         (LLAMA | {"rope_scaling": {"type": "longrope", "factor": 4.0}}, "longrope"),
-        (LLAMA | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "mrope_section": [2]}}, "mrope_section"),
-        (LLAMA | {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        (LLAMA | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "mrope_section": [2]}}, "ing.mrope_section"),
+        (
+            LLAMA | {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+            "rope_parameters.partial",
+        ),
         (LLAMA | {"quantization_config": {"bits": 4}}, "quantization_config"),
         (LLAMA | {"hidden_act": "swiglu"}, "hidden_act=swiglu"),
         (LLAMA | {"hidden_size": "32"}, "hidden_size='32'"),
@@ -151,9 +154,10 @@ QWEN2 = LLAMA | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "
         (LLAMA | {"num_attention_heads": 0}, "num_attention_heads=0"),
         (LLAMA | {"head_dim": 7}, "head_dim=7: must be even"),
         (LLAMA | {"hidden_act": ["silu"]}, "hidden_act=['silu']"),
-        (LLAMA | {"rope_parameters": {"rope_type": "linear", "factor": 0}}, "factor=0"),
+        (LLAMA | {"rope_parameters": {"rope_type": "linear", "factor": 0}}, "rope_parameters.factor=0"),
+        (LLAMA | {"rope_scaling": {"type": "linear", "factor": "4"}}, "rope_scaling.factor='4'"),
         (LLAMA | {"rope_theta": 0}, "rope_theta=0"),
-        (LLAMA | {"rope_scaling": {"type": "llama3", **LLAMA3, "low_freq_factor": 4.0}}, "low_freq_factor=4"),
+        (LLAMA | {"rope_scaling": {"type": "llama3", **LLAMA3, "low_freq_factor": 4.0}}, "ing.low_freq_factor=4"),
         (MISTRAL | {"sliding_window": "7"}, "sliding_window='7'"),
         (MISTRAL | {"sliding_window": 7.0}, "sliding_window=7.0"),
         (MISTRAL | {"sliding_window": 0}, "sliding_window=0"),
@@ -230,6 +234,12 @@ def test_folders_that_cannot_be_loaded(tmp_path: Path) -> None:
 )
 def test_values_that_cannot_be_right_are_refused(change: dict[str, Any], line: str, tmp_path: Path) -> None:
     assert line in refusal(tmp_path, LLAMA | change)
+
+
+@pytest.mark.parametrize("value", ["bfloat16", "torch.bfloat16", "float32", None])
+def test_the_type_of_the_weights_may_be_written_as_torch_prints_it(value: str | None, tmp_path: Path) -> None:
+    write(tmp_path, LLAMA | {"torch_dtype": value})
+    assert resolve_architecture(ModelConfig(weights=str(tmp_path)), tensors=False).num_layers == 2
 
 
 def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:

@@ -314,3 +314,17 @@ def test_a_changed_key_is_computed_as_transformers_does_or_refused_by_name(famil
         elif found[1] != reference[1] or not torch.allclose(found[0], reference[0], atol=1e-3):
             wrong.append(f"{said}: other results than transformers; eos {found[1]}, {reference[1]}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_every_activation_is_computed_as_transformers_does_or_refused_by_name(tmp_path: Path) -> None:
+    make(tmp_path, CONFIGS["llama"])
+    refused = set()
+    for name in transformers.activations.ACT2CLS:
+        write(tmp_path, CONFIGS["llama"] | {"hidden_act": name})
+        try:
+            found, _ = ours(tmp_path)
+        except ConfigError as error:
+            refused.add(str(error).split("hidden_act=")[1])
+        else:
+            torch.testing.assert_close(found, theirs(tmp_path)[0], atol=1e-4, rtol=1e-4)
+    assert {line.split(":")[0] for line in refused if "gelu" in line.split(":")[0]} == {"gelu_10", "quick_gelu"}

@@ -218,10 +218,12 @@ BOTH = [(0.0, 12, 4), (3.0, 700, 5)]
         ("\n \r\n" + "\r\n".join(map(json.dumps, (ROW, LATER))), BOTH),
         (json.dumps(ROW | {"input_length": 12.0, "output_length": "4.0"}) + "\n" + json.dumps(LATER), BOTH),
         (json.dumps(ROW | {"meta": {"input_length": 9}, "note": '"timestamp": 3'}), [(0.0, 12, 4)]),
+        (json.dumps([ROW | {"hash_ids": []}, LATER]), BOTH),
         (json.dumps([ROW | {"hash_ids": None}, {key.upper(): value for key, value in LATER.items()}]), BOTH),
         ('{"timestamp": "2025-01-01T00:00:03Z", "input_tokens": 7e2, "output_tokens": 5}', [(0.0, 700, 5)]),
         ("\n\ntimestamp;input_length;output_length\n0;12.0;4.0\n3000;700;5", BOTH),
         ("id\tarrived_at\tprompt_tokens\tcompletion_tokens\n0\t5\t12\t4\n1\t8.0\t7e2\t5", BOTH),
+        (json.dumps([ROW | {"timestamp": 1763000000}, LATER | {"timestamp": 1763000003}]), BOTH),  # seconds since 1970
         ("arrived_at,isl,osl\n1763000000000,12,4\n1763000003000,700,5", BOTH),  # milliseconds since 1970
         ("arrived_at,isl,osl\n1763000000000000000,12,4\n1763000003000000000,700,5", BOTH),  # nanoseconds
     ],
@@ -415,8 +417,9 @@ def test_sharegpt_takes_the_first_two_turns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["array", "lines", "gz"])
-def test_conversations_without_texts_are_skipped(form: str, tmp_path: Path) -> None:
-    good = {"conversations": [{"value": "Hello you"}, {"value": "Hi, back."}]}
+@pytest.mark.parametrize("key", ["value", "content"])
+def test_conversations_without_texts_are_skipped(key: str, form: str, tmp_path: Path) -> None:
+    good = {"conversations": [{key: "Hello you"}, {key: "Hi, back."}]}
     rows = [
         {"conversations": None},
         None,
@@ -447,9 +450,10 @@ def test_files_that_are_no_sharegpt(tmp_path: Path) -> None:
     path = tmp_path / "c.json"
     for content, line in [
         (b"{", f"{path}: not ShareGPT's JSON, a list of"),
-        (b'{"a": 1}', f"{path}: no conversation of two turns"),
         (b'[{"conversations": 3}]', "Expected `array | null`, got `int`"),
-        (b"[{}]", f"{path}: no conversation of two turns of 4 tokens or more in it"),
+        (b'[{"conversations": []}]', f"{path}: no conversation of two turns of 4 tokens or more in it"),
+        (b'{"data": [{"conversations": []}]}', "{conversations: [{value: ...}]}; its first object has data"),
+        (b'[{"messages": [], "id": 1}]', "{conversations: [{value: ...}]}; its first object has messages, id"),
         (b"\xff", f"{path}: not ShareGPT's JSON, a list of"),
         (gzip.compress(b"[" + b" " * 10**6)[:-9], f"workload.path={path}: cannot be read"),
         (

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,15 @@ def init_options() -> dict[str, Any]:
     job = JobConfig()
     job._py_driver_sys_path = _OurPath()  # else a folder named torch in the working directory is what ranks import
     return {"log_to_driver": False, "logging_level": logging.ERROR, "job_config": job}
+
+
+def hush() -> Callable[[], None]:
+    """Keep Ray from printing a page of its log when its raylet dies. Returns what lets it print again."""
+    from ray._private import worker
+
+    before = worker.print_to_stdstream
+    worker.print_to_stdstream = lambda *args, **options: None
+    return lambda: setattr(worker, "print_to_stdstream", before)
 
 
 class LocalRay:
@@ -61,8 +70,7 @@ class LocalRay:
             raise
         from ray._private import worker
 
-        self._print = worker.print_to_stdstream
-        worker.print_to_stdstream = lambda *args, **options: None  # a page of Ray's log when its raylet dies
+        self._unhush = hush()
         node: Any = worker._global_node
         self._processes: dict[str, subprocess.Popen[bytes]] = {
             name: node.all_processes[kind][0].process for kind, name in _WATCHED.items()
@@ -84,11 +92,10 @@ class LocalRay:
         GCS that is gone.
         """
         import ray
-        from ray._private import worker
 
         self._sweep()
         ray.shutdown()
-        worker.print_to_stdstream = self._print
+        self._unhush()
         shutil.rmtree(self._folder, ignore_errors=True)  # that made it again
 
     def _sweep(self) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import logging
 import os
 import signal
-import socket
 import threading
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -17,9 +17,12 @@ from ..conf.schema import HardwareConfig, ParallelConfig
 from ..parallel.control import Endpoint
 from ..parallel.real_placement import Place, in_order, stages_together
 from ..runtime.pipeline.protocol import PipelineError
+from .joined_ray import JoinedRay
 from .local_ray import LocalRay, init_options
+from .ray_address import check_address
 from .stderr_log import messages_on_stderr
 
+_log = logging.getLogger(__name__)
 _RAY_ENV = {
     "RAY_worker_niceness": "0",  # Ray's is 15, where a stage would give way to every other process of its node
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -29,7 +32,6 @@ _RAY_ENV = {
 # Task events are off: nobody reads them, and they are sent for 5 s to a GCS that has ended.
 _LOCAL_RAY_ENV = {"RAY_task_events_report_interval_ms": "0"}
 
-_ANSWER_S = 3.0  # for a server at a given address to answer
 _ROOM_S = 5.0  # for nodes to have room for several stages each; after that each stage is placed alone
 _RACK = "rack"  # the label of a Ray node that names its rack
 
@@ -82,23 +84,12 @@ class RayLauncher:
         self._uses_gpu = False
         self._group: Any = None
         self._connected = False  # to Ray, by this launcher, which must then disconnect
-        self._local: LocalRay | None = None
+        self._ray: LocalRay | JoinedRay | None = None  # that this launcher has connected to
+        self._lost: tuple[JoinedRay, set[int], Endpoint] | None = None  # whose return ranks wait for, to join there
 
     def check(self, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
         """Check that a given address answers as Ray does; Ray itself takes up to minutes to find that nothing does."""
-        address = parallel.ray_address or os.environ.get("RAY_ADDRESS", "")
-        found = _found_by_ray() if address == "auto" else address
-        host, _, port = found.rpartition("://")[2].rpartition(":")
-        if not host or "/" in host or not port.isdigit():
-            return
-        hint = "" if found == address else "; start Ray there, or leave it out"
-        address += f" ({found})" if hint else ""
-        try:
-            speaks_grpc = _speaks_grpc(host, int(port))
-        except OSError as error:
-            raise ConfigError(f"parallel.ray_address={address}: nothing answers there ({error}){hint}") from error
-        if not speaks_grpc and os.environ.get("RAY_USE_TLS", "0") == "0":
-            raise ConfigError(f"parallel.ray_address={address}: what answers there is not Ray's GCS (6379 by default)")
+        check_address(parallel.ray_address or os.environ.get("RAY_ADDRESS", ""))
 
     def start(
         self, endpoint: Endpoint, parallel: ParallelConfig, hardware: HardwareConfig, cluster: ClusterConfig
@@ -111,7 +102,7 @@ class RayLauncher:
             self._place(parallel, cluster, uses_gpu)
             self._check_reach(endpoint)
         self._parallel, self._cluster, self._uses_gpu = parallel, cluster, uses_gpu
-        self._unused = set()
+        self._unused, self._lost = set(), None
         self._ended = {}
         self._runs = {}
         for rank in range(parallel.world_size):
@@ -138,15 +129,25 @@ class RayLauncher:
         """End `ranks` and start others: spares while there are any, then new actors.
 
         For each spare that is used, a new spare starts in the bundle of the dead rank. Where the Ray that was started
-        here has died, another one is started first, which ends all ranks.
+        here has died, another one is started first, which ends all ranks. A Ray of the user's is waited for.
         """
-        if self._local is not None and (fault := self._local.fault):
-            self._start_ray_again(fault)
+        if self._ray is not None and (fault := self._ray.fault):
+            if isinstance(self._ray, LocalRay):
+                self._start_ray_again(fault)
+            else:
+                assert self._parallel is not None
+                limit = f"parallel.start_timeout_s={self._parallel.start_timeout_s:g}"
+                _log.warning(f"{fault}; ranks start again when Ray is back at {self._ray.gcs}, within {limit}")
+                self._lost = self._ray, set(), endpoint
+                self.shutdown()
+        if self._lost is not None:
+            self._lost = self._lost[0], self._lost[1] | set(ranks), endpoint
+            return
         try:
             for rank in sorted(ranks):
                 self._replace(rank, endpoint)
         except Exception as error:
-            if self._local is None:
+            if not isinstance(self._ray, LocalRay):
                 raise
             self._start_ray_again(f"Ray on this machine has failed ({error})")  # one of its processes is just ending
             for rank in sorted(ranks):
@@ -185,11 +186,30 @@ class RayLauncher:
         self._ended = {}
         self._unused = set(range(self._parallel.world_size))
 
+    def _join_again(self, lost: JoinedRay, ranks: set[int], endpoint: Endpoint) -> None:
+        """Start `ranks` on the user's Ray, if it is back and has room for all."""
+        assert self._parallel is not None
+        if not lost.is_back:
+            return
+        try:
+            self._connect(self._parallel)
+            self._place(self._parallel, self._cluster, self._uses_gpu)
+        except Exception as error:
+            _log.debug(f"Ray at {lost.gcs} is not back yet: {error}")
+            self.shutdown()
+            return
+        self._lost, self._ended = None, {}
+        self._unused = set(range(self._parallel.world_size))
+        for rank in sorted(ranks):
+            self._replace(rank, endpoint)
+
     def unplaced(self) -> set[int]:
         """See `Launcher.unplaced`. A rank has no place if its bundle lies on no node that is alive."""
         import ray
         from ray.util import placement_group_table
 
+        if self._lost is not None:
+            return set()
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
         node_of = placement_group_table(self._group)["bundles_to_node_id"]
         return {rank for rank, actor in enumerate(self._actors) if node_of.get(self._bundles[actor]) not in alive}
@@ -229,16 +249,20 @@ class RayLauncher:
         os.environ.update({k: v for k, v in env.items() if k not in os.environ})
         import ray
 
-        if self._connected and ray.cluster_resources().get("CPU", 0) < parallel.world_size + parallel.spares:
-            self.shutdown()  # it was started for fewer ranks
+        has_died = self._ray is not None and self._ray.fault
+        if has_died or (
+            self._connected and ray.cluster_resources().get("CPU", 0) < parallel.world_size + parallel.spares
+        ):
+            self.shutdown()  # it may have been started for fewer ranks
         if ray.is_initialized():
             return
         on_term = signal.getsignal(signal.SIGTERM)
         try:
             if address:
                 ray.init(address=address, **init_options())
+                self._ray = None if ray.util.client.ray.is_connected() else JoinedRay()
             else:
-                self._local = LocalRay(max(os.cpu_count() or 1, parallel.world_size + parallel.spares))
+                self._ray = LocalRay(max(os.cpu_count() or 1, parallel.world_size + parallel.spares))
         except (ConnectionError, ray.exceptions.RayError) as error:
             # Only in this mode does Ray send its token to a given address. The user must decide whether it may.
             hint = "" if os.environ.get("RAY_AUTH_MODE") == "token" else "; if it wants a token: RAY_AUTH_MODE=token"
@@ -352,10 +376,13 @@ class RayLauncher:
             )
 
     def poll(self) -> dict[int, str]:
-        """See `Launcher.poll`. The end of the Ray that this process started is that of all ranks."""
+        """See `Launcher.poll`. The end of Ray's own processes is that of all ranks."""
         import ray
 
-        if self._local is not None and (fault := self._local.fault):
+        if self._lost is not None:
+            self._join_again(*self._lost)
+            return {}
+        if self._ray is not None and (fault := self._ray.fault):
             assert self._parallel is not None
             return dict.fromkeys(range(self._parallel.world_size), fault)
         done, _ = ray.wait(list(self._runs), num_returns=len(self._runs), timeout=0) if self._runs else ([], [])
@@ -375,7 +402,7 @@ class RayLauncher:
 
     def stop(self) -> None:
         """See `Launcher.stop`. A launcher that keeps its actors ends them only if one of them does not become idle."""
-        if not self._keep or (self._local is not None and self._local.fault):
+        if not self._keep or (self._ray is not None and self._ray.fault):
             self.shutdown()
         elif not self._settled():
             self._end_actors()
@@ -402,14 +429,14 @@ class RayLauncher:
             return
         import ray
 
-        local, self._local = self._local, None
-        if local is not None:
-            local.end()
-            self._forget_actors()
-        else:
+        found, self._ray = self._ray, None
+        if found is None or (isinstance(found, JoinedRay) and not found.fault):
             self._end_actors()
-            if self._connected:
-                ray.shutdown()
+        if found is not None:
+            found.end()
+        elif self._connected:
+            ray.shutdown()
+        self._forget_actors()
         self._connected = False
 
     def _end_actors(self) -> None:
@@ -428,39 +455,6 @@ class RayLauncher:
     def _forget_actors(self) -> None:
         self._actors, self._spares, self._group = [], [], None
         self._places, self._bundles, self._runs = {}, {}, {}
-
-
-def _found_by_ray() -> str:
-    """Return the address that `auto` stands for: of a Ray on this machine, or of the last one, which may have ended.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    from ray._private.services import canonicalize_bootstrap_address
-
-    try:
-        return str(canonicalize_bootstrap_address("auto"))
-    except ConnectionError:
-        raise ConfigError(
-            "parallel.ray_address=auto: no Ray runs on this machine; start one, or leave it out"
-        ) from None
-
-
-def _speaks_grpc(host: str, port: int) -> bool:
-    """Return whether a port answers the first bytes of HTTP/2 with a frame of settings, as Ray's gRPC server does.
-
-    Raises:
-        OSError: nobody listens there.
-    """
-    with socket.create_connection((host, port), timeout=_ANSWER_S) as sock:
-        try:
-            sock.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0")
-            head = b""
-            while len(head) < 4 and (more := sock.recv(4 - len(head))):
-                head += more
-        except OSError:
-            return False
-        return head[3:] == b"\x04"
 
 
 def _text(resources: dict[str, float]) -> str:

@@ -267,7 +267,7 @@ class RemotePipeline:
             if stuck and repair.joined is not None and now > repair.joined + _REJOIN_S:
                 names = ", ".join(map(self._name, sorted(stuck)))
                 self._raise(f"{names} did not let go of a failed pipeline", "hang", stuck)
-            self._check_signs(ranks - repair.ready.keys(), "did not stand again within")
+            self._check_signs(ranks - repair.ready.keys(), f"did not stand again ({repair.fault.text}) within")
             if self._server.is_woken:
                 return
 

@@ -325,7 +325,7 @@ def test_a_repair_that_takes_too_long_ends_the_run() -> None:
         found.restart(FaultRecord(1, fault.reason, str(fault), fault.since - 2.0, found.clock.now()))
         launcher.ranks[0].ready = False
         assert found.wait(time.monotonic() + 0.1) == [], "the bound is on the repair, not on what was before"
-        text = r"^rank 0 \(stage 0\) did not stand again within parallel\.start_timeout_s=1; raise it"
+        text = r"^rank 0 \(stage 0\) did not stand again \(rank 0 .+\) within parallel\.start_timeout_s=1; raise it"
         with pytest.raises(PipelineError, match=text):
             results_of(found, 1)
 

@@ -12,8 +12,8 @@
 struct BFloat16 {
     uint16_t bits;
 
-    BFloat16() = default;
-    BFloat16(float x) {  // the nearest, and of two as near the even one
+    // Takes the nearest number, and of two as near the even one. Compilers make vectors of this, not of a constructor.
+    void operator=(float x) {
         uint32_t word;
         std::memcpy(&word, &x, sizeof(word));
         bits = x != x ? 0x7fc0 : (word + 0x7fff + (word >> 16 & 1)) >> 16;

@@ -1,7 +1,7 @@
 // The product of few rows with a weight that oneDNN has laid out, for `packed.py`.
 //
-// The layout is oneDNN's: for each block of 64 or 32 outputs, word after word of their inputs (`element.h`), the words of
-// all outputs side by side. It is AB16b64a for float, and AB16b64a2b or AB16b32a2b for BFloat16.
+// The layout is oneDNN's: for each block of 64 or 32 outputs, word after word of the inputs (`element.h`), the words of all
+// its outputs side by side. It is AB16b64a for float, and AB16b64a2b or AB16b32a2b for BFloat16.
 
 #include <algorithm>
 
@@ -22,9 +22,9 @@ inline Vector read(const float* from) {
     return found;
 }
 
-// sums[R, 64] += x[R, count] @ weight[count, 64], of `count` words. The weights lie in blocks of BLOCK outputs, `stride`
-// words apart. Every `phases`-th word of x, the weights as far on are fetched: all passes over the weights together fetch
-// the next ones, so that reading overlaps with computing.
+// sums[R, 64] += x[R, count] @ weight[count, 64], of `count` words, where x has `words` a row and the weight has blocks of
+// BLOCK outputs. Every `phases`-th word, the weights that are `count` further on are fetched: all passes over some weights
+// together fetch the next ones, so that reading overlaps with computing.
 template <int BLOCK, int R>
 void multiply(const float* x, int64_t words, const float* weight, int64_t count, float* sums, int64_t phase,
               int64_t phases) {

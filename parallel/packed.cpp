@@ -71,7 +71,7 @@ void multiply_rows(const float* x, int64_t words, const float* weight, int64_t c
 extern "C" {
 
 // out[rows, outputs] = x[rows, inputs] @ weight^T + bias[outputs] + residual[rows, outputs]; bias and residual may be
-// null. Each weight is read from memory once. `block` is 64 or 32, `outputs` a multiple of 64, `inputs` of a word's, and
+// null. Each weight is read from memory once. `block` is 64 or 32, `outputs` a multiple of 64, `inputs` of a word, and
 // `rows` at most 96.
 void linear(const Element* x, const float* weight, const Element* bias, const Element* residual, Element* out,
             int64_t rows, int64_t inputs, int64_t outputs, int64_t block) {

@@ -1,7 +1,8 @@
-"""Compiles a C++ file of the package once for a machine, with the compiler that is there, and loads it.
+"""Compiles a C++ file of the package once for a machine and a type, with the compiler that is there, and loads it.
 
 The library lies in the user's cache, named by a hash of its source, the compiler and the processor. Sources use no
-header of torch, so that they take seconds to compile. They use torch's OpenMP, so that both share one pool of threads.
+header of torch, so that they take seconds to compile; `element.h` has the type. They use torch's OpenMP, so that both
+share one pool of threads.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ import torch
 from ..conf.user_path import user_cache
 
 _log = logging.getLogger(__name__)
+_HEADER = Path(__file__).with_name("element.h")
+ELEMENTS = {torch.float32: "float", torch.bfloat16: "BFloat16"}  # the types that a library may be had for
 _FLAGS = (
+    f"-I{_HEADER.parent}",
     "-O3",
     "-march=native",
     "-std=c++17",
@@ -45,14 +49,14 @@ class NoLibraryError(Exception):
 
 
 @cache
-def load(source: Path) -> ctypes.CDLL:
-    """Load the library of a C++ file, compiled before or now.
+def load(source: Path, dtype: torch.dtype = torch.float32) -> ctypes.CDLL:
+    """Load the library of a C++ file for tensors of a type of `ELEMENTS`, compiled before or now.
 
     Raises:
         NoLibraryError: there is no compiler, or it failed.
     """
     try:
-        return _load(source)
+        return _load(source, (*_FLAGS, f"-DELEMENT={ELEMENTS[dtype]}"))
     except NoLibraryError as error:
         _log_unused(source.name, str(error))
         raise
@@ -64,16 +68,17 @@ def _log_unused(name: str, reason: str) -> None:
     _log.debug("%s is not used: %s", name, reason)
 
 
-def _load(source: Path) -> ctypes.CDLL:
+def _load(source: Path, flags: tuple[str, ...]) -> ctypes.CDLL:
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise NoLibraryError("there is no C++ compiler (c++, g++ or clang++)")
-    parts = (source.read_bytes(), " ".join(_FLAGS).encode(), compiler.encode(), _processor().encode())
+    words = (" ".join(flags), compiler, _processor())
+    parts = (source.read_bytes(), _HEADER.read_bytes(), *(word.encode() for word in words))
     name = hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
     try:
         target = user_cache() / f"{source.stem}-{name}.so"
         if not target.exists():
-            _compile(compiler, source, target)
+            _compile(compiler, flags, source, target)
         if others := [path for path in (target, target.parent) if not _is_ours_alone(path)]:
             raise NoLibraryError(f"{others[0]} can be written to by anyone")
         return ctypes.CDLL(str(target))
@@ -81,12 +86,12 @@ def _load(source: Path) -> ctypes.CDLL:
         raise NoLibraryError(str(error)) from None
 
 
-def _compile(compiler: str, source: Path, target: Path) -> None:
+def _compile(compiler: str, flags: tuple[str, ...], source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
         built = Path(folder, target.name)  # other ranks may build the same at the same time
         done = subprocess.run(
-            [*shlex.split(compiler), *_FLAGS, *_openmp(), str(source), "-o", str(built)], capture_output=True, text=True
+            [*shlex.split(compiler), *flags, *_openmp(), str(source), "-o", str(built)], capture_output=True, text=True
         )
         if done.returncode:
             first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:200])

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from . import nccl
+from .cpp_library import ELEMENTS
 from .megatron import parallel_state
 from .mesh import Mesh
 from .rendezvous import Rendezvous
@@ -192,7 +193,7 @@ class Groups:
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Sum `x`, which must be contiguous, over the ranks of the stage, in place."""
         assert x.is_contiguous()
-        if self._shared is not None and x.dtype == torch.float32:
+        if self._shared is not None and x.dtype in ELEMENTS:
             return self._shared.all_reduce(x)
         if self.mesh.tp > 1:
             dist.all_reduce(x, group=self.tp)

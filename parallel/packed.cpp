@@ -1,10 +1,11 @@
 // The product of few rows with a weight that oneDNN has laid out, for `packed.py`.
 //
-// The layout is oneDNN's AB16b64a: for each 64 outputs, input after input, the 64 weights of the input side by side.
+// The layout is oneDNN's: for each block of 64 or 32 outputs, word after word of the inputs (`element.h`), the words of all
+// its outputs side by side. It is AB16b64a for float, and AB16b64a2b or AB16b32a2b for BFloat16.
 
 #include <algorithm>
-#include <cstdint>
-#include <cstring>
+
+#include "element.h"
 
 namespace {
 
@@ -12,7 +13,7 @@ typedef float Vector __attribute__((vector_size(64)));
 
 constexpr int64_t kLane = 16, kOutputs = 64, kVectors = kOutputs / kLane;
 constexpr int kRows = 6;           // 24 of AVX-512's 32 registers hold sums
-constexpr int64_t kInputs = 64;    // of a block of weights, 16 KB, which stays in the first cache for all rows
+constexpr int64_t kWords = 64;     // of a block of weights, 16 KB, which stays in the first cache for all rows
 constexpr int64_t kMostRows = 96;  // of a call
 
 inline Vector read(const float* from) {
@@ -21,42 +22,46 @@ inline Vector read(const float* from) {
     return found;
 }
 
-// sums[R, 64] += x[R, count] @ weight[count, 64]. Every `phases`-th input, the weights of the input as far on in the next
-// block are fetched: all passes over a block together fetch the next one, so that reading overlaps with computing.
-template <int R>
-void multiply(const float* x, int64_t stride, const float* weight, int64_t count, float* sums, int64_t phase,
+// sums[R, 64] += x[R, count] @ weight[count, 64], of `count` words, where x has `words` a row and the weight has blocks of
+// BLOCK outputs. Every `phases`-th word, the weights that are `count` further on are fetched: all passes over some weights
+// together fetch the next ones, so that reading overlaps with computing.
+template <int BLOCK, int R>
+void multiply(const float* x, int64_t words, const float* weight, int64_t count, float* sums, int64_t phase,
               int64_t phases) {
+    const auto at = [&](int64_t i, int v) {
+        return weight + v * kLane / BLOCK * (words * BLOCK) + i * BLOCK + v * kLane % BLOCK;
+    };
     Vector held[R][kVectors];
     for (int r = 0; r < R; ++r)
         for (int v = 0; v < kVectors; ++v) held[r][v] = read(sums + r * kOutputs + v * kLane);
-    const float* ahead = weight + count * kOutputs;
     for (int64_t i = 0; i < count; ++i) {
         if (i == phase) {
-            for (int v = 0; v < kVectors; ++v) __builtin_prefetch(ahead + i * kOutputs + v * kLane);
+            for (int v = 0; v < kVectors; ++v) __builtin_prefetch(at(count + i, v));
             phase += phases;
         }
         Vector w[kVectors];
-        for (int v = 0; v < kVectors; ++v) w[v] = read(weight + i * kOutputs + v * kLane);
+        for (int v = 0; v < kVectors; ++v) w[v] = read(at(i, v));
         for (int r = 0; r < R; ++r) {
-            const float one = x[r * stride + i];
-            for (int v = 0; v < kVectors; ++v) held[r][v] += one * w[v];
+            const Vector one = x[r * words + i] - Vector{};
+            for (int v = 0; v < kVectors; ++v) held[r][v] = add_product(held[r][v], one, w[v]);
         }
     }
     for (int r = 0; r < R; ++r) std::memcpy(sums + r * kOutputs, held[r], sizeof(held[r]));
 }
 
-void multiply_rows(const float* x, int64_t stride, const float* weight, int64_t count, float* sums, int64_t rows) {
+template <int BLOCK>
+void multiply_rows(const float* x, int64_t words, const float* weight, int64_t count, float* sums, int64_t rows) {
     const int64_t phases = (rows + kRows - 1) / kRows;
     for (int64_t phase = 0; phase < phases; ++phase) {
-        const float* from = x + phase * kRows * stride;
+        const float* from = x + phase * kRows * words;
         float* to = sums + phase * kRows * kOutputs;
         switch (std::min<int64_t>(kRows, rows - phase * kRows)) {
-            case 6: multiply<6>(from, stride, weight, count, to, phase, phases); break;
-            case 5: multiply<5>(from, stride, weight, count, to, phase, phases); break;
-            case 4: multiply<4>(from, stride, weight, count, to, phase, phases); break;
-            case 3: multiply<3>(from, stride, weight, count, to, phase, phases); break;
-            case 2: multiply<2>(from, stride, weight, count, to, phase, phases); break;
-            case 1: multiply<1>(from, stride, weight, count, to, phase, phases); break;
+            case 6: multiply<BLOCK, 6>(from, words, weight, count, to, phase, phases); break;
+            case 5: multiply<BLOCK, 5>(from, words, weight, count, to, phase, phases); break;
+            case 4: multiply<BLOCK, 4>(from, words, weight, count, to, phase, phases); break;
+            case 3: multiply<BLOCK, 3>(from, words, weight, count, to, phase, phases); break;
+            case 2: multiply<BLOCK, 2>(from, words, weight, count, to, phase, phases); break;
+            case 1: multiply<BLOCK, 1>(from, words, weight, count, to, phase, phases); break;
         }
     }
 }
@@ -66,24 +71,27 @@ void multiply_rows(const float* x, int64_t stride, const float* weight, int64_t 
 extern "C" {
 
 // out[rows, outputs] = x[rows, inputs] @ weight^T + bias[outputs] + residual[rows, outputs]; bias and residual may be
-// null. Each weight is read from memory once. `outputs` is a multiple of 64, and `rows` at most 96.
-void linear(const float* x, const float* weight, const float* bias, const float* residual, float* out, int64_t rows,
-            int64_t inputs, int64_t outputs) {
+// null. Each weight is read from memory once. `block` is 64 or 32, `outputs` a multiple of 64, `inputs` of a word, and
+// `rows` at most 96.
+void linear(const Element* x, const float* weight, const Element* bias, const Element* residual, Element* out,
+            int64_t rows, int64_t inputs, int64_t outputs, int64_t block) {
+    const int64_t words = inputs / kInWord;
+    const float* x_words = reinterpret_cast<const float*>(x);
+    const auto multiply = block == 64 ? multiply_rows<64> : multiply_rows<32>;
 #pragma omp parallel
     {
         alignas(64) float sums[kMostRows * kOutputs];
 #pragma omp for schedule(static)
-        for (int64_t block = 0; block < outputs / kOutputs; ++block) {
-            const int64_t first = block * kOutputs;
+        for (int64_t first = 0; first < outputs; first += kOutputs) {
             for (int64_t r = 0; r < rows; ++r)
                 for (int64_t o = 0; o < kOutputs; ++o)
-                    sums[r * kOutputs + o] = (bias ? bias[first + o] : 0.0f) +
-                                             (residual ? residual[r * outputs + first + o] : 0.0f);
-            for (int64_t i = 0; i < inputs; i += kInputs)
-                multiply_rows(x + i, inputs, weight + first * inputs + i * kOutputs, std::min(kInputs, inputs - i),
-                              sums, rows);
+                    sums[r * kOutputs + o] = (bias ? float(bias[first + o]) : 0.0f) +
+                                             (residual ? float(residual[r * outputs + first + o]) : 0.0f);
+            for (int64_t i = 0; i < words; i += kWords)
+                multiply(x_words + i, words, weight + first * words + i * block, std::min(kWords, words - i), sums,
+                         rows);
             for (int64_t r = 0; r < rows; ++r)
-                std::memcpy(out + r * outputs + first, sums + r * kOutputs, kOutputs * sizeof(float));
+                for (int64_t o = 0; o < kOutputs; ++o) out[r * outputs + first + o] = sums[r * kOutputs + o];
         }
     }
 }

@@ -5,14 +5,14 @@ half the time, and one of 8 rows a third (`docs/performance.md`). The weight as 
 twice.
 
 Few rows have a product of our own (`packed.cpp`), which reads oneDNN's layout: reading the weights takes about as long
-as computing with them, and it does both at once. oneDNN takes up to 1.4 times as long.
+as computing with them, and it does both at once. oneDNN takes up to 1.4 times as long, in float32 and in bfloat16.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from ctypes import POINTER, c_float, c_int64, c_void_p, cast
+from ctypes import POINTER, c_int32, c_int64, c_void_p, cast
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,15 +21,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from .cpp_library import NoLibraryError, load
+from .cpp_library import ELEMENTS, NoLibraryError, load
 
 # oneDNN makes code for each number of rows and shape of weight that it meets, half a millisecond and about a megabyte.
 # By itself it keeps 1,024 of them. It reads this when it first makes one.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
 
 _TYPICAL_ROWS = 256  # oneDNN chooses the layout for a number of rows; products of others use it too
-_FEW_ROWS = 64  # from there on oneDNN's product is as fast
-_OUTPUTS = 64  # of a block of the layout that our product reads
+# Of our product, by type and outputs of a block; for more, oneDNN's is as fast. It has blocks of 32 where it uses AMX.
+_MOST_ROWS = {(torch.float32, 64): 64, (torch.bfloat16, 64): 64, (torch.bfloat16, 32): 4}
+_OUTPUTS = 64  # that our product computes at a time
 _BLOCKS_A_THREAD = 4  # at least, so that threads have about as many each
 
 
@@ -39,7 +40,8 @@ class PackedWeight:
     def __init__(self, weight: torch.Tensor) -> None:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, _TYPICAL_ROWS)
         self._out_size, self._in_size = weight.shape
-        self._address = _address(self._packed, weight)
+        self._block = _find_block(self._packed, weight)
+        self._most_rows = _MOST_ROWS.get((weight.dtype, self._block), 0)
 
     def linear(
         self, x: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
@@ -47,7 +49,7 @@ class PackedWeight:
         """Return x @ weight.T + bias + residual, [T, out]."""
         if not len(x):
             return x.new_zeros(0, self._out_size)
-        if self._address is not None and len(x) <= _FEW_ROWS and self._has_work_for_all_threads:
+        if len(x) <= self._most_rows and self._has_work_for_all_threads:
             return self._few_rows(x, bias, residual)
         if residual is None:
             out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, bias, "none", [], "")
@@ -63,57 +65,64 @@ class PackedWeight:
         x, out = x.contiguous(), x.new_empty(len(x), self._out_size)
         if residual is not None:
             residual = residual.contiguous()
-        _product()(
+        _product(x.dtype)(
             x.data_ptr(),
-            self._address,
+            torch.ops.mkldnn.data_ptr(self._packed),
             None if bias is None else bias.data_ptr(),
             None if residual is None else residual.data_ptr(),
             out.data_ptr(),
             len(x),
             self._in_size,
             self._out_size,
+            self._block,
         )
         return out
 
 
 @cache
-def _product() -> Callable[..., Any]:
+def _product(dtype: torch.dtype) -> Callable[..., Any]:
     """Return the product of few rows.
 
     Raises:
         NoLibraryError: it cannot be compiled here.
     """
-    product = load(Path(__file__).with_suffix(".cpp")).linear
-    product.argtypes = (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64)
+    product = load(Path(__file__).with_suffix(".cpp"), dtype).linear
+    product.argtypes = (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64)
     product.restype = None
     return product
 
 
-def _address(packed: torch.Tensor, weight: torch.Tensor) -> int | None:
-    """Return where the packed weight lies; None where our product cannot be had or does not know its layout.
+def _find_block(packed: torch.Tensor, weight: torch.Tensor) -> int:
+    """Return the outputs of a block of the packed weight; 0 where our product is not there or cannot read the layout.
 
-    oneDNN does not promise a layout, so the first and the last block are compared with the weight itself.
+    oneDNN does not promise a layout, so the first and the last block are compared with the weight itself, in words of 4
+    bytes, which are one number or two.
     """
     outputs, inputs = weight.shape
-    if outputs % _OUTPUTS or torch.ops.mkldnn._nbytes(packed) != weight.numel() * weight.element_size():
-        return None
+    if outputs % _OUTPUTS or inputs * weight.itemsize % 4:
+        return 0
+    if torch.ops.mkldnn._nbytes(packed) != weight.numel() * weight.itemsize:
+        return 0
     try:
-        _product()
+        _product(weight.dtype)
     except NoLibraryError:
-        return None
-    address: int = torch.ops.mkldnn.data_ptr(packed)
-    values = np.ctypeslib.as_array(cast(address, POINTER(c_float)), (outputs // _OUTPUTS, inputs, _OUTPUTS))
-    for block in (0, -1):
-        own = weight.detach().reshape(-1, _OUTPUTS, inputs)[block].t()
-        if not np.array_equal(values[block], own.numpy(), equal_nan=True):
-            return None
-    return address
+        return 0
+    words = weight.detach().view(torch.int32).numpy()
+    address = cast(torch.ops.mkldnn.data_ptr(packed), POINTER(c_int32))
+    for block in (64, 32):
+        values = np.ctypeslib.as_array(address, (outputs // block, words.shape[1], block))
+        own = words.reshape(-1, block, words.shape[1]).transpose(0, 2, 1)
+        if all(np.array_equal(values[at], own[at]) for at in (0, -1)):
+            return block
+    return 0
 
 
 def take_packed(linear: nn.Module) -> PackedWeight | None:
     """Pack a layer's weight and free it; None, and the layer as it is, where oneDNN does not run or does not gain."""
     weight = linear.weight
-    if weight.device.type != "cpu" or weight.dtype != torch.float32 or not torch.backends.mkldnn.is_available():
+    if weight.device.type != "cpu" or weight.dtype not in ELEMENTS or not torch.backends.mkldnn.is_available():
+        return None
+    if weight.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return None
     packed = PackedWeight(weight.detach())
     linear.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)

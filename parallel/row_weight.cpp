@@ -1,8 +1,6 @@
 // The product of few rows with a weight that lies as it was loaded, for `row_weight.py`.
 
-#include <algorithm>
-#include <cstdint>
-#include <cstring>
+#include "element.h"
 
 namespace {
 
@@ -18,7 +16,7 @@ struct Lanes {
 
 typedef Lanes<kLanes>::Type Vector;
 
-inline Vector read(const float* from) {
+inline Vector read(const Element* from) {
     Vector found;
     std::memcpy(&found, from, sizeof(found));
     return found;
@@ -38,27 +36,31 @@ inline float sum_of(typename Lanes<LANES>::Type lanes) {
 
 // out[r, o] = x[r] . weight[o] for R rows and O outputs of size H.
 template <int R, int O>
-void products(const float* x, const float* weight, float* out, int64_t H, int64_t V) {
+void products(const Element* x, const Element* weight, Element* out, int64_t H, int64_t V) {
     Vector sums[R][O] = {};
+    constexpr int64_t kStep = kLanes * kInWord;
     int64_t h = 0;
-    for (; h + kLanes <= H; h += kLanes) {
+    for (; h + kStep <= H; h += kStep) {
         Vector w[O];
-        for (int o = 0; o < O; ++o) w[o] = read(weight + o * H + h);
+        for (int o = 0; o < O; ++o) {
+            w[o] = read(weight + o * H + h);
+            __builtin_prefetch(weight + (o + O) * H + h);
+        }
         for (int r = 0; r < R; ++r) {
             const Vector a = read(x + r * H + h);
-            for (int o = 0; o < O; ++o) sums[r][o] += a * w[o];
+            for (int o = 0; o < O; ++o) sums[r][o] = add_product(sums[r][o], a, w[o]);
         }
     }
     for (int r = 0; r < R; ++r)
         for (int o = 0; o < O; ++o) {
             float sum = sum_of<kLanes>(sums[r][o]);
-            for (int64_t rest = h; rest < H; ++rest) sum += x[r * H + rest] * weight[o * H + rest];
+            for (int64_t rest = h; rest < H; ++rest) sum += float(x[r * H + rest]) * float(weight[o * H + rest]);
             out[r * V + o] = sum;
         }
 }
 
 template <int O>
-void all_rows(const float* x, const float* weight, float* out, int64_t rows, int64_t H, int64_t V) {
+void all_rows(const Element* x, const Element* weight, Element* out, int64_t rows, int64_t H, int64_t V) {
     int64_t r = 0;
     for (; r + kRows <= rows; r += kRows) products<kRows, O>(x + r * H, weight, out + r * V, H, V);
     switch (rows - r) {
@@ -75,7 +77,7 @@ void all_rows(const float* x, const float* weight, float* out, int64_t rows, int
 extern "C" {
 
 // out[rows, V] = x[rows, H] @ weight[V, H]^T. Each weight is read from memory once.
-void linear(const float* x, const float* weight, float* out, int64_t rows, int64_t H, int64_t V) {
+void linear(const Element* x, const Element* weight, Element* out, int64_t rows, int64_t H, int64_t V) {
     const int64_t whole = V / kOutputs;
 #pragma omp parallel
     {

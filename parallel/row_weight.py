@@ -12,13 +12,13 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from .cpp_library import NoLibraryError, load
+from .cpp_library import ELEMENTS, NoLibraryError, load
 
-_MOST_ROWS = 96  # torch's product packs the weight, which more rows are worth
+_MOST_ROWS = {torch.float32: 96, torch.bfloat16: 8}  # torch's product packs the weight, which more rows are worth
 
 
 class RowWeight:
-    """A weight [out, in] as it was loaded, in float32 on a CPU."""
+    """A weight [out, in] as it was loaded, on a CPU."""
 
     def __init__(self, weight: torch.Tensor, library: CDLL) -> None:
         assert weight.is_contiguous()
@@ -29,7 +29,7 @@ class RowWeight:
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Return x @ weight.T + bias, [T, out]."""
-        if not 0 < len(x) <= _MOST_ROWS:
+        if not 0 < len(x) <= _MOST_ROWS[x.dtype]:
             return F.linear(x, self._weight, bias)
         x, out = x.contiguous(), x.new_empty(len(x), len(self._weight))
         self._linear(x.data_ptr(), self._weight.data_ptr(), out.data_ptr(), *x.shape, len(self._weight))
@@ -38,9 +38,9 @@ class RowWeight:
 
 def take_rows(weight: torch.Tensor) -> RowWeight | None:
     """Make the product of a weight that stays as it is; None where torch's own must do."""
-    if weight.device.type != "cpu" or weight.dtype != torch.float32:
+    if weight.device.type != "cpu" or weight.dtype not in ELEMENTS:
         return None
     try:
-        return RowWeight(weight.detach(), load(Path(__file__).with_suffix(".cpp")))
+        return RowWeight(weight.detach(), load(Path(__file__).with_suffix(".cpp"), weight.dtype))
     except NoLibraryError:
         return None

@@ -1,4 +1,5 @@
-// Sums and gathers float32 over the ranks of a node through memory that they share. `shared_memory.py` calls it.
+// Sums `Element`s and gathers words of 4 bytes over the ranks of a node through memory that they share, for
+// `shared_memory.py`.
 //
 // The memory begins with a counter for each rank, 64 bytes apart, and goes on with two buffers of `capacity` floats for
 // each rank. In each round a rank writes its part to one of its buffers, raises its counter, and reads the parts of all
@@ -8,9 +9,9 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <cstdint>
-#include <cstring>
 #include <thread>
+
+#include "element.h"
 
 namespace {
 
@@ -64,19 +65,20 @@ extern "C" {
 
 // x[n] = sum over the ranks, added in the order of ranks, so that it is the same on all. `round` counts on.
 int64_t all_reduce(char* base, int64_t rank, int64_t size, int64_t capacity, const std::atomic<int64_t>* ended,
-                   int64_t* round, float* x, int64_t n,
-                   double timeout_s) {
+                   int64_t* round, Element* x, int64_t n, double timeout_s) {
     const Memory memory{base, rank, size, capacity, ended};
+    const auto buffer = [&](int64_t of) { return reinterpret_cast<Element*>(memory.buffer(of, *round)); };
     for (int64_t done = 0; done < n; done += capacity) {
         const int64_t count = std::min(capacity, n - done);
-        float* part = x + done;
-        std::memcpy(memory.buffer(rank, ++*round), part, count * sizeof(float));
+        Element* part = x + done;
+        ++*round;
+        std::memcpy(buffer(rank), part, count * sizeof(Element));
         if (!memory.meet(*round, timeout_s)) return 1;
-        const float *first = memory.buffer(0, *round), *second = memory.buffer(1, *round);
-        for (int64_t i = 0; i < count; ++i) part[i] = first[i] + second[i];
+        const Element *first = buffer(0), *second = buffer(1);
+        for (int64_t i = 0; i < count; ++i) part[i] = float(first[i]) + float(second[i]);
         for (int64_t other = 2; other < size; ++other) {
-            const float* more = memory.buffer(other, *round);
-            for (int64_t i = 0; i < count; ++i) part[i] += more[i];
+            const Element* more = buffer(other);
+            for (int64_t i = 0; i < count; ++i) part[i] = float(part[i]) + float(more[i]);
         }
     }
     return 0;

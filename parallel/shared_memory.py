@@ -12,12 +12,13 @@ import os
 import secrets
 from collections.abc import Sequence
 from ctypes import POINTER, c_double, c_int64, c_void_p
+from functools import cache
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from .cpp_library import NoLibraryError, load
+from .cpp_library import ELEMENTS, NoLibraryError, load
 from .frames import ConnectionLost
 
 _FOLDER = Path("/dev/shm")
@@ -29,14 +30,7 @@ _NAME_BYTES = 16
 class SharedMemory:
     """The shared memory of a group of ranks. All of them call its methods in the same order."""
 
-    def __init__(self, library: ctypes.CDLL, memory: mmap.mmap, rank: int, size: int, capacity: int, timeout_s: float):
-        common = (c_void_p, c_int64, c_int64, c_int64, POINTER(c_int64), POINTER(c_int64), c_void_p)
-        library.all_reduce.argtypes = (*common, c_int64, c_double)
-        library.all_gather.argtypes = (*common, c_int64, c_int64, c_double, c_void_p)
-        library.deal_rows.argtypes = (*common, POINTER(c_int64), c_int64, c_double, c_void_p)
-        for function in (library.all_reduce, library.all_gather, library.deal_rows):
-            function.restype = c_int64
-        self._library = library
+    def __init__(self, memory: mmap.mmap, rank: int, size: int, capacity: int, timeout_s: float) -> None:
         self._memory = memory  # stays mapped for as long as this object lives
         self._round = c_int64(0)
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -55,36 +49,35 @@ class SharedMemory:
             timeout_s: How long a rank waits for another one.
         """
         rank, size, capacity = group.rank(), group.size(), _CAPACITY
-        name, library, memory = torch.zeros(_NAME_BYTES, dtype=torch.uint8), None, None
+        name, has_library, memory = torch.zeros(_NAME_BYTES, dtype=torch.uint8), False, None
         num_bytes = size * (_COUNTER_BYTES + 2 * capacity * 4)
         with contextlib.suppress(NoLibraryError, OSError):
-            library = load(Path(__file__).with_suffix(".cpp"))
+            has_library = all(_library(dtype) for dtype in ELEMENTS)
             if rank == 0:
                 token = secrets.token_bytes(_NAME_BYTES)
                 memory = _map(token, num_bytes, os.O_CREAT | os.O_EXCL)
                 name = torch.frombuffer(bytearray(token), dtype=torch.uint8)
         dist.broadcast(name, group=group, group_src=0)
         token = bytes(name.tolist())
-        if rank and library is not None:
+        if rank and has_library:
             with contextlib.suppress(OSError):
                 memory = _map(token, num_bytes, 0)
-        opened = torch.tensor([library is not None and memory is not None], dtype=torch.int32)
+        opened = torch.tensor([has_library and memory is not None], dtype=torch.int32)
         dist.all_reduce(opened, op=dist.ReduceOp.MIN, group=group)
         if rank == 0:
             _path(token).unlink(missing_ok=True)  # the memory lives until the last rank lets go
         if not opened.item():
             return None
-        assert library is not None
         assert memory is not None
-        return cls(library, memory, rank, size, capacity, timeout_s)
+        return cls(memory, rank, size, capacity, timeout_s)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum the contiguous float32 tensor `x` over the ranks, in place; the same to the bit on all of them.
+        """Sum the contiguous tensor `x`, of a type of `ELEMENTS`, in place; the same to the bit on all ranks.
 
         Raises:
             RuntimeError: a rank did not come in time.
         """
-        self._check(self._library.all_reduce(*self._common, x.data_ptr(), x.numel(), self._timeout_s))
+        self._check(_library(x.dtype).all_reduce(*self._common, x.data_ptr(), x.numel(), self._timeout_s))
         return x
 
     def all_gather(self, x_RV: torch.Tensor) -> torch.Tensor:
@@ -96,7 +89,9 @@ class SharedMemory:
         x_RW = x_RV.contiguous().view(torch.float32)  # words, which are copied and not read
         R, W = x_RW.shape
         out = x_RW.new_empty(R, self._size * W)
-        self._check(self._library.all_gather(*self._common, x_RW.data_ptr(), R, W, self._timeout_s, out.data_ptr()))
+        self._check(
+            _library(torch.float32).all_gather(*self._common, x_RW.data_ptr(), R, W, self._timeout_s, out.data_ptr())
+        )
         return out.view(x_RV.dtype)
 
     def deal_rows(self, x_RV: torch.Tensor, shares: Sequence[range]) -> torch.Tensor:
@@ -108,7 +103,9 @@ class SharedMemory:
         x_RW = x_RV.contiguous().view(torch.float32)
         W, ends = x_RW.shape[1], (c_int64 * (self._size + 1))(0, *(share.stop for share in shares))
         out = x_RW.new_empty(len(shares[self._rank]), self._size * W)
-        self._check(self._library.deal_rows(*self._common, x_RW.data_ptr(), ends, W, self._timeout_s, out.data_ptr()))
+        self._check(
+            _library(torch.float32).deal_rows(*self._common, x_RW.data_ptr(), ends, W, self._timeout_s, out.data_ptr())
+        )
         return out.view(x_RV.dtype)
 
     def end(self) -> None:
@@ -120,6 +117,23 @@ class SharedMemory:
             raise ConnectionLost("the pipeline is being restarted")
         if late:
             raise RuntimeError(f"timed out: a rank of this stage did not come within {self._timeout_s:g} s")
+
+
+@cache
+def _library(dtype: torch.dtype) -> ctypes.CDLL:
+    """Return the collectives of words of 4 bytes, and the sum of elements of a type.
+
+    Raises:
+        NoLibraryError: they cannot be compiled here.
+    """
+    library = load(Path(__file__).with_suffix(".cpp"), dtype)
+    common = (c_void_p, c_int64, c_int64, c_int64, POINTER(c_int64), POINTER(c_int64), c_void_p)
+    library.all_reduce.argtypes = (*common, c_int64, c_double)
+    library.all_gather.argtypes = (*common, c_int64, c_int64, c_double, c_void_p)
+    library.deal_rows.argtypes = (*common, POINTER(c_int64), c_int64, c_double, c_void_p)
+    for function in (library.all_reduce, library.all_gather, library.deal_rows):
+        function.restype = c_int64
+    return library
 
 
 def _path(token: bytes) -> Path:

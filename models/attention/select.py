@@ -42,10 +42,12 @@ def make_backend(
     if reason is not None and name != "auto":
         raise ConfigError(f"model.attention={name}: {reason}; sdpa runs anywhere")
     backend: AttentionBackend
+    sdpa = SdpaBackend(block_size=block_size, window=window, dtype=dtype, device=device)
     if reason is not None and isinstance(kernels, CppKernels):
-        return CppBackend(kernels, block_size=block_size, window=window)
+        has_faster = dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported()
+        return CppBackend(kernels, block_size=block_size, window=window, sdpa=sdpa if has_faster else None)
     if reason is not None or wanted == "sdpa":
-        backend = SdpaBackend(block_size=block_size, window=window, dtype=dtype, device=device)
+        backend = sdpa
         about = "sdpa" if reason is None else f"sdpa, since flash does not run here: {reason}"
     elif wanted == "xformers":
         backend = xformers.XformersBackend(

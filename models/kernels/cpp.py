@@ -1,4 +1,4 @@
-"""The small operators in C++, for float32 on a CPU."""
+"""The small operators in C++, for float32 and bfloat16 on a CPU."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ _SIGNATURES = {
 
 
 class CppKernels:
-    """Calls the C++ operators. A `Kernels` for contiguous float32 tensors on a CPU.
+    """Calls the C++ operators. A `Kernels` for contiguous tensors of one type on a CPU.
 
     The KV cache must be laid out as [K, S, D].
 
@@ -83,12 +83,13 @@ class CppKernels:
 
     fallback_reason = ""
 
-    def __init__(self) -> None:
-        library: ctypes.CDLL = load(Path(__file__).with_name("kernels.cpp"))
+    def __init__(self, dtype: torch.dtype) -> None:
+        library: ctypes.CDLL = load(Path(__file__).with_name("kernels.cpp"), dtype)
         for name, arguments in _SIGNATURES.items():
             function = getattr(library, name)
             function.argtypes, function.restype = arguments, None
         self._library = library
+        self.dtype = dtype
 
     def norm(self, x_TH: Tensor, term_TH: Tensor | None, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor:
         """See `Kernels.norm`. The sum, and LayerNorm, are torch's."""

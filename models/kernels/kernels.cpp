@@ -1,4 +1,4 @@
-// Operators of a decoder layer in float32 on a CPU. `cpp.py` loads this file and calls it.
+// Operators of a decoder layer on a CPU, for tensors of `Element`. `cpp.py` loads this file and calls it.
 //
 // Sizes as in the Python sources: T tokens, B decodes, K KV heads with G query heads each, D elements of a head, F
 // elements of the feed-forward network. Strides are in elements. The last dimension is always contiguous.
@@ -8,11 +8,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
-#include <cstring>
 #include <limits>
 #include <utility>
 #include <vector>
+
+#include "element.h"
 
 namespace {
 
@@ -35,10 +35,10 @@ inline float exponential(float x) {
     return x < -87.0f ? 0.0f : p * power;
 }
 
-inline float sum_of_squares(const float* x, int64_t size) {
+inline float sum_of_squares(const Element* x, int64_t size) {
     float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < size; ++i) sum += x[i] * x[i];
+    for (int64_t i = 0; i < size; ++i) sum += float(x[i]) * float(x[i]);
     return sum;
 }
 
@@ -84,9 +84,29 @@ inline Vector sum_lanes(Vector* x) {
 
 // The tokens at `offsets` in a cache of keys or values: asks for the ones of a block before they are read. Blocks are
 // scattered over the cache, and the processor's own prefetch ends with a page of memory.
-inline void prefetch(const float* cache, const int64_t* offsets, int64_t D) {
+inline void prefetch(const Element* cache, const int64_t* offsets, int64_t D) {
     for (int64_t j = 0; j < kLanes; ++j)
-        for (int64_t d = 0; d < D; d += 16) __builtin_prefetch(cache + offsets[j] + d);
+        for (int64_t d = 0; d < D; d += 64 / sizeof(Element)) __builtin_prefetch(cache + offsets[j] + d);
+}
+
+// What a thread needs for one KV head of a decode.
+struct DecodeBuffers {
+    std::vector<float> queries, scores, out, copy;
+    int64_t steps[kLanes];
+};
+
+// kLanes keys or values as float, and where each begins: the cache's, or a copy that all queries of a KV head read.
+typedef std::pair<const float*, const int64_t*> Block;
+
+inline Block as_floats(const float* cache, const int64_t* offsets, int64_t, DecodeBuffers&) { return {cache, offsets}; }
+
+inline Block as_floats(const BFloat16* cache, const int64_t* offsets, int64_t D, DecodeBuffers& use) {
+    use.copy.resize(kLanes * D);
+    for (int64_t j = 0; j < kLanes; ++j) {
+        use.steps[j] = j * D;
+        std::copy(cache + offsets[j], cache + offsets[j] + D, use.copy.data() + j * D);
+    }
+    return {use.copy.data(), use.steps};
 }
 
 // scores[kLanes] of one query over the keys at `offsets`.
@@ -122,17 +142,20 @@ inline void add_values(const float* values, const int64_t* offsets, const float*
 
 // The queries of one KV head of one decode over the keys at `offsets` of `keys` and `values`, kLanes keys at a time.
 // 2 * kLanes further offsets follow the last key's, all readable.
-void attend_head(const float* q, const float* keys, const float* values, const int64_t* offsets, int64_t num_keys,
-                 int64_t G, int64_t D, float scale, std::vector<float>& scores, float* out) {
+void attend_head(const Element* q, const Element* keys, const Element* values, const int64_t* offsets, int64_t num_keys,
+                 int64_t G, int64_t D, float scale, DecodeBuffers& use, Element* out) {
     const int64_t width = padded(num_keys, kLanes);
-    scores.resize(G * width);
+    use.queries.assign(q, q + G * D);
+    use.scores.resize(G * width);
+    use.out.assign(G * D, 0.0f);
     for (int64_t first = 0; first < num_keys; first += kLanes) {
         prefetch(keys, offsets + first + kLanes, D);
+        const auto [from, at] = as_floats(keys, offsets + first, D, use);
         for (int64_t g = 0; g < G; ++g)
-            score_block(q + g * D, keys, offsets + first, D, scale, scores.data() + g * width + first);
+            score_block(use.queries.data() + g * D, from, at, D, scale, use.scores.data() + g * width + first);
     }
     for (int64_t g = 0; g < G; ++g) {
-        float* row = scores.data() + g * width;
+        float* row = use.scores.data() + g * width;
         float most = -std::numeric_limits<float>::infinity(), sum = 0.0f;
 #pragma omp simd reduction(max : most)
         for (int64_t j = 0; j < num_keys; ++j) most = std::max(most, row[j]);
@@ -142,20 +165,20 @@ void attend_head(const float* q, const float* keys, const float* values, const i
         for (int64_t j = 0; j < num_keys; ++j) row[j] *= inverse;
         std::fill(row + num_keys, row + width, 0.0f);
     }
-    std::fill(out, out + G * D, 0.0f);
     for (int64_t first = 0; first < num_keys; first += kLanes) {
-        const int64_t* at = offsets + first;
-        prefetch(values, at + kLanes, D);
+        prefetch(values, offsets + first + kLanes, D);
+        const auto [from, at] = as_floats(values, offsets + first, D, use);
         for (int64_t g = 0; g < G; ++g) {
-            const float* row = scores.data() + g * width + first;
-            float* to = out + g * D;
+            const float* row = use.scores.data() + g * width + first;
+            float* to = use.out.data() + g * D;
             int64_t d = 0;
-            for (; d + 4 * kLanes <= D; d += 4 * kLanes) add_values<4>(values + d, at, row, to + d);
-            for (; d + kLanes <= D; d += kLanes) add_values<1>(values + d, at, row, to + d);
+            for (; d + 4 * kLanes <= D; d += 4 * kLanes) add_values<4>(from + d, at, row, to + d);
+            for (; d + kLanes <= D; d += kLanes) add_values<1>(from + d, at, row, to + d);
             for (; d < D; ++d)
-                for (int64_t j = 0; j < kLanes; ++j) to[d] += row[j] * values[at[j] + d];
+                for (int64_t j = 0; j < kLanes; ++j) to[d] += row[j] * from[at[j] + d];
         }
     }
+    std::copy(use.out.begin(), use.out.end(), out);
 }
 
 // Sizes of the products in a chunk's attention: a tile of kRows x kColumns sums fills the registers.
@@ -201,9 +224,9 @@ struct ChunkBuffers {
 // Attention of the query tokens [first, last) of a chunk over one KV head, block of keys by block of keys, with the
 // running maximum and sum of FlashAttention (arXiv 2205.14135). Token i is at position start + i and attends to itself
 // and to at most `window` - 1 positions before it, which begin at position `begin`, the first of `runs`.
-void attend_block(const float* q, int64_t q_token, const float* keys, const float* values, const int64_t* runs,
+void attend_block(const Element* q, int64_t q_token, const Element* keys, const Element* values, const int64_t* runs,
                   int64_t begin, int64_t start, int64_t first, int64_t last, int64_t window, int64_t G, int64_t D,
-                  float scale, ChunkBuffers& use, float* out) {
+                  float scale, ChunkBuffers& use, Element* out) {
     const int64_t width = padded(D, kColumns), num = (last - first) * G, rows = padded(num, kRows);
     use.queries.assign(rows * D, 0.0f);
     use.keys.resize(D * kKeys);
@@ -213,7 +236,7 @@ void attend_block(const float* q, int64_t q_token, const float* keys, const floa
     use.most.assign(rows, -std::numeric_limits<float>::infinity());
     use.sum.assign(rows, 0.0f);
     for (int64_t i = first; i < last; ++i)
-        for (int64_t j = 0; j < G * D; ++j) use.queries[(i - first) * G * D + j] = scale * q[i * q_token + j];
+        for (int64_t j = 0; j < G * D; ++j) use.queries[(i - first) * G * D + j] = scale * float(q[i * q_token + j]);
 
     const int64_t lowest = std::max(begin, start + first - window + 1), end = start + last;
     int64_t run = 0, run_begin = begin;  // the run that holds `position`, and the position of its first slot
@@ -223,7 +246,7 @@ void attend_block(const float* q, int64_t q_token, const float* keys, const floa
             while (position + j >= run_begin + runs[2 * run + 1]) run_begin += runs[2 * run++ + 1];
             const int64_t slot = runs[2 * run] + position + j - run_begin;
             for (int64_t d = 0; d < D; ++d) use.keys[d * kKeys + j] = keys[slot * D + d];
-            std::memcpy(use.values.data() + j * width, values + slot * D, D * sizeof(float));
+            std::copy(values + slot * D, values + slot * D + D, use.values.data() + j * width);
         }
         const int64_t columns = padded(count, kColumns);
         for (int64_t d = 0; d < D; ++d)
@@ -252,7 +275,7 @@ void attend_block(const float* q, int64_t q_token, const float* keys, const floa
     }
     for (int64_t r = 0; r < num; ++r) {
         const float inverse = 1.0f / use.sum[r];
-        float* to = out + (first + r / G) * q_token + r % G * D;
+        Element* to = out + (first + r / G) * q_token + r % G * D;
         for (int64_t d = 0; d < D; ++d) to[d] = use.out[r * width + d] * inverse;
     }
 }
@@ -277,26 +300,26 @@ void find_runs(const int32_t* table, int64_t begin, int64_t end, int64_t block_s
 extern "C" {
 
 // out[T, H] = x[T, H] / sqrt(mean(x^2) + eps) * weight[H]
-void rms_norm(const float* x, const float* weight, float* out, int64_t T, int64_t H, float eps) {
+void rms_norm(const Element* x, const Element* weight, Element* out, int64_t T, int64_t H, float eps) {
 #pragma omp parallel for if (T * H > 32768)
     for (int64_t t = 0; t < T; ++t) {
-        const float* row = x + t * H;
-        float* to = out + t * H;
+        const Element* row = x + t * H;
+        Element* to = out + t * H;
         const float scale = 1.0f / std::sqrt(sum_of_squares(row, H) / H + eps);
 #pragma omp simd
-        for (int64_t i = 0; i < H; ++i) to[i] = row[i] * scale * weight[i];
+        for (int64_t i = 0; i < H; ++i) to[i] = float(row[i]) * scale * float(weight[i]);
     }
 }
 
 // out[T, F] = silu(hidden[T, :F]) * hidden[T, F:]
-void gated_silu(const float* hidden, float* out, int64_t T, int64_t F) {
+void gated_silu(const Element* hidden, Element* out, int64_t T, int64_t F) {
 #pragma omp parallel for if (T * F > 16384)
     for (int64_t t = 0; t < T; ++t) {
-        const float* gate = hidden + t * 2 * F;
-        const float* up = gate + F;
-        float* to = out + t * F;
+        const Element* gate = hidden + t * 2 * F;
+        const Element* up = gate + F;
+        Element* to = out + t * F;
 #pragma omp simd
-        for (int64_t i = 0; i < F; ++i) to[i] = gate[i] / (1.0f + exponential(-gate[i])) * up[i];
+        for (int64_t i = 0; i < F; ++i) to[i] = float(gate[i]) / (1.0f + exponential(-float(gate[i]))) * float(up[i]);
     }
 }
 
@@ -304,33 +327,33 @@ void gated_silu(const float* hidden, float* out, int64_t T, int64_t F) {
 //
 // qk[T, K, G + 1, D] holds G queries and their key, values[T, K, D]; both have strides of a token and of a KV head.
 // cos and sin are [T, D / 2]; null: no rotation. The cache is [K, slots, D] with a stride of a head.
-void rotate_and_write(const float* qk, int64_t qk_token, int64_t qk_head, const float* values, int64_t value_token,
-                      int64_t value_head, const float* cos, const float* sin, const int64_t* slots, float* key_cache,
-                      float* value_cache, int64_t cache_head, float* queries, int64_t T, int64_t K, int64_t G,
-                      int64_t D) {
+void rotate_and_write(const Element* qk, int64_t qk_token, int64_t qk_head, const Element* values, int64_t value_token,
+                      int64_t value_head, const Element* cos, const Element* sin, const int64_t* slots,
+                      Element* key_cache, Element* value_cache, int64_t cache_head, Element* queries, int64_t T,
+                      int64_t K, int64_t G, int64_t D) {
 #pragma omp parallel for if (T * K * (G + 2) * D > 32768)
     for (int64_t t = 0; t < T; ++t) {
         const int64_t half = D / 2;
-        const float *c = cos ? cos + t * half : nullptr, *s = sin ? sin + t * half : nullptr;
+        const Element *c = cos ? cos + t * half : nullptr, *s = sin ? sin + t * half : nullptr;
         for (int64_t k = 0; k < K; ++k) {
-            const float* group = qk + t * qk_token + k * qk_head;
-            float* key = key_cache + k * cache_head + slots[t] * D;
+            const Element* group = qk + t * qk_token + k * qk_head;
+            Element* key = key_cache + k * cache_head + slots[t] * D;
             for (int64_t e = 0; e <= G; ++e) {
-                const float* from = group + e * D;
-                float* to = e < G ? queries + ((t * K + k) * G + e) * D : key;
+                const Element* from = group + e * D;
+                Element* to = e < G ? queries + ((t * K + k) * G + e) * D : key;
                 if (!c) {
-                    std::memcpy(to, from, D * sizeof(float));
+                    std::memcpy(to, from, D * sizeof(Element));
                     continue;
                 }
 #pragma omp simd
                 for (int64_t i = 0; i < half; ++i) {
-                    const float a = from[i], b = from[i + half];
-                    to[i] = a * c[i] - b * s[i];
-                    to[i + half] = b * c[i] + a * s[i];
+                    const float a = from[i], b = from[i + half], x = c[i], y = s[i];
+                    to[i] = a * x - b * y;
+                    to[i + half] = b * x + a * y;
                 }
             }
             std::memcpy(value_cache + k * cache_head + slots[t] * D, values + t * value_token + k * value_head,
-                        D * sizeof(float));
+                        D * sizeof(Element));
         }
     }
 }
@@ -338,12 +361,12 @@ void rotate_and_write(const float* qk, int64_t qk_token, int64_t qk_head, const 
 // Attention of B decodes, queries[B, K, G, D], over the paged cache [K, slots, D], to out[B, K, G, D]. Decode b is at
 // position starts[b], attends to at most `window` positions, and its blocks of `block_size` slots are in the first
 // entries of tables[b, :M]. Each key and each value is read once.
-void attend_decodes(const float* queries, const float* keys, const float* values, int64_t cache_head,
+void attend_decodes(const Element* queries, const Element* keys, const Element* values, int64_t cache_head,
                     const int64_t* starts, const int32_t* tables, int64_t M, int64_t block_size, int64_t window,
-                    float* out, int64_t B, int64_t K, int64_t G, int64_t D, float scale) {
+                    Element* out, int64_t B, int64_t K, int64_t G, int64_t D, float scale) {
 #pragma omp parallel
     {
-        std::vector<float> scores;
+        DecodeBuffers use;
         std::vector<int64_t> runs, offsets;
 #pragma omp for schedule(dynamic) collapse(2)
         for (int64_t b = 0; b < B; ++b) {
@@ -356,8 +379,8 @@ void attend_decodes(const float* queries, const float* keys, const float* values
                 for (size_t i = 0; i < runs.size(); i += 2)
                     for (int64_t j = 0; j < runs[i + 1]; ++j) *to++ = (runs[i] + j) * D;
                 std::fill(to, offsets.data() + offsets.size(), to[-1]);
-                attend_head(queries + at, keys + k * cache_head, values + k * cache_head, offsets.data(), num_keys, G, D,
-                            scale, scores, out + at);
+                attend_head(queries + at, keys + k * cache_head, values + k * cache_head, offsets.data(), num_keys, G,
+                            D, scale, use, out + at);
             }
         }
     }
@@ -365,9 +388,9 @@ void attend_decodes(const float* queries, const float* keys, const float* values
 
 // Attention of a chunk of `length` tokens, queries[length, K, G, D], to out of the same shape. Its first token is at
 // position `start`, and `runs` hold the slots from position `begin` to the last token's.
-void attend_chunk(const float* queries, const float* keys, const float* values, int64_t cache_head, const int64_t* runs,
-                  int64_t begin, int64_t start, int64_t length, int64_t window, float* out, int64_t K, int64_t G,
-                  int64_t D, float scale) {
+void attend_chunk(const Element* queries, const Element* keys, const Element* values, int64_t cache_head,
+                  const int64_t* runs, int64_t begin, int64_t start, int64_t length, int64_t window, Element* out,
+                  int64_t K, int64_t G, int64_t D, float scale) {
     const int64_t tokens = std::max<int64_t>(1, 96 / G), blocks = (length + tokens - 1) / tokens;
 #pragma omp parallel
     {

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from ...conf.errors import ConfigError
-from ...parallel.cpp_library import NoLibraryError
+from ...parallel.cpp_library import ELEMENTS, NoLibraryError
 from .cpp import CppKernels
 from .kernels import Kernels, TorchKernels
 
-_FOR = {"cpp": "float32 on a CPU", "triton": "CUDA"}
+_FOR = {"cpp": "float32 and bfloat16 on a CPU", "triton": "CUDA"}
 
 
 def make_kernels(name: str, *, dtype: torch.dtype, device: torch.device) -> Kernels:
@@ -19,9 +19,9 @@ def make_kernels(name: str, *, dtype: torch.dtype, device: torch.device) -> Kern
         ConfigError: cpp or triton was asked for and does not run here.
     """
     reason = ""
-    if name in ("auto", "cpp") and device.type == "cpu" and dtype == torch.float32:
+    if name in ("auto", "cpp") and device.type == "cpu" and dtype in ELEMENTS:
         try:
-            return CppKernels()
+            return CppKernels(dtype)
         except NoLibraryError as error:
             reason = str(error)
     elif name in ("auto", "triton") and device.type == "cuda":

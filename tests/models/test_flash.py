@@ -314,7 +314,7 @@ def test_on_a_cpu_auto_is_cpp_or_sdpa_and_no_line() -> None:
     assert isinstance(found := choose("auto", torch.float32, CPU), SdpaBackend)
     assert found.about == ""
     try:
-        kernels = CppKernels()
+        kernels = CppKernels(torch.float32)
     except Exception as error:
         pytest.skip(str(error))
     assert type(choose("auto", torch.float32, CPU, kernels)).__name__ == "CppBackend"

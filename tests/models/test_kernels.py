@@ -22,42 +22,50 @@ from tests.support.tiers import examples
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module")
-def cpp() -> CppKernels:
-    return CppKernels()
+@pytest.fixture(scope="module", params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def cpp(request: pytest.FixtureRequest) -> CppKernels:
+    return CppKernels(request.param)
 
 
-def cache(K: int, slots: int, D: int) -> torch.Tensor:
+def cache(K: int, slots: int, D: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Make a cache as on a CPU: the keys of a head are contiguous."""
-    return torch.randn(K, slots, D).transpose(0, 1)
+    return torch.randn(K, slots, D).to(dtype).transpose(0, 1)
+
+
+def assert_rounded_once(found: torch.Tensor, exact: torch.Tensor) -> None:
+    """Compare with what torch's operators give in float32 of the same inputs."""
+    assert found.dtype == torch.bfloat16 or found.dtype == exact.dtype
+    tolerance = {"rtol": 2**-8, "atol": 1e-6} if found.dtype == torch.bfloat16 else {}
+    torch.testing.assert_close(found.float(), exact, equal_nan=True, **tolerance)
 
 
 @pytest.mark.parametrize(("T", "H"), [(0, 8), (1, 8), (3, 37), (200, 768)])
 def test_norm_and_gate(cpp: CppKernels, T: int, H: int) -> None:
-    plain, weight = TorchKernels(), torch.randn(H)
-    x, hidden = torch.randn(T, H) * 3, torch.randn(T, 2 * H) * 20
-    torch.testing.assert_close(cpp.norm(x, None, weight, None, 1e-5), plain.norm(x, None, weight, None, 1e-5))
-    torch.testing.assert_close(cpp.gated_silu(hidden), plain.gated_silu(hidden.clone()))
+    plain, weight = TorchKernels(), torch.randn(H).to(cpp.dtype)
+    x, hidden = (torch.randn(T, H) * 3).to(cpp.dtype), (torch.randn(T, 2 * H) * 20).to(cpp.dtype)
+    assert_rounded_once(cpp.norm(x, None, weight, None, 1e-5), plain.norm(x.float(), None, weight.float(), None, 1e-5))
+    assert_rounded_once(cpp.gated_silu(hidden), plain.gated_silu(hidden.float()))
 
 
 def test_extremes_of_the_gate(cpp: CppKernels) -> None:
     gate = torch.tensor([-200.0, -88.0, -87.0, -1e-8, 0.0, 87.5, 88.5, 3e38, float("inf"), float("nan")])
-    hidden = torch.stack([torch.cat([gate, torch.ones_like(gate)])])
-    torch.testing.assert_close(cpp.gated_silu(hidden), TorchKernels().gated_silu(hidden.clone()), equal_nan=True)
+    hidden = torch.stack([torch.cat([gate, torch.ones_like(gate)])]).to(cpp.dtype)
+    assert_rounded_once(cpp.gated_silu(hidden), TorchKernels().gated_silu(hidden.float()))
 
 
 @pytest.mark.parametrize("rotated", [True, False])
 @pytest.mark.parametrize(("T", "K", "G", "D"), [(1, 1, 1, 2), (5, 2, 3, 12), (70, 4, 3, 64)])
 def test_rotation_and_writes(cpp: CppKernels, rotated: bool, T: int, K: int, G: int, D: int) -> None:
-    qkv = torch.randn(T, K, G + 2, D)
+    qkv = torch.randn(T, K, G + 2, D).to(cpp.dtype)
     angles = torch.randn(T, 1, 1, D // 2)
-    rope = (angles.cos(), angles.sin()) if rotated else None
+    rope = (angles.cos().to(cpp.dtype), angles.sin().to(cpp.dtype)) if rotated else None
     slots = torch.randperm(T + 3)[:T]
-    found, expected = [[cache(K, T + 3, D).zero_() for _ in range(2)] for _ in range(2)]
+    found, exact = [[cache(K, T + 3, D, dtype).zero_() for _ in range(2)] for dtype in (cpp.dtype, torch.float32)]
     queries = cpp.rotate_and_write(qkv, None, rope, slots, *found)
-    wanted = TorchKernels().rotate_and_write(qkv, None, rope, slots, *expected)
-    torch.testing.assert_close(queries, wanted)
-    torch.testing.assert_close(found, expected)
+    exact_rope = (rope[0].float(), rope[1].float()) if rope else None
+    assert_rounded_once(queries, TorchKernels().rotate_and_write(qkv.float(), None, exact_rope, slots, *exact))
+    for own, wanted in zip(found, exact, strict=True):
+        assert_rounded_once(own, wanted)
 
 
 @st.composite
@@ -83,27 +91,36 @@ def batches(draw: st.DrawFn) -> tuple[RaggedBatch, int]:
     heads=st.sampled_from([(1, 1, 64), (2, 3, 64), (1, 4, 128), (3, 1, 20), (1, 2, 84), (1, 100, 8)]),
     window=st.sampled_from([None, 1, 5, 130]),
     seed=st.integers(0, 99),
+    kind=st.sampled_from([(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)]),
 )
 @settings(max_examples=examples(60))
-def test_attention(found: tuple[RaggedBatch, int], heads: tuple[int, int, int], window: int | None, seed: int) -> None:
+def test_attention(
+    found: tuple[RaggedBatch, int],
+    heads: tuple[int, int, int],
+    window: int | None,
+    seed: int,
+    kind: tuple[torch.dtype, bool],
+) -> None:
     """Over chunks and decodes, pages in any order, groups of queries, head sizes and windows."""
-    (batch, blocks), (K, G, D) = found, heads
+    (batch, blocks), (K, G, D), (dtype, chunks_by_sdpa) = found, heads, kind
     torch.manual_seed(seed)
-    q, keys, values = torch.randn(batch.num_tokens, K, G, D), cache(K, 4 * blocks, D), cache(K, 4 * blocks, D)
-    tested = CppBackend(CppKernels(), block_size=4, window=window)
+    q = torch.randn(batch.num_tokens, K, G, D).to(dtype)
+    keys, values = (cache(K, 4 * blocks, D, dtype) for _ in range(2))
+    sdpa = SdpaBackend(block_size=4, window=window, dtype=dtype, device=CPU) if chunks_by_sdpa else None
+    tested = CppBackend(CppKernels(dtype), block_size=4, window=window, sdpa=sdpa)
     exact = SdpaBackend(block_size=4, window=window, dtype=torch.float32, device=CPU)
+    tolerance = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2**-7, "atol": 1e-2}
     torch.testing.assert_close(
-        tested.attend(q, keys, values, tested.plan(batch)),
-        exact.attend(q, keys, values, exact.plan(batch)),
-        rtol=1e-4,
-        atol=1e-5,
+        tested.attend(q, keys, values, tested.plan(batch)).float(),
+        exact.attend(q.float(), keys.float(), values.float(), exact.plan(batch)),
+        **tolerance,
     )
 
 
 def test_what_is_not_finite_stays_so(cpp: CppKernels) -> None:
     """A NaN in a key makes its attention NaN, so that the sampler can see it."""
     batch = RaggedBatch.of([0] * 4, [Segment(0, 3, [0])], [Segment(2, 1, [1])], [])
-    q, keys, values = torch.randn(4, 1, 2, 64), cache(1, 8, 64), cache(1, 8, 64)
+    q, keys, values = torch.randn(4, 1, 2, 64).to(cpp.dtype), cache(1, 8, 64, cpp.dtype), cache(1, 8, 64, cpp.dtype)
     keys[1], keys[5] = float("nan"), float("nan")
     backend = CppBackend(cpp, block_size=4, window=None)
     out = backend.attend(q, keys, values, backend.plan(batch)).isnan().any(-1)
@@ -126,9 +143,9 @@ def test_without_a_compiler_torchs_operators_run(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ConfigError, match="gapless can be written to by anyone; torch runs anywhere"):
         make_kernels("cpp", dtype=torch.float32, device=CPU)
     cpp_library.load.cache_clear()
-    with pytest.raises(ConfigError, match="for float32 on a CPU"):
-        make_kernels("cpp", dtype=torch.bfloat16, device=CPU)
-    for name, dtype in [("torch", torch.float32), ("auto", torch.bfloat16)]:
+    with pytest.raises(ConfigError, match="for float32 and bfloat16 on a CPU"):
+        make_kernels("cpp", dtype=torch.float16, device=CPU)
+    for name, dtype in [("torch", torch.float32), ("auto", torch.float16)]:
         own = make_kernels(name, dtype=dtype, device=CPU)
         assert isinstance(own, TorchKernels)
         assert own.fallback_reason == ""

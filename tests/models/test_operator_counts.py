@@ -163,7 +163,7 @@ def test_where_triton_does_not_run_torchs_operators_do(monkeypatch: pytest.Monke
         make_kernels("triton", dtype=torch.bfloat16, device=CUDA)
     with pytest.raises(ConfigError, match=r"model\.kernels=triton: they are for CUDA; torch runs anywhere"):
         make_kernels("triton", dtype=torch.float32, device=torch.device("cpu"))
-    with pytest.raises(ConfigError, match="they are for float32 on a CPU"):
+    with pytest.raises(ConfigError, match="they are for float32 and bfloat16 on a CPU"):
         make_kernels("cpp", dtype=torch.bfloat16, device=CUDA)
     assert make_kernels("torch", dtype=torch.bfloat16, device=CUDA).fallback_reason == ""
 

@@ -71,7 +71,7 @@ def reference(model: transformers.PreTrainedModel, prompts: list[list[int]]) -> 
         for prompt in prompts:
             text, rows = list(prompt), []
             for _ in range(NEW):
-                rows.append(model(torch.tensor([text]), use_cache=False).logits[0, -1].numpy())
+                rows.append(model(torch.tensor([text]), use_cache=False).logits[0, -1].float().numpy())
                 text.append(int(rows[-1].argmax()))
             tokens.append(text[len(prompt) :])
             logits.append(rows)
@@ -132,6 +132,42 @@ def test_one_rank(name: str, chunks: list[int], scattered: bool, folders: dict[s
     with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 60) as groups:
         run(groups, each)
     check(tmp_path / "out.npz", tokens, logits)
+
+
+WIDE = COMMON | {"hidden_size": 128, "intermediate_size": 320, "head_dim": 32}  # few rows have our product
+IN_BFLOAT16: dict[str, transformers.PretrainedConfig] = {
+    "gpt2": FAMILIES["gpt2"],
+    "llama-gqa": transformers.LlamaConfig(**WIDE | {"num_key_value_heads": 2, "tie_word_embeddings": True}),
+    "qwen3": transformers.Qwen3Config(**WIDE),
+}
+
+
+@pytest.mark.parametrize("name", IN_BFLOAT16)
+def test_bfloat16(name: str, tmp_path: Path) -> None:
+    """Tokens are those of `transformers` but for ties, and logits are as near to those of float32 as its are."""
+    torch.manual_seed(11)
+    torch.set_num_threads(1)
+    model = transformers.AutoModelForCausalLM.from_config(IN_BFLOAT16[name]).to(torch.bfloat16).eval()
+    model.save_pretrained(tmp_path)
+    tokens, logits = reference(model, prompts_of(101))
+    each = job(tmp_path / "out.npz", weights=str(tmp_path), dtype="bfloat16", chunks=[5, 3], scattered=True)
+    with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 60) as groups:
+        run(groups, each)
+    got = np.load(tmp_path / "out.npz")
+    model.float()
+    errors: list[list[np.ndarray]] = [[], []]
+    for prompt, own, own_logits, wanted, wanted_logits in zip(
+        prompts_of(101), got["tokens"], got["logits"], tokens, logits, strict=True
+    ):
+        same = next((i for i in range(NEW) if own[i] != wanted[i]), NEW - 1)
+        with torch.inference_mode():
+            text = torch.tensor([prompt + wanted[:same].tolist()])
+            exact = model(text).logits[0, len(prompt) - 1 :].numpy()
+        for found, error in zip((own_logits, wanted_logits), errors, strict=True):
+            error.append(found[: same + 1] - exact)
+        assert exact[same, wanted[same]] - exact[same, own[same]] <= 2 * np.abs(errors[1][-1][same]).max()
+    own_error, wanted_error = (np.square(np.concatenate(error)).mean() ** 0.5 for error in errors)
+    assert own_error <= 1.1 * wanted_error
 
 
 RANDOM = {

@@ -21,15 +21,18 @@ from tests.support.tiers import examples
     outputs=st.integers(1, 70),
     size=st.integers(1, 90),
     with_bias=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )
 @settings(max_examples=examples(80))
-def test_it_is_torchs_product(rows: int, outputs: int, size: int, with_bias: bool) -> None:
+def test_it_is_torchs_product(rows: int, outputs: int, size: int, with_bias: bool, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(rows + 100 * outputs)
-    x, weight = torch.randn(rows, size, generator=generator), torch.randn(outputs, size, generator=generator)
-    bias = torch.randn(outputs, generator=generator) if with_bias else None
+    x, weight = (torch.randn(n, size, generator=generator).to(dtype) for n in (rows, outputs))
+    bias = torch.randn(outputs, generator=generator).to(dtype) if with_bias else None
     product = take_rows(weight)
     assert product is not None
-    torch.testing.assert_close(product.linear(x, bias), F.linear(x, weight, bias), rtol=1e-4, atol=1e-4)
+    expected = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
+    tolerance = 1e-4 if dtype == torch.float32 else 2**-7  # bfloat16 is rounded before the bias and after it
+    torch.testing.assert_close(product.linear(x, bias).float(), expected, rtol=tolerance, atol=tolerance * 4)
 
 
 def test_it_reads_what_is_not_finite_and_rows_that_lie_apart() -> None:
@@ -43,9 +46,9 @@ def test_it_reads_what_is_not_finite_and_rows_that_lie_apart() -> None:
 
 
 def test_torchs_product_stays_for_other_types_and_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert take_rows(torch.randn(4, 4, dtype=torch.bfloat16)) is None
+    assert take_rows(torch.randn(4, 4, dtype=torch.float16)) is None
 
-    def fail(source: Path) -> None:
+    def fail(source: Path, dtype: torch.dtype) -> None:
         raise NoLibraryError("there is no C++ compiler")
 
     monkeypatch.setattr(row_weight, "load", fail)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -21,11 +22,14 @@ FOLDER = Path("/dev/shm")
 def check(groups: Groups, is_shared: bool) -> None:
     rank = groups.mesh.rank
     assert (groups._shared is not None) == is_shared
-    for seed, size in enumerate((1, 7, 65536, 65537, 200001, 3)):
+    for seed, (size, dtype) in enumerate(product((1, 7, 65536, 65537, 200001, 3), (torch.float32, torch.bfloat16))):
         parts = [torch.randn(size, generator=torch.Generator().manual_seed(10 * seed + other)) for other in range(3)]
+        parts = [part.to(dtype) for part in parts]
         found = groups.all_reduce(parts[rank].clone())
-        torch.testing.assert_close(found, parts[0] + parts[1] + parts[2])
-        digest = torch.frombuffer(bytearray(hashlib.md5(found.numpy().tobytes()).digest()), dtype=torch.uint8)
+        if is_shared or dtype == torch.float32:
+            torch.testing.assert_close(found, parts[0] + parts[1] + parts[2])
+        words = found.float().numpy().tobytes()
+        digest = torch.frombuffer(bytearray(hashlib.md5(words).digest()), dtype=torch.uint8)
         seen = [torch.empty_like(digest) for _ in range(3)]
         dist.all_gather(seen, digest, group=groups.tp)
         assert all(torch.equal(each, digest) for each in seen)

@@ -213,7 +213,7 @@ class ModelConfig:
     attention: Literal["auto", "flash", "sdpa", "xformers"] = "auto"
     """auto: flash, torch's FlashAttention, on CUDA in half precision, and C++ on CPU (model.kernels), else sdpa"""
     kernels: Literal["auto", "cpp", "triton", "torch"] = "auto"
-    """a layer's small operators; auto: Triton on CUDA, C++ on a CPU with a compiler, not in float16, or torch"""
+    """what computes a layer's small operators; auto: Triton on CUDA, C++ on a CPU with a compiler (float16: torch)"""
     cuda_graphs: bool = True
     """on CUDA, a stage's kernels between two layers' attention are launched as one graph, for up to 512 tokens"""
     max_model_len: int | None = None

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from . import strict_json
 from .errors import ConfigError
@@ -34,7 +34,14 @@ _HEAD = max(map(len, _FOREIGN))
 _BLANK = re.compile(r"\s*")
 
 
-def open_rows(path: Path, key: str, pipe: str = "give a file") -> BinaryIO:
+def gunzipped(file: io.BufferedReader) -> io.BufferedReader:
+    """Return a file from its begin, decompressed where its content is gzipped, whatever its name says."""
+    is_gzip = file.read(2) == b"\x1f\x8b"
+    file.seek(0)
+    return io.BufferedReader(gzip.GzipFile(fileobj=file)) if is_gzip else file
+
+
+def open_rows(path: Path, key: str, pipe: str = "give a file") -> io.BufferedReader:
     """Open a regular file of text in UTF-8, or one that is gzipped.
 
     An error names the file by the config's `key`. For a pipe, which can be read once only, it says `pipe`.
@@ -48,19 +55,14 @@ def open_rows(path: Path, key: str, pipe: str = "give a file") -> BinaryIO:
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise ConfigError(f"{key}={path}: not a regular file; give a file of text")
     try:
-        file: BinaryIO = path.open("rb")
+        file = gunzipped(path.open("rb"))
+        head = file.peek(_HEAD)
     except FileNotFoundError:
         raise ConfigError(f"{key}={path}: no such file") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ConfigError(f"{path}: a damaged .gz ({error})") from None
     except OSError as error:
         raise ConfigError(f"{key}={path}: {(error.strerror or 'cannot be read').lower()}") from None
-    head = file.read(_HEAD)
-    file.seek(0)
-    if head.startswith(b"\x1f\x8b"):
-        file = io.BufferedReader(gzip.GzipFile(fileobj=file))
-        try:
-            head = file.peek(_HEAD)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise ConfigError(f"{path}: a damaged .gz ({error})") from None
     if foreign := next((what for magic, what in _FOREIGN.items() if head.startswith(magic)), None):
         raise ConfigError(f"{key}={path}: {foreign}; give text in UTF-8, gzipped or not")
     return file

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..conf.errors import ConfigError
 from ..conf.schema import NAMED_WEIGHTS, Architecture, ModelConfig, is_hub_name
+from ..conf.user_path import user_path
 from .checkpoint import SafetensorsFolder
 from .families import HARMLESS, NAME_BY_MODEL_TYPE, NOT_MODELLED, READERS
 from .gguf.config import config_values
@@ -47,7 +48,7 @@ def resolve_weights(model: ModelConfig, *, tensors: bool = True) -> Path | None:
         return folder
     if model.weights == "smollm2":
         return smollm2()
-    path = Path(model.weights).expanduser()
+    path = user_path(model.weights, "model.weights")
     if is_hub_name(model.weights):
         path = snapshot(model.weights, model.revision, tensors=tensors)
     key = f"model.weights={model.weights}"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..conf.errors import ConfigError
+from ..conf.user_path import user_path
 from .gguf.file import open_gguf
 from .tokenizer_folder import read_tokenizer
 
@@ -204,7 +205,7 @@ def load_tokenizer(source: str | Path | None, arch_vocab_size: int) -> Tokenizer
         return ByteTokenizer(arch_vocab_size)
     if source == "none":
         return NoTokenizer(arch_vocab_size)
-    path = Path(source).expanduser()
+    path = user_path(source, "model.tokenizer")
     if not path.exists():
         raise ConfigError(f"model.tokenizer={source}: no such file or folder; give a folder with tokenizer.json")
     if path.is_file() and path.suffix == ".gguf":

@@ -12,7 +12,7 @@ MAX_GRAPH_ROWS = 512
 SLICE_ELEMENTS = 1 << 25  # of a work tensor of the sampler; more rows are computed in slices
 DIGITS = 1 << 16  # values of half a logit, by which top-p adds up weights where the vocabulary is large
 FEW_TOKENS = 1 << 13  # a vocabulary of so many is sorted instead
-_PAGE = 256  # tokens of a block that attention reads in place
+PAGE_STEP = 256  # torch's flash_api.cpp: "Paged KV cache block size must be divisible by 256"
 
 
 def graph_bytes(arch: Architecture, tp: int, dtype_bytes: int) -> int:
@@ -21,7 +21,7 @@ def graph_bytes(arch: Architecture, tp: int, dtype_bytes: int) -> int:
     buffers = arch.hidden_size + 2 * queries + arch.head_dim
     wide = (3 if arch.gated_ffn else 2) * arch.ffn_size // tp
     pool = 5 * arch.hidden_size + max(wide, 3 * (queries + 2 * keys))
-    numbers = 3 * 8 + 4 * (2 + -(-arch.max_position // _PAGE))
+    numbers = 3 * 8 + 4 * (2 + -(-arch.max_position // PAGE_STEP))
     return MAX_GRAPH_ROWS * ((buffers + pool) * dtype_bytes + numbers)
 
 

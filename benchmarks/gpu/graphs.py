@@ -9,8 +9,8 @@ from functools import partial
 
 import torch
 
-from gapless.models.attention.flash import PAGE_STEP
 from gapless.models.graphed_stage import BUCKETS, GraphedStage
+from gapless.models.work_memory import PAGE_STEP
 from gapless.runtime.cost.stage_costs import MicroBatchShape
 from gapless.runtime.experiments.one_gpu import decodes
 

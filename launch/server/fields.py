@@ -46,6 +46,7 @@ IGNORED = {  # why it changes no output: the fields
     "what does not fit is refused": ("truncation",),
     "there is one backend": ("guided_decoding_backend",),
 }
+_IGNORED = frozenset(name for names in IGNORED.values() for name in names)
 _NOT_OFFERED = Refusal("this server does not offer it", ({},))
 _TOOLS = Refusal("this server has no tools yet", ("none", "auto"))
 _ELSEWHERE = Refusal("not on this path", ({},))
@@ -86,9 +87,9 @@ def check_fields(computed: Collection[str], given: Mapping[str, Any]) -> list[st
     Raises:
         ApiError: a field asks for what this server does not do.
     """
-    ignored, unknown = [name for names in IGNORED.values() for name in names], []
+    unknown = []
     for name, value in given.items():
-        if value is None or name in computed or name in ignored:
+        if value is None or name in computed or name in _IGNORED:
             continue
         refusal = REFUSED.get(name)
         if refusal is None:

@@ -17,10 +17,10 @@ import torch
 
 from ..batch import RaggedBatch, tables_of
 from ..transfers import upload
+from ..work_memory import PAGE_STEP
 from .backend import AttentionBackend, FixedPlans
 from .probe import lacks_half, probe
 
-PAGE_STEP = 256  # torch's flash_api.cpp: "Paged KV cache block size must be divisible by 256"
 _LEAST_BOUND = 1024  # keys
 _CONSTANTS = 0.0, True, False  # no dropout, causal, no debug mask
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import re
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ...conf.errors import ConfigError
+from ...conf.row_files import gunzipped
 
 _AT_ONCE = 1 << 20  # characters
 _HEAD = 64 << 20  # most characters before the events: metadata; more is no trace
@@ -45,10 +45,7 @@ class ChromeTrace:
         """
         try:
             with self.path.open("rb") as file:
-                is_gzip = file.read(2) == b"\x1f\x8b"
-                file.seek(0)
-                binary: Any = gzip.GzipFile(fileobj=file) if is_gzip else file
-                yield from self._read(io.TextIOWrapper(binary, encoding="utf-8", errors="replace"))
+                yield from self._read(io.TextIOWrapper(gunzipped(file), encoding="utf-8", errors="replace"))
         except (OSError, EOFError, zlib.error) as error:
             raise ConfigError(f"{self.path}: cannot be read as a trace, damaged or cut off ({error})") from error
 

@@ -12,7 +12,6 @@ ends no earlier than the one before it and its own elapsed time, and no later th
 
 from __future__ import annotations
 
-import gzip
 import io
 import re
 import zlib
@@ -20,11 +19,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ...conf.errors import ConfigError
+from ...conf.row_files import gunzipped
 from ..core.micro_batch_columns import Floats
 from .rank_trace import Step
 
@@ -104,10 +103,7 @@ def read_iterations(path: Path, notes: list[str] | None = None) -> list[Iteratio
 def _lines(path: Path) -> Iterator[Iteration]:
     try:
         with path.open("rb") as raw:
-            is_gzip = raw.read(2) == b"\x1f\x8b"
-            raw.seek(0)
-            binary: Any = gzip.GzipFile(fileobj=raw) if is_gzip else raw
-            for number, text in enumerate(io.TextIOWrapper(binary, encoding="utf-8", errors="replace"), 1):
+            for number, text in enumerate(io.TextIOWrapper(gunzipped(raw), encoding="utf-8", errors="replace"), 1):
                 text = _COLOR.sub("", text) if "Iteration(" in text else ""
                 found = _ITERATION.search(text)
                 if found is not None and not found["dummy"]:

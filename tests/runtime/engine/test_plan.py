@@ -11,9 +11,8 @@ from gapless.conf.build import build, load_group
 from gapless.conf.errors import ConfigError
 from gapless.conf.policies import POLICY_CONFIGS
 from gapless.conf.schema import CacheConfig, EngineConfig, SimulateConfig
-from gapless.models.attention.flash import PAGE_STEP
 from gapless.models.memory import MemoryModel, kv_bytes_per_token
-from gapless.models.work_memory import graph_bytes, sampler_bytes
+from gapless.models.work_memory import PAGE_STEP, graph_bytes, sampler_bytes
 from gapless.runtime.engine.plan import make_plan
 from gapless.runtime.ledger.fleet import Fleet
 from gapless.runtime.ledger.summary import summarize

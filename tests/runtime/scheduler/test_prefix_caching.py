@@ -14,7 +14,7 @@ from gapless.runtime.engine.coordinator import Coordinator
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.scheduler import Limits
 from gapless.runtime.scheduler.policies import POLICIES, make_scheduler
-from tests.runtime.scheduler.test_schedulers import run
+from tests.runtime.scheduler.test_schedulers import WORKLOAD, run
 from tests.support.virtual_pipeline import VirtualPipeline
 
 BLOCK = 16
@@ -131,19 +131,12 @@ def test_what_a_broken_model_computed_is_not_shared() -> None:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_outputs_are_those_without_the_cache_and_chunks_are_fewer(policy: str) -> None:
     w = {
-        "block_size": 4,
-        "max_len": 120,
+        **WORKLOAD,
         "num_blocks": 70,
         "batch": 3,
-        "stages": 2,
-        "extra_depth": 0,
         "chunk": 24,
         "tile": 4,
         "seed": 3,
-        "abort": None,
-        "auto": False,
-        "order": "fcfs",
-        "drafts": 0,
         "alike": 50,
         "requests": [(60 + 5 * i, 20, 0.2 * i, True) for i in range(8)],
     }

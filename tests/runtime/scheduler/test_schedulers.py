@@ -152,6 +152,23 @@ def audited(config: SchedulerConfig, limits: Limits, pool: BlockPool, w: dict) -
     return Audited(config, limits, pool)
 
 
+WORKLOAD = {
+    "block_size": 4,
+    "max_len": 120,
+    "num_blocks": 200,
+    "batch": 4,
+    "stages": 2,
+    "extra_depth": 0,
+    "chunk": 32,
+    "tile": 16,
+    "seed": 0,
+    "abort": None,
+    "auto": False,
+    "order": "fcfs",
+    "drafts": 0,
+}
+
+
 def run(policy: str, w: dict, repeats: bool = False) -> tuple[Coordinator, VirtualPipeline, list[Request]]:
     rng = random.Random(w["seed"])
 
@@ -297,19 +314,8 @@ def test_looking_ahead_changes_no_output(policy: str, w: dict, ends_early: bool)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_looking_ahead_never_waits_while_a_request_may_go_on(policy: str) -> None:
     w = {
-        "block_size": 4,
-        "max_len": 120,
-        "num_blocks": 200,
-        "batch": 4,
+        **WORKLOAD,
         "stages": 1,
-        "extra_depth": 0,
-        "chunk": 32,
-        "tile": 16,
-        "seed": 0,
-        "abort": None,
-        "auto": False,
-        "order": "fcfs",
-        "drafts": 0,
         "looks_ahead": True,
         "requests": [(20, 40, 0.0, True), (30, 40, 0.0, True)],
     }
@@ -325,18 +331,7 @@ def test_looking_ahead_never_waits_while_a_request_may_go_on(policy: str) -> Non
 @pytest.mark.parametrize("policy", POLICIES)
 def test_outputs_do_not_depend_on_drafts(policy: str) -> None:
     w = {
-        "block_size": 4,
-        "max_len": 120,
-        "num_blocks": 200,
-        "batch": 4,
-        "stages": 2,
-        "extra_depth": 0,
-        "chunk": 32,
-        "tile": 16,
-        "seed": 0,
-        "abort": None,
-        "auto": False,
-        "order": "fcfs",
+        **WORKLOAD,
         "requests": [(20, 90, 0.0, True), (30, 60, 0.0, True), (9, 80, 0.1, False)],
     }
     plain, drafted = ({**w, "drafts": drafts} for drafts in (0, 6))
@@ -529,19 +524,11 @@ def test_every_policy_of_the_schema_exists() -> None:
 
 def test_a_tight_cache_preempts_the_newest() -> None:
     w = {
-        "block_size": 4,
+        **WORKLOAD,
         "max_len": 64,
         "num_blocks": 20,
-        "batch": 4,
-        "stages": 2,
-        "extra_depth": 0,
         "chunk": 16,
         "tile": 1,
-        "seed": 0,
-        "abort": None,
-        "auto": False,
-        "order": "fcfs",
-        "drafts": 0,
         "requests": [(16, 40, 0.0, True)] * 4,
     }
     _, _, requests = run("sarathi", w)

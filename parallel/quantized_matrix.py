@@ -1,0 +1,80 @@
+"""A weight matrix in integers of 8 or 4 bits, with a scale for each group of a row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    """How a quantized matrix is held.
+
+    Attributes:
+        bits: of a code, 4 or 8.
+        group: neighbouring inputs of a row that share a scale, a divisor of the row's inputs.
+        has_offsets: whether each group has an offset too. Without one, the code of zero is half the range.
+        int8_activations: whether the product rounds activations too, to 8 bits with a scale for each token (W8A8).
+    """
+
+    bits: int
+    group: int
+    has_offsets: bool = False
+    int8_activations: bool = False
+
+    @property
+    def zero(self) -> int:
+        """The code of zero where groups have no offset."""
+        return 1 << (self.bits - 1)
+
+
+@dataclass(slots=True)
+class QuantizedMatrix:
+    """A matrix [out, in]: each number is scale * (code - zero), or scale * code + offset where groups have offsets.
+
+    Attributes:
+        format: how the integers are held.
+        codes: [out, in * bits / 8], uint8. Of 4 bits, the lower half of a byte is the column with the even index.
+        scales: [out, in / group], float32.
+        offsets: [out, in / group], float32; None where the format has none.
+    """
+
+    format: WeightFormat
+    codes: torch.Tensor
+    scales: torch.Tensor
+    offsets: torch.Tensor | None = None
+
+    @classmethod
+    def empty(cls, out_size: int, in_size: int, format: WeightFormat, device: torch.device | str) -> QuantizedMatrix:
+        """Make a matrix that is to be filled."""
+        scales = torch.empty(out_size, in_size // format.group, device=device)
+        return cls(
+            format,
+            torch.empty(out_size, in_size * format.bits // 8, dtype=torch.uint8, device=device),
+            scales,
+            torch.empty_like(scales) if format.has_offsets else None,
+        )
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        return len(self.codes), self.codes.shape[1] * 8 // self.format.bits
+
+    def unpacked(self) -> torch.Tensor:
+        """Return the codes, one a byte, [out, in]."""
+        if self.format.bits == 8:
+            return self.codes
+        return torch.stack((self.codes & 15, self.codes >> 4), dim=-1).flatten(1)
+
+    def dequantized(self) -> torch.Tensor:
+        """Return the numbers, float32, [out, in]."""
+        codes = self.unpacked().unflatten(1, (-1, self.format.group)).float()
+        if self.offsets is None:
+            return ((codes - self.format.zero) * self.scales[..., None]).flatten(1)
+        return (codes * self.scales[..., None] + self.offsets[..., None]).flatten(1)
+
+
+def pack_codes(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Return codes [out, in], one a byte, as `QuantizedMatrix` holds them."""
+    return codes if bits == 8 else codes[:, ::2] | codes[:, 1::2] << 4

@@ -1,23 +1,26 @@
 """Times gapless beside vLLM's CPU build and the machine's floor, by turns: `python -m benchmarks.peer --vllm PYTHON`.
 
-32 requests with prompts of 128 to 512 tokens and 64 greedy output tokens each, all there at the start, in float32, on
-one process, over two pipeline stages and over two tensor-parallel ranks, on all cores. Both engines get the same
-weights (random, saved as a Hugging Face folder) and the same token ids, and must give the same tokens.
+32 requests with prompts of 128 to 512 tokens and 64 greedy output tokens each, all there at the start, on one process,
+over two pipeline stages and over two tensor-parallel ranks, on all cores, in each type of `--dtype`. Both engines get
+the same weights (random, saved as a Hugging Face folder) and the same token ids. `same` is the share of requests that
+have the tokens of the first run in that type; in float32 that must be all.
 
 The floor is what the matrix products must take: their FLOPs, over the rate of products of 256 rows with the model's own
-weights, laid out for oneDNN and cold, measured in each round. Attention, norms and reading weights for few rows are not
-in it.
+weights in that type, laid out for oneDNN and cold, measured in each round. Attention, norms and reading weights for few
+rows are not in it.
 
 `start` is from the start of the process to the first token of a first prompt. `MB` is the peak of the memory that its
 processes have for themselves, shared pages divided among them.
 
-`--vllm` is the Python of an environment with vLLM's CPU build; without it gapless runs alone. Words after the options
-are gapless overrides, as `scheduler=equal_time`.
+`--vllm` is the Python of an environment with vLLM's CPU build; without it gapless runs alone. `--llama`, that of one
+with `llama-cpp-python`, compares something else instead: SmolLM2-135M as GGUF files of several types, by gapless in
+each `--dtype` and by llama.cpp, in tokens/s of all requests' prompts, of their decodes, and of both for one request
+alone. Decodes are the requests' whole time less that of their prompts. Words after the options are gapless overrides,
+as `scheduler=equal_time`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -32,14 +35,16 @@ from typing import Any
 import numpy as np
 
 import gapless.models
+from gapless.models.gguf.smollm2 import smollm2
 
-from .support.harness import Benchmark, Row, by_turns, scratch
+from .support.harness import Benchmark, Row, by_turns, medians, scratch
 from .support.processes import tree_memory
 from .support.server import logged
 
 GRIDS = {"one": (1, 1), "pp2": (2, 1), "tp2": (1, 2)}
 SCRIPTS = Path(__file__).parent / "support"
 LIMIT_S = 900
+ALONE = 4  # requests that run alone, one after the other
 
 
 def save(kind: str, keys: Row, folder: Path) -> None:
@@ -77,7 +82,10 @@ def main() -> int:
         __doc__,
         overrides=True,
         vllm={"type": Path, "metavar": "PYTHON"},
+        llama={"type": Path, "metavar": "PYTHON"},
         model={"choices": MODELS, "default": "llama-12x768"},
+        files=["Q4_1", "Q8_0", "BF16"],
+        dtype=["float32"],
         grids=list(GRIDS),
         rounds=3,
         requests=32,
@@ -86,51 +94,139 @@ def main() -> int:
         chunk=256,
     )
     given = bench.given
-    lengths = np.random.default_rng(0).integers(given.prompt[0], given.prompt[1] + 1, given.requests)
-    outputs = given.requests * given.output
+    job: Row = {"chunk": given.chunk, "overrides": dict(word.split("=", 1) for word in given.overrides)}
     with scratch() as folder:
-        MODELS[given.model](folder / "model")
-        vocabulary = json.loads((folder / "model" / "config.json").read_text())["vocab_size"]
-        ids = np.random.default_rng(1)
-        requests = [{"prompt": ids.integers(5, vocabulary, n).tolist(), "output": given.output} for n in lengths]
-        (folder / "rounds.json").write_text(json.dumps([{"pause": 0.0, "requests": requests}]))
-        job = {"model": str(folder / "model"), "rounds": str(folder / "rounds.json"), "chunk": given.chunk}
-        job["overrides"] = dict(word.split("=", 1) for word in given.overrides)
-        pythons = {"gapless": sys.executable, **({"vllm": str(given.vllm)} if given.vllm else {})}
-        cases = {
-            (g, engine): partial(run, engine, pythons[engine], job, *GRIDS[g])
-            for g in given.grids
-            for engine in pythons
-        }
-        runs = by_turns(given.rounds, {("one", "floor"): partial(run, "floor", sys.executable, job, 1, 1), **cases})
-    floors = runs.pop(("one", "floor"))
-    gflops = statistics.median(each["gflops"] for each in floors)
-    flops = (int(lengths.sum()) + outputs - given.requests) * floors[0]["flops_a_token"]
-    flops += outputs * floors[0]["flops_a_sample"]
-    floor = flops / gflops / 1e9
-    bench.row("floor", seconds=floor, gflops=gflops, tflop=flops / 1e12, prompt_tokens=int(lengths.sum()))
-    same = len({each["tokens"] for found in runs.values() for each in found}) == 1
-    middle = {key: statistics.median(each["seconds"] for each in found) for key, found in runs.items()}
-    for (grid, engine), found in runs.items():
-        seconds, theirs = middle[grid, engine], middle.get((grid, "vllm"))
-        bench.row(
-            "runs",
-            grid=grid,
-            engine=engine,
-            seconds=seconds,
-            least_s=min(each["seconds"] for each in found),
-            most_s=max(each["seconds"] for each in found),
-            output_tokens_per_s=outputs / seconds,
-            times_vllm=theirs / seconds if theirs else None,
-            of_floor_share=floor / seconds,
-            start_s=statistics.median(each["start"] for each in found),
-            peak_mb=max(each["mb"] for each in found),
-            same_tokens=same,
-        )
+        (beside_llama if given.llama else beside_vllm)(bench, folder, job)
     return bench.end()
 
 
-def run(engine: str, python: str, job: Row, pp: int, tp: int) -> Row:
+def beside_vllm(bench: Benchmark, folder: Path, job: Row) -> None:
+    """Run a model of random weights by gapless and by vLLM, and keep the tables."""
+    given = bench.given
+    MODELS[given.model](folder / "model")
+    vocabulary = json.loads((folder / "model" / "config.json").read_text())["vocab_size"]
+    requests = make_requests(given, vocabulary)
+    job |= {"model": str(folder / "model"), "rounds": write_rounds(folder, [requests])}
+    pythons = {"gapless": sys.executable, **({"vllm": str(given.vllm)} if given.vllm else {})}
+    floor = {
+        (dtype, "one", "floor"): partial(run, "floor", sys.executable, job | {"dtype": dtype}) for dtype in given.dtype
+    }
+    cases = {
+        (dtype, grid, engine): partial(run, engine, pythons[engine], job | {"dtype": dtype}, *GRIDS[grid])
+        for dtype in given.dtype
+        for grid in given.grids
+        for engine in pythons
+    }
+    runs = by_turns(given.rounds, floor | cases)
+    prompt_tokens, outputs = sum(len(each["prompt"]) for each in requests), given.requests * given.output
+    floors = {}
+    for dtype in given.dtype:
+        rates = runs.pop((dtype, "one", "floor"))
+        gflops = statistics.median(each["gflops"] for each in rates)
+        flops = (prompt_tokens + outputs - given.requests) * rates[0]["flops_a_token"]
+        flops += outputs * rates[0]["flops_a_sample"]
+        floors[dtype] = flops / gflops / 1e9
+        seconds = floors[dtype]
+        bench.row("floor", dtype=dtype, seconds=seconds, gflops=gflops, tflop=flops / 1e12, prompt_tokens=prompt_tokens)
+    middle = {key: statistics.median(each["seconds"][0] for each in found) for key, found in runs.items()}
+    for (dtype, grid, engine), found in runs.items():
+        seconds, theirs = middle[dtype, grid, engine], middle.get((dtype, grid, "vllm"))
+        expected = next(each for key, each in runs.items() if key[0] == dtype)[0]["outputs"]
+        bench.row(
+            "runs",
+            dtype=dtype,
+            grid=grid,
+            engine=engine,
+            seconds=seconds,
+            least_s=min(each["seconds"][0] for each in found),
+            most_s=max(each["seconds"][0] for each in found),
+            output_tokens_per_s=outputs / seconds,
+            times_vllm=theirs / seconds if theirs else None,
+            of_floor_share=floors[dtype] / seconds,
+            start_s=statistics.median(each["start"] for each in found),
+            peak_mb=max(each["mb"] for each in found),
+            same_share=min(equal_share(each["outputs"], expected) for each in found),
+        )
+
+
+def beside_llama(bench: Benchmark, folder: Path, job: Row) -> None:
+    """Run the trained model's files by gapless and by llama.cpp, and keep the tables."""
+    from gguf import GGMLQuantizationType
+
+    from .support.requantize import requantize
+
+    given, source = bench.given, smollm2()
+    paths = {name: source if name in source.name else folder / f"{name}.gguf" for name in given.files}
+    for name, path in paths.items():
+        if path != source:
+            requantize(source, GGMLQuantizationType[name], path)
+    requests = make_requests(given, vocabulary=49152)
+    alone = [[each] for each in requests[:ALONE]]
+    rounds = [prefills(requests), requests, *(prefills(each) for each in alone), *alone]
+    job |= {"rounds": write_rounds(folder, rounds), "threads": os.cpu_count()}
+    cases = {}
+    for name, path in paths.items():
+        cases[name, "llama.cpp", "-"] = partial(run, "llama", str(given.llama), job | {"model": str(path)})
+        for dtype in given.dtype:
+            own = job | {"model": str(path), "dtype": dtype}
+            cases[name, "gapless", dtype] = partial(run, "gapless", sys.executable, own)
+    runs = by_turns(given.rounds, cases)
+    expected = next(iter(runs.values()))[0]["outputs"]
+    rates = {}
+    for (name, engine, dtype), found in runs.items():
+        rates[name, engine, dtype] = own_rates = medians([token_rates(rounds, each["seconds"]) for each in found])
+        theirs = rates[name, "llama.cpp", "-"]
+        common = {"file": name, "engine": engine, "dtype": dtype}
+        bench.row(
+            "tokens_per_s",
+            **common,
+            **own_rates,
+            start_s=statistics.median(each["start"] for each in found),
+            peak_mb=max(each["mb"] for each in found),
+            same_share=equal_share(found[0]["outputs"], expected),
+        )
+        if engine != "llama.cpp":
+            bench.row("times_llama", **common, **{key: rate / theirs[key] for key, rate in own_rates.items()})
+
+
+def make_requests(given: Any, vocabulary: int) -> list[Row]:
+    """Return requests of random token ids, as the options ask for."""
+    lengths = np.random.default_rng(0).integers(given.prompt[0], given.prompt[1] + 1, given.requests)
+    ids = np.random.default_rng(1)
+    return [{"prompt": ids.integers(5, vocabulary, n).tolist(), "output": given.output} for n in lengths]
+
+
+def prefills(requests: list[Row]) -> list[Row]:
+    """Return the same requests, for one output token each."""
+    return [request | {"output": 1} for request in requests]
+
+
+def write_rounds(folder: Path, rounds: list[list[Row]]) -> str:
+    """Write rounds of requests to a file; one begins when the one before is done."""
+    path = folder / "rounds.json"
+    path.write_text(json.dumps([{"pause": 0.0, "requests": requests} for requests in rounds]))
+    return str(path)
+
+
+def token_rates(rounds: list[list[Row]], seconds: list[float]) -> dict[str, float]:
+    """Return tokens/s of the rounds of `beside_llama`: all prompts, all requests, each prompt alone, each alone."""
+    prompts = [sum(len(request["prompt"]) for request in requests) for requests in rounds]
+    decodes = [sum(request["output"] - 1 for request in requests) for requests in rounds]
+    lone, whole = slice(2, 2 + ALONE), slice(2 + ALONE, None)
+    return {
+        "prompts": prompts[0] / seconds[0],
+        "decodes": decodes[1] / (seconds[1] - seconds[0]),
+        "lone_prompt": sum(prompts[lone]) / sum(seconds[lone]),
+        "lone_decodes": sum(decodes[whole]) / (sum(seconds[whole]) - sum(seconds[lone])),
+    }
+
+
+def equal_share(outputs: list[list[int]], expected: list[list[int]]) -> float:
+    """Return the share of requests with the expected tokens."""
+    return sum(map(list.__eq__, outputs, expected)) / len(expected)
+
+
+def run(engine: str, python: str, job: Row, pp: int = 1, tp: int = 1) -> Row:
     """Run one engine in a process of its own; it prints `first` at its first token, then its numbers as JSON."""
     environment: dict[str, str] = {}
     if engine == "vllm":
@@ -150,8 +246,6 @@ def run(engine: str, python: str, job: Row, pp: int, tp: int) -> Row:
         if process.poll() != 0:
             raise SystemExit(f"{engine} failed:\n{text[-3000:]}")
     found: Row = json.loads(next(line for line in text.splitlines() if line.startswith("{")))
-    if "outputs" in found:
-        found["tokens"] = hashlib.md5(json.dumps(found.pop("outputs")).encode()).hexdigest()
     return found | {"start": start, "mb": most / 1e6}
 
 

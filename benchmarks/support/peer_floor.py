@@ -19,7 +19,7 @@ MOST_LAYERS = 12
 class Products:
     """The matrix products of a model's layers, one layer after the other, so that weights are cold."""
 
-    def __init__(self, arch: Architecture) -> None:
+    def __init__(self, arch: Architecture, dtype: torch.dtype = torch.float32) -> None:
         H, heads = arch.hidden_size, arch.num_heads * arch.head_dim
         self.shapes = [
             ((arch.num_heads + 2 * arch.num_kv_heads) * arch.head_dim, H),
@@ -27,8 +27,9 @@ class Products:
             (arch.ffn_size * (2 if arch.gated_ffn else 1), H),
             (H, arch.ffn_size),
         ]
+        self.dtype = dtype
         self.layers = [
-            [PackedWeight(torch.randn(shape) * 0.02) for shape in self.shapes]
+            [PackedWeight((torch.randn(shape) * 0.02).to(dtype)) for shape in self.shapes]
             for _ in range(min(arch.num_layers, MOST_LAYERS))
         ]
 
@@ -40,7 +41,7 @@ class Products:
     @torch.inference_mode()
     def seconds(self, rows: int) -> float:
         """Return the least seconds that the products of one layer took, of `rows` rows."""
-        inputs = [torch.randn(rows, size) for _, size in self.shapes]
+        inputs = [torch.randn(rows, size).to(self.dtype) for _, size in self.shapes]
         best = float("inf")
         for _ in range(ROUNDS):
             begin = time.perf_counter()
@@ -54,7 +55,7 @@ class Products:
 def main() -> None:
     job = json.loads(sys.argv[1])
     arch = resolve_architecture(ModelConfig(weights=job["model"]))
-    products = Products(arch)
+    products = Products(arch, getattr(torch, job["dtype"]))
     flops = 2 * products.elements
     rate = flops * ROWS / products.seconds(ROWS)
     print("first", flush=True)

@@ -1,4 +1,7 @@
-"""One run of gapless for `benchmarks/peer.py`. Its argument is the job, as JSON."""
+"""One run of gapless for `benchmarks/peer.py`. Its argument is the job, as JSON.
+
+`rounds` is a file with rounds of requests; one begins when the one before is done.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,26 @@ from gapless.conf.sampling import SamplingParams
 
 def main() -> None:
     job = json.loads(sys.argv[1])
-    (requests,) = (each["requests"] for each in json.loads(Path(job["rounds"]).read_text()))
-    prompts, output = [request["prompt"] for request in requests], requests[0]["output"]
+    rounds = [each["requests"] for each in json.loads(Path(job["rounds"]).read_text())]
     overrides = {key: int(word) if word.isdigit() else word for key, word in job["overrides"].items()}
-    keys = {"model.tokenizer": "none", "scheduler.chunk": job["chunk"], **overrides}
+    keys = {"model.tokenizer": "none", "model.dtype": job["dtype"], "scheduler.chunk": job["chunk"]}
+    keys |= {"cache.prefix_caching": False} | overrides
+    seconds, outputs = [], []
     with LLM(job["model"], pp=job["pp"], tp=job["tp"], **keys) as llm:
-        llm.generate([prompts[0]], SamplingParams(max_tokens=1, ignore_eos=True))
+
+        def generate(prompts: list[list[int]], output: int) -> list[list[int]]:
+            found = llm.generate(prompts, SamplingParams(max_tokens=output, ignore_eos=True))
+            return [list(one.outputs[0].token_ids) for one in found]
+
+        first = [request["prompt"] for request in rounds[0]]
+        generate(first[:1], 1)
         print("first", flush=True)
-        llm.generate(prompts[:4], SamplingParams(max_tokens=4, ignore_eos=True))
-        begin = time.perf_counter()
-        found = llm.generate(prompts, SamplingParams(max_tokens=output, ignore_eos=True))
-        seconds = time.perf_counter() - begin
-    print(json.dumps({"seconds": seconds, "outputs": [list(one.outputs[0].token_ids) for one in found]}), flush=True)
+        generate(first[:4], 4)
+        for requests in rounds:
+            begin = time.perf_counter()
+            outputs += generate([request["prompt"] for request in requests], requests[0]["output"])
+            seconds.append(time.perf_counter() - begin)
+    print(json.dumps({"seconds": seconds, "outputs": outputs}), flush=True)
 
 
 if __name__ == "__main__":

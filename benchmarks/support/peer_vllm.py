@@ -18,7 +18,8 @@ def main() -> None:
     job = json.loads(sys.argv[1])
     rounds = json.loads(Path(job["rounds"]).read_text())
     first = rounds[0]["requests"]
-    llm = LLM(job["model"], skip_tokenizer_init=True, dtype="float32", enable_prefix_caching=False, **job["keys"])
+    keys = {"skip_tokenizer_init": True, "enable_prefix_caching": False, "dtype": job.get("dtype", "float32")}
+    llm = LLM(job["model"], **keys, **job["keys"])
 
     def generate(requests: list[dict[str, Any]], most: int = 1 << 30) -> list[list[int]]:
         prompts = [{"prompt_token_ids": request["prompt"]} for request in requests]
@@ -32,11 +33,12 @@ def main() -> None:
     is_traced = "profiler_config" in job["keys"]
     if is_traced:
         llm.start_profile()
-    begin, outputs = time.perf_counter(), []
+    seconds, outputs = [], []
     for each in rounds:
         time.sleep(each["pause"])
+        begin = time.perf_counter()
         outputs += generate(each["requests"])
-    seconds = time.perf_counter() - begin
+        seconds.append(time.perf_counter() - begin)
     if is_traced:
         llm.stop_profile()
     print(json.dumps({"seconds": seconds, "outputs": outputs}), flush=True)

@@ -41,6 +41,10 @@ class GemmConfig:
     """rate at which a matrix product reads weights"""
     knee: float  # order of the norm that joins the two times
     """how memory time and compute time join: 1 adds them, a high value takes the longer one"""
+    int8_rate: float | None = None
+    """how many times faster the device multiplies INT8 numbers than 16-bit ones; null: it multiplies none"""
+    fp8_rate: float | None = None
+    """the same of FP8 numbers"""
 
     def __post_init__(self) -> None:
         key = f"{_KEY}.gemm"
@@ -53,6 +57,9 @@ class GemmConfig:
         check(f"{key}.tflops", list(self.tflops), min(self.tflops) > 0, "above 0")
         check(f"{key}.whole_waves", list(self.whole_waves), all(0 <= w <= 1 for w in self.whole_waves), "in [0, 1]")
         _check_positive(self, key, ("sustained_tflops", "memory_gbps"))
+        for name in ("int8_rate", "fp8_rate"):
+            rate = getattr(self, name)
+            check(f"{key}.{name}", rate, rate is None or rate > 0, "null or above 0")
         check(f"{key}.knee", self.knee, self.knee >= 1, "1 or more")
         _check_not_negative(self, key, ("fade", "launch_us", "wave_us", "split_us", "split_share"))
 

@@ -11,6 +11,7 @@ This file imports no torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,7 @@ from ..conf.errors import ConfigError
 from ..conf.schema import Architecture, HardwareConfig, ModelConfig, ParallelConfig
 from ..parallel.mesh import Mesh
 from ..parallel.split import split_layers
+from .rounding import NONE, Rounding
 from .work_memory import graph_bytes, sampler_bytes
 
 _GIB = 1 << 30
@@ -33,17 +35,25 @@ def resolve_dtype(model: ModelConfig, device: str) -> str:
 
 
 def dtype_bytes(model: ModelConfig, device: str) -> int:
-    """Return the bytes of one element of the weights and of the KV cache."""
+    """Return the bytes of one number that is not rounded: a weight, a key or a value, an activation."""
     return _DTYPE_BYTES[resolve_dtype(model, device)]
 
 
-def kv_bytes_per_token(arch: Architecture, num_layers: int, tp: int, dtype_bytes: int) -> int:
+def kv_bytes_per_token(
+    arch: Architecture, num_layers: int, tp: int, dtype_bytes: int, rounding: Rounding = NONE
+) -> int:
     """Return m_kv: the bytes of one token's keys and values on one rank of a stage with `num_layers` layers."""
-    return 2 * num_layers * max(1, arch.num_kv_heads // tp) * arch.head_dim * dtype_bytes
+    return 2 * num_layers * max(1, arch.num_kv_heads // tp) * rounding.head_bytes(arch.head_dim, dtype_bytes)
 
 
 def weight_bytes(
-    arch: Architecture, mesh: Mesh, layers: range, dtype_bytes: int, *, replicate_embedding: bool = False
+    arch: Architecture,
+    mesh: Mesh,
+    layers: range,
+    dtype_bytes: int,
+    *,
+    replicate_embedding: bool = False,
+    rounding: Rounding = NONE,
 ) -> int:
     """Return M_S: the bytes of the weights of the rank `mesh.rank`, whose stage holds `layers`.
 
@@ -53,7 +63,8 @@ def weight_bytes(
     """
     copied = 2 * arch.hidden_size * arch.head_dim * max(0, mesh.tp - arch.num_kv_heads)  # over all ranks
     sliced = arch.layer_params - arch.router_params + copied
-    elements = -(-len(layers) * sliced // mesh.tp) + len(layers) * arch.router_params
+    products = math.ceil(-(-len(layers) * sliced // mesh.tp) * rounding.weight_bytes(dtype_bytes))
+    elements = len(layers) * arch.router_params
     embedding = -(-arch.embedding_params // mesh.tp)
     if mesh.is_first:
         elements += arch.embedding_params if replicate_embedding else embedding
@@ -61,7 +72,7 @@ def weight_bytes(
             elements += arch.max_position * arch.hidden_size
     if mesh.is_last and not (mesh.is_first and arch.tie_embeddings):
         elements += embedding
-    return elements * dtype_bytes
+    return products + elements * dtype_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +83,9 @@ class MemoryModel:
         arch: of the whole model.
         parallel: the grid of ranks, and the split of the layers.
         stages: the hardware of each stage's ranks.
-        dtype_bytes: of one element of the weights and of the KV cache.
+        dtype_bytes: of one number that is not rounded.
         max_rows: the most rows that are sampled at once; 0: no work memory is counted, as on a CPU.
+        rounding: of weights and of keys and values.
     """
 
     arch: Architecture
@@ -81,6 +93,7 @@ class MemoryModel:
     stages: Sequence[HardwareConfig]
     dtype_bytes: int
     max_rows: int = 0
+    rounding: Rounding = NONE
 
     def slots(self) -> int:
         """Return the paper's B: how many sequences of `arch.max_position` tokens fit into the KV cache at once.
@@ -137,7 +150,9 @@ class MemoryModel:
             Mesh(self.parallel.pp, self.parallel.tp, stage * self.parallel.tp),
             self.replicates_embedding(stage),
         )
-        return weight_bytes(self.arch, mesh, layers, self.dtype_bytes, replicate_embedding=whole)
+        return weight_bytes(
+            self.arch, mesh, layers, self.dtype_bytes, replicate_embedding=whole, rounding=self.rounding
+        )
 
     def _fixed(self, stage: int, layers: range) -> int:
         """Return the bytes of a rank's weights and work memory."""
@@ -149,7 +164,7 @@ class MemoryModel:
         return self._weights(stage, layers) + work
 
     def _kv_bytes_per_token(self, num_layers: int) -> int:
-        return kv_bytes_per_token(self.arch, num_layers, self.parallel.tp, self.dtype_bytes)
+        return kv_bytes_per_token(self.arch, num_layers, self.parallel.tp, self.dtype_bytes, self.rounding)
 
     def _fit(self, num_tokens: int, content: str = "", key_to_lower: str = "model.max_model_len") -> int:
         """Return how often the keys and values of `num_tokens` tokens fit beside the rest, on the fullest stage.

@@ -17,12 +17,14 @@ import llama_cpp as llama  # type: ignore[import-not-found]
 import numpy as np
 
 Entry = tuple[int, int, int, bool]  # token id, position, sequence, whether its logits are wanted
+_SILENT = llama.llama_log_callback(lambda *_: None)
 
 
 class Sequences:
     """Requests that one context of llama.cpp computes together."""
 
     def __init__(self, path: str, *, most: int, length: int, chunk: int, threads: int) -> None:
+        llama.llama_log_set(_SILENT, ctypes.c_void_p())
         llama.llama_backend_init()
         model_keys = llama.llama_model_default_params()
         model_keys.n_gpu_layers = 0

@@ -33,17 +33,30 @@ class Gemm:
     Args:
         multiprocessors: their number on the device.
         dtype_bytes: bytes of an element. The config's rates hold for 2 bytes; time grows in proportion.
+        weight_bytes: bytes of a weight; None: as of others. Kernels turn it into others' type as they read it.
+        rate_8_bit: where rows and weights are multiplied as numbers of 8 bits, how much faster than 2 bytes; else None.
     """
 
-    def __init__(self, config: GemmConfig, multiprocessors: int, dtype_bytes: int) -> None:
+    def __init__(
+        self,
+        config: GemmConfig,
+        multiprocessors: int,
+        dtype_bytes: int,
+        *,
+        weight_bytes: float | None = None,
+        rate_8_bit: float | None = None,
+    ) -> None:
+        self._slowness = dtype_bytes / 2 if rate_8_bit is None else 1 / rate_8_bit  # relative to numbers of 2 bytes
         tiles = [
             (*sides, inner, whole)
-            for shape, inner, whole in self._tiles(config, multiprocessors, dtype_bytes)
+            for shape, inner, whole in self._tiles(config, multiprocessors)
             for sides in dict.fromkeys((shape, shape[::-1]))
         ]
         self._config = config
         self._multiprocessors = multiprocessors
-        self._dtype_bytes = dtype_bytes
+        self._input_bytes = dtype_bytes if rate_8_bit is None else 1
+        self._weight_bytes = dtype_bytes if weight_bytes is None else weight_bytes
+        self._output_bytes = dtype_bytes
         # Each [tiles, 1]: a tile's rows and columns, microseconds per element of the inner dimension, `whole_waves`.
         self._rows, self._columns, self._inner_us, self._whole_waves = np.array(tiles, np.float64).T[:, :, None]
         self._wave_us = config.wave_us * self._rows * self._columns / _REFERENCE_AREA
@@ -52,14 +65,11 @@ class Gemm:
         self._overhead_us = config.launch_us + np.where(self._splits > 1, config.split_us, 0.0)
         self._num_partial = np.where(self._splits > 1, self._splits, 0.0)  # results that must be summed
 
-    @staticmethod
-    def _tiles(
-        config: GemmConfig, multiprocessors: int, dtype_bytes: int
-    ) -> Iterator[tuple[tuple[int, int], float, float]]:
+    def _tiles(self, config: GemmConfig, multiprocessors: int) -> Iterator[tuple[tuple[int, int], float, float]]:
         """Yield each tile's shape, microseconds per element of the inner dimension, and `whole_waves`."""
         for text, tflops, whole in zip(config.tiles, config.tflops, config.whole_waves, strict=True):
             rows, columns = map(int, text.split("x"))
-            yield (rows, columns), 2 * rows * columns * multiprocessors / (tflops * 1e6) * dtype_bytes / 2, whole
+            yield (rows, columns), 2 * rows * columns * multiprocessors / (tflops * 1e6) * self._slowness, whole
 
     def seconds(self, rows: Floats, inputs: Floats, outputs: Floats) -> Floats:
         """Return the seconds of the fastest kernel, [...], for sizes that broadcast to [...]."""
@@ -68,8 +78,8 @@ class Gemm:
         by_tile = self._compute_us(row_tiles, inputs[..., None, None], outputs[..., None, None], self._splits)
         compute = by_tile.min(axis=-2)  # of the fastest tile, [..., splits]
         rows, inputs, outputs = (size[..., None] for size in (rows, inputs, outputs))
-        elements = rows * inputs + inputs * outputs + rows * outputs
-        time = self._joined_us(compute, rows * inputs * outputs, elements)
+        moved = self._bytes(rows * inputs, inputs * outputs, rows * outputs)
+        time = self._joined_us(compute, rows * inputs * outputs, moved)
         partial = config.split_share * 2 * rows * outputs * 4 / (config.memory_gbps * 1e3)  # float32, written and read
         found: Floats = (time + self._overhead_us + self._num_partial * partial).min(axis=-1) * 1e-6
         return found
@@ -88,8 +98,8 @@ class Gemm:
         """
         sizes = np.array(float(inputs)), np.array(float(outputs))
         compute = self._compute_us(row_tiles[..., None], *sizes, np.ones(1)).min(axis=(-2, -1))  # of the fastest tile
-        elements = rows * inputs + weights * inputs * outputs + rows * outputs
-        found: Floats = (self._joined_us(compute, rows * inputs * outputs, elements) + self._config.launch_us) * 1e-6
+        moved = self._bytes(rows * inputs, weights * inputs * outputs, rows * outputs)
+        found: Floats = (self._joined_us(compute, rows * inputs * outputs, moved) + self._config.launch_us) * 1e-6
         return found
 
     def _compute_us(self, row_tiles: Floats, inputs: Floats, outputs: Floats, splits: Floats) -> Floats:
@@ -100,18 +110,22 @@ class Gemm:
         found: Floats = np.maximum(waves, 1.0) * (self._inner_us * inner + self._wave_us)
         return found
 
-    def _joined_us(self, compute: Floats, products: Floats, elements: Floats) -> Floats:
+    def _bytes(self, inputs: Floats, weights: Floats, outputs: Floats) -> Floats:
+        """Return the bytes that so many elements take."""
+        return inputs * self._input_bytes + weights * self._weight_bytes + outputs * self._output_bytes
+
+    def _joined_us(self, compute: Floats, products: Floats, moved: Floats) -> Floats:
         """Return the microseconds that follow from those of computing, from power, and from memory.
 
         Args:
             compute: microseconds of the tiles, at the clock of the reference product.
             products: multiplications.
-            elements: read and written.
+            moved: bytes read and written.
         """
         config, knee, order = self._config, self._config.knee, _POWER_NORM_ORDER
-        memory = (elements * (self._dtype_bytes / (config.memory_gbps * 1e3))) ** knee
+        memory = (moved / (config.memory_gbps * 1e3)) ** knee
         slowed = compute * (2 * products / _REFERENCE_FLOP) ** config.fade
-        sustained = (2e-6 * products / config.sustained_tflops * self._dtype_bytes / 2) ** order
+        sustained = (2e-6 * products / config.sustained_tflops * self._slowness) ** order
         found: Floats = ((slowed**order + sustained) ** (knee / order) + memory) ** (1 / knee)
         return found
 

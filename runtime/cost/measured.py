@@ -93,7 +93,14 @@ class Measured:
 
 
 def read_measured(
-    path: str, arch: Architecture, *, pp: int, tp: int, dtype: str, devices_per_node: int = 8
+    path: str,
+    arch: Architecture,
+    *,
+    pp: int,
+    tp: int,
+    dtype: str,
+    quantization: str | None = None,
+    devices_per_node: int = 8,
 ) -> Measured:
     """Read a profile folder for a model of `arch` in `dtype`, in `tp` slices, over `pp` stages.
 
@@ -104,8 +111,9 @@ def read_measured(
     key = f"simulation.profile={path}"
     folder = ProfileFolder(user_path(path, "simulation.profile"), key)
     about = folder.about()
-    for name, wanted in {**shape_of(arch), "tp": tp, "dtype": dtype}.items():
-        found = {**about.shape, "tp": about.tp, "dtype": about.dtype}.get(name)
+    numbers = {"dtype": about.dtype, "quantization": about.quantization}
+    for name, wanted in {**shape_of(arch), "tp": tp, "dtype": dtype, "quantization": quantization}.items():
+        found = {**about.shape, "tp": about.tp, **numbers}.get(name)
         if found != wanted:
             raise ConfigError(f"{key}: measured {about.model} with {name}={found}; this model has {name}={wanted}")
     if (nodes := nodes_of_a_stage(tp, devices_per_node)) != about.nodes:

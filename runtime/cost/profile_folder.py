@@ -52,6 +52,7 @@ class About:
     layers: list[int]  # of each stage of the pipeline: the number
     block_size: int
     nodes: int = 1  # that hold the ranks of a stage
+    quantization: str | None = None  # of weights
 
 
 class OperatorSample(NamedTuple):

@@ -18,6 +18,7 @@ from ...conf.policies import (
 )
 from ...conf.schema import SimulateConfig
 from ...models.memory import MemoryModel, dtype_bytes
+from ...models.rounding import rounding_of
 from ..cost.make import make_costs
 from ..drawing.chart import Axis, Chart, Series, series_colour
 from ..drawing.distributions import Quantity, cdf
@@ -133,7 +134,8 @@ def _batches(config: SimulateConfig) -> list[Row]:
     for name, each in systems(config).items():
         if name in (SARATHI, TENSOR):
             paper = 27 if name == SARATHI else TENSOR_BATCH
-            slots = MemoryModel(arch, each.parallel, [config.hardware] * each.parallel.pp, element).slots()
+            stages = [config.hardware] * each.parallel.pp
+            slots = MemoryModel(arch, each.parallel, stages, element, rounding=rounding_of(config)).slots()
             setting = f"{config.hardware.memory_gib:g} GiB a GPU, requests of {arch.max_position} tokens"
             rows.append(Row(NAME, f"B that fits: {name}", setting, paper, slots // each.parallel.pp))
     return rows

@@ -6,27 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-
-@dataclass(frozen=True, slots=True)
-class WeightFormat:
-    """How a quantized matrix is held.
-
-    Attributes:
-        bits: of a code, 4 or 8.
-        group: neighbouring inputs of a row that share a scale, a divisor of the row's inputs.
-        has_offsets: whether each group has an offset too. Without one, the code of zero is half the range.
-        int8_activations: whether the product rounds activations too, to 8 bits with a scale for each token (W8A8).
-    """
-
-    bits: int
-    group: int
-    has_offsets: bool = False
-    int8_activations: bool = False
-
-    @property
-    def zero(self) -> int:
-        """The code of zero where groups have no offset."""
-        return 1 << (self.bits - 1)
+from .weight_format import WeightFormat
 
 
 @dataclass(slots=True)

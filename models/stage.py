@@ -11,14 +11,7 @@ from torch import nn
 
 from ..conf.schema import Architecture
 from ..parallel.groups import Groups
-from ..parallel.layers import (
-    ColumnParallelLinear,
-    LMHead,
-    Parts,
-    ReplicatedEmbedding,
-    RowParallelLinear,
-    VocabParallelEmbedding,
-)
+from ..parallel.layers import PACKED, LMHead, Parts, ReplicatedEmbedding, VocabParallelEmbedding
 from .attention.select import make_backend
 from .batch import RaggedBatch
 from .decoder import BatchContext, DecoderLayer
@@ -99,17 +92,14 @@ class Stage(nn.Module):
             self.head = LMHead(H, arch.vocab_size, dtype=dtype, groups=groups)
             if arch.tie_embeddings and self.embedding is not None:
                 assert isinstance(self.embedding, VocabParallelEmbedding), "the head holds a slice of the vocabulary"
-                self.head.weight = self.embedding.weight
+                self.head.tie(self.embedding)
         self.requires_grad_(False)
         self.eval()
 
     def pack(self) -> None:
         """Lay the loaded weights of linear layers out for the products of this device. They cannot be loaded again."""
         for module in self.modules():
-            is_tied = self.embedding is not None and getattr(module, "weight", None) is self.embedding.weight
-            if isinstance(module, LMHead) and is_tied:
-                module.keep_rows()
-            elif isinstance(module, ColumnParallelLinear | RowParallelLinear):
+            if isinstance(module, PACKED):
                 module.pack()
 
     @property

@@ -53,12 +53,8 @@ class TensorSource(Protocol):
         """Read a slice of the [out, in] weight in that format, in smaller groups where the columns cut some."""
         ...
 
-
-class Checkpoint(TensorSource, Protocol):
-    """A `TensorSource` in files."""
-
     def check(self, arch: Architecture, names: Collection[str]) -> None:
-        """Check that there are the tensors `names` in the shapes of `arch`, and no unknown tensors.
+        """Check that files have the tensors `names` in the shapes of `arch`, and no unknown tensors.
 
         Raises:
             ConfigError: a tensor is missing, has the wrong shape or type, or is not part of the architecture.
@@ -102,7 +98,7 @@ def check_shape(
 
 
 class SafetensorsFolder:
-    """The tensors of a Hugging Face folder, in one safetensors file or several. A `Checkpoint`.
+    """The tensors of a Hugging Face folder, in one safetensors file or several. A `TensorSource`.
 
     A tensor is found under its name with or without a leading `base_model.model.`, `model.` or `transformer.`.
 
@@ -125,7 +121,7 @@ class SafetensorsFolder:
                     raise ConfigError(f"{folder / file}: tensor {key} stands in {other[0]} too, as {other[1]}")
 
     def check(self, arch: Architecture, names: Collection[str]) -> None:
-        """See `Checkpoint.check`."""
+        """See `TensorSource.check`."""
         shapes = tensor_shapes(arch)
         parts = {name: self.parts(name, shape) for name, shape in shapes.items()}
         self._check_others(arch, {bare_name(tensor) for each in parts.values() for tensor in each})

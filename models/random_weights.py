@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 
+from ..conf.schema import Architecture
 from ..parallel.quantized_matrix import QuantizedMatrix
 from ..parallel.weight_format import WeightFormat
 
@@ -49,6 +50,12 @@ class RandomTensors:
     def read_quantized(self, name: str, rows: slice, columns: slice) -> QuantizedMatrix:
         """See `TensorSource.read_quantized`."""
         raise AssertionError(f"{name} is not quantized")
+
+    def check(self, arch: Architecture, names: Collection[str]) -> None:
+        """See `TensorSource.check`: any are there."""
+
+    def close(self) -> None:
+        """Close nothing."""
 
     def _block(self, name: str, block: int, per_block: int) -> torch.Tensor:
         if self._last is None or self._last[:2] != (name, block):

@@ -1,7 +1,7 @@
 """The blocks of GGUF's quantized types as codes, scales and offsets.
 
-Source of the layouts: `ggml-quants.c` and `ggml-common.h` of the ggml project. Codes become numbers as `gguf.dequantize`
-makes them, but for the order of the sums.
+Source of the layouts: `ggml-quants.c` and `ggml-common.h` of the ggml project. The numbers are those that
+`gguf.dequantize` makes of the blocks, bit by bit.
 """
 
 from __future__ import annotations

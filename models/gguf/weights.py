@@ -59,7 +59,7 @@ _TYPES = ("F32", "F16", "BF16", *FORMATS)
 
 
 class GgufTensors:
-    """The tensors of a GGUF file. A `Checkpoint`.
+    """The tensors of a GGUF file. A `TensorSource`.
 
     llama.cpp's LLaMA turns neighbouring elements of a head, where the published checkpoints turn halves. So the file
     has the rows of queries and keys in another order, which is undone here.
@@ -78,7 +78,7 @@ class GgufTensors:
         self._sizes = {int(kind): (kind, *GGML_QUANT_SIZES[kind]) for kind in GGMLQuantizationType}
 
     def check(self, arch: Architecture, names: Collection[str]) -> None:
-        """See `Checkpoint.check`. A file that was cut short is refused too."""
+        """See `TensorSource.check`. A file that was cut short is refused too."""
         size = self._file.path.stat().st_size
         for name in self._file.tensors.keys() - set(self._names.values()) - {*_COMPUTED, "output.weight"}:
             raise ConfigError(f"{self._file.path}: tensor {name} is not part of the architecture in its fields")

@@ -42,7 +42,7 @@ class QuantizedFolder(SafetensorsFolder):
         self._extras = {layer.prefix + part for layer in self._layers.values() for part in (*_UNUSED, *_ZEROS)} - named
 
     def check(self, arch: Architecture, names: Collection[str]) -> None:
-        """See `Checkpoint.check`."""
+        """See `TensorSource.check`."""
         super().check(arch, names)
         for name in names & self._layers.keys():
             layer = self._layers[name]

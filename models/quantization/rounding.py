@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import torch
@@ -46,3 +47,11 @@ class RoundedTensors:
         numbers = self.read(name, *((columns, rows) if is_transposed else (rows, columns)))
         group = min(format.group, columns.stop - columns.start)
         return round_to(numbers.T if is_transposed else numbers, replace(format, group=group))
+
+    def check(self, arch: Architecture, names: Collection[str]) -> None:
+        """See `TensorSource.check`."""
+        self._source.check(arch, names)
+
+    def close(self) -> None:
+        """See `TensorSource.close`."""
+        self._source.close()

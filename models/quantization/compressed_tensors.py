@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from ..model_config import ModelValues
-from .schemes import Bytes, Extent, Mxfp4, Packed, Scheme, SchemeOf
+from .schemes import Bytes, Extent, Mxfp4, Packed, Scheme, SchemeOf, is_embedding
 
 _PACKED, _MXFP4 = "pack-quantized", "mxfp4-pack-quantized"
 _BYTES = ("int-quantized", "float-quantized", "naive-quantized")
@@ -71,7 +71,7 @@ def _matches(name: str, target: str) -> bool:
     """Return whether a target is a layer's name, a class that it has, or an expression after `re:`."""
     if target.startswith("re:"):
         return re.match(target.removeprefix("re:"), name) is not None
-    return target in (name, "Embedding" if "embed" in name else "Linear")
+    return target in (name, "Embedding" if is_embedding(name) else "Linear")
 
 
 def _scheme(group: ModelValues, stored: str) -> Scheme:

@@ -13,7 +13,7 @@ from ...conf.errors import ConfigError
 from ..json_file import read_object
 from ..model_config import ModelValues
 from .compressed_tensors import check_patterns, read_compressed_tensors
-from .schemes import Awq, Bytes, Gptq, Scheme, SchemeOf
+from .schemes import Awq, Bytes, Gptq, Scheme, SchemeOf, is_embedding
 
 _OF_GPTQ, _OF_AWQ = "quantize_config.json", "quant_config.json"  # beside a config.json without quantization_config
 _OF_MODELOPT = "hf_quant_config.json"
@@ -65,8 +65,8 @@ def _gptq(values: ModelValues) -> SchemeOf:
     check_patterns(values, "dynamic", [_bare(rule) for rule in rules])
 
     def is_left(name: str) -> bool:
-        if name == _HEAD:
-            return not takes_head
+        if name == _HEAD or is_embedding(name):
+            return is_embedding(name) or not takes_head
         return block is not None and not name.endswith(tuple(block))
 
     def scheme(name: str) -> Scheme | None:
@@ -117,7 +117,7 @@ def _awq(values: ModelValues) -> SchemeOf:
     if not values.flag("zero_point", True):
         raise values.wrong("zero_point", "true")
     kept, awq = values.names("modules_to_not_convert"), Awq(_group(values))
-    return lambda name: None if name == _HEAD or any(each in name for each in kept) else awq
+    return lambda name: None if _is_outer(name) or any(each in name for each in kept) else awq
 
 
 def _fp8(values: ModelValues) -> SchemeOf:
@@ -136,7 +136,11 @@ def _fp8(values: ModelValues) -> SchemeOf:
         """Follow transformers: a name, the start of one up to a dot, its end, or an expression."""
         return any(re.match(rf"(?:{each})(?:(?<=\.)|(?=\.|$))", name) or name.endswith(each) for each in kept)
 
-    return lambda name: None if name == _HEAD or is_kept(name) else stored
+    return lambda name: None if _is_outer(name) or is_kept(name) else stored
+
+
+def _is_outer(name: str) -> bool:
+    return name == _HEAD or is_embedding(name)
 
 
 def _size(value: object) -> int:

@@ -383,7 +383,7 @@ class Bytes(_Plain):
     def _of_rows(self, parts: Parts, name: str, rows: slice, columns: slice) -> torch.Tensor:
         """Read the scales or zeros of each row and of the groups that the columns touch, [rows, groups]."""
         count = rows.stop - rows.start
-        if self.extent == "tensor":
+        if math.prod(self._grid(parts.shape)) == 1:  # some tools write a single number as no matrix
             return parts.read(name).float().reshape(1, 1).expand(count, 1)
         groups, _ = cover(columns, self._columns(parts.shape[1]))
         blocks, within = cover(rows, self.block[0])
@@ -419,6 +419,11 @@ class Mxfp4(_Plain):
         codes = parts.read("weight_packed", rows, slice(columns.start // 2, -(-columns.stop // 2)))
         scales = parts.read("weight_scale", rows, cover(columns, 32)[0]).view(torch.float8_e8m0fnu)
         return _sliced(codes, self.format(parts.shape[1]), 32, columns, scales)
+
+
+def is_embedding(name: str) -> bool:
+    """Return whether a layer is the embedding of tokens, by its name."""
+    return name.endswith(("embed_tokens", "wte"))
 
 
 SchemeOf = Callable[[str], Scheme | None]  # by the name of a linear layer, as `model.layers.0.mlp.up_proj`

@@ -10,6 +10,8 @@ from ..conf.schema import Architecture, ModelConfig
 from ..parallel.groups import Groups
 from .huggingface import resolve_weights
 from .memory import resolve_dtype
+from .open_checkpoint import open_source
+from .quantization.formats import model_formats
 from .stage import Stage
 from .weights import load_stage
 
@@ -36,6 +38,7 @@ def build_stage(
     """
     assert arch.experts is None, "the plan refuses them"
     dtype = getattr(torch, resolve_dtype(model, groups.device.type))
+    source = open_source(resolve_weights(model), arch, seed, model.quantization)
     stage = Stage(
         arch,
         groups,
@@ -46,6 +49,7 @@ def build_stage(
         block_size=block_size,
         replicate_embedding=replicate_embedding,
         kernels=model.kernels,
+        formats=model_formats(source.format, arch, groups.mesh.tp),
     )
-    load_stage(stage, resolve_weights(model), seed, on_piece)
+    load_stage(stage, source, on_piece)
     return stage

@@ -15,9 +15,13 @@ from ..conf.errors import ConfigError
 from ..conf.schema import Architecture
 from .json_file import read_object, refuse_pointer
 from .layout import deciding_keys, names_of, tensor_shapes
+from .quantization.schemes import Part
 
 if TYPE_CHECKING:
     import torch
+
+    from ..parallel.quantized_matrix import QuantizedMatrix
+    from ..parallel.weight_format import WeightFormat
 
 _PREFIXES = ("base_model.model.", "model.", "transformer.")  # the first is PEFT's, in a model that it merged
 _MAX_MAPPED_BYTES = 16 << 20  # then the file is reopened: pages of a mapped file count as memory of this process
@@ -41,12 +45,16 @@ class TensorSource(Protocol):
         """Read a slice to the CPU, in the source's own type. `columns` is None for a vector."""
         ...
 
+    def format(self, name: str) -> WeightFormat | None:
+        """Return the format in which the source has a weight's numbers; None where they are floats or it has none."""
+        ...
 
-class Checkpoint(TensorSource, Protocol):
-    """A `TensorSource` in files."""
+    def read_quantized(self, name: str, rows: slice, columns: slice) -> QuantizedMatrix:
+        """Read a slice of the [out, in] weight in that format, in smaller groups where the columns cut some."""
+        ...
 
     def check(self, arch: Architecture, names: Collection[str]) -> None:
-        """Check that there are the tensors `names` in the shapes of `arch`, and no unknown tensors.
+        """Check that files have the tensors `names` in the shapes of `arch`, and no unknown tensors.
 
         Raises:
             ConfigError: a tensor is missing, has the wrong shape or type, or is not part of the architecture.
@@ -90,13 +98,15 @@ def check_shape(
 
 
 class SafetensorsFolder:
-    """The tensors of a Hugging Face folder, in one safetensors file or several. A `Checkpoint`.
+    """The tensors of a Hugging Face folder, in one safetensors file or several. A `TensorSource`.
 
     A tensor is found under its name with or without a leading `base_model.model.`, `model.` or `transformer.`.
 
     Raises:
         ConfigError: a file is missing or is no safetensors file.
     """
+
+    other_quantized = "quantized weights, of which config.json has no quantization_config"
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -111,43 +121,78 @@ class SafetensorsFolder:
                     raise ConfigError(f"{folder / file}: tensor {key} stands in {other[0]} too, as {other[1]}")
 
     def check(self, arch: Architecture, names: Collection[str]) -> None:
-        """See `Checkpoint.check`."""
+        """See `TensorSource.check`."""
         shapes = tensor_shapes(arch)
-        bare = {bare_name(name) for name in shapes}
-        others = [name for name in self._files if name not in bare and not name.endswith(_BUFFERS)]
+        parts = {name: self.parts(name, shape) for name, shape in shapes.items()}
+        self._check_others(arch, {bare_name(tensor) for each in parts.values() for tensor in each})
+        wanted = [(tensor, part, name) for name in names for tensor, part in parts[name].items()]
+        for tensor, part, name in sorted(wanted, key=lambda each: self.where(each[0])):
+            longer, why = name == names_of(arch).positions, partial(deciding_keys, arch, name)
+            if part.optional and not self.has(tensor):
+                continue
+            found = self.shape(tensor, part.types)
+            if math.prod(part.shape) == 1 and found is not None and math.prod(found) == 1:
+                continue
+            check_shape(tensor, self.where(tensor), found, part.shape, may_be_longer=longer, why=why)
+
+    def _check_others(self, arch: Architecture, known: Collection[str]) -> None:
+        """Check that all tensors are among those that are `known`, by their bare names."""
+        others = [name for name in self._files if name not in known and not name.endswith(_BUFFERS)]
         for name in sorted(others, key=lambda name: not _is_quantized(name)):
             file, key = self._files[name]
             if _is_quantized(name):
-                raise ConfigError(f"{file}: tensor {key}: quantized weights are not supported")
+                raise ConfigError(f"{file}: tensor {key}: {self.other_quantized}")
             if ".lora_" in name or ".base_layer." in name or key.startswith("base_model."):
                 raise ConfigError(f"{file}: tensor {key} is of a LoRA adapter; merge it into its base model first")
             why = deciding_keys(arch, name) or " in config.json"
             raise ConfigError(f"{file}: tensor {key} is not part of the architecture{why}")
-        for name in sorted(names, key=self.where):
-            longer, expected = name == names_of(arch).positions, shapes[name]
-            why_not = partial(deciding_keys, arch, name)
-            check_shape(name, self.where(name), self.shape(name), expected, may_be_longer=longer, why=why_not)
 
-    def shape(self, name: str) -> tuple[int, ...] | None:
+    def parts(self, name: str, shape: tuple[int, ...]) -> dict[str, Part]:
+        """Return the tensors that hold the numbers of one of the architecture's."""
+        return {name: Part(shape, _DTYPES)}
+
+    def format(self, name: str) -> WeightFormat | None:
+        """See `TensorSource.format`."""
+        return None
+
+    def read_quantized(self, name: str, rows: slice, columns: slice) -> QuantizedMatrix:
+        """See `TensorSource.read_quantized`."""
+        raise AssertionError(f"{name} is not quantized")
+
+    def shape(self, name: str, types: Collection[str] = _DTYPES) -> tuple[int, ...] | None:
         """Return the shape of the whole tensor; None where there is no tensor of this name.
 
         Raises:
-            ConfigError: the tensor is of a type that is not supported.
+            ConfigError: the tensor is of another type than these.
         """
         if bare_name(name) not in self._files:
             return None
         tensor = self._slice(name)
-        if tensor.get_dtype() not in _DTYPES:
-            raise ConfigError(
-                f"{self.where(name)}: tensor {name} has type {tensor.get_dtype()}; must be one of {', '.join(_DTYPES)} "
-                "(quantized weights are not supported)"
-            )
+        if tensor.get_dtype() not in types:
+            why = f" ({self.other_quantized})" if types is _DTYPES else ""
+            found = f"{self.where(name)}: tensor {name} has type {tensor.get_dtype()}"
+            raise ConfigError(f"{found}; must be one of {', '.join(types)}{why}")
         return tuple(tensor.get_shape())
 
     def read(self, name: str, rows: slice, columns: slice | None) -> torch.Tensor:
-        """See `TensorSource.read`. A file is opened anew once much of it has been read, to release its memory."""
+        """See `TensorSource.read`."""
+        return self.tensor(name, rows, columns)
+
+    def has(self, name: str) -> bool:
+        """Return whether the files have a tensor of this name."""
+        return bare_name(name) in self._files
+
+    def tensor(self, name: str, rows: slice | None = None, columns: slice | None = None) -> torch.Tensor:
+        """Read a slice of one of the files' tensors, or all of it, in its own type.
+
+        A file is opened anew once much of it has been read, to release its memory.
+        """
         tensor = self._slice(name, "pt")
         shape = tensor.get_shape()
+        if rows is None and columns is None:
+            whole: torch.Tensor = self._handle.get_tensor(self._files[bare_name(name)][1])
+            return whole
+        rows = rows or slice(0, shape[0])
         self._mapped_bytes += (rows.stop - rows.start) * math.prod(shape[1:]) * 4
         share: torch.Tensor = tensor[rows] if columns is None else tensor[rows, columns]
         return share

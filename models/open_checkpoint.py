@@ -1,18 +1,55 @@
-"""Opens the checkpoint of a model: a folder of safetensors files, or a GGUF file."""
+"""Opens the tensors of a model: of a folder of safetensors files, of a GGUF file, or random ones."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from ..conf.errors import ConfigError
 from ..conf.schema import Architecture
-from .checkpoint import Checkpoint, SafetensorsFolder
+from .checkpoint import SafetensorsFolder, TensorSource
 from .gguf.weights import GgufTensors
+from .layout import linear_weights, tensor_shapes
+from .model_config import ModelValues
+from .quantization.config import read_quantization
+from .quantization.folder import QuantizedFolder
 
 
-def open_checkpoint(path: Path, arch: Architecture) -> Checkpoint:
+def open_checkpoint(path: Path, arch: Architecture) -> TensorSource:
     """Open the checkpoint in a folder or a GGUF file.
 
     Raises:
-        ConfigError: a file is missing, or is not what its name says.
+        ConfigError: a file is missing, or is not what its name says, or its weights are quantized in an unknown way.
     """
-    return SafetensorsFolder(path) if path.is_dir() else GgufTensors(path, arch)
+    if not path.is_dir():
+        return GgufTensors(path, arch)
+    scheme_of = read_quantization(ModelValues.read(path / "config.json"))
+    return SafetensorsFolder(path) if scheme_of is None else QuantizedFolder(path, arch, scheme_of)
+
+
+def open_source(path: Path | None, arch: Architecture, seed: int, quantization: str | None) -> TensorSource:
+    """Open the tensors of a model: of a folder or file, or random ones from `seed` where `path` is None.
+
+    Args:
+        path: as `resolve_weights` returns it.
+        arch: of the model.
+        seed: of random weights.
+        quantization: what the numbers are rounded to as they are read, `model.quantization`.
+
+    Raises:
+        ConfigError: as of `open_checkpoint`; or weights that are quantized already are to be rounded.
+    """
+    if path is None:
+        from .random_weights import RandomTensors
+
+        source: TensorSource = RandomTensors(tensor_shapes(arch), seed)
+    else:
+        source = open_checkpoint(path, arch)
+    if quantization is None:
+        return source
+    if any(source.format(name) for name in linear_weights(arch)):
+        raise ConfigError(
+            f"model.quantization={quantization}: {path} has quantized weights, which stay as they are; must be null"
+        )
+    from .quantization.rounding import RoundedTensors
+
+    return RoundedTensors(source, arch, quantization)

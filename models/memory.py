@@ -19,7 +19,7 @@ from ..conf.errors import ConfigError
 from ..conf.schema import Architecture, HardwareConfig, ModelConfig, ParallelConfig
 from ..parallel.mesh import Mesh
 from ..parallel.split import split_layers
-from .rounding import NONE, Rounding
+from .number_sizes import PLAIN, NumberSizes
 from .work_memory import graph_bytes, sampler_bytes
 
 _GIB = 1 << 30
@@ -39,11 +39,9 @@ def dtype_bytes(model: ModelConfig, device: str) -> int:
     return _DTYPE_BYTES[resolve_dtype(model, device)]
 
 
-def kv_bytes_per_token(
-    arch: Architecture, num_layers: int, tp: int, dtype_bytes: int, rounding: Rounding = NONE
-) -> int:
+def kv_bytes_per_token(arch: Architecture, num_layers: int, tp: int, dtype_bytes: int) -> int:
     """Return m_kv: the bytes of one token's keys and values on one rank of a stage with `num_layers` layers."""
-    return 2 * num_layers * max(1, arch.num_kv_heads // tp) * rounding.head_bytes(arch.head_dim, dtype_bytes)
+    return 2 * num_layers * max(1, arch.num_kv_heads // tp) * arch.head_dim * dtype_bytes
 
 
 def weight_bytes(
@@ -53,7 +51,7 @@ def weight_bytes(
     dtype_bytes: int,
     *,
     replicate_embedding: bool = False,
-    rounding: Rounding = NONE,
+    sizes: NumberSizes = PLAIN,
 ) -> int:
     """Return M_S: the bytes of the weights of the rank `mesh.rank`, whose stage holds `layers`.
 
@@ -63,16 +61,15 @@ def weight_bytes(
     """
     copied = 2 * arch.hidden_size * arch.head_dim * max(0, mesh.tp - arch.num_kv_heads)  # over all ranks
     sliced = arch.layer_params - arch.router_params + copied
-    products = math.ceil(-(-len(layers) * sliced // mesh.tp) * rounding.weight_bytes(dtype_bytes))
-    elements = len(layers) * arch.router_params
-    embedding = -(-arch.embedding_params // mesh.tp)
+    products = math.ceil(-(-len(layers) * sliced // mesh.tp) * sizes.layer_bytes(dtype_bytes))
+    embedding, rest, table = -(-arch.embedding_params // mesh.tp), len(layers) * arch.router_params, 0
     if mesh.is_first:
-        elements += arch.embedding_params if replicate_embedding else embedding
+        table += arch.embedding_params if replicate_embedding else embedding
         if arch.position == "learned":
-            elements += arch.max_position * arch.hidden_size
+            rest += arch.max_position * arch.hidden_size
     if mesh.is_last and not (mesh.is_first and arch.tie_embeddings):
-        elements += embedding
-    return products + elements * dtype_bytes
+        table += embedding
+    return products + math.ceil(table * sizes.table_bytes(dtype_bytes)) + rest * dtype_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +82,7 @@ class MemoryModel:
         stages: the hardware of each stage's ranks.
         dtype_bytes: of one number that is not rounded.
         max_rows: the most rows that are sampled at once; 0: no work memory is counted, as on a CPU.
-        rounding: of weights and of keys and values.
+        sizes: of numbers, where some are quantized.
     """
 
     arch: Architecture
@@ -93,7 +90,7 @@ class MemoryModel:
     stages: Sequence[HardwareConfig]
     dtype_bytes: int
     max_rows: int = 0
-    rounding: Rounding = NONE
+    sizes: NumberSizes = PLAIN
 
     def slots(self) -> int:
         """Return the paper's B: how many sequences of `arch.max_position` tokens fit into the KV cache at once.
@@ -150,9 +147,7 @@ class MemoryModel:
             Mesh(self.parallel.pp, self.parallel.tp, stage * self.parallel.tp),
             self.replicates_embedding(stage),
         )
-        return weight_bytes(
-            self.arch, mesh, layers, self.dtype_bytes, replicate_embedding=whole, rounding=self.rounding
-        )
+        return weight_bytes(self.arch, mesh, layers, self.dtype_bytes, replicate_embedding=whole, sizes=self.sizes)
 
     def _fixed(self, stage: int, layers: range) -> int:
         """Return the bytes of a rank's weights and work memory."""
@@ -164,7 +159,7 @@ class MemoryModel:
         return self._weights(stage, layers) + work
 
     def _kv_bytes_per_token(self, num_layers: int) -> int:
-        return kv_bytes_per_token(self.arch, num_layers, self.parallel.tp, self.dtype_bytes, self.rounding)
+        return kv_bytes_per_token(self.arch, num_layers, self.parallel.tp, self.dtype_bytes)
 
     def _fit(self, num_tokens: int, content: str = "", key_to_lower: str = "model.max_model_len") -> int:
         """Return how often the keys and values of `num_tokens` tokens fit beside the rest, on the fullest stage.

@@ -78,13 +78,18 @@ def rounded_formats(kind: str, arch: Architecture) -> FormatOf:
         if name not in transposed:
             return None
         in_size = shapes[name][0 if transposed[name] else 1]
-        if name in (names.embedding, names.head):
-            return None if kind == "fp8" else WeightFormat(8, math.gcd(32, in_size))
-        if kind == "int4":
-            return WeightFormat(4, math.gcd(32, in_size), has_offsets=True)
-        return WeightFormat(8, in_size, int8_activations=kind == "int8", is_float=kind == "fp8")
+        return rounded_format(kind, in_size, is_table=name in (names.embedding, names.head))
 
     return format_of
+
+
+def rounded_format(kind: str, in_size: int, *, is_table: bool) -> WeightFormat | None:
+    """Return the format that `model.quantization` rounds a weight to; `is_table`: of the embedding or the head."""
+    if is_table:
+        return None if kind == "fp8" else WeightFormat(8, math.gcd(32, in_size))
+    if kind == "int4":
+        return WeightFormat(4, math.gcd(32, in_size), has_offsets=True)
+    return WeightFormat(8, in_size, int8_activations=kind == "int8", is_float=kind == "fp8")
 
 
 def _common(formats: list[WeightFormat | None], in_size: int) -> WeightFormat | None:

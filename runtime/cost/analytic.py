@@ -9,7 +9,7 @@ from typing import Literal
 from ...conf.clusters import ClusterConfig
 from ...conf.costs import AttentionKernels, CostsConfig
 from ...conf.schema import Architecture
-from ...models.rounding import NONE, Rounding
+from ...models.number_sizes import PLAIN, NumberSizes
 from ...parallel.placement import StageLink
 from .attention import AttentionCost
 from .experts import ExpertProducts, Routing
@@ -30,7 +30,7 @@ class AnalyticOperators:
         replicate_embedding: each rank holds the whole embedding, so that no all-reduce follows it.
         expert_parallel: each rank holds whole experts; else a slice of each.
         expert_skew: how unevenly tokens are routed to experts (`Routing`).
-        rounding: of weights, and of keys and values.
+        numbers: their sizes, where some are quantized.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class AnalyticOperators:
         launch: Literal["graphs", "eager"] = "graphs",
         expert_parallel: bool = False,
         expert_skew: float = 0.0,
-        rounding: Rounding = NONE,
+        numbers: NumberSizes = PLAIN,
     ) -> None:
         H, D, N, K = arch.hidden_size, arch.head_dim, arch.num_heads // tp, max(1, arch.num_kv_heads // tp)
         ffn, gate = arch.ffn_size if expert_parallel else arch.ffn_size // tp, 2 if arch.gated_ffn else 1
@@ -64,20 +64,20 @@ class AnalyticOperators:
             "ffn_ln2": (ffn, H),
             "head": (H, -(-arch.vocab_size // tp)),
         }
-        plain = Gemm(costs.gemm, costs.multiprocessors, dtype_bytes)
-        gemm = Gemm(
-            costs.gemm,
-            costs.multiprocessors,
-            dtype_bytes,
-            weight_bytes=rounding.weight_bytes(dtype_bytes),
-            rate_8_bit={"int8": costs.gemm.int8_rate, "fp8": costs.gemm.fp8_rate}.get(rounding.weights or ""),
+        rates_8_bit = {"int8": costs.gemm.int8_rate, "fp8": costs.gemm.fp8_rate}
+        plain, tables, gemm = (
+            Gemm(costs.gemm, costs.multiprocessors, dtype_bytes, weight_bytes=weight_bytes, rate_8_bit=rate)
+            for weight_bytes, rate in (
+                (None, None),
+                (numbers.tables, None),
+                (numbers.layers, rates_8_bit.get(numbers.rounds_to or "")),
+            )
         )
-        head_bytes = rounding.head_bytes(D, dtype_bytes)
         dense = LAYER_LINEARS if arch.experts is None else LAYER_LINEARS[:2]
         self._layer = Products(gemm, [sizes[name] for name in dense])
-        self._head = Products(plain, [sizes["head"]])
+        self._head = Products(tables, [sizes["head"]])
         kind = costs.attention.of(attention)
-        self._attention = AttentionCost(kind, N, K, D, costs.multiprocessors, dtype_bytes, head_bytes)
+        self._attention = AttentionCost(kind, N, K, D, costs.multiprocessors, dtype_bytes)
         self._window = arch.sliding_window
         rates, row, head_row = costs.pointwise, H * dtype_bytes, (N + K) * D
         norm, add = (H, 2 * row, rates.norm_gbps), (0, 3 * row, rates.add_gbps)
@@ -108,7 +108,7 @@ class AnalyticOperators:
             for size, rows in ((ffn, routing.pairs), (beside, 1.0)):
                 if size:
                     kernels.append((gate * size, rows * (gate + 1) * size * dtype_bytes, rates.activation_gbps))
-        kernels.append((0, 2 * K * (D * dtype_bytes + head_bytes), rates.copy_gbps))
+        kernels.append((0, 4 * K * D * dtype_bytes, rates.copy_gbps))
         self._others = Pointwise(rates, kernels)
         embedding = [(0, 2 * row, rates.embedding_gbps)]
         if arch.position == "learned":

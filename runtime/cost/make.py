@@ -7,7 +7,7 @@ from functools import lru_cache
 from ...conf.errors import ConfigError
 from ...conf.schema import Architecture, HardwareConfig, SimulateConfig
 from ...models.memory import dtype_bytes, resolve_dtype
-from ...models.rounding import rounding_of
+from ...models.number_sizes import sizes_of
 from ...parallel.placement import stages_span_racks
 from ..engine.plan import Plan, stage_hardware
 from .analytic import AnalyticOperators
@@ -78,7 +78,7 @@ def make_operators(
         launch=simulation.launch,
         expert_parallel=config.parallel.expert_parallel,
         expert_skew=simulation.expert_skew,
-        rounding=rounding_of(config),
+        numbers=sizes_of(config, arch),
     )
 
 

@@ -13,8 +13,8 @@ from ...conf.schema import Architecture, EngineConfig, HardwareConfig, ParallelC
 from ...models.huggingface import resolve_architecture, resolve_weights
 from ...models.layout import tensor_shapes
 from ...models.memory import MemoryModel, dtype_bytes, resolve_dtype
+from ...models.number_sizes import sizes_of
 from ...models.open_checkpoint import open_checkpoint
-from ...models.rounding import rounding_of
 from ...models.tokenizer import load_tokenizer
 from ...parallel.split import check_parallel, split_layers
 from ..core.block_pool import BlockPool
@@ -96,7 +96,7 @@ def make_plan(config: EngineConfig) -> Plan:
     counts_work = hardware.device == "cuda" and not simulated
     max_rows = config.scheduler.batch_of(config.scheduler.max_batch, depth=1) if counts_work else 0
     element = dtype_bytes(config.model, hardware.device)
-    memory = MemoryModel(arch, config.parallel, stages, element, max_rows, rounding_of(config))
+    memory = MemoryModel(arch, config.parallel, stages, element, max_rows, sizes_of(config, arch))
     speeds, most = _speeds(config.parallel, stages), None
     if speeds is not None or len({each.memory_gib for each in stages}) > 1:
         most = _most_layers(memory, config)

@@ -9,7 +9,7 @@ from ...conf.errors import ConfigError
 from ...conf.profiling import ProfileConfig
 from ...conf.schema import Architecture
 from ...models.memory import MemoryModel, dtype_bytes, resolve_dtype
-from ...models.rounding import rounding_of
+from ...models.number_sizes import sizes_of
 from ...parallel.placement import nodes_of_a_stage
 from ..cost.profile_folder import About, shape_of
 from ..cost.profile_point import Point
@@ -60,8 +60,8 @@ def plan_profile(config: ProfileConfig) -> ProfilePlan:
         raise ConfigError(f"max_context={context}: must be at most the model's {arch.max_position}")
     slice_ = replace(arch, num_layers=num_layers * stages)
     grid = replace(parallel, pp=stages, layers=(num_layers,) * stages, launcher="ray" if ranks > 1 else "local")
-    element, rounding = dtype_bytes(config.model, hardware.device), rounding_of(config)
-    memory = MemoryModel(slice_, grid, [hardware] * stages, element, rounding=rounding)
+    element, sizes = dtype_bytes(config.model, hardware.device), sizes_of(config, arch)
+    memory = MemoryModel(slice_, grid, [hardware] * stages, element, sizes=sizes)
     points = operator_points(config.max_tokens, context, config.max_decodes, hardware.tile)
     operators = _fitting(points, memory.blocks(block), block)
     mixed = _fitting(mixed_points(config.max_tokens, context, config.max_decodes), plan.num_blocks, block)
@@ -71,7 +71,7 @@ def plan_profile(config: ProfileConfig) -> ProfilePlan:
         model=config.model.name,
         shape=shape_of(arch),
         dtype=resolve_dtype(config.model, hardware.device),
-        quantization=rounding.weights,
+        quantization=config.model.quantization,
         attention=config.model.attention,
         hardware=hardware.name,
         device=hardware.device,

@@ -8,7 +8,6 @@ import math
 from collections.abc import Sequence
 
 from ...models.memory import dtype_bytes, kv_bytes_per_token
-from ...models.rounding import rounding_of
 from ..core.request import Request
 from ..cost.link import Link
 from .setting import Setting
@@ -138,5 +137,5 @@ def make_links(prefill: Setting, decode: Setting) -> KvLinks:
         ways.append((spine, min(float(most), cluster.uplinks)))
     arch = decode.plan.arch
     element = dtype_bytes(decode.config.model, decode.config.hardware.device)
-    size = kv_bytes_per_token(arch, arch.num_layers, 1, element, rounding_of(decode.config))
+    size = kv_bytes_per_token(arch, arch.num_layers, 1, element)
     return KvLinks(KvLink(ways), size, ports[0], ports[1])

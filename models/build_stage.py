@@ -49,7 +49,7 @@ def build_stage(
         block_size=block_size,
         replicate_embedding=replicate_embedding,
         kernels=model.kernels,
-        formats=model_formats(source.format, arch, groups.mesh.tp),
+        formats=model_formats(source.format, arch, groups.mesh.tp, groups.device.type),
     )
     load_stage(stage, source, on_piece)
     return stage

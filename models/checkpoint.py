@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,7 +16,6 @@ from ..conf.errors import ConfigError
 from ..conf.schema import Architecture
 from .json_file import read_object, refuse_pointer
 from .layout import deciding_keys, names_of, tensor_shapes
-from .quantization.schemes import Part
 
 if TYPE_CHECKING:
     import torch
@@ -25,13 +25,22 @@ if TYPE_CHECKING:
 
 _PREFIXES = ("base_model.model.", "model.", "transformer.")  # the first is PEFT's, in a model that it merged
 _MAX_MAPPED_BYTES = 16 << 20  # then the file is reopened: pages of a mapped file count as memory of this process
-_DTYPES = ("F64", "F32", "BF16", "F16")  # smaller types are quantized weights, whose scales are separate tensors
+FLOATS = ("F64", "F32", "BF16", "F16")  # smaller types are quantized weights, whose scales are separate tensors
 _SHARD = re.compile(r"(.+)-(\d+)-of-(\d+)\.safetensors")
 _OTHERS = ("consolidated", "adapter_")  # Mistral's own layout of the same weights, and weights to be added to them
 # Frequencies and masks, which are computed here.
 _BUFFERS = (*(f"rotary_emb.{of}" for of in ("inv_freq", "cos_cached", "sin_cached")), ".attn.bias", ".attn.masked_bias")
 # How quantized weights call their parts: GPTQ and AWQ, compressed-tensors and FP8, bitsandbytes.
 _QUANTIZED = ("qweight", "qzeros", "scales", "g_idx", "weight_", "absmax", "nested_", "quant_", "SCB")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a tensor of a checkpoint must be: its shape, and the names that safetensors has for its types."""
+
+    shape: tuple[int, ...]
+    types: tuple[str, ...] = FLOATS
+    optional: bool = False
 
 
 class TensorSource(Protocol):
@@ -149,7 +158,7 @@ class SafetensorsFolder:
 
     def parts(self, name: str, shape: tuple[int, ...]) -> dict[str, Part]:
         """Return the tensors that hold the numbers of one of the architecture's."""
-        return {name: Part(shape, _DTYPES)}
+        return {name: Part(shape)}
 
     def format(self, name: str) -> WeightFormat | None:
         """See `TensorSource.format`."""
@@ -159,7 +168,7 @@ class SafetensorsFolder:
         """See `TensorSource.read_quantized`."""
         raise AssertionError(f"{name} is not quantized")
 
-    def shape(self, name: str, types: Collection[str] = _DTYPES) -> tuple[int, ...] | None:
+    def shape(self, name: str, types: Collection[str] = FLOATS) -> tuple[int, ...] | None:
         """Return the shape of the whole tensor; None where there is no tensor of this name.
 
         Raises:
@@ -169,7 +178,7 @@ class SafetensorsFolder:
             return None
         tensor = self._slice(name)
         if tensor.get_dtype() not in types:
-            why = f" ({self.other_quantized})" if types is _DTYPES else ""
+            why = f" ({self.other_quantized})" if types is FLOATS else ""
             found = f"{self.where(name)}: tensor {name} has type {tensor.get_dtype()}"
             raise ConfigError(f"{found}; must be one of {', '.join(types)}{why}")
         return tuple(tensor.get_shape())

@@ -19,7 +19,8 @@ from ..conf.errors import ConfigError
 from ..conf.schema import Architecture, HardwareConfig, ModelConfig, ParallelConfig
 from ..parallel.mesh import Mesh
 from ..parallel.split import split_layers
-from .number_sizes import PLAIN, NumberSizes
+from ..parallel.weight_format import WeightFormat
+from .quantization.formats import LayerFormats, ModelFormats, plain_formats
 from .work_memory import graph_bytes, sampler_bytes
 
 _GIB = 1 << 30
@@ -35,7 +36,7 @@ def resolve_dtype(model: ModelConfig, device: str) -> str:
 
 
 def dtype_bytes(model: ModelConfig, device: str) -> int:
-    """Return the bytes of one number that is not rounded: a weight, a key or a value, an activation."""
+    """Return the bytes of one element of weights that are not quantized, and of the KV cache."""
     return _DTYPE_BYTES[resolve_dtype(model, device)]
 
 
@@ -51,25 +52,43 @@ def weight_bytes(
     dtype_bytes: int,
     *,
     replicate_embedding: bool = False,
-    sizes: NumberSizes = PLAIN,
+    formats: ModelFormats | None = None,
 ) -> int:
     """Return M_S: the bytes of the weights of the rank `mesh.rank`, whose stage holds `layers`.
+
+    `formats` are those of quantized matrices; None: there are none.
 
     Tied embeddings count on the first and on the last stage, but only once where there is one stage. A rank holds as
     many parameters of experts whether it has a slice of each or whole ones. Each rank holds whole routers, and one KV
     head where there are fewer of them than ranks.
     """
-    copied = 2 * arch.hidden_size * arch.head_dim * max(0, mesh.tp - arch.num_kv_heads)  # over all ranks
-    sliced = arch.layer_params - arch.router_params + copied
-    products = math.ceil(-(-len(layers) * sliced // mesh.tp) * sizes.layer_bytes(dtype_bytes))
-    embedding, rest, table = -(-arch.embedding_params // mesh.tp), len(layers) * arch.router_params, 0
+    formats = formats or plain_formats(arch)
+    total = sum(_layer_bytes(arch, mesh.tp, formats.layers[i], dtype_bytes) for i in layers)
+    embedding = -(-arch.embedding_params // mesh.tp)
     if mesh.is_first:
-        table += arch.embedding_params if replicate_embedding else embedding
+        held = arch.embedding_params if replicate_embedding else embedding
+        total += _held_bytes(held, formats.embedding, dtype_bytes)
         if arch.position == "learned":
-            rest += arch.max_position * arch.hidden_size
+            total += arch.max_position * arch.hidden_size * dtype_bytes
     if mesh.is_last and not (mesh.is_first and arch.tie_embeddings):
-        table += embedding
-    return products + math.ceil(table * sizes.table_bytes(dtype_bytes)) + rest * dtype_bytes
+        total += _held_bytes(embedding, formats.head, dtype_bytes)
+    return total
+
+
+def _layer_bytes(arch: Architecture, tp: int, formats: LayerFormats, dtype_bytes: int) -> int:
+    """Return the bytes of a rank's share of a decoder layer."""
+    H, D = arch.hidden_size, arch.head_dim
+    out = H * D * arch.num_heads
+    qkv = out + 2 * H * D * max(arch.num_kv_heads, tp)  # with copies, over all ranks
+    ffn = arch.layer_params - arch.router_params - out - H * D * (arch.num_heads + 2 * arch.num_kv_heads)
+    down = ffn // (3 if arch.gated_ffn else 2)
+    parts = ((qkv, formats.qkv), (out, formats.out), (ffn - down, formats.fc1), (down, formats.fc2))
+    sliced = sum(_held_bytes(elements, format, dtype_bytes) for elements, format in parts)
+    return -(-sliced // tp) + arch.router_params * dtype_bytes
+
+
+def _held_bytes(elements: int, format: WeightFormat | None, dtype_bytes: int) -> int:
+    return elements * dtype_bytes if format is None else math.ceil(elements * format.bytes_per_element)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +99,9 @@ class MemoryModel:
         arch: of the whole model.
         parallel: the grid of ranks, and the split of the layers.
         stages: the hardware of each stage's ranks.
-        dtype_bytes: of one number that is not rounded.
+        dtype_bytes: of one element of weights that are not quantized, and of the KV cache.
         max_rows: the most rows that are sampled at once; 0: no work memory is counted, as on a CPU.
-        sizes: of numbers, where some are quantized.
+        formats: of quantized matrices; None: there are none.
     """
 
     arch: Architecture
@@ -90,7 +109,7 @@ class MemoryModel:
     stages: Sequence[HardwareConfig]
     dtype_bytes: int
     max_rows: int = 0
-    sizes: NumberSizes = PLAIN
+    formats: ModelFormats | None = None
 
     def slots(self) -> int:
         """Return the paper's B: how many sequences of `arch.max_position` tokens fit into the KV cache at once.
@@ -147,7 +166,7 @@ class MemoryModel:
             Mesh(self.parallel.pp, self.parallel.tp, stage * self.parallel.tp),
             self.replicates_embedding(stage),
         )
-        return weight_bytes(self.arch, mesh, layers, self.dtype_bytes, replicate_embedding=whole, sizes=self.sizes)
+        return weight_bytes(self.arch, mesh, layers, self.dtype_bytes, replicate_embedding=whole, formats=self.formats)
 
     def _fixed(self, stage: int, layers: range) -> int:
         """Return the bytes of a rank's weights and work memory."""

@@ -6,12 +6,14 @@ from pathlib import Path
 
 from ..conf.errors import ConfigError
 from ..conf.schema import Architecture
+from ..parallel.weight_format import WeightFormat
 from .checkpoint import SafetensorsFolder, TensorSource
 from .gguf.weights import GgufTensors
 from .layout import linear_weights, tensor_shapes
 from .model_config import ModelValues
 from .quantization.config import read_quantization
 from .quantization.folder import QuantizedFolder
+from .quantization.formats import FormatOf, rounded_formats
 
 
 def open_checkpoint(path: Path, arch: Architecture) -> TensorSource:
@@ -53,3 +55,23 @@ def open_source(path: Path | None, arch: Architecture, seed: int, quantization: 
     from .quantization.rounding import RoundedTensors
 
     return RoundedTensors(source, arch, quantization)
+
+
+def stated_formats(path: Path | None, arch: Architecture, quantization: str | None) -> FormatOf:
+    """Return the formats of a model's weights by its config alone, or a GGUF file's header: for simulations.
+
+    The arguments are those of `open_source`.
+    """
+    if quantization is not None:
+        return rounded_formats(quantization, arch)
+    if path is not None and path.is_file():
+        return GgufTensors(path, arch).format
+    scheme_of = None if path is None else read_quantization(ModelValues.read(path / "config.json"))
+    shapes, transposed = tensor_shapes(arch), linear_weights(arch)
+
+    def format_of(name: str) -> WeightFormat | None:
+        if scheme_of is None or name not in transposed or (scheme := scheme_of(name.removesuffix(".weight"))) is None:
+            return None
+        return scheme.format(shapes[name][0 if transposed[name] else 1])
+
+    return format_of

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from ...conf.errors import ConfigError
 from ...conf.schema import Architecture
-from ..checkpoint import SafetensorsFolder, bare_name
+from ..checkpoint import Part, SafetensorsFolder, bare_name
 from ..layout import linear_weights, tensor_shapes
-from .schemes import Part, Scheme, SchemeOf
+from .schemes import Scheme, SchemeOf
 
 if TYPE_CHECKING:
     import torch

@@ -38,18 +38,27 @@ class ModelFormats:
     embedding: WeightFormat | None = None
     head: WeightFormat | None = None
 
+    @property
+    def typical(self) -> WeightFormat | None:
+        """The format that most weights have: that of the feed-forward block in the layer in the middle."""
+        return self.layers[len(self.layers) // 2].fc1
+
 
 def plain_formats(arch: Architecture) -> ModelFormats:
     """Return the formats of a model without quantized weights."""
     return ModelFormats((LayerFormats(),) * arch.num_layers)
 
 
-def model_formats(format_of: FormatOf, arch: Architecture, tp: int) -> ModelFormats:
-    """Return the formats of a rank's matrices, by those of the tensors."""
+def model_formats(format_of: FormatOf, arch: Architecture, tp: int, device: str) -> ModelFormats:
+    """Return the formats of a rank's matrices, by those of the tensors. A CPU has no products of floats of 8 bits."""
     names, H = names_of(arch), arch.hidden_size
 
+    def of(name: str) -> WeightFormat | None:
+        format = format_of(name)
+        return None if format is None or (format.is_float and device == "cpu") else format
+
     def common(prefix: str, parts: Iterable[str], in_size: int, ranks: int = 1) -> WeightFormat | None:
-        return _common([format_of(f"{prefix}{part}.weight") for part in dict.fromkeys(parts)], in_size // ranks)
+        return _common([of(f"{prefix}{part}.weight") for part in dict.fromkeys(parts)], in_size // ranks)
 
     def layer(i: int) -> LayerFormats:
         prefix = names.layer.format(i)
@@ -60,8 +69,8 @@ def model_formats(format_of: FormatOf, arch: Architecture, tp: int) -> ModelForm
             fc2=common(prefix, [names.down], arch.ffn_size, tp),
         )
 
-    embedding = _common([format_of(names.embedding)], H)
-    head = embedding if arch.tie_embeddings else _common([format_of(names.head)], H)
+    embedding = _common([of(names.embedding)], H)
+    head = embedding if arch.tie_embeddings else _common([of(names.head)], H)
     return ModelFormats(tuple(layer(i) for i in range(arch.num_layers)), embedding, head)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import torch
 
 from ...parallel.quantized_matrix import QuantizedMatrix, pack_codes
 from ...parallel.weight_format import WeightFormat
+
+_E4M3_MAX = 448.0
 
 
 def cut_groups(values: torch.Tensor, group: int, columns: slice) -> tuple[torch.Tensor, int]:
@@ -63,21 +64,24 @@ def nibbles(data: torch.Tensor) -> torch.Tensor:
 
 
 def round_to(numbers: torch.Tensor, format: WeightFormat) -> QuantizedMatrix:
-    """Round numbers [out, in] to the nearest of a format of integers, which covers each group from least to most.
+    """Round numbers [out, in] to the nearest of a format, whose range covers each group.
 
-    Without offsets the range is symmetric about 0.
+    Integers with offsets go from a group's least number to its greatest; others are symmetric about 0.
     """
     groups = numbers.float().unflatten(1, (-1, format.group))
-    most = (1 << format.bits) - 1
+    most, offsets = (1 << format.bits) - 1, None
     if format.has_offsets:
-        low, high = groups.amin(-1), groups.amax(-1)
-        scales, offsets = (high - low) / most, low
-        codes = ((groups - offsets[..., None]) / _divisor(scales)).round_()
+        offsets = groups.amin(-1)
+        scales = (groups.amax(-1) - offsets) / most
+        codes = (groups - offsets[..., None]) / _divisor(scales)
     else:
-        scales, offsets = groups.abs().amax(-1) / (format.zero - 1), None
-        codes = (groups / _divisor(scales)).round_() + format.zero
-    packed = pack_codes(codes.clamp_(0, most).to(torch.uint8).flatten(1), format.bits)
-    return QuantizedMatrix(replace(format), packed, scales, offsets)
+        scales = groups.abs().amax(-1) / (_E4M3_MAX if format.is_float else format.zero - 1)
+        codes = groups / _divisor(scales)
+        if format.is_float:
+            return QuantizedMatrix(format, codes.flatten(1).to(torch.float8_e4m3fn).view(torch.uint8), scales)
+        codes += format.zero
+    whole = codes.round_().clamp_(0, most).to(torch.uint8).flatten(1)
+    return QuantizedMatrix(format, pack_codes(whole, format.bits), scales, offsets)
 
 
 def _divisor(scales: torch.Tensor) -> torch.Tensor:

@@ -12,26 +12,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from ...parallel.weight_format import WeightFormat
+from ..checkpoint import FLOATS, Part
 
 if TYPE_CHECKING:
     import torch
 
     from ...parallel.quantized_matrix import QuantizedMatrix
 
-FLOATS = ("F32", "BF16", "F16")
 _WORDS = ("I32",)
 _WORD_BITS = 32
 # The nibble of each of the 8 outputs in a word of AWQ's gemm layout, which AutoAWQ packs in the order 0 2 4 6 1 3 5 7.
 _AWQ_NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """What a tensor of a checkpoint must be: its shape, and the names that safetensors has for its types."""
-
-    shape: tuple[int, ...]
-    types: tuple[str, ...] = FLOATS
-    optional: bool = False
 
 
 class Parts(Protocol):

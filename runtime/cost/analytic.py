@@ -9,8 +9,8 @@ from typing import Literal
 from ...conf.clusters import ClusterConfig
 from ...conf.costs import AttentionKernels, CostsConfig
 from ...conf.schema import Architecture
-from ...models.number_sizes import PLAIN, NumberSizes
 from ...parallel.placement import StageLink
+from ...parallel.weight_format import WeightFormat
 from .attention import AttentionCost
 from .experts import ExpertProducts, Routing
 from .gemm import Gemm, Products
@@ -30,7 +30,7 @@ class AnalyticOperators:
         replicate_embedding: each rank holds the whole embedding, so that no all-reduce follows it.
         expert_parallel: each rank holds whole experts; else a slice of each.
         expert_skew: how unevenly tokens are routed to experts (`Routing`).
-        numbers: their sizes, where some are quantized.
+        layers, head: how the weights of the layers' products, and of the LM head, are quantized; None: they are not.
     """
 
     def __init__(
@@ -47,7 +47,8 @@ class AnalyticOperators:
         launch: Literal["graphs", "eager"] = "graphs",
         expert_parallel: bool = False,
         expert_skew: float = 0.0,
-        numbers: NumberSizes = PLAIN,
+        layers: WeightFormat | None = None,
+        head: WeightFormat | None = None,
     ) -> None:
         H, D, N, K = arch.hidden_size, arch.head_dim, arch.num_heads // tp, max(1, arch.num_kv_heads // tp)
         ffn, gate = arch.ffn_size if expert_parallel else arch.ffn_size // tp, 2 if arch.gated_ffn else 1
@@ -64,18 +65,12 @@ class AnalyticOperators:
             "ffn_ln2": (ffn, H),
             "head": (H, -(-arch.vocab_size // tp)),
         }
-        rates_8_bit = {"int8": costs.gemm.int8_rate, "fp8": costs.gemm.fp8_rate}
-        plain, tables, gemm = (
-            Gemm(costs.gemm, costs.multiprocessors, dtype_bytes, weight_bytes=weight_bytes, rate_8_bit=rate)
-            for weight_bytes, rate in (
-                (None, None),
-                (numbers.tables, None),
-                (numbers.layers, rates_8_bit.get(numbers.rounds_to or "")),
-            )
+        plain, gemm, head_gemm = (
+            Gemm(costs.gemm, costs.multiprocessors, dtype_bytes, format) for format in (None, layers, head)
         )
         dense = LAYER_LINEARS if arch.experts is None else LAYER_LINEARS[:2]
         self._layer = Products(gemm, [sizes[name] for name in dense])
-        self._head = Products(tables, [sizes["head"]])
+        self._head = Products(head_gemm, [sizes["head"]])
         kind = costs.attention.of(attention)
         self._attention = AttentionCost(kind, N, K, D, costs.multiprocessors, dtype_bytes)
         self._window = arch.sliding_window

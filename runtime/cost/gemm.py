@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...conf.costs import GemmConfig
+from ...parallel.weight_format import WeightFormat
 
 Floats = npt.NDArray[np.float64]
 
@@ -33,8 +34,9 @@ class Gemm:
     Args:
         multiprocessors: their number on the device.
         dtype_bytes: bytes of an element. The config's rates hold for 2 bytes; time grows in proportion.
-        weight_bytes: bytes of a weight; None: as of others. Kernels turn it into others' type as they read it.
-        rate_8_bit: where rows and weights are multiplied as numbers of 8 bits, how much faster than 2 bytes; else None.
+        weights: how weights are quantized; None: they are not. Where the device multiplies what they are, and products
+            round their input to the same, the config has the rate. Else kernels turn weights into numbers of
+            `dtype_bytes` as they read them.
     """
 
     def __init__(
@@ -42,11 +44,12 @@ class Gemm:
         config: GemmConfig,
         multiprocessors: int,
         dtype_bytes: int,
-        *,
-        weight_bytes: float | None = None,
-        rate_8_bit: float | None = None,
+        weights: WeightFormat | None = None,
     ) -> None:
-        self._slowness = dtype_bytes / 2 if rate_8_bit is None else 1 / rate_8_bit  # relative to numbers of 2 bytes
+        rate = None
+        if weights is not None and weights.bits == 8 and (weights.int8_activations or weights.is_float):
+            rate = config.fp8_rate if weights.is_float else config.int8_rate
+        self._slowness = dtype_bytes / 2 if rate is None else 1 / rate  # relative to numbers of 2 bytes
         tiles = [
             (*sides, inner, whole)
             for shape, inner, whole in self._tiles(config, multiprocessors)
@@ -54,8 +57,8 @@ class Gemm:
         ]
         self._config = config
         self._multiprocessors = multiprocessors
-        self._input_bytes = dtype_bytes if rate_8_bit is None else 1
-        self._weight_bytes = dtype_bytes if weight_bytes is None else weight_bytes
+        self._input_bytes = dtype_bytes if rate is None else 1
+        self._weight_bytes = dtype_bytes if weights is None else weights.bytes_per_element
         self._output_bytes = dtype_bytes
         # Each [tiles, 1]: a tile's rows and columns, microseconds per element of the inner dimension, `whole_waves`.
         self._rows, self._columns, self._inner_us, self._whole_waves = np.array(tiles, np.float64).T[:, :, None]

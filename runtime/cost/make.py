@@ -7,7 +7,7 @@ from functools import lru_cache
 from ...conf.errors import ConfigError
 from ...conf.schema import Architecture, HardwareConfig, SimulateConfig
 from ...models.memory import dtype_bytes, resolve_dtype
-from ...models.number_sizes import sizes_of
+from ...models.quantization.formats import ModelFormats
 from ...parallel.placement import stages_span_racks
 from ..engine.plan import Plan, stage_hardware
 from .analytic import AnalyticOperators
@@ -29,7 +29,9 @@ def make_costs(config: SimulateConfig, plan: Plan) -> StageCosts:
     operators = []
     for hardware, between_racks in zip(stage_hardware(config), racks, strict=True):
         if (kind := (hardware.name, between_racks)) not in sources:
-            sources[kind] = make_operators(config, hardware, plan.arch, plan.replicate_embedding, between_racks)
+            sources[kind] = make_operators(
+                config, hardware, plan.arch, plan.formats, plan.replicate_embedding, between_racks
+            )
         operators.append(sources[kind])
     return _stage_costs(
         tuple(len(layers) for layers in plan.layers),
@@ -43,6 +45,7 @@ def make_operators(
     config: SimulateConfig,
     hardware: HardwareConfig,
     arch: Architecture,
+    formats: ModelFormats | None = None,
     replicate_embedding: bool = False,
     between_racks: bool = False,
 ) -> Operators:
@@ -78,7 +81,8 @@ def make_operators(
         launch=simulation.launch,
         expert_parallel=config.parallel.expert_parallel,
         expert_skew=simulation.expert_skew,
-        numbers=sizes_of(config, arch),
+        layers=None if formats is None else formats.typical,
+        head=None if formats is None else formats.head,
     )
 
 

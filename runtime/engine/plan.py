@@ -13,8 +13,8 @@ from ...conf.schema import Architecture, EngineConfig, HardwareConfig, ParallelC
 from ...models.huggingface import resolve_architecture, resolve_weights
 from ...models.layout import tensor_shapes
 from ...models.memory import MemoryModel, dtype_bytes, resolve_dtype
-from ...models.number_sizes import sizes_of
-from ...models.open_checkpoint import open_checkpoint
+from ...models.open_checkpoint import open_source, stated_formats
+from ...models.quantization.formats import ModelFormats, model_formats
 from ...models.tokenizer import load_tokenizer
 from ...parallel.split import check_parallel, split_layers
 from ..core.block_pool import BlockPool
@@ -42,6 +42,7 @@ class Plan:
     num_blocks: int
     block_size: int
     replicate_embedding: bool  # on each rank of the first stage
+    formats: ModelFormats  # of a rank's quantized matrices
     limits: Limits
     tokenizer: str | None  # its path; None: UTF-8 bytes
     prefix_caching: bool = False
@@ -77,16 +78,20 @@ def make_plan(config: EngineConfig) -> Plan:
             f"model={config.model.name}: the engine computes no experts yet; gapless simulate, tune and capacity do"
         )
     check_parallel(arch, config.parallel)
-    if (kind := config.model.quantization) is not None and not simulated:
-        raise ConfigError(f"model.quantization={kind}: the engine rounds no weights yet; gapless simulate does")
+    if config.model.quantization == "fp8" and hardware.device == "cpu" and not simulated:
+        raise ConfigError("model.quantization=fp8: must be null, int8 or int4 on a CPU, which has no products of FP8")
     if (name := config.model.attention) in ("flash", "xformers"):
         if hardware.device != "cuda":
             raise ConfigError(f"model.attention={name}: runs on CUDA only; use sdpa or auto on hardware.device=cpu")
         if (dtype := resolve_dtype(config.model, "cuda")) == "float32":
             raise ConfigError(f"model.attention={name}: runs in bfloat16 and float16; use sdpa or auto for {dtype}")
     tokenizer = config.model.tokenizer or (str(path) if path else None)
+    format_of = stated_formats(path, arch, config.model.quantization)
     if path is not None and not simulated:
-        open_checkpoint(path, arch).check(arch, tensor_shapes(arch))
+        source = open_source(path, arch, config.seed, config.model.quantization)
+        source.check(arch, tensor_shapes(arch))
+        format_of = source.format
+    formats = model_formats(format_of, arch, config.parallel.tp, hardware.device)
     if tokenizer is not None and not simulated and not arch.eos_token_ids:
         ids = load_tokenizer(tokenizer, arch.vocab_size).eos_token_ids
         arch = replace(arch, eos_token_ids=tuple(i for i in ids if i < arch.vocab_size))
@@ -96,7 +101,7 @@ def make_plan(config: EngineConfig) -> Plan:
     counts_work = hardware.device == "cuda" and not simulated
     max_rows = config.scheduler.batch_of(config.scheduler.max_batch, depth=1) if counts_work else 0
     element = dtype_bytes(config.model, hardware.device)
-    memory = MemoryModel(arch, config.parallel, stages, element, max_rows, sizes_of(config, arch))
+    memory = MemoryModel(arch, config.parallel, stages, element, max_rows, formats)
     speeds, most = _speeds(config.parallel, stages), None
     if speeds is not None or len({each.memory_gib for each in stages}) > 1:
         most = _most_layers(memory, config)
@@ -120,6 +125,7 @@ def make_plan(config: EngineConfig) -> Plan:
         num_blocks=num_blocks,
         block_size=config.block_size,
         replicate_embedding=memory.replicates_embedding(),
+        formats=formats,
         limits=Limits(batch, depth, tile=hardware.tile, stages=parallel.pp),
         tokenizer=tokenizer,
         prefix_caching=cache.prefix_caching,

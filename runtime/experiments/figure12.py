@@ -18,7 +18,6 @@ from ...conf.policies import (
 )
 from ...conf.schema import SimulateConfig
 from ...models.memory import MemoryModel, dtype_bytes
-from ...models.number_sizes import sizes_of
 from ..cost.make import make_costs
 from ..drawing.chart import Axis, Chart, Series, series_colour
 from ..drawing.distributions import Quantity, cdf
@@ -134,8 +133,7 @@ def _batches(config: SimulateConfig) -> list[Row]:
     for name, each in systems(config).items():
         if name in (SARATHI, TENSOR):
             paper = 27 if name == SARATHI else TENSOR_BATCH
-            stages = [config.hardware] * each.parallel.pp
-            slots = MemoryModel(arch, each.parallel, stages, element, sizes=sizes_of(config, arch)).slots()
+            slots = MemoryModel(arch, each.parallel, [config.hardware] * each.parallel.pp, element).slots()
             setting = f"{config.hardware.memory_gib:g} GiB a GPU, requests of {arch.max_position} tokens"
             rows.append(Row(NAME, f"B that fits: {name}", setting, paper, slots // each.parallel.pp))
     return rows

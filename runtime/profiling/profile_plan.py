@@ -9,7 +9,6 @@ from ...conf.errors import ConfigError
 from ...conf.profiling import ProfileConfig
 from ...conf.schema import Architecture
 from ...models.memory import MemoryModel, dtype_bytes, resolve_dtype
-from ...models.number_sizes import sizes_of
 from ...parallel.placement import nodes_of_a_stage
 from ..cost.profile_folder import About, shape_of
 from ..cost.profile_point import Point
@@ -60,8 +59,10 @@ def plan_profile(config: ProfileConfig) -> ProfilePlan:
         raise ConfigError(f"max_context={context}: must be at most the model's {arch.max_position}")
     slice_ = replace(arch, num_layers=num_layers * stages)
     grid = replace(parallel, pp=stages, layers=(num_layers,) * stages, launcher="ray" if ranks > 1 else "local")
-    element, sizes = dtype_bytes(config.model, hardware.device), sizes_of(config, arch)
-    memory = MemoryModel(slice_, grid, [hardware] * stages, element, sizes=sizes)
+    element = dtype_bytes(config.model, hardware.device)
+    middle = plan.formats.layers[len(plan.formats.layers) // 2]
+    formats = replace(plan.formats, layers=(middle,) * slice_.num_layers)
+    memory = MemoryModel(slice_, grid, [hardware] * stages, element, formats=formats)
     points = operator_points(config.max_tokens, context, config.max_decodes, hardware.tile)
     operators = _fitting(points, memory.blocks(block), block)
     mixed = _fitting(mixed_points(config.max_tokens, context, config.max_decodes), plan.num_blocks, block)
@@ -87,7 +88,7 @@ def plan_profile(config: ProfileConfig) -> ProfilePlan:
     small = replace(config, cache=replace(config.cache, num_blocks=max(max_slots, arch.max_position) // block + 1))
     return ProfilePlan(
         about,
-        _setup(config, slice_, stages, num_layers, threads, operators, plan.replicate_embedding),
+        _setup(config, slice_, stages, num_layers, threads, operators, plan),
         operators,
         small,
         make_plan(small),
@@ -103,19 +104,27 @@ def _setup(
     num_layers: int,
     threads: int,
     points: Sequence[Point],
-    replicate_embedding: bool,
+    plan: Plan,
 ) -> Setup:
-    block = config.block_size
+    block, rounded, typical = config.block_size, config.model.quantization, plan.formats.typical
+    if rounded is None and typical is not None:  # a quantized checkpoint's shapes are measured with random weights
+        rounded = "fp8" if typical.is_float else "int8" if typical.bits == 8 else "int4"
     return Setup(
         pp=stages,
         tp=config.parallel.tp,
-        model=replace(config.model, weights="random", architecture=arch, cuda_graphs=False),  # hides operators
+        model=replace(
+            config.model,
+            weights="random",
+            architecture=arch,
+            quantization=rounded,
+            cuda_graphs=False,  # they hide operators
+        ),
         arch=arch,
         layers=[(stage * num_layers, (stage + 1) * num_layers) for stage in range(stages)],
         depth=1,
         num_blocks=max(point.slots(block) for point in points) // block,
         block_size=block,
-        replicate_embedding=replicate_embedding and stages > 1,
+        replicate_embedding=plan.replicate_embedding and stages > 1,
         seed=config.seed,
         threads=threads,
         timeout_s=config.parallel.start_timeout_s + config.parallel.step_timeout_s,

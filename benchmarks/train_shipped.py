@@ -207,6 +207,7 @@ def export(model: LlamaForCausalLM, tok: Tokenizer, out: Path) -> None:
         config = json.loads(config_path.read_text())
         # The older layout kept it at the top level; serve readers of both.
         config["rope_theta"] = model.config.rope_parameters["rope_theta"]
+        config["dtype"] = "float32"  # to compute in: outputs do not depend on what the processor multiplies
         config_path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
         tok.save(str(Path(temp) / "tokenizer.json"))
         (Path(temp) / "tokenizer_config.json").write_text(

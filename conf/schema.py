@@ -209,7 +209,8 @@ class ModelConfig:
     tokenizer: str | None = None
     """a folder or tokenizer.json; null: the one beside the weights, else UTF-8 bytes"""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """auto: float32 on CPU, bfloat16 on CUDA"""
+    """auto: bfloat16 on CUDA, and on a CPU with AVX-512 BF16 or AMX where the checkpoint has 16 bits or fewer; else
+    float32"""
     quantization: Literal["int8", "int4", "fp8"] | None = None
     """rounds weights to this as they are loaded; null: they stay as the checkpoint has them, quantized ones too.
     fp8: in simulations"""

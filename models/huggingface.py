@@ -27,6 +27,8 @@ _NAMED = ", ".join(NAMED_WEIGHTS[:-1]) + f" or {NAMED_WEIGHTS[-1]}"
 _WEIGHTS = ("weight", "qweight", "weight_packed")  # what a linear layer's weight may be called
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _FOREIGN = (".h5", ".msgpack", ".onnx", ".ot", ".npz")  # weights of TensorFlow, Flax, ONNX, rust-bert and JAX
+_SHORT = ("bfloat16", "float16", "half")
+_LONG_GGUF = (0, 28)  # F32 and F64
 _DTYPES = ("float32", "bfloat16", "float16", "float64", "float", "half", "auto")  # of the weights; read as any
 
 
@@ -130,6 +132,23 @@ def resolve_architecture(model: ModelConfig, *, tensors: bool = True) -> Archite
     if model.max_model_len > arch.max_position:
         raise ConfigError(f"model.max_model_len={model.max_model_len}: must be at most the model's {arch.max_position}")
     return replace(arch, max_position=model.max_model_len)
+
+
+def has_short_weights(model: ModelConfig) -> bool:
+    """Return whether the checkpoint says that it has weights of 16 bits or fewer; random weights have 32.
+
+    Raises:
+        ConfigError: as `resolve_weights`, or a file is no JSON or GGUF file.
+    """
+    path = resolve_weights(model, tensors=False)
+    if path is None:
+        return False
+    if path.is_file():
+        return any(place.type not in _LONG_GGUF for place in open_gguf(path).tensors.values() if len(place.shape) > 1)
+    config = ModelValues.read(path / "config.json")
+    if read_quantization(config) is not None:
+        return True
+    return str(config.get("dtype", config.get("torch_dtype"))).removeprefix("torch.") in _SHORT
 
 
 def _read_architecture(path: Path, *, tensors: bool) -> Architecture:

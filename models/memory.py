@@ -18,26 +18,36 @@ from dataclasses import dataclass, replace
 from ..conf.errors import ConfigError
 from ..conf.schema import Architecture, HardwareConfig, ModelConfig, ParallelConfig
 from ..parallel.mesh import Mesh
+from ..parallel.processor import multiplies_bfloat16
 from ..parallel.split import split_layers
 from ..parallel.weight_format import WeightFormat
+from .huggingface import has_short_weights
 from .quantization.formats import LayerFormats, ModelFormats, plain_formats
 from .work_memory import graph_bytes, sampler_bytes
 
 _GIB = 1 << 30
 _MAX_REPLICA_SHARE = 0.02  # of a rank's memory, for the rest of the embedding
-_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def resolve_dtype(model: ModelConfig, device: str) -> str:
-    """Return `float32`, `bfloat16` or `float16`. The config's `auto` is float32 on a CPU and bfloat16 on CUDA."""
+    """Return `float32`, `bfloat16` or `float16`, which a config's `auto` comes to on this machine.
+
+    That is bfloat16 on CUDA, and on a CPU where the checkpoint has 16 bits or fewer and the processor multiplies
+    bfloat16; else float32.
+
+    Raises:
+        ConfigError: the checkpoint cannot be read.
+    """
     if model.dtype != "auto":
         return model.dtype
-    return "bfloat16" if device.startswith("cuda") else "float32"
+    is_fast = device.startswith("cuda") or (multiplies_bfloat16() and has_short_weights(model))
+    return "bfloat16" if is_fast else "float32"
 
 
 def dtype_bytes(model: ModelConfig, device: str) -> int:
     """Return the bytes of one element of weights that are not quantized, and of the KV cache."""
-    return _DTYPE_BYTES[resolve_dtype(model, device)]
+    return BYTES[resolve_dtype(model, device)]
 
 
 def kv_bytes_per_token(arch: Architecture, num_layers: int, tp: int, dtype_bytes: int) -> int:

@@ -12,6 +12,7 @@ from torch import nn
 from ..conf.schema import Architecture
 from ..parallel.groups import Groups
 from ..parallel.layers import PACKED, LMHead, Parts, ReplicatedEmbedding, VocabParallelEmbedding
+from ..parallel.processor import multiplies_bfloat16
 from .attention.select import make_backend
 from .batch import RaggedBatch
 from .decoder import BatchContext, DecoderLayer
@@ -106,6 +107,11 @@ class Stage(nn.Module):
         for module in self.modules():
             if isinstance(module, PACKED):
                 module.pack()
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether this stage's type is bfloat16, and its processor does not multiply that."""
+        return self.device.type == "cpu" and self.dtype == torch.bfloat16 and not multiplies_bfloat16()
 
     @property
     def dtype(self) -> torch.dtype:

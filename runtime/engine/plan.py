@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,10 +10,10 @@ from dataclasses import dataclass, replace
 from ...conf.build import load_hardware
 from ...conf.errors import ConfigError
 from ...conf.policies import EqualTimeConfig
-from ...conf.schema import Architecture, EngineConfig, HardwareConfig, ParallelConfig, SimulateConfig
-from ...models.huggingface import resolve_architecture, resolve_weights
+from ...conf.schema import Architecture, EngineConfig, HardwareConfig, ModelConfig, ParallelConfig, SimulateConfig
+from ...models.huggingface import has_short_weights, resolve_architecture, resolve_weights
 from ...models.layout import tensor_shapes
-from ...models.memory import MemoryModel, dtype_bytes, resolve_dtype
+from ...models.memory import BYTES, MemoryModel, resolve_dtype
 from ...models.open_checkpoint import open_source, stated_formats
 from ...models.quantization.formats import ModelFormats, model_formats
 from ...models.tokenizer import load_tokenizer
@@ -30,6 +31,9 @@ from ..scheduler.policies import find_policy
 _KV_TOKENS_A_STAGE = 16_384
 
 
+_log = logging.getLogger(__name__)
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What a config comes to on its model, hardware and memory.
@@ -42,6 +46,7 @@ class Plan:
     num_blocks: int
     block_size: int
     replicate_embedding: bool  # on each rank of the first stage
+    dtype: str  # of weights that are not quantized, activations and the KV cache
     formats: ModelFormats  # of a rank's quantized matrices
     limits: Limits
     tokenizer: str | None  # its path; None: UTF-8 bytes
@@ -83,8 +88,8 @@ def make_plan(config: EngineConfig) -> Plan:
     if (name := config.model.attention) in ("flash", "xformers"):
         if hardware.device != "cuda":
             raise ConfigError(f"model.attention={name}: runs on CUDA only; use sdpa or auto on hardware.device=cpu")
-        if (dtype := resolve_dtype(config.model, "cuda")) == "float32":
-            raise ConfigError(f"model.attention={name}: runs in bfloat16 and float16; use sdpa or auto for {dtype}")
+        if config.model.dtype == "float32":
+            raise ConfigError(f"model.attention={name}: runs in bfloat16 and float16; use sdpa or auto for float32")
     tokenizer = config.model.tokenizer or (str(path) if path else None)
     format_of = stated_formats(path, arch, config.model.quantization)
     if path is not None and not simulated:
@@ -100,8 +105,10 @@ def make_plan(config: EngineConfig) -> Plan:
         read_profile(config.scheduler.profile, config.parallel.pp)
     counts_work = hardware.device == "cuda" and not simulated
     max_rows = config.scheduler.batch_of(config.scheduler.max_batch, depth=1) if counts_work else 0
-    element = dtype_bytes(config.model, hardware.device)
-    memory = MemoryModel(arch, config.parallel, stages, element, max_rows, formats)
+    dtype = resolve_dtype(config.model, hardware.device)
+    if not simulated:
+        _say_float32(config.model, dtype)
+    memory = MemoryModel(arch, config.parallel, stages, BYTES[dtype], max_rows, formats)
     speeds, most = _speeds(config.parallel, stages), None
     if speeds is not None or len({each.memory_gib for each in stages}) > 1:
         most = _most_layers(memory, config)
@@ -125,11 +132,21 @@ def make_plan(config: EngineConfig) -> Plan:
         num_blocks=num_blocks,
         block_size=config.block_size,
         replicate_embedding=memory.replicates_embedding(),
+        dtype=dtype,
         formats=formats,
         limits=Limits(batch, depth, tile=hardware.tile, stages=parallel.pp),
         tokenizer=tokenizer,
         prefix_caching=cache.prefix_caching,
     )
+
+
+def _say_float32(model: ModelConfig, dtype: str) -> None:
+    """Log a line where `auto` is not the checkpoint's type, since the processor is slow in it."""
+    if model.dtype == "auto" and dtype == "float32" and has_short_weights(model):
+        _log.info(
+            "model.dtype=auto: float32, though the checkpoint has 16 bits or fewer: this processor has neither AVX-512 "
+            "BF16 nor AMX"
+        )
 
 
 def _speeds(parallel: ParallelConfig, stages: Sequence[HardwareConfig]) -> list[float] | None:
@@ -175,7 +192,7 @@ def make_setup(config: EngineConfig, plan: Plan) -> Setup:
     return Setup(
         pp=config.parallel.pp,
         tp=config.parallel.tp,
-        model=config.model,
+        model=replace(config.model, dtype=plan.dtype),
         arch=plan.arch,
         layers=[(layers.start, layers.stop) for layers in plan.layers],
         depth=plan.limits.depth.most,

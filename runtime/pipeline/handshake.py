@@ -42,7 +42,8 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     """A rank has joined the pipeline of an epoch and built its stage, in `process` (and its device) on the node `host`.
 
     `rendezvous_s` are the seconds that it took to connect with the other ranks. `fallback_reason` is that of its
-    `Kernels`. `attention` says which backend computes attention and why; empty on a CPU.
+    `Kernels`. `attention` says which backend computes attention and why; empty on a CPU. `is_slow` is that of its
+    `Stage`.
     """
 
     rank: int
@@ -52,6 +53,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     rendezvous_s: float = 0.0
     fallback_reason: str = ""
     attention: str = ""
+    is_slow: bool = False
 
 
 class StartPart(msgspec.Struct, frozen=True, array_like=True, tag="progress"):

@@ -18,7 +18,7 @@ from ..core.run_record import FaultRecord
 from .handshake import Setup
 from .processor_waits import ProcessorWaits
 from .protocol import WallClock
-from .start_warnings import say_attention, warn_of_fallback
+from .start_warnings import say_attention, warn_of_fallback, warn_of_slow_ranks
 
 if TYPE_CHECKING:
     from .stage_worker import PendingSampled
@@ -52,6 +52,7 @@ class LocalPipeline:
         self._worker = StageWorker.build(setup, self._groups)
         warn_of_fallback((self._worker.stage.fallback_reason,))
         say_attention((self._worker.stage.attention.about,))
+        warn_of_slow_ranks((self._worker.stage.is_slow,))
         self._is_cuda = self._groups.device.type == "cuda"
         self.looks_ahead = looks_ahead and self._is_cuda and self.depth == 1
         self._device_clock = device_clock(self._groups.device)

@@ -195,7 +195,7 @@ class _ServingRank:
         self.reporter = _Reporter(self._send_result, self.inbox.put, device) if self.is_cuda else None
         self._report = self._send_result if self.reporter is None else self.reporter.report
         process, stage = f"pid {os.getpid()} {device}", self.worker.stage
-        about = stage.fallback_reason, stage.attention.about
+        about = stage.fallback_reason, stage.attention.about, stage.is_slow
         self.client.send(encoder.encode(Ready(rank, socket.gethostname(), process, epoch, rendezvous_s, *about)))
 
     def serve(self) -> None:

@@ -27,7 +27,7 @@ from .recovery_limit import RecoveryLimit
 from .repair import Repair
 from .sampled_shares import SampledShares
 from .start_parts import READY, StartParts
-from .start_warnings import say_attention, warn_of_fallback, warn_of_placement
+from .start_warnings import say_attention, warn_of_fallback, warn_of_placement, warn_of_slow_ranks
 
 _log = logging.getLogger(__name__)
 _POLL_INTERVAL_S = 0.2
@@ -124,6 +124,7 @@ class RemotePipeline:
         self.where = [f"{ready[rank].host} {ready[rank].process}" for rank in range(world)]
         warn_of_fallback(tuple(ready[rank].fallback_reason for rank in range(world)))
         say_attention(tuple(ready[rank].attention for rank in range(world)))
+        warn_of_slow_ranks(tuple(ready[rank].is_slow for rank in range(world)))
         return setup, {rank: ready[rank].host for rank in range(world)}
 
     @property

@@ -65,6 +65,13 @@ def say_attention(lines: tuple[str, ...]) -> None:
         _log.info(f"attention{some}: {line}")
 
 
+@cache
+def warn_of_slow_ranks(are_slow: tuple[bool, ...]) -> None:
+    """Log, once in a process, which ranks compute in bfloat16 on a processor that does not multiply it."""
+    for reason, some in _by_line(tuple("bfloat16 takes long" if slow else "" for slow in are_slow)):
+        _log.warning(f"{reason}{some}: the processor has neither AVX-512 BF16 nor AMX; model.dtype=float32 is faster")
+
+
 def _by_line(lines: tuple[str, ...]) -> list[tuple[str, str]]:
     """Return each line that ranks say, and which of them do if not all."""
     found = []

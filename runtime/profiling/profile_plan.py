@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ...conf.errors import ConfigError
 from ...conf.profiling import ProfileConfig
 from ...conf.schema import Architecture
-from ...models.memory import MemoryModel, dtype_bytes, resolve_dtype
+from ...models.memory import BYTES, MemoryModel
 from ...parallel.placement import nodes_of_a_stage
 from ..cost.profile_folder import About, shape_of
 from ..cost.profile_point import Point
@@ -59,7 +59,7 @@ def plan_profile(config: ProfileConfig) -> ProfilePlan:
         raise ConfigError(f"max_context={context}: must be at most the model's {arch.max_position}")
     slice_ = replace(arch, num_layers=num_layers * stages)
     grid = replace(parallel, pp=stages, layers=(num_layers,) * stages, launcher="ray" if ranks > 1 else "local")
-    element = dtype_bytes(config.model, hardware.device)
+    element = BYTES[plan.dtype]
     middle = plan.formats.layers[len(plan.formats.layers) // 2]
     formats = replace(plan.formats, layers=(middle,) * slice_.num_layers)
     memory = MemoryModel(slice_, grid, [hardware] * stages, element, formats=formats)
@@ -71,7 +71,7 @@ def plan_profile(config: ProfileConfig) -> ProfilePlan:
     about = About(
         model=config.model.name,
         shape=shape_of(arch),
-        dtype=resolve_dtype(config.model, hardware.device),
+        dtype=plan.dtype,
         quantization=config.model.quantization,
         attention=config.model.attention,
         hardware=hardware.name,
@@ -116,6 +116,7 @@ def _setup(
             config.model,
             weights="random",
             architecture=arch,
+            dtype=plan.dtype,
             quantization=rounded,
             cuda_graphs=False,  # they hide operators
         ),

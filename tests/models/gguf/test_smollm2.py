@@ -77,6 +77,7 @@ def test_tokens_over_ranks(pp: int, tp: int, model: transformers.PreTrainedModel
     encode = load_tokenizer(FILE, 49152).encode
     prompts = [encode(text) for text in ("The capital of France is", "def fibonacci(n):\n")]
     over: dict[str, Any] = {"parallel.threads": 1, "scheduler.chunk": 4, "cache.num_blocks": 64}
+    over["model.dtype"] = "float32"
     with LLM("smollm2", pp=pp, tp=tp, launcher=ProcessLauncher(), **over) as llm:
         answers = llm.generate(prompts, SamplingParams(max_tokens=NEW, ignore_eos=True))
     assert [each.outputs[0].token_ids for each in answers] == reference(model, prompts)[0].tolist()
@@ -92,7 +93,7 @@ PAGE = (
 @pytest.mark.slow
 def test_the_perplexity_of_a_page_and_an_answer(model: transformers.PreTrainedModel) -> None:
     params = SamplingParams(max_tokens=24, prompt_logprobs=0)
-    with LLM("smollm2", **{"parallel.threads": 2}) as llm:
+    with LLM("smollm2", **{"parallel.threads": 2, "model.dtype": "float32"}) as llm:
         (page,) = llm.generate(PAGE, params)
         (answer,) = llm.generate(Conversation([{"role": "user", "content": "What is the capital of France?"}]))
     ids = page.prompt_token_ids

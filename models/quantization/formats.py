@@ -70,7 +70,7 @@ def model_formats(format_of: FormatOf, arch: Architecture, tp: int, device: str)
 
 
 def cut_too_small(format_of: FormatOf, arch: Architecture, tp: int) -> str | None:
-    """Return a line on a weight that `tp` ranks cannot hold quantized, since they cut its groups; None: there is none."""
+    """Return a line on a weight that `tp` ranks cannot hold quantized, since they cut its groups; None: none is so."""
     names = names_of(arch)
     for i in range(arch.num_layers):
         for name, size in ((names.attention_out, arch.num_heads * arch.head_dim), (names.down, arch.ffn_size)):

@@ -197,6 +197,6 @@ def test_groups_that_ranks_cut_become_smaller_or_are_told_of(tmp_path: Path) -> 
     assert groups == [WeightFormat(4, 64), WeightFormat(4, 32), WeightFormat(4, 16), None]
     assert cut_too_small(format_of, arch, 4) is None
     assert cut_too_small(format_of, arch, 8) == (
-        "parallel.tp=8 cuts the groups of tensor model.layers.0.self_attn.o_proj.weight to less than 16, so it is held in "
-        "the model's type; with parallel.tp=4 it stays quantized"
+        "parallel.tp=8 cuts the groups of tensor model.layers.0.self_attn.o_proj.weight to less than 16, so it is held "
+        "in the model's type; with parallel.tp=4 it stays quantized"
     )

@@ -74,6 +74,22 @@ def model_formats(format_of: FormatOf, arch: Architecture, tp: int, device: str)
     return ModelFormats(tuple(layer(i) for i in range(arch.num_layers)), embedding, head)
 
 
+def cut_too_small(format_of: FormatOf, arch: Architecture, tp: int) -> str | None:
+    """Return a line on a weight that `tp` ranks cannot hold quantized, since they cut its groups; None: none is so."""
+    names = names_of(arch)
+    for i in range(arch.num_layers):
+        for name, size in ((names.attention_out, arch.num_heads * arch.head_dim), (names.down, arch.ffn_size)):
+            full = f"{names.layer.format(i)}{name}.weight"
+            own = [format_of(full)]
+            fitting = [ranks for ranks in range(tp, 0, -1) if size % ranks == 0 and _common(own, size // ranks)]
+            if fitting and fitting[0] != tp:
+                return (
+                    f"parallel.tp={tp} cuts the groups of tensor {full} to less than {_GROUP_UNIT}, so it is held in "
+                    f"the model's type; with parallel.tp={fitting[0]} it stays quantized"
+                )
+    return None
+
+
 def rounded_formats(kind: str, arch: Architecture) -> FormatOf:
     """Return the formats that `model.quantization` rounds to.
 

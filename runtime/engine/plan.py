@@ -15,7 +15,7 @@ from ...models.huggingface import has_short_weights, resolve_architecture, resol
 from ...models.layout import tensor_shapes
 from ...models.memory import BYTES, MemoryModel, resolve_dtype
 from ...models.open_checkpoint import open_source, stated_formats
-from ...models.quantization.formats import ModelFormats, model_formats
+from ...models.quantization.formats import ModelFormats, cut_too_small, model_formats
 from ...models.tokenizer import load_tokenizer
 from ...parallel.split import check_parallel, split_layers
 from ..core.block_pool import BlockPool
@@ -23,6 +23,8 @@ from ..pipeline.handshake import Setup
 from ..scheduler.base import Limits
 from ..scheduler.learned.stage_fit import read_profile
 from ..scheduler.policies import find_policy
+
+_log = logging.getLogger(__name__)
 
 # Room for keys and values that a split by the stages' speed leaves, for each stage. With less, too few sequences run to
 # keep the stages busy. In simulations of Llama-2 70B and LLaMA 33B over an A100 or A6000 and an H100 or H200, `sarathi`
@@ -96,6 +98,8 @@ def make_plan(config: EngineConfig) -> Plan:
         source = open_source(path, arch, config.seed, config.model.quantization)
         source.check(arch, tensor_shapes(arch))
         format_of = source.format
+    if (cut := cut_too_small(format_of, arch, config.parallel.tp)) is not None:
+        _log.warning(cut)
     formats = model_formats(format_of, arch, config.parallel.tp, hardware.device)
     if tokenizer is not None and not simulated and not arch.eos_token_ids:
         ids = load_tokenizer(tokenizer, arch.vocab_size).eos_token_ids

@@ -24,6 +24,7 @@ def build_stage(
     block_size: int,
     replicate_embedding: bool = False,
     seed: int = 0,
+    cache_dtype: str = "auto",
     on_piece: Callable[[], None] = lambda: None,
 ) -> Stage:
     """Build this rank's slice of the stage that holds `layers`, allocate its KV cache and load its weights.
@@ -46,6 +47,7 @@ def build_stage(
         block_size=block_size,
         replicate_embedding=replicate_embedding,
         kernels=model.kernels,
+        cache_dtype=cache_dtype,
     )
     load_stage(stage, resolve_weights(model), seed, on_piece)
     return stage

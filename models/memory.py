@@ -33,13 +33,24 @@ def resolve_dtype(model: ModelConfig, device: str) -> str:
 
 
 def dtype_bytes(model: ModelConfig, device: str) -> int:
-    """Return the bytes of one element of the weights and of the KV cache."""
+    """Return the bytes of one element of the weights, and of the KV cache where `cache.dtype` is auto."""
     return _DTYPE_BYTES[resolve_dtype(model, device)]
 
 
-def kv_bytes_per_token(arch: Architecture, num_layers: int, tp: int, dtype_bytes: int) -> int:
-    """Return m_kv: the bytes of one token's keys and values on one rank of a stage with `num_layers` layers."""
-    return 2 * num_layers * max(1, arch.num_kv_heads // tp) * arch.head_dim * dtype_bytes
+def kv_row_width(head_dim: int, cache_dtype: str) -> int:
+    """Return the elements of a head's key or value in the cache: with those of its scale, 4 bytes, if it has 8 bits."""
+    return head_dim if cache_dtype == "auto" else -(-head_dim // 4) * 4 + 4
+
+
+def kv_bytes_per_token(
+    arch: Architecture, num_layers: int, tp: int, dtype_bytes: int, cache_dtype: str = "auto"
+) -> int:
+    """Return m_kv: the bytes of one token's keys and values on one rank of a stage with `num_layers` layers.
+
+    `dtype_bytes` are those of the model's elements, `cache_dtype` is `cache.dtype`.
+    """
+    row = kv_row_width(arch.head_dim, cache_dtype) * (dtype_bytes if cache_dtype == "auto" else 1)
+    return 2 * num_layers * max(1, arch.num_kv_heads // tp) * row
 
 
 def weight_bytes(
@@ -72,8 +83,9 @@ class MemoryModel:
         arch: of the whole model.
         parallel: the grid of ranks, and the split of the layers.
         stages: the hardware of each stage's ranks.
-        dtype_bytes: of one element of the weights and of the KV cache.
+        dtype_bytes: of one element of the weights, and of the KV cache where `cache_dtype` is auto.
         max_rows: the most rows that are sampled at once; 0: no work memory is counted, as on a CPU.
+        cache_dtype: `cache.dtype`.
     """
 
     arch: Architecture
@@ -81,6 +93,7 @@ class MemoryModel:
     stages: Sequence[HardwareConfig]
     dtype_bytes: int
     max_rows: int = 0
+    cache_dtype: str = "auto"
 
     def slots(self) -> int:
         """Return the paper's B: how many sequences of `arch.max_position` tokens fit into the KV cache at once.
@@ -149,7 +162,7 @@ class MemoryModel:
         return self._weights(stage, layers) + work
 
     def _kv_bytes_per_token(self, num_layers: int) -> int:
-        return kv_bytes_per_token(self.arch, num_layers, self.parallel.tp, self.dtype_bytes)
+        return kv_bytes_per_token(self.arch, num_layers, self.parallel.tp, self.dtype_bytes, self.cache_dtype)
 
     def _fit(self, num_tokens: int, content: str = "", key_to_lower: str = "model.max_model_len") -> int:
         """Return how often the keys and values of `num_tokens` tokens fit beside the rest, on the fullest stage.

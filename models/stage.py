@@ -55,8 +55,10 @@ class Stage(nn.Module):
         block_size: int,
         replicate_embedding: bool = False,
         kernels: str = "auto",
+        cache_dtype: str = "auto",
     ) -> None:
         super().__init__()
+        self.dtype = dtype  # of the weights and the activations
         self.arch = arch
         self.mesh = groups.mesh
         self.layers = layers
@@ -77,6 +79,7 @@ class Stage(nn.Module):
             head_dim=arch.head_dim,
             dtype=dtype,
             device=device,
+            cache_dtype=cache_dtype,
         )
         own = make_kernels(kernels, dtype=dtype, device=device)
         self.fallback_reason = own.fallback_reason
@@ -89,6 +92,7 @@ class Stage(nn.Module):
             dtype=dtype,
             device=device,
             head_dim=arch.head_dim,
+            cache_dtype=cache_dtype,
         )
         self.decoder = nn.ModuleList(DecoderLayer(arch, groups, self.attention, own, dtype=dtype) for _ in layers)
         self.rope = RotaryEmbedding(arch, dtype=dtype, device=device) if arch.position == "rope" else None
@@ -111,11 +115,6 @@ class Stage(nn.Module):
                 module.keep_rows()
             elif isinstance(module, ColumnParallelLinear | RowParallelLinear):
                 module.pack()
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of the weights, the KV cache and the activations."""
-        return self.cache.keys[0].dtype
 
     @torch.inference_mode()
     def prepare(self, batch: RaggedBatch, sampled_R: torch.Tensor | None = None) -> StageInputs:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...parallel.cpp_library import load
+from ..cache_rows import CACHE_DTYPES
 from ..head_norm import HeadNorm
 
 _CACHE = (c_int64, c_void_p, c_void_p, c_int64)  # kind of its numbers, keys, values, stride of a head
@@ -30,7 +31,7 @@ _ATTENTION = {
     "attend_decodes": (*_CACHE, *3 * (c_void_p,), *3 * (c_int64,), c_void_p, *4 * (c_int64,), c_float),
     "attend_chunk": (*_CACHE, *2 * (c_void_p,), *4 * (c_int64,), c_void_p, *3 * (c_int64,), c_float),
 }
-_KINDS = {torch.int8: 1, torch.float8_e4m3fn: 2}
+_KINDS = {CACHE_DTYPES["int8"]: 1, CACHE_DTYPES["fp8"]: 2}  # others are the library's elements
 
 
 def _load(name: str, dtype: torch.dtype, signatures: dict[str, tuple[Any, ...]]) -> ctypes.CDLL:

@@ -2,7 +2,9 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "element.h"
 
@@ -76,14 +78,19 @@ template <class C>
 inline void write_row(const float* from, C* row, int64_t D) {
     float scale = 1.0f;
     if constexpr (kHasScale<C>) {
-        float most = 0.0f, nothing = 0.0f;
-#pragma omp simd reduction(max : most)
-        for (int64_t d = 0; d < D; ++d) most = std::fmax(most, std::fabs(from[d]));
-#pragma omp simd reduction(+ : nothing)
-        for (int64_t d = 0; d < D; ++d) nothing += 0.0f * from[d];
-        scale = most / C::kMost + nothing;
+        int32_t bits = 0;  // of the largest; of what is not finite they are larger than of any number
+#pragma omp simd reduction(max : bits)
+        for (int64_t d = 0; d < D; ++d) {
+            int32_t word;
+            std::memcpy(&word, from + d, sizeof(word));
+            bits = std::max(bits, word & 0x7fffffff);
+        }
+        float most;
+        std::memcpy(&most, &bits, sizeof(most));
+        const bool is_finite = bits < 0x7f800000;
+        scale = is_finite ? most / C::kMost : std::numeric_limits<float>::quiet_NaN();
         std::memcpy(row + padded(D, 4), &scale, sizeof(scale));
-        scale = most > 0.0f && nothing == 0.0f ? C::kMost / most : 0.0f;
+        scale = is_finite && most > 0.0f ? C::kMost / most : 0.0f;
     }
 #pragma omp simd
     for (int64_t d = 0; d < D; ++d) row[d] = scale * from[d];

@@ -81,6 +81,10 @@ def make_plan(config: EngineConfig) -> Plan:
             raise ConfigError(f"model.attention={name}: runs on CUDA only; use sdpa or auto on hardware.device=cpu")
         if (dtype := resolve_dtype(config.model, "cuda")) == "float32":
             raise ConfigError(f"model.attention={name}: runs in bfloat16 and float16; use sdpa or auto for {dtype}")
+        if cache.dtype != "auto":
+            raise ConfigError(
+                f"cache.dtype={cache.dtype}: model.attention={name} reads keys in the model's dtype; use sdpa or auto"
+            )
     tokenizer = config.model.tokenizer or (str(path) if path else None)
     if path is not None and not simulated:
         open_checkpoint(path, arch).check(arch, tensor_shapes(arch))
@@ -92,7 +96,8 @@ def make_plan(config: EngineConfig) -> Plan:
         read_profile(config.scheduler.profile, config.parallel.pp)
     counts_work = hardware.device == "cuda" and not simulated
     max_rows = config.scheduler.batch_of(config.scheduler.max_batch, depth=1) if counts_work else 0
-    memory = MemoryModel(arch, config.parallel, stages, dtype_bytes(config.model, hardware.device), max_rows)
+    element = dtype_bytes(config.model, hardware.device)
+    memory = MemoryModel(arch, config.parallel, stages, element, max_rows, cache.dtype)
     speeds, most = _speeds(config.parallel, stages), None
     if speeds is not None or len({each.memory_gib for each in stages}) > 1:
         most = _most_layers(memory, config)
@@ -176,4 +181,5 @@ def make_setup(config: EngineConfig, plan: Plan) -> Setup:
         threads=config.parallel.threads,
         timeout_s=config.parallel.start_timeout_s + config.parallel.step_timeout_s,
         tokenizer=plan.tokenizer,
+        cache_dtype=config.cache.dtype,
     )

@@ -59,7 +59,8 @@ def plan_profile(config: ProfileConfig) -> ProfilePlan:
         raise ConfigError(f"max_context={context}: must be at most the model's {arch.max_position}")
     slice_ = replace(arch, num_layers=num_layers * stages)
     grid = replace(parallel, pp=stages, layers=(num_layers,) * stages, launcher="ray" if ranks > 1 else "local")
-    memory = MemoryModel(slice_, grid, [hardware] * stages, dtype_bytes(config.model, hardware.device))
+    element = dtype_bytes(config.model, hardware.device)
+    memory = MemoryModel(slice_, grid, [hardware] * stages, element, cache_dtype=config.cache.dtype)
     points = operator_points(config.max_tokens, context, config.max_decodes, hardware.tile)
     operators = _fitting(points, memory.blocks(block), block)
     mixed = _fitting(mixed_points(config.max_tokens, context, config.max_decodes), plan.num_blocks, block)
@@ -116,6 +117,7 @@ def _setup(
         seed=config.seed,
         threads=threads,
         timeout_s=config.parallel.start_timeout_s + config.parallel.step_timeout_s,
+        cache_dtype=config.cache.dtype,
     )
 
 

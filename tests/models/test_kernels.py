@@ -13,6 +13,7 @@ from gapless.conf.errors import ConfigError
 from gapless.models.attention.cpp import CppBackend
 from gapless.models.attention.sdpa import SdpaBackend
 from gapless.models.batch import RaggedBatch, Segment
+from gapless.models.cache_rows import empty_rows, read_rows, write_rows
 from gapless.models.head_norm import HeadNorm
 from gapless.models.kernels.cpp import CppKernels
 from gapless.models.kernels.kernels import TorchKernels
@@ -122,6 +123,7 @@ def batches(draw: st.DrawFn) -> tuple[RaggedBatch, int]:
     window=st.sampled_from([None, 1, 5, 130]),
     seed=st.integers(0, 99),
     kind=st.sampled_from([(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)]),
+    cache_dtype=st.sampled_from(["auto", "auto", "int8", "fp8"]),
 )
 @settings(max_examples=examples(60))
 def test_attention(
@@ -130,21 +132,25 @@ def test_attention(
     window: int | None,
     seed: int,
     kind: tuple[torch.dtype, bool],
+    cache_dtype: str,
 ) -> None:
-    """Over chunks and decodes, pages in any order, groups of queries, head sizes and windows."""
+    """Over chunks and decodes, pages in any order, groups of queries, head sizes, windows and types of the cache."""
     (batch, blocks), (K, G, D), (dtype, chunks_by_sdpa) = found, heads, kind
     torch.manual_seed(seed)
     q = torch.randn(batch.num_tokens, K, G, D).to(dtype)
-    keys, values = (cache(K, 4 * blocks, D, dtype) for _ in range(2))
+    keys, values = (empty_rows(K, 4 * blocks, D, dtype=dtype, cache_dtype=cache_dtype, device=CPU) for _ in range(2))
+    for each in (keys, values):
+        write_rows(each, torch.arange(4 * blocks), torch.randn(4 * blocks, K, D).to(dtype))
     sdpa = SdpaBackend(block_size=4, window=window, dtype=dtype, device=CPU) if chunks_by_sdpa else None
     tested = CppBackend(CppKernels(dtype), block_size=4, window=window, sdpa=sdpa)
     exact = SdpaBackend(block_size=4, window=window, dtype=torch.float64, device=CPU)
+    exact_rows = [read_rows(each, slice(None), D, torch.float64).double() for each in (keys, values)]
     tolerance = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2**-8, "atol": 1e-5}
     if chunks_by_sdpa:
         tolerance = {"rtol": 2**-7, "atol": 1e-2}
     torch.testing.assert_close(
         tested.attend(q, keys, values, tested.plan(batch)).double(),
-        exact.attend(q.double(), keys.double(), values.double(), exact.plan(batch)),
+        exact.attend(q.double(), *exact_rows, exact.plan(batch)),
         **tolerance,
     )
 

@@ -370,6 +370,8 @@ class CacheConfig:
     """tokens of a KV block; null: 256, which FlashAttention reads in place, where model.attention is it, else 16"""
     num_blocks: int | None = None
     """KV blocks of a rank; null: all that fit beside the weights (the minimum over the ranks)"""
+    dtype: Literal["auto", "int8", "fp8"] = "auto"
+    """numbers of keys and values; auto: those of model.dtype; int8, fp8: 8 bits, a scale for each token and head"""
     prefix_caching: bool = True
     """whether requests that begin with the same tokens share the KV blocks of these"""
 
@@ -400,7 +402,8 @@ class EngineConfig:
     def block_size(self) -> int:
         """Tokens of a KV block: `cache.block_size`, or what the attention backend of this device wants."""
         is_half = self.hardware.device == "cuda" and self.model.dtype != "float32"
-        wanted = 256 if is_half and self.model.attention in ("auto", "flash") else 16
+        is_flash = self.model.attention in ("auto", "flash") and self.cache.dtype == "auto"
+        wanted = 256 if is_half and is_flash else 16
         return self.cache.block_size or wanted
 
 

@@ -26,6 +26,7 @@ def build_stage(
     block_size: int,
     replicate_embedding: bool = False,
     seed: int = 0,
+    cache_dtype: str = "auto",
     on_piece: Callable[[], None] = lambda: None,
 ) -> Stage:
     """Build this rank's slice of the stage that holds `layers`, allocate its KV cache and load its weights.
@@ -50,6 +51,7 @@ def build_stage(
         replicate_embedding=replicate_embedding,
         kernels=model.kernels,
         formats=model_formats(source.format, arch, groups.mesh.tp, groups.device.type),
+        cache_dtype=cache_dtype,
     )
     load_stage(stage, source, on_piece)
     return stage

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from .batch import RaggedBatch
+from .cache_rows import empty_rows
 
 
 class KVCache:
@@ -19,6 +20,8 @@ class KVCache:
 
     Args:
         num_blocks: those that requests may own.
+        cache_dtype: `cache.dtype`. In 8 bits a row is longer than D, since its scale is part of it
+            (`models/cache_rows.py`): whatever moves or keeps rows has their scales too.
     """
 
     def __init__(
@@ -31,6 +34,7 @@ class KVCache:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        cache_dtype: str = "auto",
     ) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks + 1
@@ -38,10 +42,7 @@ class KVCache:
         num_slots = self.num_blocks * block_size
 
         def empty() -> torch.Tensor:
-            if device.type == "cpu":
-                # A head's keys are contiguous in memory, which makes a decode twice as fast: reading them bounds it.
-                return torch.empty(num_kv_heads, num_slots, head_dim, dtype=dtype, device=device).transpose(0, 1)
-            return torch.empty(num_slots, num_kv_heads, head_dim, dtype=dtype, device=device)
+            return empty_rows(num_kv_heads, num_slots, head_dim, dtype=dtype, cache_dtype=cache_dtype, device=device)
 
         self.keys = [empty() for _ in range(num_layers)]
         self.values = [empty() for _ in range(num_layers)]

@@ -46,13 +46,28 @@ def resolve_dtype(model: ModelConfig, device: str) -> str:
 
 
 def dtype_bytes(model: ModelConfig, device: str) -> int:
-    """Return the bytes of one element of weights that are not quantized, and of the KV cache."""
+    """Return the bytes of one element of weights that are not quantized, and of the KV cache of `cache.dtype=auto`."""
     return BYTES[resolve_dtype(model, device)]
 
 
-def kv_bytes_per_token(arch: Architecture, num_layers: int, tp: int, dtype_bytes: int) -> int:
-    """Return m_kv: the bytes of one token's keys and values on one rank of a stage with `num_layers` layers."""
-    return 2 * num_layers * max(1, arch.num_kv_heads // tp) * arch.head_dim * dtype_bytes
+def kv_row_width(head_dim: int, cache_dtype: str) -> int:
+    """Return the elements of a head's key or value in the cache: with those of its scale, 4 bytes, if it has 8 bits."""
+    return head_dim if cache_dtype == "auto" else -(-head_dim // 4) * 4 + 4
+
+
+def kv_row_bytes(head_dim: int, dtype_bytes: int, cache_dtype: str) -> int:
+    """Return the bytes of a head's key or value in the cache."""
+    return kv_row_width(head_dim, cache_dtype) * (dtype_bytes if cache_dtype == "auto" else 1)
+
+
+def kv_bytes_per_token(
+    arch: Architecture, num_layers: int, tp: int, dtype_bytes: int, cache_dtype: str = "auto"
+) -> int:
+    """Return m_kv: the bytes of one token's keys and values on one rank of a stage with `num_layers` layers.
+
+    `dtype_bytes` are those of the model's elements, `cache_dtype` is `cache.dtype`.
+    """
+    return 2 * num_layers * max(1, arch.num_kv_heads // tp) * kv_row_bytes(arch.head_dim, dtype_bytes, cache_dtype)
 
 
 def weight_bytes(
@@ -109,9 +124,10 @@ class MemoryModel:
         arch: of the whole model.
         parallel: the grid of ranks, and the split of the layers.
         stages: the hardware of each stage's ranks.
-        dtype_bytes: of one element of weights that are not quantized, and of the KV cache.
+        dtype_bytes: of one element of weights that are not quantized, and of the KV cache where `cache_dtype` is auto.
         max_rows: the most rows that are sampled at once; 0: no work memory is counted, as on a CPU.
         formats: of quantized matrices; None: there are none.
+        cache_dtype: `cache.dtype`.
     """
 
     arch: Architecture
@@ -120,6 +136,7 @@ class MemoryModel:
     dtype_bytes: int
     max_rows: int = 0
     formats: ModelFormats | None = None
+    cache_dtype: str = "auto"
 
     def slots(self) -> int:
         """Return the paper's B: how many sequences of `arch.max_position` tokens fit into the KV cache at once.
@@ -188,7 +205,7 @@ class MemoryModel:
         return self._weights(stage, layers) + work
 
     def _kv_bytes_per_token(self, num_layers: int) -> int:
-        return kv_bytes_per_token(self.arch, num_layers, self.parallel.tp, self.dtype_bytes)
+        return kv_bytes_per_token(self.arch, num_layers, self.parallel.tp, self.dtype_bytes, self.cache_dtype)
 
     def _fit(self, num_tokens: int, content: str = "", key_to_lower: str = "model.max_model_len") -> int:
         """Return how often the keys and values of `num_tokens` tokens fit beside the rest, on the fullest stage.

@@ -51,9 +51,11 @@ class Stage(nn.Module):
         replicate_embedding: bool = False,
         kernels: str = "auto",
         formats: ModelFormats | None = None,
+        cache_dtype: str = "auto",
     ) -> None:
         super().__init__()
         formats = formats or plain_formats(arch)
+        self.dtype = dtype  # of the weights and the activations
         self.arch = arch
         self.mesh = groups.mesh
         self.layers = layers
@@ -74,6 +76,7 @@ class Stage(nn.Module):
             head_dim=arch.head_dim,
             dtype=dtype,
             device=device,
+            cache_dtype=cache_dtype,
         )
         own = make_kernels(kernels, dtype=dtype, device=device)
         self.fallback_reason = own.fallback_reason
@@ -86,6 +89,7 @@ class Stage(nn.Module):
             dtype=dtype,
             device=device,
             head_dim=arch.head_dim,
+            cache_dtype=cache_dtype,
         )
         self.decoder = nn.ModuleList(
             DecoderLayer(arch, groups, self.attention, own, dtype=dtype, formats=formats.layers[i]) for i in layers
@@ -112,11 +116,6 @@ class Stage(nn.Module):
     def is_slow(self) -> bool:
         """Whether this stage's type is bfloat16, and its processor does not multiply that."""
         return self.device.type == "cpu" and self.dtype == torch.bfloat16 and not multiplies_bfloat16()
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of the weights, the KV cache and the activations."""
-        return self.cache.keys[0].dtype
 
     @torch.inference_mode()
     def prepare(self, batch: RaggedBatch, sampled_R: torch.Tensor | None = None) -> StageInputs:

@@ -1,8 +1,8 @@
 """Compiles a C++ file of the package once for a machine and a type, with the compiler that is there, and loads it.
 
-The library lies in the user's cache, named by a hash of its source, the compiler and the processor. Sources use no
-header of torch, so that they take seconds to compile; `element.h` has the type. They use torch's OpenMP, so that both
-share one pool of threads.
+The library lies in the user's cache, named by a hash of its source and headers, the compiler and the processor. Sources
+use no header of torch, so that they take seconds to compile; `element.h` has the type. They use torch's OpenMP, so that
+both share one pool of threads.
 """
 
 from __future__ import annotations
@@ -73,8 +73,9 @@ def _load(source: Path, flags: tuple[str, ...]) -> ctypes.CDLL:
     if compiler is None:
         raise NoLibraryError("there is no C++ compiler (c++, g++ or clang++)")
     words = (" ".join(flags), compiler, _processor())
-    files = (source, *_HEADERS)
-    parts = (*(file.read_bytes() for file in files), *(word.encode() for word in words))
+    headers = {*_HEADERS, *source.parent.glob("*.h")}
+    files = (path.read_bytes() for path in (source, *sorted(headers)))
+    parts = (*files, *(word.encode() for word in words))
     name = hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
     try:
         target = user_cache() / f"{source.stem}-{name}.so"

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from ..batch import RaggedBatch, Segment
+from ..cache_rows import read_rows
 from ..kv_cache import slots_of
 from ..transfers import upload
 from .backend import AttentionBackend
@@ -146,10 +147,9 @@ def chunk_mask(
     return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
 
 
-def _read(cache_SKD: torch.Tensor, slots: slice | torch.Tensor) -> torch.Tensor:
-    """Return the keys or values at `slots`, [1, K, keys, D]: a view of the cache where the slots are consecutive."""
-    rows = cache_SKD[slots] if isinstance(slots, slice) else cache_SKD.index_select(0, slots)
-    return rows.transpose(0, 1).unsqueeze(0)
+def _read(cache_SKD: torch.Tensor, slots: slice | torch.Tensor, q_TKGD: torch.Tensor) -> torch.Tensor:
+    """Return the keys or values at `slots`, [1, K, keys, D], as `read_rows` does."""
+    return read_rows(cache_SKD, slots, q_TKGD.shape[3], q_TKGD.dtype).transpose(0, 1).unsqueeze(0)
 
 
 def attend_chunks(
@@ -161,8 +161,8 @@ def attend_chunks(
         q = q_TKGD[plan.rows].reshape(-1, K * G, D).transpose(0, 1).unsqueeze(0)
         attended = F.scaled_dot_product_attention(
             q,
-            _read(keys_SKD, plan.slots),
-            _read(values_SKD, plan.slots),
+            _read(keys_SKD, plan.slots, q_TKGD),
+            _read(values_SKD, plan.slots, q_TKGD),
             attn_mask=plan.mask,
             is_causal=plan.is_causal,
             enable_gqa=G > 1,
@@ -184,13 +184,15 @@ def attend_decodes(
     K, G, D = q_TKGD.shape[1:]
     if isinstance(plan, PaddedPlan):
         B = plan.rows.stop - plan.rows.start
-        keys = keys_SKD.index_select(0, plan.slots).view(B, -1, K, D).transpose(1, 2)
-        values = values_SKD.index_select(0, plan.slots).view(B, -1, K, D).transpose(1, 2)
+        keys, values = (
+            read_rows(cache, plan.slots, D, q_TKGD.dtype).view(B, -1, K, D).transpose(1, 2)
+            for cache in (keys_SKD, values_SKD)
+        )
         attended = F.scaled_dot_product_attention(q_TKGD[plan.rows], keys, values, attn_mask=plan.mask)
         out[plan.rows] = attended.reshape(B, -1)
         return
     for decode in plan:
         attended = F.scaled_dot_product_attention(
-            q_TKGD[decode.rows], _read(keys_SKD, decode.slots), _read(values_SKD, decode.slots)
+            q_TKGD[decode.rows], _read(keys_SKD, decode.slots, q_TKGD), _read(values_SKD, decode.slots, q_TKGD)
         )
         out[decode.rows].view(1, K, G, D).copy_(attended)

@@ -31,14 +31,19 @@ def make_backend(
     dtype: torch.dtype,
     device: torch.device,
     head_dim: int,
+    cache_dtype: str = "auto",
 ) -> AttentionBackend:
     """Make the backend `flash`, `xformers` or `sdpa`. `auto` is flash or the C++ one where it runs, else sdpa.
+
+    Rows of 8 bits are read by sdpa and the C++ one.
 
     Raises:
         ConfigError: the one that was asked for does not run here.
     """
     wanted = "flash" if name == "auto" else name
     reason = why_not(wanted, dtype, device, head_dim)
+    if wanted != "sdpa" and reason is None and cache_dtype != "auto":
+        reason = f"reads keys in the model's dtype, not cache.dtype={cache_dtype}"
     if reason is not None and name != "auto":
         raise ConfigError(f"model.attention={name}: {reason}; sdpa runs anywhere")
     backend: AttentionBackend

@@ -5,71 +5,41 @@ from __future__ import annotations
 import ctypes
 from ctypes import c_float, c_int64, c_void_p
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ...parallel.cpp_library import load
+from ..cache_rows import CACHE_DTYPES
 from ..head_norm import HeadNorm
 
+_CACHE = (c_int64, c_void_p, c_void_p, c_int64)  # kind of its numbers, keys, values, stride of a head
 _SIGNATURES = {
-    "rms_norm": (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float),
+    "add_and_norm": (*5 * (c_void_p,), c_int64, c_int64, c_float),
     "gated_silu": (c_void_p, c_void_p, c_int64, c_int64),
     "rotate_and_write": (
-        c_void_p,
-        c_int64,
-        c_int64,
-        c_void_p,
-        c_int64,
-        c_int64,
-        c_void_p,
-        c_void_p,
-        c_void_p,
-        c_void_p,
-        c_void_p,
-        c_int64,
-        c_void_p,
-        c_int64,
-        c_int64,
-        c_int64,
-        c_int64,
-    ),
-    "attend_decodes": (
-        c_void_p,
-        c_void_p,
-        c_void_p,
-        c_int64,
-        c_void_p,
-        c_void_p,
-        c_int64,
-        c_int64,
-        c_int64,
-        c_void_p,
-        c_int64,
-        c_int64,
-        c_int64,
-        c_int64,
-        c_float,
-    ),
-    "attend_chunk": (
-        c_void_p,
-        c_void_p,
-        c_void_p,
-        c_int64,
-        c_void_p,
-        c_int64,
-        c_int64,
-        c_int64,
-        c_int64,
-        c_void_p,
-        c_int64,
-        c_int64,
-        c_int64,
-        c_float,
+        *_CACHE,
+        *2 * (c_void_p, c_int64, c_int64),  # queries and keys, then values, with strides of a token and of a head
+        *(c_void_p, c_void_p, c_float),
+        *4 * (c_void_p,),
+        *4 * (c_int64,),
     ),
 }
+_ATTENTION = {
+    "attend_decodes": (*_CACHE, *3 * (c_void_p,), *3 * (c_int64,), c_void_p, *4 * (c_int64,), c_float),
+    "attend_chunk": (*_CACHE, *2 * (c_void_p,), *4 * (c_int64,), c_void_p, *3 * (c_int64,), c_float),
+}
+_KINDS = {CACHE_DTYPES["int8"]: 1, CACHE_DTYPES["fp8"]: 2}  # others are the library's elements
+
+
+def _load(name: str, dtype: torch.dtype, signatures: dict[str, tuple[Any, ...]]) -> ctypes.CDLL:
+    library: ctypes.CDLL = load(Path(__file__).with_name(name), dtype)
+    for function_name, arguments in signatures.items():
+        function = getattr(library, function_name)
+        function.argtypes, function.restype = arguments, None
+    return library
 
 
 class CppKernels:
@@ -84,21 +54,19 @@ class CppKernels:
     fallback_reason = ""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        library: ctypes.CDLL = load(Path(__file__).with_name("kernels.cpp"), dtype)
-        for name, arguments in _SIGNATURES.items():
-            function = getattr(library, name)
-            function.argtypes, function.restype = arguments, None
-        self._library = library
+        self._library = _load("kernels.cpp", dtype, _SIGNATURES)
+        self._attention = _load("attention.cpp", dtype, _ATTENTION)
         self.dtype = dtype
 
     def norm(self, x_TH: Tensor, term_TH: Tensor | None, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor:
-        """See `Kernels.norm`. The sum, and LayerNorm, are torch's."""
-        if term_TH is not None:
-            x_TH.add_(term_TH)
-        if bias_H is not None:
-            return F.layer_norm(x_TH, weight_H.shape, weight_H, bias_H, eps)
-        x_TH, out = x_TH.contiguous(), torch.empty_like(x_TH)
-        self._library.rms_norm(x_TH.data_ptr(), weight_H.data_ptr(), out.data_ptr(), *x_TH.shape, eps)
+        """See `Kernels.norm`."""
+        if term_TH is None:
+            x_TH = x_TH.contiguous()
+        out = torch.empty_like(x_TH)
+        assert x_TH.is_contiguous()
+        assert term_TH is None or term_TH.is_contiguous()
+        pointers = [None if x is None else x.data_ptr() for x in (x_TH, term_TH, weight_H, bias_H, out)]
+        self._library.add_and_norm(*pointers, *x_TH.shape, eps)
         return out
 
     def gated_silu(self, hidden_TF: Tensor) -> Tensor:
@@ -119,30 +87,29 @@ class CppKernels:
         out_TKGD: Tensor | None = None,
     ) -> Tensor:
         """See `Kernels.rotate_and_write`."""
-        values_TKD = qkv_TKED[:, :, -1]
-        qk_TKED = qkv_TKED[:, :, :-1] if head_norm is None else head_norm(qkv_TKED[:, :, :-1])
-        T, K, E, D = qk_TKED.shape
-        queries = qk_TKED.new_empty(T, K, E - 1, D) if out_TKGD is None else out_TKGD
+        T, K, E, D = qkv_TKED.shape
+        queries = qkv_TKED.new_empty(T, K, E - 2, D) if out_TKGD is None else out_TKGD
         assert queries.is_contiguous()
-        assert qk_TKED.stride()[2:] == (D, 1)
-        assert values_TKD.stride(2) == 1
-        assert key_cache_SKD.stride()[::2] == value_cache_SKD.stride()[::2] == (D, 1)
+        assert qkv_TKED.stride()[2:] == (D, 1)
+        values_TKD, own = qkv_TKED[:, :, -1], head_norm
+        weights = (None, None, 0.0)
+        if own is not None:
+            weights = (own.query_weight.data_ptr(), own.key_weight.data_ptr(), own.eps)
         cos, sin = (None, None) if rope is None else (rope[0].data_ptr(), rope[1].data_ptr())
         self._library.rotate_and_write(
-            qk_TKED.data_ptr(),
-            *qk_TKED.stride()[:2],
+            *_cache(key_cache_SKD, value_cache_SKD),
+            qkv_TKED.data_ptr(),
+            *qkv_TKED.stride()[:2],
             values_TKD.data_ptr(),
             *values_TKD.stride()[:2],
+            *weights,
             cos,
             sin,
             slots_T.data_ptr(),
-            key_cache_SKD.data_ptr(),
-            value_cache_SKD.data_ptr(),
-            key_cache_SKD.stride(1),
             queries.data_ptr(),
             T,
             K,
-            E - 1,
+            E - 2,
             D,
         )
         return queries
@@ -167,16 +134,13 @@ class CppKernels:
         B, K, G, D = q_BKGD.shape
         assert q_BKGD.is_contiguous()
         assert out_BKGD.is_contiguous()
-        assert keys_SKD.stride()[::2] == values_SKD.stride()[::2] == (D, 1)
         assert tables_BM.dtype == np.int32
         assert starts_B.dtype == np.int64
         assert tables_BM.flags.c_contiguous
         assert starts_B.flags.c_contiguous
-        self._library.attend_decodes(
+        self._attention.attend_decodes(
+            *_cache(keys_SKD, values_SKD),
             q_BKGD.data_ptr(),
-            keys_SKD.data_ptr(),
-            values_SKD.data_ptr(),
-            keys_SKD.stride(1),
             starts_B.ctypes.data,
             tables_BM.ctypes.data,
             tables_BM.shape[1],
@@ -210,12 +174,9 @@ class CppKernels:
         N, K, G, D = q_NKGD.shape
         assert q_NKGD.is_contiguous()
         assert out_NKGD.is_contiguous()
-        assert keys_SKD.stride()[::2] == values_SKD.stride()[::2] == (D, 1)
-        self._library.attend_chunk(
+        self._attention.attend_chunk(
+            *_cache(keys_SKD, values_SKD),
             q_NKGD.data_ptr(),
-            keys_SKD.data_ptr(),
-            values_SKD.data_ptr(),
-            keys_SKD.stride(1),
             runs.ctypes.data,
             begin,
             start,
@@ -227,3 +188,9 @@ class CppKernels:
             D,
             D**-0.5,
         )
+
+
+def _cache(keys_SKD: Tensor, values_SKD: Tensor) -> tuple[int, int, int, int]:
+    """Return what the operators are told of a layer's cache, as `_CACHE` has it."""
+    assert keys_SKD.stride()[::2] == values_SKD.stride()[::2] == (keys_SKD.shape[2], 1)
+    return _KINDS.get(keys_SKD.dtype, 0), keys_SKD.data_ptr(), values_SKD.data_ptr(), keys_SKD.stride(1)

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..cache_rows import write_rows
 from ..head_norm import HeadNorm
 from ..rope import rotate
 
@@ -94,7 +95,7 @@ class TorchKernels:
         qk_TKED = qkv_TKED[:, :, :-1] if head_norm is None else head_norm(qkv_TKED[:, :, :-1])
         if rope is not None:
             qk_TKED = rotate(qk_TKED, *rope)
-        key_cache_SKD.index_copy_(0, slots_T, qk_TKED[:, :, -1])
-        value_cache_SKD.index_copy_(0, slots_T, qkv_TKED[:, :, -1])
+        write_rows(key_cache_SKD, slots_T, qk_TKED[:, :, -1])
+        write_rows(value_cache_SKD, slots_T, qkv_TKED[:, :, -1])
         queries = qk_TKED[:, :, :-1]
         return queries if out_TKGD is None else out_TKGD.copy_(queries)

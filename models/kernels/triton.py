@@ -13,7 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..cache_rows import CACHE_DTYPES
 from ..head_norm import HeadNorm
+from .kernels import TorchKernels
 
 _GATE_BLOCK = 1024  # elements of a gate that one program computes
 
@@ -139,7 +141,11 @@ class TritonKernels:
         value_cache_SKD: Tensor,
         out_TKGD: Tensor | None = None,
     ) -> Tensor:
-        """See `Kernels.rotate_and_write`."""
+        """See `Kernels.rotate_and_write`. Rows of 8 bits are written by torch's operators."""
+        if key_cache_SKD.dtype in CACHE_DTYPES.values():
+            return TorchKernels().rotate_and_write(
+                qkv_TKED, head_norm, rope, slots_T, key_cache_SKD, value_cache_SKD, out_TKGD
+            )
         T, K, E, D = qkv_TKED.shape
         queries = qkv_TKED.new_empty(T, K, E - 2, D) if out_TKGD is None else out_TKGD
         tensors = *(rope or (None, None)), slots_T, key_cache_SKD, value_cache_SKD, queries

@@ -9,6 +9,7 @@ from typing import Literal
 from ...conf.clusters import ClusterConfig
 from ...conf.costs import AttentionKernels, CostsConfig
 from ...conf.schema import Architecture
+from ...models.memory import kv_row_bytes
 from ...parallel.placement import StageLink
 from ...parallel.weight_format import WeightFormat
 from .attention import AttentionCost
@@ -30,6 +31,7 @@ class AnalyticOperators:
         replicate_embedding: each rank holds the whole embedding, so that no all-reduce follows it.
         expert_parallel: each rank holds whole experts; else a slice of each.
         expert_skew: how unevenly tokens are routed to experts (`Routing`).
+        cache_dtype: `cache.dtype`.
         layers, head: how the weights of the layers' products, and of the LM head, are quantized; None: they are not.
     """
 
@@ -49,6 +51,7 @@ class AnalyticOperators:
         expert_skew: float = 0.0,
         layers: WeightFormat | None = None,
         head: WeightFormat | None = None,
+        cache_dtype: str = "auto",
     ) -> None:
         H, D, N, K = arch.hidden_size, arch.head_dim, arch.num_heads // tp, max(1, arch.num_kv_heads // tp)
         ffn, gate = arch.ffn_size if expert_parallel else arch.ffn_size // tp, 2 if arch.gated_ffn else 1
@@ -71,8 +74,8 @@ class AnalyticOperators:
         dense = LAYER_LINEARS if arch.experts is None else LAYER_LINEARS[:2]
         self._layer = Products(gemm, [sizes[name] for name in dense])
         self._head = Products(head_gemm, [sizes["head"]])
-        kind = costs.attention.of(attention)
-        self._attention = AttentionCost(kind, N, K, D, costs.multiprocessors, dtype_bytes)
+        kind, key_bytes = costs.attention.of(attention), kv_row_bytes(D, dtype_bytes, cache_dtype)
+        self._attention = AttentionCost(kind, N, K, D, costs.multiprocessors, dtype_bytes, key_bytes)
         self._window = arch.sliding_window
         rates, row, head_row = costs.pointwise, H * dtype_bytes, (N + K) * D
         norm, add = (H, 2 * row, rates.norm_gbps), (0, 3 * row, rates.add_gbps)
@@ -103,7 +106,7 @@ class AnalyticOperators:
             for size, rows in ((ffn, routing.pairs), (beside, 1.0)):
                 if size:
                     kernels.append((gate * size, rows * (gate + 1) * size * dtype_bytes, rates.activation_gbps))
-        kernels.append((0, 4 * K * D * dtype_bytes, rates.copy_gbps))
+        kernels.append((0, 2 * K * (D * dtype_bytes + key_bytes), rates.copy_gbps))
         self._others = Pointwise(rates, kernels)
         embedding = [(0, 2 * row, rates.embedding_gbps)]
         if arch.position == "learned":

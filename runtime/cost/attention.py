@@ -27,6 +27,7 @@ class AttentionCost:
         heads, kv_heads, head_dim: the rank's share of the model's heads, and their size.
         multiprocessors: their number on the device.
         dtype_bytes: bytes of an element. The config's rates hold for 2 bytes; time grows in proportion.
+        row_bytes: bytes of one token's key of one head, with its scale; 0: those of its elements.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class AttentionCost:
         head_dim: int,
         multiprocessors: int,
         dtype_bytes: int,
+        row_bytes: int = 0,
     ) -> None:
         self._wave_blocks = _BLOCKS_PER_MULTIPROCESSOR * multiprocessors
         self._heads, self._kv_heads = heads, kv_heads
@@ -49,7 +51,7 @@ class AttentionCost:
         self._chunk_wave = config.chunk_wave_us * 1e-6
         self._chunk_block_per_key = config.chunk_token_ns * 1e-9
         self._copy_per_token = 2 * (heads + kv_heads) * head_dim * dtype_bytes / (config.chunk_copy_gbps * 1e9)
-        block_per_token = 2 * head_dim * dtype_bytes / (config.decode_gbps * 1e9)
+        block_per_token = 2 * (row_bytes or head_dim * dtype_bytes) / (config.decode_gbps * 1e9)
         self._decode_wave_per_token = block_per_token * self._wave_blocks
         self._decode_whole_waves, self._decode_spread = config.decode_waves, config.decode_spread
         self._decode_launch = config.decode_launch_us * 1e-6

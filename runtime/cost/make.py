@@ -81,6 +81,7 @@ def make_operators(
         launch=simulation.launch,
         expert_parallel=config.parallel.expert_parallel,
         expert_skew=simulation.expert_skew,
+        cache_dtype=config.cache.dtype,
         layers=None if formats is None else formats.typical,
         head=None if formats is None else formats.head,
     )
@@ -144,5 +145,6 @@ def _measured(config: SimulateConfig, arch: Architecture) -> Measured | None:
         tp=parallel.tp,
         dtype=dtype,
         quantization=config.model.quantization,
+        cache_dtype=config.cache.dtype,
         devices_per_node=config.cluster.devices_per_node,
     )

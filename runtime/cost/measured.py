@@ -100,6 +100,7 @@ def read_measured(
     tp: int,
     dtype: str,
     quantization: str | None = None,
+    cache_dtype: str = "auto",
     devices_per_node: int = 8,
 ) -> Measured:
     """Read a profile folder for a model of `arch` in `dtype`, in `tp` slices, over `pp` stages.
@@ -111,8 +112,9 @@ def read_measured(
     key = f"simulation.profile={path}"
     folder = ProfileFolder(user_path(path, "simulation.profile"), key)
     about = folder.about()
-    numbers = {"dtype": about.dtype, "quantization": about.quantization}
-    for name, wanted in {**shape_of(arch), "tp": tp, "dtype": dtype, "quantization": quantization}.items():
+    numbers = {"dtype": about.dtype, "quantization": about.quantization, "cache.dtype": about.cache_dtype}
+    asked = {"dtype": dtype, "quantization": quantization, "cache.dtype": cache_dtype}
+    for name, wanted in {**shape_of(arch), "tp": tp, **asked}.items():
         found = {**about.shape, "tp": about.tp, **numbers}.get(name)
         if found != wanted:
             raise ConfigError(f"{key}: measured {about.model} with {name}={found}; this model has {name}={wanted}")

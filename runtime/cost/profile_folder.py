@@ -53,6 +53,7 @@ class About:
     block_size: int
     nodes: int = 1  # that hold the ranks of a stage
     quantization: str | None = None  # of weights
+    cache_dtype: str = "auto"
 
 
 class OperatorSample(NamedTuple):

@@ -92,6 +92,10 @@ def make_plan(config: EngineConfig) -> Plan:
             raise ConfigError(f"model.attention={name}: runs on CUDA only; use sdpa or auto on hardware.device=cpu")
         if config.model.dtype == "float32":
             raise ConfigError(f"model.attention={name}: runs in bfloat16 and float16; use sdpa or auto for float32")
+        if cache.dtype != "auto":
+            raise ConfigError(
+                f"cache.dtype={cache.dtype}: model.attention={name} reads keys in the model's dtype; use sdpa or auto"
+            )
     tokenizer = config.model.tokenizer or (str(path) if path else None)
     format_of = stated_formats(path, arch, config.model.quantization)
     if path is not None and not simulated:
@@ -112,7 +116,7 @@ def make_plan(config: EngineConfig) -> Plan:
     dtype = resolve_dtype(config.model, hardware.device)
     if not simulated:
         _say_float32(config.model, dtype)
-    memory = MemoryModel(arch, config.parallel, stages, BYTES[dtype], max_rows, formats)
+    memory = MemoryModel(arch, config.parallel, stages, BYTES[dtype], max_rows, formats, cache.dtype)
     speeds, most = _speeds(config.parallel, stages), None
     if speeds is not None or len({each.memory_gib for each in stages}) > 1:
         most = _most_layers(memory, config)
@@ -207,4 +211,5 @@ def make_setup(config: EngineConfig, plan: Plan) -> Setup:
         threads=config.parallel.threads,
         timeout_s=config.parallel.start_timeout_s + config.parallel.step_timeout_s,
         tokenizer=plan.tokenizer,
+        cache_dtype=config.cache.dtype,
     )

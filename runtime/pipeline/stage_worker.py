@@ -76,6 +76,7 @@ class StageWorker:
             block_size=setup.block_size,
             replicate_embedding=setup.replicate_embedding,
             seed=setup.seed,
+            cache_dtype=setup.cache_dtype,
             on_piece=lambda: on_part("weights", False),
         )
         stage.pack()

@@ -59,10 +59,11 @@ def plan_profile(config: ProfileConfig) -> ProfilePlan:
         raise ConfigError(f"max_context={context}: must be at most the model's {arch.max_position}")
     slice_ = replace(arch, num_layers=num_layers * stages)
     grid = replace(parallel, pp=stages, layers=(num_layers,) * stages, launcher="ray" if ranks > 1 else "local")
-    element = BYTES[plan.dtype]
     middle = plan.formats.layers[len(plan.formats.layers) // 2]
     formats = replace(plan.formats, layers=(middle,) * slice_.num_layers)
-    memory = MemoryModel(slice_, grid, [hardware] * stages, element, formats=formats)
+    memory = MemoryModel(
+        slice_, grid, [hardware] * stages, BYTES[plan.dtype], formats=formats, cache_dtype=config.cache.dtype
+    )
     points = operator_points(config.max_tokens, context, config.max_decodes, hardware.tile)
     operators = _fitting(points, memory.blocks(block), block)
     mixed = _fitting(mixed_points(config.max_tokens, context, config.max_decodes), plan.num_blocks, block)
@@ -73,6 +74,7 @@ def plan_profile(config: ProfileConfig) -> ProfilePlan:
         shape=shape_of(arch),
         dtype=plan.dtype,
         quantization=config.model.quantization,
+        cache_dtype=config.cache.dtype,
         attention=config.model.attention,
         hardware=hardware.name,
         device=hardware.device,
@@ -129,6 +131,7 @@ def _setup(
         seed=config.seed,
         threads=threads,
         timeout_s=config.parallel.start_timeout_s + config.parallel.step_timeout_s,
+        cache_dtype=config.cache.dtype,
     )
 
 

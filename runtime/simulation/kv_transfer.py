@@ -137,5 +137,5 @@ def make_links(prefill: Setting, decode: Setting) -> KvLinks:
         ways.append((spine, min(float(most), cluster.uplinks)))
     arch = decode.plan.arch
     element = dtype_bytes(decode.config.model, decode.config.hardware.device)
-    size = kv_bytes_per_token(arch, arch.num_layers, 1, element)
+    size = kv_bytes_per_token(arch, arch.num_layers, 1, element, decode.config.cache.dtype)
     return KvLinks(KvLink(ways), size, ports[0], ports[1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -69,13 +70,21 @@ class Reference:
     sampled: list[list[int]]
 
 
-def start(folder: Path, layout: str, num_blocks: int, launcher: RayLauncher | None, prefix_caching: bool = True) -> LLM:
+def start(
+    folder: Path,
+    layout: str,
+    num_blocks: int,
+    launcher: RayLauncher | None,
+    prefix_caching: bool = True,
+    cache_dtype: Literal["auto", "int8", "fp8"] = "auto",
+    kernels: Literal["auto", "torch"] = "auto",
+) -> LLM:
     pp, tp = LAYOUTS[layout]
     config = EngineConfig(
-        model=ModelConfig(weights=str(folder), tokenizer="none"),
+        model=ModelConfig(weights=str(folder), tokenizer="none", kernels=kernels),
         parallel=ParallelConfig(pp=pp, tp=tp, launcher="local" if pp * tp == 1 else "ray", threads=1),
         scheduler=POLICIES[0],
-        cache=CacheConfig(block_size=4, num_blocks=num_blocks, prefix_caching=prefix_caching),
+        cache=CacheConfig(block_size=4, num_blocks=num_blocks, prefix_caching=prefix_caching, dtype=cache_dtype),
     )
     return LLM.from_config(config, launcher=launcher if pp * tp > 1 else None)
 
@@ -114,3 +123,23 @@ def test_tokens_are_those_of_transformers(layout: str, reference: Reference, ray
     assert drafts > 0
     assert cached > 0
     assert reference.sampled != reference.greedy
+
+
+@pytest.mark.parametrize(
+    "layout", [pytest.param(layout, marks=pytest.mark.slow if layout != "local" else ()) for layout in LAYOUTS]
+)
+@pytest.mark.parametrize("cache_dtype", ["int8", "fp8"])
+def test_a_cache_of_8_bits_gives_the_same_tokens_in_every_layout(
+    cache_dtype: Literal["int8", "fp8"], layout: str, tmp_path: Path, ray_launcher: RayLauncher
+) -> None:
+    """Those of one rank without preemptions, prefix cache and C++; most of them are those of the plain cache."""
+    model = hf_models.make_model("llama-grouped", tmp_path)
+    with start(tmp_path, "local", 500, None, False, cache_dtype, "torch") as llm:
+        expected = run(llm, GREEDY)
+    with start(tmp_path, layout, 24, ray_launcher, cache_dtype=cache_dtype) as llm:
+        assert run(llm, GREEDY) == expected
+        assert sum(r.preemptions for r in llm.record.requests) > 0
+        assert sum(r.cached_tokens for r in llm.record.requests) > 0
+    plain = [hf_models.greedy(model, prompt, OUTPUT) for prompt in PROMPTS]
+    same = [own == true for each in zip(expected, plain, strict=True) for own, true in zip(*each, strict=True)]
+    assert sum(same) / len(same) > 0.5  # a token that differs changes all that follow

@@ -41,6 +41,18 @@ def test_stages_on_cuda_mix_no_devices_and_wait_for_nothing(name: str, pp: int, 
                     assert out.shape == (batch.num_tokens, arch.hidden_size)
 
 
+@pytest.mark.parametrize("cache_dtype", ["int8", "fp8"])
+@pytest.mark.parametrize("is_piecewise", [False, True])
+def test_a_cache_of_8_bits_on_cuda_waits_for_nothing(cache_dtype: str, is_piecewise: bool) -> None:
+    arch = ARCHITECTURES["llama"]
+    with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 60), FakeCuda() as cuda:
+        with cuda.may_wait():
+            stage = lone_stage(arch, Mesh(1, 1, 0), CUDA, torch.bfloat16, 9, cache_dtype=cache_dtype)
+        forward = GraphedStage(stage, list).forward if is_piecewise else stage.forward
+        for batch in BATCHES.values():
+            assert forward(stage.prepare(batch), None).dtype == torch.float32
+
+
 @pytest.mark.parametrize(
     "params",
     [

@@ -13,6 +13,8 @@ from gapless.conf.errors import ConfigError
 from gapless.models.attention.cpp import CppBackend
 from gapless.models.attention.sdpa import SdpaBackend
 from gapless.models.batch import RaggedBatch, Segment
+from gapless.models.cache_rows import empty_rows, read_rows, write_rows
+from gapless.models.head_norm import HeadNorm
 from gapless.models.kernels.cpp import CppKernels
 from gapless.models.kernels.kernels import TorchKernels
 from gapless.models.kernels.select import make_kernels
@@ -45,6 +47,35 @@ def test_norm_and_gate(cpp: CppKernels, T: int, H: int) -> None:
     x, hidden = (torch.randn(T, H) * 3).to(cpp.dtype), (torch.randn(T, 2 * H) * 20).to(cpp.dtype)
     assert_rounded_once(cpp.norm(x, None, weight, None, 1e-5), plain.norm(x.float(), None, weight.float(), None, 1e-5))
     assert_rounded_once(cpp.gated_silu(hidden), plain.gated_silu(hidden.float()))
+
+
+@pytest.mark.parametrize("with_bias", [True, False], ids=["layer norm", "rms norm"])
+@pytest.mark.parametrize(("T", "H"), [(0, 8), (1, 8), (3, 37), (200, 768)])
+def test_the_sum_is_normed_in_the_same_pass(cpp: CppKernels, T: int, H: int, with_bias: bool) -> None:
+    x, term = ((torch.randn(T, H) * 3 + 1).to(cpp.dtype) for _ in range(2))
+    weight, bias = torch.randn(H).to(cpp.dtype), torch.randn(H).to(cpp.dtype) if with_bias else None
+    total = x + term
+    exact = TorchKernels().norm(total.double(), None, weight.double(), None if bias is None else bias.double(), 1e-5)
+    for found in (cpp.norm(x, term, weight, bias, 1e-5), cpp.norm(total, None, weight, bias, 1e-5)):
+        assert_rounded_once(found, exact.float())
+    assert torch.equal(x, total)
+
+
+@pytest.mark.parametrize("rotated", [True, False])
+def test_heads_are_normed_and_rotated_with_one_rounding(cpp: CppKernels, rotated: bool) -> None:
+    T, K, G, D = 9, 2, 3, 24
+    norm = HeadNorm(D, 1e-5, dtype=cpp.dtype, device=CPU)
+    qkv, angles, slots = torch.randn(T, K, G + 2, D).to(cpp.dtype), torch.randn(T, 1, 1, D // 2), torch.randperm(T)
+    rope = (angles.cos().to(cpp.dtype), angles.sin().to(cpp.dtype)) if rotated else None
+    with torch.inference_mode():
+        for weight in norm.parameters():
+            weight.normal_()
+        found, exact = [[cache(K, T, D, dtype).zero_() for _ in range(2)] for dtype in (cpp.dtype, torch.float64)]
+        queries = cpp.rotate_and_write(qkv, norm, rope, slots, *found)
+        exact_rope = (rope[0].double(), rope[1].double()) if rope else None
+        wanted = TorchKernels().rotate_and_write(qkv.double(), norm.double(), exact_rope, slots, *exact)
+    for own, true in zip([queries, *found], [wanted, *exact], strict=True):
+        assert_rounded_once(own, true.float())
 
 
 def test_extremes_of_the_gate(cpp: CppKernels) -> None:
@@ -92,6 +123,7 @@ def batches(draw: st.DrawFn) -> tuple[RaggedBatch, int]:
     window=st.sampled_from([None, 1, 5, 130]),
     seed=st.integers(0, 99),
     kind=st.sampled_from([(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)]),
+    cache_dtype=st.sampled_from(["auto", "auto", "int8", "fp8"]),
 )
 @settings(max_examples=examples(60))
 def test_attention(
@@ -100,19 +132,25 @@ def test_attention(
     window: int | None,
     seed: int,
     kind: tuple[torch.dtype, bool],
+    cache_dtype: str,
 ) -> None:
-    """Over chunks and decodes, pages in any order, groups of queries, head sizes and windows."""
+    """Over chunks and decodes, pages in any order, groups of queries, head sizes, windows and types of the cache."""
     (batch, blocks), (K, G, D), (dtype, chunks_by_sdpa) = found, heads, kind
     torch.manual_seed(seed)
     q = torch.randn(batch.num_tokens, K, G, D).to(dtype)
-    keys, values = (cache(K, 4 * blocks, D, dtype) for _ in range(2))
+    keys, values = (empty_rows(K, 4 * blocks, D, dtype=dtype, cache_dtype=cache_dtype, device=CPU) for _ in range(2))
+    for each in (keys, values):
+        write_rows(each, torch.arange(4 * blocks), torch.randn(4 * blocks, K, D).to(dtype))
     sdpa = SdpaBackend(block_size=4, window=window, dtype=dtype, device=CPU) if chunks_by_sdpa else None
     tested = CppBackend(CppKernels(dtype), block_size=4, window=window, sdpa=sdpa)
-    exact = SdpaBackend(block_size=4, window=window, dtype=torch.float32, device=CPU)
-    tolerance = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2**-7, "atol": 1e-2}
+    exact = SdpaBackend(block_size=4, window=window, dtype=torch.float64, device=CPU)
+    exact_rows = [read_rows(each, slice(None), D, torch.float64).double() for each in (keys, values)]
+    tolerance = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2**-8, "atol": 1e-5}
+    if chunks_by_sdpa:
+        tolerance = {"rtol": 2**-7, "atol": 1e-2}
     torch.testing.assert_close(
-        tested.attend(q, keys, values, tested.plan(batch)).float(),
-        exact.attend(q.float(), keys.float(), values.float(), exact.plan(batch)),
+        tested.attend(q, keys, values, tested.plan(batch)).double(),
+        exact.attend(q.double(), *exact_rows, exact.plan(batch)),
         **tolerance,
     )
 

@@ -100,15 +100,25 @@ def test_the_embedding_is_replicated_where_that_takes_little() -> None:
         assert memory(SMALL, hardware, pp=pp, tp=tp, replicate_embedding=told).replicates_embedding() == expected
 
 
-@pytest.mark.parametrize("tie", [False, True])
-def test_a_real_stage_takes_what_the_model_says(tie: bool) -> None:
+@pytest.mark.parametrize(("tie", "cache_dtype"), [(False, "auto"), (True, "auto"), (False, "int8"), (False, "fp8")])
+def test_a_real_stage_takes_what_the_model_says(tie: bool, cache_dtype: str) -> None:
     arch = dataclasses.replace(SMALL, tie_embeddings=tie)
     with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 30) as groups:
-        stage = build_stage(ModelConfig(architecture=arch), arch, groups, range(4), num_blocks=8, block_size=16)
+        stage = build_stage(
+            ModelConfig(architecture=arch),
+            arch,
+            groups,
+            range(4),
+            num_blocks=8,
+            block_size=16,
+            cache_dtype=cache_dtype,
+        )
         weights = sum(p.numel() * p.element_size() for p in stage.parameters())
         cache = sum(t.numel() * t.element_size() for t in [*stage.cache.keys, *stage.cache.values])
     assert weights == pytest.approx(weight_bytes(arch, Mesh(1, 1), range(4), 4), rel=0.01)  # norms are left out
-    assert cache == (8 + 1) * 16 * kv_bytes_per_token(arch, 4, 1, 4)  # one block more, for rows that only pad
+    assert cache == (8 + 1) * 16 * kv_bytes_per_token(
+        arch, 4, 1, 4, cache_dtype
+    )  # one block more, for rows that only pad
 
 
 def test_blocks_are_the_minimum_over_the_stages() -> None:
@@ -117,6 +127,16 @@ def test_blocks_are_the_minimum_over_the_stages() -> None:
     assert counts[2, 2] > counts[1, 3] == counts[3, 1]
     available = int(0.01 * GIB) - weight_bytes(SMALL, Mesh(2, 1, 1), range(2, 4), 4)
     assert counts[2, 2] == available // (16 * kv_bytes_per_token(SMALL, 2, 1, 4))
+
+
+@pytest.mark.parametrize("cache_dtype", ["int8", "fp8"])
+def test_a_cache_of_8_bits_holds_twice_the_blocks(cache_dtype: str) -> None:
+    arch = dataclasses.replace(SMALL, head_dim=128)
+    counts = [
+        MemoryModel(arch, ParallelConfig(), [HardwareConfig(memory_gib=0.1)], 2, cache_dtype=each).blocks(16)
+        for each in ("auto", cache_dtype)
+    ]
+    assert counts[1] / counts[0] == pytest.approx(256 / (128 + 4), rel=0.01)  # bytes of a row: 4 are its scale's
 
 
 def test_too_little_memory_is_one_line() -> None:

@@ -97,6 +97,7 @@ def lone_stage(
     attention: str = "sdpa",
     kernels: str = "auto",
     block_size: int = 4,
+    cache_dtype: str = "auto",
 ) -> Stage:
     """Make a stage. Its memory is not initialized."""
     layers = split_layers(arch, mesh.pp, None)[mesh.stage]
@@ -109,4 +110,5 @@ def lone_stage(
         num_blocks=num_blocks,
         block_size=block_size,
         kernels=kernels,
+        cache_dtype=cache_dtype,
     )

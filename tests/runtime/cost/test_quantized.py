@@ -88,6 +88,23 @@ def test_a_head_of_its_own_format() -> None:
     assert quantized.linear("ffn_ln1", 1) == plain.linear("ffn_ln1", 1)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "fp8"])
+def test_keys_of_8_bits_take_half_the_memory_and_time(dtype: str) -> None:
+    """But for their scales, 4 bytes beside 128."""
+    plain, short = config(None), config(None, cache={"dtype": dtype, "block_size": 16})
+    plan = make_plan(plain)
+    slots = [
+        MemoryModel(plan.arch, plain.parallel, [plain.hardware], 2, cache_dtype=each).slots()
+        for each in ("auto", dtype)
+    ]
+    assert slots[1] / slots[0] == pytest.approx(2 / (1 + 4 / 128), rel=0.02)
+    before, after = (make_operators(each, each.hardware, plan.arch) for each in (plain, short))
+    times = [each.decode_attention(256, 256 * 4096) for each in (before, after)]
+    assert times[0] / times[1] == pytest.approx(2 / (1 + 4 / 128), rel=0.05)
+    assert after.chunk_attention(512, 512) == before.chunk_attention(512, 512)
+    assert after.others(65536) < before.others(65536)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_experts_are_quantized_and_their_router_is_not(kind: str) -> None:
     times = []

@@ -10,10 +10,10 @@ import pytest
 from gapless.conf.build import build, load_group
 from gapless.conf.errors import ConfigError
 from gapless.conf.policies import POLICY_CONFIGS
-from gapless.conf.schema import CacheConfig, EngineConfig, SimulateConfig
+from gapless.conf.schema import CacheConfig, EngineConfig, HardwareConfig, SimulateConfig
 from gapless.models.memory import MemoryModel, kv_bytes_per_token
 from gapless.models.work_memory import PAGE_STEP, graph_bytes, sampler_bytes
-from gapless.runtime.engine.plan import make_plan
+from gapless.runtime.engine.plan import make_plan, make_setup
 from gapless.runtime.ledger.fleet import Fleet
 from gapless.runtime.ledger.summary import summarize
 from gapless.runtime.simulation.run import simulated
@@ -198,6 +198,7 @@ def test_blocks_are_pages_where_flash_runs() -> None:
     assert engine("cpu").block_size == 16
     own = replace(engine("cuda"), cache=CacheConfig(block_size=32))
     assert own.block_size == 32
+    assert replace(engine("cuda"), cache=CacheConfig(dtype="int8")).block_size == 16  # read by sdpa
     assert make_plan(engine("cuda")).block_size == 256
 
 
@@ -207,3 +208,16 @@ def test_a_backend_that_cannot_run_is_refused_before_a_start(name: str) -> None:
         make_plan(engine("cpu", attention=name))
     with pytest.raises(ConfigError, match=f"^model.attention={name}: runs in bfloat16 and float16; use sdpa or auto"):
         make_plan(engine("cuda", attention=name, dtype="float32"))
+
+
+@pytest.mark.parametrize("name", ["flash", "xformers"])
+@pytest.mark.parametrize("cache_dtype", ["int8", "fp8"])
+def test_a_cache_of_8_bits_is_counted_and_its_readers_are_known(name: str, cache_dtype: Any) -> None:
+    config = replace(engine("cuda", attention=name), cache=CacheConfig(dtype=cache_dtype))
+    wanted = f"^cache.dtype={cache_dtype}: model.attention={name} reads keys in the model's dtype; use sdpa or auto$"
+    with pytest.raises(ConfigError, match=wanted):
+        make_plan(config)
+    small = replace(engine("cpu"), hardware=HardwareConfig(memory_gib=0.02))
+    plain, own = (make_plan(replace(small, cache=CacheConfig(dtype=each))) for each in ("auto", cache_dtype))
+    assert own.num_blocks > 2.5 * plain.num_blocks  # of float32
+    assert make_setup(replace(small, cache=CacheConfig(dtype=cache_dtype)), own).cache_dtype == cache_dtype

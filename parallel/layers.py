@@ -18,6 +18,7 @@ from torch import nn
 from .groups import Groups
 from .megatron import ModelParallelConfig, tensor_parallel
 from .packed import take_packed
+from .packed_table import take_table
 from .quantized import Product, TableProduct, make_product, make_table
 from .quantized_matrix import QuantizedMatrix
 from .row_weight import RowWeight, take_rows
@@ -257,13 +258,14 @@ class LMHead(ColumnParallelLinear):
         self._tied = [embedding]  # in a list, so that it is not one of this module's parts
 
     def pack(self) -> None:
-        """Lay the weight out; of a tied one, choose the product of one that stays as it was loaded or packed."""
+        """Lay the weight out; a tied one for the embedding too, or else choose the product of one as it was loaded."""
         if not self._tied:
             super().pack()
             return
         (embedding,) = self._tied
         embedding.pack()
-        self.packed = embedding.packed or take_rows(self.weight)
+        embedding.packed = embedding.packed or take_table(embedding)
+        self.packed, self.weight = embedding.packed or take_rows(embedding.weight), embedding.weight
 
     def forward(self, x_RH: torch.Tensor) -> torch.Tensor:
         """Return the logits, float32, of this rank's share of the rows (`Mesh.share_of`), [share, V].

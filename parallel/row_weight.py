@@ -1,4 +1,6 @@
-"""The weight of an LM head that is the embedding too, which is read by rows and so cannot be packed.
+"""The weight of an LM head that is the embedding too, where it cannot be packed so that rows can be read.
+
+It is float32, or the vocabulary is no multiple of 64, as GPT-2's, or oneDNN's layout is not known.
 
 torch's product packs it anew at each call. For up to 64 rows that takes two to four times as long as to read it once
 (LM head of GPT-2, 50,257 x 768, two cores).

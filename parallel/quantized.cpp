@@ -45,6 +45,25 @@ inline To load(const void* from) {
     return found;
 }
 
+typedef uint16_t Shorts __attribute__((vector_size(32)));
+
+inline Vector widen(const float* from) { return load<Vector>(from); }
+
+inline Vector widen(const BFloat16* from) {
+    return (Vector)(__builtin_convertvector(load<Shorts>(from), Codes) << 16);
+}
+
+inline void narrow(Vector numbers, float* to) { std::memcpy(to, &numbers, sizeof(numbers)); }
+
+inline void narrow(Vector numbers, BFloat16* to) {
+#ifdef __AVX512BF16__
+    const auto found = _mm512_cvtneps_pbh((__m512)numbers);
+    std::memcpy(to, &found, sizeof(found));
+#else
+    for (int i = 0; i < kLane; ++i) to[i] = numbers[i];
+#endif
+}
+
 inline Vector read_scales(const void* from, int64_t at, bool halves) {
 #ifdef __AVX512F__
     if (halves) return (Vector)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)((const uint16_t*)from + at)));
@@ -67,6 +86,18 @@ struct Terms {
 
 inline Vector to_float(Codes codes) { return __builtin_convertvector((Integers)codes, Vector); }
 
+// Returns the numbers of codes in the lowest bits.
+template <int BITS>
+inline Vector to_number(Codes codes) {
+#ifdef __AVX512F__
+    if constexpr (BITS == 4) {
+        const Vector numbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        return (Vector)_mm512_permutexvar_ps((__m512i)codes, (__m512)numbers);
+    }
+#endif
+    return to_float(codes & ((1 << BITS) - 1));
+}
+
 inline void fetch(const uint32_t* codes) {
     __builtin_prefetch(codes + kAhead * kBlock);
     __builtin_prefetch(codes + kAhead * kBlock + kLane);
@@ -75,7 +106,6 @@ inline void fetch(const uint32_t* codes) {
 // out[words of x, width] = the numbers of `count` words of codes from `first`, where the block has `width` columns.
 template <int BITS>
 void dequantize(const Matrix& m, int64_t block, int64_t first, int64_t count, bool scaled, float* out, int64_t width) {
-    constexpr uint32_t kMask = (1 << BITS) - 1;
     const Vector none = {}, unit = none + 1.0f;
     for (int64_t i = first; i < first + count;) {
         const int64_t group = i / m.group_words;
@@ -93,9 +123,7 @@ void dequantize(const Matrix& m, int64_t block, int64_t first, int64_t count, bo
             for (int v = 0; v < 2; ++v) {
                 const Codes codes = load<Codes>(from + v * kLane);
                 float* to = out + (i - first) * (32 / BITS / kInWord) * width + v * kLane;
-                const auto number = [&](int at) {
-                    return to_float(codes >> at & kMask) * scale[v] + shift[v];
-                };
+                const auto number = [&](int at) { return to_number<BITS>(codes >> at) * scale[v] + shift[v]; };
                 if constexpr (kPairs) {
                     for (int j = 0; j < 16 / BITS; ++j) {
                         const int low_at = BITS == 4 ? 4 * j : 16 * j, high_at = BITS == 4 ? 16 + 4 * j : 16 * j + 8;
@@ -114,27 +142,31 @@ void dequantize(const Matrix& m, int64_t block, int64_t first, int64_t count, bo
     }
 }
 
+struct alignas(kStep) Line {  // a step's bytes of a row, in a line of the cache
+    char bytes[kStep];
+};
+
 // Rows of x in the order of the codes, each padded with zeros to `steps` times 64 bytes, and their sums by group.
 template <class Number>
 struct Rows {
     int64_t steps, groups;
     bool tiled;
-    std::vector<char>& memory;
+    std::vector<Line>& memory;
     std::vector<float>& sums;    // [rows, groups]
     std::vector<float>& scales;  // [rows], of integers
 
     Number* at(int64_t r, int64_t step) {
         const int64_t tile = (r / kTile * steps + step) * kTile + r % kTile;
-        return reinterpret_cast<Number*>(memory.data() + kStep * (tiled ? tile : r * steps + step));
+        return reinterpret_cast<Number*>(memory.data() + (tiled ? tile : r * steps + step));
     }
 };
 
 template <class Number>
 Rows<Number> make_rows(int64_t rows, int64_t steps, int64_t groups, bool tiled) {
-    static thread_local std::vector<char> memory;
+    static thread_local std::vector<Line> memory;
     static thread_local std::vector<float> sums, scales;
     const int64_t padded = (rows + kTile - 1) / kTile * kTile;
-    if (int64_t(memory.size()) < padded * steps * kStep) memory.resize(padded * steps * kStep);
+    memory.resize(std::max<int64_t>(memory.size(), padded * steps));
     sums.resize(std::max<int64_t>(sums.size(), rows * groups));
     scales.resize(std::max<int64_t>(scales.size(), rows));
     return {steps, groups, tiled, memory, sums, scales};
@@ -167,49 +199,88 @@ void copy_row(const Matrix& m, const Element* x, int64_t inputs, Rows<Element>& 
     }
 }
 
+inline Integers add_dot(Integers sum, Codes codes, Codes x) {
+#ifdef __AVX512VNNI__
+    return (Integers)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, (__m512i)x);
+#else
+    for (int at = 0; at < 32; at += 8) sum += (Integers)(codes >> at & 255) * ((Integers)(x << (24 - at)) >> 24);
+    return sum;
+#endif
+}
+
+inline float largest_of(Integers bits) {
+    int32_t largest = 0;
+    for (int i = 0; i < kLane; ++i) largest = std::max(largest, int32_t(bits[i]));
+    return load<float>(&largest);
+}
+
+inline void round_lane(Vector numbers, int8_t* to) {
+#ifdef __AVX512F__
+    const __m128i found = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32((__m512)numbers));
+    std::memcpy(to, &found, sizeof(found));
+#else
+    for (int i = 0; i < kLane; ++i)
+        to[i] = int8_t(std::max(-128.0f, std::min(127.0f, __builtin_rintf(numbers[i]))));
+#endif
+}
+
 // Rounds a row to integers from -128 to 127, of which the largest stands for 127.5 (compressed-tensors' symmetric scale).
 void round_row(const Matrix& m, const Element* x, int64_t inputs, Rows<int8_t>& rows, int64_t r) {
-    int32_t largest = 0;  // a float's bits without its sign, so that NaN is the largest of all
-    for (int64_t k = 0; k < inputs; ++k) {
-        const float one = x[k];
-        int32_t bits;
-        std::memcpy(&bits, &one, sizeof(bits));
-        largest = std::max(largest, bits & 0x7fffffff);
-    }
-    float most;
-    std::memcpy(&most, &largest, sizeof(most));
+    Element rest[kStep] = {};
+    for (int64_t k = inputs / kStep * kStep; k < inputs; ++k) rest[k % kStep] = x[k];
+    const auto from = [&](int64_t step) { return (step + 1) * kStep <= inputs ? x + step * kStep : rest; };
+    const int64_t steps = (inputs + kStep - 1) / kStep;
+    Integers largest = {};  // a float's bits without its sign, so that NaN is the largest of all
+    for (int64_t step = 0; step < steps; ++step)
+        for (int64_t k = 0; k < kStep; k += kLane) {
+            const Integers bits = (Integers)widen(from(step) + k) & 0x7fffffff;
+            largest = bits > largest ? bits : largest;
+        }
+    const float most = largest_of(largest);
     rows.scales[r] = most / 127.5f;
-    const float inverse = largest ? 127.50003f / most : 0.0f;  // the largest is never rounded to 127.49
-    int32_t* sums = reinterpret_cast<int32_t*>(&rows.sums[r * m.groups]);
-    std::fill(sums, sums + m.groups, 0);
+    const float inverse = most != 0 ? 127.50003f / most : 0.0f;  // the largest is never rounded to 127.49
     for (int64_t step = 0; step < rows.steps; ++step) {
         int8_t* to = rows.at(r, step);
-        const int64_t first = step * kStep, count = std::min(kStep, std::max<int64_t>(0, inputs - first));
-        for (int64_t k = 0; k < count; ++k)
-            to[k] = int8_t(std::max(-128.0f, std::min(127.0f, __builtin_rintf(float(x[first + k]) * inverse))));
-        std::fill(to + count, to + kStep, 0);
+        if (step >= steps) {
+            std::fill(to, to + kStep, 0);
+            continue;
+        }
+        for (int64_t k = 0; k < kStep; k += kLane) round_lane(widen(from(step) + k) * inverse, to + k);
     }
+    int32_t* sums = reinterpret_cast<int32_t*>(&rows.sums[r * m.groups]);
+    if (m.groups == 1) {
+        Integers sum = {};
+        for (int64_t step = 0; step < steps; ++step) sum = add_dot(sum, Codes{} + 0x01010101u, load<Codes>(rows.at(r, step)));
+        sums[0] = 0;
+        for (int i = 0; i < kLane; ++i) sums[0] += sum[i];
+        return;
+    }
+    std::fill(sums, sums + m.groups, 0);
     for (int64_t word = 0; word < m.groups * m.group_words; ++word) {
         const int8_t* four = rows.at(r, word * 4 / kStep) + word * 4 % kStep;
         sums[word / m.group_words] += four[0] + four[1] + four[2] + four[3];
     }
 }
 
-// Writes the sums of a block, [rows, width], with bias and residual.
+// Writes a row of a block's sums, [width], with bias and residual.
 struct Output {
     const Element *bias, *residual;
     Element* out;
     int64_t outputs;
 
+    void fetch(int64_t r, int64_t first) const { __builtin_prefetch(out + r * outputs + first, 1); }
+
     void write(const float* sums, int64_t r, int64_t first, int64_t width) const {
-        const int64_t count = std::min(width, outputs - first), at = r * outputs + first;
-        float row[kOutputs];
-        std::memcpy(row, sums, count * sizeof(float));
-        if (bias)
-            for (int64_t o = 0; o < count; ++o) row[o] += float(bias[first + o]);
-        if (residual)
-            for (int64_t o = 0; o < count; ++o) row[o] += float(residual[at + o]);
-        for (int64_t o = 0; o < count; ++o) out[at + o] = row[o];
+        const int64_t at = r * outputs + first, count = std::min(width, outputs - first);
+        int64_t o = 0;
+        for (; o + kLane <= count; o += kLane) {
+            Vector sum = read(sums + o);
+            if (bias) sum += widen(bias + first + o);
+            if (residual) sum += widen(residual + at + o);
+            narrow(sum, out + at + o);
+        }
+        for (; o < count; ++o)
+            out[at + o] = sums[o] + (bias ? float(bias[first + o]) : 0.0f) + (residual ? float(residual[at + o]) : 0.0f);
     }
 };
 
@@ -264,15 +335,6 @@ template <int BITS, int R>
 void few(const Matrix&, int64_t, Rows<Element>&, int64_t, float*) {}
 #endif
 
-inline Integers add_dot(Integers sum, Codes codes, int32_t x) {
-#ifdef __AVX512VNNI__
-    return (Integers)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, _mm512_set1_epi32(x));
-#else
-    for (int at = 0; at < 32; at += 8) sum += (Integers)(codes >> at & 255) * int32_t(int8_t(x >> at));
-    return sum;
-#endif
-}
-
 inline Vector number_of(const Matrix& m, Integers dot, int32_t x_sum, Vector scale, Vector shift) {
     if (m.offsets) return to_float((Codes)dot) * scale + float(x_sum) * shift;
     return to_float((Codes)(dot - int32_t(m.zero) * x_sum)) * scale;
@@ -291,7 +353,7 @@ void few_integers(const Matrix& m, int64_t block, Rows<int8_t>& rows, int64_t ro
             fetch(from);
             const Codes codes[2] = {load<Codes>(from), load<Codes>(from + kLane)};
             for (int r = 0; r < R; ++r) {
-                const int32_t four = load<int32_t>(x + r * stride);
+                const Codes four = Codes{} + load<uint32_t>(x + r * stride);
                 for (int v = 0; v < 2; ++v) held[r][v] = add_dot(held[r][v], codes[v], four);
             }
         }
@@ -422,36 +484,23 @@ void multiply_tiles(const Number* a, int64_t a_stride, const void* b, int64_t st
     }
 }
 
-// All rows in tiles: integers as they lie, numbers made in the second cache.
+// All rows in tiles: integers as they lie, numbers made in the first cache.
 template <int BITS, class Number>
 void by_tiles(const Matrix& m, Rows<Number>& rows, int64_t count, const Output& to) {
     constexpr bool kIntegers = sizeof(Number) == 1;
     constexpr int64_t kStepWords = kIntegers ? kTile : BITS;  // words of codes in a step: 64 / 4, or 32 * BITS / 32
-    constexpr int64_t kSteps = 32;                            // numbers are made for so many at a time, 64 KB
+    constexpr int64_t kMostSteps = 9;                         // numbers of 18 KB
     const int64_t blocks = (m.outputs + kBlock - 1) / kBlock, tiles = (count + kTile - 1) / kTile;
+    const int64_t steps = kIntegers ? rows.steps : count <= 2 * kTile ? 4 : kMostSteps;
     const bool scaled = m.groups > 1 || m.offsets;
 #pragma omp parallel
     {
         const Tiles config;
-        alignas(64) float sums[kPanel * kBlock], numbers[kIntegers ? 1 : kSteps * kTile * kBlock];
+        alignas(64) float sums[kPanel * kBlock], numbers[kIntegers ? 1 : kMostSteps * kTile * kBlock];
 #pragma omp for schedule(static)
         for (int64_t block = 0; block < blocks; ++block) {
-            const uint32_t* codes = m.codes + block * m.words * kBlock;
-            for (int64_t first = 0; first < rows.steps; first += kSteps) {
-                const int64_t some = std::min(kSteps, rows.steps - first);
-                const void* weights = codes + first * kStepWords * kBlock;
-                if constexpr (!kIntegers) {
-                    dequantize<BITS>(m, block, first * kStepWords, some * kStepWords, scaled, numbers, kBlock);
-                    weights = numbers;
-                }
-                for (int64_t tile = 0; tile < tiles; tile += 2) {
-                    const auto multiply = tile + 1 < tiles ? multiply_tiles<Number, 2> : multiply_tiles<Number, 1>;
-                    multiply(rows.at(tile * kTile, first), rows.steps * kTile * kStep, weights, some,
-                             sums + tile * kTile * kBlock, first == 0);
-                }
-            }
             const Terms terms(m, block, 0);
-            for (int64_t r = 0; r < count; ++r) {
+            const auto finish = [&](int64_t r) {
                 float* row = sums + r * kBlock;
                 for (int v = 0; v < 2; ++v, row += kLane) {
                     Vector sum = read(row);
@@ -464,6 +513,24 @@ void by_tiles(const Matrix& m, Rows<Number>& rows, int64_t count, const Output& 
                     std::memcpy(row, &sum, sizeof(sum));
                 }
                 to.write(sums + r * kBlock, r, block * kBlock, kBlock);
+            };
+            for (int64_t first = 0; first < rows.steps; first += steps) {
+                const int64_t some = std::min(steps, rows.steps - first);
+                const bool is_last = first + some == rows.steps;
+                const void* weights = m.codes + (block * m.words + first * kStepWords) * kBlock;
+                if constexpr (!kIntegers) {
+                    dequantize<BITS>(m, block, first * kStepWords, some * kStepWords, scaled, numbers, kBlock);
+                    weights = numbers;
+                }
+                for (int64_t tile = 0; tile < tiles; tile += 2) {
+                    const int64_t row = tile * kTile, end = std::min(count, row + 2 * kTile);
+                    if (is_last)
+                        for (int64_t r = row; r < end; ++r) to.fetch(r, block * kBlock);
+                    const auto multiply = tile + 1 < tiles ? multiply_tiles<Number, 2> : multiply_tiles<Number, 1>;
+                    multiply(rows.at(row, first), rows.steps * kTile * kStep, weights, some, sums + row * kBlock, first == 0);
+                    if (is_last)
+                        for (int64_t r = row; r < end; ++r) finish(r);
+                }
             }
         }
     }

@@ -22,7 +22,7 @@ _OUTPUTS = 32  # of a block
 _INPUTS = 64  # a block's are padded to a multiple of it
 _WORD = 32  # bits
 _HALF_ERROR = 2.0**-11  # of scales and offsets, relative: less than that of activations in bfloat16
-_LEAST_TILED = {(4, False): 5, (8, False): 5, (8, True): 5}  # rows, by bits and whether activations are rounded
+_LEAST_TILED = 4  # rows, where the processor has tiles: fewer are as fast without
 
 
 class Product(Protocol):
@@ -97,7 +97,7 @@ class QuantizedWeight:
         sizes = (self._out_size, self._codes.shape[1], groups, words, self._bits, halves, format.zero)
         self._matrix = _Matrix(*pointers, *sizes)
         self._at = byref(self._matrix)
-        self._least_tiled = _LEAST_TILED[self._bits, self._rounds]
+        self._least_tiled = _LEAST_TILED
 
     def _padded_codes(self, matrix: QuantizedMatrix) -> torch.Tensor:
         """Return words of codes, int32, [out, words], where each group and all inputs are padded."""

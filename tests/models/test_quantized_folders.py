@@ -43,6 +43,7 @@ KINDS: dict[str, Kind] = {
     "ct-w4a16-channel": of_compressed_tensors("pack-quantized", {"num_bits": 4, "strategy": "channel"}),
     "ct-w8a16": of_compressed_tensors("pack-quantized", INT4 | {"num_bits": 8}),
     "ct-int8": of_compressed_tensors("int-quantized", INT8),
+    "ct-w8a8": of_compressed_tensors("int-quantized", INT8, TOKEN),
     "ct-int8-groups": of_compressed_tensors("naive-quantized", INT4 | {"num_bits": 8, "symmetric": False}),
     "ct-fp8-tensor": of_compressed_tensors(
         "float-quantized", FP8 | {"strategy": "tensor"}, FP8 | {"strategy": "tensor"}, {"input_scale": torch.ones(1)}
@@ -64,7 +65,7 @@ KINDS: dict[str, Kind] = {
     "fp8-block": fp8((32, 32), kept=("model.layers.1.mlp.down_proj",)),
     "fp8-tensor": fp8(None),
 }
-QUICK = ("ct-w4a16-asymmetric", "ct-int8", "gptq-4", "awq")
+ROUNDED = ("ct-w8a8",)  # activations too
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +83,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, n
     return made
 
 
+def check_kind(kind: str, path: Path, tokens: np.ndarray, logits: np.ndarray) -> None:
+    """Check tokens and logits. Where activations are rounded, a last bit changes some by a step: then logits are near."""
+    if kind in ROUNDED:
+        np.testing.assert_allclose(np.load(path)["logits"][:, 0], logits[:, 0], atol=0.08 * np.abs(logits).max())
+    else:
+        check(path, tokens, logits)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_rank(kind: str, folders: dict[str, Any], tmp_path: Path) -> None:
     folder, tokens, logits = folders[kind]
@@ -89,7 +98,7 @@ def test_one_rank(kind: str, folders: dict[str, Any], tmp_path: Path) -> None:
     open_checkpoint(folder, arch).check(arch, tensor_shapes(arch))
     with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 60) as groups:
         run(groups, job(tmp_path / "out.npz", weights=str(folder)))
-    check(tmp_path / "out.npz", tokens, logits)
+    check_kind(kind, tmp_path / "out.npz", tokens, logits)
 
 
 @pytest.mark.parametrize(("pp", "tp"), [(1, 2), pytest.param(2, 1, marks=pytest.mark.slow), (2, 2)])
@@ -97,4 +106,4 @@ def test_meshes(pp: int, tp: int, folders: dict[str, Any], tmp_path: Path) -> No
     jobs = [job(tmp_path / f"{name}.npz", weights=str(folder)) for name, (folder, *_) in folders.items()]
     run_ranks(run_all, pp, tp, tmp_path, jobs)
     for name, (_, tokens, logits) in folders.items():
-        check(tmp_path / f"{name}.npz", tokens, logits)
+        check_kind(name, tmp_path / f"{name}.npz", tokens, logits)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import torch
 import transformers
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme, QuantizationStrategy
-from compressed_tensors.quantization.utils import calculate_qparams
+from compressed_tensors.quantization.lifecycle.forward import fake_quantize
+from compressed_tensors.quantization.utils import calculate_qparams, compute_dynamic_scales_and_zp
 from safetensors.torch import save_file
 
 Tensors = dict[str, torch.Tensor]
@@ -31,6 +33,7 @@ class Kind:
     config: dict[str, Any]
     pack: Pack
     skips: tuple[str, ...] = ("lm_head",)
+    inputs: QuantizationArgs | None = None  # what the layers' inputs are rounded to by the library
 
 
 def write(folder: Path, model: transformers.PreTrainedModel, kind: Kind, file: str | None = None) -> None:
@@ -44,6 +47,8 @@ def write(folder: Path, model: transformers.PreTrainedModel, kind: Kind, file: s
             continue
         parts, weight = kind.pack(layer, parameter)
         parameter.copy_(weight)
+        if kind.inputs is not None:
+            model.get_submodule(layer).register_forward_pre_hook(partial(_round_inputs, kind.inputs))
         tensors |= {f"{layer}.{part}": tensor.contiguous().clone() for part, tensor in parts.items()}
     folder.mkdir(exist_ok=True)
     model.config.save_pretrained(folder)
@@ -53,6 +58,10 @@ def write(folder: Path, model: transformers.PreTrainedModel, kind: Kind, file: s
         return
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": kind.config}))
+
+
+def _round_inputs(args: QuantizationArgs, module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> torch.Tensor:
+    return fake_quantize(inputs[0], *compute_dynamic_scales_and_zp(inputs[0], args, module), args)
 
 
 def of_compressed_tensors(
@@ -77,7 +86,7 @@ def of_compressed_tensors(
         "ignore": ["lm_head"],
         "config_groups": {"group_0": json.loads(scheme.model_dump_json())},
     }
-    return Kind(config, pack)
+    return Kind(config, pack, inputs=activations if activations is not None and activations.dynamic else None)
 
 
 def extremes(weight: torch.Tensor, args: QuantizationArgs) -> tuple[torch.Tensor, torch.Tensor]:

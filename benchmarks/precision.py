@@ -1,0 +1,99 @@
+"""Measures what numbers of fewer bits cost in accuracy: `python -m benchmarks.precision`.
+
+The trained SmolLM2-135M reads a text, in windows of --context tokens, each from an empty cache. Beside the model in
+float32 stand bfloat16, and caches of 8 bits: the mean KL divergence of the next token's distribution from float32's,
+how often the likeliest token is the same, and the perplexity of the text. `kv_bytes` are those of a token.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from gapless.conf.schema import ModelConfig
+from gapless.models.batch import RaggedBatch, Segment
+from gapless.models.build_stage import build_stage
+from gapless.models.huggingface import resolve_architecture, resolve_weights
+from gapless.models.memory import dtype_bytes, kv_bytes_per_token
+from gapless.models.tokenizer import load_tokenizer
+from gapless.parallel.groups import Groups
+from gapless.parallel.mesh import Mesh
+from gapless.parallel.rendezvous import Rendezvous
+
+from .support.harness import Benchmark
+
+BLOCK = 16
+TEXT = Path(__file__).parents[1] / "docs" / "ledger.md"
+
+
+class Case(NamedTuple):
+    """Numbers that a model is computed with."""
+
+    model: dict[str, Any]  # keys of the model
+    cache_dtype: str = "auto"
+
+    @property
+    def name(self) -> str:
+        cache = "" if self.cache_dtype == "auto" else f", cache.dtype={self.cache_dtype}"
+        return ", ".join(f"{key}={value}" for key, value in self.model.items()) + cache
+
+
+CASES = [Case({"dtype": dtype}, cache) for dtype in ("float32", "bfloat16") for cache in ("auto", "int8", "fp8")]
+
+
+def main() -> int:
+    bench = Benchmark(__doc__, text=TEXT, tokens=3072, context=1024, weights="smollm2")
+    given = bench.given
+    config = ModelConfig(weights=given.weights)
+    arch = resolve_architecture(config)
+    path = resolve_weights(config)
+    ids = load_tokenizer(path, arch.vocab_size).encode(given.text.read_text())[: given.tokens]
+    windows = [ids[i : i + given.context] for i in range(0, len(ids), given.context)]
+    references = list(log_probs(given.weights, CASES[0], windows))
+    for case in CASES:
+        divergence = same = surprise = 0.0
+        for true, own, window in zip(references, log_probs(given.weights, case, windows), windows, strict=True):
+            divergence += F.kl_div(own, true, log_target=True, reduction="sum").item()
+            same += (own.argmax(-1) == true.argmax(-1)).sum().item()
+            surprise -= own[torch.arange(len(window) - 1), window[1:]].sum().item()
+        element = dtype_bytes(ModelConfig(weights=given.weights, **case.model), "cpu")
+        bench.row(
+            "precision",
+            numbers=case.name,
+            kv_bytes=kv_bytes_per_token(arch, arch.num_layers, 1, element, case.cache_dtype),
+            kl_millinats=1e3 * divergence / len(ids),
+            same_token_share=same / len(ids),
+            perplexity=torch.tensor(surprise / (len(ids) - len(windows))).exp().item(),
+        )
+    return bench.end()
+
+
+@torch.inference_mode()
+def log_probs(weights: str, case: Case, windows: list[list[int]]) -> Iterator[torch.Tensor]:
+    """Yield the logarithms of the next token's probabilities, [tokens, V], of each window."""
+    model = ModelConfig(weights=weights, **case.model)
+    arch = resolve_architecture(model)
+    blocks = range(-(-max(map(len, windows)) // BLOCK))
+    with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 60) as groups:
+        stage = build_stage(
+            model,
+            arch,
+            groups,
+            range(arch.num_layers),
+            num_blocks=len(blocks),
+            block_size=BLOCK,
+            cache_dtype=case.cache_dtype,
+        )
+        stage.pack()
+        for window in windows:
+            batch = RaggedBatch.of(window, [Segment(0, len(window), blocks)], [], range(len(window)))
+            yield stage(stage.prepare(batch)).log_softmax(-1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

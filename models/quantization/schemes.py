@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from ...parallel.weight_format import WeightFormat
-from ..checkpoint import FLOATS, Part
+from ..checkpoint import FLOATS, StoredTensor
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +25,7 @@ _WORD_BITS = 32
 _AWQ_NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
-class Parts(Protocol):
+class StoredLayer(Protocol):
     """The tensors of one linear layer, by their names within it."""
 
     shape: tuple[int, int]  # of the weight, [out, in]
@@ -47,7 +47,7 @@ class Parts(Protocol):
 class Scheme(Protocol):
     """A way to store a quantized weight."""
 
-    def parts(self, out_size: int, in_size: int) -> dict[str, Part]:
+    def parts(self, out_size: int, in_size: int) -> dict[str, StoredTensor]:
         """Return the tensors that hold a weight, by their names within the linear layer."""
         ...
 
@@ -55,15 +55,15 @@ class Scheme(Protocol):
         """Return the format in which the weight is held without loss."""
         ...
 
-    def read(self, parts: Parts, rows: slice, columns: slice) -> QuantizedMatrix:
+    def read(self, parts: StoredLayer, rows: slice, columns: slice) -> QuantizedMatrix:
         """Read a slice of the weight. The columns begin and end at multiples of 16, or are all."""
         ...
 
-    def wrong(self, parts: Parts) -> str | None:
+    def wrong(self, parts: StoredLayer) -> str | None:
         """Return what is wrong with the contents of the tensors, beginning with a tensor's name; None: nothing."""
         ...
 
-    def is_ordered(self, parts: Parts) -> bool:
+    def is_ordered(self, parts: StoredLayer) -> bool:
         """Return whether columns have their groups in an order of their own (`desc_act`), and so cannot be cut."""
         ...
 
@@ -71,11 +71,11 @@ class Scheme(Protocol):
 class _Plain:
     """What most schemes have: nothing to check, and groups of neighbours."""
 
-    def wrong(self, parts: Parts) -> str | None:
+    def wrong(self, parts: StoredLayer) -> str | None:
         """See `Scheme.wrong`."""
         return None
 
-    def is_ordered(self, parts: Parts) -> bool:
+    def is_ordered(self, parts: StoredLayer) -> bool:
         """See `Scheme.is_ordered`."""
         return False
 
@@ -123,7 +123,7 @@ def _sliced(
     return QuantizedMatrix(replace(format, group=smaller), codes, scales, offsets)
 
 
-def _orders_columns(parts: Parts, name: str, group: int) -> bool:
+def _orders_columns(parts: StoredLayer, name: str, group: int) -> bool:
     """Return whether the groups of columns, the tensor `name`, are not simply neighbours."""
     import torch
 
@@ -134,7 +134,7 @@ def _orders_columns(parts: Parts, name: str, group: int) -> bool:
     return not is_unset and not torch.equal(groups.long(), torch.arange(len(groups)) // group)
 
 
-def _wrong_order(parts: Parts, name: str, group: int) -> str | None:
+def _wrong_order(parts: StoredLayer, name: str, group: int) -> str | None:
     """Return what is wrong with the groups of columns, the tensor `name`."""
     if not parts.has(name):
         return None
@@ -163,21 +163,21 @@ class Gptq:
     zero_shift: int
     needs_order: bool
 
-    def parts(self, out_size: int, in_size: int) -> dict[str, Part]:
+    def parts(self, out_size: int, in_size: int) -> dict[str, StoredTensor]:
         """See `Scheme.parts`."""
         groups = -(-in_size // (self.group or in_size))
         return {
-            "qweight": Part((_num_words(in_size, self.bits), out_size), _WORDS),
-            "qzeros": Part((groups, _num_words(out_size, self.bits)), _WORDS),
-            "scales": Part((groups, out_size)),
-            "g_idx": Part((in_size,), _WORDS, optional=not self.needs_order),
+            "qweight": StoredTensor((_num_words(in_size, self.bits), out_size), _WORDS),
+            "qzeros": StoredTensor((groups, _num_words(out_size, self.bits)), _WORDS),
+            "scales": StoredTensor((groups, out_size)),
+            "g_idx": StoredTensor((in_size,), _WORDS, optional=not self.needs_order),
         }
 
     def format(self, in_size: int) -> WeightFormat:
         """See `Scheme.format`."""
         return WeightFormat(self.bits, math.gcd(self.group or in_size, in_size), has_offsets=not self.is_symmetric)
 
-    def read(self, parts: Parts, rows: slice, columns: slice) -> QuantizedMatrix:
+    def read(self, parts: StoredLayer, rows: slice, columns: slice) -> QuantizedMatrix:
         """See `Scheme.read`."""
         from .matrices import with_groups_of_one
 
@@ -194,7 +194,7 @@ class Gptq:
         zeros = None if self.is_symmetric else self._zeros(parts, groups, rows)
         return _sliced(codes, self.format(parts.shape[1]), group, columns, scales, zeros)
 
-    def wrong(self, parts: Parts) -> str | None:
+    def wrong(self, parts: StoredLayer) -> str | None:
         """See `Scheme.wrong`."""
         if self.is_symmetric:
             zeros = self._zeros(parts, None, slice(0, parts.shape[0]))
@@ -202,11 +202,11 @@ class Gptq:
                 return "qzeros differ from half the range, though the config says sym=true"
         return _wrong_order(parts, "g_idx", self.group or parts.shape[1])
 
-    def is_ordered(self, parts: Parts) -> bool:
+    def is_ordered(self, parts: StoredLayer) -> bool:
         """See `Scheme.is_ordered`."""
         return _orders_columns(parts, "g_idx", self.group or parts.shape[1])
 
-    def _zeros(self, parts: Parts, groups: slice | None, rows: slice) -> torch.Tensor:
+    def _zeros(self, parts: StoredLayer, groups: slice | None, rows: slice) -> torch.Tensor:
         """Return the zeros of some groups, [rows, groups]."""
         words, within = cover(rows, _WORD_BITS // self.bits)
         return _unpacked(parts.read("qzeros", groups, words), self.bits)[:, within].T.int() + self.zero_shift
@@ -222,20 +222,20 @@ class Awq(_Plain):
 
     group: int | None
 
-    def parts(self, out_size: int, in_size: int) -> dict[str, Part]:
+    def parts(self, out_size: int, in_size: int) -> dict[str, StoredTensor]:
         """See `Scheme.parts`."""
         groups = -(-in_size // (self.group or in_size))
         return {
-            "qweight": Part((in_size, _num_words(out_size, 4)), _WORDS),
-            "qzeros": Part((groups, _num_words(out_size, 4)), _WORDS),
-            "scales": Part((groups, out_size)),
+            "qweight": StoredTensor((in_size, _num_words(out_size, 4)), _WORDS),
+            "qzeros": StoredTensor((groups, _num_words(out_size, 4)), _WORDS),
+            "scales": StoredTensor((groups, out_size)),
         }
 
     def format(self, in_size: int) -> WeightFormat:
         """See `Scheme.format`."""
         return WeightFormat(4, math.gcd(self.group or in_size, in_size), has_offsets=True)
 
-    def read(self, parts: Parts, rows: slice, columns: slice) -> QuantizedMatrix:
+    def read(self, parts: StoredLayer, rows: slice, columns: slice) -> QuantizedMatrix:
         """See `Scheme.read`."""
         from ...parallel.quantized_matrix import pack_codes
 
@@ -266,24 +266,26 @@ class Packed:
     is_symmetric: bool
     needs_order: bool
 
-    def parts(self, out_size: int, in_size: int) -> dict[str, Part]:
+    def parts(self, out_size: int, in_size: int) -> dict[str, StoredTensor]:
         """See `Scheme.parts`."""
         groups = -(-in_size // (self.group or in_size))
         zeros = (
-            {} if self.is_symmetric else {"weight_zero_point": Part((_num_words(out_size, self.bits), groups), _WORDS)}
+            {}
+            if self.is_symmetric
+            else {"weight_zero_point": StoredTensor((_num_words(out_size, self.bits), groups), _WORDS)}
         )
         return zeros | {
-            "weight_packed": Part((out_size, _num_words(in_size, self.bits)), _WORDS),
-            "weight_scale": Part((out_size, groups)),
-            "weight_shape": Part((2,), ("I64", "I32"), optional=True),
-            "weight_g_idx": Part((in_size,), ("I32", "I64"), optional=not self.needs_order),
+            "weight_packed": StoredTensor((out_size, _num_words(in_size, self.bits)), _WORDS),
+            "weight_scale": StoredTensor((out_size, groups)),
+            "weight_shape": StoredTensor((2,), ("I64", "I32"), optional=True),
+            "weight_g_idx": StoredTensor((in_size,), ("I32", "I64"), optional=not self.needs_order),
         }
 
     def format(self, in_size: int) -> WeightFormat:
         """See `Scheme.format`."""
         return WeightFormat(self.bits, math.gcd(self.group or in_size, in_size), has_offsets=not self.is_symmetric)
 
-    def read(self, parts: Parts, rows: slice, columns: slice) -> QuantizedMatrix:
+    def read(self, parts: StoredLayer, rows: slice, columns: slice) -> QuantizedMatrix:
         """See `Scheme.read`."""
         import torch
 
@@ -304,13 +306,13 @@ class Packed:
             return with_groups_of_one(codes, self.bits, scales.float()[:, at], zeros[:, at])
         return _sliced(codes, self.format(parts.shape[1]), group, columns, scales, zeros)
 
-    def wrong(self, parts: Parts) -> str | None:
+    def wrong(self, parts: StoredLayer) -> str | None:
         """See `Scheme.wrong`."""
         if parts.has("weight_shape") and tuple(parts.read("weight_shape").tolist()) != parts.shape:
             return f"weight_shape is {parts.read('weight_shape').tolist()}, not {list(parts.shape)}"
         return _wrong_order(parts, "weight_g_idx", self.group or parts.shape[1])
 
-    def is_ordered(self, parts: Parts) -> bool:
+    def is_ordered(self, parts: StoredLayer) -> bool:
         """See `Scheme.is_ordered`."""
         return _orders_columns(parts, "weight_g_idx", self.group or parts.shape[1])
 
@@ -338,14 +340,14 @@ class Bytes(_Plain):
     is_symmetric: bool = True
     int8_activations: bool = False
 
-    def parts(self, out_size: int, in_size: int) -> dict[str, Part]:
+    def parts(self, out_size: int, in_size: int) -> dict[str, StoredTensor]:
         """See `Scheme.parts`."""
         shape = self._grid((out_size, in_size))
         kinds = (*FLOATS, "F8_E8M0") if self.is_float else FLOATS
-        zeros = {} if self.is_symmetric else {"weight_zero_point": Part(shape, ("I8",))}
+        zeros = {} if self.is_symmetric else {"weight_zero_point": StoredTensor(shape, ("I8",))}
         return zeros | {
-            "weight": Part((out_size, in_size), ("F8_E4M3",) if self.is_float else ("I8",)),
-            self.scale: Part(shape, kinds),
+            "weight": StoredTensor((out_size, in_size), ("F8_E4M3",) if self.is_float else ("I8",)),
+            self.scale: StoredTensor(shape, kinds),
         }
 
     def format(self, in_size: int) -> WeightFormat:
@@ -359,7 +361,7 @@ class Bytes(_Plain):
             is_float=self.is_float,
         )
 
-    def read(self, parts: Parts, rows: slice, columns: slice) -> QuantizedMatrix:
+    def read(self, parts: StoredLayer, rows: slice, columns: slice) -> QuantizedMatrix:
         """See `Scheme.read`."""
         import torch
 
@@ -371,7 +373,7 @@ class Bytes(_Plain):
         group = self._columns(parts.shape[1])
         return _sliced(codes, self.format(parts.shape[1]), group, columns, scales, zeros)
 
-    def _of_rows(self, parts: Parts, name: str, rows: slice, columns: slice) -> torch.Tensor:
+    def _of_rows(self, parts: StoredLayer, name: str, rows: slice, columns: slice) -> torch.Tensor:
         """Read the scales or zeros of each row and of the groups that the columns touch, [rows, groups]."""
         count = rows.stop - rows.start
         if math.prod(self._grid(parts.shape)) == 1:  # some tools write a single number as no matrix
@@ -394,16 +396,16 @@ class Bytes(_Plain):
 class Mxfp4(_Plain):
     """MXFP4: E2M1, two a byte, with a power of two for each 32 inputs, whose exponent is stored plus 127."""
 
-    def parts(self, out_size: int, in_size: int) -> dict[str, Part]:
+    def parts(self, out_size: int, in_size: int) -> dict[str, StoredTensor]:
         """See `Scheme.parts`."""
-        scales = Part((out_size, -(-in_size // 32)), ("U8", "F8_E8M0"))
-        return {"weight_packed": Part((out_size, -(-in_size // 2)), ("U8",)), "weight_scale": scales}
+        scales = StoredTensor((out_size, -(-in_size // 32)), ("U8", "F8_E8M0"))
+        return {"weight_packed": StoredTensor((out_size, -(-in_size // 2)), ("U8",)), "weight_scale": scales}
 
     def format(self, in_size: int) -> WeightFormat:
         """See `Scheme.format`."""
         return WeightFormat(4, math.gcd(32, in_size), is_float=True)
 
-    def read(self, parts: Parts, rows: slice, columns: slice) -> QuantizedMatrix:
+    def read(self, parts: StoredLayer, rows: slice, columns: slice) -> QuantizedMatrix:
         """See `Scheme.read`."""
         import torch
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..model_config import ModelValues
-from .common import experts, kinds, rotary
+from .common import experts, rotary, windows
 from .family import Family
 
 
@@ -15,7 +15,7 @@ def _windows(config: ModelValues, fields: dict[str, Any]) -> dict[str, Any]:
     window, first = config.positive_or_null("sliding_window", 4096), config.integer("max_window_layers", 28)
     if not config.flag("use_sliding_window", False):
         window = None
-    return fields | kinds(config, fields, window, lambda i: window is not None and i >= first)
+    return fields | windows(config, fields, window, lambda i: window is not None and i >= first)
 
 
 def _qwen2(config: ModelValues) -> dict[str, Any]:

@@ -19,13 +19,8 @@ from .layout import deciding_keys, names_of, tensor_shapes
 if TYPE_CHECKING:
     import torch
 
-_PREFIXES = (
-    "base_model.model.",
-    "model.",
-    "language_model.",
-    "model.",
-    "transformer.",
-)  # the first is PEFT's, in a model that it merged
+# The first is PEFT's, in a model that it merged; the third stands before the text model of one that reads images.
+_PREFIXES = ("base_model.model.", "model.", "language_model.", "model.", "transformer.")
 _MAX_MAPPED_BYTES = 16 << 20  # then the file is reopened: pages of a mapped file count as memory of this process
 _DTYPES = ("F64", "F32", "BF16", "F16")  # smaller types are quantized weights, whose scales are separate tensors
 _SHARD = re.compile(r"(.+)-(\d+)-of-(\d+)\.safetensors")

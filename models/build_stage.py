@@ -11,6 +11,8 @@ from ..conf.schema import ModelConfig
 from ..parallel.groups import Groups
 from .huggingface import resolve_weights
 from .memory import resolve_dtype
+from .open_checkpoint import open_source
+from .quantization.formats import model_formats
 from .stage import Stage
 from .weights import load_stage
 
@@ -37,6 +39,7 @@ def build_stage(
     """
     assert arch.experts is None, "the plan refuses them"
     dtype = getattr(torch, resolve_dtype(model, groups.device.type))
+    source = open_source(resolve_weights(model), arch, seed, model.quantization)
     stage = Stage(
         arch,
         groups,
@@ -47,6 +50,7 @@ def build_stage(
         block_size=block_size,
         replicate_embedding=replicate_embedding,
         kernels=model.kernels,
+        formats=model_formats(source.format, arch, groups.mesh.tp, groups.device.type),
     )
-    load_stage(stage, resolve_weights(model), seed, on_piece)
+    load_stage(stage, source, on_piece)
     return stage

@@ -24,6 +24,7 @@ from .head_norm import HeadNorm, WidthNorm
 from .kernels.kernels import Kernels
 from .layout import norm_places
 from .norm import make_norm
+from .quantization.formats import LayerFormats
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,14 @@ class Attention(nn.Module):
     """
 
     def __init__(
-        self, arch: Architecture, groups: Groups, backend: AttentionBackend, kernels: Kernels, *, dtype: torch.dtype
+        self,
+        arch: Architecture,
+        groups: Groups,
+        backend: AttentionBackend,
+        kernels: Kernels,
+        *,
+        dtype: torch.dtype,
+        formats: LayerFormats,
     ) -> None:
         super().__init__()
         D, device = arch.head_dim, groups.device
@@ -62,9 +70,15 @@ class Attention(nn.Module):
             bias=arch.qkv_bias,
             dtype=dtype,
             groups=groups,
+            format=formats.qkv,
         )
         self.out = RowParallelLinear(
-            arch.num_heads * D, arch.hidden_size, bias=arch.attention_out_bias, dtype=dtype, groups=groups
+            arch.num_heads * D,
+            arch.hidden_size,
+            bias=arch.attention_out_bias,
+            dtype=dtype,
+            groups=groups,
+            format=formats.out,
         )
         self.qk_norm: HeadNorm | WidthNorm | None = None
         if arch.qk_norm:
@@ -135,15 +149,18 @@ class FeedForward(nn.Module):
     Where it is gated, it is fc2(act(gate(x)) * up(x)), and fc1 holds this rank's rows [gate; up].
     """
 
-    def __init__(self, arch: Architecture, groups: Groups, kernels: Kernels, *, dtype: torch.dtype) -> None:
+    def __init__(
+        self, arch: Architecture, groups: Groups, kernels: Kernels, *, dtype: torch.dtype, formats: LayerFormats
+    ) -> None:
         super().__init__()
         self.kernels = kernels
         self.gated = arch.gated_ffn
         self.activation = _ACTIVATIONS[arch.activation]
         self.factor = arch.residual_scale
         width = arch.ffn_size * (2 if self.gated else 1)
-        self.fc1 = ColumnParallelLinear(arch.hidden_size, width, bias=arch.ffn_bias, dtype=dtype, groups=groups)
-        self.fc2 = RowParallelLinear(arch.ffn_size, arch.hidden_size, bias=arch.ffn_bias, dtype=dtype, groups=groups)
+        H, bias = arch.hidden_size, arch.ffn_bias
+        self.fc1 = ColumnParallelLinear(H, width, bias=bias, dtype=dtype, groups=groups, format=formats.fc1)
+        self.fc2 = RowParallelLinear(arch.ffn_size, H, bias=bias, dtype=dtype, groups=groups, format=formats.fc2)
 
     def forward(self, x_TH: Tensor, residual: Tensor) -> Parts:
         """Return `residual` + fc2(act(fc1(x))), [T, H]."""
@@ -178,7 +195,14 @@ class DecoderLayer(nn.Module):
     """
 
     def __init__(
-        self, arch: Architecture, groups: Groups, backend: AttentionBackend, kernels: Kernels, *, dtype: torch.dtype
+        self,
+        arch: Architecture,
+        groups: Groups,
+        backend: AttentionBackend,
+        kernels: Kernels,
+        *,
+        dtype: torch.dtype,
+        formats: LayerFormats,
     ) -> None:
         super().__init__()
         places = norm_places(arch)
@@ -188,11 +212,11 @@ class DecoderLayer(nn.Module):
 
         self.is_parallel = arch.norms in ("parallel", "shared")
         self.attention_norm = norm("attention_norm")
-        self.attention = Attention(arch, groups, backend, kernels, dtype=dtype)
+        self.attention = Attention(arch, groups, backend, kernels, dtype=dtype, formats=formats)
         self.attention_norm_after = norm("attention_norm_after")
         self.ffn_norm = norm("ffn_norm")
         self.ffn_norm_after = norm("ffn_norm_after")
-        self.ffn = FeedForward(arch, groups, kernels, dtype=dtype)
+        self.ffn = FeedForward(arch, groups, kernels, dtype=dtype, formats=formats)
 
     def forward(self, x_TH: Parts, context: BatchContext, keys_SKD: Tensor, values_SKD: Tensor) -> Parts:
         """Compute the layer for `context.rows` (None: all); write the keys and values of all tokens to the cache."""

@@ -26,10 +26,10 @@ import torch
 from ..conf.user_path import user_cache
 
 _log = logging.getLogger(__name__)
-_HEADER = Path(__file__).with_name("element.h")
+_HEADERS = sorted(Path(__file__).parent.glob("*.h"))
 ELEMENTS = {torch.float32: "float", torch.bfloat16: "BFloat16"}  # the types that a library may be had for
 _FLAGS = (
-    f"-I{_HEADER.parent}",
+    f"-I{Path(__file__).parent}",
     "-O3",
     "-march=native",
     "-std=c++17",
@@ -73,7 +73,8 @@ def _load(source: Path, flags: tuple[str, ...]) -> ctypes.CDLL:
     if compiler is None:
         raise NoLibraryError("there is no C++ compiler (c++, g++ or clang++)")
     words = (" ".join(flags), compiler, _processor())
-    parts = (source.read_bytes(), _HEADER.read_bytes(), *(word.encode() for word in words))
+    files = (source, *_HEADERS)
+    parts = (*(file.read_bytes() for file in files), *(word.encode() for word in words))
     name = hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
     try:
         target = user_cache() / f"{source.stem}-{name}.so"

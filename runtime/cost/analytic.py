@@ -17,6 +17,8 @@ from .operators import LAYER_LINEARS, HostTimes, Linear
 from .pointwise import Pointwise
 from .topology import Topology
 
+_NORMS = {"both": 4, "shared": 1}  # of a layer, by `Architecture.norms`; else 2
+
 
 class AnalyticOperators:
     """Operator times of a model in `tp` slices, from a device's constants (docs/cost_model.md). An `Operators`.
@@ -66,10 +68,13 @@ class AnalyticOperators:
         self._layer = Products(gemm, [sizes[name] for name in dense])
         self._head = Products(gemm, [sizes["head"]])
         self._attention = AttentionCost(costs.attention.of(attention), N, K, D, costs.multiprocessors, dtype_bytes)
-        self._window = arch.sliding_window
+        windows: dict[int | None, float] = {}
+        for kind, count in arch.kinds.items():
+            windows[kind.window] = windows.get(kind.window, 0.0) + count / arch.num_layers
+        self._windows = list(windows.items())  # each with its share of the layers
         rates, row, head_row = costs.pointwise, H * dtype_bytes, (N + K) * D
         norm, add = (H, 2 * row, rates.norm_gbps), (0, 3 * row, rates.add_gbps)
-        kernels: list[tuple[float, float, float]] = [norm, norm, add, add]
+        kernels: list[tuple[float, float, float]] = [norm] * _NORMS.get(arch.norms, 2) + [add, add]
         if arch.qk_norm:
             kernels.append((D, 2 * head_row * dtype_bytes, rates.norm_gbps))
         if arch.position == "rope":
@@ -126,16 +131,19 @@ class AnalyticOperators:
         return self._embedding.seconds(rows) + (0.0 if self._replicates_embedding else self.all_reduce(rows))
 
     def chunk_attention(self, length: int, prefix: int) -> float:
-        """See `Operators.chunk_attention`. A window bounds how far back the chunk attends."""
-        if self._window is not None:
-            prefix = min(prefix, self._window)
-        return self._attention.chunk(length, prefix)
+        """See `Operators.chunk_attention`. A window bounds how far back the chunk attends; the mean over the layers."""
+        seconds = 0.0
+        for window, share in self._windows:
+            seconds += share * self._attention.chunk(length, prefix if window is None else min(prefix, window))
+        return seconds
 
     def decode_attention(self, requests: int, context: int) -> float:
-        """See `Operators.decode_attention`. A window bounds the context of each decode."""
-        if self._window is not None:
-            context = min(context, requests * self._window)
-        return self._attention.decodes(requests, context)
+        """See `Operators.decode_attention`. A window bounds the context of each decode; the mean over the layers."""
+        seconds = 0.0
+        for window, share in self._windows:
+            within = context if window is None else min(context, requests * window)
+            seconds += share * self._attention.decodes(requests, within)
+        return seconds
 
     def all_reduce(self, rows: int) -> float:
         """See `Operators.all_reduce`. Large ones take no less than the device's rate for bulk allows."""

@@ -140,6 +140,7 @@ IN_BFLOAT16: dict[str, transformers.PretrainedConfig] = {
     "gpt2": FAMILIES["gpt2"],
     "llama-gqa": transformers.LlamaConfig(**WIDE | {"num_key_value_heads": 2, "tie_word_embeddings": True}),
     "qwen3": transformers.Qwen3Config(**WIDE),
+    **{name: FAMILIES[name] for name in ("gemma2", "gemma3", "olmo2", "granite", "glm4", "falcon")},
 }
 
 

@@ -81,7 +81,8 @@ class Piece:
         assert self.order is not None
         D = len(self.order)
         heads = rows.unflatten(1, (-1, D))
-        return heads.copy_(heads[:, :, self.order])
+        heads.copy_(heads[:, :, self.order])
+        return rows
 
     @property
     def _shape(self) -> torch.Size:

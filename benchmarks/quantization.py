@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from gapless.conf.schema import Architecture, ModelConfig
+from gapless.conf.architecture import Architecture
+from gapless.conf.schema import ModelConfig
 from gapless.models.batch import RaggedBatch, Segment
 from gapless.models.build_stage import build_stage
 from gapless.models.gguf.config import config_values

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from safetensors import SafetensorError, safe_open
 
+from ..conf.architecture import Architecture
 from ..conf.errors import ConfigError
-from ..conf.schema import Architecture
 from .json_file import read_object, refuse_pointer
 from .layout import deciding_keys, names_of, tensor_shapes
 
@@ -23,13 +23,16 @@ if TYPE_CHECKING:
     from ..parallel.quantized_matrix import QuantizedMatrix
     from ..parallel.weight_format import WeightFormat
 
-_PREFIXES = ("base_model.model.", "model.", "transformer.")  # the first is PEFT's, in a model that it merged
+# The first is PEFT's, in a model that it merged; the third stands before the text model of one that reads images.
+_PREFIXES = ("base_model.model.", "model.", "language_model.", "model.", "transformer.")
 _MAX_MAPPED_BYTES = 16 << 20  # then the file is reopened: pages of a mapped file count as memory of this process
 FLOATS = ("F64", "F32", "BF16", "F16")  # smaller types are quantized weights, whose scales are separate tensors
 _SHARD = re.compile(r"(.+)-(\d+)-of-(\d+)\.safetensors")
 _OTHERS = ("consolidated", "adapter_")  # Mistral's own layout of the same weights, and weights to be added to them
+_OTHER_INPUT = ("vision_tower.", "multi_modal_projector.")  # what reads images, in models of which text is computed
 # Frequencies and masks, which are computed here.
-_BUFFERS = (*(f"rotary_emb.{of}" for of in ("inv_freq", "cos_cached", "sin_cached")), ".attn.bias", ".attn.masked_bias")
+_MASKS = tuple(f".{part}.{of}" for part in ("attn", "attention") for of in ("bias", "masked_bias"))
+_BUFFERS = (*(f"rotary_emb.{of}" for of in ("inv_freq", "cos_cached", "sin_cached")), *_MASKS)
 # How quantized weights call their parts: GPTQ and AWQ, compressed-tensors and FP8, bitsandbytes.
 _QUANTIZED = ("qweight", "qzeros", "scales", "g_idx", "weight_", "absmax", "nested_", "quant_", "SCB")
 
@@ -146,7 +149,11 @@ class SafetensorsFolder:
 
     def _check_others(self, arch: Architecture, known: Collection[str]) -> None:
         """Check that all tensors are among those that are `known`, by their bare names."""
-        others = [name for name in self._files if name not in known and not name.endswith(_BUFFERS)]
+        others = [
+            name
+            for name in self._files
+            if name not in known and not name.endswith(_BUFFERS) and not name.startswith(_OTHER_INPUT)
+        ]
         for name in sorted(others, key=lambda name: not _is_quantized(name)):
             file, key = self._files[name]
             if _is_quantized(name):

@@ -15,8 +15,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ..conf.architecture import Architecture
 from ..conf.errors import ConfigError
-from ..conf.schema import Architecture, HardwareConfig, ModelConfig, ParallelConfig
+from ..conf.schema import HardwareConfig, ModelConfig, ParallelConfig
 from ..parallel.mesh import Mesh
 from ..parallel.processor import multiplies_bfloat16
 from ..parallel.split import split_layers

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..conf.architecture import Architecture
 from ..conf.errors import ConfigError
-from ..conf.schema import Architecture
 from ..parallel.weight_format import WeightFormat
 from .checkpoint import SafetensorsFolder, TensorSource
 from .gguf.weights import GgufTensors

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 
 import torch
 
-from ..conf.schema import Architecture
+from ..conf.architecture import Architecture
 from ..parallel.quantized_matrix import QuantizedMatrix
 from ..parallel.weight_format import WeightFormat
 

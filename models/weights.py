@@ -7,20 +7,20 @@ reads only its own slices, a few MB at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import nn
 
-from ..conf.schema import Architecture
+from ..conf.architecture import Architecture
 from ..parallel.layers import ReplicatedEmbedding, padded_vocab
 from ..parallel.mesh import Mesh
 from ..parallel.quantized_matrix import QuantizedMatrix
 from .checkpoint import TensorSource
-from .decoder import DecoderLayer
-from .head_norm import HeadNorm
-from .layout import Names, names_of
+from .decoder import Attention, DecoderLayer
+from .layout import names_of, norm_places
+from .names import Names
 from .quantization.matrices import converted
 from .stage import Stage
 
@@ -46,7 +46,8 @@ class Piece:
     """A slice of a checkpoint's tensor, and the view of a parameter that it is loaded into.
 
     The target is [G, rows, columns], or [G, rows] for a vector; each tensor of a quantized matrix is such a view. The
-    slice has G * rows rows and as many columns. Rows and columns are those of the [out, in] matrix, also where the file
+    slice has G groups of rows, one after the other or `stride` rows apart, and as many columns. Rows and columns are
+    those of the [out, in] matrix, also where the file
     has it transposed.
     """
 
@@ -55,6 +56,10 @@ class Piece:
     row: int = 0  # the first
     column: int = 0  # the first
     transposed: bool = False  # the file has [in, out]
+    stride: int = 0  # rows from the first of a group to the first of the next; 0: as many as it has
+    order: torch.Tensor | None = None  # of each head's elements among the rows, as the target has them; None: as read
+    scale: float = 1.0  # the target is the slice times this
+    offset: float = 0.0  # plus this
 
     @property
     def size(self) -> int:
@@ -63,10 +68,36 @@ class Piece:
 
     def load(self, source: TensorSource) -> None:
         """Copy the slice block by block, converted to the target's type or format."""
+        if self.stride:
+            for g in range(self._shape[0]):
+
+                def of_group(rows: torch.Tensor, g: int = g) -> torch.Tensor:
+                    return rows[g : g + 1]
+
+                start = self.row + g * self.stride
+                replace(self, target=_of(self.target, of_group), row=start, stride=0).load(source)
+            return
         if isinstance(self.target, torch.Tensor):
             self._load_numbers(source, self.target)
         else:
             self._load_quantized(source, self.target)
+        if self.order is not None:
+            _of(self.target, self._reorder)
+        if self.scale != 1.0 or self.offset:
+            assert isinstance(self.target, torch.Tensor), self.name
+            self.target.mul_(self.scale).add_(self.offset)
+
+    def _reorder(self, rows: torch.Tensor) -> torch.Tensor:
+        """Put the rows of each head in order, in place."""
+        assert self.order is not None
+        D = len(self.order)
+        heads = rows.unflatten(1, (-1, D))
+        heads.copy_(heads[:, :, self.order])
+        return rows
+
+    @property
+    def _shape(self) -> torch.Size:
+        return (self.target if isinstance(self.target, torch.Tensor) else self.target.codes).shape
 
     def _load_quantized(self, source: TensorSource, target: QuantizedMatrix) -> None:
         G, R, width = target.codes.shape
@@ -110,9 +141,17 @@ def _blocks(G: int, R: int, step: int) -> Iterator[tuple[int, int, int]]:
 
 def _view(layer: Layer, of: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor | QuantizedMatrix:
     """Return a view of some rows of a layer's weight, which `of` makes of a matrix with these rows."""
-    if (own := layer.quantized) is None:
-        return of(layer.weight)
-    return QuantizedMatrix(own.format, of(own.codes), of(own.scales), None if own.offsets is None else of(own.offsets))
+    return _of(layer.weight if layer.quantized is None else layer.quantized, of)
+
+
+def _of(
+    matrix: torch.Tensor | QuantizedMatrix, view: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor | QuantizedMatrix:
+    """Return a view of some rows of a matrix, which `view` makes of each of its tensors."""
+    if isinstance(matrix, torch.Tensor):
+        return view(matrix)
+    offsets = None if matrix.offsets is None else view(matrix.offsets)
+    return QuantizedMatrix(matrix.format, view(matrix.codes), view(matrix.scales), offsets)
 
 
 def plan_pieces(stage: Stage) -> Iterator[Piece]:
@@ -128,7 +167,7 @@ def plan_pieces(stage: Stage) -> Iterator[Piece]:
     for i, layer in zip(stage.layers, stage.decoder, strict=True):
         yield from _layer_pieces(layer, names, names.layer.format(i), arch, mesh)  # type: ignore[arg-type]
     if stage.final_norm is not None:
-        yield from _norm_pieces(names.final_norm, stage.final_norm)
+        yield from _norm_pieces(names.final_norm, stage.final_norm, names.norm_offset)
     if stage.head is not None and not (arch.tie_embeddings and stage.embedding is not None):
         name = names.embedding if arch.tie_embeddings else names.head
         yield from _vocab_rows(name, stage.head, arch, mesh)
@@ -147,53 +186,86 @@ def _vocab_rows(name: str, layer: Layer, arch: Architecture, mesh: Mesh) -> Iter
         yield Piece(name, _view(layer, lambda rows: rows[None, :count]), row=first)
 
 
-def _norm_pieces(name: str, norm: nn.Module) -> Iterator[Piece]:
+def _norm_pieces(name: str, norm: nn.Module, offset: float) -> Iterator[Piece]:
     for kind, parameter in norm.named_parameters():
-        yield Piece(f"{name}.{kind}", parameter[None])
+        yield Piece(f"{name}.{kind}", parameter[None], offset=offset if kind == "weight" else 0.0)
+
+
+def turning_order(arch: Architecture, names: Names) -> torch.Tensor | None:
+    """Return the order of a head's elements in which element i turns with element i + D / 2, and the last stay.
+
+    Kernels turn whole heads so; elements that stay are turned by an angle of 0. Scores do not change if queries and
+    keys have their elements in another order. None: it is the checkpoint's own order.
+    """
+    D, turned = arch.head_dim, arch.turned
+    if arch.position != "rope" or (turned == D and not names.neighbours_turn):
+        return None
+    first, second = torch.arange(turned).view(-1, 2).T if names.neighbours_turn else torch.arange(turned).view(2, -1)
+    still = torch.arange(turned, D).view(2, -1)
+    return torch.cat([first, still[0], second, still[1]])
 
 
 def _layer_pieces(layer: DecoderLayer, names: Names, prefix: str, arch: Architecture, mesh: Mesh) -> Iterator[Piece]:
-    K, G, D = arch.num_kv_heads // mesh.tp, arch.num_heads // arch.num_kv_heads, arch.head_dim
-    rank, transposed = mesh.tp_rank, names.transposed
+    rank, transposed, offset = mesh.tp_rank, names.transposed, names.norm_offset
     attention, ffn = layer.attention, layer.ffn
-    yield from _norm_pieces(prefix + names.attention_norm, layer.attention_norm)
-    yield from _norm_pieces(prefix + names.ffn_norm, layer.ffn_norm)
-    if isinstance(attention.qk_norm, HeadNorm):
-        yield Piece(prefix + names.q_norm, attention.qk_norm.query_weight[None])
-        yield Piece(prefix + names.k_norm, attention.qk_norm.key_weight[None])
-
-    heads = (slice(0, G), slice(G, G + 1), slice(G + 1, G + 2))  # of a KV group: queries, key, value
-    before: dict[str, int] = {}  # by tensor: rows of the parts before, where one tensor holds q, k and v
-    for name, part in zip((names.q, names.k, names.v), heads, strict=True):
-        count = part.stop - part.start
-        row = before.get(name, 0) + rank * K * count * D
-        before[name] = before.get(name, 0) + arch.num_kv_heads * count * D
-
-        def of_part(rows: torch.Tensor, part: slice = part) -> torch.Tensor:
-            return rows.view(K, G + 2, D, -1)[:, part].flatten(1, 2)
-
-        yield Piece(f"{prefix}{name}.weight", _view(attention.qkv, of_part), row=row, transposed=transposed)
-        if attention.qkv.bias is not None:
-            bias = attention.qkv.bias.view(K, G + 2, D)[:, part].view(K, count * D)
-            yield Piece(f"{prefix}{name}.bias", bias, row=row)
+    for place in norm_places(arch):
+        yield from _norm_pieces(prefix + getattr(names, place), getattr(layer, place), offset)
+    yield from _qkv_pieces(attention, names, prefix, arch, mesh)
+    if attention.sinks is not None:
+        yield Piece(prefix + names.sinks, attention.sinks[None], row=rank * len(attention.sinks))
 
     F = arch.ffn_size // mesh.tp
+    before: dict[str, int] = {}  # by tensor: rows of the parts before, where one tensor holds gate and up
     for i, name in enumerate((names.gate, names.up) if arch.gated_ffn else (names.up,)):
-        rows = slice(i * F, (i + 1) * F)
+        rows, row = slice(i * F, (i + 1) * F), before.get(name, 0) + rank * F
+        before[name] = before.get(name, 0) + arch.ffn_size
 
         def of_half(matrix: torch.Tensor, rows: slice = rows) -> torch.Tensor:
             return matrix[None, rows]
 
-        weight = _view(ffn.fc1, of_half)
-        yield Piece(f"{prefix}{name}.weight", weight, row=rank * F, transposed=transposed)
+        yield Piece(f"{prefix}{name}.weight", _view(ffn.fc1, of_half), row=row, transposed=transposed)
         if ffn.fc1.bias is not None:
-            yield Piece(f"{prefix}{name}.bias", ffn.fc1.bias[None, rows], row=rank * F)
+            yield Piece(f"{prefix}{name}.bias", ffn.fc1.bias[None, rows], row=row)
 
-    for name, linear, width in ((names.attention_out, attention.out, K * G * D), (names.down, ffn.fc2, F)):
+    for name, linear, width in (
+        (names.attention_out, attention.out, arch.num_heads // mesh.tp * arch.head_dim),
+        (names.down, ffn.fc2, F),
+    ):
         weight = _view(linear, lambda matrix: matrix[None])
         yield Piece(f"{prefix}{name}.weight", weight, column=rank * width, transposed=transposed)
         if linear.bias is not None:
-            yield Piece(f"{prefix}{name}.bias", linear.bias[None])
+            yield Piece(f"{prefix}{name}.bias", linear.bias[None], scale=arch.residual_scale)
+
+
+def _qkv_pieces(attention: Attention, names: Names, prefix: str, arch: Architecture, mesh: Mesh) -> Iterator[Piece]:
+    """Yield the rows of each KV group's queries, keys and values, and the norms of queries and keys."""
+    K, G, D = arch.num_kv_heads // mesh.tp, arch.num_heads // arch.num_kv_heads, arch.head_dim
+    rank, order = mesh.tp_rank, turning_order(arch, names)
+    before: dict[str, int] = {}  # by tensor: rows of the parts before, where one tensor holds q, k and v
+    heads = (slice(0, G), slice(G, G + 1), slice(G + 1, G + 2))  # of a KV group: queries, key, value
+    for name, part in zip((names.q, names.k, names.v), heads, strict=True):
+        count, own = part.stop - part.start, order if part.start <= G else None
+        if names.grouped:
+            row, stride = (rank * K * (G + 2) + part.start) * D, (G + 2) * D
+        else:
+            row, stride = before.get(name, 0) + rank * K * count * D, 0
+            before[name] = before.get(name, 0) + arch.num_kv_heads * count * D
+
+        def of_part(rows: torch.Tensor, part: slice = part) -> torch.Tensor:
+            return rows.view(K, G + 2, D, -1)[:, part].flatten(1, 2)
+
+        weight = _view(attention.qkv, of_part)
+        yield Piece(f"{prefix}{name}.weight", weight, row=row, transposed=names.transposed, stride=stride, order=own)
+        if attention.qkv.bias is not None:
+            bias = attention.qkv.bias.view(K, G + 2, D)[:, part].view(K, count * D)
+            yield Piece(f"{prefix}{name}.bias", bias, row=row, stride=stride, order=own)
+    if attention.qk_norm is not None:
+        for name, weight in (
+            (names.q_norm, attention.qk_norm.query_weight),
+            (names.k_norm, attention.qk_norm.key_weight),
+        ):
+            row = rank * len(weight) if arch.qk_norm_over == "width" else 0
+            yield Piece(prefix + name, weight[None], row=row, order=order, offset=names.norm_offset)
 
 
 def load_stage(stage: Stage, source: TensorSource, on_piece: Callable[[], None] = lambda: None) -> None:

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import torch
 
-from gapless.conf.schema import Architecture, ModelConfig
+from gapless.conf.architecture import Architecture
+from gapless.conf.schema import ModelConfig
 from gapless.models.huggingface import resolve_architecture
 from gapless.parallel.packed import PackedWeight
 from gapless.parallel.quantized import Product, make_product

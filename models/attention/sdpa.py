@@ -147,8 +147,8 @@ def chunk_mask(
     return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
 
 
-def _read(cache_SKD: torch.Tensor, slots: slice | torch.Tensor, q_TKGD: torch.Tensor) -> torch.Tensor:
-    """Return the keys or values at `slots`, [1, K, keys, D], as `read_rows` does."""
+def read_slots(cache_SKD: torch.Tensor, slots: slice | torch.Tensor, q_TKGD: torch.Tensor) -> torch.Tensor:
+    """Return the keys or values at `slots`, [1, K, keys, D], as `read_rows` does, for queries `q_TKGD`."""
     return read_rows(cache_SKD, slots, q_TKGD.shape[3], q_TKGD.dtype).transpose(0, 1).unsqueeze(0)
 
 
@@ -161,8 +161,8 @@ def attend_chunks(
         q = q_TKGD[plan.rows].reshape(-1, K * G, D).transpose(0, 1).unsqueeze(0)
         attended = F.scaled_dot_product_attention(
             q,
-            _read(keys_SKD, plan.slots, q_TKGD),
-            _read(values_SKD, plan.slots, q_TKGD),
+            read_slots(keys_SKD, plan.slots, q_TKGD),
+            read_slots(values_SKD, plan.slots, q_TKGD),
             attn_mask=plan.mask,
             is_causal=plan.is_causal,
             enable_gqa=G > 1,
@@ -193,6 +193,8 @@ def attend_decodes(
         return
     for decode in plan:
         attended = F.scaled_dot_product_attention(
-            q_TKGD[decode.rows], _read(keys_SKD, decode.slots, q_TKGD), _read(values_SKD, decode.slots, q_TKGD)
+            q_TKGD[decode.rows],
+            read_slots(keys_SKD, decode.slots, q_TKGD),
+            read_slots(values_SKD, decode.slots, q_TKGD),
         )
         out[decode.rows].view(1, K, G, D).copy_(attended)

@@ -10,6 +10,7 @@ from ..kernels.kernels import Kernels
 from . import flash, xformers
 from .backend import AttentionBackend
 from .cpp import CppBackend
+from .scores import ScoresBackend
 from .sdpa import SdpaBackend
 
 
@@ -31,15 +32,21 @@ def make_backend(
     dtype: torch.dtype,
     device: torch.device,
     head_dim: int,
+    softcap: float | None = None,
+    has_sinks: bool = False,
     cache_dtype: str = "auto",
 ) -> AttentionBackend:
     """Make the backend `flash`, `xformers` or `sdpa`. `auto` is flash or the C++ one where it runs, else sdpa.
 
-    Rows of 8 bits are read by sdpa and the C++ one.
+    Of these none caps scores or has sinks: torch's products do. Rows of 8 bits are read by sdpa and the C++ one.
 
     Raises:
         ConfigError: the one that was asked for does not run here.
     """
+    if softcap is not None or has_sinks:
+        if name not in ("auto", "sdpa"):
+            raise ConfigError(f"model.attention={name}: caps no scores and has no sinks, as this model needs; use auto")
+        return ScoresBackend(block_size=block_size, window=window, dtype=dtype, device=device, softcap=softcap)
     wanted = "flash" if name == "auto" else name
     reason = why_not(wanted, dtype, device, head_dim)
     if wanted != "sdpa" and reason is None and cache_dtype != "auto":

@@ -11,11 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...conf.architecture import Architecture
 from ...conf.errors import ConfigError
-from ...conf.schema import Architecture
 from ...parallel.weight_format import WeightFormat
 from ..checkpoint import check_shape
-from ..layout import Names, names_of, tensor_shapes
+from ..layout import names_of, tensor_shapes
+from ..names import Names
 from .file import open_gguf
 
 if TYPE_CHECKING:
@@ -43,7 +44,10 @@ _LLAMA = Names(
     final_norm="output_norm",
     head="output.weight",
 )
-_GPT2 = replace(_LLAMA, q="attn_qkv", k="attn_qkv", v="attn_qkv")  # q, k and v side by side in one tensor
+_OWN = {
+    "gemma3": replace(_LLAMA, attention_norm_after="post_attention_norm", ffn_norm_after="post_ffw_norm"),
+    "gpt2": replace(_LLAMA, q="attn_qkv", k="attn_qkv", v="attn_qkv"),  # q, k and v side by side in one tensor
+}
 _COMPUTED = ("rope_freqs.weight",)  # it stands in the architecture
 FORMATS = {
     "Q4_0": WeightFormat(4, 32),
@@ -73,7 +77,8 @@ class GgufTensors:
         names, self._shapes = names_of(arch), tensor_shapes(arch)
         linears = {name for name, shape in self._shapes.items() if len(shape) == 2}
         self._transposed = linears - {names.embedding, names.positions, names.head} if names.transposed else set()
-        own = _GPT2 if names.transposed else _LLAMA
+        own = _OWN.get(arch.family, _LLAMA)
+        self._norm_offset = names.norm_offset  # which llama.cpp's converter has added
         self._names = dict(zip(self._shapes, tensor_shapes(arch, own), strict=True))
         self._sizes = {int(kind): (kind, *GGML_QUANT_SIZES[kind]) for kind in GGMLQuantizationType}
 
@@ -106,7 +111,8 @@ class GgufTensors:
         """See `TensorSource.read`: float32, whatever the file's type."""
         place = self._file.tensors[self._names[name]]
         if columns is None:
-            return self._read_rows(name, 0, 1, slice(0, math.prod(place.shape)))[0, self._order(name, rows)]
+            vector = self._read_rows(name, 0, 1, slice(0, math.prod(place.shape)))[0, self._order(name, rows)]
+            return vector - self._norm_offset if name.endswith("norm.weight") else vector
         if name in self._transposed:
             return self._read_rows(name, columns.start, columns.stop, rows).T
         order = self._order(name, rows)

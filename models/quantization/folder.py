@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...conf.architecture import Architecture
 from ...conf.errors import ConfigError
-from ...conf.schema import Architecture
 from ..checkpoint import SafetensorsFolder, StoredTensor, bare_name
 from ..layout import linear_weights, tensor_shapes
 from .schemes import Scheme, SchemeOf

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from ...conf.schema import Architecture
+from ...conf.architecture import Architecture
 from ...parallel.weight_format import WeightFormat
 from ..layout import linear_weights, names_of, tensor_shapes
 

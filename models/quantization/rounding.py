@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from ...conf.schema import Architecture
+from ...conf.architecture import Architecture
 from ...parallel.quantized_matrix import QuantizedMatrix
 from ...parallel.weight_format import WeightFormat
 from ..checkpoint import TensorSource

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+from ...conf.architecture import Architecture
 from ...conf.clusters import ClusterConfig
 from ...conf.costs import AttentionKernels, CostsConfig
-from ...conf.schema import Architecture
 from ...models.memory import kv_row_bytes
 from ...parallel.placement import StageLink
 from ...parallel.weight_format import WeightFormat
@@ -18,6 +18,8 @@ from .gemm import Gemm, Products
 from .operators import LAYER_LINEARS, HostTimes, Linear
 from .pointwise import Pointwise
 from .topology import Topology
+
+_NORMS = {"both": 4, "shared": 1}  # of a layer, by `Architecture.norms`; else 2
 
 
 class AnalyticOperators:
@@ -74,12 +76,15 @@ class AnalyticOperators:
         dense = LAYER_LINEARS if arch.experts is None else LAYER_LINEARS[:2]
         self._layer = Products(gemm, [sizes[name] for name in dense])
         self._head = Products(head_gemm, [sizes["head"]])
-        kind, key_bytes = costs.attention.of(attention), kv_row_bytes(D, dtype_bytes, cache_dtype)
-        self._attention = AttentionCost(kind, N, K, D, costs.multiprocessors, dtype_bytes, key_bytes)
-        self._window = arch.sliding_window
+        kernels_of, key_bytes = costs.attention.of(attention), kv_row_bytes(D, dtype_bytes, cache_dtype)
+        self._attention = AttentionCost(kernels_of, N, K, D, costs.multiprocessors, dtype_bytes, key_bytes)
+        windows: dict[int | None, float] = {}
+        for kind, count in arch.kinds.items():
+            windows[kind.window] = windows.get(kind.window, 0.0) + count / arch.num_layers
+        self._windows = list(windows.items())  # each with its share of the layers
         rates, row, head_row = costs.pointwise, H * dtype_bytes, (N + K) * D
-        norm, add = (H, 2 * row, rates.norm_gbps), (0, 3 * row, rates.add_gbps)
-        kernels: list[tuple[float, float, float]] = [norm, norm, add, add]
+        norm, add = (float(H), 2.0 * row, rates.norm_gbps), (0.0, 3.0 * row, rates.add_gbps)
+        kernels: list[tuple[float, float, float]] = [norm] * _NORMS.get(arch.norms, 2) + [add, add]
         if arch.qk_norm:
             kernels.append((D, 2 * head_row * dtype_bytes, rates.norm_gbps))
         if arch.position == "rope":
@@ -136,16 +141,19 @@ class AnalyticOperators:
         return self._embedding.seconds(rows) + (0.0 if self._replicates_embedding else self.all_reduce(rows))
 
     def chunk_attention(self, length: int, prefix: int) -> float:
-        """See `Operators.chunk_attention`. A window bounds how far back the chunk attends."""
-        if self._window is not None:
-            prefix = min(prefix, self._window)
-        return self._attention.chunk(length, prefix)
+        """See `Operators.chunk_attention`. A window bounds how far back the chunk attends; the mean over the layers."""
+        seconds = 0.0
+        for window, share in self._windows:
+            seconds += share * self._attention.chunk(length, prefix if window is None else min(prefix, window))
+        return seconds
 
     def decode_attention(self, requests: int, context: int) -> float:
-        """See `Operators.decode_attention`. A window bounds the context of each decode."""
-        if self._window is not None:
-            context = min(context, requests * self._window)
-        return self._attention.decodes(requests, context)
+        """See `Operators.decode_attention`. A window bounds the context of each decode; the mean over the layers."""
+        seconds = 0.0
+        for window, share in self._windows:
+            within = context if window is None else min(context, requests * window)
+            seconds += share * self._attention.decodes(requests, within)
+        return seconds
 
     def all_reduce(self, rows: int) -> float:
         """See `Operators.all_reduce`. Large ones take no less than the device's rate for bulk allows."""

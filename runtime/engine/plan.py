@@ -7,10 +7,11 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ...conf.architecture import Architecture
 from ...conf.build import load_hardware
 from ...conf.errors import ConfigError
 from ...conf.policies import EqualTimeConfig
-from ...conf.schema import Architecture, EngineConfig, HardwareConfig, ModelConfig, ParallelConfig, SimulateConfig
+from ...conf.schema import EngineConfig, HardwareConfig, ModelConfig, ParallelConfig, SimulateConfig
 from ...models.huggingface import has_short_weights, resolve_architecture, resolve_weights
 from ...models.layout import tensor_shapes
 from ...models.memory import BYTES, MemoryModel, resolve_dtype
@@ -84,6 +85,7 @@ def make_plan(config: EngineConfig) -> Plan:
         raise ConfigError(
             f"model={config.model.name}: the engine computes no experts yet; gapless simulate, tune and capacity do"
         )
+    _warn_of_long_factors(arch)
     check_parallel(arch, config.parallel)
     if config.model.quantization == "fp8" and hardware.device == "cpu" and not simulated:
         raise ConfigError("model.quantization=fp8: must be null, int8 or int4 on a CPU, which has no products of FP8")
@@ -154,6 +156,18 @@ def _say_float32(model: ModelConfig, dtype: str) -> None:
         _log.info(
             "model.dtype=auto: float32, though the checkpoint has 16 bits or fewer: this processor has neither AVX-512 "
             "BF16 nor AMX"
+        )
+
+
+def _warn_of_long_factors(arch: Architecture) -> None:
+    """Say that a model whose rotary positions depend on the context computes all requests as long ones."""
+    scaling = arch.kind(0).rope_scaling
+    if scaling is not None and scaling.type == "longrope" and arch.max_position > scaling.original_max_position:
+        _log.warning(
+            "longrope: requests of up to %d tokens turn by the long factors too, since longer ones may come; "
+            "model.max_model_len=%d has the short ones",
+            scaling.original_max_position,
+            scaling.original_max_position,
         )
 
 

@@ -31,6 +31,73 @@ CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "mistral": lambda: transformers.MistralConfig(**LLAMA, sliding_window=13, head_dim=16),
     "qwen2": lambda: transformers.Qwen2Config(**LLAMA, tie_word_embeddings=True),
     "qwen3": lambda: transformers.Qwen3Config(**LLAMA, head_dim=32),
+    "qwen2-windows": lambda: transformers.Qwen2Config(
+        **LLAMA, use_sliding_window=True, sliding_window=13, max_window_layers=2
+    ),
+    "ministral": lambda: transformers.MinistralConfig(
+        **LLAMA,
+        head_dim=16,
+        sliding_window=13,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+    "gemma2": lambda: transformers.Gemma2Config(
+        **LLAMA,
+        head_dim=32,
+        sliding_window=13,
+        query_pre_attn_scalar=24,
+        attn_logit_softcapping=2.0,
+        final_logit_softcapping=9.0,
+    ),
+    "gemma3": lambda: transformers.Gemma3TextConfig(
+        **LLAMA,
+        head_dim=32,
+        sliding_window=13,
+        query_pre_attn_scalar=24,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    ),
+    "phi3": lambda: transformers.Phi3Config(
+        **LLAMA,
+        sliding_window=40,
+        original_max_position_embeddings=256,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 1000.0,
+            "partial_rotary_factor": 0.75,
+            "attention_factor": 1.2,
+            "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5],
+            "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 8.0],
+        },
+    ),
+    "olmo2": lambda: transformers.Olmo2Config(**LLAMA),
+    "granite": lambda: transformers.GraniteConfig(
+        **LLAMA,
+        attention_bias=True,
+        embedding_multiplier=3.0,
+        residual_multiplier=0.4,
+        attention_multiplier=0.1,
+        logits_scaling=0.5,
+    ),
+    "smollm3": lambda: transformers.SmolLM3Config(**LLAMA, no_rope_layers=[1, 0, 1]),
+    "stablelm": lambda: transformers.StableLmConfig(**LLAMA, use_qkv_bias=True),
+    "stablelm-parallel": lambda: transformers.StableLmConfig(**LLAMA, use_parallel_residual=True),
+    "glm": lambda: transformers.GlmConfig(**{**LLAMA, "eos_token_id": 306}, head_dim=16),
+    "glm4": lambda: transformers.Glm4Config(**{**LLAMA, "eos_token_id": 306}, head_dim=16),
+    "gpt_neox": lambda: transformers.GPTNeoXConfig(**{k: v for k, v in LLAMA.items() if k != "num_key_value_heads"}),
+    "falcon": lambda: transformers.FalconConfig(**FALCON, new_decoder_architecture=True, num_kv_heads=2, bias=True),
+    "falcon-shared": lambda: transformers.FalconConfig(**FALCON, multi_query=False),
+}
+PLAIN = ("gpt2", "llama", "llama-grouped", "mistral", "qwen2", "qwen3")  # without a trait that another has not
+FALCON = {
+    **COMMON,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 256,
+    "pad_token_id": None,
 }
 
 

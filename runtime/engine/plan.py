@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from ...conf.build import load_hardware
 from ...conf.errors import ConfigError
 from ...conf.policies import EqualTimeConfig
-from ...conf.schema import Architecture, EngineConfig, HardwareConfig, ModelConfig, ParallelConfig, SimulateConfig
+from ...conf.schema import Architecture, Dtype, EngineConfig, HardwareConfig, ModelConfig, ParallelConfig, SimulateConfig
 from ...models.huggingface import has_short_weights, resolve_architecture, resolve_weights
 from ...models.layout import tensor_shapes
 from ...models.memory import BYTES, MemoryModel, resolve_dtype
@@ -48,11 +48,11 @@ class Plan:
     num_blocks: int
     block_size: int
     replicate_embedding: bool  # on each rank of the first stage
-    dtype: str  # of weights that are not quantized, activations and the KV cache
-    formats: ModelFormats  # of a rank's quantized matrices
     limits: Limits
     tokenizer: str | None  # its path; None: UTF-8 bytes
     prefix_caching: bool = False
+    dtype: Dtype = "float32"  # of weights that are not quantized, and of activations
+    formats: ModelFormats | None = None  # of a rank's quantized matrices; None: there are none
 
     @property
     def max_model_len(self) -> int:

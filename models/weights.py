@@ -30,8 +30,15 @@ _BLOCK_BYTES = 4 << 20
 class Layer(Protocol):
     """A layer with a weight, which is either numbers or a quantized matrix."""
 
-    weight: torch.Tensor
-    quantized: QuantizedMatrix | None
+    @property
+    def weight(self) -> torch.Tensor:
+        """The numbers, where they are not quantized."""
+        ...
+
+    @property
+    def quantized(self) -> QuantizedMatrix | None:
+        """The matrix, where it is quantized and not yet packed."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +180,11 @@ def _layer_pieces(layer: DecoderLayer, names: Names, prefix: str, arch: Architec
     F = arch.ffn_size // mesh.tp
     for i, name in enumerate((names.gate, names.up) if arch.gated_ffn else (names.up,)):
         rows = slice(i * F, (i + 1) * F)
-        weight = _view(ffn.fc1, lambda matrix, rows=rows: matrix[None, rows])
+
+        def of_half(matrix: torch.Tensor, rows: slice = rows) -> torch.Tensor:
+            return matrix[None, rows]
+
+        weight = _view(ffn.fc1, of_half)
         yield Piece(f"{prefix}{name}.weight", weight, row=rank * F, transposed=transposed)
         if ffn.fc1.bias is not None:
             yield Piece(f"{prefix}{name}.bias", ffn.fc1.bias[None, rows], row=rank * F)

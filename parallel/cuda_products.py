@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from .quantized_matrix import QuantizedMatrix, WeightFormat
+from .quantized_matrix import QuantizedMatrix
+from .weight_format import WeightFormat
 
 _ALIGNMENT = 16  # of outputs and inputs, for products of 8 bits
 _LEAST_ROWS = 32  # `_int_mm` takes more than 16

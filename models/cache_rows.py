@@ -37,12 +37,17 @@ def read_rows(cache_SKD: torch.Tensor, slots: slice | torch.Tensor, head_dim: in
 
     They are a view of the cache where that has no scales and the slots are consecutive.
     """
-    scaled = cache_SKD.dtype in _MOST
-    raw = cache_SKD.view(torch.uint8) if scaled else cache_SKD
+    dtype_of_rows = cache_SKD.dtype
+    raw = cache_SKD.view(torch.int8) if dtype_of_rows in _MOST else cache_SKD
     rows = raw[slots] if isinstance(slots, slice) else raw.index_select(0, slots)
-    if not scaled:
+    if dtype_of_rows not in _MOST:
         return rows
-    return (rows[..., :head_dim].view(cache_SKD.dtype).float() * rows[..., -4:].view(torch.float32)).to(dtype)
+    codes, scales = rows[..., :head_dim], rows[..., -4:].view(torch.float32)
+    if dtype_of_rows == CACHE_DTYPES["int8"]:
+        return (codes.float() * scales).to(dtype)
+    # With the same bits a float16 is 256 times smaller; torch's own conversion takes five times as long on a CPU.
+    halves = codes.to(torch.int16).bitwise_left_shift_(7).bitwise_and_(~0x4000).view(torch.float16)
+    return (halves.float() * (256 * scales)).to(dtype)
 
 
 def empty_rows(

@@ -22,16 +22,12 @@ MOST_LAYERS = 12
 class Products:
     """The matrix products of a model's layers, one layer after the other, so that weights are cold.
 
-<<<<<<< HEAD
-    def __init__(self, arch: Architecture, dtype: torch.dtype = torch.float32) -> None:
-=======
     With a `format`, weights are quantized; a group of 0 is a whole row.
     """
 
     def __init__(
         self, arch: Architecture, dtype: torch.dtype = torch.float32, format: WeightFormat | None = None
     ) -> None:
->>>>>>> wt/formats
         H, heads = arch.hidden_size, arch.num_heads * arch.head_dim
         self.shapes = [
             ((arch.num_heads + 2 * arch.num_kv_heads) * arch.head_dim, H),
@@ -39,16 +35,9 @@ class Products:
             (arch.ffn_size * (2 if arch.gated_ffn else 1), H),
             (H, arch.ffn_size),
         ]
-<<<<<<< HEAD
-        self.dtype = dtype
-        self.layers = [
-            [PackedWeight((torch.randn(shape) * 0.02).to(dtype)) for shape in self.shapes]
-            for _ in range(min(arch.num_layers, MOST_LAYERS))
-=======
         self.dtype, self.format = dtype, format
         self.layers = [
             [self._product(*shape) for shape in self.shapes] for _ in range(min(arch.num_layers, MOST_LAYERS))
->>>>>>> wt/formats
         ]
 
     def _product(self, out_size: int, in_size: int) -> Product:

@@ -10,7 +10,15 @@ from dataclasses import dataclass, replace
 from ...conf.build import load_hardware
 from ...conf.errors import ConfigError
 from ...conf.policies import EqualTimeConfig
-from ...conf.schema import Architecture, Dtype, EngineConfig, HardwareConfig, ModelConfig, ParallelConfig, SimulateConfig
+from ...conf.schema import (
+    Architecture,
+    Dtype,
+    EngineConfig,
+    HardwareConfig,
+    ModelConfig,
+    ParallelConfig,
+    SimulateConfig,
+)
 from ...models.huggingface import has_short_weights, resolve_architecture, resolve_weights
 from ...models.layout import tensor_shapes
 from ...models.memory import BYTES, MemoryModel, resolve_dtype

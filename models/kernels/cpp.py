@@ -92,7 +92,7 @@ class CppKernels:
         assert queries.is_contiguous()
         assert qkv_TKED.stride()[2:] == (D, 1)
         values_TKD, own = qkv_TKED[:, :, -1], head_norm
-        weights = (None, None, 0.0)
+        weights: tuple[int | None, int | None, float] = (None, None, 0.0)
         if own is not None:
             weights = (own.query_weight.data_ptr(), own.key_weight.data_ptr(), own.eps)
         cos, sin = (None, None) if rope is None else (rope[0].data_ptr(), rope[1].data_ptr())

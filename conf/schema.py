@@ -27,6 +27,7 @@ _MAX_DEPTH = 10_000
 _WHOLE_BATCHES = ("request_level", "orca_worst")  # policies whose requests enter together
 
 
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 NAMED_WEIGHTS = ("random", "shipped", "smollm2")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -54,7 +55,7 @@ class ModelConfig:
     """of a name on the hub: a branch, tag or commit; null: the main branch"""
     tokenizer: str | None = None
     """a folder or tokenizer.json; null: the one beside the weights, else UTF-8 bytes"""
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Dtype = "auto"
     """auto: bfloat16 on CUDA, and on a CPU with AVX-512 BF16 or AMX where the checkpoint has 16 bits or fewer; else
     float32"""
     quantization: Literal["int8", "int4", "fp8"] | None = None

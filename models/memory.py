@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from ..conf.architecture import Architecture
 from ..conf.errors import ConfigError
-from ..conf.schema import HardwareConfig, ModelConfig, ParallelConfig
+from ..conf.schema import Dtype, HardwareConfig, ModelConfig, ParallelConfig
 from ..parallel.mesh import Mesh
 from ..parallel.processor import multiplies_bfloat16
 from ..parallel.split import split_layers
@@ -31,7 +31,7 @@ _MAX_REPLICA_SHARE = 0.02  # of a rank's memory, for the rest of the embedding
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-def resolve_dtype(model: ModelConfig, device: str) -> str:
+def resolve_dtype(model: ModelConfig, device: str) -> Dtype:
     """Return `float32`, `bfloat16` or `float16`, which a config's `auto` comes to on this machine.
 
     That is bfloat16 on CUDA, and on a CPU where the checkpoint has 16 bits or fewer and the processor multiplies

@@ -172,30 +172,37 @@ Rows<Number> make_rows(int64_t rows, int64_t steps, int64_t groups, bool tiled) 
     return {steps, groups, tiled, memory, sums, scales};
 }
 
+// A row of x, COUNT inputs at a time, with zeros after the last.
+template <int64_t COUNT>
+struct Steps {
+    const Element* x;
+    int64_t whole;
+    Element rest[2][COUNT] = {};
+
+    Steps(const Element* x, int64_t inputs) : x(x), whole(inputs / COUNT) {
+        for (int64_t k = whole * COUNT; k < inputs; ++k) rest[0][k % COUNT] = x[k];
+    }
+    const Element* operator[](int64_t step) const { return step < whole ? x + step * COUNT : rest[step > whole]; }
+};
+
+// Copies a row in the order in which `dequantize` and `few` pair the codes of a word.
 template <int BITS>
-void order(const Element* x, Element* to) {  // a word's inputs, as `dequantize` and `few` pair its codes
-    for (int k = 0; k < 32 / BITS; ++k) to[k] = x[kPairs && BITS == 4 ? k % 2 * 4 + k / 2 : k];
+void copy_row(const Element* x, int64_t inputs, Rows<Element>& rows, int64_t r) {
+    constexpr int kCodes = 32 / BITS, kIn = kStep / sizeof(Element);
+    const Steps<kIn> steps(x, inputs);
+    for (int64_t step = 0; step < rows.steps; ++step) {
+        const Element* from = steps[step];
+        Element* to = rows.at(r, step);
+        for (int word = 0; word < kIn; word += kCodes)
+            for (int k = 0; k < kCodes; ++k) to[word + k] = from[word + (kPairs && BITS == 4 ? k % 2 * 4 + k / 2 : k)];
+    }
 }
 
-template <int BITS>
-void copy_row(const Matrix& m, const Element* x, int64_t inputs, Rows<Element>& rows, int64_t r) {
-    constexpr int64_t kCodes = 32 / BITS, kIn = kStep / sizeof(Element);
-    for (int64_t step = 0; step < rows.steps; ++step) {
-        Element* to = rows.at(r, step);
-        const int64_t first = step * kIn;
-        if (first + kIn <= inputs) {
-            for (int64_t k = 0; k < kIn; k += kCodes) order<BITS>(x + first + k, to + k);
-        } else {
-            Element padded[kIn] = {};
-            for (int64_t k = first; k < inputs; ++k) padded[k - first] = x[k];
-            for (int64_t k = 0; k < kIn; k += kCodes) order<BITS>(padded + k, to + k);
-        }
-    }
-    const int64_t size = m.group_words * kCodes;
-    for (int64_t g = 0; g < m.groups; ++g) {
+void sum_row(const Element* x, int64_t inputs, int64_t group, float* sums) {
+    for (int64_t first = 0; first < inputs; first += group) {
         float sum = 0;
-        for (int64_t k = g * size; k < std::min(inputs, (g + 1) * size); ++k) sum += float(x[k]);
-        rows.sums[r * m.groups + g] = sum;
+        for (int64_t k = first; k < std::min(inputs, first + group); ++k) sum += float(x[k]);
+        sums[first / group] = sum;
     }
 }
 
@@ -226,31 +233,23 @@ inline void round_lane(Vector numbers, int8_t* to) {
 
 // Rounds a row to integers from -128 to 127, of which the largest stands for 127.5 (compressed-tensors' symmetric scale).
 void round_row(const Matrix& m, const Element* x, int64_t inputs, Rows<int8_t>& rows, int64_t r) {
-    Element rest[kStep] = {};
-    for (int64_t k = inputs / kStep * kStep; k < inputs; ++k) rest[k % kStep] = x[k];
-    const auto from = [&](int64_t step) { return (step + 1) * kStep <= inputs ? x + step * kStep : rest; };
-    const int64_t steps = (inputs + kStep - 1) / kStep;
+    const Steps<kStep> from(x, inputs);
     Integers largest = {};  // a float's bits without its sign, so that NaN is the largest of all
-    for (int64_t step = 0; step < steps; ++step)
+    for (int64_t step = 0; step < rows.steps; ++step)
         for (int64_t k = 0; k < kStep; k += kLane) {
-            const Integers bits = (Integers)widen(from(step) + k) & 0x7fffffff;
+            const Integers bits = (Integers)widen(from[step] + k) & 0x7fffffff;
             largest = bits > largest ? bits : largest;
         }
     const float most = largest_of(largest);
     rows.scales[r] = most / 127.5f;
     const float inverse = most != 0 ? 127.50003f / most : 0.0f;  // the largest is never rounded to 127.49
-    for (int64_t step = 0; step < rows.steps; ++step) {
-        int8_t* to = rows.at(r, step);
-        if (step >= steps) {
-            std::fill(to, to + kStep, 0);
-            continue;
-        }
-        for (int64_t k = 0; k < kStep; k += kLane) round_lane(widen(from(step) + k) * inverse, to + k);
-    }
+    for (int64_t step = 0; step < rows.steps; ++step)
+        for (int64_t k = 0; k < kStep; k += kLane) round_lane(widen(from[step] + k) * inverse, rows.at(r, step) + k);
     int32_t* sums = reinterpret_cast<int32_t*>(&rows.sums[r * m.groups]);
     if (m.groups == 1) {
         Integers sum = {};
-        for (int64_t step = 0; step < steps; ++step) sum = add_dot(sum, Codes{} + 0x01010101u, load<Codes>(rows.at(r, step)));
+        const Codes ones = Codes{} + 0x01010101u;
+        for (int64_t step = 0; step < rows.steps; ++step) sum = add_dot(sum, ones, load<Codes>(rows.at(r, step)));
         sums[0] = 0;
         for (int i = 0; i < kLane; ++i) sums[0] += sum[i];
         return;
@@ -339,7 +338,7 @@ inline Vector number_of(const Matrix& m, Integers dot, int32_t x_sum, Vector sca
 }
 
 // sums[R, 32] = the product of R rows of integers with a block.
-template <int BITS, int R>
+template <int R>
 void few_integers(const Matrix& m, int64_t block, Rows<int8_t>& rows, int64_t row, float* sums) {
     const int64_t stride = rows.steps * kStep;
     const int8_t* x = rows.at(row, 0);
@@ -374,7 +373,7 @@ using Few = void (*)(const Matrix&, int64_t, Rows<Number>&, int64_t, float*);
 template <int BITS, class Number, int... R>
 Few<Number> few_of(int64_t count, std::integer_sequence<int, R...>) {
     if constexpr (sizeof(Number) == 1) {
-        static constexpr Few<Number> of[] = {few_integers<BITS, R + 1>...};
+        static constexpr Few<Number> of[] = {few_integers<R + 1>...};
         return of[count - 1];
     } else {
         static constexpr Few<Number> of[] = {few<BITS, R + 1>...};
@@ -525,7 +524,7 @@ void by_tiles(const Matrix& m, Rows<Number>& rows, int64_t count, const Output& 
                     if (is_last)
                         for (int64_t r = row; r < end; ++r) to.fetch(r, block * kBlock);
                     const auto multiply = tile + 1 < tiles ? multiply_tiles<Number, 2> : multiply_tiles<Number, 1>;
-                    multiply(rows.at(row, first), rows.steps * kTile * kStep, weights, some, sums + row * kBlock, first == 0);
+                    multiply(rows.at(row, first), rows.steps * kTile * kStep, weights, some, sums + row * kBlock, !first);
                     if (is_last)
                         for (int64_t r = row; r < end; ++r) finish(r);
                 }
@@ -545,11 +544,14 @@ template <int BITS>
 void multiply_panel(const Matrix& m, const Element* x, int64_t count, int64_t inputs, const Output& to, bool tiled) {
     auto rows = make_rows<Element>(count, m.words * 32 / BITS * sizeof(Element) / kStep, m.groups, tiled);
 #pragma omp parallel for if (count > kFew)
-    for (int64_t r = 0; r < count; ++r) copy_row<BITS>(m, x + r * inputs, inputs, rows, r);
+    for (int64_t r = 0; r < count; ++r) copy_row<BITS>(x + r * inputs, inputs, rows, r);
     if (tiled) return by_tiles<BITS>(m, rows, count, to);
-    if constexpr (kFuses) {
-        if (count <= kFew) return by_few<BITS>(m, rows, count, to);
-    }
+    if constexpr (kFuses)
+        if (count <= kFew) {
+            const int64_t group = m.group_words * 32 / BITS;
+            for (int64_t r = 0; r < count; ++r) sum_row(x + r * inputs, inputs, group, &rows.sums[r * m.groups]);
+            return by_few<BITS>(m, rows, count, to);
+        }
     by_numbers<BITS>(m, rows, count, to);
 }
 

@@ -107,7 +107,7 @@ class QuantizedWeight:
             padding = (0, self._group - matrix.format.group)
             codes = F.pad(matrix.unpacked().unflatten(1, (-1, matrix.format.group)), padding).flatten(1)
             codes = pack_codes(codes, self._bits)
-        return F.pad(codes, (0, -codes.shape[1] % (_INPUTS * self._bits // 8))).view(torch.int32)
+        return _padded(codes, -codes.shape[1] % (_INPUTS * self._bits // 8)).view(torch.int32)
 
     def linear(
         self, x: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
@@ -146,9 +146,13 @@ class QuantizedWeight:
 
 def _lay_out(rows: torch.Tensor) -> torch.Tensor:
     """Return [blocks, columns, 32] of [out, columns], padded with zeros."""
-    padded = F.pad(rows, (0, 0, 0, -len(rows) % _OUTPUTS))
-    blocks: torch.Tensor = padded.unflatten(0, (-1, _OUTPUTS))
+    blocks: torch.Tensor = _padded(rows, 0, -len(rows) % _OUTPUTS).unflatten(0, (-1, _OUTPUTS))
     return blocks.transpose(1, 2).contiguous()
+
+
+def _padded(rows: torch.Tensor, columns: int, more_rows: int = 0) -> torch.Tensor:
+    """Return rows with zeros after each and after the last; themselves, not a copy, where none are asked for."""
+    return F.pad(rows, (0, columns, 0, more_rows)) if columns or more_rows else rows
 
 
 def _are_halves(numbers: torch.Tensor, error: float) -> bool:

@@ -113,9 +113,9 @@ class AnalyticOperators:
                     kernels.append((gate * size, rows * (gate + 1) * size * dtype_bytes, rates.activation_gbps))
         kernels.append((0, 2 * K * (D * dtype_bytes + key_bytes), rates.copy_gbps))
         self._others = Pointwise(rates, kernels)
-        embedding = [(0, 2 * row, rates.embedding_gbps)]
+        embedding = [(0.0, 2.0 * row, rates.embedding_gbps)]
         if arch.position == "learned":
-            embedding += [(0, 2 * row, rates.embedding_gbps), add]
+            embedding += [(0.0, 2.0 * row, rates.embedding_gbps), add]
         self._embedding = Pointwise(rates, embedding)
         self._replicates_embedding = replicate_embedding
         self._row_bytes = row

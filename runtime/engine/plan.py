@@ -11,7 +11,7 @@ from ...conf.architecture import Architecture
 from ...conf.build import load_hardware
 from ...conf.errors import ConfigError
 from ...conf.policies import EqualTimeConfig
-from ...conf.schema import EngineConfig, HardwareConfig, ModelConfig, ParallelConfig, SimulateConfig
+from ...conf.schema import Dtype, EngineConfig, HardwareConfig, ModelConfig, ParallelConfig, SimulateConfig
 from ...models.huggingface import has_short_weights, resolve_architecture, resolve_weights
 from ...models.layout import tensor_shapes
 from ...models.memory import BYTES, MemoryModel, resolve_dtype
@@ -34,9 +34,6 @@ _log = logging.getLogger(__name__)
 _KV_TOKENS_A_STAGE = 16_384
 
 
-_log = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What a config comes to on its model, hardware and memory.
@@ -49,11 +46,11 @@ class Plan:
     num_blocks: int
     block_size: int
     replicate_embedding: bool  # on each rank of the first stage
-    dtype: str  # of weights that are not quantized, activations and the KV cache
-    formats: ModelFormats  # of a rank's quantized matrices
     limits: Limits
     tokenizer: str | None  # its path; None: UTF-8 bytes
     prefix_caching: bool = False
+    dtype: Dtype = "float32"  # of weights that are not quantized, and of activations
+    formats: ModelFormats | None = None  # of a rank's quantized matrices; None: there are none
 
     @property
     def max_model_len(self) -> int:

@@ -59,6 +59,7 @@ def plan_profile(config: ProfileConfig) -> ProfilePlan:
         raise ConfigError(f"max_context={context}: must be at most the model's {arch.max_position}")
     slice_ = replace(arch, num_layers=num_layers * stages)
     grid = replace(parallel, pp=stages, layers=(num_layers,) * stages, launcher="ray" if ranks > 1 else "local")
+    assert plan.formats is not None, "it is of a model"
     middle = plan.formats.layers[len(plan.formats.layers) // 2]
     formats = replace(plan.formats, layers=(middle,) * slice_.num_layers)
     memory = MemoryModel(
@@ -108,7 +109,8 @@ def _setup(
     points: Sequence[Point],
     plan: Plan,
 ) -> Setup:
-    block, rounded, typical = config.block_size, config.model.quantization, plan.formats.typical
+    block, rounded = config.block_size, config.model.quantization
+    typical = None if plan.formats is None else plan.formats.typical
     if rounded is None and typical is not None:  # a quantized checkpoint's shapes are measured with random weights
         rounded = "fp8" if typical.is_float else "int8" if typical.bits == 8 else "int4"
     return Setup(

@@ -128,8 +128,8 @@ class TokenMasks:
         try:
             if self._grammars is None:
                 self._grammars = self._load()
-            for request, *asked in new:
-                self._progress[request] = MaskProgress(self._grammars, *asked)
+            for request, wanted, reasoning, prompt_len in new:
+                self._progress[request] = MaskProgress(self._grammars, wanted, reasoning, prompt_len)
             for request, start, tokens in segments:
                 self._progress[request].feed(start, tokens)
             return self._masks(self._grammars, rows)

@@ -13,7 +13,10 @@ WEATHER: dict[str, Any] = {
     "required": ["city"],
     "additionalProperties": False,
 }
-TOOLS: dict[str, dict[str, Any]] = {"get_weather": WEATHER, "now": {"type": "object", "properties": {}}}
+TOOLS: dict[str, dict[str, Any]] = {
+    "get_weather": WEATHER,
+    "now": {"type": "object", "properties": {}, "additionalProperties": False},
+}
 CITY, DAYS = {"city": 'Par</tool_call>is "é" }{ \\'}, {"city": "Rome", "days": 3}
 AS_JSON = r'{"city": "Par</tool_call>is \"é\" }{ \\"}'
 

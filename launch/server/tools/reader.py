@@ -15,7 +15,7 @@ _LONGEST_NAME = 256  # characters, with what a format writes around it
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class Said:
     """More of the answer's text."""
 
     text: str
@@ -45,13 +45,13 @@ class Arguments:
     text: str
 
 
-Part = Text | Reasoned | Called | Arguments
+Part = Said | Reasoned | Called | Arguments
 
 
 class Reader:
     """Takes the pieces of an output; returns the parts that are certain with each.
 
-    However the output is cut, the parts are the same once neighbours of a kind are joined. Text that looked like a call
+    However the output is cut, the parts are the same once neighbours of a kind are joined. Said that looked like a call
     and is none is text. Spaces around reasoning and calls belong to neither.
 
     Args:
@@ -110,7 +110,7 @@ class Reader:
         if self._raw:
             self._give_text(self._raw)
         if self._spaces and not self.num_calls and self._has_text:
-            self._add(Text(self._spaces))
+            self._add(Said(self._spaces))
         self._raw = self._spaces = ""
         return parts
 
@@ -132,7 +132,7 @@ class Reader:
         self._spaces = text[len(shown) :]
         if shown:
             self._has_text = True
-            self._add(Text(shown))
+            self._add(Said(shown))
 
     def _give_arguments(self, text: str) -> None:
         if self._most_calls is None or self.num_calls <= self._most_calls:
@@ -262,7 +262,7 @@ class Reader:
         format, scan = self._format, self._object
         assert format is not None
         for place, char in enumerate(self._pending):
-            if not scan.in_text and (is_end := self._is_end(self._pending[place:])) is not False:
+            if not scan.in_text and (is_end := self._is_end(place)) is not False:
                 self._skip(place)
                 return bool(is_end) and self._end_object()
             scan.push(char)
@@ -279,13 +279,15 @@ class Reader:
         self._skip(len(self._pending))
         return False
 
-    def _is_end(self, text: str) -> bool | None:
-        """Return whether a text begins with the end of a call; None: it may."""
+    def _is_end(self, place: int) -> bool | None:
+        """Return whether a call, which is broken, ends at a place of what is pending; None: it may."""
         assert self._format is not None
         end = next(iter(self._format.call_end.split()), "")
-        if not end or text[0] != end[0]:
+        if not end or self._pending[place] != end[0]:
             return False
-        return True if text.startswith(end) else None if self._may_become(text, end) else False
+        if self._pending.startswith(end, place):
+            return True
+        return None if self._may_become(self._pending[place : place + len(end)], end) else False
 
     def _end_object(self) -> bool:
         return self._end_call() if self._is_open else self._fail()
@@ -343,7 +345,7 @@ class Reader:
 
     def _in_arguments(self) -> bool:
         for place, char in enumerate(self._pending):
-            if not self._value.in_text and (is_end := self._is_end(self._pending[place:])) is not False:
+            if not self._value.in_text and (is_end := self._is_end(place)) is not False:
                 self._give_arguments(self._pending[:place].rstrip())
                 self._pending = self._pending[place:]
                 return bool(is_end) and self._end_call()

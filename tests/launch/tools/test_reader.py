@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapless.launch.server.tools.formats import FORMATS, REASONING, ToolFormat, tool_format
-from gapless.launch.server.tools.reader import Arguments, Called, Part, Reader, Reasoned, Text
+from gapless.launch.server.tools.reader import Arguments, Called, Part, Reader, Reasoned, Said
 from tests.support.tool_outputs import OUTPUTS, TOOLS, Output
 
 each_output = pytest.mark.parametrize("output", OUTPUTS, ids=[each.id for each in OUTPUTS])
@@ -27,7 +27,7 @@ def reader_of(output: Output, **options: Any) -> Reader:
 def joined(parts: Iterable[Part]) -> tuple[str, str, list[list[str]]]:
     text, reasoning, calls = "", "", []
     for part in parts:
-        if isinstance(part, Text):
+        if isinstance(part, Said):
             assert part.text
             text += part.text
         elif isinstance(part, Reasoned):

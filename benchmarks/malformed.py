@@ -3,8 +3,8 @@
 They are cut, nested too deep, of wrong types or absurd sizes, with tools that are none, no UTF-8 or no JSON, and go to
 every path that takes a POST, over `--clients` connections. It prints the answers by path and status. It fails if one is
 an error of the server (5xx), if an answer takes more than `MOST_SECONDS`, if a good request among them is not answered
-as it was at first, or if a request is left at the end. Words after the options are overrides of the server; its model is
-the package's, with a chat template. Three minutes for 10,000 on 2 cores.
+as it was at first, or if a request is left at the end. Words after the options are overrides of the server; its model
+is the package's, with a chat template. Three minutes for 10,000 on 2 cores.
 """
 
 from __future__ import annotations

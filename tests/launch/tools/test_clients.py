@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import httpx2
 import openai
 import pytest
 
@@ -341,3 +342,86 @@ def test_litellm(server: Server, path: str, stream: bool) -> None:
     results = [{"role": "tool", "tool_call_id": call.id, "content": "rain"} for call in message.tool_calls]
     again = litellm.completion(messages=[*messages, message.model_dump(), *results], **asked)
     assert again.choices[0].message.content == "It rains in Paris."
+
+
+def agents_schema(**properties: Any) -> dict[str, Any]:
+    schema = "http://json-schema.org/draft-07/schema#"
+    return {"$schema": schema, "type": "object", "properties": properties, "required": [*properties][:1]}
+
+
+def test_a_conversation_as_coding_agents_send_it_to_messages(server: Server) -> None:
+    cached = {"cache_control": {"type": "ephemeral"}}
+    command = agents_schema(command={"type": "string"}, timeout={"type": "number", "description": "in ms"})
+    body = {
+        "model": "model",
+        "max_tokens": 1000,
+        "temperature": 1,
+        "stream": True,
+        "metadata": {"user_id": "user_1_session_2"},
+        "thinking": {"type": "adaptive"},
+        "output_config": {"effort": "high"},
+        "system": [{"type": "text", "text": "You are an agent.", **cached}, {"type": "text", "text": "Be brief."}],
+        "tools": [
+            {"name": "Bash", "description": "Runs a command.", "input_schema": command},
+            {"name": "get_weather", "description": "d", "input_schema": TOOLS["get_weather"], **cached},
+        ],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "two"}]},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "List first.", "signature": "x"},
+                    {"type": "text", "text": "I look."},
+                    {"type": "tool_use", "id": "toolu_1", "name": "Bash", "input": {"command": "ls"}},
+                    {"type": "tool_use", "id": "toolu_2", "name": "Bash", "input": {"command": "cat a"}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "toolu_1", "content": "a\nb", "is_error": False},
+                    {"type": "tool_result", "tool_use_id": "toolu_2", "content": [{"type": "text", "text": "no"}]},
+                    {"type": "text", "text": "<system-reminder>Go on.</system-reminder>", **cached},
+                ],
+            },
+        ],
+    }
+    headers = {"x-api-key": "none", "anthropic-version": "2023-06-01", "anthropic-beta": "a,b"}
+    answer = httpx2.post(f"{server.url}/v1/messages?beta=true", json=body, headers=headers, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert "x-ignored-fields" not in answer.headers
+    events = [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if line.startswith("data:")]
+    text = "".join(event["delta"]["text"] for event in events if event["type"] == "content_block_delta")
+    assert text == "It rains in Paris."
+
+
+def test_a_conversation_as_coding_agents_send_it_to_responses(server: Server) -> None:
+    command = agents_schema(command={"type": "array", "items": {"type": "string"}}, workdir={"type": "string"})
+    said = [{"type": "input_text", "text": "<environment_context>x</environment_context>"}]
+    body = {
+        "model": "model",
+        "instructions": "You are an agent.",
+        "input": [
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "two"}]},
+            {"type": "message", "role": "developer", "content": said},
+            {"type": "reasoning", "id": "rs_1", "summary": [], "content": None, "encrypted_content": None},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
+            {"type": "function_call", "name": "shell", "arguments": '{"command":["ls"]}', "call_id": "call_1"},
+            {"type": "function_call_output", "call_id": "call_1", "output": "a"},
+            {"type": "function_call", "name": "shell", "arguments": '{"command":["cat","a"]}', "call_id": "call_2"},
+            {"type": "function_call_output", "call_id": "call_2", "output": [{"type": "input_text", "text": "no"}]},
+        ],
+        "tools": [{"type": "function", "name": "shell", "description": "d", "strict": False, "parameters": command}],
+        "tool_choice": "auto",
+        "parallel_tool_calls": False,
+        "reasoning": {"effort": "medium", "summary": "auto"},
+        "store": False,
+        "stream": True,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "x",
+        "text": {"verbosity": "low"},
+    }
+    answer = httpx2.post(f"{server.url}/v1/responses", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    last = json.loads(answer.text.split("event: response.completed\ndata: ")[1].split("\n")[0])["response"]
+    assert last["output"][0]["content"][0]["text"] == "It rains in Paris."

@@ -1,10 +1,10 @@
 """Sends malformed bodies to a server and checks that each is answered: `python -m benchmarks.malformed`.
 
-They are cut, nested too deep, of wrong types or absurd sizes, no UTF-8 or no JSON, and go to every path that takes a
-POST, over `--clients` connections. It prints the answers by path and status, and fails if one is an error of the server
-(5xx), if an answer takes more than `MOST_SECONDS`, if a good request among them is not answered as it was at first, or
-if a request is left at the end. Words after the options are overrides of the server; its model is the package's, with a
-chat template. Three minutes for 10,000 on 2 cores.
+They are cut, nested too deep, of wrong types or absurd sizes, with tools that are none, no UTF-8 or no JSON, and go to
+every path that takes a POST, over `--clients` connections. It prints the answers by path and status. It fails if one is
+an error of the server (5xx), if an answer takes more than `MOST_SECONDS`, if a good request among them is not answered
+as it was at first, or if a request is left at the end. Words after the options are overrides of the server; its model
+is the package's, with a chat template. Three minutes for 10,000 on 2 cores.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from urllib.parse import quote
 import httpx2
 
 import gapless.models
+from gapless.launch.server.messages_input import MessagesBody
 from gapless.launch.server.requests import ChatBody, CompletionBody, DetokenizeBody, ResponseBody, TokenizeBody
 
 from .support.harness import Benchmark, say, scratch
@@ -34,6 +35,8 @@ BODIES = {
     "/v1/completions": CompletionBody,
     "/v1/chat/completions": ChatBody,
     "/v1/responses": ResponseBody,
+    "/v1/messages": MessagesBody,
+    "/v1/messages/count_tokens": MessagesBody,
     "/tokenize": TokenizeBody,
     "/detokenize": DetokenizeBody,
 }
@@ -43,6 +46,8 @@ _GOOD: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "x", "max_tokens": 2},
     "/v1/chat/completions": {"messages": _CHAT, "max_tokens": 2, "max_completion_tokens": 2},
     "/v1/responses": {"input": "x", "max_output_tokens": 2},
+    "/v1/messages": {"messages": _CHAT, "max_tokens": 2},
+    "/v1/messages/count_tokens": {"messages": _CHAT, "max_tokens": 2},
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [1]},
     "/record": {},
@@ -80,6 +85,32 @@ _KEYS: tuple[dict[str, Any], ...] = (
     {"allowed_token_ids": [0] * 10_000},
     {"bad_words": [""]}, {"bad_words": ["x"] * 10_000}, {"bad_words": ["x" * 100_000]}, {"bad_words": ["\ud800"]},
     {"chat_template_kwargs": {"messages": 1}},
+)
+_SCHEMAS: tuple[Any, ...] = (
+    *(form["json"] for form in _FORMS if "json" in form), {}, [], 5, "x", None, {"type": "array"}, {"type": ["object"]},
+    {"required": 5}, {"required": [[]]}, {"required": ["a"]}, {"properties": []}, {"properties": {"a": 5}},
+    {"properties": {"\ud800": {}}}, {"properties": {"a": {"type": "string", "enum": [[], {}]}}}, {"$defs": 5},
+    {"properties": {"a": {"type": "string", "pattern": "("}}}, {"additionalProperties": {"$ref": "#/$defs/x"}},
+    {"properties": {str(number): {"type": "integer"} for number in range(2000)}}, {"x-guidance": 5},
+)
+_NAMES = ("f", "", "a b", "\0", "\ud800", "f" * 65, 5, None, [], "get_weather")
+_CHOICES = (
+    "auto", "none", "required", "any", 5, {}, {"type": "function"}, {"type": "function", "function": {"name": "f"}},
+    {"type": "function", "name": "f"}, {"type": "tool", "name": "f"}, {"type": "any"}, {"type": "tool"}, [],
+)
+_CALLS: tuple[Any, ...] = (
+    5, [5], [{}], [{"function": 5}], [{"function": {"name": 5}}], [{"function": {"name": "f", "arguments": 5}}],
+    [{"function": {"name": "f", "arguments": "{"}}], [{"id": [], "function": {"name": "f", "arguments": "{}"}}],
+    [{"function": {"name": "f"}}], {"a": 1}, [None],
+)
+_BLOCKS: tuple[Any, ...] = (
+    {}, 5, {"type": []}, {"type": "image"}, {"type": "text"}, {"type": "tool_use"}, {"type": "tool_result"},
+    {"type": "tool_use", "id": "a", "name": "f", "input": 5}, {"type": "thinking"}, {"type": "redacted_thinking"},
+    {"type": "tool_use", "id": "a", "name": "f", "input": {}}, {"type": "tool_result", "tool_use_id": "a"},
+    {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image"}]}, {"type": "text", "text": "\ud800"},
+    {"type": "function_call"}, {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "a", "output": []}, {"type": "reasoning", "content": 5},
+    {"type": "reasoning", "summary": [5]}, {"type": "reasoning", "content": [{"text": "x"}]},
 )
 # fmt: on
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
@@ -144,6 +175,37 @@ def _forms(path: str, rng: random.Random) -> bytes:
     return _with(path, structured_outputs=form)
 
 
+def _tools(path: str, rng: random.Random) -> bytes:
+    """Return a body with tools, a choice of them and messages of calls, of which some are wrong."""
+
+    def some(good: Any, wrong: Sequence[Any]) -> Any:
+        return good if rng.random() < 0.7 else rng.choice(wrong)
+
+    tools: list[Any] = []
+    for number in range(rng.choice((0, 1, 1, 1, 2, 600))):
+        schema = rng.choice(_SCHEMAS)
+        function = {"name": some(f"f{number}", _NAMES), "strict": some(True, (False, 5))}
+        if path == "/v1/messages" or path.endswith("count_tokens"):
+            tools.append(some({"type": some("custom", ("function", 5)), **function, "input_schema": schema}, (5,)))
+        elif path == "/v1/responses":
+            tools.append({"type": some("function", ("web_search",)), **function, "parameters": schema})
+        else:
+            tools.append({"type": some("function", (5,)), "function": {**function, "parameters": schema}})
+    fields: dict[str, Any] = {"tools": some(tools, ({}, "x")), "tool_choice": some(None, _CHOICES)}
+    if path == "/v1/chat/completions" and rng.random() < 0.3:
+        fields["tool_choice"] = "required"
+    called = {"role": "assistant", "content": None, "tool_calls": rng.choice(_CALLS)}
+    blocks = [rng.choice(_BLOCKS) for _ in range(rng.randint(1, 3))]
+    turn = rng.choice((called, {"role": "tool", "content": "x", "tool_call_id": some("a", (5,))},
+                       {"role": rng.choice(("assistant", "user")), "content": blocks}))  # fmt: skip
+    turns = some(_CHAT, ([*_CHAT, turn], [*_CHAT, turn, *_CHAT]))
+    fields |= {"messages": turns} if path != "/v1/responses" else {"input": some(turns, ([*_CHAT, *blocks], blocks))}
+    if path == "/v1/messages":
+        fields["thinking"] = some(None, ({"type": "enabled", "budget_tokens": 0}, {"type": "x"}, {"type": "disabled"}))
+        fields["system"] = some(None, ("x", [5], blocks))
+    return _with(path, **fields)
+
+
 def _cut(path: str, rng: random.Random) -> bytes:
     content = _values(path, rng)
     return content[: rng.randrange(len(content))]
@@ -194,6 +256,7 @@ def _bytes(path: str, rng: random.Random) -> bytes:
 _SPOIL: dict[str, Callable[[str, random.Random], bytes]] = {
     "absurd values": _values,
     "structured outputs": _forms,
+    "tools": _tools,
     "cut": _cut,
     "replaced": _replaced,
     "numbers": _numbers,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .errors import ConfigError
+from .reasoning import Reasoning
 from .structured_outputs import StructuredOutputs
 
 _INTEGERS = ("n", "max_tokens", "min_tokens", "top_k")
@@ -69,9 +70,13 @@ class SamplingParams:
     """the same as sequences of token ids: the last id of a sequence is not sampled right after the others"""
     structured_outputs: StructuredOutputs | None = None
     """what the text must match; null: nothing"""
+    reasoning: Reasoning | None = None
+    """what of the text is reasoning, and how much of it there may be; null: none"""
+    shown_special_ids: tuple[int, ...] = ()
+    """special token ids that stay in the text, though others are left out"""
 
     def __post_init__(self) -> None:
-        for name in ("stop", "stop_token_ids", "allowed_token_ids", "bad_words", "bad_words_ids"):
+        for name in ("stop", "stop_token_ids", "allowed_token_ids", "bad_words", "bad_words_ids", "shown_special_ids"):
             value = getattr(self, name)
             value = (value,) if isinstance(value, str | int) else tuple(value or ())
             object.__setattr__(self, name, value)
@@ -100,6 +105,7 @@ class SamplingParams:
             ("stop", all(isinstance(s, str) and s for s in self.stop), "strings that are not empty"),
             ("stop_token_ids", all(isinstance(i, int) for i in self.stop_token_ids), "token ids"),
             ("allowed_token_ids", all(isinstance(i, int) for i in self.allowed_token_ids), "token ids"),
+            ("shown_special_ids", all(isinstance(i, int) for i in self.shown_special_ids), "token ids"),
             (
                 "bad_words",
                 len(self.bad_words) <= _MAX_BAD_WORDS and all(isinstance(w, str) and w.strip() for w in self.bad_words),
@@ -115,6 +121,12 @@ class SamplingParams:
                 raise ConfigError(f"sampling.{name}={getattr(self, name)!r}: must be {right}")
         object.__setattr__(self, "bad_words_ids", tuple(sequences))
         object.__setattr__(self, "logit_bias", {int(token): float(bias) for token, bias in biases.items()} or None)
+        wanted, reasoning = self.structured_outputs, self.reasoning
+        if wanted is not None and not wanted.after and reasoning is not None and reasoning.begin:
+            raise ConfigError(
+                f"sampling.reasoning.begin={reasoning.begin!r}: must be empty with structured_outputs, "
+                "as nothing says whether an output begins with it; or set structured_outputs.after"
+            )
         if self.structured_outputs is not None and self.ignore_eos:
             raise ConfigError(
                 "sampling.ignore_eos=True: must be false with structured_outputs, which end with that token"
@@ -133,7 +145,13 @@ class SamplingParams:
     @property
     def depends_on_past(self) -> bool:
         """Whether the tokens so far change the logits, so that the sampler must know them."""
-        return self.has_penalties or bool(self.bad_words_ids) or self.structured_outputs is not None
+        return self.has_penalties or bool(self.bad_words_ids) or self.has_masks
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether the tokens so far say which may come next: structured outputs, or a budget of reasoning."""
+        limits = self.reasoning is not None and self.reasoning.max_tokens is not None
+        return limits or self.structured_outputs is not None
 
     @property
     def has_penalties(self) -> bool:

@@ -9,6 +9,20 @@ from typing import Literal
 
 from .errors import check
 
+ToolFormatName = Literal[
+    "harmony",
+    "kimi_k2",
+    "deepseek_v3",
+    "deepseek_v31",
+    "glm45",
+    "qwen3_coder",
+    "mistral_v11",
+    "mistral",
+    "hermes",
+    "llama3",
+    "json",
+]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingConfig:
@@ -52,6 +66,10 @@ class ServingConfig:
     """seconds after which an unfinished request is ended; null: none"""
     drain_s: float = 60.0
     """seconds that running requests get to finish after SIGTERM"""
+    tool_format: ToolFormatName | None = None
+    """how the model writes calls of tools; null: as its chat template says"""
+    strict: bool = False
+    """whether a request with a field that nobody knows here gets status 400, instead of a warning"""
     journal: str | None = None
     """file that keeps accepted requests and their tokens, so that a server that is started again with it goes on with
     what was unfinished; null: none"""

@@ -37,6 +37,9 @@ class StructuredOutputs:
     whitespace_pattern: str | None = None
     """with json and json_object: regular expression of the whitespace between tokens of JSON; null: any"""
 
+    after: str = ""
+    """text before which nothing is masked: what follows it first is matched; empty: the whole output"""
+
     def __post_init__(self) -> None:
         choice = (self.choice,) if isinstance(self.choice, str) else tuple(self.choice or ())
         object.__setattr__(self, "choice", choice)
@@ -47,6 +50,7 @@ class StructuredOutputs:
             ("choice", all(isinstance(text, str) and text for text in choice), "texts that are not empty"),
             *((name, isinstance(getattr(self, name), str | None), "null or a text") for name in texts),
             *((name, isinstance(getattr(self, name), bool), "true or false") for name in flags),
+            ("after", isinstance(self.after, str), "a text"),
         ]
         for name, holds, right in rules:
             if not holds:

@@ -190,6 +190,7 @@ def _make_service(
     from .server.recorder import Recorder
     from .server.replica_set import ReplicaSet
     from .server.service import Service
+    from .server.tools.dialect import Dialect
 
     plan, intake = prepared.plan, prepared.intake
     name = config.serve.model_name or config.model.name
@@ -201,7 +202,8 @@ def _make_service(
     else:
         client = ReplicaSet(config, intake.tokenizer, metrics, log, num_blocks=plan.num_blocks, numbers=numbers)
     shown = plain(to_mapping(config))
-    has_chat = intake.chat_template is not None
+    template = intake.chat_template
+    has_chat = template is not None
     return Service(
         config=config.serve,
         keys=prepared.keys,
@@ -217,6 +219,7 @@ def _make_service(
         recorders=[Recorder(each, run_dir, shown, versions()) for each in client.replicas],
         is_local=is_local,
         journaling=None if journal is None else Journaling(journal),
+        dialect=None if template is None else Dialect(template, intake.tokenizer, config.serve.tool_format),
     )
 
 

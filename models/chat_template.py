@@ -41,12 +41,12 @@ class ChatTemplate:
     """Renders messages to a prompt.
 
     Args:
-        source: jinja.
+        source: jinja, which stays to be read.
         variables: further names that the template knows, as `bos_token`.
     """
 
     def __init__(self, source: str, variables: dict[str, Any]) -> None:
-        self._source = source
+        self.source = source
         self._variables = variables
 
     @cached_property
@@ -54,7 +54,7 @@ class ChatTemplate:
         from jinja2 import TemplateSyntaxError
 
         try:
-            return _environment().from_string(self._source)
+            return _environment().from_string(self.source)
         except TemplateSyntaxError as error:
             raise ConfigError(f"the model's chat template is not jinja: {error}") from error
 
@@ -69,11 +69,18 @@ class ChatTemplate:
             )
             return named or (isinstance(node, nodes.Getattr) and node.attr == "content")
 
-        tree = _environment().parse(self._source)
+        tree = _environment().parse(self.source)
         aliases = {each.target.name for each in tree.find_all(nodes.Assign) if is_content(each.node)}
         aliases.add("content")
         loops = [each.iter for each in tree.find_all(nodes.For)]
         return any(is_content(each) or (isinstance(each, nodes.Name) and each.name in aliases) for each in loops)
+
+    @cached_property
+    def reads_tools(self) -> bool:
+        """Whether the template writes the tools of a chat into the prompt."""
+        from jinja2 import meta
+
+        return "tools" in meta.find_undeclared_variables(_environment().parse(self.source))
 
     def check(self) -> None:
         """Raise `ConfigError` if the template is not jinja."""
@@ -227,6 +234,8 @@ def checked_messages(messages: Any, name: str = "messages") -> list[dict[str, An
 def _checked_message(where: str, message: Any) -> dict[str, Any]:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise ConfigError(f"{where}: must be an object with a role, such as user, and a content")
+    if calls := message.get("tool_calls"):
+        _check_calls(f"{where}.tool_calls", calls)
     content, place = message.get("content"), f"{where}.content"
     if isinstance(content, list):
         return {
@@ -236,6 +245,17 @@ def _checked_message(where: str, message: Any) -> dict[str, Any]:
     if content is not None:
         _check_text(place, content, "a text, or a list of parts of type text")
     return dict(message)
+
+
+def _check_calls(where: str, calls: Any) -> None:
+    if not isinstance(calls, list):
+        raise ConfigError(f"{where}: must be a list of calls")
+    for number, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise ConfigError(f"{where}[{number}]: must have a function with a name, and arguments")
+        if not isinstance(function.get("arguments"), str | dict | None):
+            raise ConfigError(f"{where}[{number}].function.arguments: must be the text of a JSON object")
 
 
 def _checked_part(where: str, part: Any) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..conf.errors import ConfigError
 from ..conf.structured_outputs import StructuredOutputs
-from .tokenizer import ByteTokenizer, FileTokenizer, Tokenizer
+from .tokenizer import ByteTokenizer, Detokenizer, FileTokenizer, Tokenizer
 
 if TYPE_CHECKING:
     import llguidance
@@ -34,6 +34,7 @@ class Grammars:
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
         self._tokenizer = _make_tokenizer(tokenizer, vocab_size, eos_token_ids)
+        self._own = tokenizer
         self._lock = threading.Lock()
         self._compiled: OrderedDict[StructuredOutputs, llguidance.LLMatcher] = OrderedDict()
 
@@ -41,6 +42,14 @@ class Grammars:
     def vocab_size(self) -> int:
         """The number of tokens that a mask has: at least V."""
         return self._tokenizer.vocab_size
+
+    def detokenizer(self) -> Detokenizer:
+        """Return what makes text of an output's tokens, special ones too."""
+        return Detokenizer(self._own, skip_special=False)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text that stands within an output."""
+        return self._own.encode(text, add_special=False)
 
     def matcher(self, wanted: StructuredOutputs) -> llguidance.LLMatcher:
         """Return a matcher at the beginning of a text.

@@ -15,8 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..conf.reasoning import Reasoning
 from ..conf.structured_outputs import StructuredOutputs
 from .grammar import Grammars
+from .mask_progress import MaskProgress
 from .transfers import upload
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ class RowMasks:
     def apply(self, logits_RV: Tensor) -> Tensor:
         """Return logits in which the tokens that rows may not take are -infinity."""
         V, S = logits_RV.shape[1], len(self.rows)
+        if S == 0:
+            return logits_RV
         packed = self._is_masked.reshape(-1).view(np.int64)
         packed_mask, rows_S = upload([packed, np.array(self.rows, dtype=np.int64)], logits_RV.device)
         is_masked_SV = packed_mask.view(torch.bool).view(S, -1)[:, :V]
@@ -51,26 +55,11 @@ class RowMasks:
         return masked_SV if len(logits_RV) == S else logits_RV.index_copy(0, rows_S, masked_SV)
 
 
-class _Progress:
-    """How far a request's output is matched: up to the token at position `length - 1`."""
-
-    __slots__ = ("length", "matcher")
-
-    def __init__(self, matcher: llguidance.LLMatcher, prompt_len: int) -> None:
-        self.matcher = matcher
-        self.length = prompt_len
-
-    def feed(self, start: int, tokens: Sequence[int]) -> None:
-        """Consume those of `tokens`, which stand from position `start` on, that are new."""
-        assert start <= self.length or not tokens, f"positions {self.length} .. {start - 1} were never fed"
-        new = tokens[max(0, self.length - start) :]
-        self.length += len(new)
-        for token in new:
-            self.matcher.consume_token(token)
+_New = tuple[int, StructuredOutputs | None, Reasoning | None, int]
 
 
 class TokenMasks:
-    """The matchers of the requests with structured outputs, on each rank of the last stage.
+    """The matchers of the requests with structured outputs or a budget of reasoning, on each rank of the last stage.
 
     Micro-batches must come in their order, from one thread.
 
@@ -84,11 +73,11 @@ class TokenMasks:
         self._num_threads = threads
         self._grammars: Grammars | None = None
         self._executor: llguidance.LLExecutor | None = None
-        self._progress: dict[int, _Progress] = {}  # of the thread alone
+        self._progress: dict[int, MaskProgress] = {}  # of the thread alone
         self._thread = ThreadPoolExecutor(1, "masks")
         self._failure: Exception | None = None
         self._known: set[int] = set()
-        self._new: list[tuple[int, StructuredOutputs, int]] = []
+        self._new: list[_New] = []
 
     @property
     def is_empty(self) -> bool:
@@ -101,10 +90,12 @@ class TokenMasks:
             self._known.discard(request)
             self._thread.submit(self._progress.pop, request, None)
 
-    def add(self, request: int, wanted: StructuredOutputs, prompt_len: int) -> None:
+    def add(
+        self, request: int, wanted: StructuredOutputs | None, prompt_len: int, reasoning: Reasoning | None = None
+    ) -> None:
         """Start a request, which is not known. Its first tokens come in the same micro-batch."""
         self._known.add(request)
-        self._new.append((request, wanted, prompt_len))
+        self._new.append((request, wanted, reasoning, prompt_len))
 
     def advance(
         self, segments: Iterable[tuple[int, int, Sequence[int]]], sampled: Sequence[int]
@@ -128,7 +119,7 @@ class TokenMasks:
 
     def _advance(
         self,
-        new: list[tuple[int, StructuredOutputs, int]],
+        new: list[_New],
         segments: list[tuple[int, int, Sequence[int]]],
         rows: list[tuple[int, int]],
     ) -> RowMasks:
@@ -137,8 +128,8 @@ class TokenMasks:
         try:
             if self._grammars is None:
                 self._grammars = self._load()
-            for request, wanted, prompt_len in new:
-                self._progress[request] = _Progress(self._grammars.matcher(wanted), prompt_len)
+            for request, wanted, reasoning, prompt_len in new:
+                self._progress[request] = MaskProgress(self._grammars, wanted, reasoning, prompt_len)
             for request, start, tokens in segments:
                 self._progress[request].feed(start, tokens)
             return self._masks(self._grammars, rows)
@@ -147,15 +138,22 @@ class TokenMasks:
             raise
 
     def _masks(self, grammars: Grammars, rows: list[tuple[int, int]]) -> RowMasks:
-        matchers = [self._progress[request].matcher for _, request in rows]
+        found = [(row, self._progress[request]) for row, request in rows]
+        forced = [(row, token) for row, progress in found if (token := progress.forced) is not None]
+        matched = [(row, each.matcher) for row, each in found if each.is_matching and each.matcher is not None]
         width = -(-grammars.vocab_size // 32)
-        words = np.zeros((len(rows), width), dtype=np.int32)
-        self._fill(matchers, words, width)
-        for place, matcher in enumerate(matchers):
+        words = np.zeros((len(matched) + len(forced), width), dtype=np.int32)
+        self._fill([matcher for _, matcher in matched], words, width)
+        for place, (_, matcher) in enumerate(matched):
             if matcher.is_error():  # it came to a limit; llguidance would let the output end
                 words[place] = 0
         bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
-        return RowMasks([row for row, _ in rows], np.bitwise_xor(bits, 1, out=bits))
+        for place, (_, token) in enumerate(forced, len(matched)):
+            bits[place, token] = 1
+        np.bitwise_xor(bits, 1, out=bits)
+        numbers = [row for row, _ in (*matched, *forced)]
+        order = np.argsort(numbers) if forced else np.arange(len(numbers))
+        return RowMasks([numbers[place] for place in order], bits[order] if forced else bits)
 
     def _fill(self, matchers: list[llguidance.LLMatcher], words: np.ndarray, width: int) -> None:
         if len(matchers) <= 1:

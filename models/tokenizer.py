@@ -261,11 +261,17 @@ class Detokenizer:
     by token. Others decode a window: the tokens whose text was returned last, then the tokens whose text is not final.
     The former are there since a decoder may drop a space at the beginning of a text. A run of byte-fallback tokens is
     held back until it ends, since one invalid byte turns the whole run into replacement characters.
+
+    Args:
+        tokenizer: of the model.
+        skip_special: whether the text is without special tokens.
+        shown: special tokens whose text stays nevertheless.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True, shown: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
+        self._shown = frozenset(shown)
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._window: list[int] = []
         self._num_final = 0  # tokens of the window whose text was returned
@@ -274,7 +280,7 @@ class Detokenizer:
     def push(self, token: int) -> str:
         """Add a token and return the text that became final with it: often a word, sometimes nothing."""
         tokenizer = self._tokenizer
-        if tokenizer.is_silent(token, self._skip_special):
+        if tokenizer.is_silent(token, self._skip_special and token not in self._shown):
             return ""
         if (raw := tokenizer.token_bytes(token)) is not None:
             return self._utf8.decode(raw)
@@ -286,10 +292,10 @@ class Detokenizer:
         return self._utf8.decode(b"", final=True) + self._advance()
 
     def _advance(self) -> str:
-        text = self._tokenizer.decode(self._window, skip_special=self._skip_special)
+        text = self._tokenizer.decode(self._window, skip_special=False)
         new = text[len(self._final_text) :]
         if new:
             self._window = self._window[self._num_final :]
             self._num_final = len(self._window)
-            self._final_text = self._tokenizer.decode(self._window, skip_special=self._skip_special)
+            self._final_text = self._tokenizer.decode(self._window, skip_special=False)
         return new

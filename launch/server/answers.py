@@ -13,7 +13,10 @@ import msgspec
 from ...models.tokenizer import Detokenizer, Tokenizer
 from ...runtime.engine.outputs import CompletionOutput, Logprob
 from .engine_client import Delta
+from .errors import ApiError
 from .requests import StreamOptions
+from .tools.dialect import Speech
+from .tools.reader import Arguments, Called, Part, Reader, Reasoned, Said
 
 PromptLogprobs = Mapping[int, list[dict[int, Logprob] | None]]  # by the index of an output
 
@@ -31,11 +34,13 @@ class Answer:
         tokenizer: gives the text and the bytes of a token.
         top_logprobs: most likely tokens that stand beside each token, where log-probabilities were asked for.
         return_token_ids: whether the answer has token ids, too.
+        speech: how outputs are read; None: as they are.
     """
 
     kind: str  # `object` of a whole answer
     chunk_kind: str  # `object` of an event
     prefix: str  # of the answer's id
+    end = b"data: [DONE]\n\n"  # what a stream ends with
 
     def __init__(
         self,
@@ -47,6 +52,7 @@ class Answer:
         *,
         top_logprobs: int = 0,
         return_token_ids: bool = False,
+        speech: Speech | None = None,
     ) -> None:
         self.id = self.prefix + secrets.token_hex(12)
         self.created = int(time.time())
@@ -60,6 +66,10 @@ class Answer:
         self._n = n
         self._completion_tokens = 0
         self._cached_tokens = 0
+        self.speech = speech
+        self._readers: dict[int, Reader] = {}  # of each output
+        self._is_whole = False
+        self._reasoning_tokens = 0
 
     def first_chunks(self) -> Iterator[bytes]:
         """Yield the events before any token."""
@@ -78,18 +88,27 @@ class Answer:
         if self._options.include_usage:
             yield self._event([], True)
 
+    def error(self, error: ApiError) -> bytes:
+        """Return the event of an error, which ends a stream."""
+        return b"data: " + msgspec.json.encode(error.body) + b"\n\n"
+
     def whole(self, outputs: Sequence[CompletionOutput], prompts: PromptLogprobs) -> bytes:
         """Return the body of an answer that is not streamed."""
         self._count_all(outputs)
         choices = []
         for output in outputs:
             choice = self._whole_choice(output, prompts.get(output.index))
-            choice |= {"index": output.index, "finish_reason": output.finish_reason, "stop_reason": output.stop_reason}
+            reason = self._reason(output.index, output.finish_reason)
+            choice |= {"index": output.index, "finish_reason": reason, "stop_reason": output.stop_reason}
             if self._return_token_ids:
                 choice["token_ids"] = output.token_ids
                 choice["prompt_token_ids"] = self._prompts[output.index // self._n]
             choices.append(choice)
         return msgspec.json.encode(self._head(self.kind) | {"choices": choices, "usage": self._usage})
+
+    def _reason(self, index: int, reason: str | None) -> str | None:
+        """Return why an output has ended, in the API's words."""
+        return "tool_calls" if reason == "stop" and self._num_calls(index) else reason
 
     def _count(self, delta: Delta) -> None:
         """Add a token to the usage."""
@@ -100,7 +119,29 @@ class Answer:
     def _count_all(self, outputs: Sequence[CompletionOutput]) -> None:
         """Set the usage to that of finished outputs."""
         self._completion_tokens = sum(len(output.token_ids) for output in outputs)
+        self._is_whole = True
+        if self.speech is not None:
+            self._reasoning_tokens = sum(self.speech.reasoning_tokens(output.token_ids) for output in outputs)
         self._cached_tokens = sum(output.cached_tokens for output in outputs[:: self._n])
+
+    def _read(self, index: int, text: str, is_last: bool) -> list[Part]:
+        """Return what more of an output's text is: all of it the answer's, where nothing else is looked for."""
+        if self.speech is None:
+            return [Said(text)]
+        if (reader := self._readers.get(index)) is None:
+            reader = self._readers[index] = self.speech.reader()
+        parts = reader.push(text)
+        self._reasoning_tokens += reader.is_reasoning and not self._is_whole
+        parts = [*parts, *(reader.finish() if is_last else ())]
+        return [part for part in parts if self.speech.shows_reasoning or not isinstance(part, Reasoned)]
+
+    def _num_calls(self, index: int) -> int:
+        """Return how many calls an output has."""
+        return self._readers[index].num_calls if index in self._readers else 0
+
+    def _call_id(self, index: int, call: Called) -> str:
+        assert self.speech is not None
+        return self.speech.call_id(self.id, index, call.index, call.id)
 
     def _choice_of(self, delta: Delta) -> dict[str, Any]:
         raise NotImplementedError
@@ -136,6 +177,11 @@ class Answer:
             "completion_tokens": self._completion_tokens,
             "total_tokens": total,
             "prompt_tokens_details": {"cached_tokens": self._cached_tokens},
+            **(
+                {}
+                if self.speech is None
+                else {"completion_tokens_details": {"reasoning_tokens": self._reasoning_tokens}}
+            ),
         }
 
 
@@ -292,11 +338,12 @@ class ChatAnswer(Answer):
         logprobs = None
         if delta.logprobs is not None and delta.token is not None:
             logprobs = {"content": [self._logprob(delta.token, delta.logprobs)]}
+        parts = self._read(delta.index, delta.text, delta.finish_reason is not None)
         return {
             "index": delta.index,
-            "delta": {"content": delta.text},
+            "delta": self._message(delta.index, parts),
             "logprobs": logprobs,
-            "finish_reason": delta.finish_reason,
+            "finish_reason": self._reason(delta.index, delta.finish_reason),
             "stop_reason": delta.stop_reason,
         }
 
@@ -305,4 +352,25 @@ class ChatAnswer(Answer):
         if output.logprobs is not None:
             pairs = zip(output.token_ids, output.logprobs, strict=True)
             logprobs = {"content": [self._logprob(token, found) for token, found in pairs]}
-        return {"message": {"role": "assistant", "content": output.text}, "logprobs": logprobs}
+        message = self._message(output.index, self._read(output.index, output.text, True))
+        for call in message.get("tool_calls", ()):
+            del call["index"]
+        content = None if "tool_calls" in message else ""
+        return {"message": {"role": "assistant", "content": content, **message}, "logprobs": logprobs}
+
+    def _message(self, index: int, parts: Sequence[Part]) -> dict[str, Any]:
+        """Return parts of an output as a message, or as what is added to one."""
+        found: dict[str, Any] = {}
+        calls: dict[int, dict[str, Any]] = {}
+        for part in parts:
+            if isinstance(part, Called):
+                function = {"name": part.name, "arguments": ""}
+                called = {"index": part.index, "id": self._call_id(index, part), "type": "function"}
+                calls[part.index] = called | {"function": function}
+            elif isinstance(part, Arguments):
+                call = calls.setdefault(part.index, {"index": part.index, "function": {"arguments": ""}})
+                call["function"]["arguments"] += part.text
+            else:
+                key = "content" if isinstance(part, Said) else "reasoning_content"
+                found[key] = found.get(key, "") + part.text
+        return found | ({"tool_calls": list(calls.values())} if calls else {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from importlib import metadata
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from fastapi import FastAPI, Request
@@ -20,8 +20,10 @@ from .body_limit import BodyLimit
 from .endpoints import (
     CHATS,
     COMPLETIONS,
+    MESSAGES,
     RESPONSES,
     Route,
+    ask_messages,
     check,
     check_model,
     checked,
@@ -33,12 +35,14 @@ from .engine_client import TAKES_REQUESTS, Call
 from .errors import ApiError
 from .live import LiveStream
 from .live_page import add_page
+from .messages_input import MessagesBody
 from .openapi import describe
 from .recorder import LONGEST_S
-from .requests import ChatBody, CompletionBody, DetokenizeBody, ResponseBody, TokenizeBody, each_output, read
+from .requests import Body, ChatBody, CompletionBody, DetokenizeBody, ResponseBody, TokenizeBody, each_output, read
 from .service import Service
 from .streaming import EventStream, whole
 
+B = TypeVar("B", bound=Body)
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _RETRY_AFTER_S = "1"
 _REPLICA = {"name": "replica", "in": "query", "schema": {"type": "integer", "minimum": 0, "default": 0}}
@@ -67,11 +71,11 @@ def _answer_errors(app: FastAPI) -> None:
 
 async def _answer_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error.response()
+    return error.response(request.url.path)
 
 
 async def _answer_fault(request: Request, error: Exception) -> Response:
-    return ApiError(500, "the server failed at this request; its log says where").response()
+    return ApiError(500, "the server failed at this request; its log says where").response(request.url.path)
 
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:
@@ -83,7 +87,7 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
         if request.method == "OPTIONS":
             return Response(status_code=204, headers=headers)
     text = f"{request.method} {request.url.path}: {error.detail}"
-    return ApiError(error.status_code, text, headers=headers).response()
+    return ApiError(error.status_code, text, headers=headers).response(request.url.path)
 
 
 def _json(body: Any, status: int = 200) -> Response:
@@ -168,6 +172,20 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         """Answer a conversation with a message of text."""
         return await _run(service, request, RESPONSES)
 
+    @app.post(MESSAGES.path, openapi_extra=_takes(MessagesBody))
+    async def messages(request: Request) -> Response:
+        """Answer Anthropic's messages."""
+        return await _run(service, request, MESSAGES)
+
+    @app.post(MESSAGES.path + "/count_tokens", openapi_extra=_takes(MessagesBody))
+    async def count_tokens(request: Request) -> Response:
+        """Return how many tokens the prompt of Anthropic's messages has."""
+        _authorize(service, request)
+        body = await _read(service, request, MessagesBody)
+        check_model(service, body.model)
+        ((tokens,), _) = await ask_messages(service, body)
+        return _json({"input_tokens": len(tokens)})
+
     @app.get(COMPLETIONS.path + "/{id}")
     async def completion_of(request: Request, id: str) -> Response:
         """Return the whole answer of a completion that an end of the server interrupted."""
@@ -182,6 +200,11 @@ def _add_completions(app: FastAPI, service: Service) -> None:
     async def response_of(request: Request, id: str) -> Response:
         """Return the whole answer of a conversation that an end of the server interrupted."""
         return await _fetch(service, request, RESPONSES, id)
+
+    @app.get(MESSAGES.path + "/{id}")
+    async def message_of(request: Request, id: str) -> Response:
+        """Return the whole message that an end of the server interrupted."""
+        return await _fetch(service, request, MESSAGES, id)
 
 
 def _add_live(app: FastAPI, service: Service) -> None:
@@ -231,7 +254,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
     async def tokenize(request: Request) -> Response:
         """Return the token ids of a prompt, or of a chat."""
         _authorize(service, request)
-        body = await read(request, TokenizeBody)
+        body = await _read(service, request, TokenizeBody)
         check_model(service, body.model)
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "give either prompt or messages", param="prompt")
@@ -248,7 +271,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
     async def detokenize(request: Request) -> Response:
         """Return the text of token ids."""
         _authorize(service, request)
-        body = await read(request, DetokenizeBody)
+        body = await _read(service, request, DetokenizeBody)
         check_model(service, body.model)
         if wrong := [token for token in body.tokens if not 0 <= token < 1 << 31]:
             raise ApiError(400, f"tokens: {wrong[0]} is no token id", param="tokens")
@@ -262,7 +285,7 @@ async def _run(service: Service, request: Request, route: Route) -> Response:
         ApiError: it is wrong, or cannot be taken now.
     """
     holder = _authorize(service, request)
-    body = await read(request, route.body)
+    body = await _read(service, request, route.body)
     check_model(service, body.model)
     asked = await route.ask(service, body)
     answer, id, journaling = asked.answer, request.state.request_id, service.journaling
@@ -300,6 +323,17 @@ async def _run(service: Service, request: Request, route: Route) -> Response:
     return await whole(request, answer, client, call, numbers, service.config.timeout_s)
 
 
+async def _read(service: Service, request: Request, kind: type[B]) -> B:
+    """Read a body, as `read`, and say which of its fields nobody knows.
+
+    Raises:
+        ApiError: it is wrong, or has such fields where the server is strict.
+    """
+    body = await read(request, kind)
+    service.unknown.note(request.url.path, getattr(request.state, "ignored", ()), service.config.strict)
+    return body
+
+
 async def _fetch(service: Service, request: Request, route: Route, id: str) -> Response:
     """Answer with the outputs of a request that was resumed from the journal, once they have ended.
 
@@ -322,7 +356,8 @@ def _authorize(service: Service, request: Request) -> str:
     Raises:
         ApiError: it bears none of ours.
     """
-    holder = service.keys.holder(request.headers.get("authorization", ""))
+    given = request.headers.get("authorization") or f"Bearer {request.headers.get('x-api-key', '')}"
+    holder = service.keys.holder(given)
     if holder is None:
         raise ApiError(
             401,

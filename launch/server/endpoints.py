@@ -8,15 +8,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...conf.errors import ConfigError
+from ...conf.sampling import SamplingParams
 from ...models.chat_template import ChatTemplateError, checked_messages
 from ...runtime.engine.intake import PromptTooLong
 from .answers import ChatAnswer, CompletionAnswer
 from .asked import Asked
 from .errors import TOO_LONG, ApiError
-from .requests import ChatBody, CompletionBody, ResponseBody, SamplingBody, Templated
+from .messages import MessageAnswer
+from .messages_input import MessagesBody
+from .requests import ChatBody, CompletionBody, Reasons, ResponseBody, SamplingBody, Templated
 from .responses import ResponseAnswer
 from .service import Service
+from .tools.dialect import Speech
+from .tools.tool_set import ToolSet
 
+Chat = ChatBody | ResponseBody | MessagesBody
 _LONG_TEXT = 10_000  # characters; longer ones are encoded in a thread, so that no other answer waits
 
 
@@ -63,11 +69,11 @@ async def _ask_completion(service: Service, body: CompletionBody) -> Asked:
 async def _ask_chat(service: Service, body: ChatBody) -> Asked:
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs: only with logprobs=true", param="top_logprobs")
-    text = render(service, body, checked(body.messages, "messages"), "messages")
+    text, speech = await _prompt(service, body, checked(body.messages, "messages"), "messages")
     asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     prompts = await _encode(service, body, [text], asked, body.add_special_tokens)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    params = body.sampling(_room(service, body, prompts, asked), logprobs)
+    params = await _params(speech, body, body.sampling(_room(service, body, prompts, asked), logprobs))
     answer = ChatAnswer(
         service.model,
         prompts,
@@ -76,15 +82,17 @@ async def _ask_chat(service: Service, body: ChatBody) -> Asked:
         service.intake.tokenizer,
         top_logprobs=body.top_logprobs or 0,
         return_token_ids=body.return_token_ids,
+        speech=speech,
     )
     return Asked(body, prompts, params, answer)
 
 
 async def _ask_response(service: Service, body: ResponseBody) -> Asked:
     first = [{"role": "system", "content": body.instructions}] if body.instructions else []
-    text = render(service, body, [*first, *checked(body.messages, "input")], "input")
+    text, speech = await _prompt(service, body, [*first, *checked(body.messages, "input")], "input")
     prompts = await _encode(service, body, [text], body.max_output_tokens, False)
-    params = body.sampling(_room(service, body, prompts, body.max_output_tokens), body.num_logprobs)
+    room = _room(service, body, prompts, body.max_output_tokens)
+    params = await _params(speech, body, body.sampling(room, body.num_logprobs))
     answer = ResponseAnswer(
         service.model,
         prompts,
@@ -92,16 +100,34 @@ async def _ask_response(service: Service, body: ResponseBody) -> Asked:
         None,
         service.intake.tokenizer,
         top_logprobs=body.top_logprobs or 0,
+        speech=speech,
         asked=body.model_dump(include={"instructions", "max_output_tokens", "metadata"})
+        | body.model_dump(include={"tools", "tool_choice", "parallel_tool_calls", "reasoning"}, exclude_none=True)
         | {"temperature": params.temperature, "top_p": params.top_p},
     )
+    return Asked(body, prompts, params, answer)
+
+
+async def ask_messages(service: Service, body: MessagesBody) -> tuple[list[list[int]], Speech | None]:
+    """Return the prompt of Anthropic's messages as token ids, and how its outputs are read."""
+    text, speech = await _prompt(service, body, checked(body.chat, "messages"), "messages")
+    return await _encode(service, body, [text], body.max_tokens, False), speech
+
+
+async def _ask_message(service: Service, body: MessagesBody) -> Asked:
+    if body.max_tokens is None:
+        raise ApiError(400, "max_tokens: must be given", param="max_tokens")
+    prompts, speech = await ask_messages(service, body)
+    params = await _params(speech, body, body.sampling(_room(service, body, prompts, body.max_tokens), None))
+    answer = MessageAnswer(service.model, prompts, 1, None, service.intake.tokenizer, speech=speech)
     return Asked(body, prompts, params, answer)
 
 
 COMPLETIONS = Route("/v1/completions", CompletionBody, _ask_completion)
 CHATS = Route("/v1/chat/completions", ChatBody, _ask_chat)
 RESPONSES = Route("/v1/responses", ResponseBody, _ask_response)
-ROUTES = {route.path: route for route in (COMPLETIONS, CHATS, RESPONSES)}
+MESSAGES = Route("/v1/messages", MessagesBody, _ask_message)
+ROUTES = {route.path: route for route in (COMPLETIONS, CHATS, RESPONSES, MESSAGES)}
 
 
 async def check(service: Service, asked: Asked) -> Asked:
@@ -187,18 +213,58 @@ def checked(messages: Sequence[dict[str, Any]], field: str) -> list[dict[str, An
         raise ApiError(400, str(error), param=str(error).partition(":")[0]) from error
 
 
-def render(service: Service, body: Templated, messages: Sequence[dict[str, Any]], field: str) -> str:
-    """Return the prompt of checked messages, as the rest of their body wants it.
+async def _prompt(
+    service: Service, body: Chat, messages: Sequence[dict[str, Any]], field: str
+) -> tuple[str, Speech | None]:
+    """Return the prompt of checked messages, and how its outputs are read."""
+    tools = body.tool_set
+    if tools is None:
+        text = render(service, body, messages, field)
+    else:  # many tools make a long prompt
+        text = await asyncio.to_thread(render, service, body, messages, field, tools)
+    assert service.dialect is not None  # else nothing could be rendered
+    speech = service.dialect.speech(text, tools, shows_reasoning=body.include_reasoning)
+    if (
+        isinstance(body, Reasons)
+        and body.thinking_token_budget is not None
+        and (speech is None or speech.reasoning is None)
+    ):
+        name = "thinking_token_budget"
+        raise ApiError(400, f"{name}: this model's chat template has no reasoning that has an end", param=name)
+    return text, speech
+
+
+async def _params(speech: Speech | None, body: Chat, params: SamplingParams) -> SamplingParams:
+    """Return the sampling parameters of outputs that are read as `speech`."""
+    if speech is None:
+        return params
+    if speech.tools is None:
+        return speech.params(params, body.thinking_token_budget)
+    return await asyncio.to_thread(speech.params, params, body.thinking_token_budget)
+
+
+def render(
+    service: Service,
+    body: Templated | MessagesBody,
+    messages: Sequence[dict[str, Any]],
+    field: str,
+    tools: ToolSet | None = None,
+) -> str:
+    """Return the prompt of checked messages, as the rest of their body wants it, with `tools`.
 
     Raises:
         ApiError: the model has no chat template, or it refuses the messages.
     """
-    template = service.intake.chat_template
-    if template is None:
+    template, dialect = service.intake.chat_template, service.dialect
+    if template is None or dialect is None:
         raise ApiError(400, "this model has no chat template; use /v1/completions", param=field)
     try:
         continues = body.continue_final_message
-        return template.render(messages, body.add_generation_prompt, body.further, continue_final_message=continues)
+        further: dict[str, Any] = {"tools": dialect.for_template(tools)} | body.further
+        read = dialect.messages(messages, tools)
+        return template.render(read, body.add_generation_prompt, further, continue_final_message=continues)
+    except RecursionError as error:
+        raise ApiError(400, f"{field}, tools: nested too deep", param="tools") from error
     except ChatTemplateError as error:
         named = "continue_final_message" if str(error).startswith("continue_final_message") else field
         raise ApiError(400, str(error), param=named) from error

@@ -39,6 +39,14 @@ class ApiError(Exception):
         message = self.message.encode(errors="replace").decode()
         return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> Response:
-        """Return the answer with this error's status, headers and body."""
-        return Response(msgspec.json.encode(self.body), self.status, self.headers, "application/json")
+    @property
+    def anthropic_body(self) -> dict[str, object]:
+        """The error in Anthropic's form."""
+        error = self.body["error"]
+        kind = "overloaded_error" if self.status == 503 else "api_error" if self.status >= 500 else error["type"]
+        return {"type": "error", "error": {"type": kind, "message": error["message"]}}
+
+    def response(self, path: str = "") -> Response:
+        """Return the answer with this error's status, headers and body, in the form that belongs to a path."""
+        body = self.anthropic_body if path.startswith("/v1/messages") else self.body
+        return Response(msgspec.json.encode(body), self.status, self.headers, "application/json")

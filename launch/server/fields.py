@@ -5,14 +5,17 @@ A field that a body of `requests.py` has is computed, and stands in none of thes
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .errors import ApiError
 
+_log = logging.getLogger(__name__)
 _MOST_NAMED = 20  # unknown fields that an answer names
+_MOST_SAID = 1000  # that the log names
 _NOTHING: tuple[Any, ...] = (False, 0, "", [])  # {} is none of them: an object may enable by being there
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
@@ -30,13 +33,14 @@ class Refusal:
 
 
 IGNORED = {  # why it changes no output: the fields
-    "labels of the sender": ("metadata", "request_id", "safety_identifier"),
+    "labels of the sender": ("metadata", "request_id", "safety_identifier", "user_profile_id", "workspace_id"),
+    "marks of what is cached, as all prompts are": ("cache_control",),
     "hints about speed and price": (
         *("prediction", "priority", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
-        "service_tier",
+        *("inference_geo", "service_tier", "speed"),
     ),
-    "no answer is kept": ("store",),
-    "without effect as long as there are no tools": ("max_tool_calls", "parallel_tool_calls"),
+    "of tools that this server has not": ("max_tool_calls",),
+    "without effect without tools": ("parallel_tool_calls",),
     "without effect on a model of text": ("media_io_kwargs", "mm_processor_kwargs"),
     "without effect without a chat template": ("add_generation_prompt", "reasoning_effort"),
     "without effect without beam search": ("early_stopping", "length_penalty"),
@@ -48,18 +52,25 @@ IGNORED = {  # why it changes no output: the fields
 }
 _IGNORED = frozenset(name for names in IGNORED.values() for name in names)
 _NOT_OFFERED = Refusal("this server does not offer it", ({},))
-_TOOLS = Refusal("this server has no tools yet", ("none", "auto"))
 _ELSEWHERE = Refusal("not on this path", ({},))
 _STRUCTURED = Refusal("use structured_outputs")
 REFUSED = {
-    **dict.fromkeys(("tools", "tool_choice", "functions", "function_call", "web_search_options"), _TOOLS),
+    **dict.fromkeys(("tools", "tool_choice"), Refusal("not on this path", ("none", "auto"))),
+    **dict.fromkeys(("functions", "function_call"), Refusal("use tools and tool_choice", ("none", "auto"))),
+    "web_search_options": Refusal("this server has no tools of its own"),
     "use_beam_search": Refusal("this server samples; it has no beam search"),
     "best_of": Refusal("must be n, or absent", same_as="n"),
     "n": Refusal("must be 1 here", (1,)),
-    **dict.fromkeys(("audio", "image_config"), Refusal("this model writes only text")),
+    **dict.fromkeys(("audio", "image", "image_config"), Refusal("this model writes only text")),
     "modalities": Refusal("this model writes only text", (["text"],)),
-    **dict.fromkeys(("background", "conversation", "previous_response_id"), Refusal("this server keeps no answers")),
+    **dict.fromkeys(("background", "background_options", "conversation", "previous_response_id", "store"),
+                    Refusal("this server keeps no answers")),
     **dict.fromkeys(("add_special_tokens", "chat_template_kwargs", "continue_final_message", "documents"), _ELSEWHERE),
+    **dict.fromkeys(("output_config", "stop_sequences", "system", "thinking"), _ELSEWHERE),
+    **dict.fromkeys(("access_programs", "container", "context_management"), _NOT_OFFERED),
+    **dict.fromkeys(("diagnostics", "mcp_servers", "moderation"), _NOT_OFFERED),
+    "stop": Refusal("use stop_sequences"),
+    "stream_options": Refusal("not on this path", ({},)),
     **dict.fromkeys(("include", "input", "instructions", "messages", "prompt", "text", "top_logprobs"), _ELSEWHERE),
     **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), Refusal("another path's name; this "
         "one has max_tokens (completions), max_completion_tokens (chats) or max_output_tokens (responses)")),
@@ -68,13 +79,34 @@ REFUSED = {
     **dict.fromkeys(("echo", "prompt_logprobs", "suffix"), _NOT_OFFERED),
     **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids"), _NOT_OFFERED),
     **dict.fromkeys(("kv_transfer_params", "logits_processors", "prompt_embeds", "vllm_xargs"), _NOT_OFFERED),
-    **dict.fromkeys(("repetition_detection", "thinking_token_budget"), _NOT_OFFERED),
+    "repetition_detection": _NOT_OFFERED,
+    "thinking_token_budget": _ELSEWHERE,
     "chat_template": Refusal("the checkpoint's is used; a client's would be a program of the client's"),
     "truncation_side": Refusal("prompts are cut at the left", ("left",)),
     **dict.fromkeys(("ebnf", "grammar", "json_schema", "regex"), _STRUCTURED),
     **{f"guided_{name}": Refusal(f'use structured_outputs={{"{name}": ...}}')
        for name in ("choice", "grammar", "json", "regex", "whitespace_pattern")},
 }  # fmt: skip
+
+
+class UnknownFields:
+    """Says once in the log which fields of requests nobody knows here."""
+
+    def __init__(self) -> None:
+        self._said: set[tuple[str, str]] = set()
+
+    def note(self, path: str, names: Sequence[str], is_strict: bool) -> None:
+        """Take the unknown fields of a request to a path.
+
+        Raises:
+            ApiError: there are some, and the server is strict.
+        """
+        if names and is_strict:
+            raise ApiError(400, f"{names[0]}: nobody knows this field here (serve.strict=true)", param=names[0])
+        for name in names:
+            if (path, name) not in self._said and len(self._said) < _MOST_SAID:
+                self._said.add((path, name))
+                _log.warning("%s: a request has the unknown field %s, which is ignored", path, name)
 
 
 def check_fields(computed: Collection[str], given: Mapping[str, Any]) -> list[str]:

@@ -16,7 +16,7 @@ from .resumed import Resumed
 
 _log = logging.getLogger(__name__)
 MOST_KEPT = 1000  # answers that nobody has fetched
-_PREFIXES = ("", "cmpl-", "chatcmpl-", "resp_")
+_PREFIXES = ("", "cmpl-", "chatcmpl-", "resp_", "msg_")
 
 Key = tuple[str, str, str]  # of a request: its path, the mark of its key, its id
 

@@ -39,7 +39,7 @@ _ERRORS = {
     "503": "The engine starts, drains or has failed, or too many connections are open.",
     "504": "The answer was not complete in time.",
 }
-_STREAMED = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
+_STREAMED = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
 _OF_ALL = ("400", "408", "413", "431", "503")  # also where a request is no HTTP
 
 

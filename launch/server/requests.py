@@ -20,8 +20,10 @@ from ...conf.structured_outputs import StructuredOutputs
 from ...runtime.engine.intake import PromptTooLong
 from .errors import TOO_LONG, ApiError
 from .fields import check_fields
+from .response_input import response_messages
+from .tools.tool_set import Function, ToolSet, tool_set
 
-M = TypeVar("M", bound="_Body")
+M = TypeVar("M", bound="Body")
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 _ANY = ("seed", "top_k")  # of which -1 is vLLM's word for any
 _LOGPROBS = "message.output_text.logprobs"  # in `include` of `/v1/responses`
@@ -29,7 +31,7 @@ _HALF = 1 << 63  # of all seeds
 _OBJECT = re.compile(r"dictionary( or instance of \w+)?")  # pydantic's words for it
 
 
-class _Body(BaseModel):
+class Body(BaseModel):
     """Null is as absent, for each field. A number without a fraction is an integer, as JSON has one kind of number.
 
     `fields.py` says what becomes of other fields.
@@ -53,14 +55,14 @@ class _Body(BaseModel):
         return frozenset(cls.model_fields) - cls.not_computed
 
 
-class StreamOptions(_Body):
+class StreamOptions(Body):
     """Options of a streamed answer: whether it ends with the counts of tokens, and whether each event has them."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
 
-class JsonSchema(_Body):
+class JsonSchema(Body):
     """A schema as OpenAI's `response_format` has it. Outputs always follow it, `strict` or not."""
 
     name: str | None = None
@@ -68,7 +70,7 @@ class JsonSchema(_Body):
     strict: bool | None = None
 
 
-class ResponseFormat(_Body):
+class ResponseFormat(Body):
     """OpenAI's word for structured outputs."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -81,13 +83,13 @@ class TextFormat(JsonSchema):
     type: Literal["text", "json_object", "json_schema"] = "text"
 
 
-class TextOptions(_Body):
+class TextOptions(Body):
     """The form of the text that `/v1/responses` generates."""
 
     format: TextFormat | None = None
 
 
-class SamplingBody(_Body):
+class SamplingBody(Body):
     """What all paths that sample share."""
 
     prompt_field: ClassVar[str] = "prompt"  # that holds what the model reads
@@ -128,6 +130,11 @@ class SamplingBody(_Body):
         names = ("max_output_tokens", "max_completion_tokens")
         return next((name for name in names if getattr(self, name, None) is not None), "max_tokens")
 
+    @property
+    def stops(self) -> Sequence[str]:
+        """The texts that end an output."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+
     def sampling(self, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None = None) -> SamplingParams:
         """Return the sampling parameters of one output.
 
@@ -152,13 +159,12 @@ class SamplingBody(_Body):
             if (value := getattr(self, name)) is not None
         }
         given = {name: value for name, value in given.items() if value != -1 or name not in _ANY}
-        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         try:
             return SamplingParams(
                 max_tokens=max_tokens,
                 logprobs=logprobs,
                 prompt_logprobs=prompt_logprobs,
-                stop=tuple(stop),
+                stop=tuple(self.stops),
                 stop_token_ids=tuple(self.stop_token_ids or ()),
                 logit_bias=self.logit_bias,  # type: ignore[arg-type]
                 allowed_token_ids=tuple(self.allowed_token_ids or ()),
@@ -180,7 +186,8 @@ class SamplingBody(_Body):
             return ApiError(400, text, param=self.prompt_field, code=code)
         field, text = named[1].replace("bad_words_ids", "bad_words"), text.replace("sampling.", "")
         if field == "structured_outputs" and self.structured_outputs is None:
-            field, text = self.format_field, re.sub(r"structured_outputs(\.\w+)?", self.format_field, text, count=1)
+            field = self.grammar_field
+            text = re.sub(r"structured_outputs(\.\w+)?", field, text, count=1)
         return ApiError(400, text, param=field)
 
     def truncated(self, prompt: list[int], longest: int) -> list[int]:
@@ -212,6 +219,11 @@ class SamplingBody(_Body):
         return build(StructuredOutputs, given_keys, "sampling.structured_outputs")
 
     @property
+    def grammar_field(self) -> str:
+        """The field that an output's grammar is made of, where it is not `structured_outputs`."""
+        return self.format_field
+
+    @property
     def _format(self) -> StructuredOutputs | None:
         """The output's form in OpenAI's words.
 
@@ -223,7 +235,7 @@ class SamplingBody(_Body):
             return None
         if form.type == "json_schema" and form.json_schema is None:
             raise ApiError(400, "response_format.json_schema: must be given", param="response_format.json_schema")
-        return _of_format(form.type, form.json_schema)
+        return form_of(form.type, form.json_schema)
 
 
 class CompletionBody(SamplingBody):
@@ -262,7 +274,7 @@ class CompletionBody(SamplingBody):
         return list(prompt)
 
 
-class Templated(_Body):
+class Templated(Body):
     """What the chat template is told beside the messages."""
 
     add_generation_prompt: bool = True
@@ -272,13 +284,73 @@ class Templated(_Body):
     reasoning_effort: str | None = None
 
     @property
+    def effort(self) -> str | None:
+        """How much the model is to reason, in a word."""
+        return self.reasoning_effort
+
+    @property
     def further(self) -> dict[str, Any]:
         """The names that the template knows beside its own."""
-        own = {"documents": self.documents, "reasoning_effort": self.reasoning_effort}
+        own: dict[str, Any] = {"documents": self.documents, "reasoning_effort": self.effort}
+        own |= {"enable_thinking": False} if self.effort == "none" else {}
         return {name: value for name, value in own.items() if value is not None} | (self.chat_template_kwargs or {})
 
 
-class ChatBody(SamplingBody, Templated):
+class FunctionSpec(Body):
+    """A function that the model may call."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool = False
+
+    @property
+    def function(self) -> Function:
+        """The function as it is written into prompts and grammars."""
+        return Function(self.name, self.description, self.parameters, self.strict)
+
+
+class OfFunction(Body):
+    """The one type of tools that there is."""
+
+    type: Literal["function"]
+
+
+class ChatTool(OfFunction):
+    """A tool of a chat."""
+
+    function: FunctionSpec
+
+
+class ResponseTool(FunctionSpec, OfFunction):
+    """A tool of `/v1/responses`."""
+
+
+class FunctionName(Body):
+    """The name of a function."""
+
+    name: str
+
+
+class ChatToolChoice(OfFunction):
+    """The one tool that is to be called."""
+
+    function: FunctionName
+
+
+class ResponseToolChoice(FunctionName, OfFunction):
+    """The same in `/v1/responses`."""
+
+
+class Reasons(Body):
+    """What a request for reasoning says of it."""
+
+    include_reasoning: bool = True
+    thinking_token_budget: int | None = Field(None, ge=0)
+    parallel_tool_calls: bool = True
+
+
+class ChatBody(SamplingBody, Templated, Reasons):
     """`POST /v1/chat/completions`. Keys of a message beside role and content reach the chat template as they are."""
 
     prompt_field = "messages"
@@ -289,9 +361,36 @@ class ChatBody(SamplingBody, Templated):
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=64)
     add_special_tokens: bool = False
+    tools: list[ChatTool] | None = None
+    tool_choice: Literal["auto", "none", "required"] | ChatToolChoice | None = None
+
+    @property
+    def tool_set(self) -> ToolSet | None:
+        """The tools that may be called; None: none.
+
+        Raises:
+            ApiError: one is wrong.
+        """
+        functions = [tool.function.function for tool in self.tools or ()]
+        choice = self.tool_choice
+        named = choice.function.name if isinstance(choice, ChatToolChoice) else ""
+        return _tools(functions, choice, named, self.parallel_tool_calls, "tools[{}].function")
+
+    @property
+    def grammar_field(self) -> str:
+        """See `SamplingBody.grammar_field`."""
+        return "tools" if self.tools and self.response_format is None else self.format_field
 
 
-class ResponseBody(SamplingBody, Templated):
+class ReasoningOptions(Body):
+    """How much a model is to reason."""
+
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class ResponseBody(SamplingBody, Templated, Reasons):
     """`POST /v1/responses`, without state: each request brings the whole conversation."""
 
     prompt_field = "input"
@@ -305,6 +404,26 @@ class ResponseBody(SamplingBody, Templated):
     top_logprobs: int | None = Field(None, ge=0, le=64)
     include: list[str] | None = None
     text: TextOptions | None = None
+    tools: list[ResponseTool] | None = None
+    tool_choice: Literal["auto", "none", "required"] | ResponseToolChoice | None = None
+    reasoning: ReasoningOptions | None = None
+
+    @property
+    def effort(self) -> str | None:
+        """See `Templated.effort`."""
+        return self.reasoning.effort if self.reasoning is not None else self.reasoning_effort
+
+    @property
+    def tool_set(self) -> ToolSet | None:
+        """See `ChatBody.tool_set`."""
+        functions, choice = [tool.function for tool in self.tools or ()], self.tool_choice
+        named = choice.name if isinstance(choice, ResponseToolChoice) else ""
+        return _tools(functions, choice, named, self.parallel_tool_calls, "tools[{}]")
+
+    @property
+    def grammar_field(self) -> str:
+        """See `SamplingBody.grammar_field`."""
+        return "tools" if self.tools and self.text is None else self.format_field
 
     @property
     def num_logprobs(self) -> int | None:
@@ -316,7 +435,7 @@ class ResponseBody(SamplingBody, Templated):
         form = self.text.format if self.text is not None else None
         if form is not None and form.type == "json_schema" and "schema_" not in form.model_fields_set:
             raise ApiError(400, "text.format.schema: must be given", param="text.format.schema")
-        return None if form is None else _of_format(form.type, form)
+        return None if form is None else form_of(form.type, form)
 
     @property
     def messages(self) -> Sequence[dict[str, Any]]:
@@ -327,13 +446,7 @@ class ResponseBody(SamplingBody, Templated):
         """
         if isinstance(self.input, str):
             return [{"role": "user", "content": self.input}]
-        for number, item in enumerate(self.input):
-            where = f"input[{number}]"
-            if (kind := item.get("type") or "message") != "message":
-                raise ApiError(400, f"{where}: this server takes no {kind} items, only message", param=where)
-            if item.get("content") is None:
-                raise ApiError(400, f"{where}.content: must be given", param=f"{where}.content")
-        return [{key: item[key] for key in item if key not in ("type", "id", "status")} for item in self.input]
+        return response_messages(self.input)
 
 
 class TokenizeBody(Templated):
@@ -345,14 +458,20 @@ class TokenizeBody(Templated):
     add_special_tokens: bool = True
 
 
-class DetokenizeBody(_Body):
+class DetokenizeBody(Body):
     """`POST /detokenize`."""
 
     model: str | None = None
     tokens: Annotated[list[int], Field(fail_fast=True)]
 
 
-def _of_format(kind: str, schema: JsonSchema | None) -> StructuredOutputs | None:
+def _tools(functions: Sequence[Function], choice: object, named: str, is_parallel: bool, place: str) -> ToolSet | None:
+    places = [place.format(number) for number in range(len(functions))]
+    return tool_set(functions, choice if isinstance(choice, str) else None, named, is_parallel, places)
+
+
+def form_of(kind: str, schema: JsonSchema | None) -> StructuredOutputs | None:
+    """Return what an output of the form `kind` matches; None: anything."""
     if kind == "json_schema" and schema is not None:
         return StructuredOutputs(json=schema.schema_)
     return StructuredOutputs(json_object=True) if kind == "json_object" else None

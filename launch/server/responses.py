@@ -1,4 +1,4 @@
-"""What the server answers to `/v1/responses`: a message of one text, whole or as events. OpenAI's bodies."""
+"""What the server answers to `/v1/responses`: reasoning, text and calls, whole or as events. OpenAI's bodies."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import msgspec
 from ...runtime.engine.outputs import CompletionOutput
 from .answers import Answer, PromptLogprobs
 from .engine_client import Delta
+from .tools.reader import Arguments, Called, Part, Reasoned
 
 
 class ResponseAnswer(Answer):
@@ -26,43 +27,29 @@ class ResponseAnswer(Answer):
         super().__init__(*args, **options)
         self._asked = asked
         self._sequence = 0
-        self._text: list[str] = []
+        self._items: list[dict[str, Any]] = []  # the last may be open
+        self._is_open = False
         self._logprobs: list[dict[str, Any]] = []
-        self._reason: str | None = None
-
-    @property
-    def _message_id(self) -> str:
-        return "msg_" + self.id.removeprefix(self.prefix)
-
-    @property
-    def _place(self) -> dict[str, Any]:
-        return {"item_id": self._message_id, "output_index": 0, "content_index": 0}
+        self._finish_reason: str | None = None
 
     def first_chunks(self) -> Iterator[bytes]:
-        """Yield the events that open the response, its one message and the text in it."""
-        begun = self._body("in_progress", [])
+        """Yield the events that open the response."""
+        begun = self._body("in_progress")
         yield self._event_of("response.created", response=begun)
         yield self._event_of("response.in_progress", response=begun)
-        yield self._event_of("response.output_item.added", output_index=0, item=self._message("in_progress", None))
-        yield self._event_of("response.content_part.added", **self._place, part=_part("", []))
 
     def chunk(self, delta: Delta) -> bytes:
-        """Return the event of one token, and keep its text for the last events, which hold all of it."""
+        """Return the events of one token, and keep its text for the last events, which hold all of it."""
         self._count(delta)
-        self._text.append(delta.text)
-        self._reason = delta.finish_reason
+        self._finish_reason = delta.finish_reason
         found = [] if delta.token is None or delta.logprobs is None else [self._logprob(delta.token, delta.logprobs)]
         self._logprobs += found
-        return self._event_of("response.output_text.delta", **self._place, delta=delta.text, logprobs=found)
+        return b"".join(self._events(self._read(0, delta.text, delta.finish_reason is not None), found))
 
     def last_chunks(self) -> Iterator[bytes]:
-        """Yield the events that close the text, the message and the response, each with all of the text."""
-        text = "".join(self._text)
-        message = self._message("completed", text)
-        body = self._body(_status(self._reason), [message])
-        yield self._event_of("response.output_text.done", **self._place, text=text, logprobs=self._logprobs)
-        yield self._event_of("response.content_part.done", **self._place, part=_part(text, self._logprobs))
-        yield self._event_of("response.output_item.done", output_index=0, item=message)
+        """Yield the events that close the newest item and the response, each with all of the text."""
+        yield from self._ended()
+        body = self._body(_status(self._finish_reason))
         yield self._event_of(f"response.{body['status']}", response=body)
 
     def whole(self, outputs: Sequence[CompletionOutput], prompts: PromptLogprobs) -> bytes:
@@ -71,25 +58,88 @@ class ResponseAnswer(Answer):
         self._count_all(outputs)
         pairs = zip(output.token_ids, output.logprobs or (), strict=False)
         self._logprobs = [self._logprob(token, found) for token, found in pairs]
-        return msgspec.json.encode(self._body(_status(output.finish_reason), [self._message("completed", output.text)]))
+        for _ in (*self._events(self._read(0, output.text, True), []), *self._ended()):
+            pass
+        return msgspec.json.encode(self._body(_status(output.finish_reason)))
 
-    def _event_of(self, name: str, **fields: Any) -> bytes:
+    def _events(self, parts: Sequence[Part], logprobs: list[dict[str, Any]]) -> Iterator[bytes]:
+        """Add parts of the output to its items; yield the events of that."""
+        for part in parts:
+            if isinstance(part, Called):
+                call = {"call_id": self._call_id(0, part), "name": part.name, "arguments": "", "status": "in_progress"}
+                yield from self._begin("function_call", "fc", call)
+            elif isinstance(part, Arguments):
+                self._items[-1]["arguments"] += part.text
+                yield self._event_of("response.function_call_arguments.delta", **self._place, delta=part.text)
+            elif isinstance(part, Reasoned):
+                yield from self._begin("reasoning", "rs", {"summary": [], "content": []})
+                self._items[-1]["content"][0]["text"] += part.text
+                yield self._event_of("response.reasoning_text.delta", **self._place, content_index=0, delta=part.text)
+            else:
+                yield from self._begin("message", "msg", {"status": "in_progress", "role": "assistant", "content": []})
+                self._items[-1]["content"][0]["text"] += part.text
+                fields = {**self._place, "content_index": 0, "delta": part.text, "logprobs": logprobs}
+                yield self._event_of("response.output_text.delta", **fields)
+
+    def _begin(self, kind: str, prefix: str, item: dict[str, Any]) -> Iterator[bytes]:
+        """Begin an item, unless one of text of this kind is open."""
+        if self._is_open and self._items[-1]["type"] == kind != "function_call":
+            return
+        yield from self._end()
+        number = len(self._items)
+        id = f"{prefix}_{self.id.removeprefix(self.prefix)}" + (f"_{number}" if number else "")
+        self._items.append({"type": kind, "id": id, **item})
+        self._is_open = True
+        yield self._event_of("response.output_item.added", output_index=number, item=self._items[-1])
+        if kind != "function_call":
+            part = _part("", []) if kind == "message" else {"type": "reasoning_text", "text": ""}
+            yield self._event_of("response.content_part.added", **self._place, content_index=0, part=part)
+            self._items[-1]["content"] = [part]
+
+    def _end(self) -> Iterator[bytes]:
+        """End the item that is open, if any."""
+        if not self._is_open:
+            return
+        self._is_open, item, place = False, self._items[-1], self._place
+        if item["type"] == "function_call":
+            whole = {"name": item["name"], "arguments": item["arguments"]}
+            yield self._event_of("response.function_call_arguments.done", **place, **whole)
+        else:
+            (part,) = item["content"]
+            place["content_index"] = 0
+            if item["type"] == "message":
+                part["logprobs"] = self._logprobs
+                yield self._event_of("response.output_text.done", **place, text=part["text"], logprobs=self._logprobs)
+            else:
+                yield self._event_of("response.reasoning_text.done", **place, text=part["text"])
+            yield self._event_of("response.content_part.done", **place, part=part)
+        if "status" in item:
+            item["status"] = "completed"
+        yield self._event_of("response.output_item.done", output_index=len(self._items) - 1, item=item)
+
+    def _ended(self) -> Iterator[bytes]:
+        """End the output, which has at least a message."""
+        if not any(item["type"] != "reasoning" for item in self._items):
+            yield from self._begin("message", "msg", {"status": "in_progress", "role": "assistant", "content": []})
+        yield from self._end()
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
+
+    def _event_of(self, name: str, /, **fields: Any) -> bytes:
         body = msgspec.json.encode({"type": name, "sequence_number": self._sequence, **fields})
         self._sequence += 1
         return b"event: " + name.encode() + b"\ndata: " + body + b"\n\n"
 
-    def _message(self, status: str, text: str | None) -> dict[str, Any]:
-        content = [] if text is None else [_part(text, self._logprobs)]
-        return {"type": "message", "id": self._message_id, "status": status, "role": "assistant", "content": content}
-
-    def _body(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
+    def _body(self, status: str) -> dict[str, Any]:
         usage = None
         if status != "in_progress":
             usage = {
                 "input_tokens": self._prompt_tokens,
                 "input_tokens_details": {"cached_tokens": self._cached_tokens},
                 "output_tokens": self._completion_tokens,
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": self._reasoning_tokens},
                 "total_tokens": self._prompt_tokens + self._completion_tokens,
             }
         return {
@@ -100,9 +150,9 @@ class ResponseAnswer(Answer):
             "status": status,
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "output": output,
+            "output": [] if status == "in_progress" else self._items,
             "parallel_tool_calls": False,
-            "tool_choice": "none",
+            "tool_choice": "auto" if self._asked.get("tools") else "none",
             "tools": [],
             "usage": usage,
             **self._asked,

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...conf.serving import ServingConfig
 from ...runtime.engine.intake import Intake
+from .fields import UnknownFields
 from .journaling import Journaling
 from .keys import Keys
 from .live import Live
 from .prometheus import Metrics
 from .recorder import Recorder
 from .replica_set import Engine
+from .tools.dialect import Dialect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,3 +32,5 @@ class Service:
     recorders: Sequence[Recorder]
     is_local: bool  # only this machine reaches the server
     journaling: Journaling | None = None
+    dialect: Dialect | None = None  # of a model with a chat template
+    unknown: UnknownFields = field(default_factory=UnknownFields)

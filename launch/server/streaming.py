@@ -8,7 +8,6 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-import msgspec
 from starlette.background import BackgroundTask
 from starlette.responses import Response
 
@@ -20,6 +19,9 @@ from .replica_set import Engine
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import Receive, Scope, Send
+
+
+_LONG_TEXT = 10_000  # characters; the body of more is made in a thread, so that no other answer waits
 
 
 class ClientGone(Exception):  # noqa: N818
@@ -68,7 +70,8 @@ async def whole(
         with _Watched(client, call, numbers, timeout_s, request.receive):
             while not call.finished:
                 await call.next()
-        body = body_of(answer, call)
+        is_long = sum(len(output.text) for output in call.outputs) > _LONG_TEXT
+        body = await asyncio.to_thread(body_of, answer, call) if is_long else body_of(answer, call)
     except ClientGone:
         call.on_settled()
         return Response(status_code=499)
@@ -133,15 +136,17 @@ class EventStream(Response):
                 for delta in await self._call.next():
                     _check(self._call, [delta.finish_reason])
                     left -= delta.finish_reason is not None
-                    await event(answer.chunk(delta))
+                    if body := answer.chunk(delta):
+                        await event(body)
             for body in answer.last_chunks():
                 await event(body)
         except EngineError as error:
             is_settled = False
-            await event(b"data: " + msgspec.json.encode(ApiError(503, str(error)).body) + b"\n\n")
+            await event(answer.error(ApiError(503, str(error))))
         except ApiError as error:
-            await event(b"data: " + msgspec.json.encode(error.body) + b"\n\n")
-        await event(b"data: [DONE]\n\n")
+            await event(answer.error(error))
+        if answer.end:
+            await event(answer.end)
         return is_settled
 
 

@@ -18,7 +18,7 @@ class OutputText:
         self.completion = completion
         self._params = params
         self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens)
+        self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens, params.shown_special_ids)
         self._stop = StopChecker(params.stop, params.include_stop_str_in_output)
         if params.logprobs is not None:
             completion.logprobs = []

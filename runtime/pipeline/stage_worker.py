@@ -151,7 +151,7 @@ class StageWorker:
 
     def _queue_masks(self, micro_batch: MicroBatchMessage) -> None:
         """Begin to make the masks of structured outputs, which `queue_sampling` waits for."""
-        wanted = [new for new in micro_batch.new if new.sampling.structured_outputs is not None]
+        wanted = [new for new in micro_batch.new if new.sampling.has_masks]
         masks = self._token_masks
         if masks is None or masks.is_empty:
             if not wanted:
@@ -167,8 +167,7 @@ class StageWorker:
         for request in micro_batch.dropped:
             masks.drop(request)
         for new in wanted:
-            assert new.sampling.structured_outputs is not None
-            masks.add(new.request, new.sampling.structured_outputs, new.prompt_len)
+            masks.add(new.request, new.sampling.structured_outputs, new.prompt_len, new.sampling.reasoning)
         past = [(new.request, 0, new.past) for new in wanted if new.past]
         segments = [(each.request, each.start, each.tokens) for each in chain(micro_batch.chunks, micro_batch.decodes)]
         pending = masks.advance([*past, *segments], self._own_rows(micro_batch).of(sampled_requests(micro_batch)))

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
+from openai.types import completion_create_params as completion_params
+from openai.types.chat import completion_create_params as chat_params
+from openai.types.responses import response_create_params as response_params
 
 from gapless.launch.server.errors import ApiError
 from gapless.launch.server.fields import IGNORED, REFUSED, check_fields
+from gapless.launch.server.messages_input import MessagesBody
 from gapless.launch.server.requests import (
     ChatBody,
     CompletionBody,
@@ -25,8 +29,9 @@ LEAST: dict[type[SamplingBody], dict[str, Any]] = {
     CompletionBody: {"prompt": "x"},
     ChatBody: {"messages": [{"role": "user", "content": "x"}]},
     ResponseBody: {"input": "x"},
+    MessagesBody: {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
 }
-NAMES = {CompletionBody: "completions", ChatBody: "chats", ResponseBody: "responses"}
+NAMES = {CompletionBody: "completions", ChatBody: "chats", ResponseBody: "responses", MessagesBody: "messages"}
 
 
 def rows() -> list[str]:
@@ -67,11 +72,17 @@ def test_null_is_as_absent(kind: type[SamplingBody]) -> None:
     ("kind", "given", "is_refused"),
     [
         (ChatBody, {"tools": []}, False),
-        (ChatBody, {"tools": [{"type": "function"}]}, True),
+        (CompletionBody, {"tools": [{"type": "function"}]}, True),
+        (ChatBody, {"functions": [{"name": "f"}]}, True),
+        (ChatBody, {"store": True}, True),
+        (ChatBody, {"store": False}, False),
+        (ResponseBody, {"previous_response_id": "resp_1"}, True),
+        (MessagesBody, {"stop": ["x"]}, True),
+        (MessagesBody, {"mcp_servers": [{"url": "x"}]}, True),
         (ChatBody, {"web_search_options": {}}, True),
         (ChatBody, {"vllm_xargs": {}}, False),
-        (ChatBody, {"tool_choice": "none"}, False),
-        (ChatBody, {"tool_choice": "required"}, True),
+        (CompletionBody, {"tool_choice": "none"}, False),
+        (CompletionBody, {"tool_choice": "required"}, True),
         (ChatBody, {"function_call": {"name": "f"}}, True),
         (ChatBody, {"use_beam_search": False}, False),
         (ChatBody, {"use_beam_search": True}, True),
@@ -188,3 +199,21 @@ def test_json_as_others_write_it(content: bytes, text: str) -> None:
 def test_what_is_no_json_is_said(content: bytes) -> None:
     with pytest.raises(ApiError, match="not JSON"):
         decode(content)
+
+
+def published(kind: str) -> set[str]:
+    """Return the fields that a path has by the schema of its own client."""
+    if kind == "messages":
+        params = pytest.importorskip("anthropic.types.message_create_params")
+        return set(get_type_hints(params.MessageCreateParamsBase)) | {"stream"}
+    if kind == "chats":
+        return set(get_type_hints(chat_params.CompletionCreateParamsBase)) | {"stream"}
+    if kind == "completions":
+        return set(get_type_hints(completion_params.CompletionCreateParamsBase)) | {"stream"}
+    return set(get_type_hints(response_params.ResponseCreateParamsBase)) | {"stream"}
+
+
+@pytest.mark.parametrize("kind", NAMES, ids=NAMES.values())
+def test_no_published_field_is_unknown(kind: type[SamplingBody]) -> None:
+    known = kind.computed() | {*REFUSED, *sum(IGNORED.values(), ())}
+    assert published(NAMES[kind]) - known == set()

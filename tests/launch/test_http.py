@@ -284,6 +284,12 @@ def chat(content: Any, **fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": content}], **fields}
 
 
+def tool(name: str, parameters: Any = None) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+NAMED = {"type": "function", "function": {"name": "g"}}
+WRONG = {"type": "object", "properties": {"a": {"type": 5}}}
 REFUSED: list[tuple[str, dict[str, Any], str, str | None]] = [
     *(("completions", {"prompt": "x", **field}, next(iter(field)), None) for field in OUTSIDE),
     *(("chat/completions", chat("x", **field), next(iter(field)), None) for field in OUTSIDE),
@@ -296,13 +302,28 @@ REFUSED: list[tuple[str, dict[str, Any], str, str | None]] = [
     ("chat/completions", chat("x", max_completion_tokens=3000), "max_completion_tokens", TOO_LONG),
     ("chat/completions", chat([{"type": "image_url"}]), "messages[0].content[0]", None),
     ("chat/completions", chat(5), "messages[0].content", None),
-    ("chat/completions", chat("x", tools=[{}]), "tools", None),
+    ("chat/completions", chat("x", tools=[{}]), "tools[0].type", None),
+    ("chat/completions", chat("x", tools=[tool("a b")]), "tools[0].function.name", None),
+    ("chat/completions", chat("x", tools=[tool("f"), tool("f")]), "tools[1].function.name", None),
+    ("chat/completions", chat("x", tools=[tool("f", {"type": "array"})]), "tools[0].function", None),
+    ("chat/completions", chat("x", tools=[tool("f")], tool_choice="any"), "tool_choice", None),
+    ("chat/completions", chat("x", tool_choice="required"), "tool_choice", None),
+    ("chat/completions", chat("x", tools=[tool("f")], tool_choice=NAMED), "tool_choice", None),
+    ("chat/completions", chat("x", tools=[tool("f", WRONG)], tool_choice="required"), "tools", None),
+    ("chat/completions", chat("x", tools=[tool("f")], response_format={"type": "json_object"}), "tools", None),
+    ("chat/completions", chat("x", thinking_token_budget=5), "thinking_token_budget", None),
+    ("chat/completions", chat("x", functions=[{"name": "f"}]), "functions", None),
+    ("chat/completions", chat("x", store=True), "store", None),
+    ("completions", {"prompt": "x", "tools": [{}]}, "tools", None),
+    ("responses", {"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type", None),
+    ("responses", {"input": "x", "previous_response_id": "resp_1"}, "previous_response_id", None),
+    ("responses", {"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", None),
     ("chat/completions", chat("x", response_format={"type": "json_schema"}), "response_format.json_schema", None),
     ("responses", {"input": "x", "text": {"format": {"type": "json_schema"}}}, "text.format.schema", None),
     ("responses", {"input": "x " * 3000}, "input", TOO_LONG),
     ("responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]", None),
     ("responses", {"input": [{"role": "user"}]}, "input[0].content", None),
-    ("responses", {"input": [{"type": "function_call_output"}]}, "input[0]", None),
+    ("responses", {"input": [{"type": "function_call_output"}]}, "input[0].output", None),
     (
         "responses",
         {"input": "x", "text": {"format": {"type": "json_schema", "schema": {"type": 5}}}},
@@ -344,6 +365,18 @@ def test_another_model_is_named_before_what_it_might_take(server: Server) -> Non
 def test_unknown_fields_are_named(server: Server) -> None:
     answer = httpx2.post(f"{server.url}/v1/completions", json={"prompt": "x", "temprature": 1, "metadata": {"a": "b"}})
     assert answer.headers["x-ignored-fields"] == "temprature"
+    for _ in range(2):
+        httpx2.post(f"{server.url}/v1/completions", json={"prompt": "x", "max_tokens": 1, "temprature": 1})
+    assert server.log.count("unknown field temprature") == 1
+
+
+def test_a_strict_server_refuses_unknown_fields(tmp_path: Path) -> None:
+    with serving(tmp_path, "serve.strict=true", *http_faults.LIMITS) as strict:
+        for field, status in (("temprature", 400), ("metadata", 200)):
+            body = {"prompt": "x", "max_tokens": 1, field: {"a": "b"}}
+            answer = httpx2.post(f"{strict.url}/v1/completions", json=body)
+            assert answer.status_code == status
+        assert "temprature" in httpx2.post(f"{strict.url}/tokenize", json={"prompt": "x", "temprature": 1}).text
 
 
 def test_a_message_is_continued(server: Server) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from gapless.conf.errors import ConfigError
+from gapless.conf.reasoning import Reasoning
 from gapless.conf.sampling import SamplingParams
 from gapless.conf.structured_outputs import StructuredOutputs
 from gapless.models.grammar import Grammars
@@ -94,3 +95,61 @@ def test_a_form_that_no_text_has_is_refused(wanted: StructuredOutputs):
 def test_a_model_without_an_end_is_refused():
     with pytest.raises(ConfigError, match="names no end-of-sequence token"):
         Grammars(ByteTokenizer(V), V, ())
+
+
+def fed(masks: TokenMasks, prompt: str, output: str) -> list[set[int] | None]:
+    """Return the tokens that are allowed before each byte of an output, and after it; None: all."""
+    found: list[set[int] | None] = []
+    tokens = [*prompt.encode(), *output.encode()]
+    for place in range(len(prompt), len(tokens) + 1):
+        start = 0 if place == len(prompt) else place - 1
+        pending = masks.advance([(0, start, tokens[start:place])], [0])
+        assert pending is not None
+        (row,) = allowed(pending.result(), 1)
+        found.append(None if len(row) == V else row)
+    return found
+
+
+def test_nothing_is_masked_before_the_text_that_begins_the_match():
+    masks = bytes_masks()
+    masks.add(0, StructuredOutputs(regex="ab", after="<c>"), 1)
+    assert fed(masks, "x", "hi <<c>ab") == [None] * 7 + [{ord("a")}, {ord("b")}, set(EOS)]
+
+
+def test_reasoning_comes_before_the_match():
+    masks = bytes_masks()
+    masks.add(0, StructuredOutputs(regex="ab"), 1, Reasoning(end="</t>"))
+    assert fed(masks, "x", "a</</t>") == [None] * 7 + [{ord("a")}]
+    masks.drop(0)
+    masks.add(0, StructuredOutputs(regex="ab", after="<c>"), 1, Reasoning(begin="<t>", end="</t>"))
+    assert fed(masks, "x", "\n<t><c></t><c>")[-2:] == [None, {ord("a")}]
+    masks.drop(0)
+    masks.add(0, StructuredOutputs(regex="ab", after="<c>"), 1, Reasoning(begin="<t>", end="</t>"))
+    assert fed(masks, "x", "no <c>")[-2:] == [None, {ord("a")}]
+
+
+@pytest.mark.parametrize(("begin", "text"), [("", "abc"), ("<t>", "<t>")])
+def test_the_end_of_reasoning_is_written_at_its_budget(begin: str, text: str):
+    masks = bytes_masks()
+    masks.add(0, None, 1, Reasoning(begin=begin, end="</t>", max_tokens=3))
+    assert fed(masks, "x", f"{text}</t>abc") == [None] * 3 + [{ord(c)} for c in "</t>"] + [None] * 4
+
+
+def test_an_output_without_reasoning_has_no_budget():
+    masks = bytes_masks()
+    masks.add(0, None, 1, Reasoning(begin="<t>", end="</t>", max_tokens=0))
+    assert fed(masks, "x", "no, none") == [None] * 9
+
+
+def test_a_budget_beside_a_match_in_another_row():
+    masks = bytes_masks()
+    masks.add(3, None, 1, Reasoning(end="</t>", max_tokens=0))
+    masks.add(4, StructuredOutputs(regex="a"), 1)
+    pending = masks.advance([(4, 0, [5]), (3, 0, [5])], [3, 9, 4])
+    assert pending is not None
+    assert allowed(pending.result(), 3) == [{ord("<")}, set(range(V)), {ord("a")}]
+
+
+def test_reasoning_that_may_not_come_needs_a_text_before_the_match():
+    with pytest.raises(ConfigError, match=r"reasoning\.begin"):
+        SamplingParams(structured_outputs=StructuredOutputs(regex="a"), reasoning=Reasoning(begin="<t>"))

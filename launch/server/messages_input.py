@@ -1,0 +1,196 @@
+"""The body of Anthropic's `POST /v1/messages`, and its messages as those of a chat."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from ...conf.structured_outputs import StructuredOutputs
+from .errors import ApiError
+from .requests import Body, SamplingBody, TextFormat, form_of
+from .tools.tool_set import Function, ToolSet, tool_set
+
+_TEXT = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")  # types of blocks
+_CHOICES = {"any": "required", "tool": "required"}  # in OpenAI's words
+
+
+class MessageTool(Body):
+    """A tool of the client's."""
+
+    type: Literal["custom"] = "custom"
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool = False
+
+
+class MessageToolChoice(Body):
+    """Whether tools are called, and which."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class Thinking(Body):
+    """Whether the model reasons, and for how many tokens at most."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = Field(None, ge=1)
+
+
+class OutputConfig(Body):
+    """The form of the text, and how much the model reasons."""
+
+    effort: str | None = None
+    format: TextFormat | None = None
+
+
+class MessagesBody(SamplingBody):
+    """`POST /v1/messages`. Beside Anthropic's fields it takes those of sampling that the other paths take."""
+
+    prompt_field = "messages"
+    format_field = "output_config.format"
+    not_computed = frozenset(("n", "response_format", "return_token_ids", "stop", "stream_options"))
+
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    system: str | list[dict[str, Any]] | None = None
+    max_tokens: int | None = Field(None, ge=1)
+    stop_sequences: list[str] | None = None
+    tools: list[MessageTool] | None = None
+    tool_choice: MessageToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def stops(self) -> Sequence[str]:
+        """See `SamplingBody.stops`."""
+        return self.stop_sequences or ()
+
+    @property
+    def include_reasoning(self) -> bool:
+        """Whether reasoning is part of the answer."""
+        return self.thinking is not None and self.thinking.type != "disabled"
+
+    @property
+    def thinking_token_budget(self) -> int | None:
+        """Most tokens of reasoning."""
+        return self.thinking.budget_tokens if self.thinking is not None else None
+
+    @property
+    def continue_final_message(self) -> bool:
+        """Whether the model goes on with the last message, which is its own."""
+        return self.messages[-1].get("role") == "assistant"
+
+    @property
+    def add_generation_prompt(self) -> bool:
+        """Whether the model begins a message."""
+        return not self.continue_final_message
+
+    @property
+    def further(self) -> dict[str, Any]:
+        """The names that the template knows beside its own."""
+        effort = self.output_config.effort if self.output_config is not None else None
+        own: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+        return own | {"enable_thinking": self.include_reasoning} | (self.chat_template_kwargs or {})
+
+    @property
+    def tool_set(self) -> ToolSet | None:
+        """The tools that may be called; None: none.
+
+        Raises:
+            ApiError: one is wrong.
+        """
+        given, choice = self.tools or (), self.tool_choice
+        functions = [Function(each.name, each.description, each.input_schema, each.strict) for each in given]
+        places = [f"tools[{number}]" for number in range(len(functions))]
+        if choice is None:
+            return tool_set(functions, None, "", True, places)
+        if choice.type == "tool" and choice.name is None:
+            raise ApiError(400, "tool_choice.name: must be given", param="tool_choice.name")
+        name, word = choice.name if choice.type == "tool" else None, _CHOICES.get(choice.type, choice.type)
+        return tool_set(functions, word, name or "", not choice.disable_parallel_tool_use, places)
+
+    @property
+    def grammar_field(self) -> str:
+        """See `SamplingBody.grammar_field`."""
+        return "tools" if self.tools else self.format_field
+
+    @property
+    def _format(self) -> StructuredOutputs | None:
+        form = self.output_config.format if self.output_config is not None else None
+        return None if form is None else form_of(form.type, form)
+
+    @property
+    def chat(self) -> list[dict[str, Any]]:
+        """The system prompt and the messages as those of a chat.
+
+        Raises:
+            ApiError: a block is of another kind, or lacks something.
+        """
+        system = "\n\n".join(_texts(self.system, "system")) if self.system else ""
+        found = [{"role": "system", "content": system}] if system else []
+        for number, message in enumerate(self.messages):
+            found += _message(message, f"messages[{number}]")
+        return found
+
+
+def _message(message: dict[str, Any], where: str) -> Iterator[dict[str, Any]]:
+    """Yield a message as one or several of a chat: results of tools are messages of their own, and come first."""
+    role, content = message.get("role"), message.get("content")
+    if role not in ("user", "assistant"):
+        raise ApiError(400, f"{where}.role: must be user or assistant", param=f"{where}.role")
+    text, calls, reasoning = [], [], []
+    for number, block in enumerate(_blocks(content, f"{where}.content")):
+        place, kind = f"{where}.content[{number}]", block.get("type")
+        if kind not in _TEXT or (kind in ("text", "tool_result") and role not in _roles(kind)):
+            raise ApiError(400, f"{place}: this server takes no {kind} blocks of the {role}", param=place)
+        if kind == "tool_result":
+            result = "\n".join(_texts(block.get("content") or "", f"{place}.content"))
+            yield {"role": "tool", "tool_call_id": _given(block, "tool_use_id", str, place), "content": result}
+        elif kind == "tool_use":
+            arguments = json.dumps(_given(block, "input", dict, place), ensure_ascii=False)
+            function = {"name": _given(block, "name", str, place), "arguments": arguments}
+            calls.append({"id": _given(block, "id", str, place), "type": "function", "function": function})
+        elif kind == "text":
+            text.append(_given(block, "text", str, place))
+        elif kind == "thinking":
+            reasoning.append(_given(block, "thinking", str, place))
+    if text or calls or reasoning or not content:
+        found: dict[str, Any] = {"role": role, "content": "\n".join(text) if text or not calls else None}
+        found |= {"tool_calls": calls} if calls else {}
+        yield found | ({"reasoning_content": "\n".join(reasoning)} if reasoning else {})
+
+
+def _roles(kind: str) -> tuple[str, ...]:
+    return ("user",) if kind == "tool_result" else ("user", "assistant")
+
+
+def _blocks(content: Any, where: str) -> list[dict[str, Any]]:
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
+        raise ApiError(400, f"{where}: must be a text or a list of blocks", param=where)
+    return content
+
+
+def _texts(content: Any, where: str) -> list[str]:
+    """Return the texts of content that holds nothing else."""
+    found = []
+    for number, block in enumerate(_blocks(content, where)):
+        if block.get("type") != "text":
+            place = f"{where}[{number}]"
+            raise ApiError(400, f"{place}: this server takes no {block.get('type')} blocks here", param=place)
+        found.append(_given(block, "text", str, f"{where}[{number}]"))
+    return found
+
+
+def _given(block: dict[str, Any], key: str, kind: type, where: str) -> Any:
+    if not isinstance(value := block.get(key), kind):
+        words = "an object" if kind is dict else "a text"
+        raise ApiError(400, f"{where}.{key}: must be given, as {words}", param=f"{where}.{key}")
+    return value

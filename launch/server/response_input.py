@@ -1,0 +1,66 @@
+"""Reads the input of `/v1/responses` as the messages of a chat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .errors import ApiError
+
+_ITEMS = ("message", "function_call", "function_call_output", "reasoning")
+
+
+def response_messages(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages of a conversation. Reasoning, text and calls of one turn of the model are one message.
+
+    Raises:
+        ApiError: an item is of another kind, or lacks something.
+    """
+    found: list[dict[str, Any]] = []
+    for number, item in enumerate(items):
+        where, kind = f"input[{number}]", item.get("type") or "message"
+        if kind not in _ITEMS:
+            raise ApiError(400, f"{where}: this server takes no {kind} items, only {', '.join(_ITEMS)}", param=where)
+        if kind == "message":
+            if item.get("content") is None:
+                raise ApiError(400, f"{where}.content: must be given", param=f"{where}.content")
+            message = {key: item[key] for key in item if key not in ("type", "id", "status", "phase")}
+            turn = _turn(found) if item.get("role") == "assistant" else None
+            if turn is None or turn["content"] is not None or turn.get("tool_calls"):
+                found.append(message)
+            else:
+                turn.update(message)
+        elif kind == "function_call_output":
+            output = _given(item, "output", (str, list), where)
+            found.append({"role": "tool", "tool_call_id": _given(item, "call_id", str, where), "content": output})
+        else:
+            turn = _turn(found)
+            if turn is None or (kind == "reasoning" and (turn["content"] is not None or turn.get("tool_calls"))):
+                turn = {"role": "assistant", "content": None}
+                found.append(turn)
+            if kind == "function_call":
+                function = {key: _given(item, key, str, where) for key in ("name", "arguments")}
+                call = {"id": _given(item, "call_id", str, where), "type": "function", "function": function}
+                turn.setdefault("tool_calls", []).append(call)
+            elif text := _reasoning(item, where):
+                turn["reasoning_content"] = text
+    return found
+
+
+def _turn(found: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the newest message, if it is the model's."""
+    return found[-1] if found and found[-1].get("role") == "assistant" else None
+
+
+def _given(item: dict[str, Any], key: str, kind: type | tuple[type, ...], where: str) -> Any:
+    if not isinstance(value := item.get(key), kind):
+        raise ApiError(400, f"{where}.{key}: must be given, as a text", param=f"{where}.{key}")
+    return value
+
+
+def _reasoning(item: dict[str, Any], where: str) -> str:
+    """Return the text of an item of reasoning."""
+    parts = item.get("content") or item.get("summary") or []
+    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+        raise ApiError(400, f"{where}.content: must be a list of texts", param=f"{where}.content")
+    return "\n".join(text for part in parts if isinstance(text := part.get("text"), str))

@@ -1,0 +1,202 @@
+"""How one model is spoken to: what its chat template takes of tools, and how its outputs are read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ....conf.errors import ConfigError
+from ....conf.reasoning import Reasoning
+from ....conf.sampling import SamplingParams
+from ....models.chat_template import ChatTemplate
+from ....models.tokenizer import Detokenizer, Tokenizer
+from ..errors import ApiError
+from .call_grammar import call_grammar
+from .formats import ReasoningFormat, ToolFormat, reasoning_format, tool_format
+from .reader import Reader
+from .tool_set import ToolSet
+
+_OFFER = """\
+You can call functions. Each line here describes one, with a JSON schema of its parameters:
+{tools}
+To call functions, write one line of JSON for each call and nothing else: {{"name": NAME, "arguments": {{...}}}}
+"""
+_SHORT_ID = 9  # Mistral's templates take no other length
+Messages = Sequence[Mapping[str, Any]]
+
+
+class Dialect:
+    """The formats of a model.
+
+    Args:
+        template: the model's.
+        tokenizer: the model's.
+        format: name of the format of calls; None: as the template says.
+    """
+
+    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, format: str | None = None) -> None:
+        self._template = template
+        self._tokenizer = tokenizer
+        self._format = tool_format(template.source, format)
+        self._reasoning = None if self._format.header else reasoning_format(template.source)
+        self._is_plain = not template.reads_tools and "tool_calls" not in template.source
+
+    def messages(self, messages: Messages, tools: ToolSet | None) -> list[Mapping[str, Any]]:
+        """Return the messages of a chat as the template takes them.
+
+        One that knows no tools gets them, their calls and their results as text.
+        """
+        if "developer" not in self._template.source:
+            messages = [{**each, "role": "system"} if each.get("role") == "developer" else each for each in messages]
+        if not self._is_plain:
+            return list(messages)
+        found: list[Mapping[str, Any]] = []
+        for each in messages:
+            if each.get("role") == "tool":
+                text = f"Result of the call {each.get('tool_call_id', '')}:\n{_text(each)}"
+                if found and found[-1].get("is_result"):
+                    found[-1] = {**found[-1], "content": f"{found[-1]['content']}\n{text}"}
+                else:
+                    found.append({"role": "user", "content": text, "is_result": True})
+            elif calls := each.get("tool_calls"):
+                text = "\n".join([*filter(None, [_text(each)]), *(self._call(call) for call in calls)])
+                found.append({**each, "content": text, "tool_calls": None})
+            else:
+                found.append(each)
+        if tools is None:
+            return found
+        offer = _OFFER.format(tools="\n".join(json.dumps(each.as_openai["function"]) for each in tools.functions))
+        if found and found[0].get("role") == "system":
+            return [{**found[0], "content": f"{_text(found[0])}\n\n{offer}"}, *found[1:]]
+        return [{"role": "system", "content": offer}, *found]
+
+    def for_template(self, tools: ToolSet | None) -> list[dict[str, Any]] | None:
+        """Return the tools as the template takes them."""
+        return None if tools is None or self._is_plain else [each.as_openai for each in tools.functions]
+
+    def speech(self, prompt: str, tools: ToolSet | None, *, shows_reasoning: bool = True) -> Speech | None:
+        """Return how the outputs of a prompt are read; None: as they are."""
+        format = self._format if tools is not None or self._format.header else None
+        reasoning = self._reasoning
+        if format is None and reasoning is None:
+            return None
+        in_reasoning = reasoning is not None and prompt.rstrip().endswith(reasoning.begin)
+        return Speech(self._tokenizer, format, reasoning, in_reasoning, tools, shows_reasoning)
+
+    def _call(self, call: Mapping[str, Any]) -> str:
+        function = call["function"]
+        arguments = function.get("arguments") or "{}"
+        written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        return f'{{"name": {json.dumps(function["name"])}, "{self._format.key}": {written}}}'
+
+
+@dataclass(frozen=True, slots=True)
+class Speech:
+    """How the outputs of one request are read, and what is made sure of while they are sampled."""
+
+    tokenizer: Tokenizer
+    format: ToolFormat | None
+    reasoning: ReasoningFormat | None
+    in_reasoning: bool
+    tools: ToolSet | None
+    shows_reasoning: bool
+
+    def reader(self) -> Reader:
+        """Return what reads an output."""
+        tools = self.tools
+        most = 1 if tools is not None and not tools.is_parallel else None
+        schemas = {} if tools is None else tools.schemas
+        return Reader(self.format, self.reasoning, in_reasoning=self.in_reasoning, tools=schemas, most_calls=most)
+
+    def params(self, params: SamplingParams, budget: int | None = None) -> SamplingParams:
+        """Return the sampling parameters of outputs whose calls and reasoning are read.
+
+        Args:
+            params: as the request has them.
+            budget: most tokens of reasoning.
+
+        Raises:
+            ApiError: a form of the output beside tools, or a schema that cannot be had.
+        """
+        wanted = params.structured_outputs
+        if self.tools is not None and wanted is not None:
+            raise ApiError(400, "tools: not together with a form of the output; or set tool_choice=none", param="tools")
+        if self.tools is not None and self.format is not None and self.tools.has_grammar:
+            try:
+                wanted = call_grammar(self.tools, self.format, self._literal)
+            except ConfigError as error:
+                text = str(error).removeprefix("sampling.structured_outputs.grammar: ")
+                raise ApiError(400, f"tools: {text}", param="tools") from error
+        reasoning = None
+        if self.reasoning is not None and (wanted is not None or budget is not None):
+            begin = "" if self.in_reasoning else self.reasoning.begin
+            if not begin or wanted is None or wanted.after:  # else the output has none
+                reasoning = Reasoning(begin=begin, end=self.reasoning.end, max_tokens=budget)
+        try:
+            return replace(params, structured_outputs=wanted, reasoning=reasoning, shown_special_ids=tuple(self._shown))
+        except ConfigError as error:
+            raise ApiError(400, str(error).removeprefix("sampling."), param="tools") from error
+
+    def call_id(self, answer: str, output: int, call: int, own: str) -> str:
+        """Return the id of a call, the same whenever it is asked for.
+
+        Args:
+            answer: the answer's id.
+            output: the output's index.
+            call: the call's index in it.
+            own: what the model named the call; "": nothing.
+        """
+        if own:
+            return own
+        digest = hashlib.sha256(f"{answer} {output} {call}".encode()).hexdigest()
+        is_short = self.format is not None and self.format.name.startswith("mistral")
+        return digest[:_SHORT_ID] if is_short else f"call_{digest[:24]}"
+
+    def reasoning_tokens(self, tokens: Sequence[int]) -> int:
+        """Return how many tokens of an output are reasoning."""
+        if self.reasoning is None:
+            return 0
+        detokenizer, text, has_begun = Detokenizer(self.tokenizer, shown=self._shown), "", self.in_reasoning
+        count = 0
+        for token in tokens:
+            text += detokenizer.push(token)
+            if has_begun:
+                if self.reasoning.end in text:
+                    break
+                text = text[-len(self.reasoning.end) :]
+            elif text.lstrip().startswith(self.reasoning.begin):
+                has_begun = True
+            elif not self.reasoning.begin.startswith(text.lstrip()):
+                break
+            count += has_begun
+        return count
+
+    @property
+    def _shown(self) -> list[int]:
+        """The special tokens that the formats are made of."""
+        texts = [] if self.format is None else list(self.format.texts)
+        texts += [] if self.reasoning is None else [self.reasoning.begin, self.reasoning.end]
+        encode, is_silent = self.tokenizer.encode, self.tokenizer.is_silent
+        return sorted({token for text in texts if text for token in encode(text, False) if is_silent(token)})
+
+    def _literal(self, text: str) -> str:
+        """Write a text into a grammar: special tokens, which have no text for llguidance, by their ids."""
+        found, place = [], 0
+        for token in self.tokenizer.encode(text, add_special=False):
+            if self.tokenizer.is_silent(token) and (shown := self.tokenizer.decode([token], skip_special=False)):
+                before, place = place, text.find(shown, place)
+                found += [*_quoted(text[before:place]), f"<[{token}]>"]
+                place += len(shown)
+        return " ".join([*found, *_quoted(text[place:])])
+
+
+def _quoted(text: str) -> list[str]:
+    return [json.dumps(text, ensure_ascii=False)] if text else []
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)

@@ -1,0 +1,155 @@
+# ruff: noqa: RUF001
+"""What a grammar of calls allows is read as calls of tools that are there, with arguments that follow their schemas."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from gapless.conf.errors import ConfigError
+from gapless.conf.sampling import SamplingParams
+from gapless.conf.serving import ToolFormatName
+from gapless.launch.server.errors import ApiError
+from gapless.launch.server.tools.dialect import Dialect
+from gapless.launch.server.tools.formats import FORMATS, NAMES, tool_format
+from gapless.launch.server.tools.reader import Arguments, Called, Part, Said
+from gapless.launch.server.tools.tool_set import Function, ToolSet
+from gapless.models.chat_template import ChatTemplate
+from gapless.models.grammar import Grammars
+from gapless.models.tokenizer import Detokenizer, Tokenizer, load_tokenizer
+from tests.support.scripted import write_tokenizer
+
+END = "<|end_of_text|>"
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "unit": {"type": "string", "enum": ["°C", 'a "b"']},
+        "days": {"type": "integer", "minimum": -3, "maximum": 40},
+        "at": {"$ref": "#/$defs/at"},
+    },
+    "required": ["unit"],
+    "additionalProperties": False,
+    "$defs": {"at": {"type": "object", "properties": {"x": {"type": "boolean"}}, "required": ["x"],
+                     "additionalProperties": False}},
+}  # fmt: skip
+EMPTY: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+FUNCTIONS = [Function("get.weather-2", "d", SCHEMA), Function("now", None, EMPTY)]
+V = 600
+of_each_format = pytest.mark.parametrize("name", NAMES)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """Make one that has the texts of all formats as special tokens, but those that models have as plain ones."""
+    texts = {
+        text.strip() for each in FORMATS for text in each.texts if text.strip()[:1] in ("<", "[") and " " not in text
+    }
+    special = sorted(text for text in texts if text.count("<") < 2 and ("|" in text or "｜" in text or "[T" in text))
+    folder: Path = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder, [END, "[ARGS]", *special])
+    return load_tokenizer(folder, V)
+
+
+def dialect_of(tokenizer: Tokenizer, name: str) -> Dialect:
+    return Dialect(ChatTemplate("{{ tools }}", {}), tokenizer, name)
+
+
+def drawn(tokenizer: Tokenizer, params: SamplingParams, rng: random.Random, begin: str = "") -> str:
+    """Return a text that the structured outputs allow, drawn at random, as a client's reader gets it."""
+    assert params.structured_outputs is not None
+    matcher = Grammars(tokenizer, V, tokenizer.eos_token_ids).matcher(params.structured_outputs)
+    tokens: list[int] = []
+    while not matcher.is_stopped():
+        allowed = np.flatnonzero(np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little"))
+        token = int(rng.choice(allowed.tolist()))
+        if set(tokenizer.eos_token_ids) & set(allowed.tolist()):  # else it may go on with calls for long
+            token = tokenizer.eos_token_ids[0]
+        tokens.append(token)
+        assert matcher.consume_token(token), matcher.get_error()
+        assert len(tokens) < 2000
+    detokenizer = Detokenizer(tokenizer, shown=params.shown_special_ids)
+    return begin + "".join(map(detokenizer.push, tokens)) + detokenizer.flush()
+
+
+def check(parts: list[Part]) -> tuple[str, list[str]]:
+    """Check the calls of an output; return its text, and the names that are called."""
+    names = [part.name for part in parts if isinstance(part, Called)]
+    for index, name in enumerate(names):
+        text = "".join(part.text for part in parts if isinstance(part, Arguments) and part.index == index)
+        jsonschema.validate(json.loads(text), SCHEMA if name == FUNCTIONS[0].name else EMPTY)
+    return "".join(part.text for part in parts if isinstance(part, Said)), names
+
+
+@of_each_format
+@pytest.mark.parametrize("is_parallel", [True, False], ids=["parallel", "one"])
+def test_forced_calls(tokenizer: Tokenizer, name: str, is_parallel: bool) -> None:
+    tools = ToolSet(FUNCTIONS, "required", is_parallel=is_parallel)
+    speech = dialect_of(tokenizer, name).speech("prompt", tools)
+    assert speech is not None
+    params, rng, called = speech.params(SamplingParams()), random.Random(0), []
+    for _ in range(12):
+        text = drawn(tokenizer, params, rng)
+        reader = speech.reader()
+        said, names = check([*(part for char in text for part in reader.push(char)), *reader.finish()])
+        assert said == "", text
+        assert names, text
+        called += names
+    assert set(called) == {each.name for each in FUNCTIONS}
+
+
+@of_each_format
+def test_a_named_call(tokenizer: Tokenizer, name: str) -> None:
+    speech = dialect_of(tokenizer, name).speech("prompt", ToolSet(FUNCTIONS, "required", "now", False))
+    assert speech is not None
+    reader = speech.reader()
+    text = drawn(tokenizer, speech.params(SamplingParams()), random.Random(1))
+    assert check([*reader.push(text), *reader.finish()]) == ("", ["now"])
+
+
+@of_each_format
+def test_a_strict_call_is_bound_from_its_first_words_on(tokenizer: Tokenizer, name: str) -> None:
+    functions = [Function(each.name, None, each.parameters, strict=True) for each in FUNCTIONS]
+    speech = dialect_of(tokenizer, name).speech("prompt", ToolSet(functions))
+    assert speech is not None
+    params, rng = speech.params(SamplingParams()), random.Random(0)
+    assert params.structured_outputs is not None
+    after = params.structured_outputs.after
+    format = tool_format("", name)
+    assert after in (*format.opens, '{"name": ')
+    before = "" if format.is_bare else "Let me see. "
+    for _ in range(5):
+        reader = speech.reader()
+        text = drawn(tokenizer, params, rng, before + after)
+        said, names = check([*reader.push(text), *reader.finish()])
+        assert (said, bool(names)) == (before.strip(), True), text
+
+
+def test_free_calls_have_no_grammar(tokenizer: Tokenizer) -> None:
+    speech = dialect_of(tokenizer, "hermes").speech("prompt", ToolSet(FUNCTIONS))
+    assert speech is not None
+    assert speech.params(SamplingParams()).structured_outputs is None
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {"type": "string", "pattern": "x"}}},
+        {"required": ["a"]},
+        {"required": [[]], "properties": {}},
+    ],
+)
+def test_what_a_format_without_quotes_cannot_keep_is_said(tokenizer: Tokenizer, schema: dict[str, Any]) -> None:
+    speech = dialect_of(tokenizer, "glm45").speech("prompt", ToolSet([Function("f", None, schema)], "required"))
+    assert speech is not None
+    with pytest.raises((ApiError, ConfigError)):
+        speech.params(SamplingParams())
+
+
+def test_formats_have_the_names_of_the_key() -> None:
+    assert set(ToolFormatName.__args__) == set(NAMES)  # type: ignore[attr-defined]

@@ -83,8 +83,8 @@ class AnalyticOperators:
             windows[kind.window] = windows.get(kind.window, 0.0) + count / arch.num_layers
         self._windows = list(windows.items())  # each with its share of the layers
         rates, row, head_row = costs.pointwise, H * dtype_bytes, (N + K) * D
-        norm, add = (float(H), 2.0 * row, rates.norm_gbps), (0.0, 3.0 * row, rates.add_gbps)
-        kernels: list[tuple[float, float, float]] = [norm] * _NORMS.get(arch.norms, 2) + [add, add]
+        norm, add = (H, 2 * row, rates.norm_gbps), (0, 3 * row, rates.add_gbps)
+        kernels: list[tuple[float, float, float]] = [*(norm for _ in range(_NORMS.get(arch.norms, 2))), add, add]
         if arch.qk_norm:
             kernels.append((D, 2 * head_row * dtype_bytes, rates.norm_gbps))
         if arch.position == "rope":

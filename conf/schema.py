@@ -299,8 +299,8 @@ class ParallelConfig:
     micro-batch ahead"""
     replicate_embedding: bool | None = None
     """each rank of stage 0 holds the whole embedding; null: where that takes little memory"""
-    launcher: str = "local"
-    """what starts the ranks: local (in this process, one rank), ray or torchrun"""
+    launcher: str | None = None
+    """what starts the ranks: local (in this process, one rank), ray or torchrun; null: local for one rank, else ray"""
     threads: int | None = None
     """CPU threads per rank; null: cores of the node over its ranks"""
     host: str = "127.0.0.1"
@@ -351,6 +351,11 @@ class ParallelConfig:
                 self.world_size == 1,
                 f"ray or torchrun for {self.world_size} ranks (pp={self.pp} x tp={self.tp}); local runs one rank",
             )
+
+    @property
+    def started_by(self) -> str:
+        """What starts the ranks: `launcher`, or what null stands for."""
+        return self.launcher or ("local" if self.world_size == 1 else "ray")
 
     @property
     def world_size(self) -> int:

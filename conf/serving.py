@@ -20,6 +20,8 @@ class ServingConfig:
     """port; 0: any that is free"""
     model_name: str | None = None
     """name of the model in requests and answers; null: as model says"""
+    config: str | None = None
+    """YAML file of keys (nested, dotted, or vLLM's names), over which those of the command line hold; null: none"""
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     """keys of which a request to /v1 must bear one (`Authorization: Bearer KEY`), and files that hold one a line, as
     @FILE; empty: none is asked for"""

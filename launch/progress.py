@@ -139,7 +139,7 @@ def starting(console: Console, config: EngineConfig) -> Iterator[Callable[[str],
     """Show what the start of the ranks, which takes seconds, is doing; yield the function that reports it."""
     parallel = config.parallel
     ranks = counted(parallel.world_size, "rank")
-    text = f"starting {config.model.name} on {ranks} (pp={parallel.pp} x tp={parallel.tp}, {parallel.launcher})"
+    text = f"starting {config.model.name} on {ranks} (pp={parallel.pp} x tp={parallel.tp}, {parallel.started_by})"
     if hint := oversubscription(config):
         _log.info("hint: %s", hint)
     imports, began = _until_first_start(), time.monotonic()
@@ -148,7 +148,7 @@ def starting(console: Console, config: EngineConfig) -> Iterator[Callable[[str],
     def report(show: Callable[[str], None], progress: str) -> None:
         times.append(time.monotonic() - began)
         if progress.startswith(READY):
-            front = f"imports and checks {imports:.1f} s, launcher ({parallel.launcher}) {times[0]:.1f} s"
+            front = f"imports and checks {imports:.1f} s, launcher ({parallel.started_by}) {times[0]:.1f} s"
             progress = f"the start took {imports + times[-1]:.1f} s: {front}; {progress}"
             show = _log.info if imports + times[-1] > _SLOW_START_S else show
         show(progress)

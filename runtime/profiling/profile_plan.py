@@ -58,7 +58,7 @@ def plan_profile(config: ProfileConfig) -> ProfilePlan:
     if context > arch.max_position:
         raise ConfigError(f"max_context={context}: must be at most the model's {arch.max_position}")
     slice_ = replace(arch, num_layers=num_layers * stages)
-    grid = replace(parallel, pp=stages, layers=(num_layers,) * stages, launcher="ray" if ranks > 1 else "local")
+    grid = replace(parallel, pp=stages, layers=(num_layers,) * stages, launcher=None)
     memory = MemoryModel(slice_, grid, [hardware] * stages, dtype_bytes(config.model, hardware.device))
     points = operator_points(config.max_tokens, context, config.max_decodes, hardware.tile)
     operators = _fitting(points, memory.blocks(block), block)

@@ -76,6 +76,8 @@ def make_plan(config: EngineConfig) -> Plan:
             f"model={config.model.name}: the engine computes no experts yet; gapless simulate, tune and capacity do"
         )
     check_parallel(arch, config.parallel)
+    if (kind := config.model.quantization) is not None and not simulated:
+        raise ConfigError(f"model.quantization={kind}: the engine rounds no weights yet; gapless simulate does")
     if (name := config.model.attention) in ("flash", "xformers"):
         if hardware.device != "cuda":
             raise ConfigError(f"model.attention={name}: runs on CUDA only; use sdpa or auto on hardware.device=cpu")

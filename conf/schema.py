@@ -471,6 +471,16 @@ class BenchConfig(ComparisonConfig):
     """repeats by turns (a b a b) rather than one after the other (a a b b)"""
     warmup: bool = True
     """a few short requests first, which do not count"""
+    url: str | None = None
+    """a server of OpenAI's form that is sent the workload, as http://127.0.0.1:8000, in place of a pipeline of one's
+    own; model says the vocabulary; null: none"""
+    url_model: str | None = None
+    """the model's name there; null: its first"""
+
+    def __post_init__(self) -> None:
+        ComparisonConfig.__post_init__(self)
+        is_url = self.url is None or re.fullmatch(r"https?://[^/\s]+\S*", self.url) is not None
+        check("url", self.url, is_url, "null or http://HOST:PORT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,6 +101,7 @@ COMMANDS = {
                 "gapless bench scheduler=orca_best,sarathi parallel=pp2 workload=zipf workload.max_len=2048 repeats=5",
                 "gapless bench scheduler=sarathi workload=trace workload.path=trace.csv.gz workload.time_scale=0.1",
                 "gapless bench -m scheduler=sarathi scheduler.chunk=128,256,auto parallel=pp2",
+                "gapless bench url=http://127.0.0.1:8000 workload.request_rate=4 workload.input_len=512",
             ),
             compares=True,
         ),

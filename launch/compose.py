@@ -55,7 +55,9 @@ E = TypeVar("E", bound=EngineConfig)
 CONFIG_MODULE = "gapless.conf"
 FREE_TEXT = (
     *("prompt", "prompts", "outputs", "model.weights", "model.tokenizer", "model.name"),
-    *("workload.path", "scheduler.profile", "simulation.profile", "check", "serve.host", "serve.config"),
+    *("url", "url_model"),
+    *("workload.path", "scheduler.profile", "simulation.profile", "check"),
+    *(f"serve.{name}" for name in ("host", "config", "otlp_endpoint", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs")),
 )
 EXTRAS = {"hydra/launcher=joblib": "sweep"}  # choices of hydra's that an extra installs
 _OVERRIDE = re.compile(r"(?P<mark>\+{0,2}|~)(?P<key>[^=+~\s][^=\s]*)=(?P<value>.*)", re.DOTALL)

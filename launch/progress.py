@@ -50,7 +50,7 @@ class Meter:
         self._name = name
         self._tokens = 0
         self._done = 0
-        self._idle = 0.0
+        self._idle: float | None = 0.0
         self._bar = _bar(console, name or "generate", TextColumn("requests  {task.fields[rates]}"))
         self._task = self._bar.add_task("", total=num_requests, rates="")
 
@@ -64,8 +64,8 @@ class Meter:
         if error[0] is None:
             self._plain()
 
-    def update(self, tokens: int, finished: int, bubble_fraction: float) -> None:
-        """Count new `tokens` and requests newly `finished`; `bubble_fraction` is the idle share so far."""
+    def update(self, tokens: int, finished: int, bubble_fraction: float | None) -> None:
+        """Count new `tokens` and requests newly `finished`; `bubble_fraction` is the idle share so far, if known."""
         self._tokens += tokens
         self._done += finished
         self._idle = bubble_fraction
@@ -78,7 +78,8 @@ class Meter:
         if not self._tokens:  # none yet, or a simulation, whose tokens are not of this second
             return ""
         seconds = max(time.monotonic() - self._start, 1e-9)
-        return f"{self._tokens / seconds:.1f} tok/s  {self._idle:.1%} idle"
+        idle = "" if self._idle is None else f"  {self._idle:.1%} idle"
+        return f"{self._tokens / seconds:.1f} tok/s{idle}"
 
     def _plain(self) -> None:
         self._printed = time.monotonic()

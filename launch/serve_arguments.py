@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from ..conf.build import assign, dotted_keys, group_names, leaves, load_command, load_group, model_choice, value_text
+from ..conf.build import assign, group_names, leaves, load_command, load_group, model_choice, value_text
 from ..conf.errors import ConfigError
 from ..conf.user_path import user_path
 from .commands import Command
@@ -86,6 +86,11 @@ _KEYS = {
     "port": _Key("serve.port"),
     "api-key": _Key("serve.api_keys", _list),
     "allowed-origins": _Key("serve.allowed_origins", _list),
+    "ssl-certfile": _Key("serve.ssl_certfile"),
+    "ssl-keyfile": _Key("serve.ssl_keyfile"),
+    "ssl-ca-certs": _Key("serve.ssl_ca_certs"),
+    "uvicorn-log-level": _Key("serve.log_level"),
+    "otlp-traces-endpoint": _Key("serve.otlp_endpoint"),
     "config": _Key(CONFIG),
     "tensor-parallel-size": _Key("parallel.tp"),
     "pipeline-parallel-size": _Key("parallel.pp"),
@@ -128,6 +133,8 @@ _ALONE = {
     "async-scheduling": "micro-batches are always scheduled ahead",
     "trust-remote-code": "code of a checkpoint is never run",
     "enable-auto-tool-choice": "tools are always on",
+    "enable-log-requests": "each request has its line; prompts are never logged",
+    "disable-log-requests": "serve.log_level=warning leaves out the lines of requests",
     "disable-log-stats": "/metrics and the live page have the numbers",
     "disable-custom-all-reduce": "sums go by NCCL, or by shared memory on a CPU",
 }
@@ -162,7 +169,6 @@ class _Arguments:
         self._own = {name for option in options_of(command) for name in (option.name, option.short) if name}
         self._takes_value = {option.name for option in OPTIONS if option.value or option.values}
         self._takes_value |= {option.short for option in OPTIONS if option.name in self._takes_value}
-        self._keys = {key for key, _ in dotted_keys(command.config)} | set(load_command(command.name)[1])
         self._model: str | None = None
         self._policy = ""
 
@@ -208,8 +214,8 @@ class _Arguments:
         if key == "parallel.launcher" and value not in ("ray", "external_launcher"):
             _log.info("%s: nothing corresponds; several ranks start by Ray, or by torchrun", shown)
             return
-        if key not in self._keys:
-            _log.info("%s: nothing corresponds; a GGUF file has weights of fewer bits", shown)
+        if key == "model.quantization" and value not in ("int8", "int4", "fp8"):
+            _log.info("%s: nothing to say; a quantized checkpoint is read as it is", shown)
             return
         _log.info("%s: is %s here", shown, key if option == "api-key" else f"{key}={text}")
         self.overrides.append(f"{key}={text}")

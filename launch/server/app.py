@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -67,6 +68,7 @@ def _answer_errors(app: FastAPI) -> None:
 
 async def _answer_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
+    request.state.error = error.message
     return error.response()
 
 
@@ -186,6 +188,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
 
 def _add_live(app: FastAPI, service: Service) -> None:
     add_page(app)
+    service.recordings.add_paths(app)
 
     @app.get("/live/events", include_in_schema=False)
     async def events(request: Request) -> Response:
@@ -209,7 +212,8 @@ def _add_live(app: FastAPI, service: Service) -> None:
             seconds = 0.0
         if not 0.1 <= seconds <= LONGEST_S:
             raise ApiError(400, f"seconds: must be a number from 0.1 to {LONGEST_S:g}, not {text!r}", param="seconds")
-        return _json(await service.recorders[_replica(service, request)].record(seconds))
+        found = await service.recorders[_replica(service, request)].record(seconds)
+        return _json(found | {"url": service.recordings.add(Path(found["folder"]))})
 
 
 def _replica(service: Service, request: Request) -> int:
@@ -265,6 +269,7 @@ async def _run(service: Service, request: Request, route: Route) -> Response:
     body = await read(request, route.body)
     check_model(service, body.model)
     asked = await route.ask(service, body)
+    request.state.asked = asked
     answer, id, journaling = asked.answer, request.state.request_id, service.journaling
     is_named = request.headers.get("x-request-id") == id
     if _ID.fullmatch(id):
@@ -283,7 +288,8 @@ async def _run(service: Service, request: Request, route: Route) -> Response:
     if client.num_waiting + wanted > most:
         text = f"serve.max_waiting={most}: already waiting for a first token: {client.num_waiting}"
         raise ApiError(429, text, code="rate_limit_exceeded", headers={"retry-after": _RETRY_AFTER_S})
-    call = Call(has_structured_outputs=asked.params.structured_outputs is not None)
+    service.limits.admit(holder, sum(map(len, asked.prompts)))
+    call = request.state.call = Call(has_structured_outputs=asked.params.structured_outputs is not None)
     user, salt = user_and_salt(service, holder, body)
     deadline = None if body.deadline_ms is None else call.arrival + body.deadline_ms / 1e3
     owner, given = service.keys.mark(holder), await request.body()
@@ -330,4 +336,5 @@ def _authorize(service: Service, request: Request) -> str:
             code="invalid_api_key",
             headers={"www-authenticate": "Bearer"},
         )
+    request.state.holder = holder
     return holder

@@ -36,7 +36,7 @@ from ...runtime.serving.messages import (
     encoder,
     from_engine,
 )
-from ..stderr_log import messages_on_stderr
+from ..stderr_log import as_configured, messages_on_stderr
 from .last_minute import LastMinute
 from .prometheus import Metrics
 
@@ -80,6 +80,7 @@ class Call:
         self.outputs: list[CompletionOutput] = []
         self.prompt_logprobs: dict[int, list[dict[int, Logprob] | None]] = {}
         self.arrival = time.monotonic()
+        self.first: float | None = None  # when the first token of any output came
         self.on_settled: Callable[[], None] = lambda: None
         self._news: list[Delta] = []
         self._waiter: asyncio.Future[None] | None = None
@@ -405,6 +406,7 @@ class EngineClient:
                     self._num_waiting -= 1
                     text.completion.cached_tokens += message.cached.get(place, 0)
                     generation.first = message.time
+                    generation.call.first = generation.call.first or message.time
                     metrics.first_token(generation.call.arrival, message.dispatched.get(place), message.time)
                     self.last_minute.first_token(message.time - generation.call.arrival)
                 else:
@@ -447,7 +449,8 @@ class EngineClient:
 
 def _run_engine(mapping: dict[str, Any], sock: socket.socket, environment: Mapping[str, str]) -> None:
     """Be the engine's process."""
-    with messages_on_stderr():
+    serve = mapping["serve"]
+    with messages_on_stderr(), as_configured(serve["log_level"], serve["log_format"]):
         run_engine(mapping, sock, environment)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...conf.serving import ServingConfig
 from ...runtime.engine.intake import Intake
@@ -11,7 +11,9 @@ from .journaling import Journaling
 from .keys import Keys
 from .live import Live
 from .prometheus import Metrics
+from .rate_limit import RateLimits
 from .recorder import Recorder
+from .recordings import Recordings
 from .replica_set import Engine
 
 
@@ -30,3 +32,5 @@ class Service:
     recorders: Sequence[Recorder]
     is_local: bool  # only this machine reaches the server
     journaling: Journaling | None = None
+    limits: RateLimits = field(default_factory=RateLimits)
+    recordings: Recordings = field(default_factory=Recordings)

@@ -287,6 +287,7 @@ def _make_service(
         recorders=[Recorder(each, run_dir, shown, versions()) for each in client.replicas],
         limits=RateLimits(config.serve.requests_per_minute, config.serve.tokens_per_minute),
         is_local=is_local,
+        has_priorities=config.scheduler.order == "priority",
         journaling=None if journal is None else Journaling(journal),
     )
 

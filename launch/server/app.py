@@ -280,6 +280,8 @@ async def _run(service: Service, request: Request, route: Route) -> Response:
     if client.state not in TAKES_REQUESTS:
         raise ApiError(503, client.reason, headers={"retry-after": _RETRY_AFTER_S})
     asked = await check(service, asked)
+    if body.priority and not service.has_priorities:
+        raise ApiError(400, "priority: only where the server has scheduler.order=priority", param="priority")
     most, wanted = service.config.max_waiting, len(asked.prompts) * body.n
     if wanted > most:
         field = "n" if body.n > 1 else body.prompt_field
@@ -297,7 +299,7 @@ async def _run(service: Service, request: Request, route: Route) -> Response:
         journaling.check_new(route.path, owner, answer.id)
     numbers: list[int] = []
     for prompt in asked.prompts:
-        numbers += client.submit(call, prompt, each_output(asked.params, body.n), user, salt, deadline)
+        numbers += client.submit(call, prompt, each_output(asked.params, body.n), user, salt, deadline, body.priority)
     if journaling is not None and (body.stream or is_named):  # else its client cannot name it
         accepted = Accepted(answer.id, owner, route.path, given, answer.created, numbers)
         journaling.accept(accepted, asked, call)

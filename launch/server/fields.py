@@ -32,7 +32,7 @@ class Refusal:
 IGNORED = {  # why it changes no output: the fields
     "labels of the sender": ("metadata", "request_id", "safety_identifier"),
     "hints about speed and price": (
-        *("prediction", "priority", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+        *("prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
         "service_tier",
     ),
     "no answer is kept": ("store",),

@@ -32,5 +32,6 @@ class Service:
     recorders: Sequence[Recorder]
     is_local: bool  # only this machine reaches the server
     journaling: Journaling | None = None
+    has_priorities: bool = False  # scheduler.order reads them
     limits: RateLimits = field(default_factory=RateLimits)
     recordings: Recordings = field(default_factory=Recordings)

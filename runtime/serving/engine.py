@@ -128,6 +128,7 @@ class ServingEngine:
             user=message.user,
             cache_salt=message.cache_salt,
             deadline=message.deadline,
+            priority=message.priority,
             output=message.output,
         )
         self._unfinished[request.id] = request

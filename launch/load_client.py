@@ -19,7 +19,8 @@ from ..runtime.pipeline.protocol import PipelineError
 if TYPE_CHECKING:
     from ..runtime.workload import WorkItem
 
-_FURTHER = ({"ignore_eos": True, "return_token_ids": True}, {"ignore_eos": True}, {})  # fields that not all take
+# Fields that not all servers take.
+_FURTHER: tuple[dict[str, bool], ...] = ({"ignore_eos": True, "return_token_ids": True}, {"ignore_eos": True}, {})
 _ANSWER_S = 60.0  # for what is no output
 
 

@@ -11,6 +11,7 @@ import difflib
 import math
 import numbers
 import os
+import re
 import sys
 import types
 import typing
@@ -37,7 +38,7 @@ GROUPS = {
     "model": "which model; also a path: model=PATH takes a Hugging Face folder or a GGUF file",
     "hardware": "what a rank runs on",
     "cluster": "how ranks lie on nodes and racks, and the links between them",
-    "parallel": "the rank grid and who starts it",
+    "parallel": "the rank grid: any of tpN, ppM and tpN_ppM; local is one rank",
     "scheduler": "the policy that forms micro-batches; also a file with one of your own: scheduler=./FILE.py",
     "workload": "which requests come, and when",
     "experiment": "a figure or table of the paper, with all groups as it wants them; other keys hold over its own",
@@ -49,6 +50,7 @@ _FAMILIES: dict[type, tuple[str, Mapping[str, type]]] = {  # configs whose `name
 _SCALARS = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
 _PLURALS = {int: "integers", float: "numbers", str: "strings", bool: "booleans"}
 _MAY_BE_INFINITE = ("workload.request_rate", "workload.burstiness")
+_GRID = re.compile(r"(?=.)(?:tp([1-9]\d{0,5}))?(?:(?:^|_)pp([1-9]\d{0,5}))?")
 _LARGEST_INTEGER = (1 << 31) - 1  # of a count or a size; seeds have bounds of their own
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml takes a tenth of the time
 
@@ -183,15 +185,23 @@ def group_names(group: str) -> list[str]:
 
 
 def load_group(group: str, name: str, key: str | None = None) -> dict[str, Any]:
-    """Load one choice of a config group from `conf/<group>/<name>.yaml`.
+    """Load one choice of a config group: of `conf/<group>/<name>.yaml`, or a rank grid as its name says.
 
     Raises:
         ConfigError: no such choice, naming `key` or the group.
     """
     names = group_names(group)
+    if group == "parallel" and name not in names and (grid := grid_of(name)) is not None:
+        return load_group(group, "local") | grid
     if name not in names:
         raise ConfigError(f"{key or group}={name}: unknown{nearest(name, names)}")
     return typing.cast(dict[str, Any], _read(f"{group}/{name}"))
+
+
+def grid_of(name: str) -> dict[str, int] | None:
+    """Return the ranks that `tpN`, `ppM` or `tpN_ppM` names; None for any other name."""
+    match = _GRID.fullmatch(name)
+    return match and {"tp": int(match[1] or 1), "pp": int(match[2] or 1)}
 
 
 def load_command(command: str) -> tuple[dict[str, Any], dict[str, str | None]]:
@@ -299,8 +309,7 @@ def compose_engine(
         "parallel": load_group("parallel", "local"),
         "scheduler": policy_mapping(scheduler) if is_policy_file(scheduler) else load_group("scheduler", scheduler),
     }
-    alone = pp == 1 and tp == 1
-    mapping["parallel"] |= {"pp": pp, "tp": tp, "launcher": launcher or ("local" if alone else "ray")}
+    mapping["parallel"] |= {"pp": pp, "tp": tp, "launcher": launcher}
     for key, value in (overrides or {}).items():
         assign(mapping, key, value)
     return locate(build(EngineConfig, mapping))

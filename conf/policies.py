@@ -40,9 +40,10 @@ class SchedulerConfig:
     """B, most requests in a micro-batch; null: max_batch, as far as KV blocks fit; slots: the paper's bound"""
     max_batch: int = 256
     """B where batch is null, and most of it where batch is slots"""
-    order: Literal["fcfs", "shortest_prompt", "fair_share", "deadline", "relative_slack"] = "fcfs"
-    """which waiting request is next: first come, shortest prompt, the user served least, the nearest deadline, or the
-    longest wait relative to the prompt's length, where short prompts go before a long one that is partly computed"""
+    order: Literal["fcfs", "shortest_prompt", "fair_share", "deadline", "priority", "relative_slack"] = "fcfs"
+    """which waiting request is next: first come, shortest prompt, the user served least, the nearest deadline, the
+    lowest priority, for which running ones of a higher one are preempted, or the longest wait relative to the prompt's
+    length, where short prompts go before a long one that is partly computed"""
     max_prefill_share: float = 1.0
     """largest share of the prompt tokens dispatched that one request may take while others wait; 1: no bound"""
     drafts: int = 0

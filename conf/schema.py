@@ -150,8 +150,8 @@ class ParallelConfig:
     micro-batch ahead"""
     replicate_embedding: bool | None = None
     """each rank of stage 0 holds the whole embedding; null: where that takes little memory"""
-    launcher: str = "local"
-    """what starts the ranks: local (in this process, one rank), ray or torchrun"""
+    launcher: str | None = None
+    """what starts the ranks: local (in this process, one rank), ray or torchrun; null: local for one rank, else ray"""
     threads: int | None = None
     """CPU threads per rank; null: cores of the node over its ranks"""
     host: str = "127.0.0.1"
@@ -202,6 +202,11 @@ class ParallelConfig:
                 self.world_size == 1,
                 f"ray or torchrun for {self.world_size} ranks (pp={self.pp} x tp={self.tp}); local runs one rank",
             )
+
+    @property
+    def started_by(self) -> str:
+        """What starts the ranks: `launcher`, or what null stands for."""
+        return self.launcher or ("local" if self.world_size == 1 else "ray")
 
     @property
     def world_size(self) -> int:
@@ -317,6 +322,16 @@ class BenchConfig(ComparisonConfig):
     """repeats by turns (a b a b) rather than one after the other (a a b b)"""
     warmup: bool = True
     """a few short requests first, which do not count"""
+    url: str | None = None
+    """a server of OpenAI's form that is sent the workload, as http://127.0.0.1:8000, in place of a pipeline of one's
+    own; model says the vocabulary; null: none"""
+    url_model: str | None = None
+    """the model's name there; null: its first"""
+
+    def __post_init__(self) -> None:
+        ComparisonConfig.__post_init__(self)
+        is_url = self.url is None or re.fullmatch(r"https?://[^/\s]+\S*", self.url) is not None
+        check("url", self.url, is_url, "null or http://HOST:PORT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,14 +29,32 @@ class ServingConfig:
     """Where the server listens, whom it lets in, and how much it takes on."""
 
     host: str = "127.0.0.1"
-    """address that the server binds to; 0.0.0.0 lets other machines in, and :: those that have IPv6 too"""
+    """address that the server binds to; 0.0.0.0 lets other machines in, :: those with IPv6 too"""
     port: int = 8000
     """port; 0: any that is free"""
     model_name: str | None = None
     """name of the model in requests and answers; null: as model says"""
+    config: str | None = None
+    """YAML file of keys (nested, dotted, or vLLM's names), over which those of the command line hold; null: none"""
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     """keys of which a request to /v1 must bear one (`Authorization: Bearer KEY`), and files that hold one a line, as
-    @FILE; empty: none is asked for"""
+    @FILE, with a name for the log behind it; empty: none is asked for"""
+    ssl_certfile: str | None = None
+    """file with the certificate, which makes the server speak TLS; null: HTTP"""
+    ssl_keyfile: str | None = None
+    """file with the certificate's key; null: it is in ssl_certfile"""
+    ssl_ca_certs: str | None = None
+    """file with certificates, of which one must have signed that of a client; null: clients need none"""
+    requests_per_minute: int | None = None
+    """most requests of an API key in a minute, or of all without keys; one more gets status 429; null: no limit"""
+    tokens_per_minute: int | None = None
+    """most tokens of prompts and outputs of an API key in a minute, or of all without keys; null: no limit"""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """messages below it are left out; info: a line for each request; debug: for those to /health and /metrics too"""
+    log_format: Literal["text", "json"] = "text"
+    """form of a line of the log"""
+    otlp_endpoint: str | None = None
+    """URL that takes OpenTelemetry's traces, a span a request, as http://127.0.0.1:4318/v1/traces; null: none"""
     allowed_origins: tuple[str, ...] = ()
     """sites whose pages may call the server from a browser, as https://chat.example; '*': all; empty: none but the
     server's own"""
@@ -79,6 +97,13 @@ class ServingConfig:
         check("serve.port", self.port, 0 <= self.port < 1 << 16, "0 to 65535")
         check("serve.model_name", self.model_name, self.model_name != "", "null or a name")
         check("serve.api_keys", "[...]", all(self.api_keys), "keys that are not empty")
+        is_tls = self.ssl_certfile is not None or (self.ssl_keyfile is None and self.ssl_ca_certs is None)
+        check("serve.ssl_certfile", self.ssl_certfile, is_tls, "a file where ssl_keyfile or ssl_ca_certs is one")
+        for name in ("requests_per_minute", "tokens_per_minute"):
+            most = getattr(self, name)
+            check(f"serve.{name}", most, most is None or most >= 1, "null or 1 or more")
+        is_url = self.otlp_endpoint is None or re.fullmatch(r"https?://\S+", self.otlp_endpoint) is not None
+        check("serve.otlp_endpoint", self.otlp_endpoint, is_url, "null or http://HOST:PORT/v1/traces")
         is_origin = all(each == "*" or re.fullmatch(r"[\w.+-]+://[^/]+", each) for each in self.allowed_origins)
         check(
             "serve.allowed_origins",

@@ -32,6 +32,8 @@ class WorkloadConfig:
     """number of users that requests are dealt to in turn, for scheduler.order=fair_share"""
     deadline_ms: float | None = None
     """when the first token is due after the arrival, for scheduler.order=deadline; null: never"""
+    priorities: tuple[int, ...] = (0,)
+    """priorities that requests are dealt in turn, for scheduler.order=priority; lower is more urgent"""
     seed: int = 0
     """seed of lengths, arrivals and random prompts"""
 
@@ -58,6 +60,7 @@ class WorkloadConfig:
             self.deadline_ms is None or self.deadline_ms > 0,
             "null or above 0",
         )
+        check("workload.priorities", "[]", bool(self.priorities), "one priority or more")
         check("workload.seed", self.seed, 0 <= self.seed < 1 << 32, "0 to 4294967295")
 
 

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from ..conf.policies import SchedulerConfig
 from ..conf.schema import BenchConfig
+from .bench_url import PreparedLoad, prepare_load, run_load
 from .progress import Meter, print_words, shown, starting, throughput
 from .prompts import TextInput
 from .results import compare, folder_of, log_cut_requests, show_one, write_turn
@@ -43,7 +44,7 @@ class PreparedBench:
     context: int
 
 
-def prepare(config: BenchConfig, stdin: TextInput) -> PreparedBench:
+def prepare(config: BenchConfig, stdin: TextInput) -> PreparedBench | PreparedLoad:
     """Check a comparison before anything starts.
 
     Raises:
@@ -51,6 +52,8 @@ def prepare(config: BenchConfig, stdin: TextInput) -> PreparedBench:
     """
     from ..runtime.pipeline.launcher import check_launcher
 
+    if config.url is not None:
+        return prepare_load(config)
     check_launcher(config.parallel, config.hardware)
     plans = make_plans(config)
     return PreparedBench(plans, *requests(config, plans))
@@ -58,7 +61,7 @@ def prepare(config: BenchConfig, stdin: TextInput) -> PreparedBench:
 
 def run(
     config: BenchConfig,
-    prepared: PreparedBench,
+    prepared: PreparedBench | PreparedLoad,
     run_dir: Path,
     launcher: Launcher | None = None,
     *,
@@ -73,6 +76,9 @@ def run(
         ValueError: what the user can mend.
         PipelineError: the ranks failed, or not every request got its tokens.
     """
+    if isinstance(prepared, PreparedLoad):
+        run_load(config, prepared, run_dir, brief=brief)
+        return
     console = Console(highlight=False)
     errors = Console(stderr=True, highlight=False)
     plan = turns(config, interleave=config.interleave)

@@ -94,11 +94,15 @@ def _dispatch(arguments: list[str]) -> int:
 def _run_command(command: Command, arguments: list[str]) -> int:
     from .options import parse
 
-    if any(argument in ("--help", "-h") for argument in arguments):
+    if any(argument.partition("=")[0] in ("--help", "-h") for argument in arguments):
         from . import help as texts
 
-        print(texts.command(command))
+        print(texts.command(command, _asked(arguments)))
         return 0
+    if command.takes_vllm_options:
+        from .serve_arguments import as_overrides
+
+        arguments = as_overrides(arguments, command)
     options, others = parse(arguments, command)
     if "--version" in options:
         return _dispatch(["--version"])
@@ -115,6 +119,13 @@ def _run_command(command: Command, arguments: list[str]) -> int:
     from .job import run
 
     return run(command, others, multirun="--multirun" in options or "hydra.mode=MULTIRUN" in others)
+
+
+def _asked(arguments: list[str]) -> str:
+    """Return what `--help WORD` or `--help=WORD` asks for."""
+    place = next(i for i, argument in enumerate(arguments) if argument.partition("=")[0] in ("--help", "-h"))
+    after = [word for word in arguments[place + 1 :] if "=" not in word and not word.startswith("-")]
+    return arguments[place].partition("=")[2] or next(iter(after), "")
 
 
 def _run_plain(command: Command, arguments: list[str]) -> None:

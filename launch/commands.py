@@ -38,6 +38,7 @@ class Command:
         has_ranks: whether it has ranks, which a launcher starts.
         folder: the default of `hydra.run.dir`, as help shows it.
         compares: whether a sweep ends with a comparison of its runs.
+        takes_vllm_options: whether it takes a bare MODEL, vLLM's options and `serve.config`.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Command:
     has_ranks: bool = True
     folder: str = "runs/DATE_TIME"
     compares: bool = False
+    takes_vllm_options: bool = False
 
 
 COMMANDS = {
@@ -83,9 +85,11 @@ COMMANDS = {
             ServeConfig,
             "serve",
             (
-                "gapless serve model=./my-llama parallel=pp2",
+                "gapless serve ./my-llama parallel=pp2",
                 "gapless serve parallel=pp2 scheduler=equal_time serve.port=9000 'serve.api_keys=[@keys]'",
+                "gapless serve ./my-llama --tensor-parallel-size 2 --max-model-len 4096",
             ),
+            takes_vllm_options=True,
         ),
         Command(
             "bench",
@@ -97,6 +101,7 @@ COMMANDS = {
                 "gapless bench scheduler=orca_best,sarathi parallel=pp2 workload=zipf workload.max_len=2048 repeats=5",
                 "gapless bench scheduler=sarathi workload=trace workload.path=trace.csv.gz workload.time_scale=0.1",
                 "gapless bench -m scheduler=sarathi scheduler.chunk=128,256,auto parallel=pp2",
+                "gapless bench url=http://127.0.0.1:8000 workload.request_rate=4 workload.input_len=512",
             ),
             compares=True,
         ),

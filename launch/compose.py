@@ -25,6 +25,7 @@ from ..conf.build import (
     dotted_keys,
     families,
     fields,
+    grid_of,
     group_names,
     having_it,
     leaves,
@@ -54,7 +55,9 @@ E = TypeVar("E", bound=EngineConfig)
 CONFIG_MODULE = "gapless.conf"
 FREE_TEXT = (
     *("prompt", "prompts", "outputs", "model.weights", "model.tokenizer", "model.name"),
-    *("workload.path", "scheduler.profile", "simulation.profile", "check", "serve.host"),
+    *("url", "url_model"),
+    *("workload.path", "scheduler.profile", "simulation.profile", "check"),
+    *(f"serve.{name}" for name in ("host", "config", "otlp_endpoint", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs")),
 )
 EXTRAS = {"hydra/launcher=joblib": "sweep"}  # choices of hydra's that an extra installs
 _OVERRIDE = re.compile(r"(?P<mark>\+{0,2}|~)(?P<key>[^=+~\s][^=\s]*)=(?P<value>.*)", re.DOTALL)
@@ -89,6 +92,7 @@ def compose_all(
 
     given = _by_key(overrides)
     own = _take_policy_files(given)
+    _store_grids(given.get("parallel", ""))
     _check_keys(given, cls, command, own)
     with _hydra(command) as loader:
         try:
@@ -231,7 +235,7 @@ class _CommandLine(Generic[E]):
             valid = group_names(key) if key in GROUPS else self.loader.get_group_options(key)
             if not valid:
                 raise ConfigError(f"{key}: unknown group of hydra's")
-            for name in (name for name in names if name not in (*valid, *self.own)):
+            for name in (name for name in names if name not in (*valid, *self.own) and not _is_grid(key, name)):
                 if extra := EXTRAS.get(f"{key}={name}"):
                     raise ConfigError(f"{key}={name}: not installed; pip install 'gapless[{extra}]' installs it")
                 hint = " (or a path with a / in it)" if key == "model" else ""
@@ -388,6 +392,19 @@ def _take_policy_files(given: dict[str, str]) -> dict[str, Choice]:
     whole = is_policy_file(value) and os.path.isfile(os.path.expanduser(value))
     given["scheduler"] = choose(value) if whole else _POLICY_FILE.sub(lambda match: choose(match[0]), value)
     return own
+
+
+def _store_grids(value: str) -> None:
+    """Make each rank grid in the value of `parallel` that is no file a choice of that group in hydra."""
+    from hydra.core.config_store import ConfigStore
+
+    for name in set(re.findall(r"\w+", value)) - set(group_names("parallel")):
+        if _is_grid("parallel", name):
+            ConfigStore.instance().store(group="parallel", name=name, node=load_group("parallel", name))
+
+
+def _is_grid(key: str, name: str) -> bool:
+    return key == "parallel" and grid_of(name) is not None
 
 
 def _literal(value: Any) -> str:

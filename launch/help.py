@@ -1,4 +1,6 @@
-"""The texts of `gapless --help` and `gapless COMMAND --help`: every key with its default, type and meaning.
+"""The texts of `gapless --help`, and of `gapless COMMAND --help`: the keys that matter, a line each.
+
+`--help all` has every key with its default, type and whole meaning, and `--help WORD` those that tell of a word.
 
 They are as wide as the terminal, and at most `WIDEST`.
 """
@@ -11,10 +13,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..conf.build import GROUPS, describe, dotted_keys, group_names, leaves, load_command, load_group, value_text
+from ..conf.errors import ConfigError
 from ..conf.meanings import meanings
 from ..conf.schema import EngineConfig
 from ..models.gguf.smollm2 import INSTALL
 from .options import OPTIONS
+from .serve_arguments import key_of
 
 if TYPE_CHECKING:
     from .commands import Command
@@ -25,6 +29,25 @@ FIRST_KEYS = (  # of each command those that it has, before all others
     *("sampling.max_tokens", "sampling.temperature", "nodes", "slo.ttft_ms", "slo.tbt_ms"),
     *("workload.num_prompts", "workload.request_rate", "parallel.tp", "parallel.pp"),
     *("scheduler.chunk", "scheduler.batch", "simulation.replicas", "runs", "figures", "out"),
+)
+_MATTER = frozenset(  # in the short help, as far as a command has them; beside FIRST_KEYS
+    [
+        *("seed", "chat", "system", "policies", "repeats", "interleave", "url", "seeds", "precision", "experiment"),
+        *("samples", "max_tokens", "max_context", "max_decodes", "num_layers", "neighbours", "pipeline", "check"),
+        *(f"serve.{name}" for name in ("config", "replicas", "max_waiting", "timeout_s", "drain_s", "journal")),
+        *(f"serve.{name}" for name in ("log_level", "log_format", "otlp_endpoint", "tokens_per_minute")),
+        *(f"serve.{name}" for name in ("requests_per_minute", "ssl_keyfile", "ssl_certfile", "allowed_origins")),
+        *(f"sampling.{name}" for name in ("n", "top_p", "top_k", "seed", "stop", "logprobs")),
+        *(f"workload.{name}" for name in ("input_len", "output_len", "max_len", "max_concurrency", "path")),
+        *(f"search.{name}" for name in ("tp", "pp", "chunk", "depth", "exhaustive")),
+        *(f"slo.{name}" for name in ("ttft_p99_ms", "tbt_p99_ms")),
+        *(f"simulation.{name}" for name in ("cost", "profile", "router")),
+        *(f"parallel.{name}" for name in ("layers", "depth", "launcher", "threads", "ray_address", "spares")),
+        *(f"scheduler.{name}" for name in ("order", "max_prefill_share", "drafts")),
+        *(f"cache.{name}" for name in ("block_size", "num_blocks", "prefix_caching")),
+        *(f"model.{name}" for name in ("dtype", "quantization", "max_model_len", "tokenizer")),
+        "hardware.memory_gib",
+    ]
 )
 _SECTIONS = (
     *("", "serve", "search", "sampling", "workload", "slo", "simulation"),
@@ -65,17 +88,67 @@ examples:
 {textwrap.fill(answers, width())}"""
 
 
-def command(command: Command) -> str:
-    """Write the text of `gapless COMMAND --help`."""
+def command(command: Command, asked: str = "") -> str:
+    """Write the text of `gapless COMMAND --help`: short, of `all` keys, or of those that tell of the word `asked`.
+
+    Raises:
+        ConfigError: no key, group or choice has that word.
+    """
+    if asked not in ("", "all"):
+        return _search(command, asked)
+    return _whole(command) if asked or command.positional else _short(command)
+
+
+def _short(command: Command) -> str:
+    """Write a line for each key that matters."""
     defaults, chosen = defaults_of(command)
-    usage = "FOLDER ... [KEY=VALUE ...]" if command.positional else "[-m] [GROUP=CHOICE ...] [KEY=VALUE ...]"
-    usage = usage.replace(" ...", "", 1) if command.others else usage
-    lines = [*_wrapped(f"gapless {command.name}: {command.summary}"), "", _usage(f"gapless {command.name} {usage}"), ""]
+    meaning = meanings(command.config)
+    rest = f"--help all has every key, --help WORD those that tell of a word: gapless {command.name} --help cache"
+    lines = [*_wrapped(f"gapless {command.name}: {command.summary}"), "", _usage(_called(command))]
+    lines += ["", "groups, each a set of keys (GROUP=CHOICE):"]
+    lines += [_line(f"  {group}={value_text(choice)}", GROUPS[group]) for group, choice in chosen.items()]
+    for heading, keys in sections(command):
+        shown = [key for key, _ in keys if key in _MATTER or key in FIRST_KEYS]
+        lines += ["", f"{heading}:"] if shown else []
+        lines += [_line(_head(key, defaults), meaning[key]) for key in shown]
+    return "\n".join([*lines, "", *_wrapped(rest), "", "examples:", *map(_command_line, command.examples[:2])])
+
+
+def _search(command: Command, word: str) -> str:
+    """Write what tells of a word: groups with their choices, and keys whose name or meaning has it."""
+    defaults, chosen = defaults_of(command)
+    meaning = meanings(command.config)
+    wanted = (command.takes_vllm_options and key_of(word)) or word.lower().replace("-", "_")
+    lines = []
+    for group, choice in chosen.items():
+        if wanted in f"{group} {GROUPS[group]} {' '.join(group_names(group))}".lower():
+            lines += _group(group, choice)
+    for _, keys in sections(command):
+        for key, hint in keys:
+            if wanted in key or word.lower() in meaning[key].lower():
+                lines.append(_key(key, hint, meaning[key], defaults))
+    if not lines:
+        raise ConfigError(f"--help {word}: no key, group or choice of {command.name} tells of it; --help all has all")
+    return "\n".join(lines)
+
+
+def _called(command: Command) -> str:
+    """Return how a command is called."""
+    if command.positional:
+        folders = "FOLDER" if command.others else "FOLDER ..."
+        return f"gapless {command.name} {folders} [KEY=VALUE ...]"
+    model = " [MODEL]" if command.takes_vllm_options else ""
+    return f"gapless {command.name}{model} [-m] [GROUP=CHOICE ...] [KEY=VALUE ...]"
+
+
+def _whole(command: Command) -> str:
+    """Write every key with its default, type and meaning."""
+    defaults, chosen = defaults_of(command)
+    lines = [*_wrapped(f"gapless {command.name}: {command.summary}"), "", _usage(_called(command)), ""]
     if chosen:
         lines.append("groups (GROUP=CHOICE):")
     for group, choice in chosen.items():
-        choices = "choices: " + ", ".join(group_names(group))
-        lines += [_entry(f"  {group}={value_text(choice)}", GROUPS[group], 28), *_wrapped(choices, " " * _column(28))]
+        lines += _group(group, choice)
     if "policies" in defaults:
         how = "by turns on one started pipeline" if command.has_ranks else "one after the other"
         lines += _wrapped(
@@ -87,9 +160,7 @@ def command(command: Command) -> str:
     meaning = meanings(command.config)
     for heading, keys in sections(command):
         lines += ["", *_wrapped(f"{heading}:")]
-        for key, hint in keys:
-            default = f"={value_text(defaults[key])}" if key in defaults else ""
-            lines.append(_entry(f"  {key}{default}", f"{meaning[key]} ({describe(hint)})", 44))
+        lines += [_key(key, hint, meaning[key], defaults) for key, hint in keys]
     if not command.positional:
         folder = f"The run folder is {command.folder}; hydra.run.dir=FOLDER names another."
         lines += [
@@ -123,6 +194,28 @@ def sections(command: Command) -> list[tuple[str, list[tuple[str, Any]]]]:
     found[f"{_COSTS}: what the analytic cost model knows of the device"] = [k for k in keys if k[0].startswith(_COSTS)]
     assert sum(map(len, found.values())) == len(keys), "each key is in one section"
     return [(heading, own) for heading, own in found.items() if own]
+
+
+def _head(key: str, defaults: dict[str, Any]) -> str:
+    return f"  {key}={value_text(defaults[key])}" if key in defaults else f"  {key}"
+
+
+def _key(key: str, hint: Any, meaning: str, defaults: dict[str, Any]) -> str:
+    return _entry(_head(key, defaults), f"{meaning} ({describe(hint)})", 44)
+
+
+def _group(group: str, choice: str | None) -> list[str]:
+    choices = "choices: " + ", ".join(group_names(group))
+    return [_entry(f"  {group}={value_text(choice)}", GROUPS[group], 28), *_wrapped(choices, " " * _column(28))]
+
+
+def _line(head: str, text: str) -> str:
+    """Put the beginning of `text` beside `head`, in one line."""
+    column = max(_column(34), len(head) + 2)
+    room = width() - column
+    first = text.partition("; ")[0]
+    shown = first if len(first) <= room else textwrap.shorten(text, room, placeholder=" ...")
+    return f"{head:{column}}{shown}".rstrip()[: width()]
 
 
 def _column(column: int) -> int:

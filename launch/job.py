@@ -161,9 +161,9 @@ def _write_sweep(folder: Path, first: ComposedRun[EngineConfig], overrides: Sequ
 def _kept_launcher(configs: Sequence[EngineConfig]) -> Iterator[Launcher | None]:
     """Make a launcher that keeps Ray and its actors from one run to the next, for a sweep whose ranks are all alike."""
     grids = [config.parallel for config in configs]
-    ranks = {(grid.pp, grid.tp, grid.launcher, grid.ray_address) for grid in grids}
+    ranks = {(grid.pp, grid.tp, grid.started_by, grid.ray_address) for grid in grids}
     devices = {config.hardware.device for config in configs}
-    if len(configs) <= 1 or len(ranks) > 1 or len(devices) > 1 or grids[0].launcher != "ray":
+    if len(configs) <= 1 or len(ranks) > 1 or len(devices) > 1 or grids[0].started_by != "ray":
         yield None
         return
     from .ray_launcher import RayLauncher

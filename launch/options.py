@@ -35,7 +35,7 @@ OPTIONS = (
     Option(
         "--help",
         "-h",
-        "after a command: every key with its default, type and meaning; groups and their choices",
+        "after a command: the keys that matter; --help all: every key; --help WORD: those that tell of a word",
         with_runs=False,
     ),
     Option("--version", "-V", "the version", with_runs=False),

@@ -54,9 +54,7 @@ def _choice(group: str, part: dict[str, Any], default: str) -> tuple[str, dict[s
     if group == "scheduler" and part.get("file"):
         return part["file"], policy_mapping(part["file"])
     if group == "parallel":
-        grids = {name: load_group(group, name) for name in names}
-        alike = [name for name, grid in grids.items() if all(grid[key] == part[key] for key in ("tp", "pp"))]
-        choice = alike[0] if alike else default
+        choice = "_".join(f"{key}{part[key]}" for key in ("tp", "pp") if part[key] > 1) or "local"
     else:
         choice = part["name"] if part["name"] in names else default
     return choice, load_group(group, choice)

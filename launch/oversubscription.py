@@ -13,8 +13,8 @@ _BUSY = 0.75  # processes a core that want to run, over the last minute, above w
 def oversubscription(config: EngineConfig) -> str | None:
     """Return one line that says what is short and what to set. None: nothing is, or the ranks may be elsewhere."""
     parallel = config.parallel
-    elsewhere = parallel.ray_address or (parallel.launcher == "ray" and os.environ.get("RAY_ADDRESS"))
-    if config.hardware.device != "cpu" or elsewhere or parallel.launcher not in ("local", "ray"):
+    elsewhere = parallel.ray_address or (parallel.started_by == "ray" and os.environ.get("RAY_ADDRESS"))
+    if config.hardware.device != "cpu" or elsewhere or parallel.started_by not in ("local", "ray"):
         return None
     return _hint(parallel.world_size, parallel.threads, _cores(), _load_before())
 

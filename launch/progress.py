@@ -50,7 +50,7 @@ class Meter:
         self._name = name
         self._tokens = 0
         self._done = 0
-        self._idle = 0.0
+        self._idle: float | None = 0.0
         self._bar = _bar(console, name or "generate", TextColumn("requests  {task.fields[rates]}"))
         self._task = self._bar.add_task("", total=num_requests, rates="")
 
@@ -64,8 +64,8 @@ class Meter:
         if error[0] is None:
             self._plain()
 
-    def update(self, tokens: int, finished: int, bubble_fraction: float) -> None:
-        """Count new `tokens` and requests newly `finished`; `bubble_fraction` is the idle share so far."""
+    def update(self, tokens: int, finished: int, bubble_fraction: float | None) -> None:
+        """Count new `tokens` and requests newly `finished`; `bubble_fraction` is the idle share so far, if known."""
         self._tokens += tokens
         self._done += finished
         self._idle = bubble_fraction
@@ -78,7 +78,8 @@ class Meter:
         if not self._tokens:  # none yet, or a simulation, whose tokens are not of this second
             return ""
         seconds = max(time.monotonic() - self._start, 1e-9)
-        return f"{self._tokens / seconds:.1f} tok/s  {self._idle:.1%} idle"
+        idle = "" if self._idle is None else f"  {self._idle:.1%} idle"
+        return f"{self._tokens / seconds:.1f} tok/s{idle}"
 
     def _plain(self) -> None:
         self._printed = time.monotonic()
@@ -139,7 +140,7 @@ def starting(console: Console, config: EngineConfig) -> Iterator[Callable[[str],
     """Show what the start of the ranks, which takes seconds, is doing; yield the function that reports it."""
     parallel = config.parallel
     ranks = counted(parallel.world_size, "rank")
-    text = f"starting {config.model.name} on {ranks} (pp={parallel.pp} x tp={parallel.tp}, {parallel.launcher})"
+    text = f"starting {config.model.name} on {ranks} (pp={parallel.pp} x tp={parallel.tp}, {parallel.started_by})"
     if hint := oversubscription(config):
         _log.info("hint: %s", hint)
     imports, began = _until_first_start(), time.monotonic()
@@ -148,7 +149,7 @@ def starting(console: Console, config: EngineConfig) -> Iterator[Callable[[str],
     def report(show: Callable[[str], None], progress: str) -> None:
         times.append(time.monotonic() - began)
         if progress.startswith(READY):
-            front = f"imports and checks {imports:.1f} s, launcher ({parallel.launcher}) {times[0]:.1f} s"
+            front = f"imports and checks {imports:.1f} s, launcher ({parallel.started_by}) {times[0]:.1f} s"
             progress = f"the start took {imports + times[-1]:.1f} s: {front}; {progress}"
             show = _log.info if imports + times[-1] > _SLOW_START_S else show
         show(progress)

@@ -174,7 +174,8 @@ def _show_one(console: Console, config: ReportConfig, folder: RunFolder) -> None
     show_words(console, run.words)
     if run.knows_requests:
         console.print(latency_table(summary))
-    console.print(bubble_table(run.fleet))
+    if "bubble_fraction" in summary:
+        console.print(bubble_table(run.fleet))
     if run.knows_requests and not run.fleet.is_several:
         console.print(blame_table(run.record, run.blame))
         for moment in run.moments[:_MOST_MOMENTS]:

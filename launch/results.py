@@ -60,6 +60,7 @@ def write_turn(
     *,
     costs: Costs,
     advised: bool = False,
+    title: str = "",
 ) -> AnalysedRun:
     """Write the run folder of one turn with its own config, and return the run analysed.
 
@@ -71,11 +72,12 @@ def write_turn(
         cost_error: how far the stage times of a simulation may be off; None: not known.
         costs: finds the costs by which compute time is judged.
         advised: whether to look for advice by short replays with other settings; only for a run that stands alone.
+        title: of the report; by default what its config says.
     """
     from ..runtime.explain.analysed_run import AnalysedRun
     from ..runtime.report.write_folder import write_run_folder
 
-    info = _info(config, turn, cost_error)
+    info = replace(_info(config, turn, cost_error), title=title)
     run = AnalysedRun(fleet, info, costs=costs)
     if advised:
         run = replace(run, explain=quick_advice)
@@ -117,7 +119,8 @@ def show_one(console: Console, run_dir: Path, run: AnalysedRun) -> None:
         bounds = " ".join(f"{key}={bound:g}" for key, bound in to_mapping(slo).items() if bound is not None)
         console.print(f"goodput: {summary['request_goodput']:.2f} requests/s within {bounds}")
     console.print(latency_table(summary))
-    console.print(bubble_table(run.fleet))
+    if "bubble_fraction" in summary:
+        console.print(bubble_table(run.fleet))
     for line in (*fault_lines(summary), *straggler_lines(summary)):
         print_words(console, Text(line))
     console.print(Text.assemble(("report   ", "bold"), shown(run_dir / "report.html")), soft_wrap=True)

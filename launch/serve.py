@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -17,17 +18,19 @@ from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ..conf.build import to_mapping
 from ..conf.errors import ConfigError
 from ..conf.schema import ServeConfig
+from ..conf.serving import ServingConfig
 from ..runtime.core.numbers import counted
 from .progress import versions
 from .prompts import TextInput
 from .results import plain
+from .stderr_log import as_configured
 
 if TYPE_CHECKING:
     import uvicorn
@@ -36,15 +39,18 @@ if TYPE_CHECKING:
     from ..runtime.engine.plan import Plan
     from ..runtime.pipeline.launcher import Launcher
     from ..runtime.serving.journal import Journal
+    from .server.access import Exchange
     from .server.engine_client import State
     from .server.keys import Keys
     from .server.prometheus import Metrics
     from .server.replica_set import Engine
     from .server.service import Service
+    from .server.tracing import Traces
 
 _log = logging.getLogger(__name__)
 _SECOND_SIGNAL_S = 1.0  # after the first; torchrun passes on the Ctrl-C that its ranks have had already
 _BACKLOG = 2048
+_NO_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 _STALL_INTERVAL_S = 0.02
 
 
@@ -75,7 +81,11 @@ def prepare(config: ServeConfig, stdin: TextInput) -> PreparedServer:
     allow_files(config.serve)
     keys = Keys(config.serve.api_keys)
     plan = make_plan(config)
-    _bind(config).close()
+    for listener in _bind(config):
+        listener.close()
+    _check_tls(config.serve)
+    if (traces := _make_traces(config)) is not None:
+        traces.close()
     if (journal := _open_journal(config)) is not None:
         journal.close()
     intake = Intake(plan)
@@ -90,24 +100,63 @@ def run(config: ServeConfig, prepared: PreparedServer, run_dir: Path, launcher: 
         ConfigError: what the user can mend, found while the engine started.
         PipelineError: the engine failed.
     """
-    return asyncio.run(_serve(config, prepared, _bind(config), run_dir))
+    with as_configured(config.serve.log_level, config.serve.log_format):
+        return asyncio.run(_serve(config, prepared, _bind(config), run_dir))
 
 
-def _bind(config: ServeConfig) -> socket.socket:
-    """Open the server's port.
+def _bind(config: ServeConfig) -> list[socket.socket]:
+    """Open the server's port at each address that the host's name has, as localhost has one of each family.
 
     Raises:
         ConfigError: it is taken, or the address is not of this machine.
     """
     host, port = config.serve.host.strip("[]'"), config.serve.port  # brackets as in URLs; a shell may leave the quotes
+    bound: list[socket.socket] = []
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        has_both = address[0] == "::" and socket.has_dualstack_ipv6()
-        return socket.create_server(address, family=family, backlog=_BACKLOG, dualstack_ipv6=has_both)
+        found = {(family, address[0]): address for family, _, _, _, address in _addresses(host, port)}
+        for (family, name), address in found.items():
+            has_both = name == "::" and socket.has_dualstack_ipv6()
+            own = (name, port or (bound[0].getsockname()[1] if bound else 0), *address[2:])
+            try:
+                bound.append(socket.create_server(own, family=family, backlog=_BACKLOG, dualstack_ipv6=has_both))
+            except OSError as error:
+                if error.errno not in _NO_ADDRESS or len(found) == 1:  # as ::1 where there is no IPv6
+                    raise
+        if not bound:
+            raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
+        return bound
     except OSError as error:
+        for each in bound:
+            each.close()
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or str(error)
         named = f"serve.port={port}" if error.errno == errno.EADDRINUSE else f"serve.host={host}"
         raise ConfigError(f"{named}: {reason.lower()}; choose another") from error
+
+
+def _addresses(host: str, port: int) -> list[Any]:
+    """Return what `getaddrinfo` says of the host. `localhost` is both loopback addresses (RFC 6761, 6.3)."""
+    names = ("127.0.0.1", "::1") if host == "localhost" else (host,)
+    return [found for name in names for found in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)]
+
+
+def _check_tls(serving: ServingConfig) -> None:
+    """Check the files of `serve.ssl_*`.
+
+    Raises:
+        ConfigError: one cannot be read, or the key is not the certificate's.
+    """
+    if serving.ssl_certfile is None:
+        return
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(serving.ssl_certfile, serving.ssl_keyfile, lambda: "")  # asks nobody for a password
+    except OSError as error:  # ssl.SSLError is one
+        reason = error.strerror if isinstance(error, FileNotFoundError) else "holds no certificate with its key"
+        raise ConfigError(f"serve.ssl_certfile={serving.ssl_certfile}: {(reason or str(error)).lower()}") from error
+    try:
+        context.load_verify_locations(serving.ssl_ca_certs or serving.ssl_certfile)
+    except OSError as error:
+        raise ConfigError(f"serve.ssl_ca_certs={serving.ssl_ca_certs}: holds no certificates") from error
 
 
 def _open_journal(config: ServeConfig) -> Journal | None:
@@ -126,22 +175,27 @@ def _open_journal(config: ServeConfig) -> Journal | None:
     return Journal(Path(config.serve.journal), model.name, fingerprint)
 
 
-async def _serve(config: ServeConfig, prepared: PreparedServer, listener: socket.socket, run_dir: Path) -> int:
+async def _serve(config: ServeConfig, prepared: PreparedServer, listeners: list[socket.socket], run_dir: Path) -> int:
     from ..runtime.pipeline.protocol import PipelineError
+    from .server.access import Access
     from .server.engine_client import TAKES_REQUESTS
 
     log = partial(_log_since, time.monotonic())
-    host, port = listener.getsockname()[:2]
+    host, port = listeners[0].getsockname()[:2]
+    is_local = all(ip_address(each.getsockname()[0]).is_loopback for each in listeners)
     journal = _open_journal(config)
-    service = _make_service(config, prepared, journal, run_dir, log, is_local=ip_address(host).is_loopback)
+    service = _make_service(config, prepared, journal, run_dir, log, is_local=is_local)
+    _log_start(config, prepared.plan, service, run_dir)
     if journal is not None:
         await _take_up(service, journal)
     client, metrics = service.client, service.metrics
-    server = _make_http_server(service)
+    access = Access(service.keys, metrics, service.limits, _make_traces(config))
+    server = _make_http_server(service, access.note)
     ended = _Signals(asyncio.get_running_loop())
-    serving = asyncio.create_task(server.serve([listener]))
+    serving = asyncio.create_task(server.serve(listeners))
     watching = [asyncio.create_task(each) for each in (_watch_stalls(metrics), *(one.run() for one in service.live))]
-    address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "http" if config.serve.ssl_certfile is None else "https"
+    address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
     _log.info("listens at %s; the live page is at /, health at /health", address)
     try:
         await client.start()
@@ -161,11 +215,26 @@ async def _serve(config: ServeConfig, prepared: PreparedServer, listener: socket
         server.should_exit = True
         await client.close()
         await serving
+        access.close()
     if client.error is not None:
         raise (ConfigError if client.error.is_config else PipelineError)(client.error.error)
     if client.state == "failed":
         raise PipelineError(client.reason)
     return 0
+
+
+def _log_start(config: ServeConfig, plan: Plan, service: Service, run_dir: Path) -> None:
+    """Say what starts, and what is open to others."""
+    model, policy = config.model, config.scheduler.name
+    named = service.model if service.model == model.name else f"{service.model} ({model.name})"
+    tokens = plan.num_blocks * plan.block_size * config.serve.replicas
+    _log.info(
+        "version %s: model %s, policy %s, pp=%d x tp=%d, KV cache of %d tokens, run folder %s",
+        *(versions()["gapless"], named, policy, config.parallel.pp, config.parallel.tp, tokens, run_dir),
+    )
+    if not service.is_local and not service.keys.are_set:
+        text = "serve.host=%s: other machines reach this server, and serve.api_keys is empty: it answers all of them"
+        _log.warning(text, config.serve.host)
 
 
 def _log_since(began: float, level: int, text: str) -> None:
@@ -187,6 +256,7 @@ def _make_service(
     from .server.live import Live
     from .server.live_window import words_of
     from .server.prometheus import Metrics as ServerMetrics
+    from .server.rate_limit import RateLimits
     from .server.recorder import Recorder
     from .server.replica_set import ReplicaSet
     from .server.service import Service
@@ -217,28 +287,50 @@ def _make_service(
             for number in range(len(client.replicas))
         ],
         recorders=[Recorder(each, run_dir, shown, versions()) for each in client.replicas],
+        limits=RateLimits(config.serve.requests_per_minute, config.serve.tokens_per_minute),
         is_local=is_local,
+        has_priorities=config.scheduler.order == "priority",
         journaling=None if journal is None else Journaling(journal),
         dialect=None if template is None else Dialect(template, intake.tokenizer, config.serve.tool_format),
     )
 
 
-def _make_http_server(service: Service) -> uvicorn.Server:
+def _make_traces(config: ServeConfig) -> Traces | None:
+    """Make what sends traces, if they are to go somewhere.
+
+    Raises:
+        ConfigError: OpenTelemetry is not installed.
+    """
+    from .server.tracing import Traces
+
+    if config.serve.otlp_endpoint is None:
+        return None
+    return Traces(config.serve.otlp_endpoint, config.serve.model_name or config.model.name)
+
+
+def _make_http_server(service: Service, note: Callable[[Exchange], None]) -> uvicorn.Server:
     import uvicorn
+    from uvicorn.config import LOGGING_CONFIG
 
     from .server.app import make_app
     from .server.connections import protocol_of
     from .server.every_answer import EveryAnswer
 
+    serving = service.config
     settings = uvicorn.Config(
-        EveryAnswer(make_app(service), service.config.allowed_origins),
-        http=protocol_of(service.config),
+        EveryAnswer(make_app(service), serving.allowed_origins, note),
+        http=protocol_of(serving, note),
+        ssl_certfile=serving.ssl_certfile,
+        ssl_keyfile=serving.ssl_keyfile,
+        ssl_ca_certs=serving.ssl_ca_certs,
+        ssl_cert_reqs=ssl.CERT_NONE if serving.ssl_ca_certs is None else ssl.CERT_REQUIRED,
         ws="none",
         lifespan="off",
+        log_config=LOGGING_CONFIG if serving.log_format == "text" else None,
         log_level="warning",
         access_log=False,
         server_header=False,
-        timeout_keep_alive=service.config.keep_alive_s,  # type: ignore[arg-type]  # seconds of any kind
+        timeout_keep_alive=serving.keep_alive_s,  # type: ignore[arg-type]  # seconds of any kind
         timeout_graceful_shutdown=1,
     )
     server = uvicorn.Server(settings)

@@ -1,22 +1,58 @@
-"""Messages of the command line and of the processes that it starts: a line each on standard error."""
+"""Messages of the command line and of the processes that it starts: a line each on standard error, text or JSON."""
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TextIO
 
 PROGRAM = "gapless"
+FIELDS = "fields"  # of a record: what it says beside its text, by name
 
 
 class _OneLine(logging.Formatter):
-    """Makes `gapless: TEXT` of what is usual, and `gapless: warning: TEXT` and the like of any other level."""
+    """Makes `gapless: TEXT` of what is usual, and `gapless: warning: TEXT` and the like of any other level.
+
+    A record with fields has its time before the text, and them behind it.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
-        return f"{PROGRAM}: {level}{' '.join(super().format(record).splitlines())}"
+        text = " ".join(super().format(record).splitlines())
+        if fields := getattr(record, FIELDS, None):
+            text = " ".join([_time(record), text, *(f"{name}={one_word(value)}" for name, value in fields.items())])
+        return f"{PROGRAM}: {level}{text}"
+
+
+class _Json(logging.Formatter):
+    """Makes an object of a record, in a line: time, level, logger, message, the record's fields and its traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        found = {
+            "time": _time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, FIELDS, {}),
+        }
+        if record.exc_info:
+            found["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(found, ensure_ascii=False)
+
+
+def _time(record: logging.LogRecord) -> str:
+    """Return when a record was made, in UTC."""
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def one_word(value: object) -> str:
+    """Write a value in one word, so that nothing that a client sends looks like another field or another line."""
+    text = str(value)
+    return text if text.isascii() and text.isprintable() and not set(text) & set(' "=') else repr(text)
 
 
 class _StandardError(logging.StreamHandler[TextIO]):
@@ -49,3 +85,23 @@ def messages_on_stderr() -> Iterator[None]:
         logger.removeHandler(handler)
         logger.setLevel(level)
         logger.propagate = propagates
+
+
+@contextmanager
+def as_configured(level: str, form: str) -> Iterator[None]:
+    """Within `messages_on_stderr`, write messages from a `level` on, as "text" or "json"; in JSON, uvicorn's too."""
+    logger, of_server = logging.getLogger(PROGRAM), logging.getLogger("uvicorn")
+    handlers = [handler for handler in logger.handlers if isinstance(handler, _StandardError)]
+    before = logger.level, [handler.formatter for handler in handlers]
+    logger.setLevel(level.upper())
+    for handler in handlers:
+        if form == "json":
+            of_server.addHandler(handler)
+        handler.setFormatter(_Json() if form == "json" else _OneLine())
+    try:
+        yield
+    finally:
+        logger.setLevel(before[0])
+        for handler, formatter in zip(handlers, before[1], strict=True):
+            handler.setFormatter(formatter)
+            of_server.removeHandler(handler)

@@ -51,11 +51,12 @@ def requests(config: ComparisonConfig, plans: Mapping[SchedulerConfig, Plan] | N
     """
     of_policies = list((plans or make_plans(config)).values())
     context, plan = max(plan.room for plan in of_policies), of_policies[0]
-    return _requests(config.workload, plan.tokenizer, plan.arch.vocab_size, context), context
+    return requests_of(config.workload, plan.tokenizer, plan.arch.vocab_size, context), context
 
 
 @lru_cache(maxsize=2)  # several runs of one workload share it
-def _requests(workload: WorkloadConfig, tokenizer: str | None, vocab_size: int, context: int) -> Workload:
+def requests_of(workload: WorkloadConfig, tokenizer: str | None, vocab_size: int, context: int) -> Workload:
+    """Make the requests of a workload: ids of a vocabulary, of at most `context` tokens, by the tokenizer at a path."""
     from ..models.tokenizer import load_tokenizer
     from ..runtime.workload import make_workload
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gapless.conf.build import dotted_keys, group_names
+from gapless.conf.build import dotted_keys, grid_of, group_names
 from gapless.conf.policies import POLICY_CONFIGS
 from gapless.conf.profiling import ProfileConfig
 from gapless.conf.sampling import SamplingParams
@@ -24,6 +24,7 @@ from gapless.conf.workloads import WORKLOAD_CONFIGS
 from gapless.launch import compose
 from gapless.launch.cli import main
 from gapless.launch.commands import COMMANDS
+from gapless.launch.serve_arguments import as_overrides
 from gapless.runtime.ledger.causes import CAUSES
 from tests.support.forked import execute, finish
 
@@ -129,6 +130,7 @@ def test_commands_compose(name: str, command: str, tmp_path: Path, monkeypatch: 
     (policy,) = blocks("docs/policies.md", "python")
     (tmp_path / "shortest_rest_first.py").write_text(policy, encoding="utf-8")
     arguments = shlex.split(command, comments=True)
+    arguments = as_overrides(arguments, COMMANDS[name]) if COMMANDS[name].takes_vllm_options else arguments
     overrides, multirun = [argument for argument in arguments if argument != "-m"], "-m" in arguments
     assert compose.compose_all(overrides, CONFIGS[name], name, multirun=multirun)
 
@@ -147,7 +149,8 @@ def test_keys_and_choices_named_in_prose_are_valid() -> None:
             assert group + rest in keys, (document, group + rest)
         elif value:
             is_own = group in ("model", "scheduler") and value.startswith("./")  # the reader's own folder or file
-            assert is_own or value in group_names(group), (document, group, value)
+            is_grid = group == "parallel" and grid_of(value) is not None
+            assert is_own or is_grid or value in group_names(group), (document, group, value)
 
 
 def own_fields(config: type) -> set[str]:

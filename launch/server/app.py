@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from importlib import metadata
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -71,6 +72,7 @@ def _answer_errors(app: FastAPI) -> None:
 
 async def _answer_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
+    request.state.error = error.message
     return error.response(request.url.path)
 
 
@@ -209,6 +211,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
 
 def _add_live(app: FastAPI, service: Service) -> None:
     add_page(app)
+    service.recordings.add_paths(app)
 
     @app.get("/live/events", include_in_schema=False)
     async def events(request: Request) -> Response:
@@ -232,7 +235,8 @@ def _add_live(app: FastAPI, service: Service) -> None:
             seconds = 0.0
         if not 0.1 <= seconds <= LONGEST_S:
             raise ApiError(400, f"seconds: must be a number from 0.1 to {LONGEST_S:g}, not {text!r}", param="seconds")
-        return _json(await service.recorders[_replica(service, request)].record(seconds))
+        found = await service.recorders[_replica(service, request)].record(seconds)
+        return _json(found | {"url": service.recordings.add(Path(found["folder"]))})
 
 
 def _replica(service: Service, request: Request) -> int:
@@ -288,6 +292,7 @@ async def _run(service: Service, request: Request, route: Route) -> Response:
     body = await _read(service, request, route.body)
     check_model(service, body.model)
     asked = await route.ask(service, body)
+    request.state.asked = asked
     answer, id, journaling = asked.answer, request.state.request_id, service.journaling
     is_named = request.headers.get("x-request-id") == id
     if _ID.fullmatch(id):
@@ -298,6 +303,8 @@ async def _run(service: Service, request: Request, route: Route) -> Response:
     if client.state not in TAKES_REQUESTS:
         raise ApiError(503, client.reason, headers={"retry-after": _RETRY_AFTER_S})
     asked = await check(service, asked)
+    if body.priority and not service.has_priorities:
+        raise ApiError(400, "priority: only where the server has scheduler.order=priority", param="priority")
     most, wanted = service.config.max_waiting, len(asked.prompts) * body.n
     if wanted > most:
         field = "n" if body.n > 1 else body.prompt_field
@@ -306,7 +313,8 @@ async def _run(service: Service, request: Request, route: Route) -> Response:
     if client.num_waiting + wanted > most:
         text = f"serve.max_waiting={most}: already waiting for a first token: {client.num_waiting}"
         raise ApiError(429, text, code="rate_limit_exceeded", headers={"retry-after": _RETRY_AFTER_S})
-    call = Call(has_structured_outputs=asked.params.structured_outputs is not None)
+    service.limits.admit(holder, sum(map(len, asked.prompts)))
+    call = request.state.call = Call(has_structured_outputs=asked.params.structured_outputs is not None)
     user, salt = user_and_salt(service, holder, body)
     deadline = None if body.deadline_ms is None else call.arrival + body.deadline_ms / 1e3
     owner, given = service.keys.mark(holder), await request.body()
@@ -314,7 +322,7 @@ async def _run(service: Service, request: Request, route: Route) -> Response:
         journaling.check_new(route.path, owner, answer.id)
     numbers: list[int] = []
     for prompt in asked.prompts:
-        numbers += client.submit(call, prompt, each_output(asked.params, body.n), user, salt, deadline)
+        numbers += client.submit(call, prompt, each_output(asked.params, body.n), user, salt, deadline, body.priority)
     if journaling is not None and (body.stream or is_named):  # else its client cannot name it
         accepted = Accepted(answer.id, owner, route.path, given, answer.created, numbers)
         journaling.accept(accepted, asked, call)
@@ -365,4 +373,5 @@ def _authorize(service: Service, request: Request) -> str:
             code="invalid_api_key",
             headers={"www-authenticate": "Bearer"},
         )
+    request.state.holder = holder
     return holder

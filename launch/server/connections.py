@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import resource
+from collections.abc import Callable
 from typing import Any, cast
 
 import httptools
@@ -11,21 +13,27 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from ...conf.errors import ConfigError
 from ...conf.serving import ServingConfig
+from .access import Exchange
 from .errors import ApiError
 from .every_answer import REQUEST_ID, request_id
 from .framing import framed
 from .heads import MAX_HEAD, check_head, target, without_upgrade
 from .lingering import LingeringTransport
 
+_UNKNOWN = re.compile(rb"^([!#$%&'*+.^_`|~\w-]{1,32}) \S+ HTTP/1\.[01]\r?$", re.MULTILINE | re.ASCII)
 _OTHER_FILES = 128  # that the front has open beside its connections
 _MOST_REFUSED = 64  # connections beyond serve.max_connections that linger
 
 
-def protocol_of(config: ServingConfig) -> type[HttpToolsProtocol]:
-    """Make the protocol class of which uvicorn makes an instance for each connection."""
+def protocol_of(config: ServingConfig, note: Callable[[Exchange], None]) -> type[HttpToolsProtocol]:
+    """Make the protocol class of which uvicorn makes an instance for each connection.
+
+    `note` is told of requests that the application does not see, as they are refused before.
+    """
 
     class Bounded(BoundedProtocol):
         serving = config
+        noted = staticmethod(note)
 
     return Bounded
 
@@ -57,6 +65,7 @@ class BoundedProtocol(HttpToolsProtocol):
     """
 
     serving: ServingConfig
+    noted: Callable[[Exchange], None]
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -71,7 +80,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Refuse the connection with 503 if there are too many, else wait for its first request."""
         super().connection_made(cast(asyncio.Transport, LingeringTransport(transport, self._must_linger)))
-        transport.set_write_buffer_limits(high=0)  # a single byte that waits calls `pause_writing`
+        # A single byte that waits calls `pause_writing`: more than `high` of a socket, as many of TLS.
+        transport.set_write_buffer_limits(high=0 if transport.get_extra_info("sslcontext") is None else 1)
         if len(self.connections) > self.serving.max_connections:
             self._refuse(503, f"the server has serve.max_connections={self.serving.max_connections} connections open")
         else:
@@ -97,7 +107,10 @@ class BoundedProtocol(HttpToolsProtocol):
         try:
             self._parse(memoryview(data))
         except httptools.HttpParserError as error:
+            unknown = _UNKNOWN.search(data) if isinstance(error, httptools.HttpParserInvalidMethodError) else None
             refusal = self._refusal or ApiError(400, f"this is not HTTP: {error}")
+            if unknown is not None:  # RFC 9110, 9.1
+                refusal = ApiError(501, f"{unknown[1].decode()}: this server knows no such method")
             self._refuse(refusal.status, refusal.message)
         if self._head_bytes is not None and self._head_bytes > MAX_HEAD:
             self._refuse(431, f"the request's head is larger than {MAX_HEAD >> 10} KiB")
@@ -207,7 +220,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_refused = True
         self._request_is_whole()
         has_head = self._head_bytes is None  # then the newest cycle is that of the refused request
-        headers = {REQUEST_ID.decode(): request_id(self.headers if has_head else ()), "connection": "close"}
+        id = request_id(self.headers if has_head else ())
+        headers = {REQUEST_ID.decode(): id, "connection": "close"}
+        client = self.client[0] if self.client else ""
+        self.noted(Exchange("-", "-", id, client, "refused", status, {"error": text}))
         answer = ApiError(status, text, headers=headers).response()
         if has_head and self.pipeline:
             self.pipeline[0] = self.cycle, cast(Any, answer)

@@ -36,7 +36,7 @@ from ...runtime.serving.messages import (
     encoder,
     from_engine,
 )
-from ..stderr_log import messages_on_stderr
+from ..stderr_log import as_configured, messages_on_stderr
 from .last_minute import LastMinute
 from .prometheus import Metrics
 
@@ -80,6 +80,7 @@ class Call:
         self.outputs: list[CompletionOutput] = []
         self.prompt_logprobs: dict[int, list[dict[int, Logprob] | None]] = {}
         self.arrival = time.monotonic()
+        self.first: float | None = None  # when the first token of any output came
         self.on_settled: Callable[[], None] = lambda: None
         self._news: list[Delta] = []
         self._waiter: asyncio.Future[None] | None = None
@@ -228,6 +229,7 @@ class EngineClient:
         user: str = "",
         cache_salt: str = "",
         deadline: float | None = None,
+        priority: int = 0,
     ) -> list[int]:
         """Send a prompt to the engine, once for each of `params`; they become the next outputs of `call`.
 
@@ -238,6 +240,7 @@ class EngineClient:
             user: whose share of the engine the request takes.
             cache_salt: only requests of the same one share KV blocks.
             deadline: when the first token is due, on this process's monotonic clock, in seconds.
+            priority: lower is more urgent.
 
         Returns:
             The requests' numbers, for `abort`.
@@ -253,7 +256,7 @@ class EngineClient:
             call.outputs.append(completion)
             numbers.append(next(self._numbers))
             text = OutputText(completion, each, self._tokenizer)
-            self._submit(numbers[-1], call, text, prompt, each, user, cache_salt, deadline)
+            self._submit(numbers[-1], call, text, prompt, each, user, cache_salt, deadline, priority)
         self._metrics.accepted(len(prompt), len(numbers))
         return numbers
 
@@ -266,6 +269,7 @@ class EngineClient:
         params: SamplingParams,
         user: str,
         cache_salt: str,
+        priority: int = 0,
     ) -> None:
         """Send an output of `call` to the engine that an engine before it has begun: `text` holds its tokens so far.
 
@@ -274,7 +278,7 @@ class EngineClient:
         """
         if self.state not in TAKES_REQUESTS:
             raise EngineError(self.reason)
-        self._submit(number, call, text, prompt, params, user, cache_salt, None)
+        self._submit(number, call, text, prompt, params, user, cache_salt, None, priority)
         self._metrics.accepted(len(prompt), 1)
 
     def _submit(
@@ -287,15 +291,15 @@ class EngineClient:
         user: str,
         cache_salt: str,
         deadline: float | None,
+        priority: int,
     ) -> None:
         output = text.completion
         generation = _Generation(call, output.index, text, prompt, len(output.token_ids), params.max_tokens)
         self._generations[number] = generation
         self.outstanding_tokens += generation.outstanding
         self._num_waiting += 1
-        self._send(
-            Submit(number, list(prompt), params, call.arrival, user, cache_salt, deadline, list(output.token_ids))
-        )
+        tokens, arrival = list(output.token_ids), call.arrival
+        self._send(Submit(number, list(prompt), params, arrival, user, cache_salt, deadline, tokens, priority))
 
     def abort(self, numbers: Sequence[int]) -> None:
         """End what is unfinished of these requests; nobody waits for them."""
@@ -405,6 +409,7 @@ class EngineClient:
                     self._num_waiting -= 1
                     text.completion.cached_tokens += message.cached.get(place, 0)
                     generation.first = message.time
+                    generation.call.first = generation.call.first or message.time
                     metrics.first_token(generation.call.arrival, message.dispatched.get(place), message.time)
                     self.last_minute.first_token(message.time - generation.call.arrival)
                 else:
@@ -447,7 +452,8 @@ class EngineClient:
 
 def _run_engine(mapping: dict[str, Any], sock: socket.socket, environment: Mapping[str, str]) -> None:
     """Be the engine's process."""
-    with messages_on_stderr():
+    serve = mapping["serve"]
+    with messages_on_stderr(), as_configured(serve["log_level"], serve["log_format"]):
         run_engine(mapping, sock, environment)
 
 

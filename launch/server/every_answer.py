@@ -1,13 +1,15 @@
-"""What every answer has, whatever its path: a request id, no body to HEAD, and the origin that may read it."""
+"""What every answer has, whatever its path: a request id, no body to HEAD, the origin that may read it, a note."""
 
 from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from starlette.middleware.cors import CORSMiddleware
+
+from .access import CLIENT_LEFT, Exchange
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -32,10 +34,12 @@ class EveryAnswer:
     Args:
         app: the application.
         origins: pages of which sites may call the server from a browser; "*": of all.
+        note: is told of each exchange that is over.
     """
 
-    def __init__(self, app: ASGIApp, origins: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, origins: Sequence[str], note: Callable[[Exchange], None]) -> None:
         self._app = app
+        self._note = note
         if origins:
             self._app = CORSMiddleware(
                 app,
@@ -50,9 +54,16 @@ class EveryAnswer:
         """Pass a request on."""
         id, is_head, is_done = request_id(scope["headers"]), scope["method"] == "HEAD", False
         state = {**scope.get("state", {}), "request_id": id}
+        own = {**scope, "state": state, "method": "GET" if is_head else scope["method"]}
+        exchange = _exchange(own, scope["method"])
+        status, is_whole = CLIENT_LEFT, False
 
         async def answer(message: Any) -> None:
-            nonlocal is_done
+            nonlocal is_done, status, is_whole
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            elif not message.get("more_body", False):
+                is_whole = True
             if is_done:
                 return
             if message["type"] == "http.response.start":
@@ -64,4 +75,23 @@ class EveryAnswer:
                 is_done, message = True, {"type": "http.response.body"}
             await send(message)
 
-        await self._app({**scope, "state": state, "method": "GET" if is_head else scope["method"]}, receive, answer)
+        try:
+            await self._app(own, receive, answer)
+        finally:
+            if is_whole or status >= 400:
+                exchange.status = status
+            exchange.route = getattr(own.get("route"), "path", "")
+            self._note(exchange)
+
+
+def _exchange(scope: Scope, method: str) -> Exchange:
+    """Return the exchange of a request, whose answer has not begun."""
+    client = scope.get("client")
+    return Exchange(
+        method,
+        scope["path"],
+        scope["state"]["request_id"],
+        client[0] if client else "",
+        state=scope["state"],
+        headers={name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]},
+    )

@@ -36,7 +36,7 @@ IGNORED = {  # why it changes no output: the fields
     "labels of the sender": ("metadata", "request_id", "safety_identifier", "user_profile_id", "workspace_id"),
     "marks of what is cached, as all prompts are": ("cache_control",),
     "hints about speed and price": (
-        *("prediction", "priority", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+        *("prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
         *("inference_geo", "service_tier", "speed"),
     ),
     "of tools that this server has not": ("max_tool_calls",),

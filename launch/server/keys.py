@@ -17,7 +17,7 @@ class Keys:
     """The keys of `serve.api_keys`; without any, everyone is let in.
 
     Args:
-        entries: keys, and files as `@FILE` with a key a line.
+        entries: keys, and files as `@FILE` with a key a line, and its name behind it.
 
     Raises:
         ConfigError: a file cannot be read, or holds no key.
@@ -25,8 +25,12 @@ class Keys:
 
     def __init__(self, entries: Sequence[str]) -> None:
         self._keys: list[bytes] = []
+        self._names: dict[str, str] = {}  # those that files give, by holder
         for entry in entries:
-            self._keys += _read(Path(entry[1:])) if entry.startswith("@") else [entry.encode()]
+            for key, name in _read(Path(entry[1:])) if entry.startswith("@") else [(entry, "")]:
+                if name:
+                    self._names[f"{_NAME}{len(self._keys)}"] = name
+                self._keys.append(key.encode())
 
     @property
     def are_set(self) -> bool:
@@ -44,6 +48,10 @@ class Keys:
         matches = [hmac.compare_digest(given.strip().encode(), key) for key in self._keys]
         return f"{_NAME}{matches.index(True)}" if scheme.lower() == "bearer" and any(matches) else None
 
+    def shown(self, holder: str) -> str:
+        """Return what the log and the metrics call a holder: the name that its file gives, else "key 0" and so on."""
+        return self._names.get(holder, holder)
+
     def mark(self, holder: str) -> str:
         """Return what stands for the key of that name in a file, also after keys were added or removed.
 
@@ -60,12 +68,13 @@ def _mark(key: bytes) -> str:
     return hashlib.sha256(b"gapless key " + key).hexdigest()[:32]
 
 
-def _read(file: Path) -> list[bytes]:
+def _read(file: Path) -> list[tuple[str, str]]:
+    """Return each key of a file with its name, which may be empty."""
     try:
         lines = user_path(file, "serve.api_keys").read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"serve.api_keys=[@{file}]: cannot be read ({error})") from error
-    keys = [line.strip().encode() for line in lines if line.strip()]
+    keys = [(key, name.strip()) for key, _, name in (line.strip().partition(" ") for line in lines) if key]
     if not keys:
         raise ConfigError(f"serve.api_keys=[@{file}]: holds no key; write one a line")
     return keys

@@ -42,7 +42,7 @@ class LingeringTransport:
         """Close at once; if the client may still be sending, send what is left and read on for `_LINGER_S` seconds."""
         if self.is_closing():
             return
-        if not self._must_linger():
+        if not self._must_linger() or not self._transport.can_write_eof():  # TLS ends both sides at once
             self._transport.close()
             return
         self._is_lingering = True

@@ -24,6 +24,9 @@ _ITL_S = (
 _E2E_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 
 
+_METHODS = ("GET", "HEAD", "OPTIONS", "POST", "-")
+
+
 class Metrics(Collector):
     """Counts requests and tokens as the front sees them. What only the engines know is in `snapshots`.
 
@@ -49,6 +52,20 @@ class Metrics(Collector):
 
         self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of accepted requests.")
         self._generation_tokens = counter("generation_tokens", "Tokens that were sampled.")
+        self._answers = Counter(
+            "gapless:http_requests",
+            "Answers to HTTP requests, by their status; 499: the client has left.",
+            ("model_name", "method", "path", "status"),
+            registry=self.registry,
+        )
+        self._of_key = {
+            name: Counter(f"gapless:key_{name}", text, ("model_name", "key"), registry=self.registry)
+            for name, text in (
+                ("requests", "Requests for outputs, by the API key's name."),
+                ("prompt_tokens", "Tokens of their prompts."),
+                ("generation_tokens", "Tokens of their outputs."),
+            )
+        }
         self._success = Counter(
             "gapless:request_success",
             "Requests that ended, by their finish reason.",
@@ -66,6 +83,19 @@ class Metrics(Collector):
         self.longest_stall = 0.0  # seconds for which the event loop answered nobody
         self.longest_own_stall = 0.0  # the same, less the time that its thread did not run
         self.registry.register(self)
+
+    def answered(self, method: str, path: str, status: int) -> None:
+        """Count an answer. `path` has the names of its parts in place of what a client wrote."""
+        self._answers.labels(self._model_name, method if method in _METHODS else "other", path, str(status)).inc()
+
+    def used(self, key: str, prompt_tokens: int, generation_tokens: int) -> None:
+        """Count what a request of an API key took."""
+        for name, value in (
+            ("requests", 1),
+            ("prompt_tokens", prompt_tokens),
+            ("generation_tokens", generation_tokens),
+        ):
+            self._of_key[name].labels(self._model_name, key).inc(value)
 
     def accepted(self, prompt_tokens: int, requests: int) -> None:
         """Count a prompt that was sent to the engine for as many outputs."""
@@ -93,6 +123,12 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield what the front and the newest snapshots say; prometheus_client calls this."""
+        for family in self._families():
+            named = ({"model_name": self._model_name} | each.labels for each in family.samples)
+            family.samples = [each._replace(labels=labels) for each, labels in zip(family.samples, named, strict=True)]
+            yield family
+
+    def _families(self) -> Iterator[Metric]:
         yield GaugeMetricFamily(
             "gapless:front_longest_stall_seconds",
             "Longest time for which the front's event loop answered nobody.",

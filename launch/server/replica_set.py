@@ -109,13 +109,14 @@ class ReplicaSet:
         user: str = "",
         cache_salt: str = "",
         deadline: float | None = None,
+        priority: int = 0,
     ) -> list[int]:
         """Send a prompt to one of the engines, as `EngineClient.submit`.
 
         Raises:
             EngineError: none takes requests.
         """
-        return self._choose(prompt, cache_salt).submit(call, prompt, params, user, cache_salt, deadline)
+        return self._choose(prompt, cache_salt).submit(call, prompt, params, user, cache_salt, deadline, priority)
 
     def resume(
         self,
@@ -126,13 +127,14 @@ class ReplicaSet:
         params: SamplingParams,
         user: str,
         cache_salt: str,
+        priority: int = 0,
     ) -> None:
         """Send an output that was begun before to one of the engines, as `EngineClient.resume`.
 
         Raises:
             EngineError: none takes requests.
         """
-        self._choose(prompt, cache_salt).resume(call, number, text, prompt, params, user, cache_salt)
+        self._choose(prompt, cache_salt).resume(call, number, text, prompt, params, user, cache_salt, priority)
 
     def _choose(self, prompt: Sequence[int], cache_salt: str) -> EngineClient:
         taking = [each.state for each in self.replicas if each.state in TAKES_REQUESTS]

@@ -55,7 +55,7 @@ def share_of(config: ServeConfig, replica: int) -> tuple[ServeConfig, dict[str, 
 def _is_here(parallel: ParallelConfig) -> bool:
     """Return whether all ranks run on this machine."""
     is_cluster = parallel.ray_address is not None or "RAY_ADDRESS" in os.environ
-    return parallel.launcher == "local" or (parallel.launcher == "ray" and not is_cluster)
+    return parallel.started_by == "local" or (parallel.started_by == "ray" and not is_cluster)
 
 
 def _visible_devices() -> list[str]:

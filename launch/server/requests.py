@@ -110,6 +110,7 @@ class SamplingBody(Body):
     seed: int | None = None
     user: str | None = None
     cache_salt: str | None = Field(None, min_length=1)
+    priority: int = Field(0, ge=-(1 << 31), lt=1 << 31)
     deadline_ms: float | None = Field(None, gt=0, allow_inf_nan=False)
     top_k: int | None = None
     min_p: float | None = None

@@ -48,7 +48,9 @@ async def _take_up(service: Service, journaling: Journaling, saved: Saved) -> li
     for number, (prompt, params) in zip(accepted.numbers, asked.outputs, strict=True):
         text = _text(service, call, prompt, params, saved.outputs.get(number) or Progress(number))
         if not text.completion.finished:
-            submits.append(partial(service.client.resume, call, number, text, prompt, params, user, salt))
+            submits.append(
+                partial(service.client.resume, call, number, text, prompt, params, user, salt, asked.body.priority)
+            )
     resumed.follow(asked, call)
     return submits
 

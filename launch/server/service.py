@@ -12,7 +12,9 @@ from .journaling import Journaling
 from .keys import Keys
 from .live import Live
 from .prometheus import Metrics
+from .rate_limit import RateLimits
 from .recorder import Recorder
+from .recordings import Recordings
 from .replica_set import Engine
 from .tools.dialect import Dialect
 
@@ -34,3 +36,6 @@ class Service:
     journaling: Journaling | None = None
     dialect: Dialect | None = None  # of a model with a chat template
     unknown: UnknownFields = field(default_factory=UnknownFields)
+    has_priorities: bool = False  # scheduler.order reads them
+    limits: RateLimits = field(default_factory=RateLimits)
+    recordings: Recordings = field(default_factory=Recordings)

@@ -19,8 +19,9 @@ class Request:
     computed or in flight. The request ends at `max_len` tokens (at most P + D), or with one of `stop_ids`.
     `prefill_target` tokens enter as chunks: the prompt, or after a preemption all tokens known by then. A request that
     comes with an `output`, of an engine before this one, goes on as after a preemption; in its record those tokens are
-    of the prompt. A prompt of `bytes`, as simulations have, takes a byte a token. Orders of admission read `user` and
-    `deadline` (of the first token, in seconds on the coordinator's clock) and keep their sort key in `order_key`.
+    of the prompt. A prompt of `bytes`, as simulations have, takes a byte a token. Orders of admission read `user`,
+    `priority` and `deadline` (of the first token, in seconds on the coordinator's clock), and keep their sort key in
+    `order_key`.
     `prompt_logprobs` are those of the prompt's tokens from its second on, as far as they are computed; None where they
     are not asked for. `record` is the request's row in the run's record.
 
@@ -66,6 +67,7 @@ class Request:
         eos_token_ids: tuple[int, ...] = (),
         user: str = "",
         deadline: float | None = None,
+        priority: int = 0,
         cache_salt: str = "",
         block_hashes: Sequence[bytes] = (),
         output: Sequence[int] = (),
@@ -94,7 +96,7 @@ class Request:
         self.finish_reason: str | None = None
         self.deadline = deadline
         self.order_key: float | None = None
-        self.record = RequestRecord(id, self.prefill_target, arrival, user=user)
+        self.record = RequestRecord(id, self.prefill_target, arrival, user=user, priority=priority)
 
     def __repr__(self) -> str:
         return f"Request({self.id}, {self.num_completed}/{self.num_dispatched}/{self.num_tokens} of {self.max_len})"
@@ -108,6 +110,11 @@ class Request:
     def user(self) -> str:
         """Who asked; "" where nobody says."""
         return self.record.user
+
+    @property
+    def priority(self) -> int:
+        """How urgent it is: lower is more."""
+        return self.record.priority
 
     @property
     def num_output(self) -> int:

@@ -22,6 +22,7 @@ class RequestRecord:
     cached_tokens: int = 0  # of the prompt, found in the prefix cache
     kv_transfer: tuple[float, float] | None = None  # begin and end, where its KV came from another pipeline
     user: str = ""  # who asked, where the workload or the client says
+    priority: int = 0  # lower is more urgent
     earlier_tokens: int = 0  # that it got before a recorded window; `token_times` are of the window then
 
     @property

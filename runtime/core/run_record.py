@@ -19,9 +19,9 @@ from .request_record import RequestRecord
 # engines a send may wait for its receiver.
 Blocked = Literal["depth_full", "no_request", "in_flight", "kv_full", "kv_transfer", "recovery", "unknown", "send"]
 
-# What the trace of another engine may not say: its requests, its KV cache, its queue, what each micro-batch held, the
-# KV tokens that decodes attend to. A micro-batch without tokens is one of which nothing is known.
-Unknown = Literal["requests", "kv", "queue", "tokens", "context"]
+# What the trace of another engine may not say: its requests, its stages, its KV cache, its queue, what each micro-batch
+# held, the KV tokens that decodes attend to. A micro-batch without tokens is one of which nothing is known.
+Unknown = Literal["requests", "stages", "kv", "queue", "tokens", "context"]
 
 # What ended an epoch: a rank's process ended, one raised, nothing made progress, or a connection between ranks broke.
 FaultReason = Literal["process", "error", "hang", "connection"]

@@ -66,6 +66,7 @@ class EngineCore:
         user: str = "",
         cache_salt: str = "",
         deadline: float | None = None,
+        priority: int = 0,
         output: Sequence[int] = (),
     ) -> Request:
         """Make the request of one output; `index` counts those of a prompt that share a seed.
@@ -83,6 +84,7 @@ class EngineCore:
             user=user,
             cache_salt=cache_salt,
             deadline=deadline,
+            priority=priority,
             output=output,
         )
 

@@ -21,7 +21,7 @@ def make_request(
 
     Args:
         number: of the request.
-        item: gives the prompt, the length of the output, the user and the deadline.
+        item: gives the prompt, the length of the output, the user, the priority and the deadline.
         arrival: seconds on the coordinator's clock.
         max_model_len: most tokens that the request may have.
         cache_block: tokens of a KV block, by which the prefix cache finds a simulated prompt; None: it finds none.
@@ -36,6 +36,7 @@ def make_request(
         arrival=arrival,
         max_model_len=max_model_len,
         user=item.user,
+        priority=item.priority,
         deadline=None if item.deadline is None else arrival + item.deadline,
         block_hashes=hashes,
     )

@@ -24,12 +24,12 @@ def start_pipeline(
         ConfigError: the launcher cannot place the ranks here. PipelineError: a rank failed to start.
     """
     setup = make_setup(config, plan)
-    if config.parallel.launcher == "local" and launcher is None:
+    if config.parallel.started_by == "local" and launcher is None:
         check_launcher(config.parallel, config.hardware)
         on_progress("loading the model in this process")
         device = "cuda:0" if config.hardware.device == "cuda" else "cpu"
         return LocalPipeline(setup, device, looks_ahead=config.parallel.depth is None)
-    starter = launcher or find_launcher(config.parallel.launcher)
+    starter = launcher or find_launcher(config.parallel.started_by)
     starter.check(config.parallel, config.hardware)
 
     def fewer_stages(num_stages: int) -> Setup:

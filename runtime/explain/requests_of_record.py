@@ -73,6 +73,7 @@ def requests_of(
             f"user-{numbers[request.request] % users}" if users > 1 else "",
             deadline,
             prefixes.get(request.request),
+            request.priority,
         )
         for request, at in zip(served, arrivals, strict=True)
     ]

@@ -26,6 +26,11 @@ _KEYS_OF: dict[Unknown, tuple[str, ...]] = {  # of what a trace may not say; lat
         *("request_throughput", "output_throughput", "total_token_throughput", "median_bubble_ms_per_request"),
         *("draft_tokens", "accepted_tokens", "accepted_tokens_per_decode", "preemptions"),
     ),
+    "stages": (
+        *("bubble_fraction", "bubble_fraction_inner", "bubble_seconds", "starved_seconds", "stage_busy_fraction"),
+        *("median_bubble_ms_per_request", "micro_batches", "mean_tokens_per_micro_batch", "cv_stage_time", "batch"),
+        *("draft_tokens", "accepted_tokens", "accepted_tokens_per_decode", "depth", "preemptions", "prediction_error"),
+    ),
     "kv": ("peak_kv_fraction",),
     "tokens": ("mean_tokens_per_micro_batch",),
 }

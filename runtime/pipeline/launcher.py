@@ -93,8 +93,8 @@ def check_launcher(parallel: ParallelConfig, hardware: HardwareConfig) -> None:
     Raises:
         ConfigError: naming the key.
     """
-    if parallel.launcher != "local":
-        find_launcher(parallel.launcher).check(parallel, hardware)
+    if parallel.started_by != "local":
+        find_launcher(parallel.started_by).check(parallel, hardware)
     elif hardware.device == "cuda":
         import torch
 

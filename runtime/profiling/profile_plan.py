@@ -58,7 +58,7 @@ def plan_profile(config: ProfileConfig) -> ProfilePlan:
     if context > arch.max_position:
         raise ConfigError(f"max_context={context}: must be at most the model's {arch.max_position}")
     slice_ = replace(arch, num_layers=num_layers * stages)
-    grid = replace(parallel, pp=stages, layers=(num_layers,) * stages, launcher="ray" if ranks > 1 else "local")
+    grid = replace(parallel, pp=stages, layers=(num_layers,) * stages, launcher=None)
     assert plan.formats is not None, "it is of a model"
     middle = plan.formats.layers[len(plan.formats.layers) // 2]
     formats = replace(plan.formats, layers=(middle,) * slice_.num_layers)

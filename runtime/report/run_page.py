@@ -94,23 +94,21 @@ def _cards(summary: Mapping[str, Any]) -> str:
         ("TTFT p50", *ms_text(summary["median_ttft_ms"]).split(), f"p99 {ms_text(summary['p99_ttft_ms'])}"),
         ("TBT p50", *ms_text(summary["median_itl_ms"]).split(), f"p99 {ms_text(summary['p99_itl_ms'])}"),
         (
-            "Idle",
-            f"{summary['bubble_fraction'] * 100:.1f}",
-            "%",
-            f"bubbles {percent_text(summary['bubble_fraction_inner'])}",
-        ),
-        (
             "Requests",
             f"{summary['completed']:,}",
             "done",
-            _goodput(summary) or f"{failed}, {summary['preemptions']} preempted",
+            _goodput(summary)
+            or (f"{failed}, {summary['preemptions']} preempted" if "preemptions" in summary else failed),
         ),
         (
             "Duration",
             *_value_and_unit(seconds_text(summary["duration"])),
-            f"KV peak {percent_text(summary['peak_kv_fraction'])}",
+            f"KV peak {percent_text(summary['peak_kv_fraction'])}" if "peak_kv_fraction" in summary else "",
         ),
     ]
+    if "bubble_fraction" in summary:
+        inner = f"bubbles {percent_text(summary['bubble_fraction_inner'])}"
+        cards.insert(3, ("Idle", f"{summary['bubble_fraction'] * 100:.1f}", "%", inner))
     if drafts := summary.get("draft_tokens"):
         accepted = f"{summary['accepted_tokens']:,} of {drafts:,} accepted"
         cards.append(("Drafts", f"{summary['accepted_tokens_per_decode']:.2f}", "a decode", accepted))

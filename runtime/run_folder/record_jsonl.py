@@ -88,6 +88,7 @@ class RequestLine(msgspec.Struct, array_like=True, tag="request"):
     kv_transfer: tuple[float, float] | None = None
     user: str = ""
     earlier_tokens: int = 0
+    priority: int = 0
 
 
 class CrossingLine(RequestLine, array_like=True, tag="crossing"):

@@ -68,11 +68,13 @@ class Scheduler:
         self.prefilling: list[Request] = []  # of the running, those with prompt tokens to dispatch, first come first
         self.ready: list[Request] = []  # of the running, those that may decode, first ready first
         self.dropped: list[int] = []  # ids preempted or finished since the last micro-batch: ranks forget them
-        self.backlog = 0  # prompt tokens to dispatch, of waiting and of prefilling requests
+        self.backlog = 0  # prompt tokens to dispatch, of all requests that are waiting or running
         self.drafts = Drafts(config.drafts, limits.stages) if config.drafts else None
         self.looks_ahead = limits.looks_ahead and self.drafts is None  # drafts are guessed from the newest token
         self.notes: list[str] = []  # what the policy chose by itself and why, a line each; the coordinator takes them
         self.waiting = make_queue(config.order, config.max_prefill_share)
+        self.by_priority = config.order == "priority"
+        self.yielding: dict[int, Request] = {}  # of the running, those that are preempted once nothing is in flight
         self.incoming: deque[Request] = deque()  # not admitted; their KV lies on another pipeline
         self.num_receiving = 0  # of the running, those whose KV is in flight from another pipeline
         self._incoming_fit = True
@@ -151,6 +153,8 @@ class Scheduler:
         """Return the next micro-batch, its tokens counted as dispatched; None if nothing is admissible."""
         self.short_of_kv = not self._incoming_fit
         batch = MicroBatch()
+        if self.by_priority:
+            self.make_room()
         self.prepare()
         self.fill(batch)
         self.filled(batch)
@@ -237,7 +241,7 @@ class Scheduler:
             self._num_waiting -= 1  # its heap entry is skipped when it comes up
             return
         self._unready(request)
-        if request.remaining_prefill:
+        if request.remaining_prefill and request.id not in self.yielding:
             self.prefilling.remove(request)
         if not request.in_flight:
             self._leave(request)
@@ -252,6 +256,7 @@ class Scheduler:
         """
         admitted, tokens = list(self.running.values()), 0
         self.running.clear()
+        self.yielding.clear()
         self.prefilling.clear()
         self.ready.clear()
         self.dropped.clear()
@@ -279,12 +284,8 @@ class Scheduler:
         request = self.next_waiting()
         if request is None or len(self.running) >= self.slots:
             return None
-        tokens, pool = self.reserved_tokens(request), self.pool
-        need, cached, cache = pool.blocks_for(tokens), _NO_BLOCKS, pool.cache
-        if cache is not None and request.block_hashes and request.prompt_logprobs is None:
-            # The last token of a prompt is computed in any case, since the next one is sampled from it.
-            cached = cache.match(request.block_hashes, (request.prefill_target - 1) // pool.block_size)
-            need -= len(cached) - cache.num_idle_of(cached)
+        pool, cache = self.pool, self.pool.cache
+        need, cached = self._needs(request)
         if need + len(self.running) > pool.num_free:
             self.short_of_kv = True
             return None
@@ -292,10 +293,52 @@ class Scheduler:
         self._num_waiting -= 1
         if cache is not None:
             self._begin_with(request, cached)
-        pool.grow(request.blocks, tokens)
+        pool.grow(request.blocks, self.reserved_tokens(request))
         self.running[request.id] = request
         self.prefilling.append(request)
         return request
+
+    def _needs(self, request: Request) -> tuple[int, list[int]]:
+        """Return the free blocks that an admission takes, and the blocks of the prefix cache that it begins with."""
+        pool, cached, cache = self.pool, _NO_BLOCKS, self.pool.cache
+        need = pool.blocks_for(self.reserved_tokens(request))
+        if cache is not None and request.block_hashes and request.prompt_logprobs is None:
+            # The last token of a prompt is computed in any case, since the next one is sampled from it.
+            cached = cache.match(request.block_hashes, (request.prefill_target - 1) // pool.block_size)
+            need -= len(cached) - cache.num_idle_of(cached)
+        return need, cached
+
+    def make_room(self) -> None:
+        """Preempt the least urgent requests, as many as make room for a more urgent one that waits, if they can.
+
+        Those with tokens in flight take part in no further micro-batch, and are preempted once nothing of them is.
+        """
+        for request in list(self.yielding.values()):
+            if request.id in self.running and not request.in_flight:
+                self._preempt(request)
+        head = self.next_waiting()
+        if head is None:
+            return
+        need, _ = self._needs(head)
+        running = len(self.running) - len(self.yielding)
+        free = self.pool.num_free + sum(len(r.blocks) for r in self.yielding.values())
+        others = [r for r in self.running.values() if r.priority > head.priority and r.id not in self.yielding]
+        others.sort(key=lambda r: (r.priority, r.id))
+        victims: list[Request] = []
+        while running >= self.slots or need + running > free:
+            if not others:
+                return  # all of them are not enough
+            victims.append(others.pop())
+            running -= 1
+            free += len(victims[-1].blocks)
+        for request in victims:
+            if not request.in_flight:
+                self._preempt(request)
+                continue
+            self._unready(request)
+            if request.remaining_prefill:
+                self.prefilling.remove(request)
+            self.yielding[request.id] = request
 
     def _begin_with(self, request: Request, cached: list[int]) -> None:
         """Begin a request with blocks of the prefix cache."""
@@ -344,7 +387,7 @@ class Scheduler:
 
         The remainder is dealt round robin.
         """
-        num_decodes = len(self.running) - len(self.prefilling) - self.num_receiving
+        num_decodes = len(self.running) - len(self.prefilling) - self.num_receiving - len(self.yielding)
         each, rest = divmod(num_decodes, depth := self.depth)
         return each + (self._turn % depth < rest)
 
@@ -406,16 +449,20 @@ class Scheduler:
     def _grow(self, request: Request) -> bool:
         """Make room in the cache for one more token, if need be by preempting newer requests. True if it fits."""
         while not self.pool.grow(request.blocks, request.num_dispatched + 1):
-            victim = max((r for r in self.running.values() if not r.in_flight), key=lambda r: r.id, default=request)
-            if victim.id <= request.id:
+            victim = max((r for r in self.running.values() if not r.in_flight), key=self._urgency, default=request)
+            if self._urgency(victim) <= self._urgency(request):
                 self.short_of_kv = True
                 return False
             self._preempt(victim)
         return True
 
+    def _urgency(self, request: Request) -> tuple[int, int]:
+        """Return what is greatest of the request that is preempted first: the newest, of the highest priority."""
+        return request.priority if self.by_priority else 0, request.id
+
     def _preempt(self, request: Request) -> None:
         """Free the cache of a request, which keeps its tokens and waits again for a prefill of all of them."""
-        if request.remaining_prefill:
+        if request.remaining_prefill and request.id not in self.yielding:
             self.prefilling.remove(request)
         self._unready(request)
         self._leave(request)
@@ -442,6 +489,7 @@ class Scheduler:
 
     def _leave(self, request: Request) -> None:
         del self.running[request.id]
+        self.yielding.pop(request.id, None)
         if self.pool.cache is not None:
             if request.finish_reason != "error":
                 request.hash_blocks(request.num_completed, self.pool.block_size)

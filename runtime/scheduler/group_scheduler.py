@@ -36,6 +36,9 @@ class GroupScheduler(Scheduler):
         """Return the most tokens that the request can have: no request of a group is preempted."""
         return request.max_len
 
+    def make_room(self) -> None:
+        """Preempt nothing: a group stays together."""
+
     def restart(self) -> tuple[int, int]:
         """Forget what the ranks held and all groups: their requests are admitted anew."""
         self.groups.clear()

@@ -92,6 +92,27 @@ class EarliestDeadline(FirstComeFirstServed):
         return math.inf if request.deadline is None else request.deadline
 
 
+class LowestPriority(FirstComeFirstServed):
+    """The lowest priority first, also before prompts of a higher one that are partly dispatched."""
+
+    def key(self, request: Request) -> float:
+        """Return the priority."""
+        return float(request.priority)
+
+    def first_of(self, prompts: Sequence[Request]) -> Request:
+        """Return the first of `prompts` of the lowest priority."""
+        best = prompts[0]
+        for prompt in prompts:
+            if prompt.priority < best.priority:
+                best = prompt
+        return best
+
+    def overtakes(self, prompt: Request) -> bool:
+        """Return whether the request that is next has a lower priority than `prompt`."""
+        head = self.head()
+        return head is not None and head.priority < prompt.priority
+
+
 class FairShare(FirstComeFirstServed):
     """Start-time fair queueing over users: the user who has had the fewest tokens is next.
 
@@ -259,6 +280,7 @@ ORDERS: dict[str, type[WaitingQueue]] = {
     "shortest_prompt": ShortestPrompt,
     "fair_share": FairShare,
     "deadline": EarliestDeadline,
+    "priority": LowestPriority,
     "relative_slack": RelativeSlack,
 }
 

@@ -128,6 +128,7 @@ class ServingEngine:
             user=message.user,
             cache_salt=message.cache_salt,
             deadline=message.deadline,
+            priority=message.priority,
             output=message.output,
         )
         self._unfinished[request.id] = request
@@ -262,7 +263,7 @@ def run_engine(mapping: dict[str, Any], sock: socket.socket, environment: Mappin
     try:
         config = build(ServeConfig, mapping)
         plan = make_plan(config)
-        send(Starting(f"imports are done; ranks start by {config.parallel.launcher}"))
+        send(Starting(f"imports are done; ranks start by {config.parallel.started_by}"))
         pipeline = start_pipeline(config, plan, None, lambda text: send(Starting(text)))
         pipeline.wake_on(sock.fileno())
         send(Started(pipeline.where, pipeline.num_stages, pipeline.num_blocks))

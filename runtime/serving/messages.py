@@ -20,7 +20,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     """A request.
 
     Numbers rise from one to the next. `arrival` and `deadline`, of the first token, are in seconds on the clock that
-    all processes of a node share. `output` are tokens that an engine before this one has sampled for it.
+    all processes of a node share. `output` are tokens that an engine before this one has sampled for it. A lower
+    `priority` is more urgent.
     """
 
     number: int
@@ -31,6 +32,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     cache_salt: str = ""
     deadline: float | None = None
     output: list[int] = []
+    priority: int = 0
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):

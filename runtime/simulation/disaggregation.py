@@ -69,6 +69,7 @@ class DecodeReplica(Replica):
             arrival=now,
             max_model_len=self.max_model_len,
             user=item.user,
+            priority=item.priority,
             output=prefilled.output,
         )
         request.prefill_target = request.num_dispatched = request.prompt_len

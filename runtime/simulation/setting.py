@@ -85,7 +85,7 @@ def _prefill_config(config: SimulateConfig) -> SimulateConfig:
         hardware=hardware,
         parallel=replace(
             parallel,
-            launcher="ray",
+            launcher=None,
             tp=tp,
             pp=pp,
             layers=pool.prefill_layers or (parallel.layers if is_same_grid else None),

@@ -250,8 +250,6 @@ class Space:
         """Return the config with which `gapless simulate` runs a candidate."""
         config = self.config
         depth = None if candidate.extra_depth is None else candidate.pp + candidate.extra_depth
-        alone = candidate.tp * candidate.pp == 1
-        launcher = "ray" if config.parallel.launcher == "local" and not alone else config.parallel.launcher
         return SimulateConfig(
             model=config.model,
             hardware=config.hardware,
@@ -262,7 +260,7 @@ class Space:
                 pp=candidate.pp,
                 layers=candidate.layers,
                 depth=depth,
-                launcher=launcher,
+                launcher=None,
                 expert_parallel=candidate.expert_parallel,
             ),
             scheduler=replace(candidate.policy, batch=candidate.batch),

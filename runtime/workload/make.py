@@ -34,6 +34,7 @@ def make_workload(config: WorkloadConfig, *, vocab_size: int, context: int, toke
         vocab_size=vocab_size,
         seed=config.seed,
         users=config.users,
+        priorities=config.priorities,
         deadline=None if config.deadline_ms is None else config.deadline_ms / 1e3,
         num_cut=int(np.count_nonzero(drawn.inputs + drawn.outputs > context)),
         prompts=drawn.prompts,

@@ -40,7 +40,8 @@ class WorkItem(msgspec.Struct, frozen=True):
     """One request: token ids of its `prompt`, exactly `output_len` output tokens, `arrival` seconds from the start.
 
     `deadline` is the time from arrival within which the first token is due, in seconds; None: no deadline. `user` is
-    "" where the workload has one user. A prompt of zeros, as simulations have, begins as `prefix` says.
+    "" where the workload has one user. A lower `priority` is more urgent. A prompt of zeros, as simulations have,
+    begins as `prefix` says.
     """
 
     prompt: Sequence[int]
@@ -49,6 +50,7 @@ class WorkItem(msgspec.Struct, frozen=True):
     user: str = ""
     deadline: float | None = None
     prefix: PrefixIds | None = None
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class Workload(Sequence[WorkItem]):
     num_cut: int = 0  # requests that were longer than the context and were cut to it
     prompts: list[list[int]] | None = None  # token ids; None: random prompts
     prefixes: list[PrefixIds | None] | None = None  # what each prompt begins with; None: nothing is known of it
+    priorities: tuple[int, ...] = (0,)  # that requests have in turn
 
     def __len__(self) -> int:
         return len(self.input_lens)
@@ -78,7 +81,8 @@ class Workload(Sequence[WorkItem]):
             return [self[i] for i in range(*index.indices(len(self)))]
         number = range(len(self))[index]
         output_len, arrival = int(self.output_lens[number]), float(self.arrivals[number])
-        return WorkItem(self._prompt(number), output_len, arrival, self._user(number), self.deadline)
+        user, priority = self._user(number), self._priority(number)
+        return WorkItem(self._prompt(number), output_len, arrival, user, self.deadline, None, priority)
 
     def without_prompts(self) -> Iterator[WorkItem]:
         """Yield the requests with prompts of zeros, which is faster. A simulation never reads a prompt's tokens."""
@@ -87,10 +91,14 @@ class Workload(Sequence[WorkItem]):
             columns = [array[part].tolist() for array in (self.input_lens, self.output_lens, self.arrivals)]
             for number, (length, output_len, arrival) in enumerate(zip(*columns, strict=True), first):
                 prefix = self.prefixes[number] if self.prefixes is not None else None
-                yield WorkItem(bytes(length), output_len, arrival, self._user(number), self.deadline, prefix)
+                user, priority = self._user(number), self._priority(number)
+                yield WorkItem(bytes(length), output_len, arrival, user, self.deadline, prefix, priority)
 
     def _user(self, number: int) -> str:
         return f"user-{number % self.users}" if self.users > 1 else ""
+
+    def _priority(self, number: int) -> int:
+        return self.priorities[number % len(self.priorities)]
 
     def _prompt(self, number: int) -> list[int]:
         length = int(self.input_lens[number])

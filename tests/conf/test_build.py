@@ -436,7 +436,7 @@ def test_parallel_choices_mean_their_names() -> None:
         "tp8_pp4": (8, 4),
         "tp8_pp8": (8, 8),
     }
-    assert {name for name, grid in grids.items() if grid.launcher != "ray"} == {"local"}
+    assert {name for name, grid in grids.items() if grid.started_by != "ray"} == {"local"}
 
 
 @pytest.mark.parametrize(
@@ -511,7 +511,7 @@ def test_compose_engine_takes_dotted_overrides() -> None:
         pp=2,
         overrides={"scheduler.chunk": 48, "cache.num_blocks": 64, "hardware.memory_gib": 2, "parallel.layers": (1, 1)},
     )
-    assert config.parallel.launcher == "ray"
+    assert config.parallel.started_by == "ray"
     assert (config.scheduler, config.cache.num_blocks, config.hardware.memory_gib, config.parallel.layers) == (
         EqualTimeConfig(chunk=48),
         64,

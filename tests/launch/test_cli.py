@@ -38,6 +38,8 @@ def one(*overrides: str) -> GenerateConfig:
         ["--help"],
         ["generate", "--help"],
         ["bench", "--help"],
+        ["generate", "--help", "all"],
+        ["serve", "--help"],
         ["report", "--help"],
         ["--version"],
         ["serv"],
@@ -68,7 +70,7 @@ def test_help_lists_every_command_and_every_key(capsys: pytest.CaptureFixture[st
     overview = capsys.readouterr().out
     for command in COMMANDS.values():
         assert f"\n  {command.name} " in overview
-        assert main([command.name, "--help"]) == 0
+        assert main([command.name, "--help", "all"]) == 0
         detail = capsys.readouterr().out
         set_by_itself = getattr(command.config, "INSTEAD", {})
         for key, _ in dotted_keys(command.config):
@@ -101,7 +103,7 @@ UNREADABLE = (
             "model.architecture.num_layrs: unknown key; did you mean 'model.architecture.num_layers'?",
         ),
         (["generate", "scheduler=sarati"], "scheduler=sarati: unknown; did you mean 'sarathi'?"),
-        (["generate", "parallel=pp3"], "parallel=pp3: unknown; did you mean 'pp2'?"),
+        (["generate", "parallel=pp0"], "parallel=pp0: unknown; did you mean 'pp2'?"),
         (["generate", "-m", "scheduler=sarathi,orca_bst"], "scheduler=orca_bst: unknown; did you mean 'orca_best'?"),
         (["generate", "-m", "prompt=x", "scheduler.chunk=8,x"], "scheduler.chunk='x': must be an integer or auto"),
         (["generate", "scheduler.chunk=abc"], "scheduler.chunk='abc': must be an integer or auto"),
@@ -131,7 +133,7 @@ UNREADABLE = (
         (["generate", "parallel.layers=[1"], f"parallel.layers=[1: {UNREADABLE}"),
         (["generate", "scheduler.chunk=${nope}"], "scheduler.chunk: Interpolation key 'nope' not found"),
         (
-            ["generate", "parallel.pp=2"],
+            ["generate", "parallel.pp=2", "parallel.launcher=local"],
             "parallel.launcher='local': must be ray or torchrun for 2 ranks (pp=2 x tp=1); local runs one rank",
         ),
         (["generate", "sampling.top_p=2"], "sampling.top_p=2.0: must be in (0, 1]"),
@@ -232,6 +234,33 @@ def test_plus_forms_and_the_later_of_two_hold() -> None:
     assert one("scheduler=orca_best", "scheduler=request_level").scheduler.name == "request_level"
 
 
+def test_a_rank_grid_is_what_its_name_says(capsys: pytest.CaptureFixture[str]) -> None:
+    grids = configs("parallel=local,pp3,tp3,tp5_pp7", multirun=True)
+    assert [(grid.parallel.tp, grid.parallel.pp) for grid in grids] == [(1, 1), (1, 3), (3, 1), (5, 7)]
+    assert one("parallel=tp2_pp2", "parallel.pp=3").parallel.pp == 3
+    assert [one(f"parallel.pp={pp}").parallel.started_by for pp in (1, 3)] == ["local", "ray"]
+    assert one("parallel=pp3", "parallel.launcher=torchrun").parallel.started_by == "torchrun"
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if not COMMANDS[name].positional])
+def test_help_is_short_and_all_of_it_is_asked_for(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([name, "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    keys = [line for line in lines if re.match(r"  [a-z_.]+(=| )", line)]
+    assert len(lines) <= 80
+    assert max(map(len, lines)) < 80
+    assert 25 <= len(keys) <= 52
+    assert main([name, "--help", "cache"]) == 0
+    found = capsys.readouterr().out
+    assert "cache.num_blocks" in found
+    assert "hardware.tile" not in found
+    assert main([name, "--help=qwxk"]) == 2
+    assert "--help qwxk: no key" in capsys.readouterr().err
+
+
 def test_keys_that_the_yaml_lacks_can_be_set(tmp_path: Path) -> None:
     scaling = "model.architecture.rope_scaling"
     config = one("model=tiny", f"{scaling}.type=linear", f"{scaling}.factor=2")
@@ -272,7 +301,7 @@ def test_sweep_is_the_product_of_its_values() -> None:
             },
         ),
         (
-            ["model=my, [model]", "parallel.pp=3", "parallel.launcher=ray", "parallel.layers=[1,2,1]"],
+            ["model=my, [model]", "parallel.pp=3", "parallel.layers=[1,2,1]"],
             {"model": "my, [model]", "pp": 3, "overrides": {"parallel.layers": (1, 2, 1)}},
         ),
     ],

@@ -426,9 +426,18 @@ def test_offsets_are_places_in_the_text(server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "clients"), [("::", ["127.0.0.1", "::1"]), ("[::1]", ["::1"]), ("'[::]'", ["127.0.0.1"])]
+    ("host", "clients"),
+    [
+        ("::", ["127.0.0.1", "::1"]),
+        ("[::1]", ["::1"]),
+        ("'[::]'", ["127.0.0.1"]),
+        ("localhost", ["127.0.0.1", "::1"]),
+        ("127.0.0.1", ["127.0.0.1"]),
+    ],
 )
-def test_hosts_of_ipv6(host: str, clients: list[str]) -> None:
-    with _bind(compose_one([f"serve.host={host}", "serve.port=0"], ServeConfig, "serve")) as listener:
-        for client in clients:
-            socket.create_connection((client, listener.getsockname()[1]), timeout=5).close()
+def test_hosts_of_both_families(host: str, clients: list[str]) -> None:
+    listeners = _bind(compose_one([f"serve.host={host}", "serve.port=0"], ServeConfig, "serve"))
+    for client in clients:
+        socket.create_connection((client, listeners[0].getsockname()[1]), timeout=5).close()
+    for listener in listeners:
+        listener.close()

@@ -30,7 +30,7 @@ class Server:
             self.process = subprocess.Popen(command, stderr=self._log, cwd=folder)
         else:
             self.process = Process(main, words, stderr=self._log, cwd=folder)
-        self.url = self._await(r"listens at (http://\S+);")
+        self.url = self._await(r"listens at (https?://\S+);")
 
     def _await(self, pattern: str, seconds: float = 60.0) -> str:
         deadline = time.monotonic() + stretched(seconds)

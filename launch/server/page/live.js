@@ -170,7 +170,9 @@
       const found = await response.json();
       if (!response.ok) throw new Error(found.error.message);
       showWords(found.words);
-      answer.textContent = `Recorded in ${found.folder}.`;
+      const link = document.createElement("a");
+      [link.href, link.target, link.textContent] = [found.url, "_blank", "Open the report"];
+      answer.replaceChildren(link, `, recorded in ${found.folder}.`);
     } catch (error) {
       clearTimeout(end);
       hold(false);

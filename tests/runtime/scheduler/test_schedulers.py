@@ -111,9 +111,11 @@ class Audit:
         waiting = s.next_waiting()
         self.first_waiting = waiting and (waiting.id, waiting.remaining_prefill)
         self.backlog, self.depth = s.backlog, s.depth
-        assert s.backlog == sum(self.partial.values()) + sum(r.remaining_prefill for r in s.waiting)
+        assert s.backlog == sum(self.partial.values()) + sum(
+            r.remaining_prefill for r in (*s.waiting, *s.yielding.values())
+        )
         batch = decide()
-        self.short_of_kv = s.short_of_kv or self.preempted
+        self.short_of_kv = s.short_of_kv or self.preempted or bool(s.yielding)
         if batch is not None:
             check_rule(s, batch, self, self.w)
         return batch
@@ -208,6 +210,7 @@ def run(policy: str, w: dict, repeats: bool = False) -> tuple[Coordinator, Virtu
             max_model_len=w["max_len"],
             eos_token_ids=(EOS,),
             user=f"user {prompt % 3}",
+            priority=output % 3,
             deadline=at + 0.1 * output if ignore else None,
         )
         for i, (prompt, output, at, ignore) in enumerate(arrivals)
@@ -452,7 +455,7 @@ def target_seconds(s: BalancedSarathi | EqualTime, batch: MicroBatch, before: Au
 
 def check_prompts_in_order(chunks: list[Chunk], new: list[Chunk], before: Audit) -> None:
     """Partial prompts come before new ones, and none is passed over, unless the order lets one overtake."""
-    if before.w["order"] == "relative_slack" or before.w.get("max_prefill_share", 1.0) < 1:
+    if before.w["order"] in ("priority", "relative_slack") or before.w.get("max_prefill_share", 1.0) < 1:
         return
     assert new == chunks[len(chunks) - len(new) :], "partial prompts first"
     old = [c.request.id for c in chunks if c not in new]
@@ -535,6 +538,55 @@ def test_a_tight_cache_preempts_the_newest() -> None:
     preemptions = [r.preemptions for r in requests]
     assert preemptions[0] == 0
     assert sum(preemptions) > 0
+
+
+@pytest.mark.parametrize("looks_ahead", [False, True])
+@pytest.mark.parametrize("policy", ["sarathi", "token_budget", "token_throttle", "prefill_first", "equal_time"])
+def test_an_urgent_request_takes_the_place_of_the_least_urgent(policy: str, looks_ahead: bool) -> None:
+    """Where slots or KV blocks are taken: of a decode, of a prompt that is partly dispatched, and of a waiting one."""
+    config = POLICY_CONFIGS[policy](order="priority")
+    for num_blocks, batch in ((64, 2), (16, 8)):
+        limits = Limits(batch, Depth.fixed(1), looks_ahead=looks_ahead)
+        scheduler = make_scheduler(config, limits, BlockPool(num_blocks, 16))
+        old = [Request(n, [1] * 100, SamplingParams(max_tokens=40), priority=5 + n) for n in range(3)]
+        for request in old:
+            scheduler.add(request)
+        for _ in range(4):
+            batch_of = scheduler.next_batch()
+            assert batch_of is not None
+            scheduler.completed(batch_of)
+            for each in batch_of.sampled:
+                each.output.append(1)
+            scheduler.resume(batch_of.sampled)
+        assert set(scheduler.running) == {0, 1}
+        urgent = Request(3, [1] * 100, SamplingParams(max_tokens=40), priority=-1)
+        scheduler.add(urgent)
+        in_flight = [] if not looks_ahead else [scheduler.next_batch()]
+        for each in in_flight:
+            if each is not None:
+                scheduler.completed(each)
+                for request in each.sampled:
+                    request.output.append(1)
+                scheduler.resume(each.sampled)
+        assert scheduler.next_batch() is not None
+        assert set(scheduler.running) == {0, 3}, "the least urgent has gone, and no other"
+        assert [request.preemptions for request in (*old, urgent)] == [0, 1, 0, 0]
+        assert not scheduler.yielding
+
+
+def test_equal_priorities_never_preempt_each_other_and_no_work_is_lost_in_vain() -> None:
+    scheduler = make_scheduler(SarathiConfig(order="priority"), Limits(8, Depth.fixed(1)), BlockPool(16, 16))
+    for number, length, priority in ((0, 100, 0), (1, 60, 3)):
+        scheduler.add(Request(number, [1] * length, SamplingParams(max_tokens=4), priority=priority))
+    for _ in range(2):
+        batch = scheduler.next_batch()
+        assert batch is not None
+        scheduler.completed(batch)
+    assert set(scheduler.running) == {0, 1}
+    scheduler.add(Request(2, [1] * 200, SamplingParams(max_tokens=4), priority=0))  # 13 blocks: not beside request 0
+    scheduler.next_batch()
+    assert set(scheduler.running) == {0, 1}
+    assert scheduler.num_waiting == 1
 
 
 def test_a_restart_counts_what_had_been_computed() -> None:

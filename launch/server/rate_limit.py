@@ -1,0 +1,77 @@
+"""What an API key may ask for in a minute: requests, and tokens of prompts and outputs."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from .errors import ApiError
+
+_MINUTE_S = 60.0
+Clock = Callable[[], float]  # seconds
+
+
+class _Allowance:
+    """A bucket that holds a minute's worth and fills up evenly. It may be overdrawn."""
+
+    def __init__(self, most: int, now: float) -> None:
+        self._rate = most / _MINUTE_S
+        self._most = most
+        self._left = float(most)
+        self._at = now
+
+    def wait(self, needed: float, now: float) -> float:
+        """Return the seconds until so much is there."""
+        self._left = min(self._most, self._left + (now - self._at) * self._rate)
+        self._at = now
+        return max(0.0, (min(needed, self._most) - self._left) / self._rate)
+
+    def take(self, amount: float) -> None:
+        self._left -= amount
+
+
+class RateLimits:
+    """Counts for each holder of a key; all share one count where no keys are set.
+
+    A request may begin while some tokens are left, and then takes those of its prompt; those of its output are taken
+    once they are there. So a long one overdraws, and the next one waits for longer.
+
+    Args:
+        requests: most in a minute; None: no limit.
+        tokens: likewise.
+        clock: seconds.
+    """
+
+    def __init__(self, requests: int | None = None, tokens: int | None = None, clock: Clock = time.monotonic) -> None:
+        self._most = {
+            f"serve.{name}": most
+            for name, most in (("requests_per_minute", requests), ("tokens_per_minute", tokens))
+            if most is not None
+        }
+        self._clock = clock
+        self._left: dict[tuple[str, str], _Allowance] = {}
+
+    def admit(self, holder: str, prompt_tokens: int) -> None:
+        """Take a request of a holder.
+
+        Raises:
+            ApiError: 429; nothing is taken.
+        """
+        now = self._clock()
+        found = {key: self._left.setdefault((key, holder), _Allowance(most, now)) for key, most in self._most.items()}
+        for key, allowance in found.items():
+            if (seconds := allowance.wait(1, now)) > 0:
+                raise ApiError(
+                    429,
+                    f"{key}={self._most[key]} is used up; ask again in {seconds:.1f} s",
+                    code="rate_limit_exceeded",
+                    headers={"retry-after": str(math.ceil(seconds))},
+                )
+        for key, allowance in found.items():
+            allowance.take(1 if key == "serve.requests_per_minute" else prompt_tokens)
+
+    def spend(self, holder: str, output_tokens: int) -> None:
+        """Take the tokens of an output."""
+        if (allowance := self._left.get(("serve.tokens_per_minute", holder))) is not None:
+            allowance.take(output_tokens)

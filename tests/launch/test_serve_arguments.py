@@ -1,0 +1,130 @@
+"""What users of vLLM write behind `gapless serve`: each option becomes the key that it is here, and a line says so."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+import pytest
+
+from gapless.conf.build import dotted_keys, group_names
+from gapless.conf.errors import ConfigError
+from gapless.conf.schema import ServeConfig
+from gapless.launch.cli import main
+from gapless.launch.commands import COMMANDS
+from gapless.launch.compose import compose_one
+from gapless.launch.serve_arguments import _ALONE, _KEYS, _WITH_VALUE, as_overrides
+from tests.support.forked import gapless
+
+
+def overrides(*words: str) -> list[str]:
+    return as_overrides(words, COMMANDS["serve"])
+
+
+def config(*words: str) -> ServeConfig:
+    return compose_one(overrides(*words), ServeConfig, "serve")
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("tiny --port 9000", ["model=tiny", "serve.port=9000"]),
+        ("--port=9000 tiny", ["serve.port=9000", "model=tiny"]),
+        ("--model tiny -tp 2 -pp=3", ["model=tiny", "parallel.tp=2", "parallel.pp=3"]),
+        ("--tensor_parallel_size 2", ["parallel.tp=2"]),
+        ("--max-model-len 8k --max-num-seqs 4", ["model.max_model_len=8000", "scheduler.batch=4"]),
+        ("--max-model-len 1.5K", ["model.max_model_len=1536"]),
+        ("--max-model-len -1", ["model.max_model_len=null"]),
+        ("--max-num-batched-tokens 512", ["scheduler.chunk=512"]),
+        ("--max-num-batched-tokens 512 scheduler=token_budget", ["scheduler.budget=512", "scheduler=token_budget"]),
+        ("--dtype half --seed 3 --enforce-eager", ["model.dtype=float16", "seed=3", "model.cuda_graphs=false"]),
+        ("--no-enable-prefix-caching", ["cache.prefix_caching=false"]),
+        ("tiny --api-key one two", ["model=tiny", "serve.api_keys=['one','two']"]),
+        ("--gpu-memory-utilization 0.9 --trust-remote-code -q awq tiny", ["model=tiny"]),
+        ("-q int8", ["model.quantization=int8"]),
+        ("--distributed-executor-backend mp", []),
+        ("--cfg job -m --multirun seed=1,2", ["--cfg", "job", "-m", "--multirun", "seed=1,2"]),
+        ("--prot 9", ["--prot", "model=9"]),
+    ],
+)
+def test_options_of_vllm_become_keys(words: str, found: list[str]) -> None:
+    assert overrides(*words.split()) == found
+
+
+def test_each_key_that_an_option_becomes_is_one_of_serve() -> None:
+    keys = {key for key, _ in dotted_keys(ServeConfig)} | {"model"}
+    assert {entry.key for entry in _KEYS.values()} <= keys
+
+
+def test_a_line_says_which_key_it_is_but_no_secret(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "gapless"):
+        overrides("tiny", "--port", "9000", "--api-key", "hidden", "--swap-space", "4")
+    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
+    assert lines == [
+        "--port 9000: is serve.port=9000 here",
+        "--api-key: is serve.api_keys here",
+        "--swap-space 4: nothing corresponds; a preempted request is computed again, not swapped",
+    ]
+    assert "tiny: a shape with random weights" in caplog.records[0].getMessage()
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--port"], "--port: needs a value"),
+        (["--port", "--seed", "3"], "--port: needs a value"),
+        (["one", "two"], "two: a second model, beside one; other words are KEY=VALUE"),
+        (["--port", "x"], "serve.port='x': must be an integer"),
+        (["no/such"], "model.weights=no/such: no such folder"),
+        (["--config", "none.yaml"], "serve.config=none.yaml: no such file or directory"),
+    ],
+)
+def test_errors_are_one_line(
+    words: list[str], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["serve", *words]) == 2
+    last = capfd.readouterr().err.splitlines()[-1].replace(str(tmp_path.parent) + "/", "")
+    assert last.startswith("gapless: error: ")
+    assert last.removeprefix("gapless: error: ").replace(f"{tmp_path}/", "").startswith(line[:40])
+
+
+def test_a_file_of_keys_holds_below_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(
+        "model: tiny\nparallel: pp3\nserve:\n  port: 9000\n  api_keys: [one, 'a, b']\nscheduler.chunk: 48\n"
+        "tensor-parallel-size: 2\nenable-prefix-caching: false\nmax_model_len: 128\nseed: 5\n"
+    )
+    found = config(f"serve.config={file}", "seed=7")
+    assert (found.model.name, found.model.max_model_len) == ("tiny", 128)
+    assert (found.parallel.pp, found.parallel.tp, found.parallel.started_by) == (3, 2, "ray")
+    assert (found.serve.port, found.serve.api_keys, found.serve.config) == (9000, ("one", "a, b"), str(file))
+    assert (found.scheduler.chunk, found.seed) == (48, 7)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("text", ["- a", "just text", "a: [", "1: 2"])
+def test_a_file_that_holds_no_keys_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "serve.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"serve\.config="):
+        overrides(f"serve.config={tmp_path / 'serve.yaml'}")
+
+
+def test_an_unknown_key_in_a_file_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("serve:\n  prot: 9000\n")
+    done = gapless("serve", f"serve.config={file}", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "gapless: error: serve.prot: unknown key; did you mean 'serve.port'?\n"
+
+
+def test_a_bare_word_is_a_model_of_any_kind() -> None:
+    assert overrides("tiny") == ["model=tiny"]
+    assert "tiny" in group_names("model")
+
+
+def test_the_page_lists_each_option() -> None:
+    page = (Path(__file__).parents[2] / "docs/from_vllm.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `--([\w-]+)`[^|]*\| (.*) \|$", page, re.MULTILINE))
+    keys = {name: f"`{each.key}={each.says}`" if each.says else f"`{each.key}`" for name, each in _KEYS.items()}
+    assert rows == keys | {name: f"nothing: {text}" for name, text in (_WITH_VALUE | _ALONE).items()}

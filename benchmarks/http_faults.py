@@ -3,8 +3,9 @@
 A grammar makes requests whose length is told twice, wrongly or not at all, with chunks, upgrades, expectations, old
 versions, folded and bare lines; a body holds a request of its own. Each has a connection, often with a good request
 behind it, and comes in pieces. A second parser, h11, says how many requests the bytes hold. It prints the first
-answers by fault and status, and fails if a connection gets more answers than that, an error of the server (5xx), or is
-not closed within `MOST_SECONDS`. Words after the options are overrides of the server.
+answers by fault and status, and fails if a connection gets more answers than that, an error of the server (5xx but
+501, for a method that is none), or is not closed within `MOST_SECONDS`. Words after the options are
+overrides of the server.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ async def answers_to(host: str, port: int, request: Faulty) -> tuple[list[int], 
         return statuses, "the body was taken for a request"
     if len(statuses) > len(targets):
         return statuses, f"{len(statuses)} answers to {len(targets)} requests"
-    return statuses, "an error of the server" if any(status >= 500 for status in statuses) else ""
+    return statuses, "an error of the server" if any(status >= 500 and status != 501 for status in statuses) else ""
 
 
 async def send(

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from ..runtime.engine.plan import Plan
     from ..runtime.pipeline.launcher import Launcher
     from ..runtime.serving.journal import Journal
-    from .server.access import Exchange
     from .server.engine_client import State
+    from .server.exchange import Exchange
     from .server.keys import Keys
     from .server.prometheus import Metrics
     from .server.replica_set import Engine

@@ -13,9 +13,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from ...conf.errors import ConfigError
 from ...conf.serving import ServingConfig
-from .access import Exchange
 from .errors import ApiError
 from .every_answer import REQUEST_ID, request_id
+from .exchange import Exchange
 from .framing import framed
 from .heads import MAX_HEAD, check_head, target, without_upgrade
 from .lingering import LingeringTransport

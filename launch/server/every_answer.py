@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.middleware.cors import CORSMiddleware
 
-from .access import CLIENT_LEFT, Exchange
+from .exchange import CLIENT_LEFT, Exchange
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ...conf.errors import ConfigError
 
 if TYPE_CHECKING:
-    from .access import Exchange
+    from .exchange import Exchange
 
 _OPERATIONS = {"/v1/completions": "text_completion"}  # others with outputs are chats
 _KEY = "serve.otlp_endpoint"

@@ -1,0 +1,71 @@
+// The product of few rows with 64 outputs of a weight, for `packed.cpp` and `models/experts/experts.cpp`.
+//
+// The weight lies in blocks of 64, 32 or 16 outputs: word after word of the inputs (`element.h`), the words of all outputs
+// of a block side by side.
+
+#pragma once
+
+#include <algorithm>
+
+#include "element.h"
+
+namespace {
+
+typedef float Vector __attribute__((vector_size(64)));
+
+constexpr int64_t kLane = 16, kOutputs = 64, kVectors = kOutputs / kLane;
+constexpr int kRows = 6;           // 24 of AVX-512's 32 registers hold sums
+constexpr int64_t kWords = 64;     // of a block of weights, 16 KB, which stays in the first cache for all rows
+constexpr int64_t kMostRows = 96;  // of sums
+
+inline Vector read(const float* from) {
+    Vector found;
+    std::memcpy(&found, from, sizeof(found));
+    return found;
+}
+
+// sums[R, 64] += x[R, count] @ weight[count, 64], of `count` words, where x has `words` a row and the weight has blocks of
+// BLOCK outputs. Every `phases`-th word, the weights that are `count` further on are fetched: all passes over some weights
+// together fetch the next ones, so that reading overlaps with computing.
+template <int BLOCK, int R>
+void multiply(const float* x, int64_t words, const float* weight, int64_t count, float* sums, int64_t phase,
+              int64_t phases) {
+    const auto at = [&](int64_t i, int v) {
+        return weight + v * kLane / BLOCK * (words * BLOCK) + i * BLOCK + v * kLane % BLOCK;
+    };
+    Vector held[R][kVectors];
+    for (int r = 0; r < R; ++r)
+        for (int v = 0; v < kVectors; ++v) held[r][v] = read(sums + r * kOutputs + v * kLane);
+    for (int64_t i = 0; i < count; ++i) {
+        if (i == phase) {
+            for (int v = 0; v < kVectors; ++v) __builtin_prefetch(at(count + i, v));
+            phase += phases;
+        }
+        Vector w[kVectors];
+        for (int v = 0; v < kVectors; ++v) w[v] = read(at(i, v));
+        for (int r = 0; r < R; ++r) {
+            const Vector one = x[r * words + i] - Vector{};
+            for (int v = 0; v < kVectors; ++v) held[r][v] = add_product(held[r][v], one, w[v]);
+        }
+    }
+    for (int r = 0; r < R; ++r) std::memcpy(sums + r * kOutputs, held[r], sizeof(held[r]));
+}
+
+template <int BLOCK>
+void multiply_rows(const float* x, int64_t words, const float* weight, int64_t count, float* sums, int64_t rows) {
+    const int64_t phases = (rows + kRows - 1) / kRows;
+    for (int64_t phase = 0; phase < phases; ++phase) {
+        const float* from = x + phase * kRows * words;
+        float* to = sums + phase * kRows * kOutputs;
+        switch (std::min<int64_t>(kRows, rows - phase * kRows)) {
+            case 6: multiply<BLOCK, 6>(from, words, weight, count, to, phase, phases); break;
+            case 5: multiply<BLOCK, 5>(from, words, weight, count, to, phase, phases); break;
+            case 4: multiply<BLOCK, 4>(from, words, weight, count, to, phase, phases); break;
+            case 3: multiply<BLOCK, 3>(from, words, weight, count, to, phase, phases); break;
+            case 2: multiply<BLOCK, 2>(from, words, weight, count, to, phase, phases); break;
+            case 1: multiply<BLOCK, 1>(from, words, weight, count, to, phase, phases); break;
+        }
+    }
+}
+
+}  // namespace

@@ -21,9 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
+from gapless.conf.architecture import Architecture
 from gapless.conf.build import load_group, load_hardware
 from gapless.conf.costs import CostsConfig, HostConfig
-from gapless.conf.schema import Architecture
 from gapless.runtime.cost.analytic import AnalyticOperators
 from gapless.runtime.cost.stage_costs import MicroBatchShape, StageCosts
 

@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from gapless.conf.architecture import Architecture
 from gapless.conf.build import build, load_group, load_hardware
 from gapless.conf.costs import CostsConfig
 from gapless.conf.experts import ExpertsConfig
-from gapless.conf.schema import Architecture, ModelConfig
+from gapless.conf.schema import ModelConfig
 from gapless.runtime.cost.analytic import AnalyticOperators
 from gapless.runtime.cost.gemm import Gemm, Products
 from gapless.runtime.cost.pointwise import Pointwise

@@ -12,173 +12,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from .architecture import Architecture
 from .clusters import ClusterConfig
 from .costs import AttentionKernels, CostsConfig
 from .errors import ConfigError, check
-from .experts import ExpertsConfig
 from .policies import EqualTimeConfig, SchedulerConfig
 from .sampling import SamplingParams
 from .serving import ServingConfig
 from .simulation import SimulationConfig
 from .workloads import FixedConfig, SloConfig, WorkloadConfig
 
-_MAX_LAYERS = 100_000
 _MAX_RANKS = 65_536
 _MAX_DEPTH = 10_000
 _WHOLE_BATCHES = ("request_level", "orca_worst")  # policies whose requests enter together
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RopeScaling:
-    """A stretch of the rotary frequencies.
-
-    `linear` divides all by one factor, `llama3` and `yarn` the slow ones, with a blend between, `factors` each by its
-    own. `yarn` scales queries and keys too.
-    """
-
-    type: Literal["linear", "llama3", "yarn", "factors"]
-    """how rotary frequencies stretch"""
-    factor: float = 1.0
-    """factor by which they stretch"""
-    low_freq_factor: float = 1.0
-    """llama3: slower frequencies than this are divided by factor"""
-    high_freq_factor: float = 4.0
-    """llama3: faster frequencies than this stay"""
-    original_max_position: int = 8192
-    """llama3, yarn: context length of the training before the stretch"""
-    beta_fast: float = 32.0
-    """yarn: frequencies that turn more often than this in that context stay"""
-    beta_slow: float = 1.0
-    """yarn: frequencies that turn less often than this in that context are divided by factor"""
-    truncate: bool = True
-    """yarn: the blend begins and ends at whole elements"""
-    attention_factor: float = 1.0
-    """yarn: cosines and sines are multiplied by it"""
-    factors: tuple[float, ...] = ()
-    """factors: one for each pair of elements of a head"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Architecture:
-    """The shape of a decoder-only transformer: the contents of `config.json` under one set of names."""
-
-    vocab_size: int
-    """V, tokens of the vocabulary"""
-    hidden_size: int
-    """H, width of the residual stream"""
-    num_layers: int
-    """decoder layers"""
-    num_heads: int
-    """N, query heads"""
-    num_kv_heads: int
-    """K, key and value heads; a divisor of num_heads"""
-    head_dim: int
-    """D, size of a head"""
-    ffn_size: int
-    """H2, inner width of the feed-forward block, or of each expert"""
-    max_position: int
-    """L, longest sequence that the model supports"""
-    norm: Literal["rms", "layer"] = "rms"
-    """RMSNorm or LayerNorm"""
-    norm_eps: float = 1e-5
-    """added to the variance"""
-    position: Literal["rope", "learned"] = "rope"
-    """rotary or learned positions"""
-    rope_theta: float = 10000.0
-    """base of the rotary frequencies"""
-    rope_scaling: RopeScaling | None = None
-    activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "silu"
-    """activation function of the feed-forward block"""
-    gated_ffn: bool = True
-    """a gate beside the up projection (SwiGLU)"""
-    qkv_bias: bool = False
-    """bias on the query, key and value projections (Qwen2, GPT-2)"""
-    attention_out_bias: bool = False
-    """bias on attention's output projection"""
-    ffn_bias: bool = False
-    """bias on the feed-forward projections"""
-    qk_norm: bool = False
-    """RMSNorm over each head's query and key (Qwen3)"""
-    sliding_window: int | None = None
-    """a token sees itself and the window - 1 before it (Mistral); null: all"""
-    tie_embeddings: bool = False
-    """the head shares the embedding's weights"""
-    experts: ExpertsConfig | None = None  # in every layer; null: a feed-forward block instead
-    bos_token_id: int | None = None
-    """token put before a text prompt, where the tokenizer does so"""
-    eos_token_ids: tuple[int, ...] = ()
-    """token ids that end a sequence"""
-
-    def __post_init__(self) -> None:
-        key = "model.architecture"
-        for name in (
-            "vocab_size",
-            "hidden_size",
-            "num_layers",
-            "num_heads",
-            "num_kv_heads",
-            "head_dim",
-            "ffn_size",
-            "max_position",
-        ):
-            most = _MAX_LAYERS if name == "num_layers" else (1 << 31) - 1
-            check(f"{key}.{name}", getattr(self, name), 1 <= getattr(self, name) <= most, f"1 to {most}")
-        check(
-            f"{key}.num_kv_heads",
-            self.num_kv_heads,
-            self.num_heads % self.num_kv_heads == 0,
-            f"a divisor of num_heads={self.num_heads}",
-        )
-        check(
-            f"{key}.sliding_window",
-            self.sliding_window,
-            self.sliding_window is None or self.sliding_window >= 1,
-            "null or 1 or more",
-        )
-
-    @property
-    def layer_params(self) -> int:
-        """Number of parameters of one decoder layer, without norms (under 0.1%)."""
-        H, D = self.hidden_size, self.head_dim
-        attention = H * D * (self.num_heads + 2 * self.num_kv_heads) + self.num_heads * D * H
-        if self.experts is None:
-            return attention + self.ffn_params
-        shared = self._ffn_matrices * H * self.experts.shared_ffn_size
-        return attention + self.router_params + self.experts.num_experts * self.ffn_params + shared
-
-    @property
-    def ffn_params(self) -> int:
-        """Number of parameters of one feed-forward block, or of one expert."""
-        return self._ffn_matrices * self.hidden_size * self.ffn_size
-
-    @property
-    def router_params(self) -> int:
-        """Number of parameters of a layer's router; 0 without experts."""
-        return 0 if self.experts is None else self.hidden_size * self.experts.num_experts
-
-    @property
-    def _ffn_matrices(self) -> int:
-        return 3 if self.gated_ffn else 2
-
-    @property
-    def embedding_params(self) -> int:
-        """Number of parameters of the token embedding; an LM head that is not tied has as many again."""
-        return self.vocab_size * self.hidden_size
-
-    @property
-    def num_params(self) -> int:
-        """The number of all weights; an LM head that is tied to the embedding counts once."""
-        head = 0 if self.tie_embeddings else self.embedding_params
-        learned = self.max_position * self.hidden_size if self.position == "learned" else 0
-        return self.num_layers * self.layer_params + self.embedding_params + head + learned
-
-    @property
-    def active_params(self) -> int:
-        """Number of parameters that compute a token: all but those of the experts that it is not routed to."""
-        if self.experts is None:
-            return self.num_params
-        idle = self.experts.num_experts - self.experts.experts_per_token
-        return self.num_params - self.num_layers * idle * self.ffn_params
 
 
 NAMED_WEIGHTS = ("random", "shipped", "smollm2")

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from ..conf.schema import Architecture, ModelConfig
+from ..conf.architecture import Architecture
+from ..conf.schema import ModelConfig
 from ..parallel.groups import Groups
 from .huggingface import resolve_weights
 from .memory import resolve_dtype

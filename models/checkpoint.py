@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from safetensors import SafetensorError, safe_open
 
+from ..conf.architecture import Architecture
 from ..conf.errors import ConfigError
-from ..conf.schema import Architecture
 from .json_file import read_object, refuse_pointer
 from .layout import deciding_keys, names_of, tensor_shapes
 

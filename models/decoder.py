@@ -15,12 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..conf.schema import Architecture
+from ..conf.architecture import Architecture
 from ..parallel.groups import Groups
 from ..parallel.layers import ColumnParallelLinear, Parts, RowParallelLinear
 from .attention.backend import AttentionBackend
-from .head_norm import HeadNorm
+from .attention.scores import ScoresBackend
+from .head_norm import HeadNorm, WidthNorm
 from .kernels.kernels import Kernels
+from .layout import norm_places
 from .norm import make_norm
 
 
@@ -50,7 +52,7 @@ class Attention(nn.Module):
         self, arch: Architecture, groups: Groups, backend: AttentionBackend, kernels: Kernels, *, dtype: torch.dtype
     ) -> None:
         super().__init__()
-        D = arch.head_dim
+        D, device = arch.head_dim, groups.device
         self.backend = backend
         self.kernels = kernels
         self.shape = (-1, arch.num_kv_heads // groups.mesh.tp, arch.num_heads // arch.num_kv_heads + 2, D)
@@ -64,22 +66,43 @@ class Attention(nn.Module):
         self.out = RowParallelLinear(
             arch.num_heads * D, arch.hidden_size, bias=arch.attention_out_bias, dtype=dtype, groups=groups
         )
-        self.qk_norm = HeadNorm(D, arch.norm_eps, dtype=dtype, device=groups.device) if arch.qk_norm else None
+        self.qk_norm: HeadNorm | WidthNorm | None = None
+        if arch.qk_norm:
+            by_head = arch.qk_norm_over == "head"
+            self.qk_norm = (
+                HeadNorm(D, arch.norm_eps, dtype=dtype, device=device)
+                if by_head
+                else WidthNorm(arch, groups, dtype=dtype)
+            )
+        self.sinks: nn.Parameter | None = None
+        if arch.attention_sinks:
+            self.sinks = nn.Parameter(torch.empty(arch.num_heads // groups.mesh.tp, dtype=dtype, device=device))
+        self.query_factor = 1.0 if arch.attention_scale is None else arch.attention_scale * D**0.5
+        self.factor = arch.residual_scale
 
     def project(
         self, x_TH: Tensor, context: BatchContext, keys_SKD: Tensor, values_SKD: Tensor, out_TKGD: Tensor | None = None
     ) -> Tensor:
         """Write keys and values of all T tokens to the cache, and return the queries [T, K, G, D], in `out_TKGD`."""
         qkv = self.qkv(x_TH).view(self.shape)
-        return self.kernels.rotate_and_write(
-            qkv, self.qk_norm, context.rope, context.slots, keys_SKD, values_SKD, out_TKGD
+        head_norm = self.qk_norm
+        if isinstance(head_norm, WidthNorm):
+            head_norm = head_norm(qkv)
+        queries = self.kernels.rotate_and_write(
+            qkv, head_norm, context.rope, context.slots, keys_SKD, values_SKD, out_TKGD
         )
+        return queries if self.query_factor == 1.0 else queries.mul_(self.query_factor)
 
     def attend(self, queries: Tensor, context: BatchContext, keys_SKD: Tensor, values_SKD: Tensor) -> Tensor:
         """Return what the queries [T, K, G, D] attend to, [T or R, K * G * D]."""
         if context.rows is not None:
             queries = queries[context.rows]
-        return self.backend.attend(queries, keys_SKD, values_SKD, context.plan)
+        if self.sinks is None:
+            out = self.backend.attend(queries, keys_SKD, values_SKD, context.plan)
+        else:
+            assert isinstance(self.backend, ScoresBackend)
+            out = self.backend.attend(queries, keys_SKD, values_SKD, context.plan, self.sinks)
+        return out if self.factor == 1.0 else out.mul_(self.factor)
 
 
 def _silu(x: Tensor) -> Tensor:
@@ -117,12 +140,21 @@ class FeedForward(nn.Module):
         self.kernels = kernels
         self.gated = arch.gated_ffn
         self.activation = _ACTIVATIONS[arch.activation]
+        self.factor = arch.residual_scale
         width = arch.ffn_size * (2 if self.gated else 1)
         self.fc1 = ColumnParallelLinear(arch.hidden_size, width, bias=arch.ffn_bias, dtype=dtype, groups=groups)
         self.fc2 = RowParallelLinear(arch.ffn_size, arch.hidden_size, bias=arch.ffn_bias, dtype=dtype, groups=groups)
 
     def forward(self, x_TH: Tensor, residual: Tensor) -> Parts:
         """Return `residual` + fc2(act(fc1(x))), [T, H]."""
+        out: Parts = self.fc2(self._hidden(x_TH), residual)
+        return out
+
+    def product(self, x_TH: Tensor) -> Tensor:
+        """Return fc2(act(fc1(x))), [T, H]."""
+        return self.fc2.product(self._hidden(x_TH))
+
+    def _hidden(self, x_TH: Tensor) -> Tensor:
         hidden = self.fc1(x_TH)
         if self.gated and self.activation is _silu:
             hidden = self.kernels.gated_silu(hidden)
@@ -131,20 +163,35 @@ class FeedForward(nn.Module):
             hidden = self.activation(gate).mul_(up)
         else:
             hidden = self.activation(hidden)
-        out: Parts = self.fc2(hidden, residual)
-        return out
+        return hidden if self.factor == 1.0 else hidden.mul_(self.factor)
+
+
+def _sum(x_TH: Parts) -> Tensor:
+    """Return the sum of both parts, which is written to the first."""
+    return x_TH[0] if x_TH[1] is None else x_TH[0].add_(x_TH[1])
 
 
 class DecoderLayer(nn.Module):
-    """One decoder layer. Maps [T, H] to [T, H], or to [R, H] of `context.rows`, and writes to its input."""
+    """One decoder layer. Maps [T, H] to [T, H], or to [R, H] of `context.rows`, and writes to its input.
+
+    `arch.norms` says which of the norms there are.
+    """
 
     def __init__(
         self, arch: Architecture, groups: Groups, backend: AttentionBackend, kernels: Kernels, *, dtype: torch.dtype
     ) -> None:
         super().__init__()
-        self.attention_norm = make_norm(arch, kernels, dtype=dtype, device=groups.device)
+        places = norm_places(arch)
+
+        def norm(place: str) -> nn.Module | None:
+            return make_norm(arch, kernels, dtype=dtype, device=groups.device) if place in places else None
+
+        self.is_parallel = arch.norms in ("parallel", "shared")
+        self.attention_norm = norm("attention_norm")
         self.attention = Attention(arch, groups, backend, kernels, dtype=dtype)
-        self.ffn_norm = make_norm(arch, kernels, dtype=dtype, device=groups.device)
+        self.attention_norm_after = norm("attention_norm_after")
+        self.ffn_norm = norm("ffn_norm")
+        self.ffn_norm_after = norm("ffn_norm_after")
         self.ffn = FeedForward(arch, groups, kernels, dtype=dtype)
 
     def forward(self, x_TH: Parts, context: BatchContext, keys_SKD: Tensor, values_SKD: Tensor) -> Parts:
@@ -159,10 +206,25 @@ class DecoderLayer(nn.Module):
         self, x_TH: Parts, context: BatchContext, keys_SKD: Tensor, values_SKD: Tensor, out_TKGD: Tensor | None = None
     ) -> Tensor:
         """Make x one part in place, write keys and values to the cache, and return the queries [T, K, G, D]."""
-        return self.attention.project(self.attention_norm(*x_TH), context, keys_SKD, values_SKD, out_TKGD)
+        normed = _sum(x_TH) if self.attention_norm is None else self.attention_norm(*x_TH)
+        return self.attention.project(normed, context, keys_SKD, values_SKD, out_TKGD)
 
     def after_attention(self, attended: Tensor, residual: Tensor) -> Parts:
         """Return the layer's output of the same rows. The residual is what `before_attention` left of x."""
-        x = self.attention.out(attended, residual)
-        out: Parts = self.ffn(self.ffn_norm(*x), x[0])
+        if self.is_parallel:
+            norm = self.attention_norm if self.ffn_norm is None else self.ffn_norm
+            assert norm is not None
+            return self._add(self.attention.out, attended, None, _sum(self.ffn(norm(residual), residual)))
+        x = self._add(self.attention.out, attended, self.attention_norm_after, residual)
+        normed = _sum(x) if self.ffn_norm is None else self.ffn_norm(*x)
+        return self._add(self.ffn, normed, self.ffn_norm_after, x[0])
+
+    @staticmethod
+    def _add(
+        block: RowParallelLinear | FeedForward, x: Tensor, norm_after: nn.Module | None, residual: Tensor
+    ) -> Parts:
+        """Return `residual` plus what the block makes of x, normed where there is a norm after it."""
+        if norm_after is not None:
+            return residual, norm_after(block.product(x))
+        out: Parts = block(x, residual)
         return out

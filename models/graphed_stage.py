@@ -15,9 +15,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from ..conf.architecture import LayerKind
 from .attention.backend import FixedPlans
 from .decoder import BatchContext, DecoderLayer
-from .stage import Stage, StageInputs
+from .stage import Stage, StageInputs, rotation
 from .work_memory import MAX_GRAPH_ROWS
 
 Work = Callable[[], None]
@@ -55,14 +56,17 @@ class GraphedStage:
         self._token_ids = torch.zeros(N, dtype=torch.int64, device=device)
         self._positions = torch.zeros(N, dtype=torch.int64, device=device)
         self._slots = torch.full((N,), stage.cache.scratch_slot, dtype=torch.int64, device=device)
-        self._rope: tuple[torch.Tensor, torch.Tensor] | None = None
-        if stage.rope is not None:
-            self._rope = tuple(torch.zeros(N, 1, 1, D // 2, dtype=dtype, device=device) for _ in range(2))  # type: ignore[assignment]
+        self._ropes: dict[LayerKind | None, tuple[torch.Tensor, torch.Tensor]] = {
+            kind: tuple(torch.zeros(N, 1, 1, D // 2, dtype=dtype, device=device) for _ in range(2))  # type: ignore[misc]
+            for kind in stage.ropes
+        }
         self._hidden = torch.zeros(N, arch.hidden_size, dtype=dtype, device=device)  # between layers
         self._queries = torch.zeros(N, K, heads // K, D, dtype=dtype, device=device)  # of the next attention
         self._attended = torch.zeros(N, heads * D, dtype=dtype, device=device)  # its output
         num_slots, block_size = stage.cache.scratch_slot, stage.cache.block_size
-        plans = stage.attention.fixed_plans(N, min(arch.max_position, num_slots), num_slots // block_size)
+        plans = None
+        if len(stage.attentions) == 1:
+            plans = stage.attention.fixed_plans(N, min(arch.max_position, num_slots), num_slots // block_size)
         self._plans: FixedPlans | None = plans
         works: dict[tuple[str, int, int], Work] = {}  # by rows, and by place of a piece, or by bound of the plans
         for rows in reversed(BUCKETS):
@@ -78,9 +82,9 @@ class GraphedStage:
 
     def _inputs(self, rows: int, plan: object) -> StageInputs:
         """Return the buffers of `rows` rows as the inputs of a micro-batch."""
-        rope = None if self._rope is None else (self._rope[0][:rows], self._rope[1][:rows])
-        context = BatchContext(self._slots[:rows], rope, plan)
-        return StageInputs(rows, self._token_ids[:rows], self._positions[:rows], context, context)
+        ropes = {kind: (cos[:rows], sin[:rows]) for kind, (cos, sin) in self._ropes.items()}
+        contexts = [BatchContext(self._slots[:rows], ropes.get(rotation(kind)), plan) for kind in self.stage.kinds]
+        return StageInputs(rows, self._token_ids[:rows], self._positions[:rows], contexts, contexts[-1])
 
     def _all_layers(self, rows: int, plan: object) -> Work:
         """Return the work of all layers for `rows` decodes. As a piece, it leaves nothing but the buffers."""
@@ -105,7 +109,7 @@ class GraphedStage:
                 hidden.copy_(self.stage.embed(inputs.token_ids, inputs.positions))
             if place < len(self._layers):
                 layer, keys, values = self._layers[place], cache.keys[place], cache.values[place]
-                layer.before_attention((hidden, added), inputs.context, keys, values, queries)
+                layer.before_attention((hidden, added), inputs.contexts[place], keys, values, queries)
             else:
                 self._keep(hidden, hidden, added)
 
@@ -128,8 +132,8 @@ class GraphedStage:
             return out
         self._load(inputs, hidden_TH, rows)
         bound = None
-        if self._plans is not None and inputs.last_context is inputs.context:  # the last layer computes all rows
-            bound = self._plans.load(inputs.context.plan, rows)
+        if self._plans is not None and inputs.last_context is inputs.contexts[-1]:  # the last layer computes all rows
+            bound = self._plans.load(inputs.last_context.plan, rows)
         if bound is not None:
             self._works["all", rows, bound]()
         else:
@@ -141,9 +145,10 @@ class GraphedStage:
         """Run the pieces, and attention between them. Returns how many rows the last layer computed."""
         T = inputs.num_tokens
         self._works["piece", rows, 0]()
-        cache, last = self.stage.cache, len(self._layers) - 1
-        for i, (layer, keys, values) in enumerate(zip(self._layers, cache.keys, cache.values, strict=True)):
-            context = inputs.context if i < last else inputs.last_context
+        cache, contexts = self.stage.cache, [*inputs.contexts[:-1], inputs.last_context]
+        for i, (layer, context, keys, values) in enumerate(
+            zip(self._layers, contexts, cache.keys, cache.values, strict=True)
+        ):
             queries = self._queries[:T]
             if context.rows is not None:
                 T = len(context.rows)
@@ -166,9 +171,10 @@ class GraphedStage:
             assert inputs.token_ids is not None
             self._token_ids[:T].copy_(inputs.token_ids)
             self._positions[:T].copy_(inputs.positions)
-        self._slots[:T].copy_(inputs.context.slots)
+        self._slots[:T].copy_(inputs.last_context.slots)
         if rows > T:
             self._slots[T:rows].fill_(self.stage.cache.scratch_slot)
-        if self._rope is not None and inputs.context.rope is not None:
-            for buffer, own in zip(self._rope, inputs.context.rope, strict=True):
+        given = {rotation(kind): context.rope for kind, context in zip(self.stage.kinds, inputs.contexts, strict=True)}
+        for kind, buffers in self._ropes.items():
+            for buffer, own in zip(buffers, given[kind] or (), strict=True):
                 buffer[:T].copy_(own)

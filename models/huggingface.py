@@ -9,11 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from ..conf.architecture import Architecture
 from ..conf.errors import ConfigError
-from ..conf.schema import NAMED_WEIGHTS, Architecture, ModelConfig, is_hub_name
+from ..conf.schema import NAMED_WEIGHTS, ModelConfig, is_hub_name
 from ..conf.user_path import user_path
 from .checkpoint import SafetensorsFolder
-from .families import HARMLESS, NAME_BY_MODEL_TYPE, NOT_MODELLED, READERS
+from .families import NAME_BY_MODEL_TYPE, NOT_MODELLED, READERS
+from .families.common import HARMLESS
 from .gguf.config import config_values
 from .gguf.file import open_gguf
 from .gguf.smollm2 import smollm2
@@ -141,7 +143,8 @@ def _read_architecture(path: Path, *, tensors: bool) -> Architecture:
     name = _family(config)
     if config.get("quantization_config") is not None:
         raise config.unsupported("quantization_config (quantized weights)")
-    fields = READERS[name](config) | {"bos_token_id": config.token("bos_token_id")}
+    family, read = READERS[name]
+    fields = {"family": family.name, **read(config), "bos_token_id": config.token("bos_token_id")}
     fields["eos_token_ids"] = _eos_ids(config, path, fields["vocab_size"])
     for key in ("torch_dtype", "dtype"):
         if str(config.get(key, "auto")).removeprefix("torch.") not in _DTYPES:

@@ -3,98 +3,31 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from ..conf.errors import ConfigError
-from ..conf.schema import Architecture
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Names:
-    """The tensor names of a family of checkpoints."""
-
-    embedding: str
-    positions: str
-    layer: str  # prefix of a layer's tensors, with {} for the layer's number
-    attention_norm: str
-    q: str
-    k: str
-    v: str
-    attention_out: str
-    q_norm: str = ""
-    k_norm: str = ""
-    ffn_norm: str
-    gate: str = ""
-    up: str
-    down: str
-    final_norm: str
-    head: str = "lm_head.weight"
-    transposed: bool = False  # linear weights are stored as [in, out]
-
-
-LLAMA = Names(
-    embedding="model.embed_tokens.weight",
-    positions="model.embed_positions.weight",
-    layer="model.layers.{}.",
-    attention_norm="input_layernorm",
-    q="self_attn.q_proj",
-    k="self_attn.k_proj",
-    v="self_attn.v_proj",
-    attention_out="self_attn.o_proj",
-    q_norm="self_attn.q_norm.weight",
-    k_norm="self_attn.k_norm.weight",
-    ffn_norm="post_attention_layernorm",
-    gate="mlp.gate_proj",
-    up="mlp.up_proj",
-    down="mlp.down_proj",
-    final_norm="model.norm",
-)
-GPT2 = Names(
-    embedding="transformer.wte.weight",
-    positions="transformer.wpe.weight",
-    layer="transformer.h.{}.",
-    attention_norm="ln_1",
-    q="attn.c_attn",  # q, k and v side by side in one tensor
-    k="attn.c_attn",
-    v="attn.c_attn",
-    attention_out="attn.c_proj",
-    ffn_norm="ln_2",
-    up="mlp.c_fc",
-    down="mlp.c_proj",
-    final_norm="transformer.ln_f",
-    transposed=True,
-)
-
-
-# The keys of a config.json that decide a tensor's presence or shape, by field of the architecture.
-_KEYS = {
-    "vocab_size": "vocab_size",
-    "hidden_size": "hidden_size",
-    "num_layers": "num_hidden_layers",
-    "num_heads": "num_attention_heads",
-    "num_kv_heads": "num_key_value_heads",
-    "head_dim": "head_dim or num_attention_heads",
-    "ffn_size": "intermediate_size",
-    "max_position": "max_position_embeddings",
-    "qkv_bias": "attention_bias",
-    "attention_out_bias": "attention_bias",
-    "ffn_bias": "mlp_bias",
-    "tie_embeddings": "tie_word_embeddings",
-}
-_GPT2_KEYS = {
-    "hidden_size": "n_embd or hidden_size",
-    "num_layers": "n_layer or num_hidden_layers",
-    "ffn_size": "n_inner",
-    "max_position": "n_positions or max_position_embeddings",
-    "vocab_size": "vocab_size",
-    "tie_embeddings": "tie_word_embeddings",
-}
+from ..conf.architecture import Architecture
+from ..conf.errors import ConfigError, nearest
+from .families import FAMILIES
+from .families.family import Family
+from .names import Names
 
 
 def names_of(arch: Architecture) -> Names:
-    """Return GPT-2's names for learned positions, else LLaMA's names, which Mistral and Qwen share."""
-    return GPT2 if arch.position == "learned" and not arch.gated_ffn and not arch.qk_norm else LLAMA
+    """Return the tensor names of the architecture's family."""
+    return family_of(arch).names
+
+
+def family_of(arch: Architecture) -> Family:
+    """Return the architecture's family.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    if arch.family not in FAMILIES:
+        raise ConfigError(f"model.architecture.family={arch.family}: unknown{nearest(arch.family, FAMILIES)}")
+    return FAMILIES[arch.family]
 
 
 def tensor_shapes(arch: Architecture, names: Names | None = None) -> dict[str, tuple[int, ...]]:
@@ -102,10 +35,15 @@ def tensor_shapes(arch: Architecture, names: Names | None = None) -> dict[str, t
     names, H, D = names or names_of(arch), arch.hidden_size, arch.head_dim
     shapes: dict[str, tuple[int, ...]] = {names.embedding: (arch.vocab_size, H)}
 
-    def linear(name: str, out_size: int, in_size: int, bias: bool) -> None:
-        shapes[f"{name}.weight"] = (in_size, out_size) if names.transposed else (out_size, in_size)
-        if bias:
-            shapes[f"{name}.bias"] = (out_size,)
+    def linear(parts: Sequence[tuple[str, int]], in_size: int, bias: bool) -> None:
+        """Add weights of so many outputs each; parts of one name are one tensor."""
+        widths: dict[str, int] = {}
+        for name, out_size in parts:
+            widths[name] = widths.get(name, 0) + out_size
+        for name, out_size in widths.items():
+            shapes[f"{prefix}{name}.weight"] = (in_size, out_size) if names.transposed else (out_size, in_size)
+            if bias:
+                shapes[f"{prefix}{name}.bias"] = (out_size,)
 
     def norm(name: str) -> None:
         shapes[f"{name}.weight"] = (H,)
@@ -114,25 +52,39 @@ def tensor_shapes(arch: Architecture, names: Names | None = None) -> dict[str, t
 
     if arch.position == "learned":
         shapes[names.positions] = (arch.max_position, H)
+    places = norm_places(arch)
+    N, K = arch.num_heads, arch.num_kv_heads
     for i in range(arch.num_layers):
         prefix = names.layer.format(i)
-        norm(prefix + names.attention_norm)
-        widths = {prefix + names.q: arch.num_heads * D}
-        for name in (names.k, names.v):
-            widths[prefix + name] = widths.get(prefix + name, 0) + arch.num_kv_heads * D
-        for name, width in widths.items():
-            linear(name, width, H, arch.qkv_bias)
-        linear(prefix + names.attention_out, H, arch.num_heads * D, arch.attention_out_bias)
+        for place in places[:1]:
+            norm(prefix + getattr(names, place))
+        linear([(names.q, N * D), (names.k, K * D), (names.v, K * D)], H, arch.qkv_bias)
+        linear([(names.attention_out, H)], N * D, arch.attention_out_bias)
         if arch.qk_norm:
-            shapes[prefix + names.q_norm] = shapes[prefix + names.k_norm] = (D,)
-        norm(prefix + names.ffn_norm)
-        for name in (names.gate, names.up) if arch.gated_ffn else (names.up,):
-            linear(prefix + name, arch.ffn_size, H, arch.ffn_bias)
-        linear(prefix + names.down, H, arch.ffn_size, arch.ffn_bias)
+            is_whole = arch.qk_norm_over == "width"
+            shapes[prefix + names.q_norm] = (N * D if is_whole else D,)
+            shapes[prefix + names.k_norm] = (K * D if is_whole else D,)
+        if arch.attention_sinks:
+            shapes[prefix + names.sinks] = (N,)
+        for place in places[1:]:
+            norm(prefix + getattr(names, place))
+        linear(
+            [(name, arch.ffn_size) for name in ((names.gate, names.up) if arch.gated_ffn else (names.up,))],
+            H,
+            arch.ffn_bias,
+        )
+        linear([(names.down, H)], arch.ffn_size, arch.ffn_bias)
     norm(names.final_norm)
     if not arch.tie_embeddings:
         shapes[names.head] = (arch.vocab_size, H)
     return shapes
+
+
+def norm_places(arch: Architecture) -> tuple[str, ...]:
+    """Return which norms a layer has, as the fields of `Names` call them."""
+    before, after = ("attention_norm", "ffn_norm"), ("attention_norm_after", "ffn_norm_after")
+    places = {"before": before, "after": after, "both": before + after, "parallel": before, "shared": before[:1]}
+    return places[arch.norms]
 
 
 def deciding_keys(arch: Architecture, name: str) -> str:
@@ -146,7 +98,7 @@ def deciding_keys(arch: Architecture, name: str) -> str:
 
     last = max(map(int, re.findall(r"\.(\d+)\.", f".{name}")), default=0)
     keys: dict[str, None] = {}
-    for field, key in (_GPT2_KEYS if names_of(arch) is GPT2 else _KEYS).items():
+    for field, key in family_of(arch).keys.items():
         value = getattr(arch, field)
         other = not value if isinstance(value, bool) else 2 * value
         if field == "num_layers":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..conf.schema import Architecture
+from ..conf.architecture import Architecture
 from .kernels.kernels import Kernels
 
 

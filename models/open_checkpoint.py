@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..conf.schema import Architecture
+from ..conf.architecture import Architecture
 from .checkpoint import Checkpoint, SafetensorsFolder
 from .gguf.weights import GgufTensors
 

@@ -11,22 +11,22 @@ import math
 
 import torch
 
-from ..conf.schema import Architecture, RopeScaling
+from ..conf.architecture import Architecture, LayerKind, RopeScaling
 
 
-def inverse_frequencies(arch: Architecture) -> torch.Tensor:
-    """Return the angle, in radians, by which each pair of elements turns per position: [D / 2] float32."""
-    exponents = torch.arange(0, arch.head_dim, 2, dtype=torch.int64).float() / arch.head_dim
-    frequencies = 1.0 / (arch.rope_theta**exponents)
-    if arch.rope_scaling is None:
+def inverse_frequencies(kind: LayerKind, turned: int) -> torch.Tensor:
+    """Return the radians by which each pair of `turned` elements turns per position, [turned / 2] float32."""
+    exponents = torch.arange(0, turned, 2, dtype=torch.int64).float() / turned
+    frequencies, scaling = 1.0 / (kind.rope_theta**exponents), kind.rope_scaling
+    if scaling is None:
         return frequencies
-    if arch.rope_scaling.type == "linear":
-        return frequencies / arch.rope_scaling.factor
-    if arch.rope_scaling.type == "factors":
-        return frequencies / torch.tensor(arch.rope_scaling.factors)
-    if arch.rope_scaling.type == "yarn":
-        return _yarn(arch, arch.rope_scaling)
-    return _llama3(frequencies, arch.rope_scaling)
+    if scaling.type == "linear":
+        return frequencies / scaling.factor
+    if scaling.type == "factors":
+        return frequencies / torch.tensor(scaling.factors)
+    if scaling.type == "yarn":
+        return _yarn(kind.rope_theta, turned, scaling)
+    return _llama3(frequencies, scaling)
 
 
 def _llama3(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
@@ -37,9 +37,8 @@ def _llama3(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
     return (1 - kept) * frequencies / scaling.factor + kept * frequencies
 
 
-def _yarn(arch: Architecture, scaling: RopeScaling) -> torch.Tensor:
+def _yarn(base: float, D: int, scaling: RopeScaling) -> torch.Tensor:
     """Divide the frequencies that turn slowly in the training's context by `factor`, and blend by a linear ramp."""
-    D, base = arch.head_dim, arch.rope_theta
 
     def element(turns: float) -> float:
         """Return the element of a head, as a fraction of it, that turns so many times in the training's context."""
@@ -59,11 +58,17 @@ _FIRST_POSITIONS = 2048  # of the table, which doubles
 
 
 class RotaryEmbedding:
-    """Looks up the cosines and sines of a micro-batch's positions, once for all layers."""
+    """Looks up the cosines and sines of a micro-batch's positions, once for all layers of a kind.
 
-    def __init__(self, arch: Architecture, *, dtype: torch.dtype, device: torch.device) -> None:
-        self.frequencies = inverse_frequencies(arch).to(device)
-        self._scale = 1.0 if arch.rope_scaling is None else arch.rope_scaling.attention_factor
+    Pairs of elements that do not turn come last (`turning_order` of `models/weights.py`), with an angle of 0.
+    """
+
+    def __init__(self, arch: Architecture, kind: LayerKind, *, dtype: torch.dtype, device: torch.device) -> None:
+        turned = inverse_frequencies(kind, arch.turned)
+        self.frequencies = torch.cat([turned, torch.zeros(arch.head_dim // 2 - len(turned))]).to(device)
+        scale = 1.0 if kind.rope_scaling is None else kind.rope_scaling.attention_factor
+        self._scale = torch.ones_like(self.frequencies)
+        self._scale[: len(turned)] = scale
         self.dtype = dtype
         self._table = self._compute(_FIRST_POSITIONS)
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 
+from ..conf.architecture import RopeScaling
 from ..conf.errors import ConfigError
-from ..conf.schema import RopeScaling
 from .model_config import ModelValues
 
 _HARMLESS = ("finetuned",)  # of the first YaRN models

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..conf.schema import Architecture
+from ..conf.architecture import Architecture, LayerKind
 from ..parallel.groups import Groups
 from ..parallel.layers import (
     ColumnParallelLinear,
@@ -19,6 +20,7 @@ from ..parallel.layers import (
     RowParallelLinear,
     VocabParallelEmbedding,
 )
+from .attention.backend import AttentionBackend
 from .attention.select import make_backend
 from .batch import RaggedBatch
 from .decoder import BatchContext, DecoderLayer
@@ -29,6 +31,11 @@ from .rope import RotaryEmbedding
 from .transfers import upload
 
 
+def rotation(kind: LayerKind) -> LayerKind | None:
+    """Return the kind by its rotary positions alone; None where it has none."""
+    return replace(kind, window=None) if kind.rope else None
+
+
 @dataclass(frozen=True, slots=True)
 class StageInputs:
     """What a stage needs of a micro-batch beside the previous stage's activation, on the stage's device."""
@@ -36,8 +43,8 @@ class StageInputs:
     num_tokens: int
     token_ids: torch.Tensor | None  # [T], on the first stage
     positions: torch.Tensor  # [T]
-    context: BatchContext
-    last_context: BatchContext  # of the stage's last layer
+    contexts: Sequence[BatchContext]  # by layer of the stage, the same one for layers of a kind
+    last_context: BatchContext  # of the stage's last layer, where it computes fewer rows
 
 
 class Stage(nn.Module):
@@ -80,18 +87,31 @@ class Stage(nn.Module):
         )
         own = make_kernels(kernels, dtype=dtype, device=device)
         self.fallback_reason = own.fallback_reason
-        self.attention = make_backend(
-            attention,
-            own,
-            block_size=block_size,
-            num_blocks=self.cache.num_blocks,
-            window=arch.sliding_window,
-            dtype=dtype,
-            device=device,
-            head_dim=arch.head_dim,
+        self.kinds = [arch.kind(layer) for layer in layers]
+        self.attentions = {
+            window: make_backend(
+                attention,
+                own,
+                block_size=block_size,
+                num_blocks=self.cache.num_blocks,
+                window=window,
+                dtype=dtype,
+                device=device,
+                head_dim=arch.head_dim,
+                softcap=arch.attention_softcap,
+                has_sinks=arch.attention_sinks,
+            )
+            for window in dict.fromkeys(kind.window for kind in self.kinds)
+        }
+        self.decoder = nn.ModuleList(
+            DecoderLayer(arch, groups, self.attentions[kind.window], own, dtype=dtype) for kind in self.kinds
         )
-        self.decoder = nn.ModuleList(DecoderLayer(arch, groups, self.attention, own, dtype=dtype) for _ in layers)
-        self.rope = RotaryEmbedding(arch, dtype=dtype, device=device) if arch.position == "rope" else None
+        turning = dict.fromkeys(map(rotation, self.kinds if arch.position == "rope" else ()))
+        self.ropes: dict[LayerKind | None, RotaryEmbedding] = {
+            kind: RotaryEmbedding(arch, kind, dtype=dtype, device=device) for kind in turning if kind is not None
+        }
+        # Models that scale the embeddings were trained with a factor of the weights' type.
+        self._embedding_scale = torch.tensor(arch.embedding_scale, dtype=dtype).item()
         self.final_norm: nn.Module | None = None
         self.head: LMHead | None = None
         if self.mesh.is_last:
@@ -111,6 +131,11 @@ class Stage(nn.Module):
                 module.keep_rows()
             elif isinstance(module, ColumnParallelLinear | RowParallelLinear):
                 module.pack()
+
+    @property
+    def attention(self) -> AttentionBackend:
+        """The backend of the first layer's attention."""
+        return self.attentions[self.kinds[0].window]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -140,16 +165,20 @@ class Stage(nn.Module):
         positions_T, slots_T, *rest = upload(arrays, self.device)
         if sampled_R is not None:
             rest[0] = rest[0].index_copy(0, rest[1], sampled_R.index_select(0, rest[2]).clamp_(min=0))
-        context = last_context = BatchContext(
-            slots=slots_T,
-            rope=self.rope.at(positions_T, int(at.max()) + 1) if self.rope is not None else None,
-            plan=self.attention.plan(batch),
-        )
+        end = int(at.max()) + 1
+        ropes = {kind: rope.at(positions_T, end) for kind, rope in self.ropes.items()}
+        plans = {window: backend.plan(batch) for window, backend in self.attentions.items()}
+        of_kind = {
+            kind: BatchContext(slots_T, ropes.get(rotation(kind)), plans[kind.window])
+            for kind in dict.fromkeys(self.kinds)
+        }
+        contexts = [of_kind[kind] for kind in self.kinds]
+        last_context = contexts[-1]
         if has_own_last:
-            last_context = replace(context, plan=self.attention.plan(batch.sampled()), rows=rest[-1])
-        return StageInputs(
-            batch.num_tokens, rest[0] if self.mesh.is_first else None, positions_T, context, last_context
-        )
+            plan = self.attentions[self.kinds[-1].window].plan(batch.sampled())
+            last_context = replace(last_context, plan=plan, rows=rest[-1])
+        token_ids = rest[0] if self.mesh.is_first else None
+        return StageInputs(batch.num_tokens, token_ids, positions_T, contexts, last_context)
 
     @torch.inference_mode()
     def forward(self, inputs: StageInputs, hidden_TH: torch.Tensor | None = None) -> torch.Tensor:
@@ -171,15 +200,19 @@ class Stage(nn.Module):
         """Compute the embedding, on the first stage, and all layers, as `forward` does. The sum is their output."""
         assert (hidden_TH is None) == self.mesh.is_first, self.mesh
         x_TH: Parts = (self.embed(inputs.token_ids, inputs.positions) if hidden_TH is None else hidden_TH), None
-        last = len(self.decoder) - 1
-        for i, (layer, keys, values) in enumerate(zip(self.decoder, self.cache.keys, self.cache.values, strict=True)):
-            x_TH = layer(x_TH, inputs.context if i < last else inputs.last_context, keys, values)
+        contexts = [*inputs.contexts[:-1], inputs.last_context]
+        for layer, context, keys, values in zip(
+            self.decoder, contexts, self.cache.keys, self.cache.values, strict=True
+        ):
+            x_TH = layer(x_TH, context, keys, values)
         return x_TH
 
     def embed(self, token_ids_T: torch.Tensor | None, positions_T: torch.Tensor) -> torch.Tensor:
         """Return the first layer's input [T, H], on the first stage."""
         assert self.embedding is not None
         x_TH: torch.Tensor = self.embedding(token_ids_T)
+        if self._embedding_scale != 1.0:
+            x_TH.mul_(self._embedding_scale)
         if self.position_embedding is not None:
             x_TH = x_TH + F.embedding(positions_T, self.position_embedding)
         return x_TH
@@ -189,4 +222,8 @@ class Stage(nn.Module):
         if self.head is None or self.final_norm is None:
             return x_TH if added_TH is None else x_TH.add_(added_TH)
         logits: torch.Tensor = self.head(self.final_norm(x_TH, added_TH))
+        if self.arch.logit_scale != 1.0:
+            logits.mul_(self.arch.logit_scale)
+        if (cap := self.arch.logit_softcap) is not None:
+            logits.div_(cap).tanh_().mul_(cap)
         return logits

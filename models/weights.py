@@ -7,19 +7,19 @@ reads only its own slices, a few MB at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from ..conf.schema import Architecture
+from ..conf.architecture import Architecture
 from ..parallel.layers import ReplicatedEmbedding
 from ..parallel.mesh import Mesh
 from .checkpoint import Checkpoint, TensorSource
-from .decoder import DecoderLayer
-from .head_norm import HeadNorm
-from .layout import Names, names_of, tensor_shapes
+from .decoder import Attention, DecoderLayer
+from .layout import names_of, norm_places, tensor_shapes
+from .names import Names
 from .open_checkpoint import open_checkpoint
 from .random_weights import RandomTensors
 from .stage import Stage
@@ -31,8 +31,9 @@ _BLOCK_BYTES = 4 << 20
 class Piece:
     """A slice of a checkpoint's tensor, and the view of a parameter that it is loaded into.
 
-    The target is [G, rows, columns], or [G, rows] for a vector. The slice has G * rows rows and as many columns. Rows
-    and columns are those of the [out, in] matrix, also where the file has it transposed.
+    The target is [G, rows, columns], or [G, rows] for a vector. The slice has G groups of rows, one after the other or
+    `stride` rows apart, and as many columns. Rows and columns are those of the [out, in] matrix, also where the file
+    has it transposed.
     """
 
     name: str
@@ -40,9 +41,26 @@ class Piece:
     row: int = 0  # the first
     column: int = 0  # the first
     transposed: bool = False  # the file has [in, out]
+    stride: int = 0  # rows from the first of a group to the first of the next; 0: as many as it has
+    order: torch.Tensor | None = None  # of each head's elements among the rows, as the target has them; None: as read
+    scale: float = 1.0  # the target is the slice times this
+    offset: float = 0.0  # plus this
 
     def load(self, source: TensorSource) -> None:
         """Copy the slice block by block, converted to the target's type."""
+        if self.stride in (0, self.target.shape[1]):
+            self._copy(source)
+        else:
+            for g in range(len(self.target)):
+                replace(self, target=self.target[g : g + 1], row=self.row + g * self.stride, stride=0)._copy(source)
+        if self.order is not None:
+            G, R, *columns = self.target.shape
+            heads = self.target.view(G, R // len(self.order), len(self.order), *columns)
+            heads.copy_(heads[:, :, self.order])
+        if self.scale != 1.0 or self.offset:
+            self.target.mul_(self.scale).add_(self.offset)
+
+    def _copy(self, source: TensorSource) -> None:
         target = self.target
         G, R = target.shape[:2]
         if target.dim() == 2:
@@ -80,7 +98,7 @@ def plan_pieces(stage: Stage) -> Iterator[Piece]:
     for i, layer in zip(stage.layers, stage.decoder, strict=True):
         yield from _layer_pieces(layer, names, names.layer.format(i), arch, mesh)  # type: ignore[arg-type]
     if stage.final_norm is not None:
-        yield from _norm_pieces(names.final_norm, stage.final_norm)
+        yield from _norm_pieces(names.final_norm, stage.final_norm, names.norm_offset)
     if stage.head is not None and not (arch.tie_embeddings and stage.embedding is not None):
         name = names.embedding if arch.tie_embeddings else names.head
         yield from _vocab_rows(name, stage.head.weight, arch, mesh)
@@ -95,45 +113,75 @@ def _vocab_rows(name: str, weight: torch.Tensor, arch: Architecture, mesh: Mesh)
         yield Piece(name, weight[None, :count], row=first)
 
 
-def _norm_pieces(name: str, norm: nn.Module) -> Iterator[Piece]:
+def _norm_pieces(name: str, norm: nn.Module, offset: float) -> Iterator[Piece]:
     for kind, parameter in norm.named_parameters():
-        yield Piece(f"{name}.{kind}", parameter[None])
+        yield Piece(f"{name}.{kind}", parameter[None], offset=offset if kind == "weight" else 0.0)
+
+
+def turning_order(arch: Architecture, names: Names) -> torch.Tensor | None:
+    """Return the order of a head's elements in which element i turns with element i + D / 2, and the last stay.
+
+    Kernels turn whole heads so; elements that stay are turned by an angle of 0. Scores do not change if queries and
+    keys have their elements in another order. None: it is the checkpoint's own order.
+    """
+    D, turned = arch.head_dim, arch.turned
+    if arch.position != "rope" or (turned == D and not names.neighbours_turn):
+        return None
+    first, second = torch.arange(turned).view(-1, 2).T if names.neighbours_turn else torch.arange(turned).view(2, -1)
+    still = torch.arange(turned, D).view(2, -1)
+    return torch.cat([first, still[0], second, still[1]])
 
 
 def _layer_pieces(layer: DecoderLayer, names: Names, prefix: str, arch: Architecture, mesh: Mesh) -> Iterator[Piece]:
-    K, G, D, H = arch.num_kv_heads // mesh.tp, arch.num_heads // arch.num_kv_heads, arch.head_dim, arch.hidden_size
-    rank, transposed = mesh.tp_rank, names.transposed
+    rank, transposed, offset = mesh.tp_rank, names.transposed, names.norm_offset
     attention, ffn = layer.attention, layer.ffn
-    yield from _norm_pieces(prefix + names.attention_norm, layer.attention_norm)
-    yield from _norm_pieces(prefix + names.ffn_norm, layer.ffn_norm)
-    if isinstance(attention.qk_norm, HeadNorm):
-        yield Piece(prefix + names.q_norm, attention.qk_norm.query_weight[None])
-        yield Piece(prefix + names.k_norm, attention.qk_norm.key_weight[None])
-
-    heads = (slice(0, G), slice(G, G + 1), slice(G + 1, G + 2))  # of a KV group: queries, key, value
-    before: dict[str, int] = {}  # by tensor: rows of the parts before, where one tensor holds q, k and v
-    for name, part in zip((names.q, names.k, names.v), heads, strict=True):
-        count = part.stop - part.start
-        row = before.get(name, 0) + rank * K * count * D
-        before[name] = before.get(name, 0) + arch.num_kv_heads * count * D
-        weight = attention.qkv.weight.view(K, G + 2, D, H)[:, part].view(K, count * D, H)
-        yield Piece(f"{prefix}{name}.weight", weight, row=row, transposed=transposed)
-        if attention.qkv.bias is not None:
-            bias = attention.qkv.bias.view(K, G + 2, D)[:, part].view(K, count * D)
-            yield Piece(f"{prefix}{name}.bias", bias, row=row)
+    for place in norm_places(arch):
+        yield from _norm_pieces(prefix + getattr(names, place), getattr(layer, place), offset)
+    yield from _qkv_pieces(attention, names, prefix, arch, mesh)
+    if attention.sinks is not None:
+        yield Piece(prefix + names.sinks, attention.sinks[None], row=rank * len(attention.sinks))
 
     F = arch.ffn_size // mesh.tp
+    before: dict[str, int] = {}  # by tensor: rows of the parts before, where one tensor holds gate and up
     for i, name in enumerate((names.gate, names.up) if arch.gated_ffn else (names.up,)):
-        rows = slice(i * F, (i + 1) * F)
-        yield Piece(f"{prefix}{name}.weight", ffn.fc1.weight[None, rows], row=rank * F, transposed=transposed)
+        rows, row = slice(i * F, (i + 1) * F), before.get(name, 0) + rank * F
+        before[name] = before.get(name, 0) + arch.ffn_size
+        yield Piece(f"{prefix}{name}.weight", ffn.fc1.weight[None, rows], row=row, transposed=transposed)
         if ffn.fc1.bias is not None:
-            yield Piece(f"{prefix}{name}.bias", ffn.fc1.bias[None, rows], row=rank * F)
+            yield Piece(f"{prefix}{name}.bias", ffn.fc1.bias[None, rows], row=row)
 
     for name, linear in ((names.attention_out, attention.out), (names.down, ffn.fc2)):
         column = rank * linear.weight.shape[1]
         yield Piece(f"{prefix}{name}.weight", linear.weight[None], column=column, transposed=transposed)
         if linear.bias is not None:
-            yield Piece(f"{prefix}{name}.bias", linear.bias[None])
+            yield Piece(f"{prefix}{name}.bias", linear.bias[None], scale=arch.residual_scale)
+
+
+def _qkv_pieces(attention: Attention, names: Names, prefix: str, arch: Architecture, mesh: Mesh) -> Iterator[Piece]:
+    """Yield the rows of each KV group's queries, keys and values, and the norms of queries and keys."""
+    K, G, D, H = arch.num_kv_heads // mesh.tp, arch.num_heads // arch.num_kv_heads, arch.head_dim, arch.hidden_size
+    rank, order = mesh.tp_rank, turning_order(arch, names)
+    before: dict[str, int] = {}  # by tensor: rows of the parts before, where one tensor holds q, k and v
+    heads = (slice(0, G), slice(G, G + 1), slice(G + 1, G + 2))  # of a KV group: queries, key, value
+    for name, part in zip((names.q, names.k, names.v), heads, strict=True):
+        count, own = part.stop - part.start, order if part.start <= G else None
+        if names.grouped:
+            row, stride = (rank * K * (G + 2) + part.start) * D, (G + 2) * D
+        else:
+            row, stride = before.get(name, 0) + rank * K * count * D, 0
+            before[name] = before.get(name, 0) + arch.num_kv_heads * count * D
+        weight = attention.qkv.weight.view(K, G + 2, D, H)[:, part].view(K, count * D, H)
+        yield Piece(f"{prefix}{name}.weight", weight, row=row, transposed=names.transposed, stride=stride, order=own)
+        if attention.qkv.bias is not None:
+            bias = attention.qkv.bias.view(K, G + 2, D)[:, part].view(K, count * D)
+            yield Piece(f"{prefix}{name}.bias", bias, row=row, stride=stride, order=own)
+    if attention.qk_norm is not None:
+        for name, weight in (
+            (names.q_norm, attention.qk_norm.query_weight),
+            (names.k_norm, attention.qk_norm.key_weight),
+        ):
+            row = rank * len(weight) if arch.qk_norm_over == "width" else 0
+            yield Piece(prefix + name, weight[None], row=row, order=order, offset=names.norm_offset)
 
 
 def load_stage(stage: Stage, path: Path | None, seed: int, on_piece: Callable[[], None] = lambda: None) -> None:

@@ -6,7 +6,7 @@ what CUDA and NCCL keep for themselves, of graphs too. This file imports no torc
 
 from __future__ import annotations
 
-from ..conf.schema import Architecture
+from ..conf.architecture import Architecture
 
 MAX_GRAPH_ROWS = 512
 SLICE_ELEMENTS = 1 << 25  # of a work tensor of the sampler; more rows are computed in slices

@@ -97,13 +97,15 @@ class RowParallelLinear(tensor_parallel.RowParallelLinear):
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> Parts:
         """Return the sum of residual, bias and all ranks' products, [T, out]; the product adds the first if it can."""
-        if self._groups.mesh.tp == 1:
-            if self.packed is not None:
-                return self.packed.linear(x, self.bias, residual), None
-            return residual, F.linear(x, self.weight, self.bias)
+        if self._groups.mesh.tp == 1 and self.packed is not None:
+            return self.packed.linear(x, self.bias, residual), None
+        return residual, self.product(x)
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the sum of bias and all ranks' products, [T, out]."""
         bias = self.bias if self._groups.mesh.tp_rank == 0 else None  # once in the sum, and within a product
         part = F.linear(x, self.weight, bias) if self.packed is None else self.packed.linear(x, bias)
-        return residual, self._groups.all_reduce(part)
+        return self._groups.all_reduce(part) if self._groups.mesh.tp > 1 else part
 
 
 class VocabParallelEmbedding(tensor_parallel.VocabParallelEmbedding):

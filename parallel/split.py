@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..conf.architecture import Architecture
 from ..conf.errors import ConfigError
-from ..conf.schema import Architecture, ParallelConfig
+from ..conf.schema import ParallelConfig
 
 # The LM head's time, as a share of the time that a layer with as many parameters takes. The head runs only for rows
 # that sample a token. Its weights are read once a micro-batch, as a layer's are (a share of 1), but where chunks fill a

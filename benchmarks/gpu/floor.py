@@ -8,7 +8,7 @@ from itertools import cycle
 
 import torch
 
-from gapless.conf.schema import Architecture
+from gapless.conf.architecture import Architecture
 
 from .model import architecture, dtype_of
 from .parts import Task

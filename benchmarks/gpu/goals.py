@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from gapless.conf.schema import Architecture
+from gapless.conf.architecture import Architecture
 from gapless.models.stage import Stage, StageInputs
 from gapless.runtime.cost.stage_costs import MicroBatchShape
 from gapless.runtime.experiments.one_gpu import CHUNK, LLAMA_13B_BATCHES, decodes

@@ -8,8 +8,9 @@ from functools import cache
 import torch
 from torch import nn
 
+from gapless.conf.architecture import Architecture
 from gapless.conf.build import build, load_group
-from gapless.conf.schema import Architecture, ModelConfig
+from gapless.conf.schema import ModelConfig
 from gapless.models.batch import RaggedBatch, Segment
 from gapless.models.cuda_graphs import capture_graphs
 from gapless.models.graphed_stage import GraphedStage

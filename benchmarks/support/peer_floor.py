@@ -8,7 +8,8 @@ import time
 
 import torch
 
-from gapless.conf.schema import Architecture, ModelConfig
+from gapless.conf.architecture import Architecture
+from gapless.conf.schema import ModelConfig
 from gapless.models.huggingface import resolve_architecture
 from gapless.parallel.packed import PackedWeight
 

@@ -146,7 +146,7 @@ def chunk_mask(
     return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
 
 
-def _read(cache_SKD: torch.Tensor, slots: slice | torch.Tensor) -> torch.Tensor:
+def read_slots(cache_SKD: torch.Tensor, slots: slice | torch.Tensor) -> torch.Tensor:
     """Return the keys or values at `slots`, [1, K, keys, D]: a view of the cache where the slots are consecutive."""
     rows = cache_SKD[slots] if isinstance(slots, slice) else cache_SKD.index_select(0, slots)
     return rows.transpose(0, 1).unsqueeze(0)
@@ -161,8 +161,8 @@ def attend_chunks(
         q = q_TKGD[plan.rows].reshape(-1, K * G, D).transpose(0, 1).unsqueeze(0)
         attended = F.scaled_dot_product_attention(
             q,
-            _read(keys_SKD, plan.slots),
-            _read(values_SKD, plan.slots),
+            read_slots(keys_SKD, plan.slots),
+            read_slots(values_SKD, plan.slots),
             attn_mask=plan.mask,
             is_causal=plan.is_causal,
             enable_gqa=G > 1,
@@ -191,6 +191,6 @@ def attend_decodes(
         return
     for decode in plan:
         attended = F.scaled_dot_product_attention(
-            q_TKGD[decode.rows], _read(keys_SKD, decode.slots), _read(values_SKD, decode.slots)
+            q_TKGD[decode.rows], read_slots(keys_SKD, decode.slots), read_slots(values_SKD, decode.slots)
         )
         out[decode.rows].view(1, K, G, D).copy_(attended)

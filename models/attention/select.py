@@ -10,6 +10,7 @@ from ..kernels.kernels import Kernels
 from . import flash, xformers
 from .backend import AttentionBackend
 from .cpp import CppBackend
+from .scores import ScoresBackend
 from .sdpa import SdpaBackend
 
 
@@ -31,12 +32,20 @@ def make_backend(
     dtype: torch.dtype,
     device: torch.device,
     head_dim: int,
+    softcap: float | None = None,
+    has_sinks: bool = False,
 ) -> AttentionBackend:
     """Make the backend `flash`, `xformers` or `sdpa`. `auto` is flash or the C++ one where it runs, else sdpa.
+
+    Of these none caps scores or has sinks: torch's products do.
 
     Raises:
         ConfigError: the one that was asked for does not run here.
     """
+    if softcap is not None or has_sinks:
+        if name not in ("auto", "sdpa"):
+            raise ConfigError(f"model.attention={name}: caps no scores and has no sinks, as this model needs; use auto")
+        return ScoresBackend(block_size=block_size, window=window, dtype=dtype, device=device, softcap=softcap)
     wanted = "flash" if name == "auto" else name
     reason = why_not(wanted, dtype, device, head_dim)
     if reason is not None and name != "auto":

@@ -11,10 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...conf.architecture import Architecture
 from ...conf.errors import ConfigError
-from ...conf.schema import Architecture
 from ..checkpoint import check_shape
-from ..layout import Names, names_of, tensor_shapes
+from ..layout import names_of, tensor_shapes
+from ..names import Names
 from .file import open_gguf
 
 if TYPE_CHECKING:

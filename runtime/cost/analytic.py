@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from typing import Literal
 
+from ...conf.architecture import Architecture
 from ...conf.clusters import ClusterConfig
 from ...conf.costs import AttentionKernels, CostsConfig
-from ...conf.schema import Architecture
 from ...parallel.placement import StageLink
 from .attention import AttentionCost
 from .experts import ExpertProducts, Routing

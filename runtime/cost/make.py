@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from ...conf.architecture import Architecture
 from ...conf.errors import ConfigError
-from ...conf.schema import Architecture, HardwareConfig, SimulateConfig
+from ...conf.schema import HardwareConfig, SimulateConfig
 from ...models.memory import dtype_bytes, resolve_dtype
 from ...parallel.placement import stages_span_racks
 from ..engine.plan import Plan, stage_hardware

@@ -8,8 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 from statistics import median
 
+from ...conf.architecture import Architecture
 from ...conf.errors import ConfigError
-from ...conf.schema import Architecture
 from ...conf.user_path import user_path
 from ...parallel.placement import StageLink, nodes_of_a_stage
 from .error import CostError

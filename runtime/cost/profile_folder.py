@@ -6,15 +6,15 @@ import csv
 import os
 import platform
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
+from ...conf.architecture import Architecture
 from ...conf.errors import ConfigError
-from ...conf.schema import Architecture
 from .profile_point import Point
 
 T = TypeVar("T")
@@ -32,7 +32,15 @@ _TIMELESS_FIELDS = (
     "rope_theta",
     "rope_scaling",
     "tie_embeddings",
+    "family",
+    "rotary_dim",
+    "attention_scale",
+    "embedding_scale",
+    "residual_scale",
+    "logit_scale",
 )
+# Fields that a profile has only where they differ from a plain model's.
+_RARE_FIELDS = ("norms", "qk_norm_over", "attention_softcap", "attention_sinks", "logit_softcap")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +87,11 @@ class StageSample(NamedTuple):
 
 def shape_of(arch: Architecture) -> dict[str, Any]:
     """Return the fields of `arch` that decide how long a layer, the embedding and the LM head take."""
-    return {key: value for key, value in asdict(arch).items() if key not in _TIMELESS_FIELDS}
+    plain = {field.name: field.default for field in fields(arch) if field.name in _RARE_FIELDS}
+    shape = {key: value for key, value in asdict(arch).items() if key not in _TIMELESS_FIELDS}
+    if shape.pop("layers"):
+        shape["windows"] = [[kind.window, count] for kind, count in arch.kinds.items()]
+    return {key: value for key, value in shape.items() if key not in plain or value != plain[key]}
 
 
 class ProfileFolder:

@@ -6,10 +6,11 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ...conf.architecture import Architecture
 from ...conf.build import load_hardware
 from ...conf.errors import ConfigError
 from ...conf.policies import EqualTimeConfig
-from ...conf.schema import Architecture, EngineConfig, HardwareConfig, ParallelConfig, SimulateConfig
+from ...conf.schema import EngineConfig, HardwareConfig, ParallelConfig, SimulateConfig
 from ...models.huggingface import resolve_architecture, resolve_weights
 from ...models.layout import tensor_shapes
 from ...models.memory import MemoryModel, dtype_bytes, resolve_dtype

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from ...conf.architecture import Architecture
 from ...conf.build import build, load_group, load_hardware
-from ...conf.schema import Architecture, ModelConfig, SimulateConfig
+from ...conf.schema import ModelConfig, SimulateConfig
 from ...models.huggingface import resolve_architecture
 from ...models.memory import dtype_bytes
 from ..cost.make import make_operators

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ...conf.schema import Architecture
+from ...conf.architecture import Architecture
 from ..core.least_squares import non_negative
 from ..core.micro_batch_columns import Floats
 from ..cost.stage_costs import MicroBatchShape, StageCosts

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from ...conf.architecture import Architecture
 from ...conf.errors import ConfigError
-from ...conf.schema import Architecture, SimulateConfig
+from ...conf.schema import SimulateConfig
 from ..core.run_record import RunRecord
 from ..cost.error import CostError
 from ..engine.plan import Plan, make_plan

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from ...conf.schema import Architecture, ModelConfig
+from ...conf.architecture import Architecture
+from ...conf.schema import ModelConfig
 from ..core.messages import MicroBatchMessage, MicroBatchResult, RankFailure, Stop
 
 

@@ -124,7 +124,7 @@ class _MeasuringRank:
         worker, hidden = self._worker, self._hidden
         inputs = worker.prepare(message)
         self._sampled_rows = inputs.last_context.rows
-        inputs = replace(inputs, last_context=inputs.context)
+        inputs = replace(inputs, last_context=inputs.contexts[-1])
         received: Any = None if hidden is None else hidden[: point.rows].clone()  # the stage may write to it
 
         def compute() -> None:

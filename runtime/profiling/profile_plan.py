@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ...conf.architecture import Architecture
 from ...conf.errors import ConfigError
 from ...conf.profiling import ProfileConfig
-from ...conf.schema import Architecture
 from ...models.memory import MemoryModel, dtype_bytes, resolve_dtype
 from ...parallel.placement import nodes_of_a_stage
 from ..cost.profile_folder import About, shape_of

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ...conf.architecture import Architecture
 from ...conf.errors import ConfigError
 from ...conf.policies import SchedulerConfig
-from ...conf.schema import Architecture, SimulateConfig
+from ...conf.schema import SimulateConfig
 from ...conf.tuning import TuneConfig
 from ...models.huggingface import resolve_architecture
 from ...parallel.split import split_layers

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gapless.conf.architecture import Architecture
 from gapless.conf.build import (
     GROUPS,
     build,
@@ -33,7 +34,6 @@ from gapless.conf.policies import POLICY_CONFIGS, EqualTimeConfig, OrcaBestConfi
 from gapless.conf.profiling import ProfileConfig
 from gapless.conf.sampling import SamplingParams
 from gapless.conf.schema import (
-    Architecture,
     BenchConfig,
     CacheConfig,
     EngineConfig,

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from gapless.conf.architecture import Architecture
 from gapless.conf.errors import ConfigError
-from gapless.conf.schema import Architecture, ModelConfig
+from gapless.conf.schema import ModelConfig
 from gapless.models.huggingface import resolve_architecture
 from gapless.models.layout import tensor_shapes
 from gapless.models.open_checkpoint import open_checkpoint

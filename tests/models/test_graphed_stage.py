@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from gapless.conf.schema import Architecture
+from gapless.conf.architecture import Architecture
 from gapless.models.attention import flash
 from gapless.models.attention.flash import FlashBackend
 from gapless.models.batch import RaggedBatch, Segment
@@ -75,7 +75,12 @@ def test_a_padding_row_may_hold_anything() -> None:
     with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 60):
         plain, other = twins(ARCHITECTURES["llama"], Mesh(2, 1, 1), CPU, torch.float32, BLOCKS)
     pieces = GraphedStage(other, list)
-    for buffer in (pieces._hidden, pieces._queries, pieces._attended, *(pieces._rope or ())):
+    for buffer in (
+        pieces._hidden,
+        pieces._queries,
+        pieces._attended,
+        *(buffer for pair in pieces._ropes.values() for buffer in pair),
+    ):
         buffer.fill_(float("nan"))
     assert bucket(BATCHES["mixed"].num_tokens) != BATCHES["mixed"].num_tokens
     compare(plain, other, pieces, BATCHES["mixed"], 1e-4)
@@ -104,7 +109,8 @@ class Pages:
         with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 60):
             self.plain, self.other = twins(arch, mesh, CPU, torch.float32, PAGES, PAGE)
         for stage in (self.plain, self.other):
-            stage.attention = FlashBackend(block_size=PAGE, window=arch.sliding_window, device=CPU, paged=True)
+            window = arch.sliding_window
+            stage.attentions[window] = FlashBackend(block_size=PAGE, window=window, device=CPU, paged=True)
             for layer in stage.decoder:
                 layer.attention.backend = stage.attention  # type: ignore[union-attr, assignment]
         plans = self.other.attention.fixed_plans(1, arch.max_position, 0)
@@ -163,7 +169,12 @@ def test_a_padding_row_of_decodes_may_hold_anything() -> None:
     with flash_on_cpu():
         pages = Pages(dataclasses.replace(ARCHITECTURES["llama"], max_position=3 * PAGE), Mesh(3, 1, 1))
         graphed, cache = pages.graphed, pages.other.cache
-        for tensor in (graphed._hidden, *(graphed._rope or ()), *cache.keys, *cache.values):
+        for tensor in (
+            graphed._hidden,
+            *(buffer for pair in graphed._ropes.values() for buffer in pair),
+            *cache.keys,
+            *cache.values,
+        ):
             tensor[-PAGE:].fill_(float("nan"))
         graphed._hidden.fill_(float("nan"))
         assert pages.run(decodes(300, 2, 255)) == [None]

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from safetensors.numpy import save_file
 
+from gapless.conf.architecture import Architecture, RopeScaling
 from gapless.conf.errors import ConfigError
 from gapless.conf.experts import ExpertsConfig
-from gapless.conf.schema import Architecture, ModelConfig, RopeScaling
+from gapless.conf.schema import ModelConfig
 from gapless.models.checkpoint import SafetensorsFolder
 from gapless.models.huggingface import resolve_architecture, resolve_weights
 
@@ -144,7 +145,7 @@ QWEN2 = LLAMA | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "
         (LLAMA | {"hidden_size": "32"}, "hidden_size='32'"),
         (LLAMA | {"num_key_value_heads": 3}, "num_key_value_heads=3"),
         ({k: v for k, v in LLAMA.items() if k != "hidden_size"}, "hidden_size=None"),
-        (QWEN2 | {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}, "use_sliding_window"),
+        (MISTRAL | {"layer_types": ["full_attention", "linear_attention"]}, "layer_types with linear_attention"),
         (GPT2 | {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
         (GPT2 | {"reorder_and_upcast_attn": True}, "reorder_and_upcast_attn"),
         (GPT2 | {"n_head": 0}, "n_head=0"),
@@ -310,7 +311,8 @@ def test_config_json_is_enough_where_no_tensors_are_read(tmp_path: Path) -> None
         (QWEN3_MOE | {"num_experts_per_tok": 17}, "experts_per_token=17: must be 1 to num_experts=16"),
         (MIXTRAL | {"num_local_experts": "8"}, "num_local_experts='8': must be an integer"),
         (LLAMA | {"architectures": ["DeepseekV3ForCausalLM"]}, "multi-head latent attention) is not supported"),
-        (LLAMA | {"architectures": ["GptOssForCausalLM"]}, "full and sliding attention) is not supported"),
+        (LLAMA | {"architectures": ["GptOssForCausalLM"]}, "a gate of their own) is not supported"),
+        (LLAMA | {"architectures": ["Qwen3NextForCausalLM"]}, "linear attention, which needs a state for each request"),
     ],
 )
 def test_experts_that_are_not_modelled_are_refused(tmp_path: Path, config: dict[str, Any], said: str) -> None:

@@ -13,8 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from gapless.conf.architecture import Architecture
 from gapless.conf.errors import ConfigError
-from gapless.conf.schema import Architecture, ModelConfig
+from gapless.conf.schema import ModelConfig
 from gapless.models import weights
 from gapless.models.build_stage import build_stage
 from gapless.models.layout import tensor_shapes
@@ -29,6 +30,7 @@ LLAMA = Architecture(
 GPT2 = dataclasses.replace(
     LLAMA,
     num_kv_heads=4,
+    family="gpt2",
     norm="layer",
     position="learned",
     activation="gelu_tanh",
@@ -167,7 +169,8 @@ LARGE = {
 }
 MEASURE = """
 import json, sys
-from gapless.conf.schema import Architecture, ModelConfig
+from gapless.conf.architecture import Architecture
+from gapless.conf.schema import ModelConfig
 from gapless.models.build_stage import build_stage
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh

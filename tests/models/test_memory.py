@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from gapless.conf.architecture import Architecture
 from gapless.conf.build import build, load_group
 from gapless.conf.errors import ConfigError
 from gapless.conf.experts import ExpertsConfig
 from gapless.conf.sampling import SamplingParams
-from gapless.conf.schema import Architecture, HardwareConfig, ModelConfig, ParallelConfig
+from gapless.conf.schema import HardwareConfig, ModelConfig, ParallelConfig
 from gapless.models.attention import flash
 from gapless.models.build_stage import build_stage
 from gapless.models.graphed_stage import GraphedStage

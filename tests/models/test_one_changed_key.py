@@ -17,7 +17,7 @@ import transformers
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import ModelConfig
 from gapless.models.batch import RaggedBatch, Segment
-from gapless.models.families import HARMLESS
+from gapless.models.families.common import HARMLESS
 from gapless.models.huggingface import resolve_architecture
 from gapless.models.layout import tensor_shapes
 from gapless.models.open_checkpoint import open_checkpoint

@@ -147,7 +147,7 @@ def test_no_size_of_a_micro_batch_compiles_a_kernel(name: str) -> None:
             decodes = [Segment(1, 1, [200 + i]) for i in range(num_decodes)]
             tokens = chunk + num_decodes
             inputs = stage.prepare(RaggedBatch.of([1] * tokens, chunks, decodes, list(range(chunk, tokens))))
-            odd_places.add(inputs.context.slots.storage_offset() % 2 == 1)
+            odd_places.add(inputs.last_context.slots.storage_offset() % 2 == 1)
             stage(inputs)
         assert odd_places == {False, True}, "addresses of slots are multiples of 16, and are not"
         assert launches.variants == variants

@@ -22,16 +22,16 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("positions", [[0, 1, 2047], [2047, 2048], [2048], [4095, 4096, 3], [9000]])
 def test_the_table_grows_to_the_positions_that_come(positions: list[int]) -> None:
     arch = dataclasses.replace(LLAMA, max_position=10_000)
-    rope = RotaryEmbedding(arch, dtype=torch.float32, device=CPU)
+    rope = RotaryEmbedding(arch, arch.kind(0), dtype=torch.float32, device=CPU)
     for wanted in ([5], positions, [0]):
         cos, sin = rope.at(torch.tensor(wanted), max(wanted) + 1)
-        angles = torch.tensor(wanted, dtype=torch.float32)[:, None] * inverse_frequencies(arch)
+        angles = torch.tensor(wanted, dtype=torch.float32)[:, None] * inverse_frequencies(arch.kind(0), arch.turned)
         torch.testing.assert_close(cos[:, 0, 0], angles.cos())
         torch.testing.assert_close(sin[:, 0, 0], angles.sin())
 
 
 def test_a_product_of_two_rotated_heads_depends_on_their_distance_alone() -> None:
-    rope = RotaryEmbedding(LLAMA, dtype=torch.float32, device=CPU)
+    rope = RotaryEmbedding(LLAMA, LLAMA.kind(0), dtype=torch.float32, device=CPU)
     query, key = torch.randn(2, LLAMA.head_dim)
 
     def product(at: int, of: int) -> torch.Tensor:
@@ -62,4 +62,4 @@ def test_yarn_is_that_of_transformers(more: dict[str, Any]) -> None:
     assert scaling is not None
     assert scaling.attention_factor == pytest.approx(scale, rel=1e-12)
     arch = dataclasses.replace(LLAMA, head_dim=128, rope_theta=theta, rope_scaling=scaling)
-    assert torch.equal(inverse_frequencies(arch), frequencies)
+    assert torch.equal(inverse_frequencies(arch.kind(0), arch.turned), frequencies)

@@ -7,7 +7,8 @@ import dataclasses
 import numpy as np
 import torch
 
-from gapless.conf.schema import Architecture, ModelConfig
+from gapless.conf.architecture import Architecture
+from gapless.conf.schema import ModelConfig
 from gapless.models.batch import RaggedBatch, Segment
 from gapless.models.build_stage import build_stage
 from gapless.models.ranking import NO_TOKEN

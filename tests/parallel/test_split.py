@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gapless.conf.architecture import Architecture
 from gapless.conf.errors import ConfigError
 from gapless.conf.experts import ExpertsConfig
-from gapless.conf.schema import Architecture, ParallelConfig
+from gapless.conf.schema import ParallelConfig
 from gapless.parallel.split import check_parallel, split_layers
 
 ARCH = Architecture(

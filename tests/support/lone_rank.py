@@ -8,7 +8,7 @@ from typing import cast
 import torch
 import torch.distributed as dist
 
-from gapless.conf.schema import Architecture
+from gapless.conf.architecture import Architecture
 from gapless.models.batch import RaggedBatch, Segment
 from gapless.models.stage import Stage
 from gapless.parallel.groups import Groups

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from gapless.conf.architecture import Architecture
 from gapless.conf.policies import POLICY_CONFIGS, Depth, SchedulerConfig
-from gapless.conf.schema import Architecture, ParallelConfig
+from gapless.conf.schema import ParallelConfig
 from gapless.conf.simulation import FaultsConfig
 from gapless.parallel.placement import StageLink
 from gapless.runtime.core.messages import MicroBatchMessage, MicroBatchResult, SegmentMessage

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from gapless.conf.schema import Architecture, ModelConfig
+from gapless.conf.architecture import Architecture
+from gapless.conf.schema import ModelConfig
 from gapless.models.batch import RaggedBatch, Segment
 from gapless.models.build_stage import build_stage
 from gapless.models.graphed_stage import GraphedStage

@@ -14,8 +14,9 @@ from gguf import GGMLQuantizationType as Kind
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gapless.conf.architecture import Architecture
 from gapless.conf.errors import ConfigError
-from gapless.conf.schema import Architecture, ModelConfig
+from gapless.conf.schema import ModelConfig
 from gapless.models.gguf.weights import _TYPES
 from gapless.models.huggingface import resolve_architecture
 from gapless.models.layout import tensor_shapes

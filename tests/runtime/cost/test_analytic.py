@@ -19,10 +19,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from benchmarks import end_to_end, fit_costs
+from gapless.conf.architecture import Architecture
 from gapless.conf.build import build, group_names, load_group, load_hardware, to_mapping
 from gapless.conf.costs import AttentionKernels, CostsConfig, HostConfig
 from gapless.conf.errors import ConfigError
-from gapless.conf.schema import Architecture
 from gapless.parallel.placement import StageLink
 from gapless.runtime.cost.analytic import AnalyticOperators
 from gapless.runtime.cost.attention import AttentionCost

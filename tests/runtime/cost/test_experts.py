@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import experts as benchmark
+from gapless.conf.architecture import Architecture
 from gapless.conf.build import load_hardware
 from gapless.conf.costs import CostsConfig
 from gapless.conf.experts import ExpertsConfig
-from gapless.conf.schema import Architecture
 from gapless.runtime.cost.analytic import AnalyticOperators
 from gapless.runtime.cost.experts import Routing, inclusion
 from gapless.runtime.cost.gemm import Gemm

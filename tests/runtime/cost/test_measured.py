@@ -12,9 +12,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gapless.conf.architecture import Architecture
 from gapless.conf.build import build, load_group
 from gapless.conf.errors import ConfigError
-from gapless.conf.schema import Architecture, SimulateConfig
+from gapless.conf.schema import SimulateConfig
 from gapless.parallel.placement import StageLink
 from gapless.runtime.cost.analytic import AnalyticOperators
 from gapless.runtime.cost.interpolation import ChunkAttention, Curve, DecodeAttention

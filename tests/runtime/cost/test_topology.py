@@ -16,10 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gapless.conf.architecture import Architecture
 from gapless.conf.build import build, group_names, load_group, load_hardware
 from gapless.conf.clusters import ClusterConfig
 from gapless.conf.costs import CostsConfig, LinkConfig
-from gapless.conf.schema import Architecture, SimulateConfig
+from gapless.conf.schema import SimulateConfig
 from gapless.parallel.placement import StageLink, stage_links
 from gapless.runtime.cost.analytic import AnalyticOperators
 from gapless.runtime.cost.link import Link

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from gapless.conf.architecture import Architecture
 from gapless.conf.sampling import SamplingParams
-from gapless.conf.schema import Architecture, ModelConfig
+from gapless.conf.schema import ModelConfig
 from gapless.models.build_stage import build_stage
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh

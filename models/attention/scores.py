@@ -1,0 +1,77 @@
+"""Attention whose scores are capped (Gemma 2) or have a sink (gpt-oss): by torch's products, scores in memory."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .sdpa import PaddedPlan, SdpaBackend, SdpaPlan, chunk_mask, read_slots
+
+_MOST_SCORES = 1 << 23  # in memory at once, float32
+
+
+class ScoresBackend(SdpaBackend):
+    """Plans as `SdpaBackend` does, and computes scores apart from what becomes of them.
+
+    Args:
+        softcap: scores s become softcap * tanh(s / softcap); None: they stay.
+    """
+
+    def __init__(
+        self, *, block_size: int, window: int | None, dtype: torch.dtype, device: torch.device, softcap: float | None
+    ) -> None:
+        super().__init__(block_size=block_size, window=window, dtype=dtype, device=device)
+        self.softcap = softcap
+        self.about = "torch's products, for capped scores or sinks" if device.type == "cuda" else ""
+
+    def attend(
+        self, q_TKGD: Tensor, keys_SKD: Tensor, values_SKD: Tensor, plan: SdpaPlan, sinks: Tensor | None = None
+    ) -> Tensor:
+        """See `AttentionBackend.attend`. `sinks`: of each of the K * G heads, a score that takes a share."""
+        K, G, D = q_TKGD.shape[1:]
+        out = q_TKGD.new_empty(plan.num_tokens, K, G, D)
+        decodes = [] if isinstance(plan.decodes, PaddedPlan) else plan.decodes
+        for segment in (*plan.chunks, *decodes):
+            keys, values = read_slots(keys_SKD, segment.slots), read_slots(values_SKD, segment.slots)
+            first, last = segment.rows.start, segment.rows.stop
+            mask = segment.mask
+            if segment.is_causal:
+                mask = chunk_mask(0, last - first, 0, self.window, self.dtype, self.device)
+            step = max(1, _MOST_SCORES // (K * G * keys.shape[2]))
+            for row in range(first, last, step):
+                rows = slice(row, min(row + step, last))
+                q = q_TKGD[rows].permute(1, 2, 0, 3)  # [K, G, R, D]
+                own = None if mask is None else mask[row - first : rows.stop - first]
+                attended = self._weigh(q[None], keys, values, own, None if sinks is None else sinks.view(K, G, 1))
+                out[rows] = attended[0].permute(2, 0, 1, 3)
+        if isinstance(plan.decodes, PaddedPlan):
+            rows, slots = plan.decodes.rows, plan.decodes.slots
+            keys, values = (
+                cache.index_select(0, slots).view(rows.stop - rows.start, -1, K, D).transpose(1, 2)
+                for cache in (keys_SKD, values_SKD)
+            )
+            q = q_TKGD[rows].unsqueeze(3)  # [B, K, G, 1, D]
+            mask = plan.decodes.mask[:, None]
+            attended = self._weigh(q, keys, values, mask, None if sinks is None else sinks.view(K, G, 1))
+            out[rows] = attended[:, :, :, 0]
+        return out.view(plan.num_tokens, -1)
+
+    def _weigh(
+        self, q_BKGRD: Tensor, keys_BKSD: Tensor, values_BKSD: Tensor, mask: Tensor | None, sinks_KG1: Tensor | None
+    ) -> Tensor:
+        """Return what R queries of each of G heads attend to, [B, K, G, R, D]. `mask` is added to [B, K, G, R, S]."""
+        B, K, G, R, D = q_BKGRD.shape
+        scores = q_BKGRD.reshape(B, K, G * R, D) @ keys_BKSD.transpose(2, 3)
+        scores = scores.view(B, K, G, R, -1).float().mul_(D**-0.5)
+        if self.softcap is not None:
+            scores.div_(self.softcap).tanh_().mul_(self.softcap)
+        if mask is not None:
+            scores += mask
+        if sinks_KG1 is not None:
+            sinks = sinks_KG1.float()[None, ..., None].expand(B, K, G, R, 1)
+            scores = torch.cat([scores, sinks], dim=-1)
+        weights = scores.softmax(-1)
+        if sinks_KG1 is not None:
+            weights = weights[..., :-1]
+        weights = weights.to(values_BKSD.dtype).reshape(B, K, G * R, -1)
+        return (weights @ values_BKSD).view(B, K, G, R, D)

@@ -1,0 +1,133 @@
+"""What readers of several families share: activations, rotary positions, kinds of layers, experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from ...conf.architecture import LayerKind
+from ...conf.errors import ConfigError, nearest
+from ...conf.experts import ExpertsConfig
+from ..model_config import ModelValues
+from ..rotary_config import read_rope
+
+_ACTIVATIONS: dict[str, Literal["silu", "gelu", "gelu_tanh", "relu"]] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+# What transformers ignores when it computes logits: notes, training, sampling defaults, other heads.
+_HARMLESS = """
+    _attn_implementation _attn_implementation_autoset _commit_hash _flash_attn_2_enabled _from_model_config
+    _name_or_path _num_labels architectures attention_dropout attn_implementation attn_pdrop auto_map bad_words_ids
+    begin_suppress_tokens bos_token cache_implementation chat_template chunk_size_feed_forward classifier_dropout
+    custom_pipelines decoder_start_token_id diversity_penalty do_sample dtype early_stopping embd_pdrop
+    encoder_no_repeat_ngram_size eos_token epsilon_cutoff eta_cutoff experts_implementation
+    exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing
+    hidden_dropout id2label initializer_range is_decoder is_llama_config keys_to_ignore_at_inference label2id
+    language length_penalty license max_length max_new_tokens max_sequence_length min_length model_max_length
+    model_type n_ctx neftune_noise_alpha no_repeat_ngram_size num_beam_groups num_beams num_labels
+    num_return_sequences output_attentions output_hidden_states output_past output_scores pad_token pad_token_id
+    predict_special_tokens prefix pretraining_tp problem_type remove_invalid_values repetition_penalty resid_pdrop
+    return_dict return_dict_in_generate sep_token_id seq_length summary_activation summary_first_dropout
+    summary_proj_to_labels summary_type summary_use_proj suppress_tokens task_specific_params temperature
+    tf_legacy_loss tokenizer_class tokenizer_model_max_length tokenizer_padding_side top_k top_p torch_dtype
+    torchscript transformers.js_config transformers_version typical_p unk_token unsloth_fixed unsloth_version
+    use_bfloat16 use_cache xla_device
+"""
+HARMLESS = frozenset(_HARMLESS.split())
+
+
+def activation(config: ModelValues, key: str, default: str) -> Literal["silu", "gelu", "gelu_tanh", "relu"]:
+    """Read the activation function of the feed-forward block."""
+    name = str(config.values.get(key, default))
+    config.asked.add(key)
+    if name not in _ACTIVATIONS:
+        raise ConfigError(f"{config.path}: {key}={name}: not supported{nearest(name, _ACTIVATIONS)}")
+    return _ACTIVATIONS[name]
+
+
+def rotary(
+    config: ModelValues,
+    *,
+    default_heads: int | None,
+    default_head_dim: int | None,
+    default_max: int,
+    default_theta: float = 10000.0,
+) -> dict[str, Any]:
+    """Read the fields of an `Architecture` that LLaMA, Mistral and Qwen share."""
+    hidden, heads = config.positive("hidden_size"), config.positive("num_attention_heads")
+    head_dim = config.positive_or_null("head_dim", default_head_dim) or hidden // heads
+    if head_dim % 2 or not head_dim:
+        raise ConfigError(f"{config.path}: head_dim={head_dim}: must be even, for rotary positions turn pairs")
+    vocab, pad = config.positive("vocab_size"), config.token("pad_token_id")
+    if pad is not None and not -vocab <= pad < vocab:
+        raise config.wrong("pad_token_id", f"null or below vocab_size={vocab}")
+    max_position = config.positive("max_position_embeddings", default_max)
+    kv_heads = config.positive_or_null("num_key_value_heads", default_heads) or heads
+    if heads % kv_heads:
+        raise ConfigError(f"{config.path}: num_key_value_heads={kv_heads}: must divide num_attention_heads={heads}")
+    theta, scaling = read_rope(config, max_position=max_position, default_theta=default_theta)
+    if scaling is not None and scaling.type == "yarn":
+        max_position = max(max_position, int(scaling.original_max_position * scaling.factor))
+    return {
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "num_layers": config.positive("num_hidden_layers"),
+        "num_heads": heads,
+        "num_kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "ffn_size": config.positive("intermediate_size"),
+        "max_position": max_position,
+        "norm_eps": config.number("rms_norm_eps", 1e-6),
+        "rope_theta": theta,
+        "rope_scaling": scaling,
+        "activation": activation(config, "hidden_act", "silu"),
+        "tie_embeddings": config.flag("tie_word_embeddings", False),
+    }
+
+
+def kinds(
+    config: ModelValues, fields: dict[str, Any], window: int | None, slides: Callable[[int], bool]
+) -> dict[str, Any]:
+    """Return the fields that say which layers have a window.
+
+    Args:
+        config: its `layer_types` decide.
+        fields: of the architecture, as read so far.
+        window: of layers with sliding attention.
+        slides: whether the layer of an index has it, without `layer_types`.
+    """
+    count = fields["num_layers"]
+    default = ["sliding_attention" if slides(i) else "full_attention" for i in range(count)]
+    named = config.names("layer_types") or default
+    if len(named) != count:
+        raise ConfigError(f"{config.path}: layer_types: must have as many entries as num_hidden_layers")
+    for each in named:
+        if each not in ("full_attention", "sliding_attention"):
+            raise config.unsupported(f"layer_types with {each}")
+    if "sliding_attention" in named and window is None:
+        raise config.unsupported(f"layer_types with sliding_attention and sliding_window={window}")
+    windows = [window if each == "sliding_attention" else None for each in named]
+    if len(set(windows)) == 1:
+        return {"sliding_window": windows[0]}
+    turning = {"rope_theta": fields["rope_theta"], "rope_scaling": fields["rope_scaling"]}
+    return {"layers": tuple(LayerKind(window=each, **turning) for each in windows)}
+
+
+def experts(config: ModelValues, *, key: str, default: int, default_picked: int) -> ExpertsConfig:
+    """Read the experts of a model in which every layer has some; `key` is that of their number."""
+    if config.integer("decoder_sparse_step", 1) != 1 or config.get("mlp_only_layers"):
+        raise config.unsupported("experts in some layers only (decoder_sparse_step, mlp_only_layers)")
+    picked = config.positive("num_experts_per_tok", default_picked)
+    try:
+        return ExpertsConfig(num_experts=config.positive(key, default), experts_per_token=picked)
+    except ConfigError as error:
+        raise ConfigError(f"{config.path}: {error}") from error

@@ -1,0 +1,38 @@
+"""Mistral, whose layers may have windows, and Mixtral, whose feed-forward blocks are experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..model_config import ModelValues
+from .common import experts, kinds, rotary
+from .family import Family
+
+
+def _mistral(config: ModelValues) -> dict[str, Any]:
+    fields = rotary(config, default_heads=8, default_head_dim=None, default_max=131072)
+    window = config.positive_or_null("sliding_window", 4096)
+    return fields | kinds(config, fields, window, lambda i: window is not None)
+
+
+def _mixtral(config: ModelValues) -> dict[str, Any]:
+    return {
+        **rotary(config, default_heads=8, default_head_dim=None, default_max=131072, default_theta=1e6),
+        "sliding_window": config.positive_or_null("sliding_window"),
+        "experts": experts(config, key="num_local_experts", default=8, default_picked=2),
+    }
+
+
+MISTRAL = Family(
+    name="mistral",
+    readers={"MistralForCausalLM": _mistral},
+    model_types={"mistral": "MistralForCausalLM"},
+    about="Mistral 7B and Nemo, Ministral 8B",
+)
+MIXTRAL = Family(
+    name="mixtral",
+    readers={"MixtralForCausalLM": _mixtral},
+    model_types={"mixtral": "MixtralForCausalLM"},
+    about="Mixtral 8x7B and 8x22B",
+    refused="experts are simulated only",
+)

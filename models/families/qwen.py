@@ -1,0 +1,75 @@
+"""Qwen 2, 2.5 and 3, dense and of experts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ..model_config import ModelValues
+from .common import experts, kinds, rotary
+from .family import Family
+
+
+def _windows(config: ModelValues, fields: dict[str, Any]) -> dict[str, Any]:
+    """Read which layers have a window: those from `max_window_layers` on, or those that `layer_types` names."""
+    window, first = config.positive_or_null("sliding_window", 4096), config.integer("max_window_layers", 28)
+    if not config.flag("use_sliding_window", False):
+        window = None
+    return fields | kinds(config, fields, window, lambda i: window is not None and i >= first)
+
+
+def _qwen2(config: ModelValues) -> dict[str, Any]:
+    fields = rotary(config, default_heads=32, default_head_dim=None, default_max=32768)
+    return _windows(config, fields | {"qkv_bias": True})
+
+
+def _qwen3(config: ModelValues) -> dict[str, Any]:
+    fields = rotary(config, default_heads=32, default_head_dim=128, default_max=32768)
+    return _windows(config, fields | _normed(config))
+
+
+def _normed(config: ModelValues) -> dict[str, Any]:
+    bias = config.flag("attention_bias", False)
+    return {"qkv_bias": bias, "attention_out_bias": bias, "qk_norm": True}
+
+
+def _qwen2_moe(config: ModelValues) -> dict[str, Any]:
+    picked = experts(config, key="num_experts", default=60, default_picked=4)
+    fields = {
+        **rotary(config, default_heads=16, default_head_dim=None, default_max=32768),
+        "ffn_size": config.positive("moe_intermediate_size", 1408),
+        "qkv_bias": config.flag("qkv_bias", True),
+        "experts": replace(picked, shared_ffn_size=config.positive("shared_expert_intermediate_size", 5632)),
+    }
+    return _windows(config, fields)
+
+
+def _qwen3_moe(config: ModelValues) -> dict[str, Any]:
+    fields = {
+        **rotary(config, default_heads=4, default_head_dim=None, default_max=32768),
+        **_normed(config),
+        "ffn_size": config.positive("moe_intermediate_size", 768),
+        "experts": experts(config, key="num_experts", default=128, default_picked=8),
+    }
+    return _windows(config, fields)
+
+
+QWEN2 = Family(
+    name="qwen2",
+    readers={"Qwen2ForCausalLM": _qwen2},
+    model_types={"qwen2": "Qwen2ForCausalLM"},
+    about="Qwen 2 and 2.5",
+)
+QWEN3 = Family(
+    name="qwen3",
+    readers={"Qwen3ForCausalLM": _qwen3},
+    model_types={"qwen3": "Qwen3ForCausalLM"},
+    about="Qwen 3",
+)
+QWEN_MOE = Family(
+    name="qwen-moe",
+    readers={"Qwen2MoeForCausalLM": _qwen2_moe, "Qwen3MoeForCausalLM": _qwen3_moe},
+    model_types={"qwen2_moe": "Qwen2MoeForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"},
+    about="Qwen 1.5, 2 and 3 of experts",
+    refused="experts are simulated only",
+)

@@ -1,0 +1,56 @@
+"""The names of a checkpoint's tensors, and how the tensors are laid out in it. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """The tensor names of a family of checkpoints.
+
+    Where names are alike, one tensor holds the parts below each other: q, k and v, or gate and up. An empty name
+    stands for what no model of the family has.
+    """
+
+    embedding: str
+    positions: str = "model.embed_positions.weight"
+    layer: str  # prefix of a layer's tensors, with {} for the layer's number
+    attention_norm: str = ""  # before attention
+    attention_norm_after: str = ""
+    q: str
+    k: str
+    v: str
+    attention_out: str
+    q_norm: str = ""
+    k_norm: str = ""
+    sinks: str = ""
+    ffn_norm: str = ""  # before the feed-forward block
+    ffn_norm_after: str = ""
+    gate: str = ""
+    up: str
+    down: str
+    final_norm: str
+    head: str = "lm_head.weight"
+    transposed: bool = False  # linear weights are stored as [in, out]
+    grouped: bool = False  # the tensor of q, k and v has them by KV group: its queries, its key, its value
+    neighbours_turn: bool = False  # rotary positions turn elements 2 i and 2 i + 1 of a head, not i and i + D / 2
+    norm_offset: float = 0.0  # of norm weights: those of the checkpoint lack it (Gemma)
+
+
+LLAMA = Names(
+    embedding="model.embed_tokens.weight",
+    layer="model.layers.{}.",
+    attention_norm="input_layernorm",
+    q="self_attn.q_proj",
+    k="self_attn.k_proj",
+    v="self_attn.v_proj",
+    attention_out="self_attn.o_proj",
+    q_norm="self_attn.q_norm.weight",
+    k_norm="self_attn.k_norm.weight",
+    ffn_norm="post_attention_layernorm",
+    gate="mlp.gate_proj",
+    up="mlp.up_proj",
+    down="mlp.down_proj",
+    final_norm="model.norm",
+)

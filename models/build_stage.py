@@ -24,6 +24,7 @@ def build_stage(
     num_blocks: int,
     block_size: int,
     replicate_embedding: bool = False,
+    whole_experts: bool = False,
     seed: int = 0,
     on_piece: Callable[[], None] = lambda: None,
 ) -> Stage:
@@ -35,7 +36,6 @@ def build_stage(
     Raises:
         ConfigError: a tensor is missing or has the wrong shape, or the attention backend does not run here.
     """
-    assert arch.experts is None, "the plan refuses them"
     dtype = getattr(torch, resolve_dtype(model, groups.device.type))
     stage = Stage(
         arch,
@@ -47,6 +47,7 @@ def build_stage(
         block_size=block_size,
         replicate_embedding=replicate_embedding,
         kernels=model.kernels,
+        whole_experts=whole_experts,
     )
     load_stage(stage, resolve_weights(model), seed, on_piece)
     return stage

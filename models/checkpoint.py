@@ -114,7 +114,10 @@ class SafetensorsFolder:
         """See `Checkpoint.check`."""
         shapes = tensor_shapes(arch)
         bare = {bare_name(name) for name in shapes}
-        others = [name for name in self._files if name not in bare and not name.endswith(_BUFFERS)]
+        further = _further_layers(arch)
+        others = [
+            name for name in self._files if name not in bare and not name.endswith(_BUFFERS) and not further(name)
+        ]
         for name in sorted(others, key=lambda name: not _is_quantized(name)):
             file, key = self._files[name]
             if _is_quantized(name):
@@ -175,6 +178,18 @@ class SafetensorsFolder:
             self._open_as = (path, framework or "np")
             self._handle = _open(*self._open_as)
         return self._handle.get_slice(key)
+
+
+def _further_layers(arch: Architecture) -> Callable[[str], bool]:
+    """Return what says of a bare name whether it is of a layer that only predicts further tokens."""
+    names = names_of(arch)
+    layer = re.compile(re.escape(bare_name(names.layer)).replace(r"\{\}", r"(\d+)"))
+
+    def is_further(name: str) -> bool:
+        found = layer.match(name)
+        return names.further_layers and found is not None and int(found[1]) >= arch.num_layers
+
+    return is_further
 
 
 def bare_name(name: str) -> str:

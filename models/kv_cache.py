@@ -19,6 +19,7 @@ class KVCache:
 
     Args:
         num_blocks: those that requests may own.
+        has_values: there are values apart from keys; false: what is cached as keys stands for both.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class KVCache:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        has_values: bool = True,
     ) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks + 1
@@ -44,7 +46,7 @@ class KVCache:
             return torch.empty(num_slots, num_kv_heads, head_dim, dtype=dtype, device=device)
 
         self.keys = [empty() for _ in range(num_layers)]
-        self.values = [empty() for _ in range(num_layers)]
+        self.values = [empty() for _ in range(num_layers)] if has_values else self.keys
 
 
 def _runs(blocks: Sequence[int] | np.ndarray, first: int, last: int, block_size: int) -> tuple[np.ndarray, np.ndarray]:

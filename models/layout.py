@@ -58,8 +58,20 @@ def tensor_shapes(arch: Architecture, names: Names | None = None) -> dict[str, t
         prefix = names.layer.format(i)
         for place in places[:1]:
             norm(prefix + getattr(names, place))
-        linear([(names.q, N * D), (names.k, K * D), (names.v, K * D)], H, arch.qkv_bias)
-        linear([(names.attention_out, H)], N * D, arch.attention_out_bias)
+        if arch.latent is None:
+            linear([(names.q, N * D), (names.k, K * D), (names.v, K * D)], H, arch.qkv_bias)
+        else:
+            own, latent = names.latent, arch.latent
+            if latent.query_rank is None:
+                linear([(own.query, N * latent.query_dim)], H, False)
+            else:
+                linear([(own.query_down, latent.query_rank)], H, latent.down_bias)
+                shapes[prefix + own.query_norm] = (latent.query_rank,)
+                linear([(own.query_up, N * latent.query_dim)], latent.query_rank, False)
+            linear([(own.down, latent.cached)], H, latent.down_bias)
+            shapes[prefix + own.norm] = (latent.rank,)
+            linear([(own.up, N * (latent.head_dim + latent.value_dim))], latent.rank, False)
+        linear([(names.attention_out, H)], N * arch.value_dim, arch.attention_out_bias)
         if arch.qk_norm:
             is_whole = arch.qk_norm_over == "width"
             shapes[prefix + names.q_norm] = (N * D if is_whole else D,)
@@ -68,12 +80,24 @@ def tensor_shapes(arch: Architecture, names: Names | None = None) -> dict[str, t
             shapes[prefix + names.sinks] = (N,)
         for place in places[1:]:
             norm(prefix + getattr(names, place))
-        linear(
-            [(name, arch.ffn_size) for name in ((names.gate, names.up) if arch.gated_ffn else (names.up,))],
-            H,
-            arch.ffn_bias,
-        )
-        linear([(names.down, H)], arch.ffn_size, arch.ffn_bias)
+        ffn = [(name, arch.ffn_size) for name in ((names.gate, names.up) if arch.gated_ffn else (names.up,))]
+        if arch.experts is None or not arch.kind(i).experts:
+            linear(ffn, H, arch.ffn_bias)
+            linear([(names.down, H)], arch.ffn_size, arch.ffn_bias)
+            continue
+        experts = arch.experts
+        linear([(names.router, experts.num_experts)], H, experts.router_bias)
+        if experts.correction_bias:
+            shapes[prefix + names.correction] = (experts.num_experts,)
+        for e in range(experts.num_experts):
+            own_prefix = names.expert.format(e)
+            linear([(own_prefix + name, arch.expert_size) for name in (names.expert_gate, names.expert_up)], H, False)
+            linear([(own_prefix + names.expert_down, H)], arch.expert_size, False)
+        if size := experts.shared_ffn_size:
+            linear([(names.shared + name, size) for name in (names.expert_gate, names.expert_up)], H, False)
+            linear([(names.shared + names.expert_down, H)], size, False)
+        if experts.shared_gate:
+            shapes[prefix + names.shared_gate] = (1, H)
     norm(names.final_norm)
     if not arch.tie_embeddings:
         shapes[names.head] = (arch.vocab_size, H)

@@ -39,7 +39,12 @@ def dtype_bytes(model: ModelConfig, device: str) -> int:
 
 
 def kv_bytes_per_token(arch: Architecture, num_layers: int, tp: int, dtype_bytes: int) -> int:
-    """Return m_kv: the bytes of one token's keys and values on one rank of a stage with `num_layers` layers."""
+    """Return m_kv: the bytes of one token's keys and values on one rank of a stage with `num_layers` layers.
+
+    Of latent attention each rank holds the whole latent, and nothing beside it.
+    """
+    if arch.latent is not None:
+        return num_layers * arch.latent.cached * dtype_bytes
     return 2 * num_layers * max(1, arch.num_kv_heads // tp) * arch.head_dim * dtype_bytes
 
 
@@ -49,12 +54,16 @@ def weight_bytes(
     """Return M_S: the bytes of the weights of the rank `mesh.rank`, whose stage holds `layers`.
 
     Tied embeddings count on the first and on the last stage, but only once where there is one stage. A rank holds as
-    many parameters of experts whether it has a slice of each or whole ones. Each rank holds whole routers, and one KV
-    head where there are fewer of them than ranks.
+    many parameters of experts whether it has a slice of each or whole ones. Each rank holds whole routers and whole
+    projections to latents, and one KV head where there are fewer of them than ranks.
     """
-    copied = 2 * arch.hidden_size * arch.head_dim * max(0, mesh.tp - arch.num_kv_heads)  # over all ranks
-    sliced = arch.layer_params - arch.router_params + copied
-    elements = -(-len(layers) * sliced // mesh.tp) + len(layers) * arch.router_params
+    copied = 0 if arch.latent else 2 * arch.hidden_size * arch.head_dim * max(0, mesh.tp - arch.num_kv_heads)
+    sliced = whole = 0  # over all ranks, and on each
+    for kind, count in arch.kinds_of(layers).items():
+        own = arch.router_params_of(kind) + arch.replicated_attention_params
+        sliced += count * (arch.params_of(kind) - own + copied)
+        whole += count * own
+    elements = -(-sliced // mesh.tp) + whole
     embedding = -(-arch.embedding_params // mesh.tp)
     if mesh.is_first:
         elements += arch.embedding_params if replicate_embedding else embedding

@@ -17,13 +17,16 @@ from ..parallel.layers import (
     LMHead,
     Parts,
     ReplicatedEmbedding,
+    ReplicatedLinear,
     RowParallelLinear,
     VocabParallelEmbedding,
 )
 from .attention.backend import AttentionBackend
 from .attention.select import make_backend
 from .batch import RaggedBatch
-from .decoder import BatchContext, DecoderLayer
+from .batch_context import BatchContext
+from .decoder import DecoderLayer
+from .experts.routed import RoutedExperts
 from .kernels.select import make_kernels
 from .kv_cache import KVCache, positions, slot_mapping
 from .norm import make_norm
@@ -62,6 +65,7 @@ class Stage(nn.Module):
         block_size: int,
         replicate_embedding: bool = False,
         kernels: str = "auto",
+        whole_experts: bool = False,
     ) -> None:
         super().__init__()
         self.arch = arch
@@ -80,10 +84,11 @@ class Stage(nn.Module):
             num_layers=len(layers),
             num_blocks=num_blocks,
             block_size=block_size,
-            num_kv_heads=arch.num_kv_heads // self.mesh.tp,
+            num_kv_heads=arch.num_kv_heads // self.mesh.tp if arch.latent is None else 1,
             head_dim=arch.head_dim,
             dtype=dtype,
             device=device,
+            has_values=arch.latent is None,
         )
         own = make_kernels(kernels, dtype=dtype, device=device)
         self.fallback_reason = own.fallback_reason
@@ -100,11 +105,15 @@ class Stage(nn.Module):
                 head_dim=arch.head_dim,
                 softcap=arch.attention_softcap,
                 has_sinks=arch.attention_sinks,
+                latent=arch.latent,
             )
             for window in dict.fromkeys(kind.window for kind in self.kinds)
         }
         self.decoder = nn.ModuleList(
-            DecoderLayer(arch, groups, self.attentions[kind.window], own, dtype=dtype) for kind in self.kinds
+            DecoderLayer(
+                arch, kind, groups, self.attentions[kind.window], own, dtype=dtype, whole_experts=whole_experts
+            )
+            for kind in self.kinds
         )
         turning = dict.fromkeys(map(rotation, self.kinds if arch.position == "rope" else ()))
         self.ropes: dict[LayerKind | None, RotaryEmbedding] = {
@@ -129,13 +138,18 @@ class Stage(nn.Module):
             is_tied = self.embedding is not None and getattr(module, "weight", None) is self.embedding.weight
             if isinstance(module, LMHead) and is_tied:
                 module.keep_rows()
-            elif isinstance(module, ColumnParallelLinear | RowParallelLinear):
+            elif isinstance(module, ColumnParallelLinear | RowParallelLinear | ReplicatedLinear | RoutedExperts):
                 module.pack()
 
     @property
     def attention(self) -> AttentionBackend:
         """The backend of the first layer's attention."""
         return self.attentions[self.kinds[0].window]
+
+    @property
+    def runs_as_graphs(self) -> bool:
+        """Whether CUDA graphs may hold what lies between two layers' attention."""
+        return self.device.type == "cuda" and self.arch.latent is None
 
     @property
     def dtype(self) -> torch.dtype:

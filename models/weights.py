@@ -6,7 +6,7 @@ reads only its own slices, a few MB at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,10 +14,12 @@ import torch
 from torch import nn
 
 from ..conf.architecture import Architecture
-from ..parallel.layers import ReplicatedEmbedding
+from ..parallel.layers import ReplicatedEmbedding, RowParallelLinear
 from ..parallel.mesh import Mesh
 from .checkpoint import Checkpoint, TensorSource
-from .decoder import Attention, DecoderLayer
+from .decoder import Attention, DecoderLayer, FeedForward
+from .experts.block import Experts
+from .latent_attention import LatentAttention
 from .layout import names_of, norm_places, tensor_shapes
 from .names import Names
 from .open_checkpoint import open_checkpoint
@@ -137,24 +139,68 @@ def _layer_pieces(layer: DecoderLayer, names: Names, prefix: str, arch: Architec
     attention, ffn = layer.attention, layer.ffn
     for place in norm_places(arch):
         yield from _norm_pieces(prefix + getattr(names, place), getattr(layer, place), offset)
-    yield from _qkv_pieces(attention, names, prefix, arch, mesh)
+    if isinstance(attention, LatentAttention):
+        yield from _latent_pieces(attention, names, prefix, rank)
+    else:
+        yield from _qkv_pieces(attention, names, prefix, arch, mesh)
     if attention.sinks is not None:
         yield Piece(prefix + names.sinks, attention.sinks[None], row=rank * len(attention.sinks))
 
-    F = arch.ffn_size // mesh.tp
-    before: dict[str, int] = {}  # by tensor: rows of the parts before, where one tensor holds gate and up
-    for i, name in enumerate((names.gate, names.up) if arch.gated_ffn else (names.up,)):
-        rows, row = slice(i * F, (i + 1) * F), before.get(name, 0) + rank * F
-        before[name] = before.get(name, 0) + arch.ffn_size
-        yield Piece(f"{prefix}{name}.weight", ffn.fc1.weight[None, rows], row=row, transposed=transposed)
-        if ffn.fc1.bias is not None:
-            yield Piece(f"{prefix}{name}.bias", ffn.fc1.bias[None, rows], row=row)
+    yield from _row_pieces(prefix + names.attention_out, attention.out, arch, rank, transposed)
+    if isinstance(ffn, Experts):
+        yield from _expert_pieces(ffn, names, prefix, arch, mesh)
+    else:
+        parts = (names.gate, names.up) if arch.gated_ffn else (names.up,)
+        yield from _ffn_pieces(ffn, tuple(prefix + name for name in (*parts, names.down)), arch, rank, transposed)
 
-    for name, linear in ((names.attention_out, attention.out), (names.down, ffn.fc2)):
-        column = rank * linear.weight.shape[1]
-        yield Piece(f"{prefix}{name}.weight", linear.weight[None], column=column, transposed=transposed)
-        if linear.bias is not None:
-            yield Piece(f"{prefix}{name}.bias", linear.bias[None], scale=arch.residual_scale)
+
+def _ffn_pieces(
+    ffn: FeedForward, names: Sequence[str], arch: Architecture, rank: int, transposed: bool
+) -> Iterator[Piece]:
+    """Yield the pieces of a feed-forward network whose tensors are `names`: of fc1, if gated in two parts, and fc2."""
+    *parts, down = names
+    F = len(ffn.fc1.weight) // len(parts)
+    before: dict[str, int] = {}  # by tensor: rows of the parts before, where one tensor holds gate and up
+    for i, name in enumerate(parts):
+        rows, row = slice(i * F, (i + 1) * F), before.get(name, 0) + rank * F
+        before[name] = before.get(name, 0) + F * ffn.tp
+        yield Piece(f"{name}.weight", ffn.fc1.weight[None, rows], row=row, transposed=transposed)
+        if ffn.fc1.bias is not None:
+            yield Piece(f"{name}.bias", ffn.fc1.bias[None, rows], row=row)
+    yield from _row_pieces(down, ffn.fc2, arch, rank, transposed)
+
+
+def _row_pieces(
+    name: str, linear: RowParallelLinear, arch: Architecture, rank: int, transposed: bool
+) -> Iterator[Piece]:
+    """Yield the columns of a weight whose inputs the ranks share, and its bias."""
+    column = rank * linear.weight.shape[1]
+    yield Piece(f"{name}.weight", linear.weight[None], column=column, transposed=transposed)
+    if linear.bias is not None:
+        yield Piece(f"{name}.bias", linear.bias[None], scale=arch.residual_scale)
+
+
+def _expert_pieces(ffn: Experts, names: Names, prefix: str, arch: Architecture, mesh: Mesh) -> Iterator[Piece]:
+    """Yield the pieces of the router, of this rank's experts or its slices of them, and of the shared expert."""
+    router, routed = ffn.router, ffn.routed
+    yield Piece(f"{prefix}{names.router}.weight", router.weight[None])
+    if router.bias is not None:
+        yield Piece(f"{prefix}{names.router}.bias", router.bias[None])
+    if router.correction is not None:
+        yield Piece(prefix + names.correction, router.correction[None])
+    F = routed.down.shape[2]
+    first = 0 if arch.expert_size == F else mesh.tp_rank * F  # of an expert's rows
+    for e in range(len(routed.down)):
+        own = prefix + names.expert.format(routed.first + e)
+        for i, name in enumerate((names.expert_gate, names.expert_up)):
+            yield Piece(f"{own}{name}.weight", routed.gate_up[e : e + 1, i * F : (i + 1) * F], row=first)
+        yield Piece(f"{own}{names.expert_down}.weight", routed.down[e : e + 1], column=first)
+    if ffn.shared is not None:
+        parts = (names.expert_gate, names.expert_up, names.expert_down)
+        shared = tuple(f"{prefix}{names.shared}{name}" for name in parts)
+        yield from _ffn_pieces(ffn.shared, shared, arch, mesh.tp_rank, names.transposed)
+    if ffn.shared_gate is not None:
+        yield Piece(prefix + names.shared_gate, ffn.shared_gate[None])
 
 
 def _qkv_pieces(attention: Attention, names: Names, prefix: str, arch: Architecture, mesh: Mesh) -> Iterator[Piece]:
@@ -182,6 +228,32 @@ def _qkv_pieces(attention: Attention, names: Names, prefix: str, arch: Architect
         ):
             row = rank * len(weight) if arch.qk_norm_over == "width" else 0
             yield Piece(prefix + name, weight[None], row=row, order=order, offset=names.norm_offset)
+
+
+def _latent_pieces(attention: LatentAttention, names: Names, prefix: str, rank: int) -> Iterator[Piece]:
+    """Yield the projections to latents and queries, and this rank's heads of what is made of them."""
+    own, latent, width = names.latent, attention.latent, attention.query_rank
+
+    def order(still: int) -> torch.Tensor | None:
+        """Return the order of `still` elements and those that turn, in which halves turn together."""
+        if not latent.neighbours_turn:
+            return None
+        return torch.cat([torch.arange(still), still + torch.arange(latent.rotary_dim).view(-1, 2).T.flatten()])
+
+    down, query = attention.down, attention.query.weight
+    parts = [(own.down, slice(width, None), order(latent.rank))]
+    if attention.query_norm is not None:
+        parts.append((own.query_down, slice(width), None))
+        yield Piece(prefix + own.query_norm, attention.query_norm.weight[None])
+    for name, rows, turned in parts:
+        yield Piece(f"{prefix}{name}.weight", down.weight[None, rows], order=turned)
+        if down.bias is not None:
+            yield Piece(f"{prefix}{name}.bias", down.bias[None, rows], order=turned)
+    name = own.query_up if width else own.query
+    yield Piece(f"{prefix}{name}.weight", query[None], row=rank * len(query), order=order(latent.head_dim))
+    yield Piece(prefix + own.norm, attention.norm.weight[None])
+    up = attention.up.flatten(0, 1)
+    yield Piece(f"{prefix}{own.up}.weight", up[None], row=rank * len(up))
 
 
 def load_stage(stage: Stage, path: Path | None, seed: int, on_piece: Callable[[], None] = lambda: None) -> None:

@@ -14,10 +14,10 @@ from ..conf.schema import ParallelConfig
 _HEAD_TIME_SHARE = 0.25
 
 
-def check_parallel(arch: Architecture, parallel: ParallelConfig) -> None:
+def check_parallel(arch: Architecture, parallel: ParallelConfig, *, copies_heads: bool = False) -> None:
     """Check that `arch` can be split into `pp` stages of `tp` slices.
 
-    Of a model with experts, which is only simulated, several ranks may hold the same KV head.
+    In a simulation of a model with experts, `copies_heads`, several ranks may hold the same KV head.
 
     Raises:
         ConfigError: it cannot. The error names the key and the values that it may have.
@@ -32,13 +32,14 @@ def check_parallel(arch: Architecture, parallel: ParallelConfig) -> None:
     if parallel.expert_parallel and arch.experts is None:
         raise ConfigError("parallel.expert_parallel=true: must be false for a model without experts")
     sizes = {"attention heads": arch.num_heads}
-    if arch.experts is None or tp % arch.num_kv_heads:
+    may_copy = copies_heads and arch.experts is not None and tp % arch.num_kv_heads == 0
+    if arch.latent is None and not may_copy:
         sizes["KV heads"] = arch.num_kv_heads
-    if arch.experts is None:
+    if arch.expert_layers < arch.num_layers:
         sizes["feed-forward size"] = arch.ffn_size
-    else:
+    if arch.experts is not None:
         whole = parallel.expert_parallel
-        sizes["experts" if whole else "experts' size"] = arch.experts.num_experts if whole else arch.ffn_size
+        sizes["experts" if whole else "experts' size"] = arch.experts.num_experts if whole else arch.expert_size
         sizes["shared expert's size"] = arch.experts.shared_ffn_size
     for what, size in sizes.items():
         if size % tp:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ..model_config import ModelValues
+from ..names import LLAMA
 from .common import experts, kinds, rotary
 from .family import Family
 
@@ -19,7 +21,7 @@ def _mixtral(config: ModelValues) -> dict[str, Any]:
     return {
         **rotary(config, default_heads=8, default_head_dim=None, default_max=131072, default_theta=1e6),
         "sliding_window": config.positive_or_null("sliding_window"),
-        "experts": experts(config, key="num_local_experts", default=8, default_picked=2),
+        "experts": experts(config, default=8, default_picked=2),
     }
 
 
@@ -33,6 +35,13 @@ MIXTRAL = Family(
     name="mixtral",
     readers={"MixtralForCausalLM": _mixtral},
     model_types={"mixtral": "MixtralForCausalLM"},
+    names=replace(
+        LLAMA,
+        router="block_sparse_moe.gate",
+        expert="block_sparse_moe.experts.{}.",
+        expert_gate="w1",
+        expert_up="w3",
+        expert_down="w2",
+    ),
     about="Mixtral 8x7B and 8x22B",
-    refused="experts are simulated only",
 )

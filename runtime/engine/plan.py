@@ -72,11 +72,7 @@ def make_plan(config: EngineConfig) -> Plan:
     simulated = isinstance(config, SimulateConfig)
     path = resolve_weights(config.model, tensors=not simulated)
     arch = resolve_architecture(config.model, tensors=not simulated)
-    if arch.experts is not None and not simulated:
-        raise ConfigError(
-            f"model={config.model.name}: the engine computes no experts yet; gapless simulate, tune and capacity do"
-        )
-    check_parallel(arch, config.parallel)
+    check_parallel(arch, config.parallel, copies_heads=simulated)
     if (name := config.model.attention) in ("flash", "xformers"):
         if hardware.device != "cuda":
             raise ConfigError(f"model.attention={name}: runs on CUDA only; use sdpa or auto on hardware.device=cpu")
@@ -177,4 +173,5 @@ def make_setup(config: EngineConfig, plan: Plan) -> Setup:
         threads=config.parallel.threads,
         timeout_s=config.parallel.start_timeout_s + config.parallel.step_timeout_s,
         tokenizer=plan.tokenizer,
+        expert_parallel=config.parallel.expert_parallel,
     )

@@ -126,7 +126,9 @@ def test_experts_are_split_by_slices_or_whole() -> None:
 
 def test_ranks_beyond_the_kv_heads_copy_them_where_a_model_is_only_simulated() -> None:
     arch = dataclasses.replace(ARCH, experts=ExpertsConfig(num_experts=8, experts_per_token=2))
-    check_parallel(arch, ParallelConfig(tp=8, launcher="ray"))
+    check_parallel(arch, ParallelConfig(tp=8, launcher="ray"), copies_heads=True)
+    with pytest.raises(ConfigError, match="KV heads, 4"):
+        check_parallel(arch, ParallelConfig(tp=8, launcher="ray"))
     six = dataclasses.replace(arch, num_heads=12, num_kv_heads=6)
     with pytest.raises(ConfigError, match="KV heads, 6"):
-        check_parallel(six, ParallelConfig(tp=4, launcher="ray"))
+        check_parallel(six, ParallelConfig(tp=4, launcher="ray"), copies_heads=True)

@@ -21,6 +21,7 @@ LLAMA = {
     "max_position_embeddings": 256,
     "pad_token_id": None,
 }
+EXPERTS = {"num_experts_per_tok": 3, "moe_intermediate_size": 24}
 
 CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "gpt2": lambda: transformers.GPT2Config(
@@ -31,6 +32,18 @@ CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "mistral": lambda: transformers.MistralConfig(**LLAMA, sliding_window=13, head_dim=16),
     "qwen2": lambda: transformers.Qwen2Config(**LLAMA, tie_word_embeddings=True),
     "qwen3": lambda: transformers.Qwen3Config(**LLAMA, head_dim=32),
+    "mixtral": lambda: transformers.MixtralConfig(**LLAMA, num_local_experts=6, num_experts_per_tok=2),
+    "qwen2-moe": lambda: transformers.Qwen2MoeConfig(
+        **LLAMA,
+        **EXPERTS,
+        num_experts=8,
+        shared_expert_intermediate_size=56,
+        norm_topk_prob=True,
+        mlp_only_layers=[1],
+    ),
+    "qwen3-moe": lambda: transformers.Qwen3MoeConfig(
+        **LLAMA, **EXPERTS, num_experts=8, head_dim=32, decoder_sparse_step=2
+    ),
 }
 
 

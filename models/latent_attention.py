@@ -55,8 +55,11 @@ class LatentAttention(nn.Module):
         self.query = ColumnParallelLinear(
             self.query_rank or H, N * latent.query_dim, bias=False, dtype=dtype, groups=groups
         )
-        up = torch.empty(self.heads, latent.head_dim + latent.value_dim, latent.rank, dtype=dtype, device=device)
-        self.up = nn.Parameter(up)  # of each head the rows of its key, then those of its value
+        key, value = (
+            torch.empty(self.heads, size, latent.rank, dtype=dtype, device=device)
+            for size in (latent.head_dim, latent.value_dim)
+        )
+        self.up_key, self.up_value = nn.Parameter(key), nn.Parameter(value)  # make keys and values of latents
         self.out = RowParallelLinear(N * latent.value_dim, H, bias=arch.attention_out_bias, dtype=dtype, groups=groups)
         self.sinks = None
 
@@ -94,14 +97,16 @@ class LatentAttention(nn.Module):
         """Return the attention of one chunk, [rows, N, value_dim], with keys and values made of the latents."""
         latent = self.latent
         cached = read_slots(keys_S1C, segment.slots)[0, 0]  # [context, C]
-        made = F.linear(cached[:, : latent.rank], self.up.flatten(0, 1)).view(len(cached), self.heads, -1)
-        keys = made.new_empty(self.heads, len(cached), latent.query_dim)
-        keys[..., : latent.head_dim] = made[..., : latent.head_dim].transpose(0, 1)
-        keys[..., latent.head_dim :] = cached[:, latent.rank :]
+        rank, width = latent.rank, latent.head_dim
+        keys = cached.new_empty(self.heads, len(cached), latent.query_dim)
+        made = F.linear(cached[:, :rank], self.up_key.flatten(0, 1)).view(len(cached), self.heads, width)
+        keys[..., :width] = made.transpose(0, 1)
+        keys[..., width:] = cached[:, rank:]
+        values = F.linear(cached[:, :rank], self.up_value.flatten(0, 1)).view(len(cached), self.heads, -1)
         attended = F.scaled_dot_product_attention(
             queries.transpose(0, 1)[None],
             keys[None],
-            made[..., latent.head_dim :].transpose(0, 1)[None],
+            values.transpose(0, 1)[None],
             attn_mask=segment.mask,
             is_causal=segment.is_causal,
             scale=self.scale,
@@ -111,9 +116,9 @@ class LatentAttention(nn.Module):
     def _absorbed(self, queries: Tensor, keys_S1C: Tensor, plan: LatentPlan) -> Tensor:
         """Return the attention of the plan's other rows, [rows, N, value_dim], over latents."""
         latent, rows = self.latent, len(queries)
-        key_part, value_part = self.up.split((latent.head_dim, latent.value_dim), dim=1)
         own = queries.new_empty(rows, self.heads, latent.cached)
-        own[..., : latent.rank] = (queries[..., : latent.head_dim].transpose(0, 1) @ key_part).transpose(0, 1)
+        made_of = torch.bmm(queries[..., : latent.head_dim].transpose(0, 1), self.up_key)
+        own[..., : latent.rank] = made_of.transpose(0, 1)
         own[..., latent.rank :] = queries[..., latent.head_dim :]
         own.mul_(self.scale * latent.cached**0.5)  # the backend divides by the root of its head's size
         # Heads are told to be of several KV heads, which are the same, where rows alone are too few for all threads.
@@ -122,4 +127,4 @@ class LatentAttention(nn.Module):
         shared = keys_S1C.expand(-1, parts, -1)
         attended = self.backend.attend(own.view(rows, parts, -1, latent.cached), shared, shared, plan.rest)
         attended = attended.view(rows, self.heads, latent.cached)[..., : latent.rank]
-        return (attended.transpose(0, 1) @ value_part.transpose(1, 2)).transpose(0, 1)
+        return torch.bmm(attended.transpose(0, 1), self.up_value.transpose(1, 2)).transpose(0, 1)

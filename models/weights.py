@@ -252,8 +252,10 @@ def _latent_pieces(attention: LatentAttention, names: Names, prefix: str, rank: 
     name = own.query_up if width else own.query
     yield Piece(f"{prefix}{name}.weight", query[None], row=rank * len(query), order=order(latent.head_dim))
     yield Piece(prefix + own.norm, attention.norm.weight[None])
-    up = attention.up.flatten(0, 1)
-    yield Piece(f"{prefix}{own.up}.weight", up[None], row=rank * len(up))
+    row, stride = 0, latent.head_dim + latent.value_dim  # of each head the rows of its key, then those of its value
+    for up in (attention.up_key, attention.up_value):
+        yield Piece(f"{prefix}{own.up}.weight", up, row=rank * len(up) * stride + row, stride=stride)
+        row += up.shape[1]
 
 
 def load_stage(stage: Stage, path: Path | None, seed: int, on_piece: Callable[[], None] = lambda: None) -> None:

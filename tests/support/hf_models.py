@@ -44,6 +44,20 @@ CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "qwen3-moe": lambda: transformers.Qwen3MoeConfig(
         **LLAMA, **EXPERTS, num_experts=8, head_dim=32, decoder_sparse_step=2
     ),
+    "deepseek-v3": lambda: transformers.DeepseekV3Config(
+        **{**LLAMA, "num_key_value_heads": 4},
+        **EXPERTS,
+        n_routed_experts=8,
+        n_group=4,
+        topk_group=2,
+        n_shared_experts=2,
+        first_k_dense_replace=1,
+        kv_lora_rank=32,
+        q_lora_rank=24,
+        qk_nope_head_dim=16,
+        qk_rope_head_dim=8,
+        v_head_dim=16,
+    ),
 }
 
 

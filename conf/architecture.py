@@ -19,10 +19,11 @@ class RopeScaling:
     """A stretch of the rotary frequencies.
 
     `linear` divides all by one factor, `llama3` and `yarn` the slow ones, with a blend between, `factors` each by its
-    own. `yarn` and `factors` may scale queries and keys too.
+    own. `longrope` has such factors for models of up to `original_max_position` tokens (`model.max_model_len`), and
+    others for longer ones. `yarn` and `longrope` scale queries and keys too.
     """
 
-    type: Literal["linear", "llama3", "yarn", "factors"]
+    type: Literal["linear", "llama3", "yarn", "longrope", "factors"]
     """how rotary frequencies stretch"""
     factor: float = 1.0
     """factor by which they stretch"""
@@ -31,7 +32,7 @@ class RopeScaling:
     high_freq_factor: float = 4.0
     """llama3: faster frequencies than this stay"""
     original_max_position: int = 8192
-    """llama3, yarn: context length of the training before the stretch"""
+    """llama3, yarn, longrope: context length of the training before the stretch"""
     beta_fast: float = 32.0
     """yarn: frequencies that turn more often than this in that context stay"""
     beta_slow: float = 1.0
@@ -39,9 +40,11 @@ class RopeScaling:
     truncate: bool = True
     """yarn: the blend begins and ends at whole elements"""
     attention_factor: float = 1.0
-    """yarn, factors: cosines and sines are multiplied by it"""
+    """yarn, longrope: cosines and sines are multiplied by it"""
     factors: tuple[float, ...] = ()
-    """factors: one for each pair of elements that turns"""
+    """factors, longrope: one for each pair of elements that turns"""
+    short_factors: tuple[float, ...] = ()
+    """longrope: the same for models of up to original_max_position tokens"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,13 +19,21 @@ from .layout import deciding_keys, names_of, tensor_shapes
 if TYPE_CHECKING:
     import torch
 
-_PREFIXES = ("base_model.model.", "model.", "transformer.")  # the first is PEFT's, in a model that it merged
+_PREFIXES = (
+    "base_model.model.",
+    "model.",
+    "language_model.",
+    "model.",
+    "transformer.",
+)  # the first is PEFT's, in a model that it merged
 _MAX_MAPPED_BYTES = 16 << 20  # then the file is reopened: pages of a mapped file count as memory of this process
 _DTYPES = ("F64", "F32", "BF16", "F16")  # smaller types are quantized weights, whose scales are separate tensors
 _SHARD = re.compile(r"(.+)-(\d+)-of-(\d+)\.safetensors")
 _OTHERS = ("consolidated", "adapter_")  # Mistral's own layout of the same weights, and weights to be added to them
+_OTHER_INPUT = ("vision_tower.", "multi_modal_projector.")  # what reads images, in models of which text is computed
 # Frequencies and masks, which are computed here.
-_BUFFERS = (*(f"rotary_emb.{of}" for of in ("inv_freq", "cos_cached", "sin_cached")), ".attn.bias", ".attn.masked_bias")
+_MASKS = tuple(f".{part}.{of}" for part in ("attn", "attention") for of in ("bias", "masked_bias"))
+_BUFFERS = (*(f"rotary_emb.{of}" for of in ("inv_freq", "cos_cached", "sin_cached")), *_MASKS)
 # How quantized weights call their parts: GPTQ and AWQ, compressed-tensors and FP8, bitsandbytes.
 _QUANTIZED = ("qweight", "qzeros", "scales", "g_idx", "weight_", "absmax", "nested_", "quant_", "SCB")
 
@@ -116,7 +124,9 @@ class SafetensorsFolder:
         bare = {bare_name(name) for name in shapes}
         further = _further_layers(arch)
         others = [
-            name for name in self._files if name not in bare and not name.endswith(_BUFFERS) and not further(name)
+            name
+            for name in self._files
+            if not (name in bare or further(name) or name.endswith(_BUFFERS) or name.startswith(_OTHER_INPUT))
         ]
         for name in sorted(others, key=lambda name: not _is_quantized(name)):
             file, key = self._files[name]

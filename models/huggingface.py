@@ -13,7 +13,7 @@ from ..conf.errors import ConfigError
 from ..conf.schema import NAMED_WEIGHTS, ModelConfig, is_hub_name
 from ..conf.user_path import user_path
 from .checkpoint import SafetensorsFolder
-from .families import NAME_BY_MODEL_TYPE, NOT_MODELLED, READERS
+from .families import NAME_BY_MODEL_TYPE, NOT_MODELLED, READERS, TEXT_MODELS
 from .families.common import HARMLESS
 from .gguf.config import config_values
 from .gguf.file import open_gguf
@@ -27,6 +27,10 @@ _NAMED = ", ".join(NAMED_WEIGHTS[:-1]) + f" or {NAMED_WEIGHTS[-1]}"
 _QUANTIZED = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")  # of GPTQ, AWQ and ModelOpt
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _FOREIGN = (".h5", ".msgpack", ".onnx", ".ot", ".npz")  # weights of TensorFlow, Flax, ONNX, rust-bert and JAX
+_OTHER_INPUT = (  # keys of what reads images, and where its output stands among the tokens
+    *("text_config", "vision_config", "mm_tokens_per_image", "vision_token_id", "projector_hidden_act"),
+    *(f"{of}_token_{kind}" for of in ("boi", "eoi", "image") for kind in ("index", "id")),
+)
 _DTYPES = ("float32", "bfloat16", "float16", "float64", "float", "half", "auto")  # of the weights; read as any
 
 
@@ -139,6 +143,8 @@ def _read_architecture(path: Path, *, tensors: bool) -> Architecture:
     """Read the architecture of a folder or of a GGUF file."""
     is_gguf = path.is_file()
     config = ModelValues(path, config_values(open_gguf(path))) if is_gguf else ModelValues.read(path / "config.json")
+    if config.names("architectures")[:1] and config.names("architectures")[0] in TEXT_MODELS:
+        config = _text_model(config)
     name = _family(config)
     if config.get("quantization_config") is not None:
         raise config.unsupported("quantization_config (quantized weights)")
@@ -156,6 +162,26 @@ def _read_architecture(path: Path, *, tensors: bool) -> Architecture:
         return Architecture(**fields)
     except ConfigError as error:
         raise ConfigError(f"{config.path}: {error}") from error
+
+
+def _text_model(config: ModelValues) -> ModelValues:
+    """Return the values of the text model of one that takes other input too, as of a model of text alone.
+
+    Raises:
+        ConfigError: a key beside `text_config` is unknown, so it may change what is computed.
+    """
+    name = config.names("architectures")[0]
+    kind, text = TEXT_MODELS[name], config.part("text_config")
+    if text.get("model_type", kind) != kind or not text.values:
+        raise text.wrong("model_type", kind)
+    beside = {key: value for key, value in config.values.items() if key not in _OTHER_INPUT}
+    inside = {key: value for key, value in text.values.items() if key != "architectures"}
+    both = beside | inside | {"architectures": [NAME_BY_MODEL_TYPE[kind]], "model_type": kind}
+    for key in ("eos_token_id", "bos_token_id", "pad_token_id", "tie_word_embeddings"):
+        both[key] = beside[key] if key in beside else inside.get(key)
+        if both[key] is None:
+            del both[key]
+    return ModelValues(config.path, both)
 
 
 def _family(config: ModelValues) -> str:

@@ -122,7 +122,10 @@ def deciding_keys(arch: Architecture, name: str) -> str:
 
     last = max(map(int, re.findall(r"\.(\d+)\.", f".{name}")), default=0)
     keys: dict[str, None] = {}
-    for field, key in family_of(arch).keys.items():
+    of_family = family_of(arch).keys
+    for field, key in of_family.items():
+        if field == "norms":
+            continue
         value = getattr(arch, field)
         other = not value if isinstance(value, bool) else 2 * value
         if field == "num_layers":
@@ -130,10 +133,12 @@ def deciding_keys(arch: Architecture, name: str) -> str:
         if field == "num_kv_heads" and value == arch.num_heads:
             other = 1
         try:
-            changes: dict[str, Any] = {field: other}
+            changes: dict[str, Any] = {field: other} | ({"layers": ()} if field == "num_layers" else {})
             changed = replace(arch, **changes)
         except ConfigError:
             continue
         if shape(changed) != shape(arch):
             keys[key] = None
+    if not keys and "norms" in of_family:  # which norms there are, and what they are called
+        keys[of_family["norms"]] = None
     return f" ({', '.join(keys)} in config.json)" if keys else ""

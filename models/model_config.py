@@ -65,6 +65,11 @@ class ModelValues:
             raise self.wrong(key, "a number above 0")
         return float(value)
 
+    def number_or_null(self, key: str, default: float | None = None) -> float | None:
+        """Return a finite number above 0, or None for null."""
+        value = self._raw(key, default)
+        return None if value is None else self.number(key, default)
+
     def flag(self, key: str, default: bool) -> bool:
         """Return true or false."""
         value = self._raw(key, default)

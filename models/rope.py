@@ -1,8 +1,8 @@
-"""Rotary position embedding, with the linear, the LLaMA-3 and the YaRN scaling of its frequencies.
+"""Rotary position embedding, with the linear, LLaMA-3, YaRN and LongRoPE scaling of its frequencies.
 
 Sources: RoFormer (arXiv 2104.09864) for the rotation, in the half-split layout of the published LLaMA checkpoints;
 position interpolation (arXiv 2306.15595) for `linear`; the LLaMA 3.1 model card for `llama3`; YaRN (arXiv
-2309.00071), as transformers computes it, for `yarn`; llama.cpp's `rope_freqs` for `factors`.
+22309.00071) and LongRoPE (arXiv 2402.13753), as transformers computes them; llama.cpp's `rope_freqs` for `factors`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,20 @@ import torch
 from ..conf.architecture import Architecture, LayerKind, RopeScaling
 
 
-def inverse_frequencies(kind: LayerKind, turned: int) -> torch.Tensor:
-    """Return the radians by which each pair of `turned` elements turns per position, [turned / 2] float32."""
+def inverse_frequencies(kind: LayerKind, turned: int, max_position: int = 1) -> torch.Tensor:
+    """Return the radians by which each pair of `turned` elements turns per position, [turned / 2] float32.
+
+    `max_position` decides which factors of a longrope scaling hold.
+    """
     exponents = torch.arange(0, turned, 2, dtype=torch.int64).float() / turned
     frequencies, scaling = 1.0 / (kind.rope_theta**exponents), kind.rope_scaling
     if scaling is None:
         return frequencies
     if scaling.type == "linear":
         return frequencies / scaling.factor
-    if scaling.type == "factors":
-        return frequencies / torch.tensor(scaling.factors)
+    if scaling.type in ("factors", "longrope"):
+        is_short = scaling.type == "longrope" and max_position <= scaling.original_max_position
+        return frequencies / torch.tensor(scaling.short_factors if is_short else scaling.factors)
     if scaling.type == "yarn":
         return _yarn(kind.rope_theta, turned, scaling)
     return _llama3(frequencies, scaling)
@@ -64,7 +68,7 @@ class RotaryEmbedding:
     """
 
     def __init__(self, arch: Architecture, kind: LayerKind, *, dtype: torch.dtype, device: torch.device) -> None:
-        turned = inverse_frequencies(kind, arch.turned)
+        turned = inverse_frequencies(kind, arch.turned, arch.max_position)
         still = 0 if arch.latent is not None else arch.head_dim // 2 - len(turned)
         self.frequencies = torch.cat([turned, torch.zeros(still)]).to(device)
         scale = 1.0 if kind.rope_scaling is None else kind.rope_scaling.attention_factor

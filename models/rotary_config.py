@@ -1,4 +1,4 @@
-"""Reads theta and the scaling of rotary positions from a config.json, by the rules of transformers 5.
+"""Reads rotary positions from a config.json, by the rules of transformers 5.
 
 Source: `convert_rope_params_to_dict` and `standardize_rope_params` of `modeling_rope_utils.py` in transformers.
 """
@@ -6,6 +6,8 @@ Source: `convert_rope_params_to_dict` and `standardize_rope_params` of `modeling
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from ..conf.architecture import RopeScaling
 from ..conf.errors import ConfigError
@@ -14,27 +16,70 @@ from .model_config import ModelValues
 _HARMLESS = ("finetuned",)  # of the first YaRN models
 
 
-def read_rope(config: ModelValues, *, max_position: int, default_theta: float) -> tuple[float, RopeScaling | None]:
-    """Return theta and the scaling; None for none.
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """The rotary positions of a model, or of its layers of a kind."""
 
-    `rope_scaling` goes before `rope_parameters` (transformers 5), and the theta inside before that beside them.
+    theta: float
+    scaling: RopeScaling | None
+    turned: float = 1.0  # the share of a head's elements that turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeKeys:
+    """How a family writes its rotary positions down.
+
+    Attributes:
+        theta: the key of theta beside the scaling.
+        default_theta: where there is none.
+        turned: the key beside the scaling of the share of a head that turns.
+        default_turned: where there is none; None: the family turns whole heads.
+        original: the context length of the training where no key says it; None: the model's own.
+        kinds: names of `rope_type` and what they mean; None: those of `RopeScaling`, by their own names.
+    """
+
+    theta: str = "rope_theta"
+    default_theta: float = 10000.0
+    turned: str = "partial_rotary_factor"
+    default_turned: float | None = None
+    original: int | None = None
+    kinds: Mapping[str, str] | None = None
+
+
+def read_rope(config: ModelValues, keys: RopeKeys, *, max_position: int) -> Rope:
+    """Read theta, the scaling and the share that turns.
+
+    `rope_scaling` goes before `rope_parameters` (transformers 5), and what is inside before what is beside them.
     `dynamic` changes nothing up to `max_position`, and longer prompts are not taken.
     """
     old, new = config.part("rope_scaling"), config.part("rope_parameters")
     rope = old if old.values else new
-    theta = config.number("rope_theta", default_theta)
-    theta = rope.number("rope_theta", theta)
-    for each in (config, rope):
-        if each.get("partial_rotary_factor", 1.0) != 1.0:
-            raise config.unsupported(f"{each.within}partial_rotary_factor={each.get('partial_rotary_factor')!r}")
-    kind = rope.values.get("rope_type", rope.values.get("type", "default"))
+    turned = 1.0 if keys.default_turned is None else keys.default_turned
+    for each, key in ((config, keys.turned), (rope, "partial_rotary_factor")):
+        if keys.default_turned is not None:
+            turned = each.number(key, turned)
+        elif each.get(key, 1.0) != 1.0:
+            raise config.unsupported(f"{each.within}{key}={each.get(key)!r}")
+    if turned > 1:
+        raise ConfigError(f"{config.path}: {keys.turned}={turned:g}: must be at most 1")
+    return replace(read_scaling(config, rope, keys, max_position=max_position), turned=turned)
+
+
+def read_scaling(config: ModelValues, rope: ModelValues, keys: RopeKeys, *, max_position: int) -> Rope:
+    """Read theta and the scaling from the object `rope`, or what is beside it; the scaling is None for none."""
+    theta = rope.number("rope_theta", config.number(keys.theta, keys.default_theta))
+    kind = str(rope.values.get("rope_type", rope.values.get("type", "default")))
     rope.asked |= {"rope_type", "type"}
-    scaling = _scaling(str(kind), config, rope, max_position, theta)
+    if keys.kinds is not None:
+        kind = keys.kinds.get(kind, f"{kind} of this model")
+    scaling = _scaling(kind, config, rope, keys, max_position, theta)
     rope.refuse_others(_HARMLESS)
-    return theta, scaling
+    return Rope(theta, scaling)
 
 
-def _scaling(kind: str, config: ModelValues, rope: ModelValues, max_position: int, theta: float) -> RopeScaling | None:
+def _scaling(
+    kind: str, config: ModelValues, rope: ModelValues, keys: RopeKeys, max_position: int, theta: float
+) -> RopeScaling | None:
     if kind == "default":
         return None
     if kind == "linear":
@@ -53,23 +98,44 @@ def _scaling(kind: str, config: ModelValues, rope: ModelValues, max_position: in
             factor=rope.number("factor"),
             low_freq_factor=low,
             high_freq_factor=high,
-            original_max_position=_original(config, rope, max_position),
+            original_max_position=_original(config, rope, keys, max_position),
         )
     if kind == "yarn":
-        return _yarn(config, rope, max_position, theta)
-    raise config.unsupported(f"rope scaling of rope_type={kind} (supported: linear, dynamic, yarn, llama3)")
+        return _yarn(config, rope, keys, max_position, theta)
+    if kind == "longrope":
+        return _longrope(config, rope, keys, max_position)
+    raise config.unsupported(f"rope scaling of rope_type={kind} (supported: linear, dynamic, yarn, llama3, longrope)")
 
 
-def _original(config: ModelValues, rope: ModelValues, max_position: int) -> int:
-    """Return the context length of the training: beside the scaling, else in it, else the model's."""
+def _original(config: ModelValues, rope: ModelValues, keys: RopeKeys, max_position: int) -> int:
+    """Return the context length of the training: beside the scaling, else in it, else the family's or model's."""
     inside = rope.positive("original_max_position_embeddings", max_position)
-    return config.positive("original_max_position_embeddings", inside)
+    return config.positive("original_max_position_embeddings", keys.original or inside)
 
 
-def _yarn(config: ModelValues, rope: ModelValues, max_position: int, theta: float) -> RopeScaling:
+def _longrope(config: ModelValues, rope: ModelValues, keys: RopeKeys, max_position: int) -> RopeScaling:
+    original = _original(config, rope, keys, max_position)
+    factor = rope.number("factor") if rope.get("factor") is not None else max_position / original
+    factors = {}
+    for key in ("long_factor", "short_factor"):
+        value = rope.get(key)
+        if not isinstance(value, list) or not all(isinstance(x, int | float) and x > 0 for x in value):
+            raise rope.wrong(key, "a list of numbers above 0")
+        factors[key] = tuple(float(x) for x in value)
+    grown = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return RopeScaling(
+        type="longrope",
+        original_max_position=original,
+        factors=factors["long_factor"],
+        short_factors=factors["short_factor"],
+        attention_factor=grown if rope.get("attention_factor") is None else rope.number("attention_factor"),
+    )
+
+
+def _yarn(config: ModelValues, rope: ModelValues, keys: RopeKeys, max_position: int, theta: float) -> RopeScaling:
     if theta == 1:
         raise ConfigError(f"{config.path}: rope_theta={theta:g}: must not be 1 with yarn")
-    original = _original(config, rope, max_position)
+    original = _original(config, rope, keys, max_position)
     factor = rope.number("factor") if rope.values.get("factor", 0) is not None else max_position / original
 
     def optional(key: str) -> float | None:

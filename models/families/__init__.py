@@ -6,19 +6,35 @@ The readers go by the rules of transformers 5. A feature that this package does 
 from __future__ import annotations
 
 from .deepseek import DEEPSEEK
+from .falcon import FALCON, FALCON2
 from .family import Family, Reader
+from .gemma import GEMMA2, GEMMA3
+from .glm import GLM, GLM4
 from .gpt2 import GPT2
+from .gpt_neox import GPT_NEOX
+from .granite import GRANITE
+from .internlm2 import INTERNLM2
 from .llama import LLAMA
+from .minicpm import MINICPM
 from .mistral import MISTRAL, MIXTRAL
+from .olmo import OLMO2
+from .phi3 import PHI3
 from .qwen import QWEN2, QWEN3, QWEN_MOE
+from .smollm3 import SMOLLM3
+from .stablelm import STABLELM
 
 FAMILIES: dict[str, Family] = {
-    each.name: each for each in (LLAMA, MISTRAL, QWEN2, QWEN3, GPT2, MIXTRAL, QWEN_MOE, DEEPSEEK)
+    each.name: each
+    for each in (
+        *(LLAMA, MISTRAL, QWEN2, QWEN3, GPT2, GEMMA2, GEMMA3, PHI3, OLMO2, GRANITE, SMOLLM3, STABLELM, GLM, GLM4),
+        *(GPT_NEOX, FALCON, FALCON2, INTERNLM2, MINICPM, MIXTRAL, QWEN_MOE, DEEPSEEK),
+    )
 }
 READERS: dict[str, tuple[Family, Reader]] = {
     name: (family, reader) for family in FAMILIES.values() for name, reader in family.readers.items()
 }
 NAME_BY_MODEL_TYPE = {kind: name for family in FAMILIES.values() for kind, name in family.model_types.items()}
+TEXT_MODELS = {name: kind for family in FAMILIES.values() for name, kind in family.text_of.items()}
 NOT_MODELLED = {
     "GptOssForCausalLM": "experts with biases and a gate of their own",
     "Qwen3NextForCausalLM": "linear attention, which needs a state for each request beside the KV cache",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -10,7 +10,7 @@ from ...conf.architecture import LayerKind
 from ...conf.errors import ConfigError, nearest
 from ...conf.experts import ExpertsConfig
 from ..model_config import ModelValues
-from ..rotary_config import read_rope
+from ..rotary_config import RopeKeys, read_rope
 
 _ACTIVATIONS: dict[str, Literal["silu", "gelu", "gelu_tanh", "relu"]] = {
     "silu": "silu",
@@ -46,6 +46,9 @@ _HARMLESS = """
 HARMLESS = frozenset(_HARMLESS.split())
 
 
+_ROPE = RopeKeys()
+
+
 def activation(config: ModelValues, key: str, default: str) -> Literal["silu", "gelu", "gelu_tanh", "relu"]:
     """Read the activation function of the feed-forward block."""
     name = str(config.values.get(key, default))
@@ -61,41 +64,94 @@ def rotary(
     default_heads: int | None,
     default_head_dim: int | None,
     default_max: int,
-    default_theta: float = 10000.0,
+    rope: RopeKeys = _ROPE,
+    eps: tuple[str, float] = ("rms_norm_eps", 1e-6),
+    act: tuple[str, str] = ("hidden_act", "silu"),
+    tied: bool = False,
+    sizes: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """Read the fields of an `Architecture` that LLaMA, Mistral and Qwen share."""
-    hidden, heads = config.positive("hidden_size"), config.positive("num_attention_heads")
+    """Read the fields of an `Architecture` that models with rotary positions share.
+
+    Args:
+        config: of the model.
+        default_heads: KV heads where no key says it; None: as many as query heads, also for null.
+        default_head_dim: a head's size where no key says it; None: its share of hidden_size.
+        default_max: `max_position_embeddings` where no key says it.
+        rope: how rotary positions are written down.
+        eps: the key of the norms' epsilon, and its default.
+        act: the key of the activation function, and its default.
+        tied: the default of `tie_word_embeddings`.
+        sizes: defaults of keys that most families have no default for.
+    """
+    sizes = sizes or {}
+
+    def size(key: str) -> int:
+        return config.positive(key, sizes.get(key))
+
+    hidden, heads = size("hidden_size"), size("num_attention_heads")
     head_dim = config.positive_or_null("head_dim", default_head_dim) or hidden // heads
     if head_dim % 2 or not head_dim:
         raise ConfigError(f"{config.path}: head_dim={head_dim}: must be even, for rotary positions turn pairs")
-    vocab, pad = config.positive("vocab_size"), config.token("pad_token_id")
+    vocab, pad = size("vocab_size"), config.token("pad_token_id")
     if pad is not None and not -vocab <= pad < vocab:
         raise config.wrong("pad_token_id", f"null or below vocab_size={vocab}")
     max_position = config.positive("max_position_embeddings", default_max)
     kv_heads = config.positive_or_null("num_key_value_heads", default_heads) or heads
     if heads % kv_heads:
         raise ConfigError(f"{config.path}: num_key_value_heads={kv_heads}: must divide num_attention_heads={heads}")
-    theta, scaling = read_rope(config, max_position=max_position, default_theta=default_theta)
+    found = read_rope(config, rope, max_position=max_position)
+    scaling, turned = found.scaling, int(head_dim * found.turned)
+    of_head = f"of the {head_dim} of a head (hidden_size / num_attention_heads)"
+    if turned < 2 or turned % 2:
+        raise ConfigError(f"{config.path}: {rope.turned}={found.turned:g}: must turn an even number {of_head}")
+    if scaling is not None and scaling.type == "longrope":
+        for name, factors in (("long_factor", scaling.factors), ("short_factor", scaling.short_factors)):
+            if len(factors) != turned // 2:
+                right = f"{turned // 2} numbers, one a pair: {rope.turned} turns {turned} {of_head}"
+                raise ConfigError(f"{config.path}: {name}: must have {right}")
     if scaling is not None and scaling.type == "yarn":
         max_position = max(max_position, int(scaling.original_max_position * scaling.factor))
     return {
         "vocab_size": vocab,
         "hidden_size": hidden,
-        "num_layers": config.positive("num_hidden_layers"),
+        "num_layers": size("num_hidden_layers"),
         "num_heads": heads,
         "num_kv_heads": kv_heads,
         "head_dim": head_dim,
-        "ffn_size": config.positive("intermediate_size"),
+        "ffn_size": size("intermediate_size"),
         "max_position": max_position,
-        "norm_eps": config.number("rms_norm_eps", 1e-6),
-        "rope_theta": theta,
+        "norm_eps": config.number(*eps),
+        "rope_theta": found.theta,
         "rope_scaling": scaling,
-        "activation": activation(config, "hidden_act", "silu"),
-        "tie_embeddings": config.flag("tie_word_embeddings", False),
+        "rotary_dim": None if turned == head_dim else turned,
+        "activation": activation(config, *act),
+        "tie_embeddings": config.flag("tie_word_embeddings", tied),
     }
 
 
-def kinds(
+def by_layer(config: ModelValues, count: int, default: Callable[[int], str], window: int | None) -> list[int | None]:
+    """Return the window of each layer; None: full attention.
+
+    Args:
+        config: its `layer_types` decide.
+        count: layers.
+        default: the kind of the layer of an index, without `layer_types`.
+        window: of layers with sliding attention.
+    """
+    named = config.names("layer_types")
+    if config.get("layer_types") is None:
+        named = [default(i) for i in range(count)]
+    if len(named) != count:
+        raise ConfigError(f"{config.path}: layer_types: must have as many entries as num_hidden_layers")
+    for each in named:
+        if each not in ("full_attention", "sliding_attention"):
+            raise config.unsupported(f"layer_types with {each}")
+    if "sliding_attention" in named and window is None:
+        raise config.unsupported(f"layer_types with sliding_attention and sliding_window={window}")
+    return [window if each == "sliding_attention" else None for each in named]
+
+
+def windows(
     config: ModelValues, fields: dict[str, Any], window: int | None, slides: Callable[[int], bool]
 ) -> dict[str, Any]:
     """Return the fields that say which layers have a window.
@@ -106,21 +162,20 @@ def kinds(
         window: of layers with sliding attention.
         slides: whether the layer of an index has it, without `layer_types`.
     """
-    count = fields["num_layers"]
-    default = ["sliding_attention" if slides(i) else "full_attention" for i in range(count)]
-    named = config.names("layer_types") or default
-    if len(named) != count:
-        raise ConfigError(f"{config.path}: layer_types: must have as many entries as num_hidden_layers")
-    for each in named:
-        if each not in ("full_attention", "sliding_attention"):
-            raise config.unsupported(f"layer_types with {each}")
-    if "sliding_attention" in named and window is None:
-        raise config.unsupported(f"layer_types with sliding_attention and sliding_window={window}")
-    windows = [window if each == "sliding_attention" else None for each in named]
-    if len(set(windows)) == 1:
-        return {"sliding_window": windows[0]}
+    found = by_layer(
+        config, fields["num_layers"], lambda i: "sliding_attention" if slides(i) else "full_attention", window
+    )
     turning = {"rope_theta": fields["rope_theta"], "rope_scaling": fields["rope_scaling"]}
-    return {"layers": tuple(LayerKind(window=each, **turning) for each in windows)}
+    return layers(LayerKind(window=each, **turning) for each in found)
+
+
+def layers(kinds: Iterable[LayerKind]) -> dict[str, Any]:
+    """Return the fields of layers of these kinds: one for all, where they are alike."""
+    found = tuple(kinds)
+    if len(set(found)) > 1 or not found[0].rope:
+        return {"layers": found}
+    one = found[0]
+    return {"sliding_window": one.window, "rope_theta": one.rope_theta, "rope_scaling": one.rope_scaling}
 
 
 def experts(config: ModelValues, *, default: int, default_picked: int, **rule: Any) -> ExpertsConfig:

@@ -12,7 +12,7 @@ from ..names import LLAMA, Names
 Reader = Callable[[ModelValues], dict[str, Any]]
 
 # The keys of a config.json that decide a tensor's presence or shape, by field of the architecture.
-_KEYS = {
+KEYS = {
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
     "num_layers": "num_hidden_layers",
@@ -40,12 +40,14 @@ class Family:
         keys: of config.json, by field of the architecture, that decide tensors.
         about: which published models these are, for docs/models.md.
         refused: what of them is not computed, for docs/models.md.
+        text_of: the `model_type`, by name in `architectures`, of models whose text model (`text_config`) is of these.
     """
 
     name: str
     readers: Mapping[str, Reader]
     model_types: Mapping[str, str]
     names: Names = LLAMA
-    keys: Mapping[str, str] = field(default_factory=lambda: _KEYS)
+    keys: Mapping[str, str] = field(default_factory=lambda: KEYS)
     about: str
     refused: str = ""
+    text_of: Mapping[str, str] = field(default_factory=dict)

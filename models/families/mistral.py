@@ -7,19 +7,20 @@ from typing import Any
 
 from ..model_config import ModelValues
 from ..names import LLAMA
-from .common import experts, kinds, rotary
+from ..rotary_config import RopeKeys
+from .common import experts, rotary, windows
 from .family import Family
 
 
 def _mistral(config: ModelValues) -> dict[str, Any]:
     fields = rotary(config, default_heads=8, default_head_dim=None, default_max=131072)
     window = config.positive_or_null("sliding_window", 4096)
-    return fields | kinds(config, fields, window, lambda i: window is not None)
+    return fields | windows(config, fields, window, lambda i: window is not None)
 
 
 def _mixtral(config: ModelValues) -> dict[str, Any]:
     return {
-        **rotary(config, default_heads=8, default_head_dim=None, default_max=131072, default_theta=1e6),
+        **rotary(config, default_heads=8, default_head_dim=None, default_max=131072, rope=RopeKeys(default_theta=1e6)),
         "sliding_window": config.positive_or_null("sliding_window"),
         "experts": experts(config, default=8, default_picked=2),
     }
@@ -27,8 +28,8 @@ def _mixtral(config: ModelValues) -> dict[str, Any]:
 
 MISTRAL = Family(
     name="mistral",
-    readers={"MistralForCausalLM": _mistral},
-    model_types={"mistral": "MistralForCausalLM"},
+    readers={"MistralForCausalLM": _mistral, "MinistralForCausalLM": _mistral},
+    model_types={"mistral": "MistralForCausalLM", "ministral": "MinistralForCausalLM"},
     about="Mistral 7B and Nemo, Ministral 8B",
 )
 MIXTRAL = Family(

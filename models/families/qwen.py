@@ -7,7 +7,7 @@ from typing import Any
 
 from ..model_config import ModelValues
 from ..names import LLAMA
-from .common import experts, kinds, layers_of_experts, rotary
+from .common import experts, layers_of_experts, rotary, windows
 from .family import Family
 
 
@@ -16,7 +16,7 @@ def _windows(config: ModelValues, fields: dict[str, Any]) -> dict[str, Any]:
     window, first = config.positive_or_null("sliding_window", 4096), config.integer("max_window_layers", 28)
     if not config.flag("use_sliding_window", False):
         window = None
-    return fields | kinds(config, fields, window, lambda i: window is not None and i >= first)
+    return fields | windows(config, fields, window, lambda i: window is not None and i >= first)
 
 
 def _qwen2(config: ModelValues) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def _qwen2_moe(config: ModelValues) -> dict[str, Any]:
         "experts": experts(config, default=60, default_picked=4, **rule),
     }
     last, window = config.integer("max_window_layers", 28), _window_of_all(config)
-    fields |= kinds(config, fields, window, lambda i: window is not None and i < last and i % 2 == 0)
+    fields |= windows(config, fields, window, lambda i: window is not None and i < last and i % 2 == 0)
     return _sparse(config, fields)
 
 

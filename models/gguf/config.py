@@ -12,11 +12,13 @@ from .file import GgufFile
 
 _ROPE_FACTORS = "rope_freqs.weight"
 _F32 = 0
+_LAYERS_OF_27B = 62  # of Gemma 3, whose largest model scales scores by another width
 _NAMES = {
     "llama": "LlamaForCausalLM",  # Mistral and SmolLM too
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "gpt2": "GPT2LMHeadModel",
+    "gemma3": "Gemma3ForCausalLM",
 }
 _END_TOKENS = ("eos", "eot", "eom")  # of a text, of a turn, of a message
 
@@ -42,7 +44,9 @@ def config_values(file: GgufFile) -> dict[str, Any]:
         "bos_token_id": file.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": list(dict.fromkeys(end for end in ends if end is not None)),
     }
-    return common | (_gpt2(field) if name == "gpt2" else _rotary(file, field))
+    if name == "gpt2":
+        return common | _gpt2(field)
+    return common | _rotary(file, field) | (_gemma3(field) if name == "gemma3" else {})
 
 
 def _supported(file: GgufFile) -> str:
@@ -101,6 +105,18 @@ def _scaling(file: GgufFile, field: Callable[..., Any]) -> dict[str, Any] | None
         raise ConfigError(f"{file.path}: rope.scaling.type={kind!r} is not supported (supported: none, linear)")
     factor = field("rope.scaling.factor", field("rope.scale_linear", 1.0))
     return {"rope_type": "linear", "factor": factor} if kind == "linear" or factor != 1.0 else None
+
+
+def _gemma3(field: Callable[..., Any]) -> dict[str, Any]:
+    """Return what the file leaves to the program: llama.cpp has the pattern of windows, and theta within them."""
+    is_27b = field("block_count") == _LAYERS_OF_27B
+    heads, head_dim = field("attention.head_count"), field("attention.key_length")
+    return {
+        "sliding_window": field("attention.sliding_window"),
+        "rope_local_base_freq": 10000.0,
+        "query_pre_attn_scalar": field("embedding_length") // heads if is_27b else head_dim,
+        "final_logit_softcapping": field("final_logit_softcapping", None),
+    }
 
 
 def _gpt2(field: Callable[..., Any]) -> dict[str, Any]:

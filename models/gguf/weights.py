@@ -39,7 +39,10 @@ _LLAMA = Names(
     final_norm="output_norm",
     head="output.weight",
 )
-_GPT2 = replace(_LLAMA, q="attn_qkv", k="attn_qkv", v="attn_qkv")  # q, k and v side by side in one tensor
+_OWN = {
+    "gemma3": replace(_LLAMA, attention_norm_after="post_attention_norm", ffn_norm_after="post_ffw_norm"),
+    "gpt2": replace(_LLAMA, q="attn_qkv", k="attn_qkv", v="attn_qkv"),  # q, k and v side by side in one tensor
+}
 _COMPUTED = ("rope_freqs.weight",)  # it stands in the architecture
 _TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 
@@ -59,7 +62,8 @@ class GgufTensors:
         names, self._shapes = names_of(arch), tensor_shapes(arch)
         linears = {name for name, shape in self._shapes.items() if len(shape) == 2}
         self._transposed = linears - {names.embedding, names.positions, names.head} if names.transposed else set()
-        own = _GPT2 if names.transposed else _LLAMA
+        own = _OWN.get(arch.family, _LLAMA)
+        self._norm_offset = names.norm_offset  # which llama.cpp's converter has added
         self._names = dict(zip(self._shapes, tensor_shapes(arch, own), strict=True))
         self._sizes = {int(kind): (kind, *GGML_QUANT_SIZES[kind]) for kind in GGMLQuantizationType}
 
@@ -92,7 +96,8 @@ class GgufTensors:
         """See `TensorSource.read`: float32, whatever the file's type."""
         place = self._file.tensors[self._names[name]]
         if columns is None:
-            return self._read_rows(name, 0, 1, slice(0, math.prod(place.shape)))[0, self._order(name, rows)]
+            vector = self._read_rows(name, 0, 1, slice(0, math.prod(place.shape)))[0, self._order(name, rows)]
+            return vector - self._norm_offset if name.endswith("norm.weight") else vector
         if name in self._transposed:
             return self._read_rows(name, columns.start, columns.stop, rows).T
         order = self._order(name, rows)

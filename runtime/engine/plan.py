@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,8 @@ from ..pipeline.handshake import Setup
 from ..scheduler.base import Limits
 from ..scheduler.learned.stage_fit import read_profile
 from ..scheduler.policies import find_policy
+
+_logger = logging.getLogger(__name__)
 
 # Room for keys and values that a split by the stages' speed leaves, for each stage. With less, too few sequences run to
 # keep the stages busy. In simulations of Llama-2 70B and LLaMA 33B over an A100 or A6000 and an H100 or H200, `sarathi`
@@ -72,6 +75,7 @@ def make_plan(config: EngineConfig) -> Plan:
     simulated = isinstance(config, SimulateConfig)
     path = resolve_weights(config.model, tensors=not simulated)
     arch = resolve_architecture(config.model, tensors=not simulated)
+    _warn_of_long_factors(arch)
     check_parallel(arch, config.parallel, copies_heads=simulated)
     if (name := config.model.attention) in ("flash", "xformers"):
         if hardware.device != "cuda":
@@ -117,6 +121,18 @@ def make_plan(config: EngineConfig) -> Plan:
         tokenizer=tokenizer,
         prefix_caching=cache.prefix_caching,
     )
+
+
+def _warn_of_long_factors(arch: Architecture) -> None:
+    """Say that a model whose rotary positions depend on the context computes all requests as long ones."""
+    scaling = arch.kind(0).rope_scaling
+    if scaling is not None and scaling.type == "longrope" and arch.max_position > scaling.original_max_position:
+        _logger.warning(
+            "longrope: requests of up to %d tokens turn by the long factors too, since longer ones may come; "
+            "model.max_model_len=%d has the short ones",
+            scaling.original_max_position,
+            scaling.original_max_position,
+        )
 
 
 def _speeds(parallel: ParallelConfig, stages: Sequence[HardwareConfig]) -> list[float] | None:

@@ -23,6 +23,7 @@ from gapless.models.layout import tensor_shapes
 from gapless.models.open_checkpoint import open_checkpoint
 from gapless.models.weights import load_stage
 from gapless.parallel.mesh import Mesh
+from tests.support.family_configs import CONFIGS, LLAMA3, YARN
 from tests.support.lone_rank import lone_stage
 from tests.support.tiers import is_whole
 
@@ -30,109 +31,6 @@ ABSENT = object()
 CPU = torch.device("cpu")
 TOKENS = torch.randint(64, (40,), generator=torch.Generator().manual_seed(3)).tolist()
 
-SIZES: dict[str, Any] = {
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "hidden_act": "silu",
-    "hidden_size": 32,
-    "initializer_range": 0.35,
-    "intermediate_size": 48,
-    "max_position_embeddings": 256,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 2,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-05,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
-    "torch_dtype": "float32",
-    "transformers_version": "4.43.1",
-    "use_cache": True,
-    "vocab_size": 64,
-}
-LLAMA3 = {
-    "factor": 8.0,
-    "high_freq_factor": 4.0,
-    "low_freq_factor": 1.0,
-    "original_max_position_embeddings": 32,
-    "rope_type": "llama3",
-}
-YARN = {"factor": 4.0, "original_max_position_embeddings": 32, "type": "yarn"}
-QWEN: dict[str, Any] = {
-    "attention_dropout": 0.0,
-    "max_window_layers": 2,
-    "sliding_window": 131072,
-    "use_sliding_window": False,
-}
-CONFIGS: dict[str, dict[str, Any]] = {
-    "llama": SIZES
-    | {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "_name_or_path": "x/y",
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "head_dim": 8,
-        "mlp_bias": False,
-        "pretraining_tp": 1,
-        "rope_scaling": LLAMA3,
-        "is_llama_config": True,
-        "rope_interleaved": False,
-        "pad_token_id": 2,
-        "unsloth_fixed": True,
-    },
-    "mistral": SIZES
-    | {
-        "architectures": ["MistralForCausalLM"],
-        "model_type": "mistral",
-        "attention_dropout": 0.0,
-        "head_dim": 8,
-        "sliding_window": 9,
-        "rope_scaling": None,
-    },
-    "qwen2": SIZES
-    | QWEN
-    | {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
-        "use_mrope": False,
-        "bos_token_id": None,
-        "rope_scaling": YARN,
-    },
-    "qwen3": SIZES
-    | QWEN
-    | {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "attention_bias": False,
-        "head_dim": 16,
-        "rope_scaling": None,
-        "tie_word_embeddings": True,
-    },
-    "gpt2": {
-        "activation_function": "gelu_new",
-        "architectures": ["GPT2LMHeadModel"],
-        "attn_pdrop": 0.1,
-        "bos_token_id": 1,
-        "embd_pdrop": 0.1,
-        "eos_token_id": 2,
-        "initializer_range": 0.35,
-        "layer_norm_epsilon": 1e-05,
-        "model_type": "gpt2",
-        "n_ctx": 256,
-        "n_embd": 32,
-        "n_head": 4,
-        "n_layer": 2,
-        "n_positions": 256,
-        "resid_pdrop": 0.1,
-        "summary_activation": None,
-        "summary_first_dropout": 0.1,
-        "summary_proj_to_labels": True,
-        "summary_type": "cls_index",
-        "summary_use_proj": True,
-        "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
-        "vocab_size": 64,
-    },
-}
 # Keys that some published config holds, and that this one does not.
 ADDED: dict[str, list[Any]] = {
     "rope_parameters": [{"rope_type": "default", "rope_theta": 500.0}, {"rope_type": "linear", "factor": 4.0}],
@@ -223,7 +121,8 @@ def log_probs(logits: torch.Tensor) -> torch.Tensor:
 
 def ours(folder: Path) -> tuple[torch.Tensor, set[int]]:
     """Return log-probabilities [T, V] and the end-of-sequence ids."""
-    arch = resolve_architecture(ModelConfig(weights=str(folder)))
+    is_longrope = "longrope" in (folder / "config.json").read_text()  # whose factors go by the longest request
+    arch = resolve_architecture(ModelConfig(weights=str(folder), max_model_len=len(TOKENS) if is_longrope else None))
     open_checkpoint(folder, arch).check(arch, tensor_shapes(arch))
     stage = lone_stage(arch, Mesh(1, 1), CPU, torch.float32, len(TOKENS) // 4, kernels="torch")
     load_stage(stage, folder, 0)

@@ -13,7 +13,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from gapless.models.model_config import ModelValues
 from gapless.models.rope import RotaryEmbedding, inverse_frequencies, rotate
-from gapless.models.rotary_config import read_rope
+from gapless.models.rotary_config import RopeKeys, read_rope
 from tests.support.lone_rank import LLAMA
 
 CPU = torch.device("cpu")
@@ -58,7 +58,8 @@ def test_yarn_is_that_of_transformers(more: dict[str, Any]) -> None:
     config = transformers.LlamaConfig(hidden_size=256, num_attention_heads=2, rope_parameters=dict(rope))
     frequencies, scale = ROPE_INIT_FUNCTIONS["yarn"](config, CPU)
     values = ModelValues(Path("config.json"), {"rope_parameters": rope})
-    theta, scaling = read_rope(values, max_position=2048, default_theta=10000.0)
+    found = read_rope(values, RopeKeys(), max_position=2048)
+    theta, scaling = found.theta, found.scaling
     assert scaling is not None
     assert scaling.attention_factor == pytest.approx(scale, rel=1e-12)
     arch = dataclasses.replace(LLAMA, head_dim=128, rope_theta=theta, rope_scaling=scaling)

@@ -1,0 +1,65 @@
+"""GPT-NeoX and Pythia: attention beside feed-forward, each by its own LayerNorm; q, k and v by head in one tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...conf.errors import ConfigError
+from ..model_config import ModelValues
+from ..names import Names
+from ..rotary_config import RopeKeys
+from .common import rotary
+from .family import Family
+
+_ROPE = RopeKeys(theta="rotary_emb_base", turned="rotary_pct", default_turned=0.25)
+
+
+def _gpt_neox(config: ModelValues) -> dict[str, Any]:
+    if config.flag("is_decoder", False) and config.get("add_cross_attention"):
+        raise config.unsupported("add_cross_attention")
+    foreign = {"num_key_value_heads", "head_dim"}  # refused as unknown
+    own = ModelValues(config.path, {key: value for key, value in config.values.items() if key not in foreign})
+    fields = rotary(
+        own,
+        default_heads=None,
+        default_head_dim=None,
+        default_max=2048,
+        rope=_ROPE,
+        eps=("layer_norm_eps", 1e-5),
+        act=("hidden_act", "gelu"),
+    )
+    config.asked |= own.asked - foreign
+    heads, hidden, bias = fields["num_heads"], fields["hidden_size"], config.flag("attention_bias", True)
+    if hidden % heads:
+        raise ConfigError(f"{config.path}: num_attention_heads={heads}: must divide hidden_size={hidden}")
+    return fields | {
+        "norm": "layer",
+        "norms": "parallel" if config.flag("use_parallel_residual", True) else "before",
+        "gated_ffn": False,
+        "qkv_bias": bias,
+        "attention_out_bias": bias,
+        "ffn_bias": True,
+    }
+
+
+GPT_NEOX = Family(
+    name="gpt_neox",
+    readers={"GPTNeoXForCausalLM": _gpt_neox},
+    model_types={"gpt_neox": "GPTNeoXForCausalLM"},
+    names=Names(
+        embedding="gpt_neox.embed_in.weight",
+        layer="gpt_neox.layers.{}.",
+        attention_norm="input_layernorm",
+        q="attention.query_key_value",
+        k="attention.query_key_value",
+        v="attention.query_key_value",
+        attention_out="attention.dense",
+        ffn_norm="post_attention_layernorm",
+        up="mlp.dense_h_to_4h",
+        down="mlp.dense_4h_to_h",
+        final_norm="gpt_neox.final_layer_norm",
+        head="embed_out.weight",
+        grouped=True,
+    ),
+    about="GPT-NeoX-20B, Pythia, Dolly",
+)

@@ -1,0 +1,47 @@
+"""InternLM 2 and 2.5: a LLaMA whose q, k and v are by KV group in one tensor.
+
+Source: modeling_internlm2.py of internlm/internlm2_5-7b.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..model_config import ModelValues
+from ..names import Names
+from .common import rotary
+from .family import Family
+
+
+def _internlm2(config: ModelValues) -> dict[str, Any]:
+    bias = config.flag("bias", True)
+    return {
+        **rotary(config, default_heads=None, default_head_dim=None, default_max=2048),
+        "qkv_bias": bias,
+        "attention_out_bias": bias,
+    }
+
+
+INTERNLM2 = Family(
+    name="internlm2",
+    readers={"InternLM2ForCausalLM": _internlm2},
+    model_types={"internlm2": "InternLM2ForCausalLM"},
+    names=Names(
+        embedding="model.tok_embeddings.weight",
+        layer="model.layers.{}.",
+        attention_norm="attention_norm",
+        q="attention.wqkv",
+        k="attention.wqkv",
+        v="attention.wqkv",
+        attention_out="attention.wo",
+        ffn_norm="ffn_norm",
+        gate="feed_forward.w1",
+        up="feed_forward.w3",
+        down="feed_forward.w2",
+        final_norm="model.norm",
+        head="output.weight",
+        grouped=True,
+    ),
+    about="InternLM 2 and 2.5",
+    refused="InternLM 2 with reward heads",
+)

@@ -1,0 +1,49 @@
+"""SmolLM3: a LLaMA in which every fourth layer has no positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...conf.architecture import LayerKind
+from ..model_config import ModelValues
+from ..rotary_config import RopeKeys
+from .common import by_layer, layers, rotary
+from .family import Family
+
+
+def _smollm3(config: ModelValues) -> dict[str, Any]:
+    bias = config.flag("attention_bias", False)
+    fields = rotary(
+        config,
+        default_heads=4,
+        default_head_dim=None,
+        default_max=32768,
+        rope=RopeKeys(default_theta=2e6),
+        tied=True,
+    )
+    count, every = fields["num_layers"], config.positive("no_rope_layer_interval", 4)
+    turns = config.get("no_rope_layers") or [int((i + 1) % every != 0) for i in range(count)]
+    if not isinstance(turns, list) or len(turns) != count or not all(type(x) is int for x in turns):
+        raise config.wrong("no_rope_layers", "a list of 0 (no positions) and 1, one for each of num_hidden_layers")
+    config.asked.add("max_window_layers")  # published models have it; nothing goes by it
+    window = config.positive_or_null("sliding_window")
+    slides = config.flag("use_sliding_window", False) and window is not None
+    found = by_layer(
+        config, count, lambda i: "sliding_attention" if slides and not turns[i] else "full_attention", window
+    )
+    turning = {"rope_theta": fields["rope_theta"], "rope_scaling": fields["rope_scaling"]}
+    kinds = zip(found, turns, strict=True)
+    return fields | {
+        "qkv_bias": bias,
+        "attention_out_bias": bias,
+        "ffn_bias": config.flag("mlp_bias", False),
+        **layers(LayerKind(window=own, rope=bool(turn), **turning) for own, turn in kinds),
+    }
+
+
+SMOLLM3 = Family(
+    name="smollm3",
+    readers={"SmolLM3ForCausalLM": _smollm3},
+    model_types={"smollm3": "SmolLM3ForCausalLM"},
+    about="SmolLM3",
+)

@@ -1,0 +1,43 @@
+"""StableLM 1 and 2: LayerNorm, a quarter of each head turns, and attention beside feed-forward if it says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...conf.errors import ConfigError
+from ..model_config import ModelValues
+from ..rotary_config import RopeKeys
+from .common import rotary
+from .family import KEYS, Family
+
+
+def _stablelm(config: ModelValues) -> dict[str, Any]:
+    if config.flag("qk_layernorm", False):
+        raise config.unsupported("qk_layernorm=true (a norm of its own for each head)")
+    config.positive("num_key_value_heads", 32)  # null is not allowed
+    fields = rotary(
+        config,
+        default_heads=32,
+        default_head_dim=None,
+        default_max=4096,
+        rope=RopeKeys(default_turned=0.25),
+        eps=("layer_norm_eps", 1e-5),
+    )
+    if fields["head_dim"] * fields["num_heads"] != fields["hidden_size"]:
+        heads, hidden = fields["num_heads"], fields["hidden_size"]
+        raise ConfigError(f"{config.path}: num_attention_heads={heads}: must divide hidden_size={hidden}, by head_dim")
+    return fields | {
+        "norm": "layer",
+        "norms": "shared" if config.flag("use_parallel_residual", False) else "before",
+        "qkv_bias": config.flag("use_qkv_bias", False),
+    }
+
+
+STABLELM = Family(
+    name="stablelm",
+    readers={"StableLmForCausalLM": _stablelm},
+    model_types={"stablelm": "StableLmForCausalLM"},
+    keys=KEYS | {"norms": "use_parallel_residual", "qkv_bias": "use_qkv_bias"},
+    about="StableLM 3B, 2 1.6B and Zephyr",
+    refused="StableLM 2 12B (a norm of its own for each head)",
+)

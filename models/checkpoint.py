@@ -38,6 +38,10 @@ _BUFFERS = (*(f"rotary_emb.{of}" for of in ("inv_freq", "cos_cached", "sin_cache
 _QUANTIZED = ("qweight", "qzeros", "scales", "g_idx", "weight_", "absmax", "nested_", "quant_", "SCB")
 
 
+_MXFP4 = ("_blocks", "_scales")  # of tensors of numbers of 4 bits and of their scales
+_GROUP = 32  # such numbers that share a scale
+
+
 class TensorSource(Protocol):
     """A source of tensors by name, from which a rank reads only the slices that it holds."""
 
@@ -121,7 +125,8 @@ class SafetensorsFolder:
     def check(self, arch: Architecture, names: Collection[str]) -> None:
         """See `Checkpoint.check`."""
         shapes = tensor_shapes(arch)
-        bare = {bare_name(name) for name in shapes}
+        bare = {_stored(name) for name in shapes}
+        bare |= {name + part for name in bare for part in _MXFP4 if name + part in self._files}
         further = _further_layers(arch)
         others = [
             name
@@ -147,7 +152,10 @@ class SafetensorsFolder:
         Raises:
             ConfigError: the tensor is of a type that is not supported.
         """
-        if bare_name(name) not in self._files:
+        if (packed := self._packed(name)) is not None:
+            _, outputs, groups, _ = self._slice(packed[0]).get_shape()
+            return groups * _GROUP, outputs
+        if _stored(name) not in self._files:
             return None
         tensor = self._slice(name)
         if tensor.get_dtype() not in _DTYPES:
@@ -155,19 +163,39 @@ class SafetensorsFolder:
                 f"{self.where(name)}: tensor {name} has type {tensor.get_dtype()}; must be one of {', '.join(_DTYPES)} "
                 "(quantized weights are not supported)"
             )
-        return tuple(tensor.get_shape())
+        shape = tuple(tensor.get_shape())
+        return shape if _part(name) is None else shape[1:]
 
     def read(self, name: str, rows: slice, columns: slice | None) -> torch.Tensor:
         """See `TensorSource.read`. A file is opened anew once much of it has been read, to release its memory."""
-        tensor = self._slice(name, "pt")
-        shape = tensor.get_shape()
+        if (packed := self._packed(name)) is not None and columns is not None:
+            return self._read_packed(*packed, rows, columns)
+        tensor, part = self._slice(name, "pt"), _part(name)
+        shape = tensor.get_shape() if part is None else tensor.get_shape()[1:]
         self._mapped_bytes += (rows.stop - rows.start) * math.prod(shape[1:]) * 4
-        share: torch.Tensor = tensor[rows] if columns is None else tensor[rows, columns]
+        at = (rows,) if columns is None else (rows, columns)
+        share: torch.Tensor = tensor[at if part is None else (part, *at)]
         return share
+
+    def _packed(self, name: str) -> tuple[str, str, int] | None:
+        """Return the names of a part's numbers and scales, and its place, where it is stored in MXFP4; else None."""
+        part, names = _part(name), [_stored(name) + end for end in _MXFP4]
+        return (*names, part) if part is not None and names[0] in self._files else None  # type: ignore[return-value]
+
+    def _read_packed(self, blocks: str, scales: str, part: int, rows: slice, columns: slice) -> torch.Tensor:
+        """Read a slice of a part that is stored in MXFP4, whose inputs are rows here and columns in the file."""
+        from .mxfp4 import dequantized  # imports torch
+
+        groups = slice(rows.start // _GROUP, -(-rows.stop // _GROUP))
+        codes = self._slice(blocks, "pt")[part, columns, groups]
+        self._mapped_bytes += codes.numel()
+        numbers = dequantized(codes, self._slice(scales, "pt")[part, columns, groups])
+        first = groups.start * _GROUP
+        return numbers[:, rows.start - first : rows.stop - first].T
 
     def where(self, name: str) -> str:
         """Return the file that holds a tensor, or the folder where none does: for errors."""
-        known = self._files.get(bare_name(name))
+        known = self._files.get(_stored(name)) or self._files.get(_stored(name) + _MXFP4[0])
         return str(known[0] if known else self.folder)
 
     def close(self) -> None:
@@ -181,13 +209,23 @@ class SafetensorsFolder:
 
         `framework` is "pt" to read torch tensors. For shapes and types None is enough, which any open file satisfies.
         """
-        path, key = self._files[bare_name(name)]
+        path, key = self._files[_stored(name)]
         is_open = self._open_as is not None and self._open_as[0] == path and framework in (None, self._open_as[1])
         if not is_open or self._mapped_bytes > _MAX_MAPPED_BYTES:
             self.close()
             self._open_as = (path, framework or "np")
             self._handle = _open(*self._open_as)
         return self._handle.get_slice(key)
+
+
+def _stored(name: str) -> str:
+    """Return the bare name of the stored tensor; `NAME[3]` is the fourth part of one, along its first dimension."""
+    return bare_name(name).partition("[")[0]
+
+
+def _part(name: str) -> int | None:
+    """Return which part of a stored tensor it is; None: all of it."""
+    return int(name[:-1].partition("[")[2]) if name.endswith("]") else None
 
 
 def _further_layers(arch: Architecture) -> Callable[[str], bool]:

@@ -146,9 +146,10 @@ def _read_architecture(path: Path, *, tensors: bool) -> Architecture:
     if config.names("architectures")[:1] and config.names("architectures")[0] in TEXT_MODELS:
         config = _text_model(config)
     name = _family(config)
-    if config.get("quantization_config") is not None:
-        raise config.unsupported("quantization_config (quantized weights)")
     family, read = READERS[name]
+    quantized = config.part("quantization_config")
+    if quantized.values and not (family.names.fused_experts and quantized.values.get("quant_method") == "mxfp4"):
+        raise config.unsupported("quantization_config (quantized weights)")
     fields = {"family": family.name, **read(config), "bos_token_id": config.token("bos_token_id")}
     fields["eos_token_ids"] = _eos_ids(config, path, fields["vocab_size"])
     for key in ("torch_dtype", "dtype"):

@@ -90,6 +90,12 @@ def tensor_shapes(arch: Architecture, names: Names | None = None) -> dict[str, t
         if experts.correction_bias:
             shapes[prefix + names.correction] = (experts.num_experts,)
         for e in range(experts.num_experts):
+            if names.fused_experts:
+                of = prefix + names.fused_experts
+                shapes[f"{of}gate_up_proj[{e}]"] = (H, 2 * arch.expert_size)
+                shapes[f"{of}gate_up_proj_bias[{e}]"] = (2 * arch.expert_size,)
+                shapes[f"{of}down_proj[{e}]"], shapes[f"{of}down_proj_bias[{e}]"] = (arch.expert_size, H), (H,)
+                continue
             own_prefix = names.expert.format(e)
             linear([(own_prefix + name, arch.expert_size) for name in (names.expert_gate, names.expert_up)], H, False)
             linear([(own_prefix + names.expert_down, H)], arch.expert_size, False)

@@ -49,6 +49,7 @@ class Names:
     expert_gate: str = "gate_proj"
     expert_up: str = "up_proj"
     expert_down: str = "down_proj"
+    fused_experts: str = ""  # prefix of tensors that hold all experts of a layer, stored as [in, out], gate by up
     shared: str = "mlp.shared_experts."  # prefix of the shared expert's tensors
     shared_gate: str = "mlp.shared_expert_gate.weight"
     latent: LatentNames = LatentNames()

@@ -19,6 +19,7 @@ from ..parallel.mesh import Mesh
 from .checkpoint import Checkpoint, TensorSource
 from .decoder import Attention, DecoderLayer, FeedForward
 from .experts.block import Experts
+from .experts.routed import RoutedExperts
 from .latent_attention import LatentAttention
 from .layout import names_of, norm_places, tensor_shapes
 from .names import Names
@@ -190,7 +191,9 @@ def _expert_pieces(ffn: Experts, names: Names, prefix: str, arch: Architecture, 
         yield Piece(prefix + names.correction, router.correction[None])
     F = routed.down.shape[2]
     first = 0 if arch.expert_size == F else mesh.tp_rank * F  # of an expert's rows
-    for e in range(len(routed.down)):
+    if names.fused_experts:
+        yield from _fused_pieces(routed, prefix + names.fused_experts, first)
+    for e in range(0 if names.fused_experts else len(routed.down)):
         own = prefix + names.expert.format(routed.first + e)
         for i, name in enumerate((names.expert_gate, names.expert_up)):
             yield Piece(f"{own}{name}.weight", routed.gate_up[e : e + 1, i * F : (i + 1) * F], row=first)
@@ -201,6 +204,23 @@ def _expert_pieces(ffn: Experts, names: Names, prefix: str, arch: Architecture, 
         yield from _ffn_pieces(ffn.shared, shared, arch, mesh.tp_rank, names.transposed)
     if ffn.shared_gate is not None:
         yield Piece(prefix + names.shared_gate, ffn.shared_gate[None])
+
+
+def _fused_pieces(routed: RoutedExperts, prefix: str, first: int) -> Iterator[Piece]:
+    """Yield the experts of tensors that hold all, in which the columns of gate and up take turns.
+
+    `first` is that of an expert's rows of the gate that this rank holds.
+    """
+    assert routed.gate_up_bias is not None
+    assert routed.down_bias is not None
+    order = torch.arange(routed.gate_up.shape[1]).view(-1, 2).T.flatten()
+    for i in range(len(routed.down)):
+        e, own = routed.first + i, slice(i, i + 1)
+        gate_up, name = routed.gate_up[own], f"{prefix}gate_up_proj"
+        yield Piece(f"{name}[{e}]", gate_up, row=2 * first, transposed=True, order=order)
+        yield Piece(f"{name}_bias[{e}]", routed.gate_up_bias[own], row=2 * first, order=order)
+        yield Piece(f"{prefix}down_proj[{e}]", routed.down[own], column=first, transposed=True)
+        yield Piece(f"{prefix}down_proj_bias[{e}]", routed.down_bias[own])
 
 
 def _qkv_pieces(attention: Attention, names: Names, prefix: str, arch: Architecture, mesh: Mesh) -> Iterator[Piece]:

@@ -73,6 +73,15 @@ FAMILIES: dict[str, transformers.PretrainedConfig] = {
     "deepseek-v3": transformers.DeepseekV3Config(
         **LATENT, n_group=4, topk_group=2, routed_scaling_factor=2.5, rope_parameters=YARN
     ),
+    "glm4-moe": transformers.Glm4MoeConfig(
+        **COMMON, **EXPERTS, n_routed_experts=8, head_dim=16, use_qk_norm=True, attention_bias=True, n_shared_experts=2
+    ),
+    "minimax-m2": transformers.MiniMaxM2Config(
+        **COMMON, num_experts_per_tok=3, num_local_experts=8, head_dim=16, rotary_dim=8
+    ),
+    "gpt-oss": transformers.GptOssConfig(
+        **COMMON, num_experts_per_tok=3, num_local_experts=8, head_dim=16, sliding_window=9, swiglu_limit=1.5
+    ),
 }
 GRIDS = [
     (1, 2, {"chunks": [5, 3]}),

@@ -132,19 +132,39 @@ def deciding_keys(arch: Architecture, name: str) -> str:
     for field, key in of_family.items():
         if field == "norms":
             continue
-        value = getattr(arch, field)
-        other = not value if isinstance(value, bool) else 2 * value
-        if field == "num_layers":
-            other = last if 0 < last < value else max(2 * value, last + 1)
-        if field == "num_kv_heads" and value == arch.num_heads:
-            other = 1
         try:
-            changes: dict[str, Any] = {field: other} | ({"layers": ()} if field == "num_layers" else {})
-            changed = replace(arch, **changes)
+            changed = _with_another(arch, field, last)
         except ConfigError:
             continue
-        if shape(changed) != shape(arch):
+        if changed is not None and shape(changed) != shape(arch):
             keys[key] = None
     if not keys and "norms" in of_family:  # which norms there are, and what they are called
         keys[of_family["norms"]] = None
     return f" ({', '.join(keys)} in config.json)" if keys else ""
+
+
+def _with_another(arch: Architecture, field: str, last: int) -> Architecture | None:
+    """Return the architecture with another value of a field, or of one of its experts or its latent attention.
+
+    `last` is a layer's number or an expert's, that there is or is not. None: the architecture has no such field.
+    """
+    of, _, inner = field.rpartition(".")
+    part: Any = getattr(arch, of) if of else arch
+    if part is None:
+        return None
+    if field == "layers":
+        flipped = (replace(arch.kind(i), experts=not arch.kind(i).experts) for i in range(arch.num_layers))
+        return replace(arch, layers=tuple(flipped))
+    value = getattr(part, inner)
+    other: Any = not value if isinstance(value, bool) else 2 * (value or 1)
+    if inner in ("num_layers", "num_experts"):
+        other = last if 0 < last < value else max(2 * value, last + 1)
+    if inner == "num_kv_heads" and value == arch.num_heads:
+        other = 1
+    changes: dict[str, Any] = {inner: other} | ({"layers": ()} if field == "num_layers" else {})
+    if of == "latent":
+        latent = replace(part, **changes)
+        changes = {of: latent, "head_dim": latent.cached}
+    elif of:
+        changes = {of: replace(part, **changes)}
+    return replace(arch, **changes)

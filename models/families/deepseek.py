@@ -11,7 +11,7 @@ from ...conf.latent import LatentConfig
 from ..model_config import ModelValues
 from ..names import LLAMA
 from .common import experts, layers_of_experts, rotary
-from .family import Family
+from .family import EXPERT_KEYS, Family
 
 # Of training, of layers beyond the model's, and a sum of two other keys.
 _UNUSED = ("aux_loss_alpha", "seq_aux", "ep_size", "num_mtp_layers", "num_nextn_predict_layers", "qk_head_dim")
@@ -60,6 +60,8 @@ def _deepseek(
     bias = config.flag("attention_bias", False)
     turning = config.positive("qk_rope_head_dim", 64)
     fields = rotary(config, default_heads=None, default_head_dim=turning, default_max=default_max)
+    if fields["num_kv_heads"] != fields["num_heads"]:
+        raise config.wrong("num_key_value_heads", f"num_attention_heads={fields['num_heads']}, or null")
     width = config.positive("moe_intermediate_size")
     shared = config.positive_or_null("n_shared_experts", 0 if "n_shared_experts" in config.values else 1) or 0
     try:
@@ -114,6 +116,14 @@ DEEPSEEK = Family(
         "kimi_k2": "DeepseekV3ForCausalLM",
     },
     names=replace(LLAMA, further_layers=True),
+    keys=EXPERT_KEYS
+    | {
+        "latent.rank": "kv_lora_rank",
+        "latent.query_rank": "q_lora_rank",
+        "latent.head_dim": "qk_nope_head_dim",
+        "latent.rotary_dim": "qk_rope_head_dim",
+        "latent.value_dim": "v_head_dim",
+    },
     about="DeepSeek V2 and V3, Kimi K2",
     refused="layers that predict further tokens are left out",
 )

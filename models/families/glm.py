@@ -9,7 +9,7 @@ from ..model_config import ModelValues
 from ..names import LLAMA
 from ..rotary_config import RopeKeys
 from .common import experts, layers_of_experts, rotary
-from .family import Family
+from .family import EXPERT_KEYS, Family
 
 
 def _glm(config: ModelValues) -> dict[str, Any]:
@@ -93,6 +93,7 @@ GLM4_MOE = Family(
     readers={"Glm4MoeForCausalLM": _glm4_moe},
     model_types={"glm4_moe": "Glm4MoeForCausalLM"},
     names=replace(LLAMA, further_layers=True),
+    keys=EXPERT_KEYS,
     about="GLM-4.5 and 4.6, and their Air",
     refused="images; layers that predict further tokens are left out",
 )

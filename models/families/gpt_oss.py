@@ -9,7 +9,7 @@ from ..model_config import ModelValues
 from ..names import LLAMA
 from ..rotary_config import RopeKeys
 from .common import experts, rotary, windows
-from .family import Family
+from .family import KEYS, Family
 
 
 def _gpt_oss(config: ModelValues) -> dict[str, Any]:
@@ -42,5 +42,6 @@ GPT_OSS = Family(
     readers={"GptOssForCausalLM": _gpt_oss},
     model_types={"gpt_oss": "GptOssForCausalLM"},
     names=replace(LLAMA, sinks="self_attn.sinks", router="mlp.router", fused_experts="mlp.experts."),
+    keys=KEYS | {"experts.num_experts": "num_local_experts"},
     about="gpt-oss-20b and 120b",
 )

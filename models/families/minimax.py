@@ -9,7 +9,7 @@ from ..model_config import ModelValues
 from ..names import LLAMA
 from ..rotary_config import RopeKeys
 from .common import experts, rotary
-from .family import Family
+from .family import KEYS, Family
 
 # Of published files: layers that predict further tokens, training, and MiniMax-01's kinds of layers, which M2 lacks.
 _UNUSED = ("use_mtp", "num_mtp_modules", "mtp_transformer_layers", "mlp_intermediate_size", "shared_moe_mode")
@@ -55,6 +55,7 @@ MINIMAX_M2 = Family(
         expert_down="w2",
         further_layers=True,
     ),
+    keys=KEYS | {"experts.num_experts": "num_local_experts"},
     about="MiniMax-M2",
     refused="layers that predict further tokens are left out",
 )

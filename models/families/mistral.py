@@ -9,7 +9,7 @@ from ..model_config import ModelValues
 from ..names import LLAMA
 from ..rotary_config import RopeKeys
 from .common import experts, rotary, windows
-from .family import Family
+from .family import KEYS, Family
 
 
 def _mistral(config: ModelValues) -> dict[str, Any]:
@@ -44,5 +44,6 @@ MIXTRAL = Family(
         expert_up="w3",
         expert_down="w2",
     ),
+    keys=KEYS | {"experts.num_experts": "num_local_experts"},
     about="Mixtral 8x7B and 8x22B",
 )

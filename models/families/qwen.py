@@ -8,7 +8,7 @@ from typing import Any
 from ..model_config import ModelValues
 from ..names import LLAMA
 from .common import experts, layers_of_experts, rotary, windows
-from .family import Family
+from .family import EXPERT_KEYS, Family
 
 
 def _windows(config: ModelValues, fields: dict[str, Any]) -> dict[str, Any]:
@@ -100,5 +100,11 @@ QWEN_MOE = Family(
     readers={"Qwen2MoeForCausalLM": _qwen2_moe, "Qwen3MoeForCausalLM": _qwen3_moe},
     model_types={"qwen2_moe": "Qwen2MoeForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"},
     names=replace(LLAMA, shared="mlp.shared_expert."),
+    keys=EXPERT_KEYS
+    | {
+        "experts.num_experts": "num_experts",
+        "experts.shared_ffn_size": "shared_expert_intermediate_size",
+        "layers": "decoder_sparse_step or mlp_only_layers",
+    },
     about="Qwen 1.5, 2 and 3 of experts",
 )

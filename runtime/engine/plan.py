@@ -23,6 +23,7 @@ from ..pipeline.handshake import Setup
 from ..scheduler.base import Limits
 from ..scheduler.learned.stage_fit import read_profile
 from ..scheduler.policies import find_policy
+from .layer_times import layer_times
 
 _logger = logging.getLogger(__name__)
 
@@ -97,7 +98,8 @@ def make_plan(config: EngineConfig) -> Plan:
     speeds, most = _speeds(config.parallel, stages), None
     if speeds is not None or len({each.memory_gib for each in stages}) > 1:
         most = _most_layers(memory, config)
-    layers = split_layers(arch, config.parallel.pp, config.parallel.layers, speeds=speeds, most=most)
+    times = layer_times(arch, config.parallel, hardware, memory.dtype_bytes)
+    layers = split_layers(arch, config.parallel.pp, config.parallel.layers, speeds=speeds, most=most, times=times)
     parallel = replace(config.parallel, layers=tuple(len(each) for each in layers))
     memory = replace(memory, parallel=parallel)
     depth = config.scheduler.depth(parallel.pp, parallel.depth)

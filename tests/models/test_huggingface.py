@@ -314,7 +314,10 @@ def test_config_json_is_enough_where_no_tensors_are_read(tmp_path: Path) -> None
         (QWEN3_MOE | {"num_experts_per_tok": 17}, "experts_per_token=17: must be 1 to num_experts=16"),
         (MIXTRAL | {"num_local_experts": "8"}, "num_local_experts='8': must be an integer"),
         (MIXTRAL | {"hidden_act": "gelu"}, "hidden_act=gelu in a model of experts is not supported"),
-        (LLAMA | {"architectures": ["GptOssForCausalLM"]}, "a gate of their own) is not supported"),
+        (
+            LLAMA | {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss"},
+            "rope_scaling=None: must be given",
+        ),
         (LLAMA | {"architectures": ["Qwen3NextForCausalLM"]}, "linear attention, which needs a state for each request"),
     ],
 )

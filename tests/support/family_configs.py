@@ -315,7 +315,6 @@ CONFIGS |= {
         "model_type": "qwen3_moe",
         "decoder_sparse_step": 1,
         "head_dim": 16,
-        "mlp_only_layers": [],
         "moe_intermediate_size": 20,
         "norm_topk_prob": True,
         "num_experts": 8,

@@ -56,6 +56,9 @@ class ModelConfig:
     """a folder or tokenizer.json; null: the one beside the weights, else UTF-8 bytes"""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """auto: float32 on CPU, bfloat16 on CUDA"""
+    quantization: Literal["int8", "int4", "fp8"] | None = None
+    """rounds weights to this as they are loaded; null: they stay as the checkpoint has them, quantized ones too.
+    fp8: in simulations"""
     attention: Literal["auto", "flash", "sdpa", "xformers"] = "auto"
     """auto: flash, torch's FlashAttention, on CUDA in half precision, and C++ on CPU (model.kernels), else sdpa"""
     kernels: Literal["auto", "cpp", "triton", "torch"] = "auto"

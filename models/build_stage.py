@@ -11,6 +11,8 @@ from ..conf.schema import ModelConfig
 from ..parallel.groups import Groups
 from .huggingface import resolve_weights
 from .memory import resolve_dtype
+from .open_checkpoint import open_source
+from .quantization.formats import model_formats
 from .stage import Stage
 from .weights import load_stage
 
@@ -37,6 +39,7 @@ def build_stage(
         ConfigError: a tensor is missing or has the wrong shape, or the attention backend does not run here.
     """
     dtype = getattr(torch, resolve_dtype(model, groups.device.type))
+    source = open_source(resolve_weights(model), arch, seed, model.quantization)
     stage = Stage(
         arch,
         groups,
@@ -48,6 +51,7 @@ def build_stage(
         replicate_embedding=replicate_embedding,
         kernels=model.kernels,
         whole_experts=whole_experts,
+        formats=model_formats(source.format, arch, groups.mesh.tp, groups.device.type),
     )
-    load_stage(stage, resolve_weights(model), seed, on_piece)
+    load_stage(stage, source, on_piece)
     return stage

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,15 +20,13 @@ from .layout import deciding_keys, names_of, tensor_shapes
 if TYPE_CHECKING:
     import torch
 
-_PREFIXES = (
-    "base_model.model.",
-    "model.",
-    "language_model.",
-    "model.",
-    "transformer.",
-)  # the first is PEFT's, in a model that it merged
+    from ..parallel.quantized_matrix import QuantizedMatrix
+    from ..parallel.weight_format import WeightFormat
+
+# The first is PEFT's, in a model that it merged; the third stands before the text model of one that reads images.
+_PREFIXES = ("base_model.model.", "model.", "language_model.", "model.", "transformer.")
 _MAX_MAPPED_BYTES = 16 << 20  # then the file is reopened: pages of a mapped file count as memory of this process
-_DTYPES = ("F64", "F32", "BF16", "F16")  # smaller types are quantized weights, whose scales are separate tensors
+FLOATS = ("F64", "F32", "BF16", "F16")  # smaller types are quantized weights, whose scales are separate tensors
 _SHARD = re.compile(r"(.+)-(\d+)-of-(\d+)\.safetensors")
 _OTHERS = ("consolidated", "adapter_")  # Mistral's own layout of the same weights, and weights to be added to them
 _OTHER_INPUT = ("vision_tower.", "multi_modal_projector.")  # what reads images, in models of which text is computed
@@ -36,6 +35,15 @@ _MASKS = tuple(f".{part}.{of}" for part in ("attn", "attention") for of in ("bia
 _BUFFERS = (*(f"rotary_emb.{of}" for of in ("inv_freq", "cos_cached", "sin_cached")), *_MASKS)
 # How quantized weights call their parts: GPTQ and AWQ, compressed-tensors and FP8, bitsandbytes.
 _QUANTIZED = ("qweight", "qzeros", "scales", "g_idx", "weight_", "absmax", "nested_", "quant_", "SCB")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a tensor of a checkpoint must be: its shape, and the names that safetensors has for its types."""
+
+    shape: tuple[int, ...]
+    types: tuple[str, ...] = FLOATS
+    optional: bool = False
 
 
 _MXFP4 = ("_blocks", "_scales")  # of tensors of numbers of 4 bits and of their scales
@@ -53,12 +61,16 @@ class TensorSource(Protocol):
         """Read a slice to the CPU, in the source's own type. `columns` is None for a vector."""
         ...
 
+    def format(self, name: str) -> WeightFormat | None:
+        """Return the format in which the source has a weight's numbers; None where they are floats or it has none."""
+        ...
 
-class Checkpoint(TensorSource, Protocol):
-    """A `TensorSource` in files."""
+    def read_quantized(self, name: str, rows: slice, columns: slice) -> QuantizedMatrix:
+        """Read a slice of the [out, in] weight in that format, in smaller groups where the columns cut some."""
+        ...
 
     def check(self, arch: Architecture, names: Collection[str]) -> None:
-        """Check that there are the tensors `names` in the shapes of `arch`, and no unknown tensors.
+        """Check that files have the tensors `names` in the shapes of `arch`, and no unknown tensors.
 
         Raises:
             ConfigError: a tensor is missing, has the wrong shape or type, or is not part of the architecture.
@@ -102,13 +114,15 @@ def check_shape(
 
 
 class SafetensorsFolder:
-    """The tensors of a Hugging Face folder, in one safetensors file or several. A `Checkpoint`.
+    """The tensors of a Hugging Face folder, in one safetensors file or several. A `TensorSource`.
 
     A tensor is found under its name with or without a leading `base_model.model.`, `model.` or `transformer.`.
 
     Raises:
         ConfigError: a file is missing or is no safetensors file.
     """
+
+    other_quantized = "quantized weights, of which config.json has no quantization_config"
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -123,34 +137,55 @@ class SafetensorsFolder:
                     raise ConfigError(f"{folder / file}: tensor {key} stands in {other[0]} too, as {other[1]}")
 
     def check(self, arch: Architecture, names: Collection[str]) -> None:
-        """See `Checkpoint.check`."""
+        """See `TensorSource.check`."""
         shapes = tensor_shapes(arch)
-        bare = {_stored(name) for name in shapes}
-        bare |= {name + part for name in bare for part in _MXFP4 if name + part in self._files}
+        parts = {name: self.parts(name, shape) for name, shape in shapes.items()}
+        self._check_others(arch, {_stored(tensor) for each in parts.values() for tensor in each})
+        wanted = [(tensor, part, name) for name in names for tensor, part in parts[name].items()]
+        for tensor, part, name in sorted(wanted, key=lambda each: self.where(each[0])):
+            longer, why = name == names_of(arch).positions, partial(deciding_keys, arch, name)
+            if part.optional and not self.has(tensor):
+                continue
+            found = self.shape(tensor, part.types)
+            if math.prod(part.shape) == 1 and found is not None and math.prod(found) == 1:
+                continue
+            check_shape(tensor, self.where(tensor), found, part.shape, may_be_longer=longer, why=why)
+
+    def _check_others(self, arch: Architecture, known: Collection[str]) -> None:
+        """Check that all tensors are among those that are `known`, by their bare names."""
+        known = {*known, *(name + part for name in known for part in _MXFP4 if name + part in self._files)}
         further = _further_layers(arch)
         others = [
             name
             for name in self._files
-            if not (name in bare or further(name) or name.endswith(_BUFFERS) or name.startswith(_OTHER_INPUT))
+            if not (name in known or further(name) or name.endswith(_BUFFERS) or name.startswith(_OTHER_INPUT))
         ]
         for name in sorted(others, key=lambda name: not _is_quantized(name)):
             file, key = self._files[name]
             if _is_quantized(name):
-                raise ConfigError(f"{file}: tensor {key}: quantized weights are not supported")
+                raise ConfigError(f"{file}: tensor {key}: {self.other_quantized}")
             if ".lora_" in name or ".base_layer." in name or key.startswith("base_model."):
                 raise ConfigError(f"{file}: tensor {key} is of a LoRA adapter; merge it into its base model first")
             why = deciding_keys(arch, name) or " in config.json"
             raise ConfigError(f"{file}: tensor {key} is not part of the architecture{why}")
-        for name in sorted(names, key=self.where):
-            longer, expected = name == names_of(arch).positions, shapes[name]
-            why_not = partial(deciding_keys, arch, name)
-            check_shape(name, self.where(name), self.shape(name), expected, may_be_longer=longer, why=why_not)
 
-    def shape(self, name: str) -> tuple[int, ...] | None:
+    def parts(self, name: str, shape: tuple[int, ...]) -> dict[str, Part]:
+        """Return the tensors that hold the numbers of one of the architecture's."""
+        return {name: Part(shape)}
+
+    def format(self, name: str) -> WeightFormat | None:
+        """See `TensorSource.format`."""
+        return None
+
+    def read_quantized(self, name: str, rows: slice, columns: slice) -> QuantizedMatrix:
+        """See `TensorSource.read_quantized`."""
+        raise AssertionError(f"{name} is not quantized")
+
+    def shape(self, name: str, types: Collection[str] = FLOATS) -> tuple[int, ...] | None:
         """Return the shape of the whole tensor; None where there is no tensor of this name.
 
         Raises:
-            ConfigError: the tensor is of a type that is not supported.
+            ConfigError: the tensor is of another type than these.
         """
         if (packed := self._packed(name)) is not None:
             _, outputs, groups, _ = self._slice(packed[0]).get_shape()
@@ -158,20 +193,34 @@ class SafetensorsFolder:
         if _stored(name) not in self._files:
             return None
         tensor = self._slice(name)
-        if tensor.get_dtype() not in _DTYPES:
-            raise ConfigError(
-                f"{self.where(name)}: tensor {name} has type {tensor.get_dtype()}; must be one of {', '.join(_DTYPES)} "
-                "(quantized weights are not supported)"
-            )
+        if tensor.get_dtype() not in types:
+            why = f" ({self.other_quantized})" if types is FLOATS else ""
+            found = f"{self.where(name)}: tensor {name} has type {tensor.get_dtype()}"
+            raise ConfigError(f"{found}; must be one of {', '.join(types)}{why}")
         shape = tuple(tensor.get_shape())
         return shape if _part(name) is None else shape[1:]
 
     def read(self, name: str, rows: slice, columns: slice | None) -> torch.Tensor:
-        """See `TensorSource.read`. A file is opened anew once much of it has been read, to release its memory."""
+        """See `TensorSource.read`."""
         if (packed := self._packed(name)) is not None and columns is not None:
             return self._read_packed(*packed, rows, columns)
+        return self.tensor(name, rows, columns)
+
+    def has(self, name: str) -> bool:
+        """Return whether the files have a tensor of this name."""
+        return bare_name(name) in self._files
+
+    def tensor(self, name: str, rows: slice | None = None, columns: slice | None = None) -> torch.Tensor:
+        """Read a slice of one of the files' tensors, or all of it, in its own type.
+
+        A file is opened anew once much of it has been read, to release its memory.
+        """
         tensor, part = self._slice(name, "pt"), _part(name)
         shape = tensor.get_shape() if part is None else tensor.get_shape()[1:]
+        if rows is None and columns is None:
+            whole: torch.Tensor = self._handle.get_tensor(self._files[bare_name(name)][1])
+            return whole
+        rows = rows or slice(0, shape[0])
         self._mapped_bytes += (rows.stop - rows.start) * math.prod(shape[1:]) * 4
         at = (rows,) if columns is None else (rows, columns)
         share: torch.Tensor = tensor[at if part is None else (part, *at)]
@@ -179,8 +228,8 @@ class SafetensorsFolder:
 
     def _packed(self, name: str) -> tuple[str, str, int] | None:
         """Return the names of a part's numbers and scales, and its place, where it is stored in MXFP4; else None."""
-        part, names = _part(name), [_stored(name) + end for end in _MXFP4]
-        return (*names, part) if part is not None and names[0] in self._files else None  # type: ignore[return-value]
+        part, (blocks, scales) = _part(name), (_stored(name) + end for end in _MXFP4)
+        return (blocks, scales, part) if part is not None and blocks in self._files else None
 
     def _read_packed(self, blocks: str, scales: str, part: int, rows: slice, columns: slice) -> torch.Tensor:
         """Read a slice of a part that is stored in MXFP4, whose inputs are rows here and columns in the file."""

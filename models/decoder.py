@@ -26,6 +26,7 @@ from .kernels.kernels import Kernels
 from .latent_attention import LatentAttention
 from .layout import norm_places
 from .norm import make_norm
+from .quantization.formats import LayerFormats
 
 
 class Attention(nn.Module):
@@ -36,7 +37,14 @@ class Attention(nn.Module):
     """
 
     def __init__(
-        self, arch: Architecture, groups: Groups, backend: AttentionBackend, kernels: Kernels, *, dtype: torch.dtype
+        self,
+        arch: Architecture,
+        groups: Groups,
+        backend: AttentionBackend,
+        kernels: Kernels,
+        *,
+        dtype: torch.dtype,
+        formats: LayerFormats,
     ) -> None:
         super().__init__()
         D, device = arch.head_dim, groups.device
@@ -49,9 +57,15 @@ class Attention(nn.Module):
             bias=arch.qkv_bias,
             dtype=dtype,
             groups=groups,
+            format=formats.qkv,
         )
         self.out = RowParallelLinear(
-            arch.num_heads * D, arch.hidden_size, bias=arch.attention_out_bias, dtype=dtype, groups=groups
+            arch.num_heads * D,
+            arch.hidden_size,
+            bias=arch.attention_out_bias,
+            dtype=dtype,
+            groups=groups,
+            format=formats.out,
         )
         self.qk_norm: HeadNorm | WidthNorm | None = None
         if arch.qk_norm:
@@ -125,18 +139,25 @@ class FeedForward(nn.Module):
     """
 
     def __init__(
-        self, arch: Architecture, groups: Groups, kernels: Kernels, *, dtype: torch.dtype, size: int | None = None
+        self,
+        arch: Architecture,
+        groups: Groups,
+        kernels: Kernels,
+        *,
+        dtype: torch.dtype,
+        formats: LayerFormats,
+        size: int | None = None,
     ) -> None:
         super().__init__()
         size = size or arch.ffn_size
-        self.tp = groups.mesh.tp
+        self.size, self.tp = size, groups.mesh.tp
         self.kernels = kernels
         self.gated = arch.gated_ffn
         self.activation = _ACTIVATIONS[arch.activation]
         self.factor = arch.residual_scale
-        width = size * (2 if self.gated else 1)
-        self.fc1 = ColumnParallelLinear(arch.hidden_size, width, bias=arch.ffn_bias, dtype=dtype, groups=groups)
-        self.fc2 = RowParallelLinear(size, arch.hidden_size, bias=arch.ffn_bias, dtype=dtype, groups=groups)
+        width, H, bias = size * (2 if self.gated else 1), arch.hidden_size, arch.ffn_bias
+        self.fc1 = ColumnParallelLinear(H, width, bias=bias, dtype=dtype, groups=groups, format=formats.fc1)
+        self.fc2 = RowParallelLinear(size, H, bias=bias, dtype=dtype, groups=groups, format=formats.fc2)
 
     def forward(self, x_TH: Tensor, residual: Tensor) -> Parts:
         """Return `residual` + fc2(act(fc1(x))), [T, H]."""
@@ -184,6 +205,7 @@ class DecoderLayer(nn.Module):
         kernels: Kernels,
         *,
         dtype: torch.dtype,
+        formats: LayerFormats,
         whole_experts: bool = False,
     ) -> None:
         super().__init__()
@@ -196,18 +218,18 @@ class DecoderLayer(nn.Module):
         self.attention_norm = norm("attention_norm")
         self.attention: Attention | LatentAttention
         if isinstance(backend, LatentBackend):
-            self.attention = LatentAttention(arch, groups, backend, kernels, dtype=dtype)
+            self.attention = LatentAttention(arch, groups, backend, kernels, dtype=dtype, format=formats.out)
         else:
-            self.attention = Attention(arch, groups, backend, kernels, dtype=dtype)
+            self.attention = Attention(arch, groups, backend, kernels, dtype=dtype, formats=formats)
         self.attention_norm_after = norm("attention_norm_after")
         self.ffn_norm = norm("ffn_norm")
         self.ffn_norm_after = norm("ffn_norm_after")
         self.ffn: FeedForward | Experts
         if arch.experts is None or not kind.experts:
-            self.ffn = FeedForward(arch, groups, kernels, dtype=dtype)
+            self.ffn = FeedForward(arch, groups, kernels, dtype=dtype, formats=formats)
         else:
             size = arch.experts.shared_ffn_size
-            shared = FeedForward(arch, groups, kernels, dtype=dtype, size=size) if size else None
+            shared = FeedForward(arch, groups, kernels, dtype=dtype, formats=formats, size=size) if size else None
             self.ffn = Experts(arch, groups, shared, whole=whole_experts, dtype=dtype)
 
     def forward(self, x_TH: Parts, context: BatchContext, keys_SKD: Tensor, values_SKD: Tensor) -> Parts:

@@ -21,10 +21,11 @@ from .gguf.smollm2 import smollm2
 from .hub import TEXTS, of_cache_folder, snapshot
 from .json_file import refuse_pointer
 from .model_config import ModelValues
+from .quantization.config import read_quantization
 
 _SIZE_FIELDS = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "ffn_size")
 _NAMED = ", ".join(NAMED_WEIGHTS[:-1]) + f" or {NAMED_WEIGHTS[-1]}"
-_QUANTIZED = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")  # of GPTQ, AWQ and ModelOpt
+_WEIGHTS = ("weight", "qweight", "weight_packed")  # what a linear layer's weight may be called
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _FOREIGN = (".h5", ".msgpack", ".onnx", ".ot", ".npz")  # weights of TensorFlow, Flax, ONNX, rust-bert and JAX
 _OTHER_INPUT = (  # keys of what reads images, and where its output stands among the tokens
@@ -73,9 +74,6 @@ def resolve_weights(model: ModelConfig, *, tensors: bool = True) -> Path | None:
         if (path / "config.json").is_symlink():
             refuse_pointer(path / "config.json")
         raise ConfigError(f"{key}: no config.json in this folder; must be a Hugging Face folder{_hint(path)}")
-    for name in _QUANTIZED:
-        if tensors and (path / name).is_file():
-            raise ConfigError(f"{path / name}: quantized weights are not supported")
     for file in sorted(file for pattern in TEXTS if tensors for file in path.glob(pattern)):
         refuse_pointer(file)
     if tensors and not has_tensors:
@@ -146,10 +144,9 @@ def _read_architecture(path: Path, *, tensors: bool) -> Architecture:
     if config.names("architectures")[:1] and config.names("architectures")[0] in TEXT_MODELS:
         config = _text_model(config)
     name = _family(config)
+    if not is_gguf:
+        read_quantization(config)  # which refuses what is not supported
     family, read = READERS[name]
-    quantized = config.part("quantization_config")
-    if quantized.values and not (family.names.fused_experts and quantized.values.get("quant_method") == "mxfp4"):
-        raise config.unsupported("quantization_config (quantized weights)")
     fields = {"family": family.name, **read(config), "bos_token_id": config.token("bos_token_id")}
     fields["eos_token_ids"] = _eos_ids(config, path, fields["vocab_size"])
     for key in ("torch_dtype", "dtype"):
@@ -158,7 +155,8 @@ def _read_architecture(path: Path, *, tensors: bool) -> Architecture:
     if not is_gguf:
         config.refuse_others(HARMLESS)
     if not is_gguf and tensors and fields["tie_embeddings"]:
-        fields["tie_embeddings"] = SafetensorsFolder(path).shape("lm_head.weight") is None
+        folder = SafetensorsFolder(path)
+        fields["tie_embeddings"] = not any(folder.has(f"lm_head.{part}") for part in _WEIGHTS)
     try:
         return Architecture(**fields)
     except ConfigError as error:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..conf.architecture import Architecture
 from ..parallel.groups import Groups
 from ..parallel.layers import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
+from ..parallel.weight_format import WeightFormat
 from .attention.latent import LatentBackend, LatentPlan
 from .attention.sdpa import SegmentPlan, read_slots
 from .batch_context import BatchContext
@@ -29,11 +30,18 @@ _NORM_EPS = 1e-6  # of the latents' norms, whatever the model's
 class LatentAttention(nn.Module):
     """Attention over this rank's N heads, each of E elements of which the last R turn. C: elements cached for a token.
 
-    Its parts are called one by one, as those of `Attention`.
+    Its parts are called one by one, as those of `Attention`. `format` is that of the output projection.
     """
 
     def __init__(
-        self, arch: Architecture, groups: Groups, backend: LatentBackend, kernels: Kernels, *, dtype: torch.dtype
+        self,
+        arch: Architecture,
+        groups: Groups,
+        backend: LatentBackend,
+        kernels: Kernels,
+        *,
+        dtype: torch.dtype,
+        format: WeightFormat | None = None,
     ) -> None:
         super().__init__()
         assert arch.latent is not None
@@ -60,7 +68,9 @@ class LatentAttention(nn.Module):
             for size in (latent.head_dim, latent.value_dim)
         )
         self.up_key, self.up_value = nn.Parameter(key), nn.Parameter(value)  # make keys and values of latents
-        self.out = RowParallelLinear(N * latent.value_dim, H, bias=arch.attention_out_bias, dtype=dtype, groups=groups)
+        self.out = RowParallelLinear(
+            N * latent.value_dim, H, bias=arch.attention_out_bias, dtype=dtype, groups=groups, format=format
+        )
         self.sinks = None
 
     def project(

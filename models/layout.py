@@ -117,6 +117,17 @@ def norm_places(arch: Architecture) -> tuple[str, ...]:
     return places[arch.norms]
 
 
+def linear_weights(arch: Architecture) -> dict[str, bool]:
+    """Return the names of the embedding's, the linear layers' and the head's weights, and whether each is [in, out]."""
+    names = names_of(arch)
+    rows = {names.embedding, names.head}  # as torch has them in every family
+    return {
+        name: names.transposed and name not in rows
+        for name, shape in tensor_shapes(arch).items()
+        if len(shape) == 2 and name != names.positions
+    }
+
+
 def deciding_keys(arch: Architecture, name: str) -> str:
     """Return the keys of config.json on which it depends whether there is a tensor `name` and of what shape.
 

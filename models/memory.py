@@ -11,14 +11,17 @@ This file imports no torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..conf.architecture import Architecture
+from ..conf.architecture import Architecture, LayerKind
 from ..conf.errors import ConfigError
 from ..conf.schema import HardwareConfig, ModelConfig, ParallelConfig
 from ..parallel.mesh import Mesh
 from ..parallel.split import split_layers
+from ..parallel.weight_format import WeightFormat
+from .quantization.formats import LayerFormats, ModelFormats, plain_formats
 from .work_memory import graph_bytes, sampler_bytes
 
 _GIB = 1 << 30
@@ -34,7 +37,7 @@ def resolve_dtype(model: ModelConfig, device: str) -> str:
 
 
 def dtype_bytes(model: ModelConfig, device: str) -> int:
-    """Return the bytes of one element of the weights and of the KV cache."""
+    """Return the bytes of one element of weights that are not quantized, and of the KV cache."""
     return _DTYPE_BYTES[resolve_dtype(model, device)]
 
 
@@ -49,29 +52,51 @@ def kv_bytes_per_token(arch: Architecture, num_layers: int, tp: int, dtype_bytes
 
 
 def weight_bytes(
-    arch: Architecture, mesh: Mesh, layers: range, dtype_bytes: int, *, replicate_embedding: bool = False
+    arch: Architecture,
+    mesh: Mesh,
+    layers: range,
+    dtype_bytes: int,
+    *,
+    replicate_embedding: bool = False,
+    formats: ModelFormats | None = None,
 ) -> int:
     """Return M_S: the bytes of the weights of the rank `mesh.rank`, whose stage holds `layers`.
+
+    `formats` are those of quantized matrices; None: there are none.
 
     Tied embeddings count on the first and on the last stage, but only once where there is one stage. A rank holds as
     many parameters of experts whether it has a slice of each or whole ones. Each rank holds whole routers and whole
     projections to latents, and one KV head where there are fewer of them than ranks.
     """
-    copied = 0 if arch.latent else 2 * arch.hidden_size * arch.head_dim * max(0, mesh.tp - arch.num_kv_heads)
-    sliced = whole = 0  # over all ranks, and on each
-    for kind, count in arch.kinds_of(layers).items():
-        own = arch.router_params_of(kind) + arch.replicated_attention_params
-        sliced += count * (arch.params_of(kind) - own + copied)
-        whole += count * own
-    elements = -(-sliced // mesh.tp) + whole
+    formats = formats or plain_formats(arch)
+    total = sum(_layer_bytes(arch, arch.kind(i), mesh.tp, formats.layers[i], dtype_bytes) for i in layers)
     embedding = -(-arch.embedding_params // mesh.tp)
     if mesh.is_first:
-        elements += arch.embedding_params if replicate_embedding else embedding
+        held = arch.embedding_params if replicate_embedding else embedding
+        total += _held_bytes(held, formats.embedding, dtype_bytes)
         if arch.position == "learned":
-            elements += arch.max_position * arch.hidden_size
+            total += arch.max_position * arch.hidden_size * dtype_bytes
     if mesh.is_last and not (mesh.is_first and arch.tie_embeddings):
-        elements += embedding
-    return elements * dtype_bytes
+        total += _held_bytes(embedding, formats.head, dtype_bytes)
+    return total
+
+
+def _layer_bytes(arch: Architecture, kind: LayerKind, tp: int, formats: LayerFormats, dtype_bytes: int) -> int:
+    """Return the bytes of a rank's share of a decoder layer of a kind."""
+    H, K, whole = arch.hidden_size, arch.num_kv_heads, arch.replicated_attention_params
+    router = arch.router_params_of(kind)
+    out = H * arch.value_dim * arch.num_heads
+    copied = 0 if arch.latent is not None else 2 * H * arch.head_dim * (max(K, tp) - K)  # over all ranks
+    qkv = arch.attention_params - whole - out + copied
+    ffn = arch.params_of(kind) - router - arch.attention_params
+    down = ffn // (3 if arch.gated_ffn else 2)
+    parts = ((qkv, formats.qkv), (out, formats.out), (ffn - down, formats.fc1), (down, formats.fc2))
+    sliced = sum(_held_bytes(elements, format, dtype_bytes) for elements, format in parts)
+    return -(-sliced // tp) + (router + whole) * dtype_bytes
+
+
+def _held_bytes(elements: int, format: WeightFormat | None, dtype_bytes: int) -> int:
+    return elements * dtype_bytes if format is None else math.ceil(elements * format.bytes_per_element)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +107,9 @@ class MemoryModel:
         arch: of the whole model.
         parallel: the grid of ranks, and the split of the layers.
         stages: the hardware of each stage's ranks.
-        dtype_bytes: of one element of the weights and of the KV cache.
+        dtype_bytes: of one element of weights that are not quantized, and of the KV cache.
         max_rows: the most rows that are sampled at once; 0: no work memory is counted, as on a CPU.
+        formats: of quantized matrices; None: there are none.
     """
 
     arch: Architecture
@@ -91,6 +117,7 @@ class MemoryModel:
     stages: Sequence[HardwareConfig]
     dtype_bytes: int
     max_rows: int = 0
+    formats: ModelFormats | None = None
 
     def slots(self) -> int:
         """Return the paper's B: how many sequences of `arch.max_position` tokens fit into the KV cache at once.
@@ -147,7 +174,7 @@ class MemoryModel:
             Mesh(self.parallel.pp, self.parallel.tp, stage * self.parallel.tp),
             self.replicates_embedding(stage),
         )
-        return weight_bytes(self.arch, mesh, layers, self.dtype_bytes, replicate_embedding=whole)
+        return weight_bytes(self.arch, mesh, layers, self.dtype_bytes, replicate_embedding=whole, formats=self.formats)
 
     def _fixed(self, stage: int, layers: range) -> int:
         """Return the bytes of a rank's weights and work memory."""

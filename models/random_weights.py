@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
+
+from ..conf.architecture import Architecture
+from ..parallel.quantized_matrix import QuantizedMatrix
+from ..parallel.weight_format import WeightFormat
 
 _BLOCK_ELEMENTS = 1 << 20
 _WEIGHT_STD = 0.02
@@ -38,6 +42,20 @@ class RandomTensors:
             part = self._block(name, block, per_block)
             parts.append(part[max(rows.start - first, 0) : rows.stop - first, columns])
         return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    def format(self, name: str) -> WeightFormat | None:
+        """See `TensorSource.format`."""
+        return None
+
+    def read_quantized(self, name: str, rows: slice, columns: slice) -> QuantizedMatrix:
+        """See `TensorSource.read_quantized`."""
+        raise AssertionError(f"{name} is not quantized")
+
+    def check(self, arch: Architecture, names: Collection[str]) -> None:
+        """See `TensorSource.check`: any are there."""
+
+    def close(self) -> None:
+        """Close nothing."""
 
     def _block(self, name: str, block: int, per_block: int) -> torch.Tensor:
         if self._last is None or self._last[:2] != (name, block):

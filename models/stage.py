@@ -12,15 +12,7 @@ from torch import nn
 
 from ..conf.architecture import Architecture, LayerKind
 from ..parallel.groups import Groups
-from ..parallel.layers import (
-    ColumnParallelLinear,
-    LMHead,
-    Parts,
-    ReplicatedEmbedding,
-    ReplicatedLinear,
-    RowParallelLinear,
-    VocabParallelEmbedding,
-)
+from ..parallel.layers import PACKED, LMHead, Parts, ReplicatedEmbedding, VocabParallelEmbedding
 from .attention.backend import AttentionBackend
 from .attention.select import make_backend
 from .batch import RaggedBatch
@@ -30,6 +22,7 @@ from .experts.routed import RoutedExperts
 from .kernels.select import make_kernels
 from .kv_cache import KVCache, positions, slot_mapping
 from .norm import make_norm
+from .quantization.formats import ModelFormats, plain_formats
 from .rope import RotaryEmbedding
 from .transfers import upload
 
@@ -66,8 +59,10 @@ class Stage(nn.Module):
         replicate_embedding: bool = False,
         kernels: str = "auto",
         whole_experts: bool = False,
+        formats: ModelFormats | None = None,
     ) -> None:
         super().__init__()
+        formats = formats or plain_formats(arch)
         self.arch = arch
         self.mesh = groups.mesh
         self.layers = layers
@@ -77,7 +72,7 @@ class Stage(nn.Module):
         self.position_embedding: nn.Parameter | None = None
         if self.mesh.is_first:
             kind = ReplicatedEmbedding if replicate_embedding else VocabParallelEmbedding
-            self.embedding = kind(arch.vocab_size, H, dtype=dtype, groups=groups)
+            self.embedding = kind(arch.vocab_size, H, dtype=dtype, groups=groups, format=formats.embedding)
             if arch.position == "learned":
                 self.position_embedding = nn.Parameter(torch.empty(arch.max_position, H, dtype=dtype, device=device))
         self.cache = KVCache(
@@ -111,9 +106,16 @@ class Stage(nn.Module):
         }
         self.decoder = nn.ModuleList(
             DecoderLayer(
-                arch, kind, groups, self.attentions[kind.window], own, dtype=dtype, whole_experts=whole_experts
+                arch,
+                kind,
+                groups,
+                self.attentions[kind.window],
+                own,
+                dtype=dtype,
+                formats=formats.layers[i],
+                whole_experts=whole_experts,
             )
-            for kind in self.kinds
+            for i, kind in zip(layers, self.kinds, strict=True)
         )
         turning = dict.fromkeys(map(rotation, self.kinds if arch.position == "rope" else ()))
         self.ropes: dict[LayerKind | None, RotaryEmbedding] = {
@@ -125,20 +127,17 @@ class Stage(nn.Module):
         self.head: LMHead | None = None
         if self.mesh.is_last:
             self.final_norm = make_norm(arch, own, dtype=dtype, device=device)
-            self.head = LMHead(H, arch.vocab_size, dtype=dtype, groups=groups)
+            self.head = LMHead(H, arch.vocab_size, dtype=dtype, groups=groups, format=formats.head)
             if arch.tie_embeddings and self.embedding is not None:
                 assert isinstance(self.embedding, VocabParallelEmbedding), "the head holds a slice of the vocabulary"
-                self.head.weight = self.embedding.weight
+                self.head.tie(self.embedding)
         self.requires_grad_(False)
         self.eval()
 
     def pack(self) -> None:
         """Lay the loaded weights of linear layers out for the products of this device. They cannot be loaded again."""
         for module in self.modules():
-            is_tied = self.embedding is not None and getattr(module, "weight", None) is self.embedding.weight
-            if isinstance(module, LMHead) and is_tied:
-                module.keep_rows()
-            elif isinstance(module, ColumnParallelLinear | RowParallelLinear | ReplicatedLinear | RoutedExperts):
+            if isinstance(module, (*PACKED, RoutedExperts)):
                 module.pack()
 
     @property

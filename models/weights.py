@@ -8,39 +8,47 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import nn
 
 from ..conf.architecture import Architecture
-from ..parallel.layers import ReplicatedEmbedding, RowParallelLinear
+from ..parallel.layers import ReplicatedEmbedding, RowParallelLinear, padded_vocab
 from ..parallel.mesh import Mesh
-from .checkpoint import Checkpoint, TensorSource
+from ..parallel.quantized_matrix import QuantizedMatrix
+from .checkpoint import TensorSource
 from .decoder import Attention, DecoderLayer, FeedForward
 from .experts.block import Experts
 from .experts.routed import RoutedExperts
 from .latent_attention import LatentAttention
-from .layout import names_of, norm_places, tensor_shapes
+from .layout import names_of, norm_places
 from .names import Names
-from .open_checkpoint import open_checkpoint
-from .random_weights import RandomTensors
+from .quantization.matrices import converted
 from .stage import Stage
 
 _BLOCK_BYTES = 4 << 20
+
+
+class Layer(Protocol):
+    """A layer with a weight, which is either numbers or a quantized matrix."""
+
+    weight: torch.Tensor
+    quantized: QuantizedMatrix | None
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A slice of a checkpoint's tensor, and the view of a parameter that it is loaded into.
 
-    The target is [G, rows, columns], or [G, rows] for a vector. The slice has G groups of rows, one after the other or
-    `stride` rows apart, and as many columns. Rows and columns are those of the [out, in] matrix, also where the file
+    The target is [G, rows, columns], or [G, rows] for a vector; each tensor of a quantized matrix is such a view. The
+    slice has G groups of rows, one after the other or `stride` rows apart, and as many columns. Rows and columns are
+    those of the [out, in] matrix, also where the file
     has it transposed.
     """
 
     name: str
-    target: torch.Tensor
+    target: torch.Tensor | QuantizedMatrix
     row: int = 0  # the first
     column: int = 0  # the first
     transposed: bool = False  # the file has [in, out]
@@ -49,22 +57,53 @@ class Piece:
     scale: float = 1.0  # the target is the slice times this
     offset: float = 0.0  # plus this
 
+    @property
+    def size(self) -> int:
+        """The number of bytes or more that it loads."""
+        return (self.target if isinstance(self.target, torch.Tensor) else self.target.codes).numel()
+
     def load(self, source: TensorSource) -> None:
-        """Copy the slice block by block, converted to the target's type."""
-        if self.stride in (0, self.target.shape[1]):
-            self._copy(source)
+        """Copy the slice block by block, converted to the target's type or format."""
+        if self.stride:
+            for g in range(self._shape[0]):
+                part = _of(self.target, lambda rows, g=g: rows[g : g + 1])  # type: ignore[misc]
+                replace(self, target=part, row=self.row + g * self.stride, stride=0).load(source)
+            return
+        if isinstance(self.target, torch.Tensor):
+            self._load_numbers(source, self.target)
         else:
-            for g in range(len(self.target)):
-                replace(self, target=self.target[g : g + 1], row=self.row + g * self.stride, stride=0)._copy(source)
+            self._load_quantized(source, self.target)
         if self.order is not None:
-            G, R, *columns = self.target.shape
-            heads = self.target.view(G, R // len(self.order), len(self.order), *columns)
-            heads.copy_(heads[:, :, self.order])
+            _of(self.target, self._reorder)
         if self.scale != 1.0 or self.offset:
+            assert isinstance(self.target, torch.Tensor), self.name
             self.target.mul_(self.scale).add_(self.offset)
 
-    def _copy(self, source: TensorSource) -> None:
-        target = self.target
+    def _reorder(self, rows: torch.Tensor) -> torch.Tensor:
+        """Put the rows of each head in order, in place."""
+        assert self.order is not None
+        D = len(self.order)
+        heads = rows.unflatten(1, (-1, D))
+        return heads.copy_(heads[:, :, self.order])
+
+    @property
+    def _shape(self) -> torch.Size:
+        return (self.target if isinstance(self.target, torch.Tensor) else self.target.codes).shape
+
+    def _load_quantized(self, source: TensorSource, target: QuantizedMatrix) -> None:
+        G, R, width = target.codes.shape
+        C = width * 8 // target.format.bits
+        for g, first, last in _blocks(G, R, max(1, _BLOCK_BYTES // C)):
+            start = self.row + g * R
+            rows, columns = slice(start + first, start + last), slice(self.column, self.column + C)
+            block = converted(source.read_quantized(self.name, rows, columns), target.format)
+            target.codes[g, first:last] = block.codes
+            target.scales[g, first:last] = block.scales
+            if target.offsets is not None:
+                assert block.offsets is not None, self.name
+                target.offsets[g, first:last] = block.offsets
+
+    def _load_numbers(self, source: TensorSource, target: torch.Tensor) -> None:
         G, R = target.shape[:2]
         if target.dim() == 2:
             target.copy_(source.read(self.name, slice(self.row, self.row + G * R), None).view(G, R))
@@ -81,11 +120,29 @@ class Piece:
                 target[:, :, first:last].copy_(block.reshape(-1, G, R).permute(1, 2, 0))
             return
         columns = slice(self.column, self.column + C)
-        for g in range(G):
+        for g, first, last in _blocks(G, R, step):
             start = self.row + g * R
-            for first in range(0, R, step):
-                last = min(first + step, R)
-                target[g, first:last].copy_(source.read(self.name, slice(start + first, start + last), columns))
+            target[g, first:last].copy_(source.read(self.name, slice(start + first, start + last), columns))
+
+
+def _blocks(G: int, R: int, step: int) -> Iterator[tuple[int, int, int]]:
+    """Yield the group, the first row and the last one plus 1 of each block of up to `step` rows."""
+    return ((g, first, min(first + step, R)) for g in range(G) for first in range(0, R, step))
+
+
+def _view(layer: Layer, of: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor | QuantizedMatrix:
+    """Return a view of some rows of a layer's weight, which `of` makes of a matrix with these rows."""
+    return _of(layer.weight if layer.quantized is None else layer.quantized, of)
+
+
+def _of(
+    matrix: torch.Tensor | QuantizedMatrix, view: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor | QuantizedMatrix:
+    """Return a view of some rows of a matrix, which `view` makes of each of its tensors."""
+    if isinstance(matrix, torch.Tensor):
+        return view(matrix)
+    offsets = None if matrix.offsets is None else view(matrix.offsets)
+    return QuantizedMatrix(matrix.format, view(matrix.codes), view(matrix.scales), offsets)
 
 
 def plan_pieces(stage: Stage) -> Iterator[Piece]:
@@ -93,9 +150,9 @@ def plan_pieces(stage: Stage) -> Iterator[Piece]:
     arch, mesh, names = stage.arch, stage.mesh, names_of(stage.arch)
     if stage.embedding is not None:
         if isinstance(stage.embedding, ReplicatedEmbedding):
-            yield Piece(names.embedding, stage.embedding.weight[None])
+            yield Piece(names.embedding, _view(stage.embedding, lambda rows: rows[None]))
         else:
-            yield from _vocab_rows(names.embedding, stage.embedding.weight, arch, mesh)
+            yield from _vocab_rows(names.embedding, stage.embedding, arch, mesh)
     if stage.position_embedding is not None:
         yield Piece(names.positions, stage.position_embedding[None])
     for i, layer in zip(stage.layers, stage.decoder, strict=True):
@@ -104,16 +161,20 @@ def plan_pieces(stage: Stage) -> Iterator[Piece]:
         yield from _norm_pieces(names.final_norm, stage.final_norm, names.norm_offset)
     if stage.head is not None and not (arch.tie_embeddings and stage.embedding is not None):
         name = names.embedding if arch.tie_embeddings else names.head
-        yield from _vocab_rows(name, stage.head.weight, arch, mesh)
+        yield from _vocab_rows(name, stage.head, arch, mesh)
 
 
-def _vocab_rows(name: str, weight: torch.Tensor, arch: Architecture, mesh: Mesh) -> Iterator[Piece]:
+def _vocab_rows(name: str, layer: Layer, arch: Architecture, mesh: Mesh) -> Iterator[Piece]:
     """Yield this rank's rows of the vocabulary, and set the rows of its padding to zero."""
-    first = mesh.tp_rank * len(weight)
-    count = min(arch.vocab_size - first, len(weight))
-    weight[max(count, 0) :].zero_()
+    total = padded_vocab(arch.vocab_size, mesh.tp) // mesh.tp
+    first = mesh.tp_rank * total
+    count = min(arch.vocab_size - first, total)
+    padding = _view(layer, lambda rows: rows[max(count, 0) :])
+    for tensor in [padding] if isinstance(padding, torch.Tensor) else [padding.codes, padding.scales, padding.offsets]:
+        if tensor is not None:
+            tensor.zero_()
     if count > 0:
-        yield Piece(name, weight[None, :count], row=first)
+        yield Piece(name, _view(layer, lambda rows: rows[None, :count]), row=first)
 
 
 def _norm_pieces(name: str, norm: nn.Module, offset: float) -> Iterator[Piece]:
@@ -147,7 +208,8 @@ def _layer_pieces(layer: DecoderLayer, names: Names, prefix: str, arch: Architec
     if attention.sinks is not None:
         yield Piece(prefix + names.sinks, attention.sinks[None], row=rank * len(attention.sinks))
 
-    yield from _row_pieces(prefix + names.attention_out, attention.out, arch, rank, transposed)
+    column = rank * (arch.num_heads // mesh.tp) * arch.value_dim
+    yield from _row_pieces(prefix + names.attention_out, attention.out, arch, column, transposed)
     if isinstance(ffn, Experts):
         yield from _expert_pieces(ffn, names, prefix, arch, mesh)
     else:
@@ -160,23 +222,24 @@ def _ffn_pieces(
 ) -> Iterator[Piece]:
     """Yield the pieces of a feed-forward network whose tensors are `names`: of fc1, if gated in two parts, and fc2."""
     *parts, down = names
-    F = len(ffn.fc1.weight) // len(parts)
+    F = ffn.size // ffn.tp
     before: dict[str, int] = {}  # by tensor: rows of the parts before, where one tensor holds gate and up
     for i, name in enumerate(parts):
         rows, row = slice(i * F, (i + 1) * F), before.get(name, 0) + rank * F
         before[name] = before.get(name, 0) + F * ffn.tp
-        yield Piece(f"{name}.weight", ffn.fc1.weight[None, rows], row=row, transposed=transposed)
+        weight = _view(ffn.fc1, lambda matrix, rows=rows: matrix[None, rows])  # type: ignore[misc]
+        yield Piece(f"{name}.weight", weight, row=row, transposed=transposed)
         if ffn.fc1.bias is not None:
             yield Piece(f"{name}.bias", ffn.fc1.bias[None, rows], row=row)
-    yield from _row_pieces(down, ffn.fc2, arch, rank, transposed)
+    yield from _row_pieces(down, ffn.fc2, arch, rank * F, transposed)
 
 
 def _row_pieces(
-    name: str, linear: RowParallelLinear, arch: Architecture, rank: int, transposed: bool
+    name: str, linear: RowParallelLinear, arch: Architecture, column: int, transposed: bool
 ) -> Iterator[Piece]:
-    """Yield the columns of a weight whose inputs the ranks share, and its bias."""
-    column = rank * linear.weight.shape[1]
-    yield Piece(f"{name}.weight", linear.weight[None], column=column, transposed=transposed)
+    """Yield the columns, from one on, of a weight whose inputs the ranks share, and its bias."""
+    weight = _view(linear, lambda matrix: matrix[None])
+    yield Piece(f"{name}.weight", weight, column=column, transposed=transposed)
     if linear.bias is not None:
         yield Piece(f"{name}.bias", linear.bias[None], scale=arch.residual_scale)
 
@@ -225,7 +288,7 @@ def _fused_pieces(routed: RoutedExperts, prefix: str, first: int) -> Iterator[Pi
 
 def _qkv_pieces(attention: Attention, names: Names, prefix: str, arch: Architecture, mesh: Mesh) -> Iterator[Piece]:
     """Yield the rows of each KV group's queries, keys and values, and the norms of queries and keys."""
-    K, G, D, H = arch.num_kv_heads // mesh.tp, arch.num_heads // arch.num_kv_heads, arch.head_dim, arch.hidden_size
+    K, G, D = arch.num_kv_heads // mesh.tp, arch.num_heads // arch.num_kv_heads, arch.head_dim
     rank, order = mesh.tp_rank, turning_order(arch, names)
     before: dict[str, int] = {}  # by tensor: rows of the parts before, where one tensor holds q, k and v
     heads = (slice(0, G), slice(G, G + 1), slice(G + 1, G + 2))  # of a KV group: queries, key, value
@@ -236,7 +299,11 @@ def _qkv_pieces(attention: Attention, names: Names, prefix: str, arch: Architect
         else:
             row, stride = before.get(name, 0) + rank * K * count * D, 0
             before[name] = before.get(name, 0) + arch.num_kv_heads * count * D
-        weight = attention.qkv.weight.view(K, G + 2, D, H)[:, part].view(K, count * D, H)
+
+        def of_part(rows: torch.Tensor, part: slice = part) -> torch.Tensor:
+            return rows.view(K, G + 2, D, -1)[:, part].flatten(1, 2)
+
+        weight = _view(attention.qkv, of_part)
         yield Piece(f"{prefix}{name}.weight", weight, row=row, transposed=names.transposed, stride=stride, order=own)
         if attention.qkv.bias is not None:
             bias = attention.qkv.bias.view(K, G + 2, D)[:, part].view(K, count * D)
@@ -278,23 +345,16 @@ def _latent_pieces(attention: LatentAttention, names: Names, prefix: str, rank: 
         row += up.shape[1]
 
 
-def load_stage(stage: Stage, path: Path | None, seed: int, on_piece: Callable[[], None] = lambda: None) -> None:
-    """Load this rank's parameters from a folder or GGUF file. Where `path` is None, make them from `seed`.
-
-    `on_piece` is called before each piece.
+def load_stage(stage: Stage, source: TensorSource, on_piece: Callable[[], None] = lambda: None) -> None:
+    """Load this rank's parameters. `on_piece` is called before each piece.
 
     Raises:
         ConfigError: a tensor is missing, has the wrong shape, or is unknown to the architecture.
     """
     pieces = list(plan_pieces(stage))
-    checkpoint: Checkpoint | None = None
-    if path is not None:
-        checkpoint = open_checkpoint(path, stage.arch)
-        checkpoint.check(stage.arch, {piece.name for piece in pieces})
-    source: TensorSource = checkpoint or RandomTensors(tensor_shapes(stage.arch), seed)
-    pieces.sort(key=lambda piece: piece.target.numel(), reverse=True)  # the largest need the most memory for a block
+    source.check(stage.arch, {piece.name for piece in pieces})
+    pieces.sort(key=lambda piece: piece.size, reverse=True)  # the largest need the most memory for a block
     for piece in pieces:
         on_piece()
         piece.load(source)
-    if checkpoint is not None:
-        checkpoint.close()
+    source.close()

@@ -1,8 +1,8 @@
 """Compiles a C++ file of the package once for a machine and a type, with the compiler that is there, and loads it.
 
-The library lies in the user's cache, named by a hash of its source, the headers here, the compiler and the processor.
-Sources use no header of torch, so that they take seconds to compile; `element.h` has the type. They use torch's OpenMP,
-so that both share one pool of threads.
+The library lies in the user's cache, named by a hash of its source, the compiler and the processor. Sources use no
+header of torch, so that they take seconds to compile; `element.h` has the type. They use torch's OpenMP, so that both
+share one pool of threads.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ import torch
 from ..conf.user_path import user_cache
 
 _log = logging.getLogger(__name__)
-_FOLDER = Path(__file__).parent  # of the headers
+_HEADERS = sorted(Path(__file__).parent.glob("*.h"))
 ELEMENTS = {torch.float32: "float", torch.bfloat16: "BFloat16"}  # the types that a library may be had for
 _FLAGS = (
-    f"-I{_FOLDER}",
+    f"-I{Path(__file__).parent}",
     "-O3",
     "-march=native",
     "-std=c++17",
@@ -73,7 +73,7 @@ def _load(source: Path, flags: tuple[str, ...]) -> ctypes.CDLL:
     if compiler is None:
         raise NoLibraryError("there is no C++ compiler (c++, g++ or clang++)")
     words = (" ".join(flags), compiler, _processor())
-    files = (source, *sorted(_FOLDER.glob("*.h")))
+    files = (source, *_HEADERS)
     parts = (*(file.read_bytes() for file in files), *(word.encode() for word in words))
     name = hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
     try:

@@ -1,7 +1,4 @@
-// The product of few rows with 64 outputs of a weight, for `packed.cpp` and `models/experts/experts.cpp`.
-//
-// The weight lies in blocks of 64, 32 or 16 outputs: word after word of the inputs (`element.h`), the words of all outputs
-// of a block side by side.
+// The product of few rows with a block of words of weights (`element.h`), the words of all its outputs side by side.
 
 #pragma once
 
@@ -9,14 +6,12 @@
 
 #include "element.h"
 
-namespace {
-
 typedef float Vector __attribute__((vector_size(64)));
 
 constexpr int64_t kLane = 16, kOutputs = 64, kVectors = kOutputs / kLane;
 constexpr int kRows = 6;           // 24 of AVX-512's 32 registers hold sums
 constexpr int64_t kWords = 64;     // of a block of weights, 16 KB, which stays in the first cache for all rows
-constexpr int64_t kMostRows = 96;  // of sums
+constexpr int64_t kMostRows = 96;  // of a call
 
 inline Vector read(const float* from) {
     Vector found;
@@ -68,4 +63,3 @@ void multiply_rows(const float* x, int64_t words, const float* weight, int64_t c
     }
 }
 
-}  // namespace

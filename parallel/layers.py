@@ -8,6 +8,7 @@ Shapes: T tokens, H hidden size, R rows that need a token, V vocabulary. Inputs 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,8 +17,11 @@ from torch import nn
 
 from .groups import Groups
 from .megatron import ModelParallelConfig, tensor_parallel
-from .packed import PackedWeight, take_packed
+from .packed import take_packed
+from .quantized import Product, TableProduct, make_product, make_table
+from .quantized_matrix import QuantizedMatrix
 from .row_weight import RowWeight, take_rows
+from .weight_format import WeightFormat
 
 # A sum in two parts: the norm that follows adds the second to the first, in place. None: the first is all of it.
 Parts = tuple[torch.Tensor, torch.Tensor | None]
@@ -49,19 +53,59 @@ def _forget_group(layer: Any) -> None:
     layer.tp_group = None
 
 
-class ColumnParallelLinear(tensor_parallel.ColumnParallelLinear):
-    """Maps [T, in] to [T, out / tp]. Each rank holds a share of the output features."""
+def _empty_matrix(layer: nn.Module, out_size: int, in_size: int, format: WeightFormat | None) -> QuantizedMatrix | None:
+    """Return the matrix, to be filled, of a layer with quantized weights, and free the layer's plain weight."""
+    if format is None:
+        return None
+    weight: torch.Tensor = layer.weight  # type: ignore[assignment]
+    layer.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
+    return QuantizedMatrix.empty(out_size, in_size, format, weight.device)
 
-    def __init__(self, in_size: int, out_size: int, *, bias: bool, dtype: torch.dtype, groups: Groups) -> None:
+
+def _pack_table(layer: VocabParallelEmbedding | ReplicatedEmbedding) -> None:
+    if layer.quantized is not None:
+        layer.packed = make_table(layer.quantized, layer.weight.dtype)
+        layer.quantized = None
+
+
+def _look_up(layer: VocabParallelEmbedding | ReplicatedEmbedding, rows_T: torch.Tensor) -> torch.Tensor:
+    return F.embedding(rows_T, layer.weight) if layer.packed is None else layer.packed.rows(rows_T)
+
+
+def _pack(layer: ColumnParallelLinear | RowParallelLinear) -> None:
+    if layer.quantized is None:
+        layer.packed = take_packed(layer)
+    else:
+        layer.packed = make_product(layer.quantized, layer.weight.dtype)
+        layer.quantized = None
+
+
+class ColumnParallelLinear(tensor_parallel.ColumnParallelLinear):
+    """Maps [T, in] to [T, out / tp]. Each rank holds a share of the output features.
+
+    With a `format`, `quantized` is the weight, to be filled, until `pack` lays it out.
+    """
+
+    def __init__(
+        self,
+        in_size: int,
+        out_size: int,
+        *,
+        bias: bool,
+        dtype: torch.dtype,
+        groups: Groups,
+        format: WeightFormat | None = None,
+    ) -> None:
         super().__init__(
             in_size, out_size, config=_config(groups, dtype), init_method=_no_init, bias=bias, tp_group=groups.tp
         )
         _forget_group(self)
-        self.packed: PackedWeight | RowWeight | None = None
+        self.quantized = _empty_matrix(self, self.output_size_per_partition, in_size, format)
+        self.packed: Product | RowWeight | None = None
 
     def pack(self) -> None:
         """Lay the weight out for the products of this device, if there is something to gain."""
-        self.packed = take_packed(self)
+        _pack(self)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return this rank's share of the output features, [T, out / tp], with their bias."""
@@ -73,10 +117,20 @@ class ColumnParallelLinear(tensor_parallel.ColumnParallelLinear):
 class RowParallelLinear(tensor_parallel.RowParallelLinear):
     """Maps [T, in / tp] to [T, out], which is to be added to a residual of that shape.
 
-    Each rank holds a share of the input features; the results are summed.
+    Each rank holds a share of the input features; the results are summed. With a `format`, `quantized` is the weight,
+    to be filled, until `pack` lays it out. Its groups lie within a rank's inputs; one for all is one for each rank's.
     """
 
-    def __init__(self, in_size: int, out_size: int, *, bias: bool, dtype: torch.dtype, groups: Groups) -> None:
+    def __init__(
+        self,
+        in_size: int,
+        out_size: int,
+        *,
+        bias: bool,
+        dtype: torch.dtype,
+        groups: Groups,
+        format: WeightFormat | None = None,
+    ) -> None:
         super().__init__(
             in_size,
             out_size,
@@ -89,11 +143,15 @@ class RowParallelLinear(tensor_parallel.RowParallelLinear):
         )
         _forget_group(self)
         self._groups = groups
-        self.packed: PackedWeight | None = None
+        own_inputs = self.input_size_per_partition
+        if format is not None and format.group == in_size:
+            format = replace(format, group=own_inputs)
+        self.quantized = _empty_matrix(self, out_size, own_inputs, format)
+        self.packed: Product | None = None
 
     def pack(self) -> None:
         """Lay the weight out for the products of this device, if there is something to gain."""
-        self.packed = take_packed(self)
+        _pack(self)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> Parts:
         """Return the sum of residual, bias and all ranks' products, [T, out]; the product adds the first if it can."""
@@ -113,9 +171,20 @@ class RowParallelLinear(tensor_parallel.RowParallelLinear):
 
 
 class VocabParallelEmbedding(tensor_parallel.VocabParallelEmbedding):
-    """Maps token ids [T] to [T, H]. Each rank holds a share of the padded vocabulary; the results are summed."""
+    """Maps token ids [T] to [T, H]. Each rank holds a share of the padded vocabulary; the results are summed.
 
-    def __init__(self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, groups: Groups) -> None:
+    With a `format`, `quantized` is the table, to be filled, until `pack` lays it out.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        *,
+        dtype: torch.dtype,
+        groups: Groups,
+        format: WeightFormat | None = None,
+    ) -> None:
         super().__init__(
             padded_vocab(vocab_size, groups.mesh.tp),
             hidden_size,
@@ -125,26 +194,49 @@ class VocabParallelEmbedding(tensor_parallel.VocabParallelEmbedding):
         )
         _forget_group(self)
         self._groups = groups
+        self.quantized = _empty_matrix(self, self.num_embeddings_per_partition, hidden_size, format)
+        self.packed: TableProduct | None = None
+
+    def pack(self) -> None:
+        """Lay quantized rows out; others stay as they are."""
+        _pack_table(self)
 
     def forward(self, token_ids_T: torch.Tensor) -> torch.Tensor:
         """Return the embeddings [T, H], summed over the ranks: each adds those of its own share."""
         if self._groups.mesh.tp == 1:
-            return F.embedding(token_ids_T, self.weight)
+            return _look_up(self, token_ids_T)
         absent_T = (token_ids_T < self.vocab_start_index) | (token_ids_T >= self.vocab_end_index)
         rows_T = (token_ids_T - self.vocab_start_index).masked_fill_(absent_T, 0)
-        return self._groups.all_reduce(F.embedding(rows_T, self.weight).masked_fill_(absent_T[:, None], 0.0))
+        return self._groups.all_reduce(_look_up(self, rows_T).masked_fill_(absent_T[:, None], 0.0))
 
 
 class ReplicatedEmbedding(nn.Module):
-    """Maps token ids [T] to [T, H]. Each rank holds the whole vocabulary, so that ranks need not communicate."""
+    """Maps token ids [T] to [T, H]. Each rank holds the whole vocabulary, so that ranks need not communicate.
 
-    def __init__(self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, groups: Groups) -> None:
+    With a `format`, `quantized` is the table, to be filled, until `pack` lays it out.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        *,
+        dtype: torch.dtype,
+        groups: Groups,
+        format: WeightFormat | None = None,
+    ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size, dtype=dtype, device=groups.device))
+        self.quantized = _empty_matrix(self, vocab_size, hidden_size, format)
+        self.packed: TableProduct | None = None
+
+    def pack(self) -> None:
+        """Lay quantized rows out; others stay as they are."""
+        _pack_table(self)
 
     def forward(self, token_ids_T: torch.Tensor) -> torch.Tensor:
         """Return the embeddings [T, H]."""
-        return F.embedding(token_ids_T, self.weight)
+        return _look_up(self, token_ids_T)
 
 
 class ReplicatedLinear(nn.Module):
@@ -154,7 +246,7 @@ class ReplicatedLinear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(out_size, in_size, dtype=dtype, device=groups.device))
         self.bias = nn.Parameter(torch.empty(out_size, dtype=dtype, device=groups.device)) if bias else None
-        self.packed: PackedWeight | None = None
+        self.packed: Product | None = None
 
     def pack(self) -> None:
         """Lay the weight out for the products of this device, if there is something to gain."""
@@ -170,14 +262,34 @@ class ReplicatedLinear(nn.Module):
 class LMHead(ColumnParallelLinear):
     """Maps [R, H] to logits over the whole vocabulary, without its padding, of the rows that this rank samples."""
 
-    def __init__(self, hidden_size: int, vocab_size: int, *, dtype: torch.dtype, groups: Groups) -> None:
-        super().__init__(hidden_size, padded_vocab(vocab_size, groups.mesh.tp), bias=False, dtype=dtype, groups=groups)
+    def __init__(
+        self,
+        hidden_size: int,
+        vocab_size: int,
+        *,
+        dtype: torch.dtype,
+        groups: Groups,
+        format: WeightFormat | None = None,
+    ) -> None:
+        padded = padded_vocab(vocab_size, groups.mesh.tp)
+        super().__init__(hidden_size, padded, bias=False, dtype=dtype, groups=groups, format=format)
         self.vocab_size = vocab_size
         self._groups = groups
+        self._tied: list[VocabParallelEmbedding] = []
 
-    def keep_rows(self) -> None:
-        """Choose the product of a weight that must stay as it was loaded, since it is the embedding's too."""
-        self.packed = take_rows(self.weight)
+    def tie(self, embedding: VocabParallelEmbedding) -> None:
+        """Take the embedding's weight for this head's own, before and after both are packed."""
+        self.weight, self.quantized = embedding.weight, None
+        self._tied = [embedding]  # in a list, so that it is not one of this module's parts
+
+    def pack(self) -> None:
+        """Lay the weight out; of a tied one, choose the product of one that stays as it was loaded or packed."""
+        if not self._tied:
+            super().pack()
+            return
+        (embedding,) = self._tied
+        embedding.pack()
+        self.packed = embedding.packed or take_rows(self.weight)
 
     def forward(self, x_RH: torch.Tensor) -> torch.Tensor:
         """Return the logits, float32, of this rank's share of the rows (`Mesh.share_of`), [share, V].
@@ -185,3 +297,8 @@ class LMHead(ColumnParallelLinear):
         They are exchanged in the weights' type, of half the bytes where it has 16 bits.
         """
         return self._groups.deal_rows(super().forward(x_RH))[:, : self.vocab_size].float()
+
+
+PACKED = (  # what has `pack`
+    *(ColumnParallelLinear, RowParallelLinear, ReplicatedLinear, VocabParallelEmbedding, ReplicatedEmbedding),
+)

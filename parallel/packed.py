@@ -117,12 +117,17 @@ def _find_block(packed: torch.Tensor, weight: torch.Tensor) -> int:
     return 0
 
 
-def take_packed(linear: nn.Module) -> PackedWeight | None:
-    """Pack a layer's weight and free it; None, and the layer as it is, where oneDNN does not run or does not gain."""
-    weight = linear.weight
+def can_pack(weight: torch.Tensor) -> bool:
+    """Return whether oneDNN runs, and gains, on the weight's device and with its type."""
     if weight.device.type != "cpu" or weight.dtype not in ELEMENTS or not torch.backends.mkldnn.is_available():
-        return None
-    if weight.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return False
+    return weight.dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def take_packed(linear: nn.Module) -> PackedWeight | None:
+    """Pack a layer's weight and free it; None, and the layer as it is, where that cannot be."""
+    weight: torch.Tensor = linear.weight  # type: ignore[assignment]
+    if not can_pack(weight):
         return None
     packed = PackedWeight(weight.detach())
     linear.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)

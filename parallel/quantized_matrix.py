@@ -1,4 +1,4 @@
-"""A weight matrix in integers of 8 or 4 bits, with a scale for each group of a row."""
+"""A weight matrix in numbers of 8 or 4 bits, with a scale for each group of a row."""
 
 from __future__ import annotations
 
@@ -6,32 +6,16 @@ from dataclasses import dataclass
 
 import torch
 
+from .weight_format import WeightFormat
 
-@dataclass(frozen=True, slots=True)
-class WeightFormat:
-    """How a quantized matrix is held.
-
-    Attributes:
-        bits: of a code, 4 or 8.
-        group: neighbouring inputs of a row that share a scale, a divisor of the row's inputs.
-        has_offsets: whether each group has an offset too. Without one, the code of zero is half the range.
-        int8_activations: whether the product rounds activations too, to 8 bits with a scale for each token (W8A8).
-    """
-
-    bits: int
-    group: int
-    has_offsets: bool = False
-    int8_activations: bool = False
-
-    @property
-    def zero(self) -> int:
-        """The code of zero where groups have no offset."""
-        return 1 << (self.bits - 1)
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # OCP's microscaling formats, version 1.0; the fourth bit is the sign
 
 
 @dataclass(slots=True)
 class QuantizedMatrix:
     """A matrix [out, in]: each number is scale * (code - zero), or scale * code + offset where groups have offsets.
+
+    Where codes are floats, each number is scale * code.
 
     Attributes:
         format: how the integers are held.
@@ -69,10 +53,23 @@ class QuantizedMatrix:
 
     def dequantized(self) -> torch.Tensor:
         """Return the numbers, float32, [out, in]."""
-        codes = self.unpacked().unflatten(1, (-1, self.format.group)).float()
-        if self.offsets is None:
-            return ((codes - self.format.zero) * self.scales[..., None]).flatten(1)
-        return (codes * self.scales[..., None] + self.offsets[..., None]).flatten(1)
+        return dequantize(self.format, self.unpacked(), self.scales, self.offsets)
+
+
+def dequantize(
+    format: WeightFormat, codes: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None
+) -> torch.Tensor:
+    """Return the numbers, float32, of codes [N, in], one a byte, with their scales and offsets [N, in / group]."""
+    if not format.is_float:
+        numbers = codes.float() - (format.zero if offsets is None else 0)
+    elif format.bits == 8:
+        numbers = codes.view(torch.float8_e4m3fn).float()
+    else:
+        numbers = torch.tensor((*_E2M1, *(-x for x in _E2M1)), device=codes.device)[codes.int()]
+    groups: torch.Tensor = numbers.unflatten(1, (-1, format.group)) * scales[..., None]
+    if offsets is not None:
+        groups += offsets[..., None]
+    return groups.flatten(1)
 
 
 def pack_codes(codes: torch.Tensor, bits: int) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """Reads tensors of a GGUF file slice by slice, under the names and in the layout of a Hugging Face checkpoint.
 
-Quantized blocks become float32 as they are read, by the package `gguf`.
+Quantized blocks are read as codes and scales (`blocks.py`), or as float32, by the package `gguf`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,18 @@ from typing import TYPE_CHECKING
 
 from ...conf.architecture import Architecture
 from ...conf.errors import ConfigError
+from ...parallel.weight_format import WeightFormat
 from ..checkpoint import check_shape
 from ..layout import names_of, tensor_shapes
 from ..names import Names
 from .file import open_gguf
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import torch
+
+    from ...parallel.quantized_matrix import QuantizedMatrix
 
 _LLAMA = Names(
     embedding="token_embd.weight",
@@ -44,11 +49,21 @@ _OWN = {
     "gpt2": replace(_LLAMA, q="attn_qkv", k="attn_qkv", v="attn_qkv"),  # q, k and v side by side in one tensor
 }
 _COMPUTED = ("rope_freqs.weight",)  # it stands in the architecture
-_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+FORMATS = {
+    "Q4_0": WeightFormat(4, 32),
+    "Q4_1": WeightFormat(4, 32, has_offsets=True),
+    "Q5_0": WeightFormat(8, 32),
+    "Q5_1": WeightFormat(8, 32, has_offsets=True),
+    "Q8_0": WeightFormat(8, 32),
+    "Q4_K": WeightFormat(4, 32, has_offsets=True),
+    "Q5_K": WeightFormat(8, 32, has_offsets=True),
+    "Q6_K": WeightFormat(8, 16),
+}
+_TYPES = ("F32", "F16", "BF16", *FORMATS)
 
 
 class GgufTensors:
-    """The tensors of a GGUF file. A `Checkpoint`.
+    """The tensors of a GGUF file. A `TensorSource`.
 
     llama.cpp's LLaMA turns neighbouring elements of a head, where the published checkpoints turn halves. So the file
     has the rows of queries and keys in another order, which is undone here.
@@ -68,7 +83,7 @@ class GgufTensors:
         self._sizes = {int(kind): (kind, *GGML_QUANT_SIZES[kind]) for kind in GGMLQuantizationType}
 
     def check(self, arch: Architecture, names: Collection[str]) -> None:
-        """See `Checkpoint.check`. A file that was cut short is refused too."""
+        """See `TensorSource.check`. A file that was cut short is refused too."""
         size = self._file.path.stat().st_size
         for name in self._file.tensors.keys() - set(self._names.values()) - {*_COMPUTED, "output.weight"}:
             raise ConfigError(f"{self._file.path}: tensor {name} is not part of the architecture in its fields")
@@ -106,6 +121,24 @@ class GgufTensors:
         first, last = int(order.min()), int(order.max()) + 1
         return self._read_rows(name, first, last, columns)[order - first]
 
+    def format(self, name: str) -> WeightFormat | None:
+        """See `TensorSource.format`."""
+        place = self._file.tensors.get(self._names.get(name, ""))
+        kind = None if place is None else self._sizes.get(place.type)
+        return None if kind is None else FORMATS.get(kind[0].name)
+
+    def read_quantized(self, name: str, rows: slice, columns: slice) -> QuantizedMatrix:
+        """See `TensorSource.read_quantized`."""
+        from .blocks import read_blocks
+
+        kind, block, block_bytes = self._sizes[self._file.tensors[self._names[name]].type]
+        order = self._order(name, rows)
+        first, last = (rows.start, rows.stop) if isinstance(order, slice) else (int(order.min()), int(order.max()) + 1)
+        data = self._read_bytes(name, first, last, columns).reshape(last - first, -1, block_bytes)
+        if not isinstance(order, slice):
+            data = data[order.numpy() - first]
+        return read_blocks(kind.name, FORMATS[kind.name], data, block, columns)
+
     def close(self) -> None:
         """Close nothing: no file stays open between two reads."""
 
@@ -127,13 +160,21 @@ class GgufTensors:
         import torch
         from gguf import dequantize
 
+        kind, block, _ = self._sizes[self._file.tensors[self._names[name]].type]
+        values = dequantize(self._read_bytes(name, first, last, columns), kind)
+        begin = columns.start // block * block
+        cut = slice(columns.start - begin, columns.stop - begin)
+        return torch.from_numpy(np.ascontiguousarray(values[:, cut], dtype=np.float32))
+
+    def _read_bytes(self, name: str, first: int, last: int, columns: slice) -> npt.NDArray[np.uint8]:
+        """Read the blocks that rows and columns touch, [rows, bytes]."""
+        import numpy as np
+
         place = self._file.tensors[self._names[name]]
-        kind, block, block_bytes = self._sizes[place.type]
+        _, block, block_bytes = self._sizes[place.type]
         row_bytes = place.shape[-1] // block * block_bytes
         data = np.fromfile(
             self._file.path, np.uint8, (last - first) * row_bytes, offset=place.offset + first * row_bytes
         ).reshape(last - first, row_bytes)
         begin, end = columns.start // block, -(-columns.stop // block)
-        values = dequantize(np.ascontiguousarray(data[:, begin * block_bytes : end * block_bytes]), kind)
-        cut = slice(columns.start - begin * block, columns.stop - begin * block)
-        return torch.from_numpy(np.ascontiguousarray(values[:, cut], dtype=np.float32))
+        return np.ascontiguousarray(data[:, begin * block_bytes : end * block_bytes])

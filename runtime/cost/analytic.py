@@ -17,6 +17,8 @@ from .operators import LAYER_LINEARS, HostTimes, Linear
 from .pointwise import Pointwise
 from .topology import Topology
 
+_NORMS = {"both": 4, "shared": 1}  # of a layer, by `Architecture.norms`; else 2
+
 
 class AnalyticOperators:
     """Operator times of a model in `tp` slices, from a device's constants (docs/cost_model.md). An `Operators`.
@@ -29,7 +31,7 @@ class AnalyticOperators:
         replicate_embedding: each rank holds the whole embedding, so that no all-reduce follows it.
         expert_parallel: each rank holds whole experts; else a slice of each.
         expert_skew: how unevenly tokens are routed to experts (`Routing`).
-        kind: of the layers; None: the first one's.
+        kind: of the layers; None: the first one's, with the mean over the windows of all.
     """
 
     def __init__(
@@ -49,8 +51,7 @@ class AnalyticOperators:
         kind: LayerKind | None = None,
     ) -> None:
         H, D, N, K = arch.hidden_size, arch.head_dim, arch.num_heads // tp, max(1, arch.num_kv_heads // tp)
-        kind = kind or arch.kind(0)
-        experts = arch.experts if kind.experts else None
+        experts = arch.experts if (kind or arch.kind(0)).experts else None
         width, gate = arch.ffn_size if experts is None else arch.expert_size, 2 if arch.gated_ffn else 1
         ffn = width if expert_parallel and experts is not None else width // tp
         self.tp = tp
@@ -85,10 +86,13 @@ class AnalyticOperators:
             own = latent.query_dim
             self._expanded = AttentionCost(costs.attention.of(attention), N, N, own, costs.multiprocessors, dtype_bytes)
             self._expand = Products(gemm, [(latent.rank, N * (latent.head_dim + latent.value_dim))])
-        self._window = kind.window
+        windows: dict[int | None, float] = {}
+        for each, count in [(kind, 1)] if kind is not None else arch.kinds.items():
+            windows[each.window] = windows.get(each.window, 0.0) + count
+        self._windows = [(window, share / sum(windows.values())) for window, share in windows.items()]
         rates, row = costs.pointwise, H * dtype_bytes
         norm, add = (H, 2 * row, rates.norm_gbps), (0, 3 * row, rates.add_gbps)
-        kernels: list[tuple[float, float, float]] = [norm, norm, add, add]
+        kernels: list[tuple[float, float, float]] = [norm] * _NORMS.get(arch.norms, 2) + [add, add]
         if arch.qk_norm:
             kernels.append((D, 2 * head_row * dtype_bytes, rates.norm_gbps))
         if arch.position == "rope":
@@ -147,9 +151,13 @@ class AnalyticOperators:
         return self._embedding.seconds(rows) + (0.0 if self._replicates_embedding else self.all_reduce(rows))
 
     def chunk_attention(self, length: int, prefix: int) -> float:
-        """See `Operators.chunk_attention`. A window bounds how far back the chunk attends."""
-        if self._window is not None:
-            prefix = min(prefix, self._window)
+        """See `Operators.chunk_attention`. A window bounds how far back the chunk attends; the mean over the layers."""
+        seconds = 0.0
+        for window, share in self._windows:
+            seconds += share * self._chunk(length, prefix if window is None else min(prefix, window))
+        return seconds
+
+    def _chunk(self, length: int, prefix: int) -> float:
         seconds = self._attention.chunk(length, prefix)
         if self._expanded is not None:
             expanded = self._expanded.chunk(length, prefix) + self._expand.seconds(prefix + length)[0]
@@ -157,10 +165,12 @@ class AnalyticOperators:
         return seconds
 
     def decode_attention(self, requests: int, context: int) -> float:
-        """See `Operators.decode_attention`. A window bounds the context of each decode."""
-        if self._window is not None:
-            context = min(context, requests * self._window)
-        return self._attention.decodes(requests, context)
+        """See `Operators.decode_attention`. A window bounds the context of each decode; the mean over the layers."""
+        seconds = 0.0
+        for window, share in self._windows:
+            within = context if window is None else min(context, requests * window)
+            seconds += share * self._attention.decodes(requests, within)
+        return seconds
 
     def all_reduce(self, rows: int) -> float:
         """See `Operators.all_reduce`. Large ones take no less than the device's rate for bulk allows."""

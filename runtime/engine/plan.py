@@ -15,7 +15,8 @@ from ...conf.schema import EngineConfig, HardwareConfig, ParallelConfig, Simulat
 from ...models.huggingface import resolve_architecture, resolve_weights
 from ...models.layout import tensor_shapes
 from ...models.memory import MemoryModel, dtype_bytes, resolve_dtype
-from ...models.open_checkpoint import open_checkpoint
+from ...models.open_checkpoint import open_source, stated_formats
+from ...models.quantization.formats import cut_too_small, model_formats
 from ...models.tokenizer import load_tokenizer
 from ...parallel.split import check_parallel, split_layers
 from ..core.block_pool import BlockPool
@@ -25,7 +26,7 @@ from ..scheduler.learned.stage_fit import read_profile
 from ..scheduler.policies import find_policy
 from .layer_times import layer_times
 
-_logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 # Room for keys and values that a split by the stages' speed leaves, for each stage. With less, too few sequences run to
 # keep the stages busy. In simulations of Llama-2 70B and LLaMA 33B over an A100 or A6000 and an H100 or H200, `sarathi`
@@ -78,14 +79,27 @@ def make_plan(config: EngineConfig) -> Plan:
     arch = resolve_architecture(config.model, tensors=not simulated)
     _warn_of_long_factors(arch)
     check_parallel(arch, config.parallel, copies_heads=simulated)
+    if config.model.quantization is not None and not simulated and (arch.experts or arch.latent):
+        raise ConfigError(
+            f"model.quantization={config.model.quantization}: rounds neither experts nor latent attention yet; must be "
+            "null for this model"
+        )
+    if config.model.quantization == "fp8" and hardware.device == "cpu" and not simulated:
+        raise ConfigError("model.quantization=fp8: must be null, int8 or int4 on a CPU, which has no products of FP8")
     if (name := config.model.attention) in ("flash", "xformers"):
         if hardware.device != "cuda":
             raise ConfigError(f"model.attention={name}: runs on CUDA only; use sdpa or auto on hardware.device=cpu")
         if (dtype := resolve_dtype(config.model, "cuda")) == "float32":
             raise ConfigError(f"model.attention={name}: runs in bfloat16 and float16; use sdpa or auto for {dtype}")
     tokenizer = config.model.tokenizer or (str(path) if path else None)
+    format_of = stated_formats(path, arch, config.model.quantization)
     if path is not None and not simulated:
-        open_checkpoint(path, arch).check(arch, tensor_shapes(arch))
+        source = open_source(path, arch, config.seed, config.model.quantization)
+        source.check(arch, tensor_shapes(arch))
+        format_of = source.format
+    if (cut := cut_too_small(format_of, arch, config.parallel.tp)) is not None:
+        _log.warning(cut)
+    formats = model_formats(format_of, arch, config.parallel.tp, hardware.device)
     if tokenizer is not None and not simulated and not arch.eos_token_ids:
         ids = load_tokenizer(tokenizer, arch.vocab_size).eos_token_ids
         arch = replace(arch, eos_token_ids=tuple(i for i in ids if i < arch.vocab_size))
@@ -94,11 +108,12 @@ def make_plan(config: EngineConfig) -> Plan:
         read_profile(config.scheduler.profile, config.parallel.pp)
     counts_work = hardware.device == "cuda" and not simulated
     max_rows = config.scheduler.batch_of(config.scheduler.max_batch, depth=1) if counts_work else 0
-    memory = MemoryModel(arch, config.parallel, stages, dtype_bytes(config.model, hardware.device), max_rows)
+    element = dtype_bytes(config.model, hardware.device)
+    memory = MemoryModel(arch, config.parallel, stages, element, max_rows, formats)
     speeds, most = _speeds(config.parallel, stages), None
     if speeds is not None or len({each.memory_gib for each in stages}) > 1:
         most = _most_layers(memory, config)
-    times = layer_times(arch, config.parallel, hardware, memory.dtype_bytes)
+    times = layer_times(arch, config.parallel, hardware, element)
     layers = split_layers(arch, config.parallel.pp, config.parallel.layers, speeds=speeds, most=most, times=times)
     parallel = replace(config.parallel, layers=tuple(len(each) for each in layers))
     memory = replace(memory, parallel=parallel)
@@ -129,7 +144,7 @@ def _warn_of_long_factors(arch: Architecture) -> None:
     """Say that a model whose rotary positions depend on the context computes all requests as long ones."""
     scaling = arch.kind(0).rope_scaling
     if scaling is not None and scaling.type == "longrope" and arch.max_position > scaling.original_max_position:
-        _logger.warning(
+        _log.warning(
             "longrope: requests of up to %d tokens turn by the long factors too, since longer ones may come; "
             "model.max_model_len=%d has the short ones",
             scaling.original_max_position,

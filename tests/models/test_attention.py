@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from gapless.conf.errors import ConfigError
+from gapless.models.attention import scores
+from gapless.models.attention.scores import ScoresBackend
 from gapless.models.attention.sdpa import PaddedPlan, SdpaBackend, attend_decodes, chunk_mask
 from gapless.models.attention.select import make_backend
 from gapless.models.attention.xformers import XformersBackend
@@ -18,13 +22,24 @@ CPU = torch.device("cpu")
 BLOCK = 4
 
 
-def full_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None) -> torch.Tensor:
+def full_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    window: int | None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Compute attention over one text in float64: [n, K, G, D] queries and [n, K, D] keys give [n, K * G * D]."""
     n, K, G, D = q.shape
     scores = torch.einsum("ikgd,jkd->kgij", q.double(), k.double()) / D**0.5
     i, j = torch.arange(n)[:, None], torch.arange(n)
     hidden = (j > i) if window is None else (j > i) | (j <= i - window)
-    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    weights = scores.masked_fill(hidden, float("-inf")).exp()
+    sunk = 0.0 if sinks is None else sinks.double().view(K, G, 1, 1).exp()
+    weights = weights / (weights.sum(-1, keepdim=True) + sunk)
     return torch.einsum("kgij,jkd->ikgd", weights, v.double()).reshape(n, K * G * D)
 
 
@@ -57,6 +72,46 @@ def test_every_split_of_a_prompt_is_the_full_prefill(window: int | None, blocks:
             keys[slots], values[slots] = k[rows], v[rows]
             out = backend.attend(q[rows], keys, values, backend.plan(batch))
             torch.testing.assert_close(out.double(), expected[rows], atol=1e-5, rtol=1e-5)
+            start += size
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize(("softcap", "has_sinks"), [(0.7, False), (None, True), (0.7, True)])
+def test_capped_scores_and_sinks_are_those_of_the_full_prefill(
+    window: int | None, softcap: float | None, has_sinks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n, K, G, D = 7, 2, 3, 8
+    q, k, v = torch.randn(n, K, G, D), torch.randn(n, K, D), torch.randn(n, K, D)
+    own = torch.randn(K * G) if has_sinks else None
+    expected = full_attention(q, k, v, window, softcap, own)
+    backend = make_backend(
+        "auto",
+        TorchKernels(),
+        block_size=BLOCK,
+        num_blocks=3,
+        window=window,
+        dtype=torch.float32,
+        device=CPU,
+        head_dim=D,
+        softcap=softcap,
+        has_sinks=has_sinks,
+    )
+    assert isinstance(backend, ScoresBackend)
+    for most, sizes in ((1 << 20, [7]), (40, [7]), (1 << 20, [3, 4]), (40, [2, 4, 1]), (1, [5, 1, 1])):
+        monkeypatch.setattr(scores, "_MOST_SCORES", most)
+        keys, values = torch.full((12, K, D), float("nan")), torch.full((12, K, D), float("nan"))
+        start = 0
+        for size in sizes:
+            segment, rows = Segment(start, size, [2, 0]), slice(start, start + size)
+            batch = RaggedBatch.of([0] * size, [segment] if size > 1 else [], [] if size > 1 else [segment], [])
+            slots = torch.from_numpy(slot_mapping(batch, BLOCK))
+            keys[slots], values[slots] = k[rows], v[rows]
+            plan = backend.plan(batch)
+            out = backend.attend(q[rows], keys, values, plan, own)
+            torch.testing.assert_close(out.double(), expected[rows], atol=1e-5, rtol=1e-5)
+            if size == 1:  # as a GPU computes several
+                padded = replace(plan, decodes=backend.plan_padded(batch))
+                torch.testing.assert_close(backend.attend(q[rows], keys, values, padded, own), out)
             start += size
 
 
@@ -131,6 +186,8 @@ def test_xformers_on_a_cpu_is_refused_in_one_line() -> None:
         make_backend("xformers", TorchKernels(), **arguments)
     assert "\n" not in str(caught.value)
     assert isinstance(make_backend("auto", TorchKernels(), **arguments), SdpaBackend)
+    with pytest.raises(ConfigError, match=r"model\.attention=flash: caps no scores"):
+        make_backend("flash", TorchKernels(), **arguments, softcap=50.0)
 
 
 @pytest.mark.gpu

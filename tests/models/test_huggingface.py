@@ -131,10 +131,10 @@ QWEN2 = LLAMA | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "
     ("config", "said"),
     [
         (
-            LLAMA | {"architectures": ["FalconForCausalLM"]},
-            "architectures=['FalconForCausalLM'] is not supported; supported: Llama",
+            LLAMA | {"architectures": ["BloomForCausalLM"]},
+            "architectures=['BloomForCausalLM'] is not supported; supported: Llama",
         ),
-        (LLAMA | {"rope_scaling": {"type": "longrope", "factor": 4.0}}, "longrope"),
+        (LLAMA | {"rope_scaling": {"type": "longrope", "factor": 4.0}}, "rope_scaling.long_factor=None"),
         (LLAMA | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "mrope_section": [2]}}, "ing.mrope_section"),
         (
             LLAMA | {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},

@@ -125,7 +125,7 @@ def ours(folder: Path) -> tuple[torch.Tensor, set[int]]:
     arch = resolve_architecture(ModelConfig(weights=str(folder), max_model_len=len(TOKENS) if is_longrope else None))
     open_checkpoint(folder, arch).check(arch, tensor_shapes(arch))
     stage = lone_stage(arch, Mesh(1, 1), CPU, torch.float32, len(TOKENS) // 4, kernels="torch")
-    load_stage(stage, folder, 0)
+    load_stage(stage, open_checkpoint(folder, arch))
     chunk = Segment(0, len(TOKENS), list(range(len(TOKENS) // 4)))
     batch = RaggedBatch.of(TOKENS, [chunk], [], list(range(len(TOKENS))))
     return log_probs(stage(stage.prepare(batch))), set(arch.eos_token_ids)

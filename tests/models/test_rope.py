@@ -11,6 +11,7 @@ import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from gapless.conf.architecture import LayerKind
 from gapless.models.model_config import ModelValues
 from gapless.models.rope import RotaryEmbedding, inverse_frequencies, rotate
 from gapless.models.rotary_config import RopeKeys, read_rope
@@ -64,3 +65,20 @@ def test_yarn_is_that_of_transformers(more: dict[str, Any]) -> None:
     assert scaling.attention_factor == pytest.approx(scale, rel=1e-12)
     arch = dataclasses.replace(LLAMA, head_dim=128, rope_theta=theta, rope_scaling=scaling)
     assert torch.equal(inverse_frequencies(arch.kind(0), arch.turned), frequencies)
+
+
+@pytest.mark.parametrize("longest", [32, 33])
+@pytest.mark.parametrize("more", [{}, {"factor": 3.0}, {"attention_factor": 1.25}, {"factor": 0.5}])
+def test_longrope_is_that_of_transformers(longest: int, more: dict[str, Any]) -> None:
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.5], "long_factor": [2.0, 8.0]} | more
+    values = {"original_max_position_embeddings": 32, "max_position_embeddings": 256}
+    config = transformers.Phi3Config(
+        hidden_size=8, num_attention_heads=2, pad_token_id=None, rope_parameters=dict(rope), **values
+    )
+    frequencies, scale = ROPE_INIT_FUNCTIONS["longrope"](config, CPU, seq_len=longest)
+    own = ModelValues(Path("config.json"), {**values, "rope_parameters": rope})
+    found = read_rope(own, RopeKeys(), max_position=256)
+    assert found.scaling is not None
+    assert found.scaling.attention_factor == pytest.approx(scale, rel=1e-12)
+    kind = LayerKind(rope_theta=found.theta, rope_scaling=found.scaling)
+    torch.testing.assert_close(inverse_frequencies(kind, 4, longest), frequencies)

@@ -12,10 +12,13 @@ from gapless.parallel.groups import Groups
 from gapless.parallel.layers import (
     ColumnParallelLinear,
     LMHead,
+    ReplicatedEmbedding,
     RowParallelLinear,
     VocabParallelEmbedding,
     padded_vocab,
 )
+from gapless.parallel.quantized_matrix import QuantizedMatrix
+from gapless.parallel.weight_format import WeightFormat
 from tests.support.forked_ranks import run_ranks
 
 
@@ -78,8 +81,70 @@ def check_layers(groups: Groups) -> None:
     assert torch.equal(logits, whole.float()[own]), "an exchange before the conversion changes no bit"
 
 
+def random_matrix(outputs: int, inputs: int, format: WeightFormat) -> QuantizedMatrix:
+    matrix = QuantizedMatrix.empty(outputs, inputs, format, "cpu")
+    matrix.codes.random_(256)
+    matrix.scales.uniform_(0.5, 1.0)
+    if matrix.offsets is not None:
+        matrix.offsets.uniform_(-8.0, 0.0)
+    return matrix
+
+
+def fill(into: QuantizedMatrix | None, whole: QuantizedMatrix, rows: slice, columns: slice = slice(None)) -> None:
+    """Copy a part of a matrix whose groups are whole rows, or lie within the part."""
+    assert into is not None
+    codes = whole.unpacked()[rows, columns]
+    into.codes.copy_(codes if into.format.bits == 8 else codes[:, ::2] | codes[:, 1::2] << 4)
+    share = slice(None)
+    if columns != slice(None) and whole.format.group < whole.shape[1]:
+        share = slice(columns.start // whole.format.group, columns.stop // whole.format.group)
+    into.scales.copy_(whole.scales[rows, share])
+    if into.offsets is not None and whole.offsets is not None:
+        into.offsets.copy_(whole.offsets[rows, share])
+
+
+def check_quantized(groups: Groups) -> None:
+    rank = groups.mesh.rank
+    torch.manual_seed(0)
+    for format in (WeightFormat(4, 8), WeightFormat(8, 32), WeightFormat(4, 16, has_offsets=True)):
+        x, bias, residual = torch.randn(5, 32), torch.randn(8), torch.randn(5, 8)
+        whole = random_matrix(8, 32, format)
+        expected = F.linear(x, whole.dequantized(), bias)
+        rows, columns = slice(4 * rank, 4 * rank + 4), slice(16 * rank, 16 * rank + 16)
+        column = ColumnParallelLinear(32, 8, bias=True, dtype=torch.float32, groups=groups, format=format)
+        fill(column.quantized, whole, rows)
+        column.bias.data.copy_(bias[rows])
+        row = RowParallelLinear(32, 8, bias=True, dtype=torch.float32, groups=groups, format=format)
+        fill(row.quantized, whole, slice(None), columns)
+        row.bias.data.copy_(bias)
+        for linear in (column, row):
+            assert not linear.weight.numel(), "no plain weight is held"
+            linear.pack()
+            assert linear.quantized is None, "no weight is held twice"
+        torch.testing.assert_close(column(x), expected[:, rows], rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(added(row(x[:, columns], residual)), expected + residual, rtol=1e-5, atol=1e-4)
+
+        whole = random_matrix(32, 32, format)
+        embedding = VocabParallelEmbedding(27, 32, dtype=torch.float32, groups=groups, format=format)
+        fill(embedding.quantized, whole, slice(16 * rank, 16 * rank + 16))
+        head = LMHead(32, 27, dtype=torch.float32, groups=groups)
+        head.tie(embedding)
+        replicated = ReplicatedEmbedding(32, 32, dtype=torch.float32, groups=groups, format=format)
+        fill(replicated.quantized, whole, slice(None))
+        for layer in (embedding, replicated, head):
+            layer.pack()
+        assert head.packed is embedding.packed, "one copy in memory"
+        ids = torch.tensor([26, 0, 15, 16])
+        torch.testing.assert_close(embedding(ids), whole.dequantized()[ids])
+        torch.testing.assert_close(replicated(ids), whole.dequantized()[ids])
+        share = groups.mesh.share_of(len(x))
+        logits = F.linear(x, whole.dequantized())[share.start : share.stop, :27]
+        torch.testing.assert_close(head(x), logits, rtol=1e-5, atol=1e-4)
+
+
 def test_layers_over_two_processes(tmp_path: Path) -> None:
-    for name, check, pp, tp in (("stages", check_stages, 2, 1), ("layers", check_layers, 1, 2)):
+    cases = (("stages", check_stages, 2, 1), ("layers", check_layers, 1, 2), ("quantized", check_quantized, 1, 2))
+    for name, check, pp, tp in cases:
         (tmp_path / name).mkdir()
         run_ranks(check, pp, tp, tmp_path / name)
 

@@ -12,7 +12,14 @@ import numpy.typing as npt
 import transformers
 from gguf import GGMLQuantizationType as Kind
 
-ARCHITECTURES = {"gpt2": "gpt2", "llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+ARCHITECTURES = {
+    "gpt2": "gpt2",
+    "llama": "llama",
+    "mistral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma3_text": "gemma3",
+}
 _ENUMS = {name: member for member, name in gguf.MODEL_ARCH_NAMES.items()}
 Array = npt.NDArray[Any]
 
@@ -31,6 +38,8 @@ def converted(model: transformers.PreTrainedModel) -> dict[str, Array]:
         array = parameter.float().numpy()
         if arch == "gpt2" and key.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")):
             array = array.T
+        if arch == "gemma3" and key.endswith("norm.weight"):
+            array = array + 1
         if arch == "llama" and ".q_proj." in key:
             array = _turned(array, config.num_attention_heads)
         if arch == "llama" and ".k_proj." in key:
@@ -92,6 +101,9 @@ def write_gguf(
 
 def _add_rope(writer: gguf.GGUFWriter, config: transformers.PretrainedConfig) -> None:
     rope = config.rope_parameters
+    if config.model_type == "gemma3_text":
+        writer.add_sliding_window(config.sliding_window)
+        rope = rope["full_attention"]
     writer.add_rope_freq_base(rope["rope_theta"])
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)

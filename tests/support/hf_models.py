@@ -91,6 +91,7 @@ CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "falcon": lambda: transformers.FalconConfig(**FALCON, new_decoder_architecture=True, num_kv_heads=2, bias=True),
     "falcon-shared": lambda: transformers.FalconConfig(**FALCON, multi_query=False),
 }
+PLAIN = ("gpt2", "llama", "llama-grouped", "mistral", "qwen2", "qwen3")  # without a trait that another has not
 FALCON = {
     **COMMON,
     "hidden_size": 64,

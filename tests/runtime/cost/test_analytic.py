@@ -19,7 +19,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from benchmarks import end_to_end, fit_costs
-from gapless.conf.architecture import Architecture
+from gapless.conf.architecture import Architecture, LayerKind
 from gapless.conf.build import build, group_names, load_group, load_hardware, to_mapping
 from gapless.conf.costs import AttentionKernels, CostsConfig, HostConfig
 from gapless.conf.errors import ConfigError
@@ -112,7 +112,7 @@ def test_far_contexts_cost_by_the_token(source: AnalyticOperators, requests: int
         lambda n: source.chunk_attention(256, n),
         lambda n: source.decode_attention(requests, requests * n),
     ):
-        if source._window is None:
+        if source._windows == [(None, 1.0)]:
             assert slope(seconds, 1 << 20) == pytest.approx(slope(seconds, 1 << 17), rel=0.01)
         else:
             assert slope(seconds, 1 << 20) == 0
@@ -193,6 +193,18 @@ def test_a_sliding_window_bounds_attention() -> None:
     source = operators(model="mistral-7b")
     assert source.chunk_attention(256, 4096) == source.chunk_attention(256, 9000)
     assert source.decode_attention(2, 2 * 4096) == source.decode_attention(2, 2 * 9000)
+
+
+def test_layers_that_differ_in_their_windows_cost_what_each_of_them_does() -> None:
+    arch, costs = arch_of("mistral-7b"), costs_of("a100-80g")
+    full, windowed = LayerKind(), LayerKind(window=4096)
+    mixed, all_full, all_windowed = (
+        AnalyticOperators(dataclasses.replace(arch, layers=kinds * 8), 1, costs, 2)
+        for kinds in ((windowed, windowed, windowed, full), (full,) * 4, (windowed,) * 4)
+    )
+    for of in (lambda source: source.chunk_attention(256, 9000), lambda source: source.decode_attention(2, 20_000)):
+        assert of(mixed) == pytest.approx(0.75 * of(all_windowed) + 0.25 * of(all_full))
+        assert of(all_windowed) < of(mixed)
 
 
 def test_full_precision_takes_twice_as_long() -> None:

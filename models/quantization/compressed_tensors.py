@@ -1,0 +1,117 @@
+"""Reads a `quantization_config` of compressed-tensors. Imports no torch.
+
+Weights are taken as they are stored. Activations of 8 bits are rounded by token as they come where the weights are INT8
+by channel: static scales are not used, which loses less, and zero points neither. Other activations stay as they are.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ..model_config import ModelValues
+from .schemes import Bytes, Extent, Mxfp4, Packed, Scheme, SchemeOf, is_embedding
+
+_PACKED, _MXFP4 = "pack-quantized", "mxfp4-pack-quantized"
+_BYTES = ("int-quantized", "float-quantized", "naive-quantized")
+_FORMATS = (_PACKED, *_BYTES, _MXFP4)
+_EXTENTS: tuple[Extent, ...] = ("tensor", "channel", "group", "block")
+
+
+def read_compressed_tensors(values: ModelValues) -> SchemeOf:
+    """Return how each linear layer's weight is stored. A later group's targets win where they are named more exactly.
+
+    Raises:
+        ConfigError: a group has a format or a type that is not supported, or there is sparsity or a KV-cache scheme.
+    """
+    if values.get("kv_cache_scheme") is not None:
+        raise values.unsupported(f"{values.within}kv_cache_scheme")
+    sparsity = values.part("sparsity_config").get("format", "dense")
+    if sparsity != "dense":
+        raise values.unsupported(f"{values.within}sparsity_config (format={sparsity})")
+    if values.part("transform_config").get("config_groups"):
+        raise values.unsupported(f"{values.within}transform_config")
+    status = values.get("quantization_status", "compressed")
+    if status not in ("compressed", "frozen"):
+        raise values.wrong("quantization_status", "compressed")
+    ignored = values.names("ignore")
+    groups = values.part("config_groups")
+    by_target: dict[str, Scheme] = {}
+    for name in groups.values:
+        group = groups.part(name)
+        scheme = _scheme(group, str(group.get("format", values.get("format"))))
+        by_target |= dict.fromkeys(group.names("targets"), scheme)
+    if not by_target:
+        raise values.wrong("config_groups", "groups with targets")
+    for key, names in (("ignore", ignored), ("config_groups", list(by_target))):
+        check_patterns(values, key, [name.removeprefix("re:") for name in names if name.startswith("re:")])
+    ordered = sorted(by_target, key=lambda target: ("re:" in target, target == "Linear"))
+
+    def of(name: str) -> Scheme | None:
+        if any(_matches(name, each) for each in ignored):
+            return None
+        return next((by_target[each] for each in ordered if _matches(name, each)), None)
+
+    return of
+
+
+def check_patterns(values: ModelValues, key: str, patterns: list[str]) -> None:
+    """Check that each is an expression.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise values.unsupported(f"{values.within}{key}: the expression {pattern!r} ({error})") from error
+
+
+def _matches(name: str, target: str) -> bool:
+    """Return whether a target is a layer's name, a class that it has, or an expression after `re:`."""
+    if target.startswith("re:"):
+        return re.match(target.removeprefix("re:"), name) is not None
+    return target in (name, "Embedding" if is_embedding(name) else "Linear")
+
+
+def _scheme(group: ModelValues, stored: str) -> Scheme:
+    if stored not in _FORMATS:
+        raise group.unsupported(f"{group.within}format={stored} (supported: {', '.join(_FORMATS)})")
+    weights, inputs = group.part("weights"), group.part("input_activations")
+    if group.get("output_activations") is not None:
+        raise group.unsupported(f"{group.within}output_activations")
+    bits, kind = weights.integer("num_bits"), str(weights.get("type", "int"))
+    size = weights.get("group_size")
+    has_groups = size not in (None, -1)
+    default = "group" if has_groups else "tensor" if size is None else "channel"
+    extent = str(weights.get("strategy", default))
+    if extent not in _EXTENTS:
+        raise weights.wrong("strategy", f"one of {', '.join(_EXTENTS)}")
+    symmetric = weights.flag("symmetric", True)
+    allowed = {_PACKED: ((4, "int"), (8, "int")), _MXFP4: ((4, "float"),)}.get(stored, ((8, "int"), (8, "float")))
+    if (bits, kind) not in allowed or (kind == "float" and not symmetric):
+        raise weights.unsupported(f"{weights.within}num_bits={bits}, type={kind}, symmetric={symmetric} in {stored}")
+    if stored == _MXFP4:
+        if weights.integer("group_size", 32) != 32:
+            raise weights.wrong("group_size", "32")
+        return Mxfp4()
+    group_size = weights.positive("group_size") if extent == "group" else None
+    if stored == _PACKED:
+        if extent not in ("group", "channel"):
+            raise weights.wrong("strategy", "group or channel")
+        return Packed(bits, group_size, symmetric, weights.get("actorder") in ("group", "dynamic"))
+    block = (1, group_size or 1)
+    if extent == "block":
+        sizes = weights.get("block_structure", [128, 128])
+        if not isinstance(sizes, list) or len(sizes) != 2 or not all(type(n) is int and n > 0 for n in sizes):
+            raise weights.wrong("block_structure", "two sizes")
+        block = (sizes[0], sizes[1])
+    rounds = kind == "int" and inputs.get("num_bits") == 8 and inputs.get("type", "int") == "int"
+    by_row = extent in ("tensor", "channel")  # what an integer product can take out of its sum
+    return Bytes(
+        kind == "float",
+        extent,  # type: ignore[arg-type]  # one of _EXTENTS
+        block,
+        is_symmetric=symmetric,
+        int8_activations=rounds and by_row and symmetric,
+    )

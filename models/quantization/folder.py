@@ -1,0 +1,118 @@
+"""The tensors of a Hugging Face folder whose linear layers are quantized."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...conf.architecture import Architecture
+from ...conf.errors import ConfigError
+from ..checkpoint import Part, SafetensorsFolder, bare_name
+from ..layout import linear_weights, tensor_shapes
+from .schemes import Scheme, SchemeOf
+
+if TYPE_CHECKING:
+    import torch
+
+    from ...parallel.quantized_matrix import QuantizedMatrix
+    from ...parallel.weight_format import WeightFormat
+
+_UNUSED = ("input_scale", "input_zero_point", "activation_scale")  # static ones of activations
+_ZEROS = ("bias", "weight_zero_point")  # that some tools write where there is none
+_UNIT = 32  # columns that begin no word or byte in the middle
+
+
+class QuantizedFolder(SafetensorsFolder):
+    """A `SafetensorsFolder` in which `scheme_of` says how the weight of each linear layer is stored."""
+
+    other_quantized = "quantized in another way than quantization_config says"
+
+    def __init__(self, folder: Path, arch: Architecture, scheme_of: SchemeOf) -> None:
+        super().__init__(folder)
+        shapes = tensor_shapes(arch)
+        self._layers: dict[str, _Layer] = {}
+        for name, transposed in linear_weights(arch).items():
+            if (scheme := scheme_of(name.removesuffix(".weight"))) is not None:
+                rows, columns = shapes[name]
+                size = (columns, rows) if transposed else (rows, columns)
+                self._layers[name] = _Layer(self, name.removesuffix("weight"), size, scheme, transposed)
+        named = {tensor for name, shape in shapes.items() for tensor in self.parts(name, shape)}
+        self._extras = {layer.prefix + part for layer in self._layers.values() for part in (*_UNUSED, *_ZEROS)} - named
+
+    def check(self, arch: Architecture, names: Collection[str]) -> None:
+        """See `TensorSource.check`."""
+        super().check(arch, names)
+        for name in names & self._layers.keys():
+            layer = self._layers[name]
+            if (wrong := layer.scheme.wrong(layer)) is not None:
+                raise ConfigError(f"{self.folder}: tensor {layer.prefix}{wrong}")
+            for part in _ZEROS:
+                extra = layer.prefix + part
+                if extra in self._extras and self.has(extra) and bool(self.tensor(extra).any()):
+                    raise ConfigError(f"{self.where(extra)}: tensor {extra} is not part of the model, and not zero")
+
+    def parts(self, name: str, shape: tuple[int, ...]) -> dict[str, Part]:
+        """See `SafetensorsFolder.parts`."""
+        if (layer := self._layers.get(name)) is None:
+            return super().parts(name, shape)
+        return {layer.prefix + part: what for part, what in layer.scheme.parts(*layer.shape).items()}
+
+    def format(self, name: str) -> WeightFormat | None:
+        """See `TensorSource.format`. Columns in an order of their own (`desc_act`) are read as numbers."""
+        layer = self._layers.get(name)
+        return None if layer is None or layer.is_ordered else layer.scheme.format(layer.shape[1])
+
+    def read_quantized(self, name: str, rows: slice, columns: slice) -> QuantizedMatrix:
+        """See `TensorSource.read_quantized`."""
+        return self._layers[name].scheme.read(self._layers[name], rows, columns)
+
+    def shape(self, name: str, types: Collection[str] | None = None) -> tuple[int, ...] | None:
+        """See `SafetensorsFolder.shape`; of a quantized weight, without `types`, that of its numbers."""
+        if types is not None:
+            return super().shape(name, types)
+        if (layer := self._layers.get(name)) is not None:
+            return layer.shape[::-1] if layer.is_transposed else layer.shape
+        return super().shape(name)
+
+    def read(self, name: str, rows: slice, columns: slice | None) -> torch.Tensor:
+        """See `TensorSource.read`: float32 where the tensor is quantized."""
+        if (layer := self._layers.get(name)) is None or columns is None:
+            return super().read(name, rows, columns)
+        if layer.is_transposed:
+            rows, columns = columns, rows
+        first = columns.start // _UNIT * _UNIT
+        whole = slice(first, min(-(-columns.stop // _UNIT) * _UNIT, layer.shape[1]))
+        numbers = layer.scheme.read(layer, rows, whole).dequantized()[:, columns.start - first : columns.stop - first]
+        return numbers.T if layer.is_transposed else numbers
+
+    def _check_others(self, arch: Architecture, known: Collection[str]) -> None:
+        super()._check_others(arch, {*known, *(bare_name(name) for name in self._extras)})
+
+
+@dataclass(slots=True)
+class _Layer:
+    """A linear layer whose weight is quantized, and the `Parts` that hold it."""
+
+    folder: SafetensorsFolder
+    prefix: str
+    shape: tuple[int, int]
+    scheme: Scheme
+    is_transposed: bool
+    _is_ordered: bool | None = None
+
+    @property
+    def is_ordered(self) -> bool:
+        """See `Parts.is_ordered`."""
+        if self._is_ordered is None:
+            self._is_ordered = self.scheme.is_ordered(self)
+        return self._is_ordered
+
+    def has(self, name: str) -> bool:
+        """See `Parts.has`."""
+        return self.folder.has(self.prefix + name)
+
+    def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> torch.Tensor:
+        """See `Parts.read`."""
+        return self.folder.tensor(self.prefix + name, rows, columns)

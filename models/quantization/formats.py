@@ -1,0 +1,127 @@
+"""The formats in which a rank holds its weights, by those of the checkpoint. Imports no torch.
+
+A matrix of several tensors, as q, k and v, takes what holds each of them exactly: the most bits and the largest groups
+that all have. Where tensor parallelism cuts groups, smaller ones repeat their scale. A matrix is held as numbers of the
+model's type where a part is not quantized, where parts are integers and floats, or where groups would be too small.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from ...conf.architecture import Architecture
+from ...parallel.weight_format import WeightFormat
+from ..layout import linear_weights, names_of, tensor_shapes
+
+_GROUP_UNIT = 16  # groups are whole numbers of it: products read as many columns at a time
+
+FormatOf = Callable[[str], WeightFormat | None]  # by the name of a weight, as `TensorSource.format`
+
+
+@dataclass(frozen=True, slots=True)
+class LayerFormats:
+    """The formats of a decoder layer's matrices on a rank; None: numbers of the model's type."""
+
+    qkv: WeightFormat | None = None
+    out: WeightFormat | None = None
+    fc1: WeightFormat | None = None
+    fc2: WeightFormat | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFormats:
+    """The formats of a rank's matrices: of each layer, the embedding and the head, which is the embedding's if tied."""
+
+    layers: tuple[LayerFormats, ...]
+    embedding: WeightFormat | None = None
+    head: WeightFormat | None = None
+
+
+def plain_formats(arch: Architecture) -> ModelFormats:
+    """Return the formats of a model without quantized weights."""
+    return ModelFormats((LayerFormats(),) * arch.num_layers)
+
+
+def model_formats(format_of: FormatOf, arch: Architecture, tp: int, device: str) -> ModelFormats:
+    """Return the formats of a rank's matrices, by those of the tensors. A CPU has no products of floats of 8 bits."""
+    names, H = names_of(arch), arch.hidden_size
+
+    def of(name: str) -> WeightFormat | None:
+        format = format_of(name)
+        return None if format is None or (format.is_float and device == "cpu") else format
+
+    def common(prefix: str, parts: Iterable[str], in_size: int, ranks: int = 1) -> WeightFormat | None:
+        return _common([of(f"{prefix}{part}.weight") for part in dict.fromkeys(parts)], in_size // ranks)
+
+    def layer(i: int) -> LayerFormats:
+        prefix = names.layer.format(i)
+        qkv = None if arch.latent is not None else common(prefix, (names.q, names.k, names.v), H)
+        out = common(prefix, [names.attention_out], arch.num_heads * arch.value_dim, tp)
+        if arch.experts is not None and arch.kind(i).experts:
+            return LayerFormats(qkv=qkv, out=out)  # experts are held as numbers of the model's type
+        return LayerFormats(
+            qkv=qkv,
+            out=out,
+            fc1=common(prefix, (names.gate, names.up) if arch.gated_ffn else [names.up], H),
+            fc2=common(prefix, [names.down], arch.ffn_size, tp),
+        )
+
+    embedding = _common([of(names.embedding)], H)
+    head = embedding if arch.tie_embeddings else _common([of(names.head)], H)
+    return ModelFormats(tuple(layer(i) for i in range(arch.num_layers)), embedding, head)
+
+
+def cut_too_small(format_of: FormatOf, arch: Architecture, tp: int) -> str | None:
+    """Return a line on a weight that `tp` ranks cannot hold quantized, since they cut its groups; None: none is so."""
+    names = names_of(arch)
+    for i in range(arch.num_layers):
+        for name, size in ((names.attention_out, arch.num_heads * arch.value_dim), (names.down, arch.ffn_size)):
+            full = f"{names.layer.format(i)}{name}.weight"
+            own = [format_of(full)]
+            fitting = [ranks for ranks in range(tp, 0, -1) if size % ranks == 0 and _common(own, size // ranks)]
+            if fitting and fitting[0] != tp:
+                return (
+                    f"parallel.tp={tp} cuts the groups of tensor {full} to less than {_GROUP_UNIT}, so it is held in "
+                    f"the model's type; with parallel.tp={fitting[0]} it stays quantized"
+                )
+    return None
+
+
+def rounded_formats(kind: str, arch: Architecture) -> FormatOf:
+    """Return the formats that `model.quantization` rounds to.
+
+    int8 has a scale a row, and the product rounds activations too. int4 has a scale and an offset for each 32 inputs.
+    The embedding and the head have 8 bits in groups of 32 in both: each token reads the whole head, and 4 bits cost
+    more there than in a layer (`benchmarks/quantization.py`). fp8 has a scale a row, and leaves these two as they are.
+    """
+    names, shapes, transposed = names_of(arch), tensor_shapes(arch), linear_weights(arch)
+
+    def format_of(name: str) -> WeightFormat | None:
+        if name not in transposed:
+            return None
+        in_size = shapes[name][0 if transposed[name] else 1]
+        if name in (names.embedding, names.head):
+            return None if kind == "fp8" else WeightFormat(8, math.gcd(32, in_size))
+        if kind == "int4":
+            return WeightFormat(4, math.gcd(32, in_size), has_offsets=True)
+        return WeightFormat(8, in_size, int8_activations=kind == "int8", is_float=kind == "fp8")
+
+    return format_of
+
+
+def _common(formats: list[WeightFormat | None], in_size: int) -> WeightFormat | None:
+    """Return the format that holds each of these exactly, for as many inputs; None where there is none."""
+    known = [each for each in formats if each is not None]
+    group = math.gcd(in_size, *(each.group for each in known))
+    kinds = {each.bits if each.is_float else 0 for each in known}
+    if len(known) < len(formats) or len(kinds) > 1 or group % _GROUP_UNIT:
+        return None
+    return WeightFormat(
+        max(each.bits for each in known),
+        group,
+        has_offsets=any(each.has_offsets for each in known),
+        int8_activations=group == in_size and all(each.int8_activations for each in known),
+        is_float=known[0].is_float,
+    )

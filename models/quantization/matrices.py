@@ -1,0 +1,88 @@
+"""Cuts and converts quantized matrices. All of it is exact."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ...parallel.quantized_matrix import QuantizedMatrix, pack_codes
+from ...parallel.weight_format import WeightFormat
+
+_E4M3_MAX = 448.0
+
+
+def cut_groups(values: torch.Tensor, group: int, columns: slice) -> tuple[torch.Tensor, int]:
+    """Return the scales or offsets of a slice of columns, and the columns that each is for.
+
+    Args:
+        values: [rows, groups], of the groups that the columns touch.
+        group: columns of a group of the whole matrix.
+        columns: of the whole matrix. Where they cut groups, smaller groups repeat their scales.
+    """
+    width = columns.stop - columns.start
+    if values.shape[1] == 1:
+        return values, width
+    smaller = math.gcd(group, columns.start, width)
+    if smaller == group:
+        return values, group
+    first = columns.start % group // smaller
+    return values.repeat_interleave(group // smaller, dim=1)[:, first : first + width // smaller], smaller
+
+
+def converted(matrix: QuantizedMatrix, format: WeightFormat) -> QuantizedMatrix:
+    """Return the same numbers in a format of as many bits or more, in groups as large or smaller.
+
+    `int8_activations` says nothing of the numbers. An integer format without offsets has none to take.
+    """
+    own, codes = matrix.format, matrix.codes
+    assert own.is_float == format.is_float, (own, format)
+    assert own.group % format.group == 0, (own, format)
+    times = own.group // format.group
+    scales = matrix.scales.repeat_interleave(times, dim=1) if times > 1 else matrix.scales
+    offsets = matrix.offsets
+    if offsets is not None and times > 1:
+        offsets = offsets.repeat_interleave(times, dim=1)
+    if own.bits < format.bits:
+        codes = matrix.unpacked()
+        if not format.has_offsets:
+            codes = codes + (format.zero - own.zero)
+    if format.has_offsets and offsets is None:
+        offsets = scales * -own.zero
+    return QuantizedMatrix(format, codes, scales, offsets)
+
+
+def with_groups_of_one(codes: torch.Tensor, bits: int, scales: torch.Tensor, zeros: torch.Tensor) -> QuantizedMatrix:
+    """Return the matrix of codes whose every column has scales and zeros [rows, columns] of its own."""
+    format = WeightFormat(bits, 1, has_offsets=True)
+    return QuantizedMatrix(format, codes, scales, -scales * zeros)
+
+
+def nibbles(data: torch.Tensor) -> torch.Tensor:
+    """Return the two halves of each byte of the last dimension, the lower one first."""
+    return torch.stack((data & 15, data >> 4), dim=-1).flatten(-2)
+
+
+def round_to(numbers: torch.Tensor, format: WeightFormat) -> QuantizedMatrix:
+    """Round numbers [out, in] to the nearest of a format, whose range covers each group.
+
+    Integers with offsets go from a group's least number to its greatest; others are symmetric about 0.
+    """
+    groups = numbers.float().unflatten(1, (-1, format.group))
+    most, offsets = (1 << format.bits) - 1, None
+    if format.has_offsets:
+        offsets = groups.amin(-1)
+        scales = (groups.amax(-1) - offsets) / most
+        codes = (groups - offsets[..., None]) / _divisor(scales)
+    else:
+        scales = groups.abs().amax(-1) / (_E4M3_MAX if format.is_float else format.zero - 1)
+        codes = groups / _divisor(scales)
+        if format.is_float:
+            return QuantizedMatrix(format, codes.flatten(1).to(torch.float8_e4m3fn).view(torch.uint8), scales)
+        codes += format.zero
+    whole = codes.round_().clamp_(0, most).to(torch.uint8).flatten(1)
+    return QuantizedMatrix(format, pack_codes(whole, format.bits), scales, offsets)
+
+
+def _divisor(scales: torch.Tensor) -> torch.Tensor:
+    return scales.masked_fill(scales == 0, 1.0)[..., None]

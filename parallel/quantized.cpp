@@ -1,0 +1,591 @@
+// Products with weights of 8 or 4 bits, for `quantized.py`. Codes become numbers in the first cache, or in registers.
+//
+// A word of codes is 32 bits, four or eight neighbouring inputs of an output, the first in the lowest bits. For each block
+// of 32 outputs, the weight holds word after word, the words of all its outputs side by side.
+
+#include <vector>
+
+#include "few_rows.h"
+
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+#ifdef __AMX_INT8__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+struct Matrix {
+    const uint32_t* codes;  // [blocks, words, 32]; the inputs of a block's words are a multiple of 64
+    const void* scales;     // [blocks, groups, 32], float or, where `halves`, its half precision
+    const void* offsets;    // as scales, or null
+    int64_t outputs, words, groups, group_words, bits, halves, zero;
+};
+
+namespace {
+
+typedef int32_t Integers __attribute__((vector_size(64)));
+typedef uint32_t Codes __attribute__((vector_size(64)));
+
+constexpr int64_t kBlock = 32, kStep = 64, kTile = 16;  // outputs; bytes of a row of x that a tile takes; rows of a tile
+constexpr int64_t kPanel = 256;                         // rows that are computed with weights made once
+constexpr int kFew = 12;                                // rows whose sums fit into registers
+constexpr int64_t kAhead = 16;                          // words that are fetched before they are used
+constexpr bool kPairs = sizeof(Element) == 2;
+#ifdef __AVX512BF16__
+constexpr bool kFuses = kPairs;
+#else
+constexpr bool kFuses = false;
+#endif
+
+template <class To>
+inline To load(const void* from) {
+    To found;
+    std::memcpy(&found, from, sizeof(found));
+    return found;
+}
+
+typedef uint16_t Shorts __attribute__((vector_size(32)));
+
+inline Vector widen(const float* from) { return load<Vector>(from); }
+
+inline Vector widen(const BFloat16* from) {
+    return (Vector)(__builtin_convertvector(load<Shorts>(from), Codes) << 16);
+}
+
+inline void narrow(Vector numbers, float* to) { std::memcpy(to, &numbers, sizeof(numbers)); }
+
+inline void narrow(Vector numbers, BFloat16* to) {
+#ifdef __AVX512BF16__
+    const auto found = _mm512_cvtneps_pbh((__m512)numbers);
+    std::memcpy(to, &found, sizeof(found));
+#else
+    for (int i = 0; i < kLane; ++i) to[i] = numbers[i];
+#endif
+}
+
+inline Vector read_scales(const void* from, int64_t at, bool halves) {
+#ifdef __AVX512F__
+    if (halves) return (Vector)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)((const uint16_t*)from + at)));
+#endif
+    return load<Vector>((const float*)from + at);
+}
+
+// Of a block's group: what multiplies the sum of x * code, and what multiplies the sum of x.
+struct Terms {
+    Vector scale[2], shift[2];
+
+    Terms(const Matrix& m, int64_t block, int64_t group) {
+        for (int v = 0; v < 2; ++v) {
+            const int64_t at = (block * m.groups + group) * kBlock + v * kLane;
+            scale[v] = read_scales(m.scales, at, m.halves);
+            shift[v] = m.offsets ? read_scales(m.offsets, at, m.halves) : scale[v] * -float(m.zero);
+        }
+    }
+};
+
+inline Vector to_float(Codes codes) { return __builtin_convertvector((Integers)codes, Vector); }
+
+// Returns the numbers of codes in the lowest bits.
+template <int BITS>
+inline Vector to_number(Codes codes) {
+#ifdef __AVX512F__
+    if constexpr (BITS == 4) {
+        const Vector numbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        return (Vector)_mm512_permutexvar_ps((__m512i)codes, (__m512)numbers);
+    }
+#endif
+    return to_float(codes & ((1 << BITS) - 1));
+}
+
+inline void fetch(const uint32_t* codes) {
+    __builtin_prefetch(codes + kAhead * kBlock);
+    __builtin_prefetch(codes + kAhead * kBlock + kLane);
+}
+
+// out[words of x, width] = the numbers of `count` words of codes from `first`, where the block has `width` columns.
+template <int BITS>
+void dequantize(const Matrix& m, int64_t block, int64_t first, int64_t count, bool scaled, float* out, int64_t width) {
+    const Vector none = {}, unit = none + 1.0f;
+    for (int64_t i = first; i < first + count;) {
+        const int64_t group = i / m.group_words;
+        const int64_t end = std::min(first + count, group < m.groups ? (group + 1) * m.group_words : m.words);
+        Vector scale[2] = {unit, unit}, shift[2] = {none - float(m.zero), none - float(m.zero)};
+        if (group >= m.groups) {
+            scale[0] = scale[1] = shift[0] = shift[1] = none;
+        } else if (scaled) {
+            const Terms terms(m, block, group);
+            for (int v = 0; v < 2; ++v) scale[v] = terms.scale[v], shift[v] = terms.shift[v];
+        }
+        for (; i < end; ++i) {
+            const uint32_t* from = m.codes + (block * m.words + i) * kBlock;
+            fetch(from);
+            for (int v = 0; v < 2; ++v) {
+                const Codes codes = load<Codes>(from + v * kLane);
+                float* to = out + (i - first) * (32 / BITS / kInWord) * width + v * kLane;
+                const auto number = [&](int at) { return to_number<BITS>(codes >> at) * scale[v] + shift[v]; };
+                if constexpr (kPairs) {
+                    for (int j = 0; j < 16 / BITS; ++j) {
+                        const int low_at = BITS == 4 ? 4 * j : 16 * j, high_at = BITS == 4 ? 16 + 4 * j : 16 * j + 8;
+                        const Codes low = (Codes)number(low_at) + 0x8000, high = (Codes)number(high_at) + 0x8000;
+                        const Codes pair = low >> 16 | (high & 0xffff0000u);
+                        std::memcpy(to + j * width, &pair, sizeof(pair));
+                    }
+                } else {
+                    for (int j = 0; j < 32 / BITS; ++j) {
+                        const Vector one = number(BITS * j);
+                        std::memcpy(to + j * width, &one, sizeof(one));
+                    }
+                }
+            }
+        }
+    }
+}
+
+struct alignas(kStep) Line {  // a step's bytes of a row, in a line of the cache
+    char bytes[kStep];
+};
+
+// Rows of x in the order of the codes, each padded with zeros to `steps` times 64 bytes, and their sums by group.
+template <class Number>
+struct Rows {
+    int64_t steps, groups;
+    bool tiled;
+    std::vector<Line>& memory;
+    std::vector<float>& sums;    // [rows, groups]
+    std::vector<float>& scales;  // [rows], of integers
+
+    Number* at(int64_t r, int64_t step) {
+        const int64_t tile = (r / kTile * steps + step) * kTile + r % kTile;
+        return reinterpret_cast<Number*>(memory.data() + (tiled ? tile : r * steps + step));
+    }
+};
+
+template <class Number>
+Rows<Number> make_rows(int64_t rows, int64_t steps, int64_t groups, bool tiled) {
+    static thread_local std::vector<Line> memory;
+    static thread_local std::vector<float> sums, scales;
+    const int64_t padded = (rows + kTile - 1) / kTile * kTile;
+    memory.resize(std::max<int64_t>(memory.size(), padded * steps));
+    sums.resize(std::max<int64_t>(sums.size(), rows * groups));
+    scales.resize(std::max<int64_t>(scales.size(), rows));
+    return {steps, groups, tiled, memory, sums, scales};
+}
+
+template <int BITS>
+void order(const Element* x, Element* to) {  // a word's inputs, as `dequantize` and `few` pair its codes
+    for (int k = 0; k < 32 / BITS; ++k) to[k] = x[kPairs && BITS == 4 ? k % 2 * 4 + k / 2 : k];
+}
+
+template <int BITS>
+void copy_row(const Matrix& m, const Element* x, int64_t inputs, Rows<Element>& rows, int64_t r) {
+    constexpr int64_t kCodes = 32 / BITS, kIn = kStep / sizeof(Element);
+    for (int64_t step = 0; step < rows.steps; ++step) {
+        Element* to = rows.at(r, step);
+        const int64_t first = step * kIn;
+        if (first + kIn <= inputs) {
+            for (int64_t k = 0; k < kIn; k += kCodes) order<BITS>(x + first + k, to + k);
+        } else {
+            Element padded[kIn] = {};
+            for (int64_t k = first; k < inputs; ++k) padded[k - first] = x[k];
+            for (int64_t k = 0; k < kIn; k += kCodes) order<BITS>(padded + k, to + k);
+        }
+    }
+    const int64_t size = m.group_words * kCodes;
+    for (int64_t g = 0; g < m.groups; ++g) {
+        float sum = 0;
+        for (int64_t k = g * size; k < std::min(inputs, (g + 1) * size); ++k) sum += float(x[k]);
+        rows.sums[r * m.groups + g] = sum;
+    }
+}
+
+inline Integers add_dot(Integers sum, Codes codes, Codes x) {
+#ifdef __AVX512VNNI__
+    return (Integers)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, (__m512i)x);
+#else
+    for (int at = 0; at < 32; at += 8) sum += (Integers)(codes >> at & 255) * ((Integers)(x << (24 - at)) >> 24);
+    return sum;
+#endif
+}
+
+inline float largest_of(Integers bits) {
+    int32_t largest = 0;
+    for (int i = 0; i < kLane; ++i) largest = std::max(largest, int32_t(bits[i]));
+    return load<float>(&largest);
+}
+
+inline void round_lane(Vector numbers, int8_t* to) {
+#ifdef __AVX512F__
+    const __m128i found = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32((__m512)numbers));
+    std::memcpy(to, &found, sizeof(found));
+#else
+    for (int i = 0; i < kLane; ++i)
+        to[i] = int8_t(std::max(-128.0f, std::min(127.0f, __builtin_rintf(numbers[i]))));
+#endif
+}
+
+// Rounds a row to integers from -128 to 127, of which the largest stands for 127.5 (compressed-tensors' symmetric scale).
+void round_row(const Matrix& m, const Element* x, int64_t inputs, Rows<int8_t>& rows, int64_t r) {
+    Element rest[kStep] = {};
+    for (int64_t k = inputs / kStep * kStep; k < inputs; ++k) rest[k % kStep] = x[k];
+    const auto from = [&](int64_t step) { return (step + 1) * kStep <= inputs ? x + step * kStep : rest; };
+    const int64_t steps = (inputs + kStep - 1) / kStep;
+    Integers largest = {};  // a float's bits without its sign, so that NaN is the largest of all
+    for (int64_t step = 0; step < steps; ++step)
+        for (int64_t k = 0; k < kStep; k += kLane) {
+            const Integers bits = (Integers)widen(from(step) + k) & 0x7fffffff;
+            largest = bits > largest ? bits : largest;
+        }
+    const float most = largest_of(largest);
+    rows.scales[r] = most / 127.5f;
+    const float inverse = most != 0 ? 127.50003f / most : 0.0f;  // the largest is never rounded to 127.49
+    for (int64_t step = 0; step < rows.steps; ++step) {
+        int8_t* to = rows.at(r, step);
+        if (step >= steps) {
+            std::fill(to, to + kStep, 0);
+            continue;
+        }
+        for (int64_t k = 0; k < kStep; k += kLane) round_lane(widen(from(step) + k) * inverse, to + k);
+    }
+    int32_t* sums = reinterpret_cast<int32_t*>(&rows.sums[r * m.groups]);
+    if (m.groups == 1) {
+        Integers sum = {};
+        for (int64_t step = 0; step < steps; ++step) sum = add_dot(sum, Codes{} + 0x01010101u, load<Codes>(rows.at(r, step)));
+        sums[0] = 0;
+        for (int i = 0; i < kLane; ++i) sums[0] += sum[i];
+        return;
+    }
+    std::fill(sums, sums + m.groups, 0);
+    for (int64_t word = 0; word < m.groups * m.group_words; ++word) {
+        const int8_t* four = rows.at(r, word * 4 / kStep) + word * 4 % kStep;
+        sums[word / m.group_words] += four[0] + four[1] + four[2] + four[3];
+    }
+}
+
+// Writes a row of a block's sums, [width], with bias and residual.
+struct Output {
+    const Element *bias, *residual;
+    Element* out;
+    int64_t outputs;
+
+    void fetch(int64_t r, int64_t first) const { __builtin_prefetch(out + r * outputs + first, 1); }
+
+    void write(const float* sums, int64_t r, int64_t first, int64_t width) const {
+        const int64_t at = r * outputs + first, count = std::min(width, outputs - first);
+        int64_t o = 0;
+        for (; o + kLane <= count; o += kLane) {
+            Vector sum = read(sums + o);
+            if (bias) sum += widen(bias + first + o);
+            if (residual) sum += widen(residual + at + o);
+            narrow(sum, out + at + o);
+        }
+        for (; o < count; ++o)
+            out[at + o] = sums[o] + (bias ? float(bias[first + o]) : 0.0f) + (residual ? float(residual[at + o]) : 0.0f);
+    }
+};
+
+#ifdef __AVX512BF16__
+alignas(32) constexpr uint16_t kNumbers[16] = {0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0,
+                                               0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170};
+
+// Returns the j-th pair of inputs of words of codes, as BFloat16, without scale.
+template <int BITS>
+inline Vector pair(Codes codes, int j, __m512i table) {
+    if constexpr (BITS == 4) return (Vector)_mm512_permutexvar_epi16(_mm512_srli_epi16((__m512i)codes, 4 * j), table);
+    const Codes low = (Codes)to_float(codes >> 16 * j & 255), high = (Codes)to_float(codes >> (16 * j + 8) & 255);
+    return (Vector)(low >> 16 | high);
+}
+
+// sums[R, 32] = the product of R rows with a block.
+template <int BITS, int R>
+void few(const Matrix& m, int64_t block, Rows<Element>& rows, int64_t row, float* sums) {
+    constexpr int kCount = 16 / BITS, kChains = R == 1 ? kCount : R <= 3 ? 2 : 1;  // sums that wait for each other
+    const __m512i table = _mm512_broadcast_i64x4(_mm256_load_si256((const __m256i*)kNumbers));
+    const int64_t stride = rows.steps * kLane;
+    const float* x = reinterpret_cast<const float*>(rows.at(row, 0));
+    const uint32_t* from = m.codes + block * m.words * kBlock;
+    std::fill(sums, sums + R * kBlock, 0.0f);
+    for (int64_t group = 0; group < m.groups; ++group) {
+        Vector held[kChains][R][2] = {};
+        for (int64_t i = 0; i < m.group_words; ++i, from += kBlock, x += kCount) {
+            fetch(from);
+            const Codes codes[2] = {load<Codes>(from), load<Codes>(from + kLane)};
+            for (int j = 0; j < kCount; ++j) {
+                const Vector w[2] = {pair<BITS>(codes[0], j, table), pair<BITS>(codes[1], j, table)};
+                for (int r = 0; r < R; ++r) {
+                    const Vector one = x[r * stride + j] - Vector{};
+                    for (int v = 0; v < 2; ++v)
+                        held[j % kChains][r][v] = add_product(held[j % kChains][r][v], one, w[v]);
+                }
+            }
+        }
+        const Terms terms(m, block, group);
+        for (int r = 0; r < R; ++r)
+            for (int v = 0; v < 2; ++v) {
+                Vector sum = held[0][r][v];
+                for (int chain = 1; chain < kChains; ++chain) sum += held[chain][r][v];
+                float* to = sums + r * kBlock + v * kLane;
+                sum = read(to) + sum * terms.scale[v] + rows.sums[(row + r) * m.groups + group] * terms.shift[v];
+                std::memcpy(to, &sum, sizeof(sum));
+            }
+    }
+}
+#else
+template <int BITS, int R>
+void few(const Matrix&, int64_t, Rows<Element>&, int64_t, float*) {}
+#endif
+
+inline Vector number_of(const Matrix& m, Integers dot, int32_t x_sum, Vector scale, Vector shift) {
+    if (m.offsets) return to_float((Codes)dot) * scale + float(x_sum) * shift;
+    return to_float((Codes)(dot - int32_t(m.zero) * x_sum)) * scale;
+}
+
+// sums[R, 32] = the product of R rows of integers with a block.
+template <int BITS, int R>
+void few_integers(const Matrix& m, int64_t block, Rows<int8_t>& rows, int64_t row, float* sums) {
+    const int64_t stride = rows.steps * kStep;
+    const int8_t* x = rows.at(row, 0);
+    const uint32_t* from = m.codes + block * m.words * kBlock;
+    std::fill(sums, sums + R * kBlock, 0.0f);
+    for (int64_t group = 0; group < m.groups; ++group) {
+        Integers held[R][2] = {};
+        for (int64_t i = 0; i < m.group_words; ++i, from += kBlock, x += 4) {
+            fetch(from);
+            const Codes codes[2] = {load<Codes>(from), load<Codes>(from + kLane)};
+            for (int r = 0; r < R; ++r) {
+                const Codes four = Codes{} + load<uint32_t>(x + r * stride);
+                for (int v = 0; v < 2; ++v) held[r][v] = add_dot(held[r][v], codes[v], four);
+            }
+        }
+        const Terms terms(m, block, group);
+        for (int r = 0; r < R; ++r) {
+            const int32_t x_sum = load<int32_t>(&rows.sums[(row + r) * m.groups + group]);
+            for (int v = 0; v < 2; ++v) {
+                float* to = sums + r * kBlock + v * kLane;
+                const Vector sum = number_of(m, held[r][v], x_sum, terms.scale[v], terms.shift[v]);
+                const Vector all = read(to) + rows.scales[row + r] * sum;
+                std::memcpy(to, &all, sizeof(all));
+            }
+        }
+    }
+}
+
+template <class Number>
+using Few = void (*)(const Matrix&, int64_t, Rows<Number>&, int64_t, float*);
+
+template <int BITS, class Number, int... R>
+Few<Number> few_of(int64_t count, std::integer_sequence<int, R...>) {
+    if constexpr (sizeof(Number) == 1) {
+        static constexpr Few<Number> of[] = {few_integers<BITS, R + 1>...};
+        return of[count - 1];
+    } else {
+        static constexpr Few<Number> of[] = {few<BITS, R + 1>...};
+        return of[count - 1];
+    }
+}
+
+// All rows, a few at a time: each reads all weights, from the second cache after the first time.
+template <int BITS, class Number>
+void by_few(const Matrix& m, Rows<Number>& rows, int64_t count, const Output& to) {
+    const int64_t blocks = (m.outputs + kBlock - 1) / kBlock;
+#pragma omp parallel for schedule(static)
+    for (int64_t block = 0; block < blocks; ++block)
+        for (int64_t row = 0; row < count; row += kFew) {
+            alignas(64) float sums[kFew * kBlock];
+            const int64_t some = std::min<int64_t>(kFew, count - row);
+            few_of<BITS, Number>(some, std::make_integer_sequence<int, kFew>())(m, block, rows, row, sums);
+            for (int64_t r = 0; r < some; ++r) to.write(sums + r * kBlock, row + r, block * kBlock, kBlock);
+        }
+}
+
+// Weights become numbers in the first cache, for all rows.
+template <int BITS>
+void by_numbers(const Matrix& m, Rows<Element>& rows, int64_t count, const Output& to) {
+    constexpr int64_t kCodeWords = kWords * kInWord * BITS / 32;
+    const int64_t blocks = (m.outputs + kBlock - 1) / kBlock, words = rows.steps * kLane;
+    const float* x = reinterpret_cast<const float*>(rows.at(0, 0));
+#pragma omp parallel for schedule(static)
+    for (int64_t block = 0; block < blocks; block += 2) {
+        alignas(64) float sums[kPanel * kOutputs], numbers[kWords * kOutputs];
+        std::fill(sums, sums + count * kOutputs, 0.0f);
+        for (int64_t i = 0; i < m.words; i += kCodeWords) {
+            const int64_t some = std::min(kCodeWords, m.words - i), done = i / kCodeWords * kWords;
+            for (int64_t half = 0; half < std::min<int64_t>(2, blocks - block); ++half)
+                dequantize<BITS>(m, block + half, i, some, true, numbers + half * kBlock, kOutputs);
+            multiply_rows<64>(x + done, words, numbers, some * 32 / BITS / kInWord, sums, count);
+        }
+        for (int64_t r = 0; r < count; ++r) to.write(sums + r * kOutputs, r, block * kBlock, kOutputs);
+    }
+}
+
+#if defined(__AMX_INT8__) && defined(__AMX_BF16__)
+constexpr bool kMayHaveTiles = true;
+
+bool has_tiles() {
+    static const bool allowed = syscall(SYS_arch_prctl, 0x1023, 18) == 0;  // ARCH_REQ_XCOMP_PERM, XTILEDATA
+    return allowed;
+}
+
+struct Tiles {  // of 16 rows of 64 bytes, for as long as this lives
+    Tiles() {
+        alignas(64) uint8_t config[64] = {1};
+        for (int tile = 0; tile < 8; ++tile) config[16 + 2 * tile] = kStep, config[48 + tile] = kTile;
+        asm volatile("" ::"r"(config) : "memory");  // the compiler does not know how much of it is read
+        _tile_loadconfig(config);
+    }
+    ~Tiles() { _tile_release(); }
+};
+
+// c[16 * TILES, 32] (+)= a[16 * TILES, steps] @ b[steps, 32]. Tiles of a row of tiles follow each other.
+template <class Number, int TILES>
+void multiply_tiles(const Number* a, int64_t a_stride, const void* b, int64_t steps, float* c, bool is_first) {
+    constexpr int64_t kBytes = kBlock * 4, kTileBytes = kTile * kStep;
+    const char *a0 = (const char*)a, *a1 = a0 + a_stride, *weights = (const char*)b;
+    asm volatile("" ::: "memory");  // the compiler does not know what loads of tiles read
+    if (is_first) {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    } else {
+        _tile_loadd(0, c, kBytes);
+        _tile_loadd(1, c + kLane, kBytes);
+        if (TILES == 2) {
+            _tile_loadd(2, c + kTile * kBlock, kBytes);
+            _tile_loadd(3, c + kTile * kBlock + kLane, kBytes);
+        }
+    }
+    for (int64_t step = 0; step < steps; ++step, a0 += kTileBytes, a1 += kTileBytes, weights += kTile * kBytes) {
+        _tile_loadd(6, weights, kBytes);
+        _tile_loadd(7, weights + kStep, kBytes);
+        _tile_loadd(4, a0, kStep);
+        if constexpr (sizeof(Number) == 1) {
+            _tile_dpbsud(0, 4, 6);
+            _tile_dpbsud(1, 4, 7);
+        } else {
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_dpbf16ps(1, 4, 7);
+        }
+        if (TILES == 1) continue;
+        _tile_loadd(5, a1, kStep);
+        if constexpr (sizeof(Number) == 1) {
+            _tile_dpbsud(2, 5, 6);
+            _tile_dpbsud(3, 5, 7);
+        } else {
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+    _tile_stored(0, c, kBytes);
+    _tile_stored(1, c + kLane, kBytes);
+    if (TILES == 2) {
+        _tile_stored(2, c + kTile * kBlock, kBytes);
+        _tile_stored(3, c + kTile * kBlock + kLane, kBytes);
+    }
+}
+
+// All rows in tiles: integers as they lie, numbers made in the first cache.
+template <int BITS, class Number>
+void by_tiles(const Matrix& m, Rows<Number>& rows, int64_t count, const Output& to) {
+    constexpr bool kIntegers = sizeof(Number) == 1;
+    constexpr int64_t kStepWords = kIntegers ? kTile : BITS;  // words of codes in a step: 64 / 4, or 32 * BITS / 32
+    constexpr int64_t kMostSteps = 9;                         // numbers of 18 KB
+    const int64_t blocks = (m.outputs + kBlock - 1) / kBlock, tiles = (count + kTile - 1) / kTile;
+    const int64_t steps = kIntegers ? rows.steps : count <= 2 * kTile ? 4 : kMostSteps;
+    const bool scaled = m.groups > 1 || m.offsets;
+#pragma omp parallel
+    {
+        const Tiles config;
+        alignas(64) float sums[kPanel * kBlock], numbers[kIntegers ? 1 : kMostSteps * kTile * kBlock];
+#pragma omp for schedule(static)
+        for (int64_t block = 0; block < blocks; ++block) {
+            const Terms terms(m, block, 0);
+            const auto finish = [&](int64_t r) {
+                float* row = sums + r * kBlock;
+                for (int v = 0; v < 2; ++v, row += kLane) {
+                    Vector sum = read(row);
+                    if constexpr (kIntegers) {
+                        const int32_t x_sum = load<int32_t>(&rows.sums[r]);
+                        sum = rows.scales[r] * number_of(m, (Integers)sum, x_sum, terms.scale[v], terms.shift[v]);
+                    } else if (!scaled) {
+                        sum *= terms.scale[v];
+                    }
+                    std::memcpy(row, &sum, sizeof(sum));
+                }
+                to.write(sums + r * kBlock, r, block * kBlock, kBlock);
+            };
+            for (int64_t first = 0; first < rows.steps; first += steps) {
+                const int64_t some = std::min(steps, rows.steps - first);
+                const bool is_last = first + some == rows.steps;
+                const void* weights = m.codes + (block * m.words + first * kStepWords) * kBlock;
+                if constexpr (!kIntegers) {
+                    dequantize<BITS>(m, block, first * kStepWords, some * kStepWords, scaled, numbers, kBlock);
+                    weights = numbers;
+                }
+                for (int64_t tile = 0; tile < tiles; tile += 2) {
+                    const int64_t row = tile * kTile, end = std::min(count, row + 2 * kTile);
+                    if (is_last)
+                        for (int64_t r = row; r < end; ++r) to.fetch(r, block * kBlock);
+                    const auto multiply = tile + 1 < tiles ? multiply_tiles<Number, 2> : multiply_tiles<Number, 1>;
+                    multiply(rows.at(row, first), rows.steps * kTile * kStep, weights, some, sums + row * kBlock, first == 0);
+                    if (is_last)
+                        for (int64_t r = row; r < end; ++r) finish(r);
+                }
+            }
+        }
+    }
+}
+#else
+constexpr bool kMayHaveTiles = false;
+bool has_tiles() { return false; }
+
+template <int BITS, class Number>
+void by_tiles(const Matrix&, Rows<Number>&, int64_t, const Output&) {}
+#endif
+
+template <int BITS>
+void multiply_panel(const Matrix& m, const Element* x, int64_t count, int64_t inputs, const Output& to, bool tiled) {
+    auto rows = make_rows<Element>(count, m.words * 32 / BITS * sizeof(Element) / kStep, m.groups, tiled);
+#pragma omp parallel for if (count > kFew)
+    for (int64_t r = 0; r < count; ++r) copy_row<BITS>(m, x + r * inputs, inputs, rows, r);
+    if (tiled) return by_tiles<BITS>(m, rows, count, to);
+    if (kFuses && count <= kFew) return by_few<BITS>(m, rows, count, to);
+    by_numbers<BITS>(m, rows, count, to);
+}
+
+void multiply_integers(const Matrix& m, const Element* x, int64_t count, int64_t inputs, const Output& to, bool tiled) {
+    auto rows = make_rows<int8_t>(count, m.words * 4 / kStep, m.groups, tiled);
+#pragma omp parallel for if (count > kFew)
+    for (int64_t r = 0; r < count; ++r) round_row(m, x + r * inputs, inputs, rows, r);
+    if (tiled) return by_tiles<8>(m, rows, count, to);
+    by_few<8>(m, rows, count, to);
+}
+
+}  // namespace
+
+extern "C" {
+
+// Whether scales may be of half precision.
+int64_t reads_halves() {
+#ifdef __AVX512F__
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+// out[rows, outputs] = x[rows, inputs] @ weight^T + bias[outputs] + residual[rows, outputs]; bias and residual may be
+// null. With `rounds`, x is rounded to integers of 8 bits first. Fewer rows than `least_tiled` do without tiles.
+void linear(const Matrix* m, const Element* x, const Element* bias, const Element* residual, Element* out, int64_t rows,
+            int64_t inputs, int64_t rounds, int64_t least_tiled) {
+    const bool may = kMayHaveTiles && (rounds ? m->groups == 1 : kPairs) && has_tiles();
+    for (int64_t row = 0; row < rows; row += kPanel) {
+        const int64_t count = std::min(kPanel, rows - row), at = row * m->outputs;
+        const Output to = {bias, residual ? residual + at : nullptr, out + at, m->outputs};
+        const bool tiled = may && count >= least_tiled;
+        const auto multiply = rounds ? multiply_integers : m->bits == 4 ? multiply_panel<4> : multiply_panel<8>;
+        multiply(*m, x + row * inputs, count, inputs, to, tiled);
+    }
+}
+
+}  // extern "C"

@@ -1,0 +1,189 @@
+"""Products with quantized weights, which stay in 8 or 4 bits where this device has a product for them.
+
+On a CPU that is our own (`quantized.cpp`). Few rows wait for memory, of which they read a half or a quarter. For many
+rows, weights become numbers once for all of them, in a cache. Products with integers of 8 bits need no such step.
+"""
+
+from __future__ import annotations
+
+from ctypes import CDLL, Structure, byref, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from .cpp_library import ELEMENTS, NoLibraryError, load
+from .packed import PackedWeight, can_pack
+from .quantized_matrix import QuantizedMatrix, dequantize, pack_codes
+
+_OUTPUTS = 32  # of a block
+_INPUTS = 64  # a block's are padded to a multiple of it
+_WORD = 32  # bits
+_HALF_ERROR = 2.0**-11  # of scales and offsets, relative: less than that of activations in bfloat16
+_LEAST_TILED = 4  # rows, where the processor has tiles: fewer are as fast without
+
+
+class Product(Protocol):
+    """A weight [out, in], laid out for the products of a device."""
+
+    def linear(
+        self, x: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return x @ weight.T + bias + residual, [T, out]."""
+        ...
+
+
+class TableProduct(Product, Protocol):
+    """One whose rows can be read too: an embedding's."""
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the weight's rows, [T, in]."""
+        ...
+
+
+class DequantizedWeight:
+    """A weight that is quantized in its file only."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self._weight = weight
+
+    def linear(
+        self, x: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return x @ weight.T + bias + residual, [T, out]."""
+        out = F.linear(x, self._weight, bias)
+        return out if residual is None else out.add_(residual)
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the weight's rows, [T, in]."""
+        return F.embedding(ids, self._weight)
+
+
+class _Matrix(Structure):
+    """`Matrix` of `quantized.cpp`."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("codes", "scales", "offsets")),
+        *((name, c_int64) for name in ("outputs", "words", "groups", "group_words", "bits", "halves", "zero")),
+    )
+
+
+class QuantizedWeight:
+    """A weight of integers on a CPU, laid out for products with activations of `dtype`."""
+
+    def __init__(self, matrix: QuantizedMatrix, dtype: torch.dtype, library: CDLL) -> None:
+        format = matrix.format
+        self._dtype, self._format, self._linear = dtype, format, library.linear
+        self._out_size, self._in_size = matrix.shape
+        self._rounds = format.int8_activations
+        # Rounded activations are multiplied with codes of 8 bits, whose zero stays that of 4.
+        self._bits = 8 if self._rounds else format.bits
+        in_word = _WORD // self._bits
+        groups, words = self._in_size // format.group, -(-format.group // in_word)
+        self._group = words * in_word  # with its padding, of zeros in x
+        self._codes = _lay_out(self._padded_codes(matrix))
+        # Numbers are the small difference of a large code and offset, where both have many bits.
+        error = 0.0 if dtype == torch.float32 or (format.bits == 8 and format.has_offsets) else _HALF_ERROR
+        halves = library.reads_halves() and all(
+            _are_halves(of, error) for of in (matrix.scales, matrix.offsets) if of is not None
+        )
+        kind = torch.float16 if halves else torch.float32
+        self._scales = _lay_out(matrix.scales.to(kind))
+        self._offsets = None if matrix.offsets is None else _lay_out(matrix.offsets.to(kind))
+        offsets = None if self._offsets is None else self._offsets.data_ptr()
+        pointers = (self._codes.data_ptr(), self._scales.data_ptr(), offsets)
+        sizes = (self._out_size, self._codes.shape[1], groups, words, self._bits, halves, format.zero)
+        self._matrix = _Matrix(*pointers, *sizes)
+        self._at = byref(self._matrix)
+        self._least_tiled = _LEAST_TILED
+
+    def _padded_codes(self, matrix: QuantizedMatrix) -> torch.Tensor:
+        """Return words of codes, int32, [out, words], where each group and all inputs are padded."""
+        codes = matrix.codes
+        if self._bits != matrix.format.bits or self._group != matrix.format.group:
+            padding = (0, self._group - matrix.format.group)
+            codes = F.pad(matrix.unpacked().unflatten(1, (-1, matrix.format.group)), padding).flatten(1)
+            codes = pack_codes(codes, self._bits)
+        return F.pad(codes, (0, -codes.shape[1] % (_INPUTS * self._bits // 8))).view(torch.int32)
+
+    def linear(
+        self, x: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return x @ weight.T + bias + residual, [T, out]."""
+        out = x.new_empty(len(x), self._out_size)
+        if self._group != self._format.group:
+            padding = (0, self._group - self._format.group)
+            x = F.pad(x.unflatten(1, (-1, self._format.group)), padding).flatten(1)
+        x = x.contiguous()
+        if residual is not None:
+            residual = residual.contiguous()
+        self._linear(
+            self._at,
+            x.data_ptr(),
+            None if bias is None else bias.data_ptr(),
+            None if residual is None else residual.data_ptr(),
+            out.data_ptr(),
+            *x.shape,
+            self._rounds,
+            self._least_tiled,
+        )
+        return out
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the weight's rows, [T, in]."""
+        block, row = ids // _OUTPUTS, ids % _OUTPUTS
+        matrix = QuantizedMatrix(self._format, self._codes[block, :, row].view(torch.uint8), self._scales)
+        codes = matrix.unpacked() if self._bits == self._format.bits else matrix.codes
+        groups = self._scales.shape[1]
+        codes = codes[:, : groups * self._group].unflatten(1, (groups, self._group))[..., : self._format.group]
+        scales, offsets = (None if of is None else of[block, :, row].float() for of in (self._scales, self._offsets))
+        assert scales is not None
+        return dequantize(self._format, codes.flatten(1), scales, offsets).to(self._dtype)
+
+
+def _lay_out(rows: torch.Tensor) -> torch.Tensor:
+    """Return [blocks, columns, 32] of [out, columns], padded with zeros."""
+    padded = F.pad(rows, (0, 0, 0, -len(rows) % _OUTPUTS))
+    blocks: torch.Tensor = padded.unflatten(0, (-1, _OUTPUTS))
+    return blocks.transpose(1, 2).contiguous()
+
+
+def _are_halves(numbers: torch.Tensor, error: float) -> bool:
+    """Return whether numbers are of half precision, but for a relative error."""
+    return bool(((numbers.half().float() - numbers).abs() <= error * numbers.abs()).all())
+
+
+@cache
+def _library(dtype: torch.dtype) -> CDLL | None:
+    """Load the products; None where they cannot be compiled."""
+    try:
+        library = load(Path(__file__).with_suffix(".cpp"), dtype)
+    except NoLibraryError:
+        return None
+    library.linear.argtypes = (*(c_void_p,) * 5, *(c_int64,) * 4)
+    library.linear.restype = None
+    library.reads_halves.restype = c_int64
+    return library
+
+
+def make_product(matrix: QuantizedMatrix, dtype: torch.dtype) -> Product:
+    """Lay a linear layer's matrix out for activations of a type."""
+    own = _make_own(matrix, dtype)
+    if own is not None:
+        return own
+    weight = matrix.dequantized().to(dtype)
+    return PackedWeight(weight) if can_pack(weight) else DequantizedWeight(weight)
+
+
+def make_table(matrix: QuantizedMatrix, dtype: torch.dtype) -> TableProduct:
+    """Lay an embedding's matrix out, which may be an LM head's too."""
+    return _make_own(matrix, dtype) or DequantizedWeight(matrix.dequantized().to(dtype))
+
+
+def _make_own(matrix: QuantizedMatrix, dtype: torch.dtype) -> QuantizedWeight | None:
+    if matrix.codes.device.type != "cpu" or matrix.format.is_float or dtype not in ELEMENTS:
+        return None
+    library = _library(dtype)
+    return None if library is None else QuantizedWeight(matrix, dtype, library)

@@ -1,0 +1,37 @@
+"""How a quantized matrix is held: bits of a code, columns of a group. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_SCALE_BITS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    """How a quantized matrix is held.
+
+    Attributes:
+        bits: of a code, 4 or 8.
+        group: neighbouring inputs of a row that share a scale, a divisor of the row's inputs.
+        has_offsets: whether each group has an offset too. Without one, the code of zero is half the range.
+        int8_activations: whether the product rounds activations too, to 8 bits with a scale for each token (W8A8).
+        is_float: whether codes are floats, E4M3 (FP8, `torch.float8_e4m3fn`) of 8 bits or E2M1 (MXFP4) of 4, and not
+            integers. They have no offsets, and on CUDA the product of those of 8 bits rounds activations to E4M3.
+    """
+
+    bits: int
+    group: int
+    has_offsets: bool = False
+    int8_activations: bool = False
+    is_float: bool = False
+
+    @property
+    def zero(self) -> int:
+        """The code of zero where groups have no offset."""
+        return 1 << (self.bits - 1)
+
+    @property
+    def bytes_per_element(self) -> float:
+        """Bytes of a number with its share of its group's scale and offset."""
+        return (self.bits + _SCALE_BITS * (2 if self.has_offsets else 1) / self.group) / 8

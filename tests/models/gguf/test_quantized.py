@@ -1,0 +1,115 @@
+"""Quantized blocks stay quantized, and compute the tokens of `transformers` by what `gguf` makes of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers
+from gguf import GGMLQuantizationType as Kind
+
+from gapless.conf.schema import ModelConfig
+from gapless.models.gguf.weights import FORMATS
+from gapless.models.huggingface import resolve_architecture
+from gapless.models.open_checkpoint import open_checkpoint
+from gapless.models.quantization.formats import model_formats
+from gapless.parallel.groups import Groups
+from gapless.parallel.mesh import Mesh
+from gapless.parallel.rendezvous import Rendezvous
+from tests.models.gguf.test_weights import WIDE, model_of
+from tests.models.test_tokens import check, job, prompts_of, reference
+from tests.support.forked_ranks import run_ranks
+from tests.support.gguf_files import converted, write_gguf
+from tests.support.stage_driver import run, run_all
+
+LARGE = WIDE | {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+WRITTEN = (Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0)
+
+
+def arbitrary(kind: Kind, rows: int, columns: int) -> np.ndarray[Any, Any]:
+    """Make blocks of arbitrary bits, whose scales are finite."""
+    block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    data = np.random.default_rng(0).integers(0, 256, (rows, columns // block * block_bytes), dtype=np.uint8)
+    halves = [-1] if kind == Kind.Q6_K else [1, 3]
+    data.reshape(-1, block_bytes)[:, halves] &= 0x3B  # of float16, without the largest exponents
+    return data
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_codes_and_scales_are_the_numbers_that_gguf_makes_of_blocks(name: str, tmp_path: Path) -> None:
+    model = model_of(transformers.LlamaConfig(**LARGE))
+    down, query = arbitrary(Kind[name], 256, 512), arbitrary(Kind[name], 256, 256)
+    blocks = {"blk.0.ffn_down.weight": (down, Kind[name]), "blk.0.attn_q.weight": (query, Kind[name])}
+    file = write_gguf(tmp_path / "model.gguf", model, blocks=blocks)
+    arch = resolve_architecture(ModelConfig(weights=str(file)))
+    source = open_checkpoint(file, arch)
+    layer = "model.layers.0."
+    assert source.format(f"{layer}mlp.down_proj.weight") == FORMATS[name]
+    assert source.format(f"{layer}mlp.up_proj.weight") is None
+    whole = torch.from_numpy(gguf.dequantize(down, Kind[name]))
+    for columns, group in ((slice(0, 512), 32), (slice(256, 512), 32), (slice(96, 320), 32), (slice(48, 64), 16)):
+        found = source.read_quantized(f"{layer}mlp.down_proj.weight", slice(3, 99), columns)
+        assert torch.equal(found.dequantized(), whole[3:99, columns])
+        assert found.format.group == min(group, FORMATS[name].group)
+    rows = slice(70, 200)  # of queries, in the order of halves
+    found = source.read_quantized(f"{layer}self_attn.q_proj.weight", rows, slice(0, 256))
+    assert torch.equal(found.dequantized(), source.read(f"{layer}self_attn.q_proj.weight", rows, slice(0, 256)))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, np.ndarray, np.ndarray]]:
+    """Write a file of each kind, and one of several, with the reference's tokens and logits."""
+    torch.set_num_threads(1)
+    made = {}
+    for kind in (*WRITTEN, None):
+        model = model_of(transformers.LlamaConfig(**WIDE))
+        kinds = {name: kind or Kind.Q4_1 for name, array in converted(model).items() if array.ndim > 1}
+        if kind is None:
+            kinds |= {
+                "blk.0.attn_v.weight": Kind.Q8_0,
+                "blk.0.ffn_gate.weight": Kind.Q5_0,
+                "token_embd.weight": Kind.Q8_0,
+            }
+            kinds |= {"blk.1.ffn_up.weight": Kind.F16}
+        names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
+        arrays = converted(model)
+        blocks = {name: (gguf.quantize(arrays[name], of), of) for name, of in kinds.items()}
+        file = write_gguf(tmp_path_factory.mktemp("gguf") / "model.gguf", model, blocks=blocks)
+        with torch.no_grad():
+            for key, parameter in model.named_parameters():
+                if parameter.ndim > 1:
+                    of = kinds[names.get_name(key, try_suffixes=(".weight",))]
+                    parameter.copy_(torch.from_numpy(gguf.dequantize(gguf.quantize(parameter.numpy(), of), of)))
+        made["several" if kind is None else kind.name] = (file, *reference(model, prompts_of(101)))
+    return made
+
+
+def test_a_matrix_of_several_kinds_takes_what_holds_all(files: dict[str, Any]) -> None:
+    file = files["several"][0]
+    arch = resolve_architecture(ModelConfig(weights=str(file)))
+    formats = model_formats(open_checkpoint(file, arch).format, arch, 1, "cpu")
+    first, second = formats.layers
+    assert (first.qkv, second.qkv) == (FORMATS["Q5_1"], FORMATS["Q4_1"])  # 8 bits with offsets, 4 bits with offsets
+    assert (first.fc1, second.fc1) == (FORMATS["Q5_1"], None)
+    assert (formats.embedding, formats.head) == (FORMATS["Q8_0"], FORMATS["Q4_1"])
+
+
+@pytest.mark.parametrize("kind", [*(kind.name for kind in WRITTEN), "several"])
+def test_one_rank(kind: str, files: dict[str, Any], tmp_path: Path) -> None:
+    file, tokens, logits = files[kind]
+    with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 60) as groups:
+        run(groups, job(tmp_path / "out.npz", weights=str(file)))
+    check(tmp_path / "out.npz", tokens, logits)
+
+
+@pytest.mark.parametrize(("pp", "tp"), [(1, 2), pytest.param(2, 1, marks=pytest.mark.slow), (2, 2)])
+def test_meshes(pp: int, tp: int, files: dict[str, Any], tmp_path: Path) -> None:
+    over = {"replicate_embedding": tp == pp == 2}
+    jobs = [job(tmp_path / f"{name}.npz", weights=str(file), **over) for name, (file, *_) in files.items()]
+    run_ranks(run_all, pp, tp, tmp_path, jobs)
+    for name, (_, tokens, logits) in files.items():
+        check(tmp_path / f"{name}.npz", tokens, logits)

@@ -1,0 +1,92 @@
+"""Products with quantized weights, beside those of the numbers that the weights stand for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gapless.parallel.quantized import QuantizedWeight, _library, make_product, make_table
+from gapless.parallel.quantized_matrix import QuantizedMatrix, WeightFormat, pack_codes
+from tests.support.tiers import examples
+
+DTYPES = [torch.float32, torch.bfloat16]
+# Of bfloat16, outputs are rounded, and numbers where rows are many and each group has its own scale.
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2.0**-7}
+pytestmark = pytest.mark.skipif(_library(torch.float32) is None, reason="needs a C++ compiler")
+
+
+def random_matrix(outputs: int, inputs: int, format: WeightFormat, seed: int = 0) -> QuantizedMatrix:
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(0, 1 << format.bits, (outputs, inputs), generator=generator, dtype=torch.uint8)
+    scales = torch.rand(outputs, inputs // format.group, generator=generator) + 0.5
+    offsets = torch.rand(scales.shape, generator=generator) * -(1 << format.bits) if format.has_offsets else None
+    return QuantizedMatrix(format, pack_codes(codes, format.bits), scales, offsets)
+
+
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    """Round rows to 8 bits as compressed-tensors does: symmetric, with a scale a token."""
+    most = x.abs().amax(-1, keepdim=True)
+    return (x * (127.50003 / most)).nan_to_num().round().clamp(-128, 127) * (most / 127.5)
+
+
+def check(product: Any, matrix: QuantizedMatrix, x: torch.Tensor, *terms: torch.Tensor | None) -> None:
+    weight, given = matrix.dequantized().double(), x.float()
+    if matrix.format.int8_activations:
+        given = rounded(given)
+    exact = F.linear(given.double(), weight)
+    size = F.linear(given.double().square(), weight.square()).sqrt() * 2  # of a sum's terms, taken together
+    for term in terms:
+        if term is not None:
+            exact += term.double()
+            size = size + term.double().abs()
+    error = (product.linear(x, *terms).double() - exact).abs()
+    tolerance = TOLERANCES[x.dtype]
+    assert (error <= tolerance * (size + exact.abs()) + 1e-6).all(), (error / (size + exact.abs())).max()
+
+
+@given(
+    rows=st.one_of(st.integers(0, 20), st.sampled_from([32, 47, 64, 130, 256, 300])),
+    outputs=st.sampled_from([1, 31, 32, 64, 100, 160, 320]),
+    group=st.sampled_from([2, 4, 10, 16, 32, 64, 128, 144]),
+    groups=st.integers(1, 9),
+    bits=st.sampled_from([4, 8]),
+    has_offsets=st.booleans(),
+    int8_activations=st.booleans(),
+    with_bias=st.booleans(),
+    with_residual=st.booleans(),
+    dtype=st.sampled_from(DTYPES),
+)
+@settings(max_examples=examples(400), deadline=None)
+def test_it_is_the_product_of_its_numbers(
+    rows: int,
+    outputs: int,
+    group: int,
+    groups: int,
+    bits: int,
+    has_offsets: bool,
+    int8_activations: bool,
+    with_bias: bool,
+    with_residual: bool,
+    dtype: torch.dtype,
+) -> None:
+    inputs = group * groups
+    matrix = random_matrix(outputs, inputs, WeightFormat(bits, group, has_offsets, int8_activations))
+    generator = torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, inputs, generator=generator).to(dtype)
+    bias = torch.randn(outputs, generator=generator).to(dtype) if with_bias else None
+    residual = torch.randn(rows, outputs, generator=generator).to(dtype) if with_residual else None
+    product = make_product(matrix, dtype)
+    assert isinstance(product, QuantizedWeight)
+    for least_tiled in (1, 1 << 30):
+        product._least_tiled = least_tiled
+        check(product, matrix, x, bias, residual)
+    table = make_table(matrix, dtype)
+    ids = torch.tensor([outputs - 1, 0])
+    of_halves = 2.0**-11 * 16 if has_offsets and bits == 4 and dtype == torch.bfloat16 else 1e-5
+    expected = matrix.dequantized()[ids].to(dtype)
+    torch.testing.assert_close(table.rows(ids), expected, atol=of_halves, rtol=TOLERANCES[dtype])

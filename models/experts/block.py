@@ -12,7 +12,7 @@ from ...conf.architecture import Architecture
 from ...parallel.groups import Groups
 from ...parallel.layers import Parts
 from .routed import RoutedExperts
-from .router import Router
+from .router import ExpertRouter
 
 
 class SharedExpert(Protocol):
@@ -36,7 +36,7 @@ class Experts(nn.Module):
         super().__init__()
         assert arch.experts is not None
         H, device = arch.hidden_size, groups.device
-        self.router = Router(H, arch.experts, dtype=dtype, device=device)
+        self.router = ExpertRouter(H, arch.experts, dtype=dtype, device=device)
         self.routed = RoutedExperts(
             H, arch.expert_size, arch.experts, mesh=groups.mesh, whole=whole, dtype=dtype, device=device
         )

@@ -46,7 +46,7 @@ def _in_best_groups(choice_TE: Tensor, experts: ExpertsConfig) -> Tensor:
     return grouped.masked_fill(is_out[..., None], -torch.inf).flatten(1)
 
 
-class Router(nn.Module):
+class ExpertRouter(nn.Module):
     """Picks each token's experts. Every rank holds all of it, so that all ranks of a stage pick the same ones."""
 
     def __init__(self, hidden_size: int, experts: ExpertsConfig, *, dtype: torch.dtype, device: torch.device) -> None:

@@ -19,7 +19,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from gapless.conf.errors import ConfigError
 from gapless.conf.experts import ExpertsConfig
-from gapless.models.experts.router import Router, route
+from gapless.models.experts.router import ExpertRouter, route
 
 H, E, K = 32, 24, 4
 CPU = torch.device("cpu")
@@ -73,7 +73,7 @@ def _dense(picked: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 def test_router_is_that_of_transformers(name: str) -> None:
     torch.manual_seed(0)
     gate, rule = GATES[name]
-    own = Router(H, ExpertsConfig(num_experts=E, experts_per_token=K, **rule), dtype=torch.float32, device=CPU)
+    own = ExpertRouter(H, ExpertsConfig(num_experts=E, experts_per_token=K, **rule), dtype=torch.float32, device=CPU)
     x = torch.randn(50, H)
     torch.nn.init.normal_(own.weight)
     gate.weight.data = own.weight.data

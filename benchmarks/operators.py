@@ -4,6 +4,8 @@ The workload and the models are those of `benchmarks/peer.py`, in one process on
 operator's floor is the larger of two times: its FLOPs at the rate of products of 256 rows, and the bytes of weights,
 keys, values and activations that it reads and writes at the bandwidth of products of one row, which read weights. Both
 are measured in the same run. Small tensors come from caches and may be faster than that. `--png FILE` draws the table.
+`--products` shows the products of one of the model's layers alone, in microseconds by rows, with bfloat16 and with
+quantized weights.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from gapless import LLM
 from gapless.conf.sampling import SamplingParams
@@ -26,6 +29,8 @@ from gapless.models.huggingface import resolve_architecture
 from gapless.models.kernels.cpp import CppKernels
 from gapless.parallel.layers import LMHead
 from gapless.parallel.packed import PackedWeight
+from gapless.parallel.quantized import QuantizedWeight
+from gapless.parallel.quantized_matrix import WeightFormat
 from gapless.runtime.pipeline.stage_worker import StageWorker
 
 from .peer import MODELS
@@ -34,6 +39,13 @@ from .support.peer_floor import ROWS, Products
 
 ELEMENT = 4  # bytes
 FEW_ROWS = 32
+FORMATS = {  # a group of 0 is a whole row
+    "bfloat16": None,
+    "int8": WeightFormat(8, 0),
+    "int8_both": WeightFormat(8, 0, int8_activations=True),
+    "int8_by_32": WeightFormat(8, 32),
+    "int4_by_32": WeightFormat(4, 32, has_offsets=True),
+}
 
 
 @dataclass(slots=True)
@@ -121,6 +133,7 @@ def other(name: str) -> Callable[..., tuple[str, float, float]]:
 
 CALLS: tuple[tuple[type, str, Callable[..., tuple[str, float, float]]], ...] = (
     (PackedWeight, "linear", product),
+    (QuantizedWeight, "linear", product),
     (LMHead, "forward", head),
     (CppKernels, "attend_decodes", decodes),
     (CppKernels, "attend_chunk", chunk),
@@ -135,8 +148,11 @@ CALLS: tuple[tuple[type, str, Callable[..., tuple[str, float, float]]], ...] = (
 
 def main() -> int:
     model = {"choices": MODELS, "default": "llama-12x768"}
-    bench = Benchmark(__doc__, model=model, requests=32, output=64, png={"type": Path, "metavar": "FILE"})
+    png = {"type": Path, "metavar": "FILE"}
+    bench = Benchmark(__doc__, model=model, requests=32, output=64, png=png, products=False)
     given = bench.given
+    if given.products:
+        return show_products(bench)
     lengths = np.random.default_rng(0).integers(128, 513, given.requests)
     with scratch() as scratched:
         folder = str(scratched / "model")
@@ -169,6 +185,18 @@ def main() -> int:
     bench.row("run", seconds=seconds, **best)
     if given.png:
         draw(given.png, f"{given.model}, one process: {seconds:.1f} s", rows)
+    return bench.end()
+
+
+def show_products(bench: Benchmark) -> int:
+    """Measure the products of a layer, all formats by turns for each number of rows."""
+    with scratch() as scratched:
+        folder = scratched / "model"
+        MODELS[bench.given.model](Path(folder))
+        arch = resolve_architecture(ModelConfig(weights=str(folder)))
+    kinds = {name: Products(arch, torch.bfloat16, format) for name, format in FORMATS.items()}
+    for rows in (1, 4, 16, 64, ROWS):
+        bench.row("products", rows=rows, **{f"{name}_us": 1e6 * of.seconds(rows) for name, of in kinds.items()})
     return bench.end()
 
 

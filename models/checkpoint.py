@@ -38,7 +38,7 @@ _QUANTIZED = ("qweight", "qzeros", "scales", "g_idx", "weight_", "absmax", "nest
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StoredTensor:
     """What a tensor of a checkpoint must be: its shape, and the names that safetensors has for its types."""
 
     shape: tuple[int, ...]
@@ -169,9 +169,9 @@ class SafetensorsFolder:
             why = deciding_keys(arch, name) or " in config.json"
             raise ConfigError(f"{file}: tensor {key} is not part of the architecture{why}")
 
-    def parts(self, name: str, shape: tuple[int, ...]) -> dict[str, Part]:
+    def parts(self, name: str, shape: tuple[int, ...]) -> dict[str, StoredTensor]:
         """Return the tensors that hold the numbers of one of the architecture's."""
-        return {name: Part(shape)}
+        return {name: StoredTensor(shape)}
 
     def format(self, name: str) -> WeightFormat | None:
         """See `TensorSource.format`."""

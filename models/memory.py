@@ -166,7 +166,8 @@ class MemoryModel:
             return False
         if parallel.replicate_embedding is not None:
             return parallel.replicate_embedding
-        rest_bytes = self.arch.embedding_params * self.dtype_bytes * (parallel.tp - 1) / parallel.tp
+        format = self.formats.embedding if self.formats else None
+        rest_bytes = _held_bytes(self.arch.embedding_params, format, self.dtype_bytes) * (parallel.tp - 1) / parallel.tp
         return rest_bytes <= _MAX_REPLICA_SHARE * self.stages[stage].memory_gib * _GIB
 
     def _weights(self, stage: int, layers: range) -> int:

@@ -33,8 +33,15 @@ _BLOCK_BYTES = 4 << 20
 class Layer(Protocol):
     """A layer with a weight, which is either numbers or a quantized matrix."""
 
-    weight: torch.Tensor
-    quantized: QuantizedMatrix | None
+    @property
+    def weight(self) -> torch.Tensor:
+        """The numbers, where they are not quantized."""
+        ...
+
+    @property
+    def quantized(self) -> QuantizedMatrix | None:
+        """The matrix, where it is quantized and not yet packed."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +73,12 @@ class Piece:
         """Copy the slice block by block, converted to the target's type or format."""
         if self.stride:
             for g in range(self._shape[0]):
-                part = _of(self.target, lambda rows, g=g: rows[g : g + 1])  # type: ignore[misc]
-                replace(self, target=part, row=self.row + g * self.stride, stride=0).load(source)
+
+                def of_group(rows: torch.Tensor, g: int = g) -> torch.Tensor:
+                    return rows[g : g + 1]
+
+                start = self.row + g * self.stride
+                replace(self, target=_of(self.target, of_group), row=start, stride=0).load(source)
             return
         if isinstance(self.target, torch.Tensor):
             self._load_numbers(source, self.target)
@@ -84,7 +95,8 @@ class Piece:
         assert self.order is not None
         D = len(self.order)
         heads = rows.unflatten(1, (-1, D))
-        return heads.copy_(heads[:, :, self.order])
+        heads.copy_(heads[:, :, self.order])
+        return rows
 
     @property
     def _shape(self) -> torch.Size:
@@ -227,8 +239,11 @@ def _ffn_pieces(
     for i, name in enumerate(parts):
         rows, row = slice(i * F, (i + 1) * F), before.get(name, 0) + rank * F
         before[name] = before.get(name, 0) + F * ffn.tp
-        weight = _view(ffn.fc1, lambda matrix, rows=rows: matrix[None, rows])  # type: ignore[misc]
-        yield Piece(f"{name}.weight", weight, row=row, transposed=transposed)
+
+        def of_half(matrix: torch.Tensor, rows: slice = rows) -> torch.Tensor:
+            return matrix[None, rows]
+
+        yield Piece(f"{name}.weight", _view(ffn.fc1, of_half), row=row, transposed=transposed)
         if ffn.fc1.bias is not None:
             yield Piece(f"{name}.bias", ffn.fc1.bias[None, rows], row=row)
     yield from _row_pieces(down, ffn.fc2, arch, rank * F, transposed)

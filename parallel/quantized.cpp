@@ -284,23 +284,26 @@ struct Output {
     }
 };
 
-#ifdef __AVX512BF16__
-alignas(32) constexpr uint16_t kNumbers[16] = {0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0,
-                                               0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170};
-
 // Returns the j-th pair of inputs of words of codes, as BFloat16, without scale.
 template <int BITS>
-inline Vector pair(Codes codes, int j, __m512i table) {
-    if constexpr (BITS == 4) return (Vector)_mm512_permutexvar_epi16(_mm512_srli_epi16((__m512i)codes, 4 * j), table);
-    const Codes low = (Codes)to_float(codes >> 16 * j & 255), high = (Codes)to_float(codes >> (16 * j + 8) & 255);
-    return (Vector)(low >> 16 | high);
+inline Vector pair(Codes codes, int j) {
+    const int low_at = BITS == 4 ? 4 * j : 16 * j, high_at = BITS == 4 ? 16 + 4 * j : 16 * j + 8;
+#ifdef __AVX512BF16__
+    if constexpr (BITS == 4) {  // looks 32 numbers up by 5 bits each, of which the last is the next code's
+        alignas(32) static constexpr uint16_t kNumbers[16] = {0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0,
+                                                              0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120, 0x4130,
+                                                              0x4140, 0x4150, 0x4160, 0x4170};
+        const __m512i table = _mm512_broadcast_i64x4(_mm256_load_si256((const __m256i*)kNumbers));
+        return (Vector)_mm512_permutexvar_epi16(_mm512_srli_epi16((__m512i)codes, low_at), table);
+    }
+#endif
+    return (Vector)((Codes)to_number<BITS>(codes >> low_at) >> 16 | (Codes)to_number<BITS>(codes >> high_at));
 }
 
 // sums[R, 32] = the product of R rows with a block.
 template <int BITS, int R>
 void few(const Matrix& m, int64_t block, Rows<Element>& rows, int64_t row, float* sums) {
     constexpr int kCount = 16 / BITS, kChains = R == 1 ? kCount : R <= 3 ? 2 : 1;  // sums that wait for each other
-    const __m512i table = _mm512_broadcast_i64x4(_mm256_load_si256((const __m256i*)kNumbers));
     const int64_t stride = rows.steps * kLane;
     const float* x = reinterpret_cast<const float*>(rows.at(row, 0));
     const uint32_t* from = m.codes + block * m.words * kBlock;
@@ -311,7 +314,7 @@ void few(const Matrix& m, int64_t block, Rows<Element>& rows, int64_t row, float
             fetch(from);
             const Codes codes[2] = {load<Codes>(from), load<Codes>(from + kLane)};
             for (int j = 0; j < kCount; ++j) {
-                const Vector w[2] = {pair<BITS>(codes[0], j, table), pair<BITS>(codes[1], j, table)};
+                const Vector w[2] = {pair<BITS>(codes[0], j), pair<BITS>(codes[1], j)};
                 for (int r = 0; r < R; ++r) {
                     const Vector one = x[r * stride + j] - Vector{};
                     for (int v = 0; v < 2; ++v)
@@ -330,11 +333,6 @@ void few(const Matrix& m, int64_t block, Rows<Element>& rows, int64_t row, float
             }
     }
 }
-#else
-template <int BITS, int R>
-void few(const Matrix&, int64_t, Rows<Element>&, int64_t, float*) {}
-#endif
-
 inline Vector number_of(const Matrix& m, Integers dot, int32_t x_sum, Vector scale, Vector shift) {
     if (m.offsets) return to_float((Codes)dot) * scale + float(x_sum) * shift;
     return to_float((Codes)(dot - int32_t(m.zero) * x_sum)) * scale;
@@ -549,7 +547,9 @@ void multiply_panel(const Matrix& m, const Element* x, int64_t count, int64_t in
 #pragma omp parallel for if (count > kFew)
     for (int64_t r = 0; r < count; ++r) copy_row<BITS>(m, x + r * inputs, inputs, rows, r);
     if (tiled) return by_tiles<BITS>(m, rows, count, to);
-    if (kFuses && count <= kFew) return by_few<BITS>(m, rows, count, to);
+    if constexpr (kFuses) {
+        if (count <= kFew) return by_few<BITS>(m, rows, count, to);
+    }
     by_numbers<BITS>(m, rows, count, to);
 }
 

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from .cpp_library import ELEMENTS, NoLibraryError, load
+from .cuda_products import KeptMatrix, choose_product
 from .packed import PackedWeight, can_pack
 from .quantized_matrix import QuantizedMatrix, dequantize, pack_codes
 
@@ -169,7 +170,10 @@ def _library(dtype: torch.dtype) -> CDLL | None:
 
 
 def make_product(matrix: QuantizedMatrix, dtype: torch.dtype) -> Product:
-    """Lay a linear layer's matrix out for activations of a type."""
+    """Lay a linear layer's matrix out for activations of a type on the matrix's device."""
+    if matrix.codes.device.type == "cuda":
+        capability = torch.cuda.get_device_capability(matrix.codes.device)
+        return choose_product(matrix.format, matrix.shape, dtype, capability)(matrix, dtype)
     own = _make_own(matrix, dtype)
     if own is not None:
         return own
@@ -179,11 +183,13 @@ def make_product(matrix: QuantizedMatrix, dtype: torch.dtype) -> Product:
 
 def make_table(matrix: QuantizedMatrix, dtype: torch.dtype) -> TableProduct:
     """Lay an embedding's matrix out, which may be an LM head's too."""
+    if matrix.codes.device.type == "cuda":
+        return KeptMatrix(matrix, dtype)
     return _make_own(matrix, dtype) or DequantizedWeight(matrix.dequantized().to(dtype))
 
 
 def _make_own(matrix: QuantizedMatrix, dtype: torch.dtype) -> QuantizedWeight | None:
-    if matrix.codes.device.type != "cpu" or matrix.format.is_float or dtype not in ELEMENTS:
+    if matrix.format.is_float or dtype not in ELEMENTS:
         return None
     library = _library(dtype)
     return None if library is None else QuantizedWeight(matrix, dtype, library)

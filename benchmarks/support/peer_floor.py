@@ -1,10 +1,11 @@
-"""Measures the rate of the products of a model's layers for `benchmarks/peer.py`. Its argument is the job, as JSON."""
+"""Measures the products of a model's layers; `benchmarks/peer.py` takes their rate. Its argument is a job, as JSON."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
+from dataclasses import replace
 
 import torch
 
@@ -12,15 +13,22 @@ from gapless.conf.architecture import Architecture
 from gapless.conf.schema import ModelConfig
 from gapless.models.huggingface import resolve_architecture
 from gapless.parallel.packed import PackedWeight
+from gapless.parallel.quantized import Product, make_product
+from gapless.parallel.quantized_matrix import QuantizedMatrix, WeightFormat
 
 ROWS, ROUNDS = 256, 7
 MOST_LAYERS = 12
 
 
 class Products:
-    """The matrix products of a model's layers, one layer after the other, so that weights are cold."""
+    """The matrix products of a model's layers, one layer after the other, so that weights are cold.
 
-    def __init__(self, arch: Architecture) -> None:
+    With a `format`, weights are quantized; a group of 0 is a whole row.
+    """
+
+    def __init__(
+        self, arch: Architecture, dtype: torch.dtype = torch.float32, format: WeightFormat | None = None
+    ) -> None:
         H, heads = arch.hidden_size, arch.num_heads * arch.head_dim
         self.shapes = [
             ((arch.num_heads + 2 * arch.num_kv_heads) * arch.head_dim, H),
@@ -28,10 +36,21 @@ class Products:
             (arch.ffn_size * (2 if arch.gated_ffn else 1), H),
             (H, arch.ffn_size),
         ]
+        self.dtype, self.format = dtype, format
         self.layers = [
-            [PackedWeight(torch.randn(shape) * 0.02) for shape in self.shapes]
-            for _ in range(min(arch.num_layers, MOST_LAYERS))
+            [self._product(*shape) for shape in self.shapes] for _ in range(min(arch.num_layers, MOST_LAYERS))
         ]
+
+    def _product(self, out_size: int, in_size: int) -> Product:
+        if self.format is None:
+            return PackedWeight((torch.randn(out_size, in_size) * 0.02).to(self.dtype))
+        format = replace(self.format, group=self.format.group or in_size)
+        matrix = QuantizedMatrix.empty(out_size, in_size, format, "cpu")
+        matrix.codes.random_(256)
+        matrix.scales.fill_(0.01)
+        if matrix.offsets is not None:
+            matrix.offsets.fill_(-0.01 * format.zero)
+        return make_product(matrix, self.dtype)
 
     @property
     def elements(self) -> int:
@@ -41,7 +60,7 @@ class Products:
     @torch.inference_mode()
     def seconds(self, rows: int) -> float:
         """Return the least seconds that the products of one layer took, of `rows` rows."""
-        inputs = [torch.randn(rows, size) for _, size in self.shapes]
+        inputs = [torch.randn(rows, size).to(self.dtype) for _, size in self.shapes]
         best = float("inf")
         for _ in range(ROUNDS):
             begin = time.perf_counter()

@@ -76,7 +76,7 @@ def _q4_1(data: Bytes) -> Parts:
 
 def _fifth_bits(data: Bytes) -> Bytes:
     """Return the bits of [blocks, 4] as 16 or nothing, [blocks, 32]."""
-    return np.unpackbits(data, axis=1, bitorder="little") << 4
+    return np.unpackbits(data, axis=1, bitorder="little") << np.uint8(4)
 
 
 def _q5_0(data: Bytes) -> Parts:
@@ -90,7 +90,7 @@ def _q5_1(data: Bytes) -> Parts:
 
 
 def _q8_0(data: Bytes) -> Parts:
-    return data[:, 2:] ^ 128, _half(data[:, :2]), None
+    return data[:, 2:] ^ np.uint8(128), _half(data[:, :2]), None
 
 
 def _scales_of_k(data: Bytes) -> tuple[Floats, Floats]:
@@ -108,7 +108,7 @@ def _q4_k(data: Bytes) -> Parts:
 
 def _q5_k(data: Bytes) -> Parts:
     shifts = np.arange(8, dtype=np.uint8)[:, None]
-    fifth = (data[:, None, 16:48] >> shifts & 1) << 4
+    fifth = (data[:, None, 16:48] >> shifts & np.uint8(1)) << np.uint8(4)
     codes = _spread(data[:, 48:].reshape(len(data), 4, 32)) | fifth.reshape(len(data), 256)
     return codes, *_scales_of_k(data)
 

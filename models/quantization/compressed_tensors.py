@@ -99,7 +99,8 @@ def _scheme(group: ModelValues, stored: str) -> Scheme:
     if stored == _PACKED:
         if extent not in ("group", "channel"):
             raise weights.wrong("strategy", "group or channel")
-        return Packed(bits, group_size, symmetric, weights.get("actorder") in ("group", "dynamic"))
+        ordered = weights.get("actorder") in ("group", "dynamic")
+        return Packed(bits=bits, group=group_size, is_symmetric=symmetric, needs_order=ordered)
     block = (1, group_size or 1)
     if extent == "block":
         sizes = weights.get("block_structure", [128, 128])
@@ -110,7 +111,7 @@ def _scheme(group: ModelValues, stored: str) -> Scheme:
     by_row = extent in ("tensor", "channel")  # what an integer product can take out of its sum
     return Bytes(
         kind == "float",
-        extent,  # type: ignore[arg-type]  # one of _EXTENTS
+        extent,
         block,
         is_symmetric=symmetric,
         int8_activations=rounds and by_row and symmetric,

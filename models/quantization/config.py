@@ -98,7 +98,8 @@ def _gptq_scheme(values: ModelValues, zero_shift: int) -> Gptq:
         raise values.wrong("bits", "4 or 8")
     group = _group(values)
     ordered = group is not None and values.flag("desc_act", False)
-    return Gptq(bits, group, values.flag("sym", True), zero_shift, ordered)
+    symmetric = values.flag("sym", True)
+    return Gptq(bits=bits, group=group, is_symmetric=symmetric, needs_order=ordered, zero_shift=zero_shift)
 
 
 def _group(values: ModelValues) -> int | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ...conf.architecture import Architecture
 from ...conf.errors import ConfigError
-from ..checkpoint import Part, SafetensorsFolder, bare_name
+from ..checkpoint import SafetensorsFolder, StoredTensor, bare_name
 from ..layout import linear_weights, tensor_shapes
 from .schemes import Scheme, SchemeOf
 
@@ -53,7 +53,7 @@ class QuantizedFolder(SafetensorsFolder):
                 if extra in self._extras and self.has(extra) and bool(self.tensor(extra).any()):
                     raise ConfigError(f"{self.where(extra)}: tensor {extra} is not part of the model, and not zero")
 
-    def parts(self, name: str, shape: tuple[int, ...]) -> dict[str, Part]:
+    def parts(self, name: str, shape: tuple[int, ...]) -> dict[str, StoredTensor]:
         """See `SafetensorsFolder.parts`."""
         if (layer := self._layers.get(name)) is None:
             return super().parts(name, shape)
@@ -93,7 +93,7 @@ class QuantizedFolder(SafetensorsFolder):
 
 @dataclass(slots=True)
 class _Layer:
-    """A linear layer whose weight is quantized, and the `Parts` that hold it."""
+    """A linear layer whose weight is quantized, a `StoredLayer`."""
 
     folder: SafetensorsFolder
     prefix: str
@@ -104,15 +104,15 @@ class _Layer:
 
     @property
     def is_ordered(self) -> bool:
-        """See `Parts.is_ordered`."""
+        """See `StoredLayer.is_ordered`."""
         if self._is_ordered is None:
             self._is_ordered = self.scheme.is_ordered(self)
         return self._is_ordered
 
     def has(self, name: str) -> bool:
-        """See `Parts.has`."""
+        """See `StoredLayer.has`."""
         return self.folder.has(self.prefix + name)
 
     def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> torch.Tensor:
-        """See `Parts.read`."""
+        """See `StoredLayer.read`."""
         return self.folder.tensor(self.prefix + name, rows, columns)

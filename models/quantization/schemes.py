@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from ...parallel.weight_format import WeightFormat
-from ..checkpoint import FLOATS, Part
+from ..checkpoint import FLOATS, StoredTensor
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +25,7 @@ _WORD_BITS = 32
 _AWQ_NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
-class Parts(Protocol):
+class StoredLayer(Protocol):
     """The tensors of one linear layer, by their names within it."""
 
     shape: tuple[int, int]  # of the weight, [out, in]
@@ -44,39 +44,27 @@ class Parts(Protocol):
         ...
 
 
-class Scheme(Protocol):
+class Scheme:
     """A way to store a quantized weight."""
 
-    def parts(self, out_size: int, in_size: int) -> dict[str, Part]:
+    def parts(self, out_size: int, in_size: int) -> dict[str, StoredTensor]:
         """Return the tensors that hold a weight, by their names within the linear layer."""
-        ...
+        raise NotImplementedError
 
     def format(self, in_size: int) -> WeightFormat:
         """Return the format in which the weight is held without loss."""
-        ...
+        raise NotImplementedError
 
-    def read(self, parts: Parts, rows: slice, columns: slice) -> QuantizedMatrix:
+    def read(self, layer: StoredLayer, rows: slice, columns: slice) -> QuantizedMatrix:
         """Read a slice of the weight. The columns begin and end at multiples of 16, or are all."""
-        ...
+        raise NotImplementedError
 
-    def wrong(self, parts: Parts) -> str | None:
+    def wrong(self, layer: StoredLayer) -> str | None:
         """Return what is wrong with the contents of the tensors, beginning with a tensor's name; None: nothing."""
-        ...
-
-    def is_ordered(self, parts: Parts) -> bool:
-        """Return whether columns have their groups in an order of their own (`desc_act`), and so cannot be cut."""
-        ...
-
-
-class _Plain:
-    """What most schemes have: nothing to check, and groups of neighbours."""
-
-    def wrong(self, parts: Parts) -> str | None:
-        """See `Scheme.wrong`."""
         return None
 
-    def is_ordered(self, parts: Parts) -> bool:
-        """See `Scheme.is_ordered`."""
+    def is_ordered(self, layer: StoredLayer) -> bool:
+        """Return whether columns have their groups in an order of their own (`desc_act`), and so cannot be cut."""
         return False
 
 
@@ -84,10 +72,6 @@ def cover(part: slice, size: int) -> tuple[slice, slice]:
     """Return the units of `size` that a slice touches, and the slice within them."""
     first = part.start // size
     return slice(first, -(-part.stop // size)), slice(part.start - first * size, part.stop - first * size)
-
-
-def _num_words(count: int, bits: int) -> int:
-    return -(-count * bits // _WORD_BITS)
 
 
 def _bytes(words: torch.Tensor) -> torch.Tensor:
@@ -113,8 +97,6 @@ def _sliced(
     zeros: torch.Tensor | None = None,
 ) -> QuantizedMatrix:
     """Return the matrix of codes, with the scales and zeros [rows, groups] of the groups that the columns touch."""
-    from dataclasses import replace
-
     from ...parallel.quantized_matrix import QuantizedMatrix
     from .matrices import cut_groups
 
@@ -123,97 +105,159 @@ def _sliced(
     return QuantizedMatrix(replace(format, group=smaller), codes, scales, offsets)
 
 
-def _orders_columns(parts: Parts, name: str, group: int) -> bool:
-    """Return whether the groups of columns, the tensor `name`, are not simply neighbours."""
-    import torch
-
-    if not parts.has(name):
-        return False
-    groups = parts.read(name)
-    is_unset = bool((groups == -1).all())
-    return not is_unset and not torch.equal(groups.long(), torch.arange(len(groups)) // group)
-
-
-def _wrong_order(parts: Parts, name: str, group: int) -> str | None:
-    """Return what is wrong with the groups of columns, the tensor `name`."""
-    if not parts.has(name):
-        return None
-    groups, most = parts.read(name), -(-parts.shape[1] // group)
-    low, high = int(groups.min()), int(groups.max())
-    if (low, high) != (-1, -1) and not 0 <= low <= high < most:
-        return f"{name} names groups {low} to {high} of {most}"
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class Gptq:
-    """GPTQ's: codes packed along inputs, zeros along outputs; a column's group is in `g_idx`.
+@dataclass(frozen=True, kw_only=True)
+class _InWords(Scheme):
+    """Codes of 4 or 8 bits in words along inputs, and zeros along outputs.
 
     Attributes:
         bits: of a code, 4 or 8.
         group: inputs of a group; None: all.
         is_symmetric: the code of zero is half the range everywhere.
-        zero_shift: what is added to the stored zeros: 1 for the format `gptq`, 0 for `gptq_v2`.
-        needs_order: `desc_act`, with which there must be a `g_idx`.
+        needs_order: there must be a tensor `order`, which has the group of each input.
     """
 
     bits: int
     group: int | None
     is_symmetric: bool
-    zero_shift: int
     needs_order: bool
-
-    def parts(self, out_size: int, in_size: int) -> dict[str, Part]:
-        """See `Scheme.parts`."""
-        groups = -(-in_size // (self.group or in_size))
-        return {
-            "qweight": Part((_num_words(in_size, self.bits), out_size), _WORDS),
-            "qzeros": Part((groups, _num_words(out_size, self.bits)), _WORDS),
-            "scales": Part((groups, out_size)),
-            "g_idx": Part((in_size,), _WORDS, optional=not self.needs_order),
-        }
+    order: ClassVar[str]
 
     def format(self, in_size: int) -> WeightFormat:
         """See `Scheme.format`."""
         return WeightFormat(self.bits, math.gcd(self.group or in_size, in_size), has_offsets=not self.is_symmetric)
 
-    def read(self, parts: Parts, rows: slice, columns: slice) -> QuantizedMatrix:
+    def read(self, layer: StoredLayer, rows: slice, columns: slice) -> QuantizedMatrix:
         """See `Scheme.read`."""
         from .matrices import with_groups_of_one
 
-        group = self.group or parts.shape[1]
-        words, within = cover(columns, _WORD_BITS // self.bits)
-        codes = _bytes(parts.read("qweight", words, rows).T)
+        group = self.group or layer.shape[1]
+        words, within = cover(columns, self._in_word)
+        codes = _bytes(self._words(layer, rows, words))
         codes = codes[:, within.start * self.bits // 8 : within.stop * self.bits // 8]
-        if parts.is_ordered:
-            at = parts.read("g_idx")[columns].long()
-            scales = parts.read("scales", None, rows).T.float()[:, at]
-            return with_groups_of_one(codes, self.bits, scales, self._zeros(parts, None, rows)[:, at])
+        if layer.is_ordered:
+            groups, at = slice(0, -(-layer.shape[1] // group)), layer.read(self.order)[columns].long()
+            scales, zeros = self._scales(layer, rows, groups), self._zeros(layer, rows, groups)
+            return with_groups_of_one(codes, self.bits, scales.float()[:, at], zeros[:, at])
         groups, _ = cover(columns, group)
-        scales = parts.read("scales", groups, rows).T
-        zeros = None if self.is_symmetric else self._zeros(parts, groups, rows)
-        return _sliced(codes, self.format(parts.shape[1]), group, columns, scales, zeros)
+        own_zeros = None if self.is_symmetric else self._zeros(layer, rows, groups)
+        return _sliced(codes, self.format(layer.shape[1]), group, columns, self._scales(layer, rows, groups), own_zeros)
 
-    def wrong(self, parts: Parts) -> str | None:
+    def wrong(self, layer: StoredLayer) -> str | None:
+        """See `Scheme.wrong`."""
+        if not layer.has(self.order):
+            return None
+        groups, most = layer.read(self.order), -(-layer.shape[1] // (self.group or layer.shape[1]))
+        low, high = int(groups.min()), int(groups.max())
+        is_right = (low, high) == (-1, -1) or 0 <= low <= high < most
+        return None if is_right else f"{self.order} names groups {low} to {high} of {most}"
+
+    def is_ordered(self, layer: StoredLayer) -> bool:
+        """See `Scheme.is_ordered`. An order that is -1 everywhere was not used."""
+        import torch
+
+        if not layer.has(self.order):
+            return False
+        groups = layer.read(self.order)
+        neighbours = torch.arange(len(groups)) // (self.group or len(groups))
+        return not bool((groups == -1).all()) and not torch.equal(groups.long(), neighbours)
+
+    @property
+    def _in_word(self) -> int:
+        return _WORD_BITS // self.bits
+
+    def _words(self, layer: StoredLayer, rows: slice, words: slice) -> torch.Tensor:
+        """Read words of codes, [rows, words]."""
+        raise NotImplementedError
+
+    def _scales(self, layer: StoredLayer, rows: slice, groups: slice) -> torch.Tensor:
+        """Read scales, [rows, groups]."""
+        raise NotImplementedError
+
+    def _zeros(self, layer: StoredLayer, rows: slice, groups: slice) -> torch.Tensor:
+        """Read the codes of zero, [rows, groups]."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gptq(_InWords):
+    """GPTQ's, with a word of eight inputs, or four, of each output.
+
+    Attributes:
+        zero_shift: what is added to the stored zeros: 1 for the format `gptq`, 0 for `gptq_v2`.
+    """
+
+    zero_shift: int
+    order = "g_idx"
+
+    def parts(self, out_size: int, in_size: int) -> dict[str, StoredTensor]:
+        """See `Scheme.parts`."""
+        groups = -(-in_size // (self.group or in_size))
+        return {
+            "qweight": StoredTensor((-(-in_size // self._in_word), out_size), _WORDS),
+            "qzeros": StoredTensor((groups, -(-out_size // self._in_word)), _WORDS),
+            "scales": StoredTensor((groups, out_size)),
+            "g_idx": StoredTensor((in_size,), _WORDS, optional=not self.needs_order),
+        }
+
+    def wrong(self, layer: StoredLayer) -> str | None:
         """See `Scheme.wrong`."""
         if self.is_symmetric:
-            zeros = self._zeros(parts, None, slice(0, parts.shape[0]))
-            if bool((zeros != 1 << (self.bits - 1)).any()):
+            groups = slice(0, -(-layer.shape[1] // (self.group or layer.shape[1])))
+            if bool((self._zeros(layer, slice(0, layer.shape[0]), groups) != 1 << (self.bits - 1)).any()):
                 return "qzeros differ from half the range, though the config says sym=true"
-        return _wrong_order(parts, "g_idx", self.group or parts.shape[1])
+        return super().wrong(layer)
 
-    def is_ordered(self, parts: Parts) -> bool:
-        """See `Scheme.is_ordered`."""
-        return _orders_columns(parts, "g_idx", self.group or parts.shape[1])
+    def _words(self, layer: StoredLayer, rows: slice, words: slice) -> torch.Tensor:
+        return layer.read("qweight", words, rows).T
 
-    def _zeros(self, parts: Parts, groups: slice | None, rows: slice) -> torch.Tensor:
-        """Return the zeros of some groups, [rows, groups]."""
-        words, within = cover(rows, _WORD_BITS // self.bits)
-        return _unpacked(parts.read("qzeros", groups, words), self.bits)[:, within].T.int() + self.zero_shift
+    def _scales(self, layer: StoredLayer, rows: slice, groups: slice) -> torch.Tensor:
+        return layer.read("scales", groups, rows).T
+
+    def _zeros(self, layer: StoredLayer, rows: slice, groups: slice) -> torch.Tensor:
+        words, within = cover(rows, self._in_word)
+        return _unpacked(layer.read("qzeros", groups, words), self.bits)[:, within].T.int() + self.zero_shift
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packed(_InWords):
+    """The `pack-quantized` of compressed-tensors, with rows of words."""
+
+    order = "weight_g_idx"
+
+    def parts(self, out_size: int, in_size: int) -> dict[str, StoredTensor]:
+        """See `Scheme.parts`."""
+        groups = -(-in_size // (self.group or in_size))
+        zeros = StoredTensor((-(-out_size // self._in_word), groups), _WORDS)
+        return ({} if self.is_symmetric else {"weight_zero_point": zeros}) | {
+            "weight_packed": StoredTensor((out_size, -(-in_size // self._in_word)), _WORDS),
+            "weight_scale": StoredTensor((out_size, groups)),
+            "weight_shape": StoredTensor((2,), ("I64", "I32"), optional=True),
+            "weight_g_idx": StoredTensor((in_size,), ("I32", "I64"), optional=not self.needs_order),
+        }
+
+    def wrong(self, layer: StoredLayer) -> str | None:
+        """See `Scheme.wrong`."""
+        if layer.has("weight_shape") and tuple(layer.read("weight_shape").tolist()) != layer.shape:
+            return f"weight_shape is {layer.read('weight_shape').tolist()}, not {list(layer.shape)}"
+        return super().wrong(layer)
+
+    def _words(self, layer: StoredLayer, rows: slice, words: slice) -> torch.Tensor:
+        return layer.read("weight_packed", rows, words)
+
+    def _scales(self, layer: StoredLayer, rows: slice, groups: slice) -> torch.Tensor:
+        return layer.read("weight_scale", rows, groups)
+
+    def _zeros(self, layer: StoredLayer, rows: slice, groups: slice) -> torch.Tensor:
+        import torch
+
+        if self.is_symmetric:
+            return torch.tensor(1 << (self.bits - 1)).expand(rows.stop - rows.start, groups.stop - groups.start)
+        words, within = cover(rows, self._in_word)
+        return _unpacked(layer.read("weight_zero_point", words, groups).T, self.bits)[:, within].T
 
 
 @dataclass(frozen=True, slots=True)
-class Awq(_Plain):
+class Awq(Scheme):
     """AWQ's gemm layout: 4 bits, packed along outputs, eight a word in an order of its own.
 
     Attributes:
@@ -222,104 +266,39 @@ class Awq(_Plain):
 
     group: int | None
 
-    def parts(self, out_size: int, in_size: int) -> dict[str, Part]:
+    def parts(self, out_size: int, in_size: int) -> dict[str, StoredTensor]:
         """See `Scheme.parts`."""
         groups = -(-in_size // (self.group or in_size))
         return {
-            "qweight": Part((in_size, _num_words(out_size, 4)), _WORDS),
-            "qzeros": Part((groups, _num_words(out_size, 4)), _WORDS),
-            "scales": Part((groups, out_size)),
+            "qweight": StoredTensor((in_size, -(-out_size // 8)), _WORDS),
+            "qzeros": StoredTensor((groups, -(-out_size // 8)), _WORDS),
+            "scales": StoredTensor((groups, out_size)),
         }
 
     def format(self, in_size: int) -> WeightFormat:
         """See `Scheme.format`."""
         return WeightFormat(4, math.gcd(self.group or in_size, in_size), has_offsets=True)
 
-    def read(self, parts: Parts, rows: slice, columns: slice) -> QuantizedMatrix:
+    def read(self, layer: StoredLayer, rows: slice, columns: slice) -> QuantizedMatrix:
         """See `Scheme.read`."""
         from ...parallel.quantized_matrix import pack_codes
 
-        group = self.group or parts.shape[1]
+        group = self.group or layer.shape[1]
         words, within = cover(rows, 8)
         groups, _ = cover(columns, group)
         codes, zeros = (
-            _unpacked(parts.read(name, part, words), 4).unflatten(1, (-1, 8))[..., _AWQ_NIBBLES].flatten(1)[:, within].T
+            _unpacked(layer.read(name, part, words), 4).unflatten(1, (-1, 8))[..., _AWQ_NIBBLES].flatten(1)[:, within].T
             for name, part in (("qweight", columns), ("qzeros", groups))
         )
-        scales = parts.read("scales", groups, rows).T
-        return _sliced(pack_codes(codes, 4), self.format(parts.shape[1]), group, columns, scales, zeros)
-
-
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """The `pack-quantized` of compressed-tensors: codes packed along inputs, zeros along outputs.
-
-    Attributes:
-        bits: of a code, 4 or 8.
-        group: inputs of a group; None: all.
-        is_symmetric: the code of zero is half the range everywhere.
-        needs_order: there must be a `weight_g_idx`.
-    """
-
-    bits: int
-    group: int | None
-    is_symmetric: bool
-    needs_order: bool
-
-    def parts(self, out_size: int, in_size: int) -> dict[str, Part]:
-        """See `Scheme.parts`."""
-        groups = -(-in_size // (self.group or in_size))
-        zeros = (
-            {} if self.is_symmetric else {"weight_zero_point": Part((_num_words(out_size, self.bits), groups), _WORDS)}
-        )
-        return zeros | {
-            "weight_packed": Part((out_size, _num_words(in_size, self.bits)), _WORDS),
-            "weight_scale": Part((out_size, groups)),
-            "weight_shape": Part((2,), ("I64", "I32"), optional=True),
-            "weight_g_idx": Part((in_size,), ("I32", "I64"), optional=not self.needs_order),
-        }
-
-    def format(self, in_size: int) -> WeightFormat:
-        """See `Scheme.format`."""
-        return WeightFormat(self.bits, math.gcd(self.group or in_size, in_size), has_offsets=not self.is_symmetric)
-
-    def read(self, parts: Parts, rows: slice, columns: slice) -> QuantizedMatrix:
-        """See `Scheme.read`."""
-        import torch
-
-        from .matrices import with_groups_of_one
-
-        group = self.group or parts.shape[1]
-        words, within = cover(columns, _WORD_BITS // self.bits)
-        codes = _bytes(parts.read("weight_packed", rows, words))
-        codes = codes[:, within.start * self.bits // 8 : within.stop * self.bits // 8]
-        groups = slice(0, -(-parts.shape[1] // group)) if parts.is_ordered else cover(columns, group)[0]
-        scales, zeros = parts.read("weight_scale", rows, groups), None
-        if not self.is_symmetric:
-            packed, inner = cover(rows, _WORD_BITS // self.bits)
-            zeros = _unpacked(parts.read("weight_zero_point", packed, groups).T, self.bits)[:, inner].T
-        if parts.is_ordered:
-            at = parts.read("weight_g_idx")[columns].long()
-            zeros = torch.full_like(scales, 1 << (self.bits - 1)) if zeros is None else zeros
-            return with_groups_of_one(codes, self.bits, scales.float()[:, at], zeros[:, at])
-        return _sliced(codes, self.format(parts.shape[1]), group, columns, scales, zeros)
-
-    def wrong(self, parts: Parts) -> str | None:
-        """See `Scheme.wrong`."""
-        if parts.has("weight_shape") and tuple(parts.read("weight_shape").tolist()) != parts.shape:
-            return f"weight_shape is {parts.read('weight_shape').tolist()}, not {list(parts.shape)}"
-        return _wrong_order(parts, "weight_g_idx", self.group or parts.shape[1])
-
-    def is_ordered(self, parts: Parts) -> bool:
-        """See `Scheme.is_ordered`."""
-        return _orders_columns(parts, "weight_g_idx", self.group or parts.shape[1])
+        scales = layer.read("scales", groups, rows).T
+        return _sliced(pack_codes(codes, 4), self.format(layer.shape[1]), group, columns, scales, zeros)
 
 
 Extent = Literal["tensor", "channel", "group", "block"]
 
 
 @dataclass(frozen=True, slots=True)
-class Bytes(_Plain):
+class Bytes(Scheme):
     """Numbers of 8 bits, one a byte: INT8 and FP8 of compressed-tensors, and the method `fp8`.
 
     Attributes:
@@ -338,14 +317,14 @@ class Bytes(_Plain):
     is_symmetric: bool = True
     int8_activations: bool = False
 
-    def parts(self, out_size: int, in_size: int) -> dict[str, Part]:
+    def parts(self, out_size: int, in_size: int) -> dict[str, StoredTensor]:
         """See `Scheme.parts`."""
         shape = self._grid((out_size, in_size))
         kinds = (*FLOATS, "F8_E8M0") if self.is_float else FLOATS
-        zeros = {} if self.is_symmetric else {"weight_zero_point": Part(shape, ("I8",))}
+        zeros = {} if self.is_symmetric else {"weight_zero_point": StoredTensor(shape, ("I8",))}
         return zeros | {
-            "weight": Part((out_size, in_size), ("F8_E4M3",) if self.is_float else ("I8",)),
-            self.scale: Part(shape, kinds),
+            "weight": StoredTensor((out_size, in_size), ("F8_E4M3",) if self.is_float else ("I8",)),
+            self.scale: StoredTensor(shape, kinds),
         }
 
     def format(self, in_size: int) -> WeightFormat:
@@ -359,26 +338,26 @@ class Bytes(_Plain):
             is_float=self.is_float,
         )
 
-    def read(self, parts: Parts, rows: slice, columns: slice) -> QuantizedMatrix:
+    def read(self, layer: StoredLayer, rows: slice, columns: slice) -> QuantizedMatrix:
         """See `Scheme.read`."""
         import torch
 
-        codes = parts.read("weight", rows, columns).view(torch.uint8)
+        codes = layer.read("weight", rows, columns).view(torch.uint8)
         if not self.is_float:
             codes = codes ^ 128  # from two's complement
-        scales = self._of_rows(parts, self.scale, rows, columns)
-        zeros = None if self.is_symmetric else self._of_rows(parts, "weight_zero_point", rows, columns) + 128
-        group = self._columns(parts.shape[1])
-        return _sliced(codes, self.format(parts.shape[1]), group, columns, scales, zeros)
+        scales = self._of_rows(layer, self.scale, rows, columns)
+        zeros = None if self.is_symmetric else self._of_rows(layer, "weight_zero_point", rows, columns) + 128
+        group = self._columns(layer.shape[1])
+        return _sliced(codes, self.format(layer.shape[1]), group, columns, scales, zeros)
 
-    def _of_rows(self, parts: Parts, name: str, rows: slice, columns: slice) -> torch.Tensor:
+    def _of_rows(self, layer: StoredLayer, name: str, rows: slice, columns: slice) -> torch.Tensor:
         """Read the scales or zeros of each row and of the groups that the columns touch, [rows, groups]."""
         count = rows.stop - rows.start
-        if math.prod(self._grid(parts.shape)) == 1:  # some tools write a single number as no matrix
-            return parts.read(name).float().reshape(1, 1).expand(count, 1)
-        groups, _ = cover(columns, self._columns(parts.shape[1]))
+        if math.prod(self._grid(layer.shape)) == 1:  # some tools write a single number as no matrix
+            return layer.read(name).float().reshape(1, 1).expand(count, 1)
+        groups, _ = cover(columns, self._columns(layer.shape[1]))
         blocks, within = cover(rows, self.block[0])
-        return parts.read(name, blocks, groups).float().repeat_interleave(self.block[0], dim=0)[within]
+        return layer.read(name, blocks, groups).float().repeat_interleave(self.block[0], dim=0)[within]
 
     def _columns(self, in_size: int) -> int:
         return self.block[1] if self.extent in ("group", "block") else in_size
@@ -391,25 +370,25 @@ class Bytes(_Plain):
 
 
 @dataclass(frozen=True, slots=True)
-class Mxfp4(_Plain):
+class Mxfp4(Scheme):
     """MXFP4: E2M1, two a byte, with a power of two for each 32 inputs, whose exponent is stored plus 127."""
 
-    def parts(self, out_size: int, in_size: int) -> dict[str, Part]:
+    def parts(self, out_size: int, in_size: int) -> dict[str, StoredTensor]:
         """See `Scheme.parts`."""
-        scales = Part((out_size, -(-in_size // 32)), ("U8", "F8_E8M0"))
-        return {"weight_packed": Part((out_size, -(-in_size // 2)), ("U8",)), "weight_scale": scales}
+        scales = StoredTensor((out_size, -(-in_size // 32)), ("U8", "F8_E8M0"))
+        return {"weight_packed": StoredTensor((out_size, -(-in_size // 2)), ("U8",)), "weight_scale": scales}
 
     def format(self, in_size: int) -> WeightFormat:
         """See `Scheme.format`."""
         return WeightFormat(4, math.gcd(32, in_size), is_float=True)
 
-    def read(self, parts: Parts, rows: slice, columns: slice) -> QuantizedMatrix:
+    def read(self, layer: StoredLayer, rows: slice, columns: slice) -> QuantizedMatrix:
         """See `Scheme.read`."""
         import torch
 
-        codes = parts.read("weight_packed", rows, slice(columns.start // 2, -(-columns.stop // 2)))
-        scales = parts.read("weight_scale", rows, cover(columns, 32)[0]).view(torch.float8_e8m0fnu)
-        return _sliced(codes, self.format(parts.shape[1]), 32, columns, scales)
+        codes = layer.read("weight_packed", rows, slice(columns.start // 2, -(-columns.stop // 2)))
+        scales = layer.read("weight_scale", rows, cover(columns, 32)[0]).view(torch.float8_e8m0fnu)
+        return _sliced(codes, self.format(layer.shape[1]), 32, columns, scales)
 
 
 def is_embedding(name: str) -> bool:

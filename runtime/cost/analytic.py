@@ -92,7 +92,7 @@ class AnalyticOperators:
         self._windows = [(window, share / sum(windows.values())) for window, share in windows.items()]
         rates, row = costs.pointwise, H * dtype_bytes
         norm, add = (H, 2 * row, rates.norm_gbps), (0, 3 * row, rates.add_gbps)
-        kernels: list[tuple[float, float, float]] = [norm] * _NORMS.get(arch.norms, 2) + [add, add]
+        kernels: list[tuple[float, float, float]] = [*(norm for _ in range(_NORMS.get(arch.norms, 2))), add, add]
         if arch.qk_norm:
             kernels.append((D, 2 * head_row * dtype_bytes, rates.norm_gbps))
         if arch.position == "rope":

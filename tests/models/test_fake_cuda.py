@@ -14,15 +14,15 @@ from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.rendezvous import Rendezvous
 from tests.support.fake_cuda import CUDA, FakeCuda, HostWaitError
-from tests.support.lone_rank import ARCHITECTURES, BATCHES, lone_stage
+from tests.support.lone_rank import ARCHITECTURES, BATCHES, MIXED, lone_stage
 
 
 @pytest.mark.parametrize("pp", [1, 3])
 @pytest.mark.parametrize("tp", [1, 2])
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", [*ARCHITECTURES, *MIXED])
 @pytest.mark.parametrize("is_piecewise", [False, True])
 def test_stages_on_cuda_mix_no_devices_and_wait_for_nothing(name: str, pp: int, tp: int, is_piecewise: bool) -> None:
-    arch = ARCHITECTURES[name]
+    arch = (ARCHITECTURES | MIXED)[name]
     for rank in range(0, pp * tp, tp):
         with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 60), FakeCuda() as cuda:  # Megatron asks for groups
             with cuda.may_wait():

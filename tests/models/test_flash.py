@@ -30,7 +30,7 @@ from gapless.parallel.mesh import Mesh
 from gapless.parallel.rendezvous import Rendezvous
 from tests.support.fake_cuda import CUDA, FakeCuda
 from tests.support.flash_operator import flash_on_cpu
-from tests.support.lone_rank import ARCHITECTURES, BATCHES, lone_stage
+from tests.support.lone_rank import ARCHITECTURES, BATCHES, MIXED, lone_stage
 
 CPU = torch.device("cpu")
 FLASH = "aten._flash_attention_forward.default"
@@ -246,14 +246,14 @@ def test_a_plan_over_buffers_splits_keys_by_the_least_bound_that_holds_them() ->
 
 @pytest.mark.parametrize("is_piecewise", [False, True])
 @pytest.mark.parametrize("block", [4, 256])
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", [*ARCHITECTURES, *MIXED])
 def test_stages_with_it_mix_no_devices_and_wait_for_nothing(
     name: str, block: int, is_piecewise: bool, probed: list[str | None]
 ) -> None:
     with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 60), FakeCuda() as cuda:
         with cuda.may_wait():
             stage = lone_stage(
-                ARCHITECTURES[name], Mesh(1, 1), CUDA, torch.bfloat16, 9, attention="flash", block_size=block
+                (ARCHITECTURES | MIXED)[name], Mesh(1, 1), CUDA, torch.bfloat16, 9, attention="flash", block_size=block
             )
         assert isinstance(stage.attention, FlashBackend)
         forward = GraphedStage(stage, list).forward if is_piecewise else stage.forward

@@ -20,6 +20,7 @@ from gapless.models.attention import flash
 from gapless.models.build_stage import build_stage
 from gapless.models.graphed_stage import GraphedStage
 from gapless.models.memory import MemoryModel, dtype_bytes, kv_bytes_per_token, weight_bytes
+from gapless.models.quantization.formats import model_formats, rounded_formats
 from gapless.models.sampling import Sampler
 from gapless.models.work_memory import graph_bytes, sampler_bytes
 from gapless.parallel.groups import Groups
@@ -110,6 +111,23 @@ def test_a_real_stage_takes_what_the_model_says(tie: bool) -> None:
         cache = sum(t.numel() * t.element_size() for t in [*stage.cache.keys, *stage.cache.values])
     assert weights == pytest.approx(weight_bytes(arch, Mesh(1, 1), range(4), 4), rel=0.01)  # norms are left out
     assert cache == (8 + 1) * 16 * kv_bytes_per_token(arch, 4, 1, 4)  # one block more, for rows that only pad
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("tie", [False, True])
+def test_a_stage_of_quantized_weights_takes_what_the_model_says(tie: bool, kind: Any) -> None:
+    arch = dataclasses.replace(SMALL, tie_embeddings=tie)
+    formats = model_formats(rounded_formats(kind, arch), arch, 1, "cpu")
+    with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 30) as groups:
+        model = ModelConfig(architecture=arch, quantization=kind)
+        stage = build_stage(model, arch, groups, range(4), num_blocks=8, block_size=16)
+    layers = [layer for layer in stage.modules() if getattr(layer, "quantized", None) is not None]
+    assert len(layers) == 4 * 4 + (1 if tie else 2)
+    matrices = [layer.quantized for layer in layers]
+    tensors = [tensor for each in matrices for tensor in (each.codes, each.scales, each.offsets) if tensor is not None]
+    held = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    assert held == weight_bytes(arch, Mesh(1, 1), range(4), 4, formats=formats)
+    assert held < (0.4 if kind == "int8" else 0.3) * weight_bytes(arch, Mesh(1, 1), range(4), 4)
 
 
 def test_blocks_are_the_minimum_over_the_stages() -> None:

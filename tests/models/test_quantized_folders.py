@@ -84,7 +84,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, n
 
 
 def check_kind(kind: str, path: Path, tokens: np.ndarray, logits: np.ndarray) -> None:
-    """Check tokens and logits. Where activations are rounded, a last bit changes some by a step; logits are near."""
+    """Check tokens and logits. Where activations are rounded, a last bit changes some by a step: logits are near."""
     if kind in ROUNDED:
         np.testing.assert_allclose(np.load(path)["logits"][:, 0], logits[:, 0], atol=0.08 * np.abs(logits).max())
     else:

@@ -22,6 +22,11 @@ ARCHITECTURES = {
 }
 _ENUMS = {name: member for member, name in gguf.MODEL_ARCH_NAMES.items()}
 Array = npt.NDArray[Any]
+PAGE = (
+    "A river rises in a valley of wet meadows, where three springs meet below the village church. For its first thirty "
+    "kilometres it is little more than a stream, and children cross it on stones. Below the first town it is joined by "
+    "two larger brooks, and from there on it turns mills, of which eleven stood along its banks two hundred years ago."
+)
 
 
 def converted(model: transformers.PreTrainedModel) -> dict[str, Array]:

@@ -8,7 +8,7 @@ from typing import cast
 import torch
 import torch.distributed as dist
 
-from gapless.conf.architecture import Architecture
+from gapless.conf.architecture import Architecture, LayerKind
 from gapless.models.batch import RaggedBatch, Segment
 from gapless.models.stage import Stage
 from gapless.parallel.groups import Groups
@@ -41,6 +41,23 @@ ARCHITECTURES = {
     "llama": LLAMA,
     "mistral": dataclasses.replace(LLAMA, sliding_window=6),
     "qwen3": dataclasses.replace(LLAMA, qk_norm=True),
+}
+MIXED = {  # layers that differ, and norms that stand elsewhere
+    "windows": dataclasses.replace(
+        LLAMA,
+        norms="both",
+        qk_norm=True,
+        attention_scale=0.5,
+        embedding_scale=4.0,
+        residual_scale=0.5,
+        logit_scale=0.5,
+        logit_softcap=5.0,
+        activation="gelu_tanh",
+        layers=(LayerKind(window=6), LayerKind(rope_theta=100.0), LayerKind(window=6, rope=False)),
+    ),
+    "after": dataclasses.replace(LLAMA, norms="after", qk_norm=True, qk_norm_over="width", rotary_dim=4),
+    "parallel": dataclasses.replace(LLAMA, norm="layer", norms="parallel", gated_ffn=False, ffn_bias=True),
+    "shared": dataclasses.replace(LLAMA, norm="layer", norms="shared", qkv_bias=True),
 }
 
 CHUNK, MIDDLE = Segment(0, 5, [3, 1]), Segment(5, 4, [0, 2, 5])

@@ -106,14 +106,20 @@ def greedy(
 def run(groups: Groups, job: dict) -> None:
     """Run the stages of a job.
 
-    Its keys are weights or architecture, dtype, plain, pieces, layers, replicate_embedding, whole_experts, prompts,
-    num_new, chunks, scattered, out.
+    Its keys are weights or architecture, dtype, quantization, plain, pieces, layers, replicate_embedding,
+    whole_experts, prompts, num_new, chunks, scattered, out.
     """
     mesh = groups.mesh
     given = Architecture(**job["architecture"]) if "architecture" in job else None
     kernels: Any = "torch" if job.get("plain") else "auto"
     dtype = job.get("dtype", "float32")
-    model = ModelConfig(weights=job.get("weights", "random"), architecture=given, dtype=dtype, kernels=kernels)
+    model = ModelConfig(
+        weights=job.get("weights", "random"),
+        architecture=given,
+        dtype=dtype,
+        kernels=kernels,
+        quantization=job.get("quantization"),
+    )
     arch = resolve_architecture(model)
     tables, num_blocks = block_tables([len(p) + job["num_new"] for p in job["prompts"]], job["scattered"])
     layers = split_layers(arch, mesh.pp, tuple(job["layers"]) if job.get("layers") else None)[mesh.stage]

@@ -20,6 +20,7 @@ from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.rendezvous import Rendezvous
 from tests.models.test_tokens import NEW, check, job, reference
+from tests.support.gguf_files import PAGE
 from tests.support.process_launcher import ProcessLauncher
 from tests.support.stage_driver import run
 
@@ -80,13 +81,6 @@ def test_tokens_over_ranks(pp: int, tp: int, model: transformers.PreTrainedModel
     with LLM("smollm2", pp=pp, tp=tp, launcher=ProcessLauncher(), **over) as llm:
         answers = llm.generate(prompts, SamplingParams(max_tokens=NEW, ignore_eos=True))
     assert [each.outputs[0].token_ids for each in answers] == reference(model, prompts)[0].tolist()
-
-
-PAGE = (
-    "A river rises in a valley of wet meadows, where three springs meet below the village church. For its first thirty "
-    "kilometres it is little more than a stream, and children cross it on stones. Below the first town it is joined by "
-    "two larger brooks, and from there on it turns mills, of which eleven stood along its banks two hundred years ago."
-)
 
 
 @pytest.mark.slow

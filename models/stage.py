@@ -147,8 +147,12 @@ class Stage(nn.Module):
 
     @property
     def runs_as_graphs(self) -> bool:
-        """Whether CUDA graphs may hold what lies between two layers' attention."""
-        return self.device.type == "cuda" and self.arch.latent is None
+        """Whether CUDA graphs may hold what lies between two layers' attention.
+
+        Latent attention has other buffers than theirs, and experts in other types than bfloat16 wait for the device.
+        """
+        waits = self.arch.experts is not None and self.dtype != torch.bfloat16
+        return self.device.type == "cuda" and self.arch.latent is None and not waits
 
     @property
     def dtype(self) -> torch.dtype:

@@ -29,7 +29,7 @@ PROGRAM = Path(sys.executable).parent / "gapless"
         ("gapless generate sched", ["scheduler.", "scheduler="]),
         ("gapless generate +scheduler.chu", ["+scheduler.chunk="]),
         (
-            "gapless generate seed=1 model.architecture.r",
+            "gapless generate seed=1 model.architecture.rop",
             ["model.architecture.rope_scaling.", "model.architecture.rope_theta="],
         ),
         ("gapless bench scheduler=sarathi,orca", ["scheduler=sarathi,orca_best", "scheduler=sarathi,orca_worst"]),

@@ -277,6 +277,7 @@ def _expert_pieces(ffn: Experts, names: Names, prefix: str, arch: Architecture, 
             yield Piece(f"{own}{name}.weight", routed.gate_up[e : e + 1, i * F : (i + 1) * F], row=first)
         yield Piece(f"{own}{names.expert_down}.weight", routed.down[e : e + 1], column=first)
     if ffn.shared is not None:
+        assert isinstance(ffn.shared, FeedForward)
         parts = (names.expert_gate, names.expert_up, names.expert_down)
         shared = tuple(f"{prefix}{names.shared}{name}" for name in parts)
         yield from _ffn_pieces(ffn.shared, shared, arch, mesh.tp_rank, names.transposed)

@@ -43,7 +43,8 @@ def _in_best_groups(choice_TE: Tensor, experts: ExpertsConfig) -> Tensor:
     of_groups = grouped.amax(-1) if experts.group_score == "highest" else grouped.topk(2).values.sum(-1)
     best = of_groups.topk(experts.top_groups).indices
     is_out = torch.ones_like(of_groups, dtype=torch.bool).scatter_(1, best, False)
-    return grouped.masked_fill(is_out[..., None], -torch.inf).flatten(1)
+    masked: Tensor = grouped.masked_fill(is_out[..., None], -torch.inf)
+    return masked.flatten(1)
 
 
 class ExpertRouter(nn.Module):

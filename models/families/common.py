@@ -194,7 +194,8 @@ def experts(config: ModelValues, *, default: int, default_picked: int, **rule: A
     try:
         return ExpertsConfig(num_experts=config.positive(key, default), experts_per_token=picked, **rule)
     except ConfigError as error:
-        raise ConfigError(f"{config.path}: {error}") from error
+        keys = (key, "num_experts_per_tok", *(name for name in ("n_group", "topk_group") if name in config.asked))
+        raise ConfigError(f"{config.path}: {error} ({', '.join(keys)})") from error
 
 
 def layers_of_experts(fields: dict[str, Any], has_experts: Callable[[int], bool]) -> dict[str, Any]:
@@ -205,8 +206,6 @@ def layers_of_experts(fields: dict[str, Any], has_experts: Callable[[int], bool]
         has_experts: whether the layer of an index has experts.
     """
     flags = [has_experts(i) for i in range(fields["num_layers"])]
-    if not any(flags):
-        return {**fields, "experts": None}
     if all(flags):
         return fields
     turning = {"rope_theta": fields["rope_theta"], "rope_scaling": fields["rope_scaling"]}

@@ -42,7 +42,8 @@ def _deepseek_v3(config: ModelValues) -> dict[str, Any]:
         "group_score": "two_highest",
         "normalized": config.flag("norm_topk_prob", True),
     }
-    return _deepseek(config, rule, default_max=4096, scale=2.5, neighbours_turn=config.flag("rope_interleave", True))
+    turns = config.flag("rope_interleave", True)
+    return _deepseek(config, rule, default_max=4096, scale=2.5, default_heads=128, neighbours_turn=turns)
 
 
 def _only(config: ModelValues, key: str, value: Any) -> None:
@@ -52,14 +53,22 @@ def _only(config: ModelValues, key: str, value: Any) -> None:
 
 
 def _deepseek(
-    config: ModelValues, rule: dict[str, Any], *, default_max: int, scale: float, neighbours_turn: bool = True
+    config: ModelValues,
+    rule: dict[str, Any],
+    *,
+    default_max: int,
+    scale: float,
+    default_heads: int | None = None,
+    neighbours_turn: bool = True,
 ) -> dict[str, Any]:
     for key in _UNUSED:
         config.get(key)
     _only(config, "moe_layer_freq", 1)
     bias = config.flag("attention_bias", False)
     turning = config.positive("qk_rope_head_dim", 64)
-    fields = rotary(config, default_heads=None, default_head_dim=turning, default_max=default_max)
+    if turning % 2:
+        raise config.wrong("qk_rope_head_dim", "even, for rotary positions turn pairs")
+    fields = rotary(config, default_heads=default_heads, default_head_dim=turning, default_max=default_max)
     if fields["num_kv_heads"] != fields["num_heads"]:
         raise config.wrong("num_key_value_heads", f"num_attention_heads={fields['num_heads']}, or null")
     width = config.positive("moe_intermediate_size")
@@ -123,6 +132,7 @@ DEEPSEEK = Family(
         "latent.head_dim": "qk_nope_head_dim",
         "latent.rotary_dim": "qk_rope_head_dim",
         "latent.value_dim": "v_head_dim",
+        "latent.down_bias": "attention_bias",
     },
     about="DeepSeek V2 and V3, Kimi K2",
     refused="layers that predict further tokens are left out",

@@ -27,7 +27,7 @@ KEYS = {
     "tie_embeddings": "tie_word_embeddings",
 }
 EXPERT_KEYS = KEYS | {
-    "experts.num_experts": "n_routed_experts",
+    "experts.num_experts": "n_routed_experts or num_experts",
     "experts.ffn_size": "moe_intermediate_size",
     "experts.shared_ffn_size": "n_shared_experts",
     "layers": "first_k_dense_replace",

@@ -93,7 +93,7 @@ GLM4_MOE = Family(
     readers={"Glm4MoeForCausalLM": _glm4_moe},
     model_types={"glm4_moe": "Glm4MoeForCausalLM"},
     names=replace(LLAMA, further_layers=True),
-    keys=EXPERT_KEYS,
+    keys=EXPERT_KEYS | {"qk_norm": "use_qk_norm"},
     about="GLM-4.5 and 4.6, and their Air",
     refused="images; layers that predict further tokens are left out",
 )

@@ -42,6 +42,6 @@ GPT_OSS = Family(
     readers={"GptOssForCausalLM": _gpt_oss},
     model_types={"gpt_oss": "GptOssForCausalLM"},
     names=replace(LLAMA, sinks="self_attn.sinks", router="mlp.router", fused_experts="mlp.experts."),
-    keys=KEYS | {"experts.num_experts": "num_local_experts"},
+    keys=KEYS | {"experts.num_experts": "num_local_experts or num_experts"},
     about="gpt-oss-20b and 120b",
 )

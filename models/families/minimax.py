@@ -55,7 +55,7 @@ MINIMAX_M2 = Family(
         expert_down="w2",
         further_layers=True,
     ),
-    keys=KEYS | {"experts.num_experts": "num_local_experts"},
+    keys=KEYS | {"experts.num_experts": "num_local_experts or num_experts"},
     about="MiniMax-M2",
     refused="layers that predict further tokens are left out",
 )

@@ -20,7 +20,14 @@ def _mistral(config: ModelValues) -> dict[str, Any]:
 
 def _mixtral(config: ModelValues) -> dict[str, Any]:
     return {
-        **rotary(config, default_heads=8, default_head_dim=None, default_max=131072, rope=RopeKeys(default_theta=1e6)),
+        **rotary(
+            config,
+            default_heads=8,
+            default_head_dim=None,
+            default_max=131072,
+            rope=RopeKeys(default_theta=1e6),
+            eps=("rms_norm_eps", 1e-5),
+        ),
         "sliding_window": config.positive_or_null("sliding_window"),
         "experts": experts(config, default=8, default_picked=2),
     }
@@ -44,6 +51,6 @@ MIXTRAL = Family(
         expert_up="w3",
         expert_down="w2",
     ),
-    keys=KEYS | {"experts.num_experts": "num_local_experts"},
+    keys=KEYS | {"experts.num_experts": "num_local_experts or num_experts"},
     about="Mixtral 8x7B and 8x22B",
 )

@@ -290,6 +290,7 @@ CONFIGS |= {
     | {
         "architectures": ["MixtralForCausalLM"],
         "model_type": "mixtral",
+        "head_dim": 8,
         "num_local_experts": 6,
         "output_router_logits": False,
         "router_aux_loss_coef": 0.02,

@@ -36,12 +36,12 @@ import numpy.typing as npt
 
 from gapless.conf.schema import SimulateConfig
 from gapless.launch.turns import requests
-from gapless.runtime.cost.make import make_costs
 from gapless.runtime.cost.stage_costs import MicroBatchShape
 from gapless.runtime.engine.plan import make_plan
 from gapless.runtime.ledger.fleet import Fleet
 from gapless.runtime.ledger.latencies import completed_requests
 from gapless.runtime.ledger.summary import summarize
+from gapless.runtime.simulation.make_costs import make_costs
 from gapless.runtime.workload import Workload
 
 from .support import measurements

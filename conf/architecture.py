@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from .errors import check
 from .experts import ExpertsConfig
+from .latent import LatentConfig
 
 _KEY = "model.architecture"
 _MAX_LAYERS = 100_000
@@ -58,6 +59,8 @@ class LayerKind:
     """base of the rotary frequencies"""
     rope_scaling: RopeScaling | None = None
     """how rotary frequencies stretch"""
+    experts: bool = True
+    """the layer has the model's experts, where there are some; false: a feed-forward block of width ffn_size"""
 
     def __post_init__(self) -> None:
         check(f"{_KEY}.layers.window", self.window, self.window is None or self.window >= 1, "null or 1 or more")
@@ -85,7 +88,7 @@ class Architecture:
     head_dim: int
     """D, size of a head"""
     ffn_size: int
-    """H2, inner width of the feed-forward block, or of each expert"""
+    """H2, inner width of the feed-forward block, and of each expert unless experts.ffn_size says another"""
     max_position: int
     """L, longest sequence that the model supports"""
     family: str = "llama"
@@ -137,7 +140,8 @@ class Architecture:
     """logits become cap * tanh(logit / cap) (Gemma 2); null: they stay"""
     tie_embeddings: bool = False
     """the head shares the embedding's weights"""
-    experts: ExpertsConfig | None = None  # in every layer; null: a feed-forward block instead
+    experts: ExpertsConfig | None = None  # in place of feed-forward blocks, unless `layers` say otherwise
+    latent: LatentConfig | None = None  # of attention; null: keys and values of their own. It sets head_dim
     bos_token_id: int | None = None
     """token put before a text prompt, where the tokenizer does so"""
     eos_token_ids: tuple[int, ...] = ()
@@ -167,6 +171,13 @@ class Architecture:
             self._check(name, getattr(self, name) > 0, "above 0")
         if self.layers and len(self.layers) != self.num_layers:
             check(f"{_KEY}.layers", len(self.layers), False, f"empty or one for each of num_layers={self.num_layers}")
+        if self.experts is not None:
+            self._check("activation", self.activation == "silu", "silu in a model of experts")
+            self._check("gated_ffn", self.gated_ffn, "true in a model of experts")
+        if self.latent is not None:
+            cached = self.latent.cached
+            self._check("head_dim", self.head_dim == cached, f"latent.rank + latent.rotary_dim = {cached}")
+            self._check("num_kv_heads", self.num_kv_heads == 1, "1, the latent that all heads share")
 
     def _check(self, name: str, holds: bool, right: str) -> None:
         value: Any = getattr(self, name)
@@ -184,29 +195,71 @@ class Architecture:
         return dict(Counter(self.layers)) if self.layers else {self.kind(0): self.num_layers}
 
     @property
+    def value_dim(self) -> int:
+        """Elements of what a query head attends to."""
+        return self.head_dim if self.latent is None else self.latent.value_dim
+
+    def kinds_of(self, layers: range) -> dict[LayerKind, int]:
+        """Return how many of the layers of these indices there are of each kind."""
+        return dict(Counter(self.layers[layers.start : layers.stop])) if self.layers else {self.kind(0): len(layers)}
+
+    @property
     def turned(self) -> int:
         """Elements of a head that turn with its position."""
-        return self.rotary_dim or self.head_dim
+        return self.rotary_dim or (self.head_dim if self.latent is None else self.latent.rotary_dim)
+
+    @property
+    def expert_size(self) -> int:
+        """Inner width of each expert."""
+        return self.ffn_size if self.experts is None else self.experts.ffn_size or self.ffn_size
+
+    @property
+    def expert_layers(self) -> int:
+        """Number of layers that have experts."""
+        return 0 if self.experts is None else sum(n for kind, n in self.kinds.items() if kind.experts)
 
     @property
     def layer_params(self) -> int:
-        """Number of parameters of one decoder layer, without norms (under 0.1%)."""
-        H, D = self.hidden_size, self.head_dim
-        attention = H * D * (self.num_heads + 2 * self.num_kv_heads) + self.num_heads * D * H
-        if self.experts is None:
-            return attention + self.ffn_params
-        shared = self._ffn_matrices * H * self.experts.shared_ffn_size
-        return attention + self.router_params + self.experts.num_experts * self.ffn_params + shared
+        """Number of parameters of one decoder layer, without norms (under 0.1%), in the mean over all layers."""
+        return sum(n * self.params_of(kind) for kind, n in self.kinds.items()) // self.num_layers
+
+    def params_of(self, kind: LayerKind) -> int:
+        """Return the number of parameters of a layer of a kind, without norms."""
+        if self.experts is None or not kind.experts:
+            return self.attention_params + self.ffn_params
+        shared = self._ffn_matrices * self.hidden_size * self.experts.shared_ffn_size
+        experts = self.experts.num_experts * self.expert_params
+        return self.attention_params + self.router_params_of(kind) + experts + shared
+
+    @property
+    def attention_params(self) -> int:
+        """Number of parameters of one layer's attention."""
+        H, D, N, latent = self.hidden_size, self.head_dim, self.num_heads, self.latent
+        if latent is None:
+            return H * D * (N + 2 * self.num_kv_heads) + N * D * H
+        per_head = (latent.query_rank or H) * latent.query_dim + latent.rank * (latent.head_dim + latent.value_dim)
+        return self.replicated_attention_params + N * (per_head + latent.value_dim * H)
+
+    @property
+    def replicated_attention_params(self) -> int:
+        """Number of those that every tensor-parallel rank holds whole: the projections to latents."""
+        if self.latent is None:
+            return 0
+        return self.hidden_size * (self.latent.cached + (self.latent.query_rank or 0))
 
     @property
     def ffn_params(self) -> int:
-        """Number of parameters of one feed-forward block, or of one expert."""
+        """Number of parameters of one feed-forward block."""
         return self._ffn_matrices * self.hidden_size * self.ffn_size
 
     @property
-    def router_params(self) -> int:
-        """Number of parameters of a layer's router; 0 without experts."""
-        return 0 if self.experts is None else self.hidden_size * self.experts.num_experts
+    def expert_params(self) -> int:
+        """Number of parameters of one expert."""
+        return 3 * self.hidden_size * self.expert_size
+
+    def router_params_of(self, kind: LayerKind) -> int:
+        """Return the number of parameters of the router of a layer of a kind; 0 without experts."""
+        return self.hidden_size * self.experts.num_experts if self.experts is not None and kind.experts else 0
 
     @property
     def _ffn_matrices(self) -> int:
@@ -222,7 +275,8 @@ class Architecture:
         """The number of all weights; an LM head that is tied to the embedding counts once."""
         head = 0 if self.tie_embeddings else self.embedding_params
         learned = self.max_position * self.hidden_size if self.position == "learned" else 0
-        return self.num_layers * self.layer_params + self.embedding_params + head + learned
+        layers = sum(n * self.params_of(kind) for kind, n in self.kinds.items())
+        return layers + self.embedding_params + head + learned
 
     @property
     def active_params(self) -> int:
@@ -230,4 +284,4 @@ class Architecture:
         if self.experts is None:
             return self.num_params
         idle = self.experts.num_experts - self.experts.experts_per_token
-        return self.num_params - self.num_layers * idle * self.ffn_params
+        return self.num_params - self.expert_layers * idle * self.expert_params

@@ -107,8 +107,6 @@ def _commands(search: Search, found: SearchResult) -> dict[str, str]:
     config = search.space.config_of(winner.candidate)
     workload = search.demand.config_at(config.workload, winner.rate)
     simulated = {"simulates it at the first seed's rate": command_line(replace(config, workload=workload), "simulate")}
-    if search.space.setting(winner.candidate).plan.arch.experts is not None:
-        return simulated  # the engine computes no experts
     share = workload
     if winner.candidate.replicas > 1:
         share = search.demand.config_at(config.workload, winner.rate / winner.candidate.replicas)

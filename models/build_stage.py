@@ -26,6 +26,7 @@ def build_stage(
     num_blocks: int,
     block_size: int,
     replicate_embedding: bool = False,
+    whole_experts: bool = False,
     seed: int = 0,
     cache_dtype: str = "auto",
     on_piece: Callable[[], None] = lambda: None,
@@ -38,7 +39,6 @@ def build_stage(
     Raises:
         ConfigError: a tensor is missing or has the wrong shape, or the attention backend does not run here.
     """
-    assert arch.experts is None, "the plan refuses them"
     dtype = getattr(torch, resolve_dtype(model, groups.device.type))
     source = open_source(resolve_weights(model), arch, seed, model.quantization)
     stage = Stage(
@@ -51,6 +51,7 @@ def build_stage(
         block_size=block_size,
         replicate_embedding=replicate_embedding,
         kernels=model.kernels,
+        whole_experts=whole_experts,
         formats=model_formats(source.format, arch, groups.mesh.tp, groups.device.type),
         cache_dtype=cache_dtype,
     )

@@ -46,6 +46,10 @@ class StoredTensor:
     optional: bool = False
 
 
+_MXFP4 = ("_blocks", "_scales")  # of tensors of numbers of 4 bits and of their scales
+_GROUP = 32  # such numbers that share a scale
+
+
 class TensorSource(Protocol):
     """A source of tensors by name, from which a rank reads only the slices that it holds."""
 
@@ -136,7 +140,7 @@ class SafetensorsFolder:
         """See `TensorSource.check`."""
         shapes = tensor_shapes(arch)
         parts = {name: self.parts(name, shape) for name, shape in shapes.items()}
-        self._check_others(arch, {bare_name(tensor) for each in parts.values() for tensor in each})
+        self._check_others(arch, {_stored(tensor) for each in parts.values() for tensor in each})
         wanted = [(tensor, part, name) for name in names for tensor, part in parts[name].items()]
         for tensor, part, name in sorted(wanted, key=lambda each: self.where(each[0])):
             longer, why = name == names_of(arch).positions, partial(deciding_keys, arch, name)
@@ -149,10 +153,12 @@ class SafetensorsFolder:
 
     def _check_others(self, arch: Architecture, known: Collection[str]) -> None:
         """Check that all tensors are among those that are `known`, by their bare names."""
+        known = {*known, *(name + part for name in known for part in _MXFP4 if name + part in self._files)}
+        further = _further_layers(arch)
         others = [
             name
             for name in self._files
-            if name not in known and not name.endswith(_BUFFERS) and not name.startswith(_OTHER_INPUT)
+            if not (name in known or further(name) or name.endswith(_BUFFERS) or name.startswith(_OTHER_INPUT))
         ]
         for name in sorted(others, key=lambda name: not _is_quantized(name)):
             file, key = self._files[name]
@@ -181,17 +187,23 @@ class SafetensorsFolder:
         Raises:
             ConfigError: the tensor is of another type than these.
         """
-        if bare_name(name) not in self._files:
+        if (packed := self._packed(name)) is not None:
+            _, outputs, groups, _ = self._slice(packed[0]).get_shape()
+            return groups * _GROUP, outputs
+        if _stored(name) not in self._files:
             return None
         tensor = self._slice(name)
         if tensor.get_dtype() not in types:
             why = f" ({self.other_quantized})" if types is FLOATS else ""
             found = f"{self.where(name)}: tensor {name} has type {tensor.get_dtype()}"
             raise ConfigError(f"{found}; must be one of {', '.join(types)}{why}")
-        return tuple(tensor.get_shape())
+        shape = tuple(tensor.get_shape())
+        return shape if _part(name) is None else shape[1:]
 
     def read(self, name: str, rows: slice, columns: slice | None) -> torch.Tensor:
         """See `TensorSource.read`."""
+        if (packed := self._packed(name)) is not None and columns is not None:
+            return self._read_packed(*packed, rows, columns)
         return self.tensor(name, rows, columns)
 
     def has(self, name: str) -> bool:
@@ -203,19 +215,36 @@ class SafetensorsFolder:
 
         A file is opened anew once much of it has been read, to release its memory.
         """
-        tensor = self._slice(name, "pt")
-        shape = tensor.get_shape()
+        tensor, part = self._slice(name, "pt"), _part(name)
+        shape = tensor.get_shape() if part is None else tensor.get_shape()[1:]
         if rows is None and columns is None:
             whole: torch.Tensor = self._handle.get_tensor(self._files[bare_name(name)][1])
             return whole
         rows = rows or slice(0, shape[0])
         self._mapped_bytes += (rows.stop - rows.start) * math.prod(shape[1:]) * 4
-        share: torch.Tensor = tensor[rows] if columns is None else tensor[rows, columns]
+        at = (rows,) if columns is None else (rows, columns)
+        share: torch.Tensor = tensor[at if part is None else (part, *at)]
         return share
+
+    def _packed(self, name: str) -> tuple[str, str, int] | None:
+        """Return the names of a part's numbers and scales, and its place, where it is stored in MXFP4; else None."""
+        part, (blocks, scales) = _part(name), (_stored(name) + end for end in _MXFP4)
+        return (blocks, scales, part) if part is not None and blocks in self._files else None
+
+    def _read_packed(self, blocks: str, scales: str, part: int, rows: slice, columns: slice) -> torch.Tensor:
+        """Read a slice of a part that is stored in MXFP4, whose inputs are rows here and columns in the file."""
+        from .mxfp4 import dequantized  # imports torch
+
+        groups = slice(rows.start // _GROUP, -(-rows.stop // _GROUP))
+        codes = self._slice(blocks, "pt")[part, columns, groups]
+        self._mapped_bytes += codes.numel()
+        numbers = dequantized(codes, self._slice(scales, "pt")[part, columns, groups])
+        first = groups.start * _GROUP
+        return numbers[:, rows.start - first : rows.stop - first].T
 
     def where(self, name: str) -> str:
         """Return the file that holds a tensor, or the folder where none does: for errors."""
-        known = self._files.get(bare_name(name))
+        known = self._files.get(_stored(name)) or self._files.get(_stored(name) + _MXFP4[0])
         return str(known[0] if known else self.folder)
 
     def close(self) -> None:
@@ -229,13 +258,35 @@ class SafetensorsFolder:
 
         `framework` is "pt" to read torch tensors. For shapes and types None is enough, which any open file satisfies.
         """
-        path, key = self._files[bare_name(name)]
+        path, key = self._files[_stored(name)]
         is_open = self._open_as is not None and self._open_as[0] == path and framework in (None, self._open_as[1])
         if not is_open or self._mapped_bytes > _MAX_MAPPED_BYTES:
             self.close()
             self._open_as = (path, framework or "np")
             self._handle = _open(*self._open_as)
         return self._handle.get_slice(key)
+
+
+def _stored(name: str) -> str:
+    """Return the bare name of the stored tensor; `NAME[3]` is the fourth part of one, along its first dimension."""
+    return bare_name(name).partition("[")[0]
+
+
+def _part(name: str) -> int | None:
+    """Return which part of a stored tensor it is; None: all of it."""
+    return int(name[:-1].partition("[")[2]) if name.endswith("]") else None
+
+
+def _further_layers(arch: Architecture) -> Callable[[str], bool]:
+    """Return what says of a bare name whether it is of a layer that only predicts further tokens."""
+    names = names_of(arch)
+    layer = re.compile(re.escape(bare_name(names.layer)).replace(r"\{\}", r"(\d+)"))
+
+    def is_further(name: str) -> bool:
+        found = layer.match(name)
+        return names.further_layers and found is not None and int(found[1]) >= arch.num_layers
+
+    return is_further
 
 
 def bare_name(name: str) -> str:

@@ -8,38 +8,25 @@ query heads, their key head, their value head.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..conf.architecture import Architecture
+from ..conf.architecture import Architecture, LayerKind
 from ..parallel.groups import Groups
 from ..parallel.layers import ColumnParallelLinear, Parts, RowParallelLinear
 from .attention.backend import AttentionBackend
+from .attention.latent import LatentBackend
 from .attention.scores import ScoresBackend
+from .batch_context import BatchContext
+from .experts.block import Experts
 from .head_norm import HeadNorm, WidthNorm
 from .kernels.kernels import Kernels
+from .latent_attention import LatentAttention
 from .layout import norm_places
 from .norm import make_norm
 from .quantization.formats import LayerFormats
-
-
-@dataclass(frozen=True, slots=True)
-class BatchContext:
-    """The inputs of a micro-batch that all layers of a stage share, or those of the last layer of all."""
-
-    slots: Tensor  # [T] the KV slot that each token is written to
-    rope: tuple[Tensor, Tensor] | None  # cosines and sines
-    plan: Any  # of the rows whose attention is computed, from the attention backend
-    rows: Tensor | None = None  # [R] the only ones whose attention and feed-forward are computed; None: all T
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the layer computes no row, and only writes keys and values."""
-        return self.rows is not None and not len(self.rows)
 
 
 class Attention(nn.Module):
@@ -146,21 +133,31 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class FeedForward(nn.Module):
     """The feed-forward network fc2(act(fc1(x))), plus a residual. Maps [T, H] to [T, H].
 
+    Its inner width is `size`; None: the model's.
+
     Where it is gated, it is fc2(act(gate(x)) * up(x)), and fc1 holds this rank's rows [gate; up].
     """
 
     def __init__(
-        self, arch: Architecture, groups: Groups, kernels: Kernels, *, dtype: torch.dtype, formats: LayerFormats
+        self,
+        arch: Architecture,
+        groups: Groups,
+        kernels: Kernels,
+        *,
+        dtype: torch.dtype,
+        formats: LayerFormats,
+        size: int | None = None,
     ) -> None:
         super().__init__()
+        size = size or arch.ffn_size
+        self.size, self.tp = size, groups.mesh.tp
         self.kernels = kernels
         self.gated = arch.gated_ffn
         self.activation = _ACTIVATIONS[arch.activation]
         self.factor = arch.residual_scale
-        width = arch.ffn_size * (2 if self.gated else 1)
-        H, bias = arch.hidden_size, arch.ffn_bias
+        width, H, bias = size * (2 if self.gated else 1), arch.hidden_size, arch.ffn_bias
         self.fc1 = ColumnParallelLinear(H, width, bias=bias, dtype=dtype, groups=groups, format=formats.fc1)
-        self.fc2 = RowParallelLinear(arch.ffn_size, H, bias=bias, dtype=dtype, groups=groups, format=formats.fc2)
+        self.fc2 = RowParallelLinear(size, H, bias=bias, dtype=dtype, groups=groups, format=formats.fc2)
 
     def forward(self, x_TH: Tensor, residual: Tensor) -> Parts:
         """Return `residual` + fc2(act(fc1(x))), [T, H]."""
@@ -170,6 +167,10 @@ class FeedForward(nn.Module):
     def product(self, x_TH: Tensor) -> Tensor:
         """Return fc2(act(fc1(x))), [T, H]."""
         return self.fc2.product(self._hidden(x_TH))
+
+    def partial(self, x_TH: Tensor) -> Tensor:
+        """Return this rank's part of fc2(act(fc1(x))), [T, H]."""
+        return self.fc2.partial(self._hidden(x_TH))
 
     def _hidden(self, x_TH: Tensor) -> Tensor:
         hidden = self.fc1(x_TH)
@@ -191,18 +192,21 @@ def _sum(x_TH: Parts) -> Tensor:
 class DecoderLayer(nn.Module):
     """One decoder layer. Maps [T, H] to [T, H], or to [R, H] of `context.rows`, and writes to its input.
 
-    `arch.norms` says which of the norms there are.
+    `arch.norms` says which of the norms there are, and `kind` whether it has experts: whole ones on each rank where
+    `whole_experts`, else a slice of each.
     """
 
     def __init__(
         self,
         arch: Architecture,
+        kind: LayerKind,
         groups: Groups,
         backend: AttentionBackend,
         kernels: Kernels,
         *,
         dtype: torch.dtype,
         formats: LayerFormats,
+        whole_experts: bool = False,
     ) -> None:
         super().__init__()
         places = norm_places(arch)
@@ -212,11 +216,21 @@ class DecoderLayer(nn.Module):
 
         self.is_parallel = arch.norms in ("parallel", "shared")
         self.attention_norm = norm("attention_norm")
-        self.attention = Attention(arch, groups, backend, kernels, dtype=dtype, formats=formats)
+        self.attention: Attention | LatentAttention
+        if isinstance(backend, LatentBackend):
+            self.attention = LatentAttention(arch, groups, backend, kernels, dtype=dtype, format=formats.out)
+        else:
+            self.attention = Attention(arch, groups, backend, kernels, dtype=dtype, formats=formats)
         self.attention_norm_after = norm("attention_norm_after")
         self.ffn_norm = norm("ffn_norm")
         self.ffn_norm_after = norm("ffn_norm_after")
-        self.ffn = FeedForward(arch, groups, kernels, dtype=dtype, formats=formats)
+        self.ffn: FeedForward | Experts
+        if arch.experts is None or not kind.experts:
+            self.ffn = FeedForward(arch, groups, kernels, dtype=dtype, formats=formats)
+        else:
+            size = arch.experts.shared_ffn_size
+            shared = FeedForward(arch, groups, kernels, dtype=dtype, formats=formats, size=size) if size else None
+            self.ffn = Experts(arch, groups, shared, whole=whole_experts, dtype=dtype)
 
     def forward(self, x_TH: Parts, context: BatchContext, keys_SKD: Tensor, values_SKD: Tensor) -> Parts:
         """Compute the layer for `context.rows` (None: all); write the keys and values of all tokens to the cache."""
@@ -245,7 +259,7 @@ class DecoderLayer(nn.Module):
 
     @staticmethod
     def _add(
-        block: RowParallelLinear | FeedForward, x: Tensor, norm_after: nn.Module | None, residual: Tensor
+        block: RowParallelLinear | FeedForward | Experts, x: Tensor, norm_after: nn.Module | None, residual: Tensor
     ) -> Parts:
         """Return `residual` plus what the block makes of x, normed where there is a norm after it."""
         if norm_after is not None:

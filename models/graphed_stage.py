@@ -17,7 +17,8 @@ import torch
 
 from ..conf.architecture import LayerKind
 from .attention.backend import FixedPlans
-from .decoder import BatchContext, DecoderLayer
+from .batch_context import BatchContext
+from .decoder import DecoderLayer
 from .stage import Stage, StageInputs, rotation
 from .work_memory import MAX_GRAPH_ROWS
 

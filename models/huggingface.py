@@ -1,7 +1,6 @@
 """Finds a model's Hugging Face folder or GGUF file and reads the architecture from it. Imports no torch.
 
-A feature that this package does not compute exactly is refused by name. Models of experts are read too, for
-simulations; `runtime/engine/plan.py` refuses them where they would be computed.
+A feature that this package does not compute exactly is refused by name.
 """
 
 from __future__ import annotations
@@ -172,7 +171,7 @@ def _read_architecture(path: Path, *, tensors: bool) -> Architecture:
     for key in ("torch_dtype", "dtype"):
         if str(config.get(key, "auto")).removeprefix("torch.") not in _DTYPES:
             raise config.wrong(key, f"one of {', '.join(_DTYPES)}")
-    if not is_gguf and "experts" not in fields:  # models of experts are simulated only
+    if not is_gguf:
         config.refuse_others(HARMLESS)
     if not is_gguf and tensors and fields["tie_embeddings"]:
         folder = SafetensorsFolder(path)

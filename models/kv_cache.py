@@ -22,6 +22,7 @@ class KVCache:
         num_blocks: those that requests may own.
         cache_dtype: `cache.dtype`. In 8 bits a row is longer than D, since its scale is part of it
             (`models/cache_rows.py`): whatever moves or keeps rows has their scales too.
+        has_values: there are values apart from keys; false: what is cached as keys stands for both.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
         cache_dtype: str = "auto",
+        has_values: bool = True,
     ) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks + 1
@@ -45,7 +47,7 @@ class KVCache:
             return empty_rows(num_kv_heads, num_slots, head_dim, dtype=dtype, cache_dtype=cache_dtype, device=device)
 
         self.keys = [empty() for _ in range(num_layers)]
-        self.values = [empty() for _ in range(num_layers)]
+        self.values = [empty() for _ in range(num_layers)] if has_values else self.keys
 
 
 def _runs(blocks: Sequence[int] | np.ndarray, first: int, last: int, block_size: int) -> tuple[np.ndarray, np.ndarray]:

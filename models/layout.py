@@ -58,8 +58,20 @@ def tensor_shapes(arch: Architecture, names: Names | None = None) -> dict[str, t
         prefix = names.layer.format(i)
         for place in places[:1]:
             norm(prefix + getattr(names, place))
-        linear([(names.q, N * D), (names.k, K * D), (names.v, K * D)], H, arch.qkv_bias)
-        linear([(names.attention_out, H)], N * D, arch.attention_out_bias)
+        if arch.latent is None:
+            linear([(names.q, N * D), (names.k, K * D), (names.v, K * D)], H, arch.qkv_bias)
+        else:
+            own, latent = names.latent, arch.latent
+            if latent.query_rank is None:
+                linear([(own.query, N * latent.query_dim)], H, False)
+            else:
+                linear([(own.query_down, latent.query_rank)], H, latent.down_bias)
+                shapes[prefix + own.query_norm] = (latent.query_rank,)
+                linear([(own.query_up, N * latent.query_dim)], latent.query_rank, False)
+            linear([(own.down, latent.cached)], H, latent.down_bias)
+            shapes[prefix + own.norm] = (latent.rank,)
+            linear([(own.up, N * (latent.head_dim + latent.value_dim))], latent.rank, False)
+        linear([(names.attention_out, H)], N * arch.value_dim, arch.attention_out_bias)
         if arch.qk_norm:
             is_whole = arch.qk_norm_over == "width"
             shapes[prefix + names.q_norm] = (N * D if is_whole else D,)
@@ -68,12 +80,30 @@ def tensor_shapes(arch: Architecture, names: Names | None = None) -> dict[str, t
             shapes[prefix + names.sinks] = (N,)
         for place in places[1:]:
             norm(prefix + getattr(names, place))
-        linear(
-            [(name, arch.ffn_size) for name in ((names.gate, names.up) if arch.gated_ffn else (names.up,))],
-            H,
-            arch.ffn_bias,
-        )
-        linear([(names.down, H)], arch.ffn_size, arch.ffn_bias)
+        ffn = [(name, arch.ffn_size) for name in ((names.gate, names.up) if arch.gated_ffn else (names.up,))]
+        if arch.experts is None or not arch.kind(i).experts:
+            linear(ffn, H, arch.ffn_bias)
+            linear([(names.down, H)], arch.ffn_size, arch.ffn_bias)
+            continue
+        experts = arch.experts
+        linear([(names.router, experts.num_experts)], H, experts.router_bias)
+        if experts.correction_bias:
+            shapes[prefix + names.correction] = (experts.num_experts,)
+        for e in range(experts.num_experts):
+            if names.fused_experts:
+                of = prefix + names.fused_experts
+                shapes[f"{of}gate_up_proj[{e}]"] = (H, 2 * arch.expert_size)
+                shapes[f"{of}gate_up_proj_bias[{e}]"] = (2 * arch.expert_size,)
+                shapes[f"{of}down_proj[{e}]"], shapes[f"{of}down_proj_bias[{e}]"] = (arch.expert_size, H), (H,)
+                continue
+            own_prefix = names.expert.format(e)
+            linear([(own_prefix + name, arch.expert_size) for name in (names.expert_gate, names.expert_up)], H, False)
+            linear([(own_prefix + names.expert_down, H)], arch.expert_size, False)
+        if size := experts.shared_ffn_size:
+            linear([(names.shared + name, size) for name in (names.expert_gate, names.expert_up)], H, False)
+            linear([(names.shared + names.expert_down, H)], size, False)
+        if experts.shared_gate:
+            shapes[prefix + names.shared_gate] = (1, H)
     norm(names.final_norm)
     if not arch.tie_embeddings:
         shapes[names.head] = (arch.vocab_size, H)
@@ -113,19 +143,39 @@ def deciding_keys(arch: Architecture, name: str) -> str:
     for field, key in of_family.items():
         if field == "norms":
             continue
-        value = getattr(arch, field)
-        other = not value if isinstance(value, bool) else 2 * value
-        if field == "num_layers":
-            other = last if 0 < last < value else max(2 * value, last + 1)
-        if field == "num_kv_heads" and value == arch.num_heads:
-            other = 1
         try:
-            changes: dict[str, Any] = {field: other} | ({"layers": ()} if field == "num_layers" else {})
-            changed = replace(arch, **changes)
+            changed = _with_another(arch, field, last)
         except ConfigError:
             continue
-        if shape(changed) != shape(arch):
+        if changed is not None and shape(changed) != shape(arch):
             keys[key] = None
     if not keys and "norms" in of_family:  # which norms there are, and what they are called
         keys[of_family["norms"]] = None
     return f" ({', '.join(keys)} in config.json)" if keys else ""
+
+
+def _with_another(arch: Architecture, field: str, last: int) -> Architecture | None:
+    """Return the architecture with another value of a field, or of one of its experts or its latent attention.
+
+    `last` is a layer's number or an expert's, that there is or is not. None: the architecture has no such field.
+    """
+    of, _, inner = field.rpartition(".")
+    part: Any = getattr(arch, of) if of else arch
+    if part is None:
+        return None
+    if field == "layers":
+        flipped = (replace(arch.kind(i), experts=not arch.kind(i).experts) for i in range(arch.num_layers))
+        return replace(arch, layers=tuple(flipped))
+    value = getattr(part, inner)
+    other: Any = not value if isinstance(value, bool) else 2 * (value or 1)
+    if inner in ("num_layers", "num_experts"):
+        other = last if 0 < last < value else max(2 * value, last + 1)
+    if inner == "num_kv_heads" and value == arch.num_heads:
+        other = 1
+    changes: dict[str, Any] = {inner: other} | ({"layers": ()} if field == "num_layers" else {})
+    if of == "latent":
+        latent = replace(part, **changes)
+        changes = {of: latent, "head_dim": latent.cached}
+    elif of:
+        changes = {of: replace(part, **changes)}
+    return replace(arch, **changes)

@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..conf.architecture import Architecture
+from ..conf.architecture import Architecture, LayerKind
 from ..conf.errors import ConfigError
 from ..conf.schema import Dtype, HardwareConfig, ModelConfig, ParallelConfig
 from ..parallel.mesh import Mesh
@@ -66,8 +66,11 @@ def kv_bytes_per_token(
 ) -> int:
     """Return m_kv: the bytes of one token's keys and values on one rank of a stage with `num_layers` layers.
 
-    `dtype_bytes` are those of the model's elements, `cache_dtype` is `cache.dtype`.
+    `dtype_bytes` are those of the model's elements, `cache_dtype` is `cache.dtype`. Of latent attention each rank holds
+    the whole latent, and nothing beside it.
     """
+    if arch.latent is not None:
+        return num_layers * kv_row_bytes(arch.latent.cached, dtype_bytes, cache_dtype)
     return 2 * num_layers * max(1, arch.num_kv_heads // tp) * kv_row_bytes(arch.head_dim, dtype_bytes, cache_dtype)
 
 
@@ -85,11 +88,11 @@ def weight_bytes(
     `formats` are those of quantized matrices; None: there are none.
 
     Tied embeddings count on the first and on the last stage, but only once where there is one stage. A rank holds as
-    many parameters of experts whether it has a slice of each or whole ones. Each rank holds whole routers, and one KV
-    head where there are fewer of them than ranks.
+    many parameters of experts whether it has a slice of each or whole ones. Each rank holds whole routers and whole
+    projections to latents, and one KV head where there are fewer of them than ranks.
     """
     formats = formats or plain_formats(arch)
-    total = sum(_layer_bytes(arch, mesh.tp, formats.layers[i], dtype_bytes) for i in layers)
+    total = sum(_layer_bytes(arch, arch.kind(i), mesh.tp, formats.layers[i], dtype_bytes) for i in layers)
     embedding = -(-arch.embedding_params // mesh.tp)
     if mesh.is_first:
         held = arch.embedding_params if replicate_embedding else embedding
@@ -101,16 +104,18 @@ def weight_bytes(
     return total
 
 
-def _layer_bytes(arch: Architecture, tp: int, formats: LayerFormats, dtype_bytes: int) -> int:
-    """Return the bytes of a rank's share of a decoder layer."""
-    H, D = arch.hidden_size, arch.head_dim
-    out = H * D * arch.num_heads
-    qkv = out + 2 * H * D * max(arch.num_kv_heads, tp)  # with copies, over all ranks
-    ffn = arch.layer_params - arch.router_params - out - H * D * (arch.num_heads + 2 * arch.num_kv_heads)
+def _layer_bytes(arch: Architecture, kind: LayerKind, tp: int, formats: LayerFormats, dtype_bytes: int) -> int:
+    """Return the bytes of a rank's share of a decoder layer of a kind."""
+    H, K, whole = arch.hidden_size, arch.num_kv_heads, arch.replicated_attention_params
+    router = arch.router_params_of(kind)
+    out = H * arch.value_dim * arch.num_heads
+    copied = 0 if arch.latent is not None else 2 * H * arch.head_dim * (max(K, tp) - K)  # over all ranks
+    qkv = arch.attention_params - whole - out + copied
+    ffn = arch.params_of(kind) - router - arch.attention_params
     down = ffn // (3 if arch.gated_ffn else 2)
     parts = ((qkv, formats.qkv), (out, formats.out), (ffn - down, formats.fc1), (down, formats.fc2))
     sliced = sum(_held_bytes(elements, format, dtype_bytes) for elements, format in parts)
-    return -(-sliced // tp) + arch.router_params * dtype_bytes
+    return -(-sliced // tp) + (router + whole) * dtype_bytes
 
 
 def _held_bytes(elements: int, format: WeightFormat | None, dtype_bytes: int) -> int:

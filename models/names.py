@@ -6,6 +6,19 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatentNames:
+    """The tensor names of multi-head latent attention."""
+
+    query: str = "self_attn.q_proj"  # without a query rank
+    query_down: str = "self_attn.q_a_proj"
+    query_norm: str = "self_attn.q_a_layernorm.weight"
+    query_up: str = "self_attn.q_b_proj"
+    down: str = "self_attn.kv_a_proj_with_mqa"
+    norm: str = "self_attn.kv_a_layernorm.weight"
+    up: str = "self_attn.kv_b_proj"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
     """The tensor names of a family of checkpoints.
 
@@ -30,11 +43,22 @@ class Names:
     gate: str = ""
     up: str
     down: str
+    router: str = "mlp.gate"
+    correction: str = "mlp.gate.e_score_correction_bias"
+    expert: str = "mlp.experts.{}."  # prefix of an expert's tensors, with {} for the expert's number
+    expert_gate: str = "gate_proj"
+    expert_up: str = "up_proj"
+    expert_down: str = "down_proj"
+    fused_experts: str = ""  # prefix of tensors that hold all experts of a layer, stored as [in, out], gate by up
+    shared: str = "mlp.shared_experts."  # prefix of the shared expert's tensors
+    shared_gate: str = "mlp.shared_expert_gate.weight"
+    latent: LatentNames = LatentNames()
     final_norm: str
     head: str = "lm_head.weight"
     transposed: bool = False  # linear weights are stored as [in, out]
     grouped: bool = False  # the tensor of q, k and v has them by KV group: its queries, its key, its value
     neighbours_turn: bool = False  # rotary positions turn elements 2 i and 2 i + 1 of a head, not i and i + D / 2
+    further_layers: bool = False  # after the model's, there may be layers that predict further tokens
     norm_offset: float = 0.0  # of norm weights: those of the checkpoint lack it (Gemma)
 
 

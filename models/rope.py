@@ -69,7 +69,8 @@ class RotaryEmbedding:
 
     def __init__(self, arch: Architecture, kind: LayerKind, *, dtype: torch.dtype, device: torch.device) -> None:
         turned = inverse_frequencies(kind, arch.turned, arch.max_position)
-        self.frequencies = torch.cat([turned, torch.zeros(arch.head_dim // 2 - len(turned))]).to(device)
+        still = 0 if arch.latent is not None else arch.head_dim // 2 - len(turned)
+        self.frequencies = torch.cat([turned, torch.zeros(still)]).to(device)
         scale = 1.0 if kind.rope_scaling is None else kind.rope_scaling.attention_factor
         self._scale = torch.ones_like(self.frequencies)
         self._scale[: len(turned)] = scale

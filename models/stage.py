@@ -17,7 +17,9 @@ from ..parallel.processor import multiplies_bfloat16
 from .attention.backend import AttentionBackend
 from .attention.select import make_backend
 from .batch import RaggedBatch
-from .decoder import BatchContext, DecoderLayer
+from .batch_context import BatchContext
+from .decoder import DecoderLayer
+from .experts.routed import RoutedExperts
 from .kernels.select import make_kernels
 from .kv_cache import KVCache, positions, slot_mapping
 from .norm import make_norm
@@ -57,6 +59,7 @@ class Stage(nn.Module):
         block_size: int,
         replicate_embedding: bool = False,
         kernels: str = "auto",
+        whole_experts: bool = False,
         formats: ModelFormats | None = None,
         cache_dtype: str = "auto",
     ) -> None:
@@ -79,11 +82,12 @@ class Stage(nn.Module):
             num_layers=len(layers),
             num_blocks=num_blocks,
             block_size=block_size,
-            num_kv_heads=arch.num_kv_heads // self.mesh.tp,
+            num_kv_heads=arch.num_kv_heads // self.mesh.tp if arch.latent is None else 1,
             head_dim=arch.head_dim,
             dtype=dtype,
             device=device,
             cache_dtype=cache_dtype,
+            has_values=arch.latent is None,
         )
         own = make_kernels(kernels, dtype=dtype, device=device)
         self.fallback_reason = own.fallback_reason
@@ -101,11 +105,21 @@ class Stage(nn.Module):
                 softcap=arch.attention_softcap,
                 has_sinks=arch.attention_sinks,
                 cache_dtype=cache_dtype,
+                latent=arch.latent,
             )
             for window in dict.fromkeys(kind.window for kind in self.kinds)
         }
         self.decoder = nn.ModuleList(
-            DecoderLayer(arch, groups, self.attentions[kind.window], own, dtype=dtype, formats=formats.layers[i])
+            DecoderLayer(
+                arch,
+                kind,
+                groups,
+                self.attentions[kind.window],
+                own,
+                dtype=dtype,
+                formats=formats.layers[i],
+                whole_experts=whole_experts,
+            )
             for i, kind in zip(layers, self.kinds, strict=True)
         )
         turning = dict.fromkeys(map(rotation, self.kinds if arch.position == "rope" else ()))
@@ -128,7 +142,7 @@ class Stage(nn.Module):
     def pack(self) -> None:
         """Lay the loaded weights of linear layers out for the products of this device. They cannot be loaded again."""
         for module in self.modules():
-            if isinstance(module, PACKED):
+            if isinstance(module, (*PACKED, RoutedExperts)):
                 module.pack()
 
     @property
@@ -140,6 +154,15 @@ class Stage(nn.Module):
     def attention(self) -> AttentionBackend:
         """The backend of the first layer's attention."""
         return self.attentions[self.kinds[0].window]
+
+    @property
+    def runs_as_graphs(self) -> bool:
+        """Whether CUDA graphs may hold what lies between two layers' attention.
+
+        Latent attention has other buffers than theirs, and experts in other types than bfloat16 wait for the device.
+        """
+        waits = self.arch.experts is not None and self.dtype != torch.bfloat16
+        return self.device.type == "cuda" and self.arch.latent is None and not waits
 
     @torch.inference_mode()
     def prepare(self, batch: RaggedBatch, sampled_R: torch.Tensor | None = None) -> StageInputs:

@@ -6,7 +6,7 @@ reads only its own slices, a few MB at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -14,11 +14,14 @@ import torch
 from torch import nn
 
 from ..conf.architecture import Architecture
-from ..parallel.layers import ReplicatedEmbedding, padded_vocab
+from ..parallel.layers import ReplicatedEmbedding, RowParallelLinear, padded_vocab
 from ..parallel.mesh import Mesh
 from ..parallel.quantized_matrix import QuantizedMatrix
 from .checkpoint import TensorSource
-from .decoder import Attention, DecoderLayer
+from .decoder import Attention, DecoderLayer, FeedForward
+from .experts.block import Experts
+from .experts.routed import RoutedExperts
+from .latent_attention import LatentAttention
 from .layout import names_of, norm_places
 from .names import Names
 from .quantization.matrices import converted
@@ -210,31 +213,93 @@ def _layer_pieces(layer: DecoderLayer, names: Names, prefix: str, arch: Architec
     attention, ffn = layer.attention, layer.ffn
     for place in norm_places(arch):
         yield from _norm_pieces(prefix + getattr(names, place), getattr(layer, place), offset)
-    yield from _qkv_pieces(attention, names, prefix, arch, mesh)
+    if isinstance(attention, LatentAttention):
+        yield from _latent_pieces(attention, names, prefix, rank)
+    else:
+        yield from _qkv_pieces(attention, names, prefix, arch, mesh)
     if attention.sinks is not None:
         yield Piece(prefix + names.sinks, attention.sinks[None], row=rank * len(attention.sinks))
 
-    F = arch.ffn_size // mesh.tp
+    column = rank * (arch.num_heads // mesh.tp) * arch.value_dim
+    yield from _row_pieces(prefix + names.attention_out, attention.out, arch, column, transposed)
+    if isinstance(ffn, Experts):
+        yield from _expert_pieces(ffn, names, prefix, arch, mesh)
+    else:
+        parts = (names.gate, names.up) if arch.gated_ffn else (names.up,)
+        yield from _ffn_pieces(ffn, tuple(prefix + name for name in (*parts, names.down)), arch, rank, transposed)
+
+
+def _ffn_pieces(
+    ffn: FeedForward, names: Sequence[str], arch: Architecture, rank: int, transposed: bool
+) -> Iterator[Piece]:
+    """Yield the pieces of a feed-forward network whose tensors are `names`: of fc1, if gated in two parts, and fc2."""
+    *parts, down = names
+    F = ffn.size // ffn.tp
     before: dict[str, int] = {}  # by tensor: rows of the parts before, where one tensor holds gate and up
-    for i, name in enumerate((names.gate, names.up) if arch.gated_ffn else (names.up,)):
+    for i, name in enumerate(parts):
         rows, row = slice(i * F, (i + 1) * F), before.get(name, 0) + rank * F
-        before[name] = before.get(name, 0) + arch.ffn_size
+        before[name] = before.get(name, 0) + F * ffn.tp
 
         def of_half(matrix: torch.Tensor, rows: slice = rows) -> torch.Tensor:
             return matrix[None, rows]
 
-        yield Piece(f"{prefix}{name}.weight", _view(ffn.fc1, of_half), row=row, transposed=transposed)
+        yield Piece(f"{name}.weight", _view(ffn.fc1, of_half), row=row, transposed=transposed)
         if ffn.fc1.bias is not None:
-            yield Piece(f"{prefix}{name}.bias", ffn.fc1.bias[None, rows], row=row)
+            yield Piece(f"{name}.bias", ffn.fc1.bias[None, rows], row=row)
+    yield from _row_pieces(down, ffn.fc2, arch, rank * F, transposed)
 
-    for name, linear, width in (
-        (names.attention_out, attention.out, arch.num_heads // mesh.tp * arch.head_dim),
-        (names.down, ffn.fc2, F),
-    ):
-        weight = _view(linear, lambda matrix: matrix[None])
-        yield Piece(f"{prefix}{name}.weight", weight, column=rank * width, transposed=transposed)
-        if linear.bias is not None:
-            yield Piece(f"{prefix}{name}.bias", linear.bias[None], scale=arch.residual_scale)
+
+def _row_pieces(
+    name: str, linear: RowParallelLinear, arch: Architecture, column: int, transposed: bool
+) -> Iterator[Piece]:
+    """Yield the columns, from one on, of a weight whose inputs the ranks share, and its bias."""
+    weight = _view(linear, lambda matrix: matrix[None])
+    yield Piece(f"{name}.weight", weight, column=column, transposed=transposed)
+    if linear.bias is not None:
+        yield Piece(f"{name}.bias", linear.bias[None], scale=arch.residual_scale)
+
+
+def _expert_pieces(ffn: Experts, names: Names, prefix: str, arch: Architecture, mesh: Mesh) -> Iterator[Piece]:
+    """Yield the pieces of the router, of this rank's experts or its slices of them, and of the shared expert."""
+    router, routed = ffn.router, ffn.routed
+    yield Piece(f"{prefix}{names.router}.weight", router.weight[None])
+    if router.bias is not None:
+        yield Piece(f"{prefix}{names.router}.bias", router.bias[None])
+    if router.correction is not None:
+        yield Piece(prefix + names.correction, router.correction[None])
+    F = routed.down.shape[2]
+    first = 0 if arch.expert_size == F else mesh.tp_rank * F  # of an expert's rows
+    if names.fused_experts:
+        yield from _fused_pieces(routed, prefix + names.fused_experts, first)
+    for e in range(0 if names.fused_experts else len(routed.down)):
+        own = prefix + names.expert.format(routed.first + e)
+        for i, name in enumerate((names.expert_gate, names.expert_up)):
+            yield Piece(f"{own}{name}.weight", routed.gate_up[e : e + 1, i * F : (i + 1) * F], row=first)
+        yield Piece(f"{own}{names.expert_down}.weight", routed.down[e : e + 1], column=first)
+    if ffn.shared is not None:
+        assert isinstance(ffn.shared, FeedForward)
+        parts = (names.expert_gate, names.expert_up, names.expert_down)
+        shared = tuple(f"{prefix}{names.shared}{name}" for name in parts)
+        yield from _ffn_pieces(ffn.shared, shared, arch, mesh.tp_rank, names.transposed)
+    if ffn.shared_gate is not None:
+        yield Piece(prefix + names.shared_gate, ffn.shared_gate[None])
+
+
+def _fused_pieces(routed: RoutedExperts, prefix: str, first: int) -> Iterator[Piece]:
+    """Yield the experts of tensors that hold all, in which the columns of gate and up take turns.
+
+    `first` is that of an expert's rows of the gate that this rank holds.
+    """
+    assert routed.gate_up_bias is not None
+    assert routed.down_bias is not None
+    order = torch.arange(routed.gate_up.shape[1]).view(-1, 2).T.flatten()
+    for i in range(len(routed.down)):
+        e, own = routed.first + i, slice(i, i + 1)
+        gate_up, name = routed.gate_up[own], f"{prefix}gate_up_proj"
+        yield Piece(f"{name}[{e}]", gate_up, row=2 * first, transposed=True, order=order)
+        yield Piece(f"{name}_bias[{e}]", routed.gate_up_bias[own], row=2 * first, order=order)
+        yield Piece(f"{prefix}down_proj[{e}]", routed.down[own], column=first, transposed=True)
+        yield Piece(f"{prefix}down_proj_bias[{e}]", routed.down_bias[own])
 
 
 def _qkv_pieces(attention: Attention, names: Names, prefix: str, arch: Architecture, mesh: Mesh) -> Iterator[Piece]:
@@ -266,6 +331,34 @@ def _qkv_pieces(attention: Attention, names: Names, prefix: str, arch: Architect
         ):
             row = rank * len(weight) if arch.qk_norm_over == "width" else 0
             yield Piece(prefix + name, weight[None], row=row, order=order, offset=names.norm_offset)
+
+
+def _latent_pieces(attention: LatentAttention, names: Names, prefix: str, rank: int) -> Iterator[Piece]:
+    """Yield the projections to latents and queries, and this rank's heads of what is made of them."""
+    own, latent, width = names.latent, attention.latent, attention.query_rank
+
+    def order(still: int) -> torch.Tensor | None:
+        """Return the order of `still` elements and those that turn, in which halves turn together."""
+        if not latent.neighbours_turn:
+            return None
+        return torch.cat([torch.arange(still), still + torch.arange(latent.rotary_dim).view(-1, 2).T.flatten()])
+
+    down, query = attention.down, attention.query.weight
+    parts = [(own.down, slice(width, None), order(latent.rank))]
+    if attention.query_norm is not None:
+        parts.append((own.query_down, slice(width), None))
+        yield Piece(prefix + own.query_norm, attention.query_norm.weight[None])
+    for name, rows, turned in parts:
+        yield Piece(f"{prefix}{name}.weight", down.weight[None, rows], order=turned)
+        if down.bias is not None:
+            yield Piece(f"{prefix}{name}.bias", down.bias[None, rows], order=turned)
+    name = own.query_up if width else own.query
+    yield Piece(f"{prefix}{name}.weight", query[None], row=rank * len(query), order=order(latent.head_dim))
+    yield Piece(prefix + own.norm, attention.norm.weight[None])
+    row, stride = 0, latent.head_dim + latent.value_dim  # of each head the rows of its key, then those of its value
+    for up in (attention.up_key, attention.up_value):
+        yield Piece(f"{prefix}{own.up}.weight", up, row=rank * len(up) * stride + row, stride=stride)
+        row += up.shape[1]
 
 
 def load_stage(stage: Stage, source: TensorSource, on_piece: Callable[[], None] = lambda: None) -> None:

@@ -162,9 +162,13 @@ class RowParallelLinear(tensor_parallel.RowParallelLinear):
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum of bias and all ranks' products, [T, out]."""
-        bias = self.bias if self._groups.mesh.tp_rank == 0 else None  # once in the sum, and within a product
-        part = F.linear(x, self.weight, bias) if self.packed is None else self.packed.linear(x, bias)
+        part = self.partial(x)
         return self._groups.all_reduce(part) if self._groups.mesh.tp > 1 else part
+
+    def partial(self, x: torch.Tensor) -> torch.Tensor:
+        """Return this rank's part of that sum, [T, out]."""
+        bias = self.bias if self._groups.mesh.tp_rank == 0 else None  # once in the sum, and within a product
+        return F.linear(x, self.weight, bias) if self.packed is None else self.packed.linear(x, bias)
 
 
 class VocabParallelEmbedding(tensor_parallel.VocabParallelEmbedding):
@@ -236,6 +240,26 @@ class ReplicatedEmbedding(nn.Module):
         return _look_up(self, token_ids_T)
 
 
+class ReplicatedLinear(nn.Module):
+    """Maps [T, in] to [T, out]. Each rank holds the whole weight."""
+
+    def __init__(self, in_size: int, out_size: int, *, bias: bool, dtype: torch.dtype, groups: Groups) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(out_size, in_size, dtype=dtype, device=groups.device))
+        self.bias = nn.Parameter(torch.empty(out_size, dtype=dtype, device=groups.device)) if bias else None
+        self.packed: Product | None = None
+
+    def pack(self) -> None:
+        """Lay the weight out for the products of this device, if there is something to gain."""
+        self.packed = take_packed(self)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x @ weight.T + bias, [T, out]."""
+        if self.packed is not None:
+            return self.packed.linear(x, self.bias)
+        return F.linear(x, self.weight, self.bias)
+
+
 class LMHead(ColumnParallelLinear):
     """Maps [R, H] to logits over the whole vocabulary, without its padding, of the rows that this rank samples."""
 
@@ -277,4 +301,6 @@ class LMHead(ColumnParallelLinear):
         return self._groups.deal_rows(super().forward(x_RH))[:, : self.vocab_size].float()
 
 
-PACKED = (ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, ReplicatedEmbedding)  # what has `pack`
+PACKED = (  # what has `pack`
+    *(ColumnParallelLinear, RowParallelLinear, ReplicatedLinear, VocabParallelEmbedding, ReplicatedEmbedding),
+)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 
 from ..conf.architecture import Architecture
 from ..conf.errors import ConfigError
@@ -14,10 +16,10 @@ from ..conf.schema import ParallelConfig
 _HEAD_TIME_SHARE = 0.25
 
 
-def check_parallel(arch: Architecture, parallel: ParallelConfig) -> None:
+def check_parallel(arch: Architecture, parallel: ParallelConfig, *, copies_heads: bool = False) -> None:
     """Check that `arch` can be split into `pp` stages of `tp` slices.
 
-    Of a model with experts, which is only simulated, several ranks may hold the same KV head.
+    In a simulation of a model with experts, `copies_heads`, several ranks may hold the same KV head.
 
     Raises:
         ConfigError: it cannot. The error names the key and the values that it may have.
@@ -32,13 +34,14 @@ def check_parallel(arch: Architecture, parallel: ParallelConfig) -> None:
     if parallel.expert_parallel and arch.experts is None:
         raise ConfigError("parallel.expert_parallel=true: must be false for a model without experts")
     sizes = {"attention heads": arch.num_heads}
-    if arch.experts is None or tp % arch.num_kv_heads:
+    may_copy = copies_heads and arch.experts is not None and tp % arch.num_kv_heads == 0
+    if arch.latent is None and not may_copy:
         sizes["KV heads"] = arch.num_kv_heads
-    if arch.experts is None:
+    if arch.expert_layers < arch.num_layers:
         sizes["feed-forward size"] = arch.ffn_size
-    else:
+    if arch.experts is not None:
         whole = parallel.expert_parallel
-        sizes["experts" if whole else "experts' size"] = arch.experts.num_experts if whole else arch.ffn_size
+        sizes["experts" if whole else "experts' size"] = arch.experts.num_experts if whole else arch.expert_size
         sizes["shared expert's size"] = arch.experts.shared_ffn_size
     for what, size in sizes.items():
         if size % tp:
@@ -52,12 +55,13 @@ def split_layers(
     *,
     speeds: Sequence[float] | None = None,
     most: Sequence[int] | None = None,
+    times: Sequence[float] | None = None,
 ) -> list[range]:
     """Return the layers of each stage, as consecutive ranges of layer indices.
 
     In a balanced split the slowest stage is as fast as possible, where the LM head adds to the last stage's time. Among
-    stages of equal time, the one that needs less memory takes a layer; the embedding and the LM head add to the
-    memory of the first and of the last stage.
+    stages of equal time, if layers are alike, the one that needs less memory takes a layer; the embedding and the LM
+    head add to the memory of the first and of the last stage.
 
     Args:
         arch: The model's shape.
@@ -65,12 +69,15 @@ def split_layers(
         layers: Number of layers of each stage. None: a balanced split.
         speeds: Speed of each stage's devices, relative to each other. None: all alike.
         most: Layers that fit into each stage's memory, which a balanced split keeps to where it can. None: no bound.
+        times: Time of each layer, in means of a layer. None: all alike.
     """
     if layers is None:
         room = most if most is not None and sum(most) >= arch.num_layers and min(most) >= 1 else [arch.num_layers] * pp
         counts = [1] * pp
         time, memory = [0.0] * pp, [0.0] * pp
         head = arch.embedding_params / arch.layer_params
+        if times is not None:
+            return _split_by_time(times, speeds or [1.0] * pp, room, _HEAD_TIME_SHARE * head)
         memory[0] += head
         memory[-1] += head if pp > 1 or not arch.tie_embeddings else 0.0
         time[-1] += _HEAD_TIME_SHARE * head
@@ -86,3 +93,43 @@ def split_layers(
     assert (len(counts), sum(counts)) == (pp, arch.num_layers), counts
     ends = [sum(counts[: s + 1]) for s in range(pp)]
     return [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
+
+
+def _split_by_time(times: Sequence[float], speeds: Sequence[float], room: Sequence[int], head: float) -> list[range]:
+    """Return a split whose slowest stage is fastest, of layers that take `times`, and whose stages are much alike.
+
+    Args:
+        times: of each layer.
+        speeds: of each stage.
+        room: most layers of each stage.
+        head: time that the last stage takes beside its layers.
+    """
+    pp = len(speeds)
+    before = [0.0, *accumulate(times)]  # time of all layers before one
+
+    def ends(bound: float, stage: int, layer: int) -> range:
+        """Return where a stage that begins with a layer may end, if none is slower than the bound."""
+        left = bound * speeds[stage] - (head if stage == pp - 1 else 0.0) + 1e-9
+        most = min(layer + room[stage], len(times) - (pp - 1 - stage))  # one layer for each stage after it
+        return range(layer + 1, min(most + 1, bisect_right(before, before[layer] + left)))
+
+    def fits(bound: float, stage: int, layer: int) -> bool:
+        """Return whether the layers from one on can be split among the stages from one on."""
+        for each in range(stage, pp):
+            if not (found := ends(bound, each, layer)):
+                return False
+            layer = found[-1]
+        return layer == len(times)
+
+    low, high = 0.0, (before[-1] + head) / min(speeds)
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (low, middle) if fits(middle, 0, 0) else (middle, high)
+    layer, split = 0, []
+    for stage in range(pp):
+        own = speeds[stage] / sum(speeds[stage:]) * (before[-1] + head - before[layer])  # its share of what is left
+        possible = [end for end in ends(high, stage, layer) if stage == pp - 1 or fits(high, stage + 1, end)]
+        first, target = layer, before[layer] + own
+        layer = len(times) if stage == pp - 1 else min(possible, key=lambda end: abs(before[end] - target))
+        split.append(range(first, layer))
+    return split

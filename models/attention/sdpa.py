@@ -68,11 +68,12 @@ class SdpaBackend(AttentionBackend):
         plans = []
         row = 0
         for chunk in batch.chunks:
-            plans.append(self._plan_chunk(chunk, row))
+            plans.append(self.plan_chunk(chunk, row))
             row += chunk.length
         return plans
 
-    def _plan_chunk(self, chunk: Segment, row: int) -> SegmentPlan:
+    def plan_chunk(self, chunk: Segment, row: int) -> SegmentPlan:
+        """Compute the slots and the mask of a chunk whose first row of the batch is `row`."""
         first = self._first_key(chunk.start)
         rows, slots = slice(row, row + chunk.length), self._slots(chunk, first)
         if chunk.length == 1:

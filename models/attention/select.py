@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 
 from ...conf.errors import ConfigError
+from ...conf.latent import LatentConfig
 from ..kernels.cpp import CppKernels
 from ..kernels.kernels import Kernels
 from . import flash, xformers
 from .backend import AttentionBackend
 from .cpp import CppBackend
+from .latent import LatentBackend
 from .scores import ScoresBackend
 from .sdpa import SdpaBackend
 
@@ -35,14 +37,29 @@ def make_backend(
     softcap: float | None = None,
     has_sinks: bool = False,
     cache_dtype: str = "auto",
+    latent: LatentConfig | None = None,
 ) -> AttentionBackend:
     """Make the backend `flash`, `xformers` or `sdpa`. `auto` is flash or the C++ one where it runs, else sdpa.
 
-    Of these none caps scores or has sinks: torch's products do. Rows of 8 bits are read by sdpa and the C++ one.
+    `latent` attention attends to latents through it. Of these none caps scores or has sinks: torch's products do. Rows
+    of 8 bits are read by sdpa and the C++ one.
 
     Raises:
         ConfigError: the one that was asked for does not run here.
     """
+    if latent is not None:
+        inner = make_backend(
+            name,
+            kernels,
+            block_size=block_size,
+            num_blocks=num_blocks,
+            window=window,
+            dtype=dtype,
+            device=device,
+            head_dim=head_dim,
+        )
+        sdpa = SdpaBackend(block_size=block_size, window=window, dtype=dtype, device=device)
+        return LatentBackend(inner, latent, sdpa)
     if softcap is not None or has_sinks:
         if name not in ("auto", "sdpa"):
             raise ConfigError(f"model.attention={name}: caps no scores and has no sinks, as this model needs; use auto")

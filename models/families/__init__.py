@@ -5,16 +5,19 @@ The readers go by the rules of transformers 5. A feature that this package does 
 
 from __future__ import annotations
 
+from .deepseek import DEEPSEEK
 from .falcon import FALCON, FALCON2
 from .family import Family, Reader
 from .gemma import GEMMA2, GEMMA3
-from .glm import GLM, GLM4
+from .glm import GLM, GLM4, GLM4_MOE
 from .gpt2 import GPT2
 from .gpt_neox import GPT_NEOX
+from .gpt_oss import GPT_OSS
 from .granite import GRANITE
 from .internlm2 import INTERNLM2
 from .llama import LLAMA
 from .minicpm import MINICPM
+from .minimax import MINIMAX_M2
 from .mistral import MISTRAL, MIXTRAL
 from .olmo import OLMO2
 from .phi3 import PHI3
@@ -26,7 +29,8 @@ FAMILIES: dict[str, Family] = {
     each.name: each
     for each in (
         *(LLAMA, MISTRAL, QWEN2, QWEN3, GPT2, GEMMA2, GEMMA3, PHI3, OLMO2, GRANITE, SMOLLM3, STABLELM, GLM, GLM4),
-        *(GPT_NEOX, FALCON, FALCON2, INTERNLM2, MINICPM, MIXTRAL, QWEN_MOE),
+        *(GPT_NEOX, FALCON, FALCON2, INTERNLM2, MINICPM, MIXTRAL, QWEN_MOE, DEEPSEEK),
+        *(GLM4_MOE, MINIMAX_M2, GPT_OSS),
     )
 }
 READERS: dict[str, tuple[Family, Reader]] = {
@@ -35,8 +39,5 @@ READERS: dict[str, tuple[Family, Reader]] = {
 NAME_BY_MODEL_TYPE = {kind: name for family in FAMILIES.values() for kind, name in family.model_types.items()}
 TEXT_MODELS = {name: kind for family in FAMILIES.values() for name, kind in family.text_of.items()}
 NOT_MODELLED = {
-    "DeepseekV2ForCausalLM": "multi-head latent attention",
-    "DeepseekV3ForCausalLM": "multi-head latent attention",
-    "GptOssForCausalLM": "experts with biases and a gate of their own",
     "Qwen3NextForCausalLM": "linear attention, which needs a state for each request beside the KV cache",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from ...conf.architecture import LayerKind
@@ -40,7 +41,7 @@ _HARMLESS = """
     summary_proj_to_labels summary_type summary_use_proj suppress_tokens task_specific_params temperature
     tf_legacy_loss tokenizer_class tokenizer_model_max_length tokenizer_padding_side top_k top_p torch_dtype
     torchscript transformers.js_config transformers_version typical_p unk_token unsloth_fixed unsloth_version
-    use_bfloat16 use_cache xla_device
+    output_router_logits router_aux_loss_coef router_jitter_noise use_bfloat16 use_cache xla_device
 """
 HARMLESS = frozenset(_HARMLESS.split())
 
@@ -177,12 +178,38 @@ def layers(kinds: Iterable[LayerKind]) -> dict[str, Any]:
     return {"sliding_window": one.window, "rope_theta": one.rope_theta, "rope_scaling": one.rope_scaling}
 
 
-def experts(config: ModelValues, *, key: str, default: int, default_picked: int) -> ExpertsConfig:
-    """Read the experts of a model in which every layer has some; `key` is that of their number."""
-    if config.integer("decoder_sparse_step", 1) != 1 or config.get("mlp_only_layers"):
-        raise config.unsupported("experts in some layers only (decoder_sparse_step, mlp_only_layers)")
+def experts(config: ModelValues, *, default: int, default_picked: int, **rule: Any) -> ExpertsConfig:
+    """Read the experts of a model.
+
+    Args:
+        config: the file.
+        default: their number, where the file does not say.
+        default_picked: of a token, the same.
+        rule: the other fields.
+    """
+    if activation(config, "hidden_act", "silu") != "silu":
+        raise config.unsupported(f"hidden_act={config.get('hidden_act')} in a model of experts")
     picked = config.positive("num_experts_per_tok", default_picked)
+    key = config.first("num_experts", "n_routed_experts", "num_local_experts")
     try:
-        return ExpertsConfig(num_experts=config.positive(key, default), experts_per_token=picked)
+        return ExpertsConfig(num_experts=config.positive(key, default), experts_per_token=picked, **rule)
     except ConfigError as error:
-        raise ConfigError(f"{config.path}: {error}") from error
+        keys = (key, "num_experts_per_tok", *(name for name in ("n_group", "topk_group") if name in config.asked))
+        raise ConfigError(f"{config.path}: {error} ({', '.join(keys)})") from error
+
+
+def layers_of_experts(fields: dict[str, Any], has_experts: Callable[[int], bool]) -> dict[str, Any]:
+    """Return the fields with the layers named that have a feed-forward block in place of experts.
+
+    Args:
+        fields: of the architecture, with windows as `kinds` reads them.
+        has_experts: whether the layer of an index has experts.
+    """
+    flags = [has_experts(i) for i in range(fields["num_layers"])]
+    if all(flags):
+        return fields
+    turning = {"rope_theta": fields["rope_theta"], "rope_scaling": fields["rope_scaling"]}
+    alike = LayerKind(window=fields.get("sliding_window"), **turning)
+    layers = fields.get("layers") or (alike,) * fields["num_layers"]
+    named = tuple(replace(kind, experts=flag) for kind, flag in zip(layers, flags, strict=True))
+    return {**fields, "layers": named}

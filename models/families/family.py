@@ -26,6 +26,12 @@ KEYS = {
     "ffn_bias": "mlp_bias",
     "tie_embeddings": "tie_word_embeddings",
 }
+EXPERT_KEYS = KEYS | {
+    "experts.num_experts": "n_routed_experts or num_experts",
+    "experts.ffn_size": "moe_intermediate_size",
+    "experts.shared_ffn_size": "n_shared_experts",
+    "layers": "first_k_dense_replace",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

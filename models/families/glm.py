@@ -1,4 +1,4 @@
-"""GLM-4: neighbouring elements of half a head turn together; GLM-4-0414 has norms before and after."""
+"""GLM-4: neighbouring elements of half a head turn together; GLM-4-0414 has norms before and after; GLM-4.5 experts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from ..model_config import ModelValues
 from ..names import LLAMA
 from ..rotary_config import RopeKeys
-from .common import rotary
-from .family import Family
+from .common import experts, layers_of_experts, rotary
+from .family import EXPERT_KEYS, Family
 
 
 def _glm(config: ModelValues) -> dict[str, Any]:
@@ -34,6 +34,39 @@ def _glm4(config: ModelValues) -> dict[str, Any]:
     return _glm(config) | {"norms": "both"}
 
 
+def _glm4_moe(config: ModelValues) -> dict[str, Any]:
+    for key in ("num_mtp_layers", "num_nextn_predict_layers"):
+        config.get(key)  # layers beyond the model's
+    fields = rotary(
+        config,
+        default_heads=8,
+        default_head_dim=None,
+        default_max=131072,
+        rope=RopeKeys(default_turned=0.5),
+        eps=("rms_norm_eps", 1e-5),
+    )
+    width = config.positive("moe_intermediate_size", 1408)
+    rule = {
+        "scores": "sigmoid",
+        "correction_bias": True,
+        "groups": config.positive("n_group", 1),
+        "top_groups": config.positive("topk_group", 1),
+        "group_score": "two_highest",
+        "normalized": config.flag("norm_topk_prob", True),
+        "scale": config.number("routed_scaling_factor", 1.0),
+        "ffn_size": width,
+        "shared_ffn_size": config.positive("n_shared_experts", 1) * width,
+        "router_float32": True,
+    }
+    fields |= {
+        "qkv_bias": config.flag("attention_bias", False),
+        "qk_norm": config.flag("use_qk_norm", False),
+        "experts": experts(config, default=128, default_picked=8, **rule),
+    }
+    dense = config.integer("first_k_dense_replace", 1)
+    return layers_of_experts(fields, lambda i: i >= dense)
+
+
 _GLM = replace(LLAMA, gate="mlp.gate_up_proj", up="mlp.gate_up_proj", neighbours_turn=True)
 GLM = Family(
     name="glm",
@@ -54,4 +87,13 @@ GLM4 = Family(
     ),
     about="GLM-4-0414, GLM-Z1",
     refused="images",
+)
+GLM4_MOE = Family(
+    name="glm4-moe",
+    readers={"Glm4MoeForCausalLM": _glm4_moe},
+    model_types={"glm4_moe": "Glm4MoeForCausalLM"},
+    names=replace(LLAMA, further_layers=True),
+    keys=EXPERT_KEYS | {"qk_norm": "use_qk_norm"},
+    about="GLM-4.5 and 4.6, and their Air",
+    refused="images; layers that predict further tokens are left out",
 )

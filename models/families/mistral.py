@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ..model_config import ModelValues
+from ..names import LLAMA
 from ..rotary_config import RopeKeys
 from .common import experts, rotary, windows
-from .family import Family
+from .family import KEYS, Family
 
 
 def _mistral(config: ModelValues) -> dict[str, Any]:
@@ -18,9 +20,16 @@ def _mistral(config: ModelValues) -> dict[str, Any]:
 
 def _mixtral(config: ModelValues) -> dict[str, Any]:
     return {
-        **rotary(config, default_heads=8, default_head_dim=None, default_max=131072, rope=RopeKeys(default_theta=1e6)),
+        **rotary(
+            config,
+            default_heads=8,
+            default_head_dim=None,
+            default_max=131072,
+            rope=RopeKeys(default_theta=1e6),
+            eps=("rms_norm_eps", 1e-5),
+        ),
         "sliding_window": config.positive_or_null("sliding_window"),
-        "experts": experts(config, key="num_local_experts", default=8, default_picked=2),
+        "experts": experts(config, default=8, default_picked=2),
     }
 
 
@@ -34,6 +43,14 @@ MIXTRAL = Family(
     name="mixtral",
     readers={"MixtralForCausalLM": _mixtral},
     model_types={"mixtral": "MixtralForCausalLM"},
+    names=replace(
+        LLAMA,
+        router="block_sparse_moe.gate",
+        expert="block_sparse_moe.experts.{}.",
+        expert_gate="w1",
+        expert_up="w3",
+        expert_down="w2",
+    ),
+    keys=KEYS | {"experts.num_experts": "num_local_experts or num_experts"},
     about="Mixtral 8x7B and 8x22B",
-    refused="experts are simulated only",
 )

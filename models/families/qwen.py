@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from ..model_config import ModelValues
-from .common import experts, rotary, windows
-from .family import Family
+from ..names import LLAMA
+from .common import experts, layers_of_experts, rotary, windows
+from .family import EXPERT_KEYS, Family
 
 
 def _windows(config: ModelValues, fields: dict[str, Any]) -> dict[str, Any]:
@@ -34,24 +35,52 @@ def _normed(config: ModelValues) -> dict[str, Any]:
 
 
 def _qwen2_moe(config: ModelValues) -> dict[str, Any]:
-    picked = experts(config, key="num_experts", default=60, default_picked=4)
+    shared = config.positive("shared_expert_intermediate_size", 5632)
+    rule = {
+        "ffn_size": config.positive("moe_intermediate_size", 1408),
+        "normalized": config.flag("norm_topk_prob", False),
+        "shared_ffn_size": shared,
+        "shared_gate": True,
+    }
     fields = {
         **rotary(config, default_heads=16, default_head_dim=None, default_max=32768),
-        "ffn_size": config.positive("moe_intermediate_size", 1408),
         "qkv_bias": config.flag("qkv_bias", True),
-        "experts": replace(picked, shared_ffn_size=config.positive("shared_expert_intermediate_size", 5632)),
+        "experts": experts(config, default=60, default_picked=4, **rule),
     }
-    return _windows(config, fields)
+    last, window = config.integer("max_window_layers", 28), _window_of_all(config)
+    fields |= windows(config, fields, window, lambda i: window is not None and i < last and i % 2 == 0)
+    return _sparse(config, fields)
 
 
 def _qwen3_moe(config: ModelValues) -> dict[str, Any]:
+    rule = {
+        "ffn_size": config.positive("moe_intermediate_size", 768),
+        "normalized": config.flag("norm_topk_prob", False),
+    }
     fields = {
         **rotary(config, default_heads=4, default_head_dim=None, default_max=32768),
         **_normed(config),
-        "ffn_size": config.positive("moe_intermediate_size", 768),
-        "experts": experts(config, key="num_experts", default=128, default_picked=8),
+        "experts": experts(config, default=128, default_picked=8, **rule),
     }
-    return _windows(config, fields)
+    config.get("max_window_layers")  # all layers have the window
+    fields["sliding_window"] = _window_of_all(config)
+    return _sparse(config, fields)
+
+
+def _window_of_all(config: ModelValues) -> int | None:
+    """Read the window, which is saved as 0 where there is none."""
+    if config.flag("use_sliding_window", False):
+        return config.positive_or_null("sliding_window", 4096)
+    config.get("sliding_window")
+    return None
+
+
+def _sparse(config: ModelValues, fields: dict[str, Any]) -> dict[str, Any]:
+    """Read which layers have experts: every n-th that `mlp_only_layers` does not name."""
+    step, dense = config.positive("decoder_sparse_step", 1), config.get("mlp_only_layers", [])
+    if not isinstance(dense, list) or not all(type(i) is int for i in dense):
+        raise config.wrong("mlp_only_layers", "a list of layers")
+    return layers_of_experts(fields, lambda i: i not in dense and (i + 1) % step == 0)
 
 
 QWEN2 = Family(
@@ -70,6 +99,12 @@ QWEN_MOE = Family(
     name="qwen-moe",
     readers={"Qwen2MoeForCausalLM": _qwen2_moe, "Qwen3MoeForCausalLM": _qwen3_moe},
     model_types={"qwen2_moe": "Qwen2MoeForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"},
+    names=replace(LLAMA, shared="mlp.shared_expert."),
+    keys=EXPERT_KEYS
+    | {
+        "experts.num_experts": "num_experts",
+        "experts.shared_ffn_size": "shared_expert_intermediate_size",
+        "layers": "decoder_sparse_step or mlp_only_layers",
+    },
     about="Qwen 1.5, 2 and 3 of experts",
-    refused="experts are simulated only",
 )

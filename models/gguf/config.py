@@ -61,7 +61,7 @@ def _supported(file: GgufFile) -> str:
     if (parts := file.get("split.count", 1)) > 1:
         raise ConfigError(f"{file.path}: one of {parts} parts of a model; join them, as with llama-gguf-split --merge")
     if file.get(f"{name}.expert_count", 0):
-        raise ConfigError(f"{file.path}: {name}.expert_count: the engine computes no experts yet")
+        raise ConfigError(f"{file.path}: {name}.expert_count: GGUF files of experts are not read yet")
     return str(name)
 
 

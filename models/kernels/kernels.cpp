@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "exponential.h"
 #include "numbers.h"
 
 namespace {

@@ -148,9 +148,15 @@ def _size(value: object) -> int:
     return value if type(value) is int else 0
 
 
-_READERS: dict[str, Callable[[ModelValues], SchemeOf]] = {
+def _mxfp4(values: ModelValues) -> None:
+    """Take gpt-oss's experts, whose numbers `SafetensorsFolder` finds by their names."""
+    return
+
+
+_READERS: dict[str, Callable[[ModelValues], SchemeOf | None]] = {
     "compressed-tensors": read_compressed_tensors,
     "gptq": _gptq,
     "awq": _awq,
     "fp8": _fp8,
+    "mxfp4": _mxfp4,
 }

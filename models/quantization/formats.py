@@ -62,9 +62,13 @@ def model_formats(format_of: FormatOf, arch: Architecture, tp: int, device: str)
 
     def layer(i: int) -> LayerFormats:
         prefix = names.layer.format(i)
+        qkv = None if arch.latent is not None else common(prefix, (names.q, names.k, names.v), H)
+        out = common(prefix, [names.attention_out], arch.num_heads * arch.value_dim, tp)
+        if arch.experts is not None and arch.kind(i).experts:
+            return LayerFormats(qkv=qkv, out=out)  # experts are held as numbers of the model's type
         return LayerFormats(
-            qkv=common(prefix, (names.q, names.k, names.v), H),
-            out=common(prefix, [names.attention_out], arch.num_heads * arch.head_dim, tp),
+            qkv=qkv,
+            out=out,
             fc1=common(prefix, (names.gate, names.up) if arch.gated_ffn else [names.up], H),
             fc2=common(prefix, [names.down], arch.ffn_size, tp),
         )
@@ -78,7 +82,7 @@ def cut_too_small(format_of: FormatOf, arch: Architecture, tp: int) -> str | Non
     """Return a line on a weight that `tp` ranks cannot hold quantized, since they cut its groups; None: none is so."""
     names = names_of(arch)
     for i in range(arch.num_layers):
-        for name, size in ((names.attention_out, arch.num_heads * arch.head_dim), (names.down, arch.ffn_size)):
+        for name, size in ((names.attention_out, arch.num_heads * arch.value_dim), (names.down, arch.ffn_size)):
             full = f"{names.layer.format(i)}{name}.weight"
             own = [format_of(full)]
             fitting = [ranks for ranks in range(tp, 0, -1) if size % ranks == 0 and _common(own, size // ranks)]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ...conf.architecture import Architecture
+from ...conf.architecture import Architecture, LayerKind
 from ...conf.clusters import ClusterConfig
 from ...conf.costs import AttentionKernels, CostsConfig
 from ...models.memory import kv_row_bytes
@@ -35,6 +35,7 @@ class AnalyticOperators:
         expert_skew: how unevenly tokens are routed to experts (`Routing`).
         cache_dtype: `cache.dtype`.
         layers, head: how the weights of the layers' products, and of the LM head, are quantized; None: they are not.
+        kind: of the layers; None: the first one's, with the mean over the windows of all.
     """
 
     def __init__(
@@ -54,35 +55,52 @@ class AnalyticOperators:
         layers: WeightFormat | None = None,
         head: WeightFormat | None = None,
         cache_dtype: str = "auto",
+        kind: LayerKind | None = None,
     ) -> None:
         H, D, N, K = arch.hidden_size, arch.head_dim, arch.num_heads // tp, max(1, arch.num_kv_heads // tp)
-        ffn, gate = arch.ffn_size if expert_parallel else arch.ffn_size // tp, 2 if arch.gated_ffn else 1
+        experts = arch.experts if (kind or arch.kind(0)).experts else None
+        width, gate = arch.ffn_size if experts is None else arch.expert_size, 2 if arch.gated_ffn else 1
+        ffn = width if expert_parallel and experts is not None else width // tp
         self.tp = tp
         self.topology = Topology(cluster or ClusterConfig(), costs, tp, between_racks=between_racks)
         host = costs.host_of(launch)
         self.host = HostTimes.of(host, tp)
         self._bulk_rate = host.bulk_gbps * 1e9 if tp > 2 else 0.0  # bytes/s; 0: large all-reduces are like others
         self._bulk_bytes = host.bulk_mib * 2**20
-        sizes: dict[Linear, tuple[int, int]] = {  # (inputs, outputs) of the weight on one rank
-            "preproj": (H, (N + 2 * K) * D),
-            "postproj": (N * D, H),
-            "ffn_ln1": (H, gate * ffn),
-            "ffn_ln2": (ffn, H),
-            "head": (H, -(-arch.vocab_size // tp)),
+        sizes: dict[Linear, list[tuple[int, int]]] = {  # (inputs, outputs) of the weights on one rank
+            "preproj": [(H, (N + 2 * K) * D)],
+            "postproj": [(N * D, H)],
+            "ffn_ln1": [(H, gate * ffn)],
+            "ffn_ln2": [(ffn, H)],
+            "head": [(H, -(-arch.vocab_size // tp))],
         }
         plain, gemm, head_gemm = (
             Gemm(costs.gemm, costs.multiprocessors, dtype_bytes, format) for format in (None, layers, head)
         )
-        dense = LAYER_LINEARS if arch.experts is None else LAYER_LINEARS[:2]
-        self._layer = Products(gemm, [sizes[name] for name in dense])
-        self._head = Products(head_gemm, [sizes["head"]])
+        latent, head_row = arch.latent, (N + K) * D
+        if latent is not None:  # queries are turned into ones of latents, and what they attend to into values
+            rank, head_row = latent.query_rank or 0, N * latent.query_dim + latent.cached
+            made = (rank or H, N * latent.query_dim)
+            sizes["preproj"] = [(H, rank + latent.cached), made, (latent.head_dim, N * latent.rank)]
+            sizes["postproj"] = [(latent.rank, N * latent.value_dim), (N * latent.value_dim, H)]
+        dense = LAYER_LINEARS if experts is None else LAYER_LINEARS[:2]
+        self._layer = Products(gemm, [size for name in dense for size in sizes[name]])
+        self._ends = [0]  # of each operator's weights among those
+        for name in dense:
+            self._ends.append(self._ends[-1] + len(sizes[name]))
+        self._head = Products(head_gemm, sizes["head"])
         kernels_of, key_bytes = costs.attention.of(attention), kv_row_bytes(D, dtype_bytes, cache_dtype)
         self._attention = AttentionCost(kernels_of, N, K, D, costs.multiprocessors, dtype_bytes, key_bytes)
+        self._expanded: AttentionCost | None = None
+        if latent is not None:  # or a chunk makes keys and values of its context's latents
+            own = latent.query_dim
+            self._expanded = AttentionCost(kernels_of, N, N, own, costs.multiprocessors, dtype_bytes)
+            self._expand = Products(gemm, [(latent.rank, N * (latent.head_dim + latent.value_dim))])
         windows: dict[int | None, float] = {}
-        for kind, count in arch.kinds.items():
-            windows[kind.window] = windows.get(kind.window, 0.0) + count / arch.num_layers
-        self._windows = list(windows.items())  # each with its share of the layers
-        rates, row, head_row = costs.pointwise, H * dtype_bytes, (N + K) * D
+        for each, count in [(kind, 1)] if kind is not None else arch.kinds.items():
+            windows[each.window] = windows.get(each.window, 0.0) + count
+        self._windows = [(window, share / sum(windows.values())) for window, share in windows.items()]
+        rates, row = costs.pointwise, H * dtype_bytes
         norm, add = (H, 2 * row, rates.norm_gbps), (0, 3 * row, rates.add_gbps)
         kernels: list[tuple[float, float, float]] = [*(norm for _ in range(_NORMS.get(arch.norms, 2))), add, add]
         if arch.qk_norm:
@@ -90,14 +108,14 @@ class AnalyticOperators:
         if arch.position == "rope":
             kernels.append((head_row, 2 * head_row * dtype_bytes, rates.rope_gbps))
         self._experts: ExpertProducts | None = None
-        if arch.experts is None:
+        if experts is None:
             kernels.append((gate * ffn, (gate + 1) * ffn * dtype_bytes, rates.activation_gbps))
         else:
-            routing = Routing(arch.experts, expert_skew, tp if expert_parallel else 1)
-            beside = arch.experts.shared_ffn_size // tp
+            routing = Routing(experts, expert_skew, tp if expert_parallel else 1)
+            beside = experts.shared_ffn_size // tp
             shared = Products(gemm, [(H, gate * beside), (beside, H)]) if beside else None
-            self._experts = ExpertProducts(gemm, routing, sizes["ffn_ln1"], sizes["ffn_ln2"], shared)
-            number = arch.experts.num_experts
+            self._experts = ExpertProducts(gemm, routing, sizes["ffn_ln1"][0], sizes["ffn_ln2"][0], shared)
+            number = experts.num_experts
             self._router = Products(plain, [(H, number)])
             # Picking the k best, sorting the pairs by expert, and summing their outputs. Products gather their rows.
             self._routing = Pointwise(
@@ -111,7 +129,8 @@ class AnalyticOperators:
             for size, rows in ((ffn, routing.pairs), (beside, 1.0)):
                 if size:
                     kernels.append((gate * size, rows * (gate + 1) * size * dtype_bytes, rates.activation_gbps))
-        kernels.append((0, 2 * K * (D * dtype_bytes + key_bytes), rates.copy_gbps))
+        written = 2 * K * (D * dtype_bytes + key_bytes) if latent is None else 2 * latent.cached * dtype_bytes
+        kernels.append((0, written, rates.copy_gbps))
         self._others = Pointwise(rates, kernels)
         embedding = [(0.0, 2.0 * row, rates.embedding_gbps)]
         if arch.position == "learned":
@@ -126,7 +145,8 @@ class AnalyticOperators:
             return self._head.seconds(rows)[0]
         if self._experts is not None and operator in ("ffn_ln1", "ffn_ln2"):
             return self._experts.seconds(rows)[int(operator == "ffn_ln2")]
-        return self._layer.seconds(rows)[LAYER_LINEARS.index(operator)]
+        place = LAYER_LINEARS.index(operator)
+        return sum(self._layer.seconds(rows)[self._ends[place] : self._ends[place + 1]])
 
     def others(self, rows: int) -> float:
         """See `Operators.others`."""
@@ -144,7 +164,14 @@ class AnalyticOperators:
         """See `Operators.chunk_attention`. A window bounds how far back the chunk attends; the mean over the layers."""
         seconds = 0.0
         for window, share in self._windows:
-            seconds += share * self._attention.chunk(length, prefix if window is None else min(prefix, window))
+            seconds += share * self._chunk(length, prefix if window is None else min(prefix, window))
+        return seconds
+
+    def _chunk(self, length: int, prefix: int) -> float:
+        seconds = self._attention.chunk(length, prefix)
+        if self._expanded is not None:
+            expanded = self._expanded.chunk(length, prefix) + self._expand.seconds(prefix + length)[0]
+            seconds = min(seconds, expanded)
         return seconds
 
     def decode_attention(self, requests: int, context: int) -> float:

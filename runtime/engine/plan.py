@@ -24,6 +24,7 @@ from ..pipeline.handshake import Setup
 from ..scheduler.base import Limits
 from ..scheduler.learned.stage_fit import read_profile
 from ..scheduler.policies import find_policy
+from .layer_times import layer_times
 
 _log = logging.getLogger(__name__)
 
@@ -78,12 +79,15 @@ def make_plan(config: EngineConfig) -> Plan:
     simulated = isinstance(config, SimulateConfig)
     path = resolve_weights(config.model, tensors=not simulated)
     arch = resolve_architecture(config.model, tensors=not simulated)
-    if arch.experts is not None and not simulated:
-        raise ConfigError(
-            f"model={config.model.name}: the engine computes no experts yet; gapless simulate, tune and capacity do"
-        )
     _warn_of_long_factors(arch)
-    check_parallel(arch, config.parallel)
+    check_parallel(arch, config.parallel, copies_heads=simulated)
+    if config.model.quantization is not None and not simulated and (arch.experts or arch.latent):
+        raise ConfigError(
+            f"model.quantization={config.model.quantization}: rounds neither experts nor latent attention yet; must be "
+            "null for this model"
+        )
+    if cache.dtype != "auto" and arch.latent:
+        raise ConfigError(f"cache.dtype={cache.dtype}: latents are not held in 8 bits yet; must be auto for this model")
     if config.model.quantization == "fp8" and hardware.device == "cpu" and not simulated:
         raise ConfigError("model.quantization=fp8: must be null, int8 or int4 on a CPU, which has no products of FP8")
     if (name := config.model.attention) in ("flash", "xformers"):
@@ -119,7 +123,8 @@ def make_plan(config: EngineConfig) -> Plan:
     speeds, most = _speeds(config.parallel, stages), None
     if speeds is not None or len({each.memory_gib for each in stages}) > 1:
         most = _most_layers(memory, config)
-    layers = split_layers(arch, config.parallel.pp, config.parallel.layers, speeds=speeds, most=most)
+    times = layer_times(arch, config.parallel, hardware, BYTES[dtype])
+    layers = split_layers(arch, config.parallel.pp, config.parallel.layers, speeds=speeds, most=most, times=times)
     parallel = replace(config.parallel, layers=tuple(len(each) for each in layers))
     memory = replace(memory, parallel=parallel)
     depth = config.scheduler.depth(parallel.pp, parallel.depth)
@@ -223,4 +228,5 @@ def make_setup(config: EngineConfig, plan: Plan) -> Setup:
         timeout_s=config.parallel.start_timeout_s + config.parallel.step_timeout_s,
         tokenizer=plan.tokenizer,
         cache_dtype=config.cache.dtype,
+        expert_parallel=config.parallel.expert_parallel,
     )

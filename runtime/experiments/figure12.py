@@ -18,13 +18,13 @@ from ...conf.policies import (
 )
 from ...conf.schema import SimulateConfig
 from ...models.memory import MemoryModel, dtype_bytes
-from ..cost.make import make_costs
 from ..drawing.chart import Axis, Chart, Series, series_colour
 from ..drawing.distributions import Quantity, cdf
 from ..drawing.formatting import time_unit
 from ..drawing.thinning import thin
 from ..engine.plan import make_plan
 from ..ledger.causes import BUBBLES, CAUSES, UNEVEN_WORK, Cause
+from ..simulation.make_costs import make_costs
 from .artifact import Artifact, Row, Simulate, markdown_table, number
 from .bound import bubble_free_seconds
 from .outcome import RunOutcome, outcome_of

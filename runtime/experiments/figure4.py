@@ -10,10 +10,10 @@ from ...conf.build import build, load_group, load_hardware
 from ...conf.schema import ModelConfig, SimulateConfig
 from ...models.huggingface import resolve_architecture
 from ...models.memory import dtype_bytes
-from ..cost.make import make_operators
 from ..cost.operators import LAYER_LINEARS, Operators
 from ..cost.stage_costs import MicroBatchShape, StageCosts
 from ..drawing.chart import Axis
+from ..simulation.make_costs import make_operators
 from .artifact import Artifact, Row, Simulate
 from .charts import line_chart
 from .one_gpu import IterationTimes, decodes, prefill

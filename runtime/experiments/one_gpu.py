@@ -9,11 +9,11 @@ from ...conf.policies import OrcaWorstConfig, SarathiConfig, SchedulerConfig
 from ...conf.schema import SimulateConfig
 from ...conf.workloads import FixedConfig
 from ..core.run_record import RunRecord
-from ..cost.make import make_costs
 from ..cost.operators import LAYER_LINEARS
 from ..cost.stage_costs import MicroBatchShape, StageCosts
 from ..engine.plan import make_plan
 from ..ledger.ledger import Ledger
+from ..simulation.make_costs import make_costs
 from .artifact import Simulate
 
 CHUNK = 256  # tokens, in all experiments that do not vary it (5.1.2, 5.3)

@@ -28,6 +28,7 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, tag="setup"):
     tokenizer: str | None = None  # its path; None: UTF-8 bytes
     epoch: int = 0  # of the pipeline that the rank joins
     cache_dtype: str = "auto"
+    expert_parallel: bool = False  # each rank of a stage holds whole experts
 
 
 class Halt(msgspec.Struct, frozen=True, array_like=True, tag="halt"):

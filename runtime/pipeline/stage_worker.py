@@ -75,13 +75,14 @@ class StageWorker:
             num_blocks=setup.num_blocks,
             block_size=setup.block_size,
             replicate_embedding=setup.replicate_embedding,
+            whole_experts=setup.expert_parallel,
             seed=setup.seed,
             cache_dtype=setup.cache_dtype,
             on_piece=lambda: on_part("weights", False),
         )
         stage.pack()
         on_part("weights", True)
-        return cls(stage, setup.model.cuda_graphs and groups.device.type == "cuda", setup.tokenizer, on_part)
+        return cls(stage, setup.model.cuda_graphs and stage.runs_as_graphs, setup.tokenizer, on_part)
 
     def restart(self) -> None:
         """Forget all requests: their KV, and what sampling goes by."""

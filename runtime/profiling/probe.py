@@ -11,7 +11,7 @@ from torch import nn
 
 from ...models.attention.backend import AttentionBackend
 from ...models.batch import RaggedBatch
-from ...models.decoder import DecoderLayer
+from ...models.decoder import Attention, DecoderLayer, FeedForward
 from ...models.stage import Stage
 
 LAYER_OPERATORS = ("preproj", "attn", "postproj", "ffn_ln1", "ffn_ln2")
@@ -34,6 +34,8 @@ class Probe:
             self._add_hooks("embedding", stage.embedding)
         for layer in stage.decoder:
             assert isinstance(layer, DecoderLayer)
+            assert isinstance(layer.attention, Attention), "the plan of a profile refuses others"
+            assert isinstance(layer.ffn, FeedForward)
             self._add_hooks("layer", layer)
             self._add_hooks("preproj", layer.attention.qkv)
             layer.attention.backend = _MarkedBackend(layer.attention.backend, self._mark_operator)

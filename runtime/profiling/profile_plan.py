@@ -50,6 +50,8 @@ def plan_profile(config: ProfileConfig) -> ProfilePlan:
     """
     plan, hardware, parallel, block = make_plan(config), config.hardware, config.parallel, config.block_size
     arch = plan.arch
+    if arch.experts is not None or arch.latent is not None:
+        raise ConfigError(f"model={config.model.name}: gapless profile measures no experts and no latent attention yet")
     stages_per_node = max(1, min(parallel.world_size, config.cluster.devices_per_node) // parallel.tp)
     stages = stages_per_node if config.neighbours is None else 1 + config.neighbours
     ranks = stages * parallel.tp

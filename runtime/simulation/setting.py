@@ -10,10 +10,10 @@ from ...conf.errors import ConfigError
 from ...conf.policies import TokenBudgetConfig
 from ...conf.schema import SimulateConfig
 from ..cost.error import CostError, widest
-from ..cost.make import make_control, make_costs, make_error
 from ..cost.operators import HostTimes
 from ..cost.stage_costs import StageCosts
 from ..engine.plan import Plan, make_plan
+from .make_costs import make_control, make_costs, make_error
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,9 +80,12 @@ def start(
     kernels: Literal["auto", "torch"] = "auto",
 ) -> LLM:
     pp, tp = LAYOUTS[layout]
+    whole = layout == "tp2" and "num_experts_per_tok" in (folder / "config.json").read_text()  # else slices of experts
     config = EngineConfig(
         model=ModelConfig(weights=str(folder), tokenizer="none", kernels=kernels),
-        parallel=ParallelConfig(pp=pp, tp=tp, launcher="local" if pp * tp == 1 else "ray", threads=1),
+        parallel=ParallelConfig(
+            pp=pp, tp=tp, expert_parallel=whole, launcher="local" if pp * tp == 1 else "ray", threads=1
+        ),
         scheduler=POLICIES[0],
         cache=CacheConfig(block_size=4, num_blocks=num_blocks, prefix_caching=prefix_caching, dtype=cache_dtype),
     )

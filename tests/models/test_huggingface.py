@@ -283,8 +283,8 @@ def test_experts_are_read(tmp_path: Path) -> None:
     assert mixtral.experts == ExpertsConfig(num_experts=8, experts_per_token=2)
     assert (mixtral.ffn_size, mixtral.sliding_window) == (48, None)
     qwen3 = resolve(tmp_path, QWEN3_MOE)
-    assert qwen3.experts == ExpertsConfig(num_experts=16, experts_per_token=4)
-    assert (qwen3.ffn_size, qwen3.qk_norm, qwen3.head_dim) == (12, True, 16)
+    assert qwen3.experts == ExpertsConfig(num_experts=16, experts_per_token=4, ffn_size=12, normalized=False)
+    assert (qwen3.ffn_size, qwen3.qk_norm, qwen3.head_dim) == (48, True, 16)
     qwen2 = resolve(
         tmp_path,
         QWEN3_MOE
@@ -294,7 +294,10 @@ def test_experts_are_read(tmp_path: Path) -> None:
             "shared_expert_intermediate_size": 24,
         },
     )
-    assert qwen2.experts == ExpertsConfig(num_experts=16, experts_per_token=4, shared_ffn_size=24)
+    shared = ExpertsConfig(
+        num_experts=16, experts_per_token=4, ffn_size=12, normalized=False, shared_ffn_size=24, shared_gate=True
+    )
+    assert qwen2.experts == shared
     assert (qwen2.qkv_bias, qwen2.qk_norm) == (True, False)
 
 
@@ -306,12 +309,15 @@ def test_config_json_is_enough_where_no_tensors_are_read(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        (QWEN3_MOE | {"mlp_only_layers": [0]}, "experts in some layers only"),
-        (QWEN3_MOE | {"decoder_sparse_step": 2}, "experts in some layers only"),
+        (QWEN3_MOE | {"mlp_only_layers": "0"}, "mlp_only_layers='0': must be a list of layers"),
+        (QWEN3_MOE | {"decoder_sparse_step": 0}, "decoder_sparse_step=0: must be 1 or more"),
         (QWEN3_MOE | {"num_experts_per_tok": 17}, "experts_per_token=17: must be 1 to num_experts=16"),
         (MIXTRAL | {"num_local_experts": "8"}, "num_local_experts='8': must be an integer"),
-        (LLAMA | {"architectures": ["DeepseekV3ForCausalLM"]}, "multi-head latent attention) is not supported"),
-        (LLAMA | {"architectures": ["GptOssForCausalLM"]}, "a gate of their own) is not supported"),
+        (MIXTRAL | {"hidden_act": "gelu"}, "hidden_act=gelu in a model of experts is not supported"),
+        (
+            LLAMA | {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss"},
+            "rope_scaling=None: must be given",
+        ),
         (LLAMA | {"architectures": ["Qwen3NextForCausalLM"]}, "linear attention, which needs a state for each request"),
     ],
 )

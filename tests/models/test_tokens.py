@@ -20,8 +20,7 @@ from gapless.parallel.rendezvous import Rendezvous
 from tests.support import hf_models
 from tests.support.forked_ranks import run_ranks
 from tests.support.stage_driver import run, run_all
-
-NEW = 8
+from tests.support.token_reference import NEW, check, job, make_folders, prompts_of, reference
 
 COMMON: dict[str, Any] = {
     "vocab_size": 101,
@@ -60,43 +59,9 @@ FAMILIES: dict[str, transformers.PretrainedConfig] = {
 } | {name: make() for name, make in hf_models.CONFIGS.items() if name not in hf_models.PLAIN}
 
 
-def prompts_of(vocab_size: int) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(5)
-    return [torch.randint(vocab_size, (n,), generator=generator).tolist() for n in (37, 1, 18, 29)]
-
-
-def reference(model: transformers.PreTrainedModel, prompts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Compute greedy tokens [requests, NEW] and their logits, from the whole text again for each token."""
-    tokens, logits = [], []
-    with torch.inference_mode():
-        for prompt in prompts:
-            text, rows = list(prompt), []
-            for _ in range(NEW):
-                rows.append(model(torch.tensor([text]), use_cache=False).logits[0, -1].float().numpy())
-                text.append(int(rows[-1].argmax()))
-            tokens.append(text[len(prompt) :])
-            logits.append(rows)
-    return np.asarray(tokens), np.asarray(logits)
-
-
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, np.ndarray, np.ndarray]]:
-    """Make a folder for each family, with the reference's tokens and logits."""
-    torch.set_num_threads(1)
-    made = {}
-    for name, config in FAMILIES.items():
-        torch.manual_seed(11)
-        model = transformers.AutoModelForCausalLM.from_config(config).eval()
-        with torch.no_grad():
-            for key, parameter in model.named_parameters():  # norms and biases too, which start at 1 and 0
-                if parameter.dim() == 1:
-                    parameter += 0.3 * torch.randn_like(parameter)
-                if key.endswith(("q_norm.weight", "k_norm.weight")):
-                    parameter *= 2
-        folder = tmp_path_factory.mktemp(name)
-        model.save_pretrained(folder, max_shard_size="30KB" if name == "llama-gqa" else "1GB")
-        made[name] = (folder, *reference(model, prompts_of(101)))
-    return made
+    return make_folders(FAMILIES, tmp_path_factory)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -104,16 +69,6 @@ def test_a_checkpoint_holds_the_tensors_of_its_architecture(name: str, folders: 
     folder = folders[name][0]
     arch = resolve_architecture(ModelConfig(weights=str(folder)))
     SafetensorsFolder(folder).check(arch, tensor_shapes(arch))
-
-
-def check(path: Path, tokens: np.ndarray, logits: np.ndarray) -> None:
-    got = np.load(path)
-    assert got["tokens"].tolist() == tokens.tolist()
-    np.testing.assert_allclose(got["logits"], logits, atol=2e-4 * np.abs(logits).max())
-
-
-def job(out: Path, **over: Any) -> dict[str, Any]:
-    return {"prompts": prompts_of(101), "num_new": NEW, "chunks": [7], "scattered": False, "out": str(out), **over}
 
 
 @pytest.mark.parametrize(("chunks", "scattered"), [([64], False), ([7], True), ([5, 3], False), ([1, 10, 2], True)])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -126,7 +128,32 @@ def test_experts_are_split_by_slices_or_whole() -> None:
 
 def test_ranks_beyond_the_kv_heads_copy_them_where_a_model_is_only_simulated() -> None:
     arch = dataclasses.replace(ARCH, experts=ExpertsConfig(num_experts=8, experts_per_token=2))
-    check_parallel(arch, ParallelConfig(tp=8, launcher="ray"))
+    check_parallel(arch, ParallelConfig(tp=8, launcher="ray"), copies_heads=True)
+    with pytest.raises(ConfigError, match="KV heads, 4"):
+        check_parallel(arch, ParallelConfig(tp=8, launcher="ray"))
     six = dataclasses.replace(arch, num_heads=12, num_kv_heads=6)
     with pytest.raises(ConfigError, match="KV heads, 6"):
-        check_parallel(six, ParallelConfig(tp=4, launcher="ray"))
+        check_parallel(six, ParallelConfig(tp=4, launcher="ray"), copies_heads=True)
+
+
+@given(
+    times=st.lists(st.floats(0.1, 5), min_size=1, max_size=9),
+    pp=st.integers(1, 4),
+    speeds=st.lists(st.floats(0.5, 2), min_size=4, max_size=4),
+)
+def test_layers_that_differ_are_split_so_that_the_slowest_stage_is_fastest(
+    times: list[float], pp: int, speeds: list[float]
+) -> None:
+    pp = min(pp, len(times))
+    arch = dataclasses.replace(ARCH, num_layers=len(times))
+    head = 0.25 * arch.embedding_params / arch.layer_params
+
+    def slowest(ends: Sequence[int]) -> float:
+        own = [sum(times[first:end]) for first, end in zip([0, *ends], [*ends, len(times)], strict=True)]
+        own[-1] += head
+        return max(time / speed for time, speed in zip(own, speeds, strict=False))
+
+    split = split_layers(arch, pp, None, speeds=speeds[:pp], times=times)
+    assert [i for layers in split for i in layers] == list(range(len(times)))
+    best = min(slowest(ends) for ends in itertools.combinations(range(1, len(times)), pp - 1))
+    assert slowest([layers.stop for layers in split[:-1]]) == pytest.approx(best, rel=1e-6)

@@ -21,8 +21,35 @@ LLAMA = {
     "max_position_embeddings": 256,
     "pad_token_id": None,
 }
+EXPERTS = {"num_experts_per_tok": 3, "moe_intermediate_size": 24}
 
 CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
+    "mixtral": lambda: transformers.MixtralConfig(**LLAMA, num_local_experts=6, num_experts_per_tok=2),
+    "qwen2-moe": lambda: transformers.Qwen2MoeConfig(
+        **LLAMA,
+        **EXPERTS,
+        num_experts=8,
+        shared_expert_intermediate_size=56,
+        norm_topk_prob=True,
+        mlp_only_layers=[1],
+    ),
+    "qwen3-moe": lambda: transformers.Qwen3MoeConfig(
+        **LLAMA, **EXPERTS, num_experts=8, head_dim=32, decoder_sparse_step=2
+    ),
+    "deepseek-v3": lambda: transformers.DeepseekV3Config(
+        **{**LLAMA, "num_key_value_heads": 4},
+        **EXPERTS,
+        n_routed_experts=8,
+        n_group=4,
+        topk_group=2,
+        n_shared_experts=2,
+        first_k_dense_replace=1,
+        kv_lora_rank=32,
+        q_lora_rank=24,
+        qk_nope_head_dim=16,
+        qk_rope_head_dim=8,
+        v_head_dim=16,
+    ),
     "gpt2": lambda: transformers.GPT2Config(
         **COMMON, n_embd=64, n_layer=3, n_head=4, n_positions=256, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
     ),

@@ -106,8 +106,8 @@ def greedy(
 def run(groups: Groups, job: dict) -> None:
     """Run the stages of a job.
 
-    Its keys are weights or architecture, dtype, quantization, plain, pieces, layers, replicate_embedding, prompts,
-    num_new, chunks, scattered, out.
+    Its keys are weights or architecture, dtype, quantization, plain, pieces, layers, replicate_embedding,
+    whole_experts, prompts, num_new, chunks, scattered, out.
     """
     mesh = groups.mesh
     given = Architecture(**job["architecture"]) if "architecture" in job else None
@@ -132,6 +132,7 @@ def run(groups: Groups, job: dict) -> None:
         block_size=BLOCK_SIZE,
         seed=3,
         replicate_embedding=job.get("replicate_embedding", False),
+        whole_experts=job.get("whole_experts", False),
     )
     if not job.get("plain"):
         stage.pack()

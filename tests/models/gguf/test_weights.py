@@ -171,6 +171,6 @@ def test_what_is_wrong_with_a_file_is_named(wide: tuple[transformers.PreTrainedM
     assert "lies beyond the end of the file" in refusal(file)
 
     write_gguf(file, model, change=lambda writer: writer.add_expert_count(8))
-    assert refusal(file) == f"{file}: llama.expert_count: the engine computes no experts yet"
+    assert refusal(file) == f"{file}: llama.expert_count: GGUF files of experts are not read yet"
     write_gguf(file, model, change=lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.YARN))
     assert refusal(file) == f"{file}: rope.scaling.type='yarn' is not supported (supported: none, linear)"

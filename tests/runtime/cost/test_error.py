@@ -13,7 +13,7 @@ from gapless.conf.costs import ErrorConfig
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import SimulateConfig
 from gapless.runtime.cost.error import CostError, error_text, widest
-from gapless.runtime.cost.make import make_error
+from gapless.runtime.simulation.make_costs import make_error
 from gapless.runtime.simulation.setting import make_setting
 
 SHARES = st.floats(-0.5, 2.0)

@@ -19,7 +19,6 @@ from gapless.conf.schema import SimulateConfig
 from gapless.parallel.placement import StageLink
 from gapless.runtime.cost.analytic import AnalyticOperators
 from gapless.runtime.cost.interpolation import ChunkAttention, Curve, DecodeAttention
-from gapless.runtime.cost.make import make_control, make_costs
 from gapless.runtime.cost.measured import MeasuredOperators, measured_host, pace, read_measured
 from gapless.runtime.cost.operators import LAYER_LINEARS, HostTimes, Operators
 from gapless.runtime.cost.profile_folder import OPERATORS, About, OperatorSample, ProfileFolder, StageSample, shape_of
@@ -28,6 +27,7 @@ from gapless.runtime.cost.stage_costs import MicroBatchShape, StageCosts
 from gapless.runtime.engine.plan import make_plan
 from gapless.runtime.profiling.grid import MessageMaker, mixed_points, operator_points, sent_points
 from gapless.runtime.profiling.prediction_error import held_out_errors, send_errors, stage_errors
+from gapless.runtime.simulation.make_costs import make_control, make_costs
 
 ARCH = Architecture(**load_group("model", "tiny")["architecture"])
 ABOUT = About(

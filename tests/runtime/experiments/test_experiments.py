@@ -21,7 +21,6 @@ from gapless.conf.workloads import FixedConfig
 from gapless.models.tokenizer import load_tokenizer
 from gapless.runtime.core.numbers import lower_envelope
 from gapless.runtime.core.run_record import RunRecord
-from gapless.runtime.cost.make import make_costs
 from gapless.runtime.engine.plan import make_plan
 from gapless.runtime.experiments import EXPERIMENTS, Row, check_experiment, write_artifact
 from gapless.runtime.experiments.bound import bubble_free_seconds
@@ -39,6 +38,7 @@ from gapless.runtime.experiments.one_gpu import (
     sarathi,
 )
 from gapless.runtime.ledger.ledger import Ledger
+from gapless.runtime.simulation.make_costs import make_costs
 from gapless.runtime.simulation.replicas import make_replicas, run_fleet
 from gapless.runtime.simulation.setting import make_setting
 from gapless.runtime.workload import make_workload

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from ...conf.architecture import Architecture
+from ...conf.architecture import Architecture, LayerKind
 from ...conf.errors import ConfigError
 from ...conf.schema import HardwareConfig, SimulateConfig
 from ...models.memory import dtype_bytes, resolve_dtype
 from ...models.quantization.formats import ModelFormats
 from ...parallel.placement import stages_span_racks
+from ..cost.analytic import AnalyticOperators
+from ..cost.error import CostError, widest
+from ..cost.measured import Measured, read_measured
+from ..cost.mixed import MixedOperators
+from ..cost.operators import HostTimes, Operators
+from ..cost.stage_costs import StageCosts
 from ..engine.plan import Plan, stage_hardware
-from .analytic import AnalyticOperators
-from .error import CostError, widest
-from .measured import Measured, read_measured
-from .operators import HostTimes, Operators
-from .stage_costs import StageCosts
 
 
 def make_costs(config: SimulateConfig, plan: Plan) -> StageCosts:
@@ -26,14 +27,18 @@ def make_costs(config: SimulateConfig, plan: Plan) -> StageCosts:
     """
     parallel = config.parallel
     racks = stages_span_racks(parallel.pp, parallel.tp, config.cluster, config.simulation.replicas)
-    sources: dict[tuple[str, bool], Operators] = {}
+    sources: dict[tuple[object, ...], Operators] = {}
     operators = []
-    for hardware, between_racks in zip(stage_hardware(config), racks, strict=True):
-        if (kind := (hardware.name, between_racks)) not in sources:
-            sources[kind] = make_operators(
-                config, hardware, plan.arch, plan.formats, plan.replicate_embedding, between_racks
-            )
-        operators.append(sources[kind])
+    for hardware, between_racks, layers in zip(stage_hardware(config), racks, plan.layers, strict=True):
+        kinds = plan.arch.kinds_of(layers)
+        key = (hardware.name, between_racks, *sorted(kinds.items(), key=repr))
+        if key not in sources:
+            each = [
+                make_operators(config, hardware, plan.arch, plan.formats, plan.replicate_embedding, between_racks, kind)
+                for kind in kinds
+            ]
+            sources[key] = each[0] if len(each) == 1 else _mixed(tuple(each), tuple(kinds.values()))
+        operators.append(sources[key])
     return _stage_costs(
         tuple(len(layers) for layers in plan.layers),
         tuple(operators),
@@ -49,8 +54,11 @@ def make_operators(
     formats: ModelFormats | None = None,
     replicate_embedding: bool = False,
     between_racks: bool = False,
+    kind: LayerKind | None = None,
 ) -> Operators:
     """Make the operator times of one kind of device: measured where the profile is of that device, else analytic.
+
+    They are those of layers of a kind; None: the first layer's.
 
     Raises:
         ConfigError: as `make_costs`.
@@ -82,6 +90,7 @@ def make_operators(
         launch=simulation.launch,
         expert_parallel=config.parallel.expert_parallel,
         expert_skew=simulation.expert_skew,
+        kind=kind,
         cache_dtype=config.cache.dtype,
         layers=None if formats is None else formats.typical,
         head=None if formats is None else formats.head,
@@ -90,6 +99,7 @@ def make_operators(
 
 # Later runs of one process use the same again, with the times of each number of rows that are already computed.
 _analytic = lru_cache(maxsize=16)(AnalyticOperators)
+_mixed = lru_cache(maxsize=16)(MixedOperators)
 _stage_costs = lru_cache(maxsize=16)(StageCosts)
 
 

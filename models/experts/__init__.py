@@ -1,0 +1,1 @@
+"""Mixtures of experts: the router, and the products of the experts that it picks."""

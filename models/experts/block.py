@@ -1,0 +1,71 @@
+"""A layer's experts in place of its feed-forward network: router, routed experts and the shared one."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ...conf.architecture import Architecture
+from ...parallel.groups import Groups
+from ...parallel.layers import Parts
+from .routed import RoutedExperts
+from .router import ExpertRouter
+
+
+class SharedExpert(Protocol):
+    """The feed-forward network that computes every token."""
+
+    def partial(self, x_TH: Tensor) -> Tensor:
+        """Return this rank's part of its output, [T, H]."""
+        ...
+
+
+class Experts(nn.Module):
+    """The experts of one layer, plus a residual. Maps [T, H] to [T, H].
+
+    All ranks of a stage have all tokens and route them alike. Each adds what its experts give, or its slices of them,
+    and its slice of the shared expert; one all-reduce sums the parts, and no token is sent to another rank.
+    """
+
+    def __init__(
+        self, arch: Architecture, groups: Groups, shared: SharedExpert | None, *, whole: bool, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        assert arch.experts is not None
+        H, device = arch.hidden_size, groups.device
+        self.router = ExpertRouter(H, arch.experts, dtype=dtype, device=device)
+        self.routed = RoutedExperts(
+            H, arch.expert_size, arch.experts, mesh=groups.mesh, whole=whole, dtype=dtype, device=device
+        )
+        self.shared = shared
+        has_gate = arch.experts.shared_gate
+        self.shared_gate = nn.Parameter(torch.empty(1, H, dtype=dtype, device=device)) if has_gate else None
+        self.factor = arch.residual_scale
+        self._groups = groups
+
+    def forward(self, x_TH: Tensor, residual: Tensor) -> Parts:
+        """Return `residual` + what the experts give, [T, H]."""
+        if self._groups.mesh.tp == 1:
+            return self._partial(x_TH, residual), None
+        return residual, self.product(x_TH)
+
+    def product(self, x_TH: Tensor) -> Tensor:
+        """Return what the experts give, [T, H]."""
+        part = self._partial(x_TH)
+        return self._groups.all_reduce(part) if self._groups.mesh.tp > 1 else part
+
+    def _partial(self, x_TH: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Return `residual` (None: zero) + this rank's part of what the experts give, [T, H]."""
+        picked, weights = self.router(x_TH)
+        if self.factor != 1.0:
+            weights = weights * self.factor
+        out: Tensor = self.routed(x_TH, picked, weights, residual)
+        if self.shared is not None:
+            own = self.shared.partial(x_TH)
+            if self.shared_gate is not None:
+                own.mul_(torch.sigmoid(F.linear(x_TH, self.shared_gate)))
+            out.add_(own)
+        return out

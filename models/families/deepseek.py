@@ -1,0 +1,139 @@
+"""DeepSeek V2 and V3: latent attention, experts behind dense first layers; Kimi K2 is a V3 by another name."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from ...conf.errors import ConfigError
+from ...conf.latent import LatentConfig
+from ..model_config import ModelValues
+from ..names import LLAMA
+from .common import experts, layers_of_experts, rotary
+from .family import EXPERT_KEYS, Family
+
+# Of training, of layers beyond the model's, and a sum of two other keys.
+_UNUSED = ("aux_loss_alpha", "seq_aux", "ep_size", "num_mtp_layers", "num_nextn_predict_layers", "qk_head_dim")
+
+
+def _deepseek_v2(config: ModelValues) -> dict[str, Any]:
+    method = config.get("topk_method", "greedy")
+    if method not in ("greedy", "group_limited_greedy"):
+        raise config.wrong("topk_method", "greedy or group_limited_greedy")
+    if config.flag("norm_topk_prob", False):
+        raise config.unsupported("norm_topk_prob=true")
+    _only(config, "scoring_func", "softmax")
+    if config.flag("mlp_bias", False):
+        raise config.unsupported("mlp_bias=true")
+    groups = config.positive_or_null("n_group"), config.positive_or_null("topk_group")
+    grouped = {"groups": groups[0] or 1, "top_groups": groups[1] or 1} if method != "greedy" else {}
+    return _deepseek(config, {"normalized": False, **grouped}, default_max=2048, scale=1.0)
+
+
+def _deepseek_v3(config: ModelValues) -> dict[str, Any]:
+    _only(config, "scoring_func", "sigmoid")
+    _only(config, "topk_method", "noaux_tc")
+    rule = {
+        "scores": "sigmoid",
+        "correction_bias": True,
+        "groups": config.positive("n_group", 8),
+        "top_groups": config.positive("topk_group", 4),
+        "group_score": "two_highest",
+        "normalized": config.flag("norm_topk_prob", True),
+    }
+    turns = config.flag("rope_interleave", True)
+    return _deepseek(config, rule, default_max=4096, scale=2.5, default_heads=128, neighbours_turn=turns)
+
+
+def _only(config: ModelValues, key: str, value: Any) -> None:
+    """Check that a key is missing or has the one value that is computed."""
+    if config.get(key, value) != value:
+        raise config.unsupported(f"{key}={config.get(key)}")
+
+
+def _deepseek(
+    config: ModelValues,
+    rule: dict[str, Any],
+    *,
+    default_max: int,
+    scale: float,
+    default_heads: int | None = None,
+    neighbours_turn: bool = True,
+) -> dict[str, Any]:
+    for key in _UNUSED:
+        config.get(key)
+    _only(config, "moe_layer_freq", 1)
+    bias = config.flag("attention_bias", False)
+    turning = config.positive("qk_rope_head_dim", 64)
+    if turning % 2:
+        raise config.wrong("qk_rope_head_dim", "even, for rotary positions turn pairs")
+    fields = rotary(config, default_heads=default_heads, default_head_dim=turning, default_max=default_max)
+    if fields["num_kv_heads"] != fields["num_heads"]:
+        raise config.wrong("num_key_value_heads", f"num_attention_heads={fields['num_heads']}, or null")
+    width = config.positive("moe_intermediate_size")
+    shared = config.positive_or_null("n_shared_experts", 0 if "n_shared_experts" in config.values else 1) or 0
+    try:
+        latent = LatentConfig(
+            rank=config.positive("kv_lora_rank", 512),
+            query_rank=config.positive_or_null("q_lora_rank", 1536),
+            head_dim=config.positive("qk_nope_head_dim", 128),
+            rotary_dim=turning,
+            value_dim=config.positive("v_head_dim", 128),
+            down_bias=bias,
+            neighbours_turn=neighbours_turn,
+        )
+    except ConfigError as error:
+        raise ConfigError(f"{config.path}: {error}") from error
+    fields |= {
+        "num_kv_heads": 1,
+        "head_dim": latent.cached,
+        "latent": latent,
+        "attention_scale": latent.query_dim**-0.5 * _grown(config) ** 2,
+        "attention_out_bias": bias,
+        "experts": experts(
+            config,
+            default=64,
+            default_picked=8,
+            ffn_size=width,
+            shared_ffn_size=shared * width,
+            router_float32=True,
+            scale=config.number("routed_scaling_factor", scale),
+            **rule,
+        ),
+    }
+    dense = config.integer("first_k_dense_replace", 0 if rule["normalized"] is False else 3)
+    return layers_of_experts(fields, lambda i: i >= dense)
+
+
+def _grown(config: ModelValues) -> float:
+    """Return the factor by which YaRN has scores grow for queries, and again for keys."""
+    old, new = config.part("rope_scaling"), config.part("rope_parameters")
+    rope = old if old.values else new
+    kind, share = rope.get("rope_type", rope.get("type", "default")), rope.get("mscale_all_dim", 0)
+    if kind == "default" or not share or rope.number("factor") <= 1:
+        return 1.0
+    return 0.1 * rope.number("mscale_all_dim") * math.log(rope.number("factor")) + 1.0
+
+
+DEEPSEEK = Family(
+    name="deepseek",
+    readers={"DeepseekV2ForCausalLM": _deepseek_v2, "DeepseekV3ForCausalLM": _deepseek_v3},
+    model_types={
+        "deepseek_v2": "DeepseekV2ForCausalLM",
+        "deepseek_v3": "DeepseekV3ForCausalLM",
+        "kimi_k2": "DeepseekV3ForCausalLM",
+    },
+    names=replace(LLAMA, further_layers=True),
+    keys=EXPERT_KEYS
+    | {
+        "latent.rank": "kv_lora_rank",
+        "latent.query_rank": "q_lora_rank",
+        "latent.head_dim": "qk_nope_head_dim",
+        "latent.rotary_dim": "qk_rope_head_dim",
+        "latent.value_dim": "v_head_dim",
+        "latent.down_bias": "attention_bias",
+    },
+    about="DeepSeek V2 and V3, Kimi K2",
+    refused="layers that predict further tokens are left out",
+)

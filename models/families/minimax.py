@@ -1,0 +1,61 @@
+"""MiniMax-M2: norms over all heads together, partly rotary positions, experts in every layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ..model_config import ModelValues
+from ..names import LLAMA
+from ..rotary_config import RopeKeys
+from .common import experts, rotary
+from .family import KEYS, Family
+
+# Of published files: layers that predict further tokens, training, and MiniMax-01's kinds of layers, which M2 lacks.
+_UNUSED = ("use_mtp", "num_mtp_modules", "mtp_transformer_layers", "mlp_intermediate_size", "shared_moe_mode")
+_BETAS = ("layernorm_full_attention_beta", "layernorm_linear_attention_beta", "layernorm_mlp_beta")
+
+
+def _minimax_m2(config: ModelValues) -> dict[str, Any]:
+    for key in (*_UNUSED, *_BETAS):
+        config.get(key)
+    known = {"scoring_func": "sigmoid", "use_routing_bias": True, "use_qk_norm": True, "qk_norm_type": "per_layer"}
+    for key, value in known.items():
+        if config.get(key, value) != value:
+            raise config.unsupported(f"{key}={config.get(key)}")
+    if set(config.get("attn_type_list", [1])) != {1}:
+        raise config.unsupported("attn_type_list with linear attention")
+    if config.get("shared_intermediate_size", 0):
+        raise config.unsupported(f"shared_intermediate_size={config.get('shared_intermediate_size')}")
+    rope = RopeKeys(default_theta=5e6, default_turned=1.0)
+    fields = rotary(config, default_heads=8, default_head_dim=128, default_max=196608, rope=rope)
+    turned = config.positive_or_null("rotary_dim")
+    rule = {"scores": "sigmoid", "correction_bias": True}
+    return fields | {
+        "rotary_dim": turned if turned is not None and turned != fields["head_dim"] else fields["rotary_dim"],
+        "qk_norm": True,
+        "qk_norm_over": "width",
+        "experts": experts(config, default=256, default_picked=8, **rule),
+    }
+
+
+MINIMAX_M2 = Family(
+    name="minimax-m2",
+    readers={"MiniMaxM2ForCausalLM": _minimax_m2},
+    model_types={"minimax_m2": "MiniMaxM2ForCausalLM"},
+    names=replace(
+        LLAMA,
+        q_norm="self_attn.q_norm.weight",
+        k_norm="self_attn.k_norm.weight",
+        router="block_sparse_moe.gate",
+        correction="block_sparse_moe.e_score_correction_bias",
+        expert="block_sparse_moe.experts.{}.",
+        expert_gate="w1",
+        expert_up="w3",
+        expert_down="w2",
+        further_layers=True,
+    ),
+    keys=KEYS | {"experts.num_experts": "num_local_experts or num_experts"},
+    about="MiniMax-M2",
+    refused="layers that predict further tokens are left out",
+)

@@ -1,0 +1,140 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434).
+
+The keys and values of all heads are made of one latent for each token, and the cache holds that alone, beside the part
+of the key that turns. A score q . (W_k latent) is (W_k^T q) . latent, and a sum of values W_v latent is W_v times a sum
+of latents. So decodes attend to latents as they lie in the cache, and no key or value is made.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..conf.architecture import Architecture
+from ..parallel.groups import Groups
+from ..parallel.layers import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
+from ..parallel.weight_format import WeightFormat
+from .attention.latent import LatentBackend, LatentPlan
+from .attention.sdpa import SegmentPlan, read_slots
+from .batch_context import BatchContext
+from .kernels.kernels import Kernels
+from .norm import RMSNorm
+from .rope import rotate
+
+_NORM_EPS = 1e-6  # of the latents' norms, whatever the model's
+
+
+class LatentAttention(nn.Module):
+    """Attention over this rank's N heads, each of E elements of which the last R turn. C: elements cached for a token.
+
+    Its parts are called one by one, as those of `Attention`. `format` is that of the output projection.
+    """
+
+    def __init__(
+        self,
+        arch: Architecture,
+        groups: Groups,
+        backend: LatentBackend,
+        kernels: Kernels,
+        *,
+        dtype: torch.dtype,
+        format: WeightFormat | None = None,
+    ) -> None:
+        super().__init__()
+        assert arch.latent is not None
+        self.latent = latent = arch.latent
+        self.heads = arch.num_heads // groups.mesh.tp
+        self.backend = backend
+        self.query_rank = latent.query_rank or 0
+        H, N, device = arch.hidden_size, arch.num_heads, groups.device
+        self.scale = latent.query_dim**-0.5 if arch.attention_scale is None else arch.attention_scale
+
+        def norm(size: int) -> RMSNorm:
+            return RMSNorm(size, _NORM_EPS, kernels, dtype=dtype, device=device)
+
+        self.down = ReplicatedLinear(
+            H, self.query_rank + latent.cached, bias=latent.down_bias, dtype=dtype, groups=groups
+        )
+        self.query_norm = norm(self.query_rank) if self.query_rank else None
+        self.norm = norm(latent.rank)
+        self.query = ColumnParallelLinear(
+            self.query_rank or H, N * latent.query_dim, bias=False, dtype=dtype, groups=groups
+        )
+        key, value = (
+            torch.empty(self.heads, size, latent.rank, dtype=dtype, device=device)
+            for size in (latent.head_dim, latent.value_dim)
+        )
+        self.up_key, self.up_value = nn.Parameter(key), nn.Parameter(value)  # make keys and values of latents
+        self.out = RowParallelLinear(
+            N * latent.value_dim, H, bias=arch.attention_out_bias, dtype=dtype, groups=groups, format=format
+        )
+        self.sinks = None
+
+    def project(
+        self, x_TH: Tensor, context: BatchContext, keys_S1C: Tensor, values_S1C: Tensor, out: Tensor | None = None
+    ) -> Tensor:
+        """Write the latents and rotated keys of all T tokens to the cache, and return the queries [T, N, E]."""
+        assert out is None, "no CUDA graph holds it"
+        assert context.rope is not None
+        cos, sin = (each.squeeze(1) for each in context.rope)  # [T, 1, R / 2]
+        latent = self.latent
+        down = self.down(x_TH)
+        cached = down.new_empty(len(down), 1, latent.cached)
+        cached[:, 0, : latent.rank] = self.norm(down[:, self.query_rank : -latent.rotary_dim].contiguous())
+        cached[..., latent.rank :] = rotate(down[:, None, -latent.rotary_dim :], cos, sin)
+        keys_S1C.index_copy_(0, context.slots, cached)
+        made_of = x_TH if self.query_norm is None else self.query_norm(down[:, : self.query_rank].contiguous())
+        queries: Tensor = self.query(made_of).view(-1, self.heads, latent.query_dim)
+        queries[..., latent.head_dim :] = rotate(queries[..., latent.head_dim :], cos, sin)
+        return queries
+
+    def attend(self, queries: Tensor, context: BatchContext, keys_S1C: Tensor, values_S1C: Tensor) -> Tensor:
+        """Return what the queries [T, N, E] attend to, [T or R, N * value_dim]."""
+        if context.rows is not None:
+            queries = queries[context.rows]
+        plan: LatentPlan = context.plan
+        out = queries.new_empty(len(queries), self.heads, self.latent.value_dim)
+        for segment in plan.expanded:
+            out[segment.rows] = self._expanded(queries[segment.rows], keys_S1C, segment)
+        if plan.rest is not None:
+            out[plan.rows] = self._absorbed(queries[plan.rows], keys_S1C, plan)
+        return out.flatten(1)
+
+    def _expanded(self, queries: Tensor, keys_S1C: Tensor, segment: SegmentPlan) -> Tensor:
+        """Return the attention of one chunk, [rows, N, value_dim], with keys and values made of the latents."""
+        latent = self.latent
+        cached = read_slots(keys_S1C, segment.slots)[0, 0]  # [context, C]
+        rank, width = latent.rank, latent.head_dim
+        keys = cached.new_empty(self.heads, len(cached), latent.query_dim)
+        made = F.linear(cached[:, :rank], self.up_key.flatten(0, 1)).view(len(cached), self.heads, width)
+        keys[..., :width] = made.transpose(0, 1)
+        keys[..., width:] = cached[:, rank:]
+        values = F.linear(cached[:, :rank], self.up_value.flatten(0, 1)).view(len(cached), self.heads, -1)
+        attended = F.scaled_dot_product_attention(
+            queries.transpose(0, 1)[None],
+            keys[None],
+            values.transpose(0, 1)[None],
+            attn_mask=segment.mask,
+            is_causal=segment.is_causal,
+            scale=self.scale,
+        )
+        return attended[0].transpose(0, 1)
+
+    def _absorbed(self, queries: Tensor, keys_S1C: Tensor, plan: LatentPlan) -> Tensor:
+        """Return the attention of the plan's other rows, [rows, N, value_dim], over latents."""
+        latent, rows = self.latent, len(queries)
+        own = queries.new_empty(rows, self.heads, latent.cached)
+        made_of = torch.bmm(queries[..., : latent.head_dim].transpose(0, 1), self.up_key)
+        own[..., : latent.rank] = made_of.transpose(0, 1)
+        own[..., latent.rank :] = queries[..., latent.head_dim :]
+        own.mul_(self.scale * latent.cached**0.5)  # the backend divides by the root of its head's size
+        # Heads are told to be of several KV heads, which are the same, where rows alone are too few for all threads.
+        threads = torch.get_num_threads() if own.device.type == "cpu" else 1
+        parts = gcd(self.heads, threads) if rows < threads else 1
+        shared = keys_S1C.expand(-1, parts, -1)
+        attended = self.backend.attend(own.view(rows, parts, -1, latent.cached), shared, shared, plan.rest)
+        attended = attended.view(rows, self.heads, latent.cached)[..., : latent.rank]
+        return torch.bmm(attended.transpose(0, 1), self.up_value.transpose(1, 2)).transpose(0, 1)

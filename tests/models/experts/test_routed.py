@@ -1,0 +1,141 @@
+"""The products of experts: those of transformers' blocks, in C++ and by torch, whole and shared among ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+from transformers.models.mixtral.modeling_mixtral import MixtralExperts
+
+from gapless.conf.experts import ExpertsConfig
+from gapless.models.experts import routed
+from gapless.models.experts.routed import RoutedExperts
+from gapless.models.experts.router import route
+from gapless.parallel.mesh import Mesh
+
+CPU = torch.device("cpu")
+CLAMPED = {"clamp": 7.0, "sigmoid_factor": 1.702, "bias": True}
+
+
+def _experts(
+    H: int, F: int, config: ExpertsConfig, *, mesh: Mesh | None = None, whole: bool = False, dtype: Any = torch.float32
+) -> RoutedExperts:
+    made = RoutedExperts(H, F, config, mesh=mesh or Mesh(1, 1, 0), whole=whole, dtype=dtype, device=CPU)
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    return made
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["torch", "cpp"])
+def test_experts_are_mixtrals(packed: bool) -> None:
+    torch.manual_seed(1)
+    theirs = MixtralExperts(transformers.MixtralConfig(hidden_size=48, intermediate_size=40, num_local_experts=6))
+    config = ExpertsConfig(num_experts=6, experts_per_token=2)
+    own = _experts(48, 40, config)
+    theirs.gate_up_proj.data, theirs.down_proj.data = own.gate_up.data, own.down.data
+    x, residual = torch.randn(31, 48), torch.randn(31, 48)
+    picked, weights = route(torch.randn(31, 6), config)
+    with torch.inference_mode():
+        expected = residual + theirs(x, picked, weights)
+        if packed:
+            own.pack()
+            assert own.packed is not None
+        torch.testing.assert_close(own(x, picked, weights, residual), expected)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["torch", "cpp"])
+def test_experts_are_those_of_gpt_oss(packed: bool) -> None:
+    torch.manual_seed(2)
+    theirs = GptOssExperts(transformers.GptOssConfig(hidden_size=48, intermediate_size=40, num_local_experts=6))
+    config = ExpertsConfig(num_experts=6, experts_per_token=3, **CLAMPED)
+    own = _experts(48, 40, config)
+    gate, up = own.gate_up.data.chunk(2, dim=1)
+    theirs.gate_up_proj.data = torch.stack((gate, up), dim=2).flatten(1, 2).transpose(1, 2).contiguous()
+    assert own.gate_up_bias is not None
+    assert own.down_bias is not None
+    theirs.gate_up_proj_bias.data = torch.stack(own.gate_up_bias.data.chunk(2, dim=1), dim=2).flatten(1)
+    theirs.down_proj.data, theirs.down_proj_bias.data = own.down.data.transpose(1, 2).contiguous(), own.down_bias.data
+    x = 4 * torch.randn(31, 48)  # beyond the clamp
+    picked, weights = route(torch.randn(31, 6), config)
+    with torch.inference_mode():
+        expected = theirs(x, picked, weights)
+        if packed:
+            own.pack()
+        torch.testing.assert_close(own(x, picked, weights), expected, atol=1e-4, rtol=1e-4)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    tokens=st.one_of(st.integers(0, 5), st.integers(30, 240)),
+    hidden=st.integers(1, 90),
+    width=st.integers(1, 70),
+    count=st.integers(1, 9),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    rule=st.sampled_from([{}, CLAMPED]),
+    data=st.data(),
+)
+def test_cpp_products_are_torchs_at_any_size(
+    tokens: int, hidden: int, width: int, count: int, dtype: torch.dtype, rule: dict[str, Any], data: st.DataObject
+) -> None:
+    config = ExpertsConfig(num_experts=count, experts_per_token=data.draw(st.integers(1, count)), **rule)
+    torch.manual_seed(0)
+    own = _experts(hidden, width, config, dtype=dtype)
+    x, residual = torch.randn(tokens, hidden, dtype=dtype), torch.randn(tokens, hidden, dtype=dtype)
+    picked, weights = route(torch.randn(tokens, count), config)
+    with torch.inference_mode():
+        expected = own(x, picked, weights, residual)
+        own.pack()
+        assert own.packed is not None
+        tolerance = 1e-4 if dtype == torch.float32 else 6e-2
+        torch.testing.assert_close(own(x, picked, weights, residual), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["torch", "cpp"])
+@pytest.mark.parametrize("whole", [False, True], ids=["slices", "whole"])
+def test_ranks_add_up_to_one_that_holds_all(whole: bool, packed: bool) -> None:
+    torch.manual_seed(3)
+    config = ExpertsConfig(num_experts=6, experts_per_token=3, **CLAMPED)
+    full = _experts(32, 36, config)
+    assert full.gate_up_bias is not None
+    assert full.down_bias is not None
+    x = torch.randn(40, 32)
+    picked, weights = route(torch.randn(40, 6), config)
+    total = torch.zeros(40, 32)
+    for rank in range(2):
+        own = _experts(32, 36, config, mesh=Mesh(1, 2, rank), whole=whole)
+        assert own.gate_up_bias is not None
+        assert own.down_bias is not None
+        share = slice(3 * rank, 3 * rank + 3) if whole else slice(18 * rank, 18 * rank + 18)
+        experts, columns = (share, slice(None)) if whole else (slice(None), share)
+        own.gate_up.data = full.gate_up.data[experts].unflatten(1, (2, 36))[:, :, columns].flatten(1, 2)
+        own.gate_up_bias.data = full.gate_up_bias.data[experts].unflatten(1, (2, 36))[:, :, columns].flatten(1)
+        own.down.data = full.down.data[experts, :, columns].contiguous()
+        own.down_bias.data = full.down_bias.data[experts]
+        if packed:
+            own.pack()
+        total += own(x, picked, weights).detach()
+    torch.testing.assert_close(total, full(x, picked, weights).detach(), atol=1e-4, rtol=1e-4)
+
+
+def test_the_grouped_product_of_cuda_is_the_loop_over_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch has the operator on a CPU too; here it stands in for the loop, with the arguments that CUDA gives it."""
+    torch.manual_seed(4)
+    config = ExpertsConfig(num_experts=5, experts_per_token=2)
+    own = _experts(32, 16, config, dtype=torch.bfloat16)
+    x = torch.randn(20, 32, dtype=torch.bfloat16)
+    picked, weights = route(torch.randn(20, 5), config)
+    expected = own(x, picked, weights)
+    calls = []
+
+    def grouped(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        calls.append(weight.shape)
+        return torch._grouped_mm(x, weight.transpose(1, 2), offs=ends)
+
+    monkeypatch.setattr(routed, "_grouped_product", grouped)
+    torch.testing.assert_close(own(x, picked, weights), expected)
+    assert len(calls) == 2

@@ -1,0 +1,67 @@
+"""Folders of small models of `transformers`, with the greedy tokens and logits that they give."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+NEW = 8
+
+
+def prompts_of(vocab_size: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(5)
+    return [torch.randint(vocab_size, (n,), generator=generator).tolist() for n in (37, 1, 18, 29)]
+
+
+def reference(model: transformers.PreTrainedModel, prompts: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Compute greedy tokens [requests, NEW] and their logits, from the whole text again for each token."""
+    tokens, logits = [], []
+    with torch.inference_mode():
+        for prompt in prompts:
+            text, rows = list(prompt), []
+            for _ in range(NEW):
+                rows.append(model(torch.tensor([text]), use_cache=False).logits[0, -1].float().numpy())
+                text.append(int(rows[-1].argmax()))
+            tokens.append(text[len(prompt) :])
+            logits.append(rows)
+    return np.asarray(tokens), np.asarray(logits)
+
+
+def make_folders(
+    families: Mapping[str, transformers.PretrainedConfig], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[Path, np.ndarray, np.ndarray]]:
+    """Make a folder for each family, with the reference's tokens and logits."""
+    torch.set_num_threads(1)
+    made = {}
+    for name, config in families.items():
+        torch.manual_seed(11)
+        model = transformers.AutoModelForCausalLM.from_config(config).eval()
+        with torch.no_grad():
+            for key, parameter in model.named_parameters():  # norms and biases too, which start at 1 and 0
+                if parameter.dim() == 1:
+                    parameter += 0.3 * torch.randn_like(parameter)
+                if key.endswith(("q_norm.weight", "k_norm.weight")):
+                    parameter *= 2
+            for key, buffer in model.named_buffers():  # which correct the choice of experts, and start at 0
+                if key.endswith("e_score_correction_bias"):
+                    buffer += 0.3 * torch.randn_like(buffer)
+        folder = tmp_path_factory.mktemp(name)
+        model.save_pretrained(folder, max_shard_size="30KB" if name == "llama-gqa" else "1GB")
+        made[name] = (folder, *reference(model, prompts_of(101)))
+    return made
+
+
+def check(path: Path, tokens: np.ndarray, logits: np.ndarray) -> None:
+    got = np.load(path)
+    assert got["tokens"].tolist() == tokens.tolist()
+    np.testing.assert_allclose(got["logits"], logits, atol=2e-4 * np.abs(logits).max())
+
+
+def job(out: Path, **over: Any) -> dict[str, Any]:
+    return {"prompts": prompts_of(101), "num_new": NEW, "chunks": [7], "scattered": False, "out": str(out), **over}

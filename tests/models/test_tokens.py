@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,7 @@ def test_bfloat16(name: str, tmp_path: Path) -> None:
     """Tokens are those of `transformers` but for ties, and logits are as near to those of float32 as its are."""
     torch.manual_seed(11)
     torch.set_num_threads(1)
-    model = transformers.AutoModelForCausalLM.from_config(IN_BFLOAT16[name]).to(torch.bfloat16).eval()
+    model = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(IN_BFLOAT16[name])).to(torch.bfloat16).eval()
     model.save_pretrained(tmp_path)
     tokens, logits = reference(model, prompts_of(101))
     each = job(tmp_path / "out.npz", weights=str(tmp_path), dtype="bfloat16", chunks=[5, 3], scattered=True)

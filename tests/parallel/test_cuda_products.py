@@ -16,7 +16,8 @@ from gapless.parallel.cuda_products import (
     choose_product,
     int4_terms,
 )
-from gapless.parallel.quantized_matrix import QuantizedMatrix, WeightFormat, dequantize
+from gapless.parallel.quantized_matrix import QuantizedMatrix, dequantize
+from gapless.parallel.weight_format import WeightFormat
 
 HOPPER, AMPERE, TURING = (9, 0), (8, 0), (7, 5)
 BF16 = torch.bfloat16

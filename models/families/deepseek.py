@@ -18,7 +18,8 @@ _UNUSED = ("aux_loss_alpha", "seq_aux", "ep_size", "num_mtp_layers", "num_nextn_
 
 
 def _deepseek_v2(config: ModelValues) -> dict[str, Any]:
-    method = config.get("topk_method", "greedy")
+    config.asked |= {"topk_method", "n_group", "topk_group"}
+    method = config.values.get("topk_method", "greedy")
     if method not in ("greedy", "group_limited_greedy"):
         raise config.wrong("topk_method", "greedy or group_limited_greedy")
     if config.flag("norm_topk_prob", False):
@@ -26,8 +27,9 @@ def _deepseek_v2(config: ModelValues) -> dict[str, Any]:
     _only(config, "scoring_func", "softmax")
     if config.flag("mlp_bias", False):
         raise config.unsupported("mlp_bias=true")
-    groups = config.positive_or_null("n_group"), config.positive_or_null("topk_group")
-    grouped = {"groups": groups[0] or 1, "top_groups": groups[1] or 1} if method != "greedy" else {}
+    grouped = {}
+    if method != "greedy":
+        grouped = {"groups": config.positive("n_group"), "top_groups": config.positive("topk_group")}
     return _deepseek(config, {"normalized": False, **grouped}, default_max=2048, scale=1.0)
 
 

@@ -23,13 +23,16 @@ def _minimax_m2(config: ModelValues) -> dict[str, Any]:
     for key, value in known.items():
         if config.get(key, value) != value:
             raise config.unsupported(f"{key}={config.get(key)}")
-    if set(config.get("attn_type_list", [1])) != {1}:
-        raise config.unsupported("attn_type_list with linear attention")
+    kinds = config.get("attn_type_list", [1])
+    if not isinstance(kinds, list) or any(kind != 1 for kind in kinds):
+        raise config.unsupported(f"attn_type_list={kinds!r}: attention that is not softmax")
     if config.get("shared_intermediate_size", 0):
         raise config.unsupported(f"shared_intermediate_size={config.get('shared_intermediate_size')}")
     rope = RopeKeys(default_theta=5e6, default_turned=1.0)
     fields = rotary(config, default_heads=8, default_head_dim=128, default_max=196608, rope=rope)
     turned = config.positive_or_null("rotary_dim")
+    if "partial_rotary_factor" in config.values:  # which goes first
+        turned = None
     rule = {"scores": "sigmoid", "correction_bias": True}
     return fields | {
         "rotary_dim": turned if turned is not None and turned != fields["head_dim"] else fields["rotary_dim"],

@@ -71,7 +71,8 @@ def _window_of_all(config: ModelValues) -> int | None:
     """Read the window, which is saved as 0 where there is none."""
     if config.flag("use_sliding_window", False):
         return config.positive_or_null("sliding_window", 4096)
-    config.get("sliding_window")
+    if config.get("sliding_window") is not None:
+        config.integer("sliding_window")
     return None
 
 

@@ -18,8 +18,9 @@ from ..parallel.groups import Groups
 from ..parallel.layers import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
 from ..parallel.weight_format import WeightFormat
 from .attention.latent import LatentBackend, LatentPlan
-from .attention.sdpa import SegmentPlan, read_slots
+from .attention.sdpa import SegmentPlan
 from .batch_context import BatchContext
+from .cache_rows import read_rows
 from .kernels.kernels import Kernels
 from .norm import RMSNorm
 from .rope import rotate
@@ -106,7 +107,7 @@ class LatentAttention(nn.Module):
     def _expanded(self, queries: Tensor, keys_S1C: Tensor, segment: SegmentPlan) -> Tensor:
         """Return the attention of one chunk, [rows, N, value_dim], with keys and values made of the latents."""
         latent = self.latent
-        cached = read_slots(keys_S1C, segment.slots)[0, 0]  # [context, C]
+        cached = read_rows(keys_S1C, segment.slots, latent.cached, queries.dtype)[:, 0]  # [context, C]
         rank, width = latent.rank, latent.head_dim
         keys = cached.new_empty(self.heads, len(cached), latent.query_dim)
         made = F.linear(cached[:, :rank], self.up_key.flatten(0, 1)).view(len(cached), self.heads, width)

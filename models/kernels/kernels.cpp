@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <vector>
 
-#include "exponential.h"
 #include "numbers.h"
 
 namespace {

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "element.h"
+#include "exponential.h"
 
 inline int64_t padded(int64_t size, int64_t multiple) { return (size + multiple - 1) / multiple * multiple; }
 

@@ -16,10 +16,10 @@ from gapless.conf.schema import Architecture, SimulateConfig
 from gapless.models.memory import MemoryModel
 from gapless.parallel.weight_format import WeightFormat
 from gapless.runtime.cost.analytic import AnalyticOperators
-from gapless.runtime.simulation.make_costs import make_costs, make_operators
 from gapless.runtime.cost.operators import LAYER_LINEARS, Linear
 from gapless.runtime.cost.stage_costs import MicroBatchShape
 from gapless.runtime.engine.plan import make_plan
+from gapless.runtime.simulation.make_costs import make_costs, make_operators
 from tests.support.tiers import examples
 
 DEVICES = [name for name in group_names("hardware") if load_hardware(name).costs is not None]

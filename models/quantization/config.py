@@ -45,6 +45,8 @@ def read_quantization(config: ModelValues) -> SchemeOf | None:
         method = str(values.get("quant_method", "gptq" if name == _OF_GPTQ else "awq"))
     if method not in _READERS:
         raise ConfigError(f"{values.path}: {values.within}quant_method={method!r} is not supported{_supported()}")
+    if method == "mxfp4" and config.get("model_type") != "gpt_oss":
+        raise ConfigError(f"{values.path}: {values.within}quant_method='mxfp4' is not supported outside of gpt-oss")
     return _READERS[method](values)
 
 

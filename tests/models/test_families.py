@@ -16,7 +16,7 @@ from gapless.conf.schema import ModelConfig
 from gapless.models.families import FAMILIES, READERS
 from gapless.models.huggingface import resolve_architecture
 from tests.models.test_one_changed_key import TOKENS, log_probs, ours
-from tests.support import hf_models, models_page
+from tests.support import expert_models, hf_models, models_page
 from tests.support.family_configs import CONFIGS, SIZES
 
 
@@ -158,6 +158,7 @@ def test_a_published_gemma_that_reads_images_says_little_of_its_text(tmp_path: P
 
 def test_every_family_is_compared_with_transformers() -> None:
     compared = {type(make()).model_type for make in hf_models.CONFIGS.values()}
+    compared |= {config.model_type for config in expert_models.FAMILIES.values()}
     assert compared == set(CONFIGS)
     here = {"InternLM2ForCausalLM", "MiniCPMForCausalLM"}
     simulated = {name for name, (family, _) in READERS.items() if "simulated" in family.refused}

@@ -79,10 +79,10 @@ REFUSED: dict[str, tuple[Kind, Change, str]] = {
     "bitsandbytes": (
         gptq(4, 32),
         says(quant_method="bitsandbytes"),
-        "quant_method='bitsandbytes' is not supported; supported: compressed-tensors, gptq, awq, fp8, and GGUF files",
+        "quant_method='bitsandbytes' is not supported; supported: compressed-tensors, gptq, awq, fp8, mxfp4, and GGUF files",
     ),
     "no method": (gptq(4, 32), says(quant_method=None), "quant_method='' is not supported"),
-    "mxfp4": (gptq(4, 32), says(quant_method="mxfp4"), "quant_method='mxfp4' is not supported"),
+    "mxfp4": (gptq(4, 32), says(quant_method="mxfp4"), "quant_method='mxfp4' is not supported outside of gpt-oss"),
     "bits": (gptq(4, 32), says(bits=3), "quantization_config.bits=3: must be 4 or 8"),
     "marlin": (gptq(4, 32), says(is_marlin_format=True), "is_marlin_format is not supported"),
     "layout": (gptq(4, 32), says(checkpoint_format="gptq_p"), "must be gptq or gptq_v2"),

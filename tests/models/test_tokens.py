@@ -18,7 +18,7 @@ from gapless.models.layout import tensor_shapes
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.rendezvous import Rendezvous
-from tests.support import hf_models
+from tests.support import expert_models, hf_models
 from tests.support.forked_ranks import run_ranks
 from tests.support.stage_driver import run, run_all
 from tests.support.token_reference import NEW, check, job, make_folders, prompts_of, reference
@@ -57,7 +57,9 @@ FAMILIES: dict[str, transformers.PretrainedConfig] = {
     "qwen2": transformers.Qwen2Config(**COMMON | {"num_key_value_heads": 2, "tie_word_embeddings": True}),
     "qwen2-window": transformers.Qwen2Config(**COMMON, use_sliding_window=True, sliding_window=6, max_window_layers=0),
     "qwen3": transformers.Qwen3Config(**COMMON | {"num_key_value_heads": 2}, head_dim=16),
-} | {name: make() for name, make in hf_models.CONFIGS.items() if name not in hf_models.PLAIN}
+} | {
+    name: make() for name, make in hf_models.CONFIGS.items() if name not in {*hf_models.PLAIN, *expert_models.FAMILIES}
+}
 
 
 @pytest.fixture(scope="module")

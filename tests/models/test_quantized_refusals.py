@@ -79,7 +79,7 @@ REFUSED: dict[str, tuple[Kind, Change, str]] = {
     "bitsandbytes": (
         gptq(4, 32),
         says(quant_method="bitsandbytes"),
-        "quant_method='bitsandbytes' is not supported; supported: compressed-tensors, gptq, awq, fp8, mxfp4, and GGUF files",
+        "quant_method='bitsandbytes' is not supported; supported: compressed-tensors, gptq, awq, fp8, mxfp4, and GGUF",
     ),
     "no method": (gptq(4, 32), says(quant_method=None), "quant_method='' is not supported"),
     "mxfp4": (gptq(4, 32), says(quant_method="mxfp4"), "quant_method='mxfp4' is not supported outside of gpt-oss"),

@@ -1,8 +1,12 @@
 """Measures what numbers of fewer bits cost in accuracy: `python -m benchmarks.precision`.
 
 The trained SmolLM2-135M reads a text, in windows of --context tokens, each from an empty cache. Beside the model in
-float32 stand bfloat16, and caches of 8 bits: the mean KL divergence of the next token's distribution from float32's,
-how often the likeliest token is the same, and the perplexity of the text. `kv_bytes` are those of a token.
+float32 stand bfloat16, caches of 8 bits, and weights that are rounded as they are loaded: the mean KL divergence of the
+next token's distribution from float32's, how often the likeliest token is the same, and the perplexity of the text.
+`kv_bytes` are those of a token.
+
+The package's file holds most weights in Q4_1, in whose groups `int4` would find the same codes again. So what is
+rounded is the same model with its channels in another order.
 """
 
 from __future__ import annotations
@@ -18,14 +22,16 @@ import torch.nn.functional as F
 from gapless.conf.schema import ModelConfig
 from gapless.models.batch import RaggedBatch, Segment
 from gapless.models.build_stage import build_stage
-from gapless.models.huggingface import resolve_architecture, resolve_weights
+from gapless.models.gguf.smollm2 import smollm2
+from gapless.models.huggingface import resolve_architecture
 from gapless.models.memory import dtype_bytes, kv_bytes_per_token
 from gapless.models.tokenizer import load_tokenizer
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.rendezvous import Rendezvous
 
-from .support.harness import Benchmark
+from .support.harness import Benchmark, scratch
+from .support.reordered import write_reordered
 
 BLOCK = 16
 TEXT = Path(__file__).parents[1] / "docs" / "ledger.md"
@@ -44,39 +50,41 @@ class Case(NamedTuple):
 
 
 CASES = [Case({"dtype": dtype}, cache) for dtype in ("float32", "bfloat16") for cache in ("auto", "int8", "fp8")]
+ROUNDED = [Case({"dtype": "bfloat16", "quantization": bits}) for bits in ("int8", "int4")]
 
 
 def main() -> int:
-    bench = Benchmark(__doc__, text=TEXT, tokens=3072, context=1024, weights="smollm2")
-    given = bench.given
-    config = ModelConfig(weights=given.weights)
-    arch = resolve_architecture(config)
-    path = resolve_weights(config)
-    ids = load_tokenizer(path, arch.vocab_size).encode(given.text.read_text())[: given.tokens]
+    bench = Benchmark(__doc__, text=TEXT, tokens=3072, context=1024)
+    given, file = bench.given, smollm2()
+    arch = resolve_architecture(ModelConfig(weights=str(file)))
+    ids = load_tokenizer(file, arch.vocab_size).encode(given.text.read_text())[: given.tokens]
     windows = [ids[i : i + given.context] for i in range(0, len(ids), given.context)]
-    references = list(log_probs(given.weights, CASES[0], windows))
-    for case in CASES:
-        divergence = same = surprise = 0.0
-        for true, own, window in zip(references, log_probs(given.weights, case, windows), windows, strict=True):
-            divergence += F.kl_div(own, true, log_target=True, reduction="sum").item()
-            same += (own.argmax(-1) == true.argmax(-1)).sum().item()
-            surprise -= own[torch.arange(len(window) - 1), window[1:]].sum().item()
-        element = dtype_bytes(ModelConfig(weights=given.weights, **case.model), "cpu")
-        bench.row(
-            "precision",
-            numbers=case.name,
-            kv_bytes=kv_bytes_per_token(arch, arch.num_layers, 1, element, case.cache_dtype),
-            kl_millinats=1e3 * divergence / len(ids),
-            same_token_share=same / len(ids),
-            perplexity=torch.tensor(surprise / (len(ids) - len(windows))).exp().item(),
-        )
+    references = list(log_probs(file, CASES[0], windows))
+    with scratch() as folder:
+        reordered = write_reordered(folder)
+        for case in (*CASES, *ROUNDED):
+            divergence = same = surprise = 0.0
+            weights = reordered if case in ROUNDED else file
+            for true, own, window in zip(references, log_probs(weights, case, windows), windows, strict=True):
+                divergence += F.kl_div(own, true, log_target=True, reduction="sum").item()
+                same += (own.argmax(-1) == true.argmax(-1)).sum().item()
+                surprise -= own[torch.arange(len(window) - 1), window[1:]].sum().item()
+            element = dtype_bytes(ModelConfig(weights=str(weights), **case.model), "cpu")
+            bench.row(
+                "precision",
+                numbers=case.name,
+                kv_bytes=kv_bytes_per_token(arch, arch.num_layers, 1, element, case.cache_dtype),
+                kl_millinats=1e3 * divergence / len(ids),
+                same_token_share=same / len(ids),
+                perplexity=torch.tensor(surprise / (len(ids) - len(windows))).exp().item(),
+            )
     return bench.end()
 
 
 @torch.inference_mode()
-def log_probs(weights: str, case: Case, windows: list[list[int]]) -> Iterator[torch.Tensor]:
+def log_probs(weights: Path, case: Case, windows: list[list[int]]) -> Iterator[torch.Tensor]:
     """Yield the logarithms of the next token's probabilities, [tokens, V], of each window."""
-    model = ModelConfig(weights=weights, **case.model)
+    model = ModelConfig(weights=str(weights), **case.model)
     arch = resolve_architecture(model)
     blocks = range(-(-max(map(len, windows)) // BLOCK))
     with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 60) as groups:

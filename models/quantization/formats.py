@@ -99,7 +99,7 @@ def rounded_formats(kind: str, arch: Architecture) -> FormatOf:
 
     int8 has a scale a row, and the product rounds activations too. int4 has a scale and an offset for each 32 inputs.
     The embedding and the head have 8 bits in groups of 32 in both: each token reads the whole head, and 4 bits cost
-    more there than in a layer (`benchmarks/quantization.py`). fp8 has a scale a row, and leaves these two as they are.
+    more there than in a layer (`benchmarks/precision.py`). fp8 has a scale a row, and leaves these two as they are.
     """
     names, shapes, transposed = names_of(arch), tensor_shapes(arch), linear_weights(arch)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -96,7 +97,7 @@ def run(llm: LLM, params: SamplingParams | list[SamplingParams]) -> list[list[in
     return [o.outputs[0].token_ids for o in llm.generate(PROMPTS, params)]
 
 
-@pytest.fixture(scope="session", params=list(hf_models.CONFIGS))
+@pytest.fixture(scope="session")
 def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
     folder = tmp_path_factory.mktemp(request.param)
     model = hf_models.make_model(request.param, folder)
@@ -105,9 +106,16 @@ def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return Reference(request.param, folder, [hf_models.greedy(model, prompt, OUTPUT) for prompt in PROMPTS], sampled)
 
 
-@pytest.mark.parametrize(
-    "layout", [pytest.param(layout, marks=pytest.mark.slow if layout != "local" else ()) for layout in LAYOUTS]
-)
+def cases() -> Iterator[Any]:
+    """Yield every layout for a model without a trait of its own, and one of them, by turns, for each other model."""
+    for number, name in enumerate(hf_models.CONFIGS):
+        for place, layout in enumerate(LAYOUTS):
+            if name in hf_models.PLAIN or number % len(LAYOUTS) == place:
+                marks = () if layout == "local" else pytest.mark.slow
+                yield pytest.param(layout, name, id=f"{name}-{layout}", marks=marks)
+
+
+@pytest.mark.parametrize(("layout", "reference"), cases(), indirect=["reference"])
 def test_tokens_are_those_of_transformers(layout: str, reference: Reference, ray_launcher: RayLauncher) -> None:
     preemptions = drafts = cached = 0
     turn = list(LAYOUTS).index(layout) + list(hf_models.CONFIGS).index(reference.name)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
+from math import inf
 
 from ..conf.architecture import Architecture
 from ..conf.errors import ConfigError
@@ -104,32 +104,30 @@ def _split_by_time(times: Sequence[float], speeds: Sequence[float], room: Sequen
         room: most layers of each stage.
         head: time that the last stage takes beside its layers.
     """
-    pp = len(speeds)
+    pp, num_layers = len(speeds), len(times)
     before = [0.0, *accumulate(times)]  # time of all layers before one
 
-    def ends(bound: float, stage: int, layer: int) -> range:
-        """Return where a stage that begins with a layer may end, if none is slower than the bound."""
-        left = bound * speeds[stage] - (head if stage == pp - 1 else 0.0) + 1e-9
-        most = min(layer + room[stage], len(times) - (pp - 1 - stage))  # one layer for each stage after it
-        return range(layer + 1, min(most + 1, bisect_right(before, before[layer] + left)))
+    def ends(stage: int, first: int) -> range:
+        """Return where a stage that begins with a layer may end, one layer being left for each stage after it."""
+        return range(first + 1, min(first + room[stage], num_layers - (pp - 1 - stage)) + 1)
 
-    def fits(bound: float, stage: int, layer: int) -> bool:
-        """Return whether the layers from one on can be split among the stages from one on."""
-        for each in range(stage, pp):
-            if not (found := ends(bound, each, layer)):
-                return False
-            layer = found[-1]
-        return layer == len(times)
+    def slowest(stage: int, first: int, end: int) -> float:
+        """Return the time of the slowest stage from one on, which has the layers from `first` to `end`."""
+        own = before[end] - before[first] + (head if stage == pp - 1 else 0.0)
+        return max(own / speeds[stage], best[stage + 1][end])
 
-    low, high = 0.0, (before[-1] + head) / min(speeds)
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (low, middle) if fits(middle, 0, 0) else (middle, high)
+    # By stage and layer: the time of the slowest stage, if the layers from this one on are split best among the stages
+    # from this one on.
+    best = [[inf] * (num_layers + 1) for _ in range(pp)] + [[inf] * num_layers + [0.0]]
+    for stage in reversed(range(pp)):
+        for first in range(stage, num_layers):
+            best[stage][first] = min((slowest(stage, first, end) for end in ends(stage, first)), default=inf)
+    bound = best[0][0] * (1 + 1e-9)
     layer, split = 0, []
     for stage in range(pp):
-        own = speeds[stage] / sum(speeds[stage:]) * (before[-1] + head - before[layer])  # its share of what is left
-        possible = [end for end in ends(high, stage, layer) if stage == pp - 1 or fits(high, stage + 1, end)]
-        first, target = layer, before[layer] + own
-        layer = len(times) if stage == pp - 1 else min(possible, key=lambda end: abs(before[end] - target))
+        share = speeds[stage] / sum(speeds[stage:]) * (before[-1] + head - before[layer])  # of what is left
+        target, first = before[layer] + share, layer
+        possible = [end for end in ends(stage, first) if slowest(stage, first, end) <= bound]
+        layer = min(possible, key=lambda end: abs(before[end] - target))
         split.append(range(first, layer))
     return split

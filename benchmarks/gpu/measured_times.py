@@ -67,7 +67,7 @@ class MeasuredTimes:
             raise ValueError(f"{slots_of(shape)} KV slots do not fit the stage's {self._slots}")
         batch = batch_of(shape)
         inputs = self._stage.prepare(batch)
-        inputs = replace(inputs, last_context=inputs.context)
+        inputs = replace(inputs, last_context=inputs.contexts[-1])
         self._sampled = torch.from_numpy(batch.sample_rows).to(self._stage.device)
 
         def compute() -> None:

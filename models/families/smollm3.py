@@ -22,7 +22,7 @@ def _smollm3(config: ModelValues) -> dict[str, Any]:
         tied=True,
     )
     count, every = fields["num_layers"], config.positive("no_rope_layer_interval", 4)
-    turns = config.get("no_rope_layers") or [int((i + 1) % every != 0) for i in range(count)]
+    turns = config.get("no_rope_layers", [int((i + 1) % every != 0) for i in range(count)])
     if not isinstance(turns, list) or len(turns) != count or not all(type(x) is int for x in turns):
         raise config.wrong("no_rope_layers", "a list of 0 (no positions) and 1, one for each of num_hidden_layers")
     config.asked.add("max_window_layers")  # published models have it; nothing goes by it

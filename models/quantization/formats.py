@@ -49,8 +49,13 @@ def plain_formats(arch: Architecture) -> ModelFormats:
     return ModelFormats((LayerFormats(),) * arch.num_layers)
 
 
-def model_formats(format_of: FormatOf, arch: Architecture, tp: int, device: str) -> ModelFormats:
-    """Return the formats of a rank's matrices, by those of the tensors. A CPU has no products of floats of 8 bits."""
+def model_formats(
+    format_of: FormatOf, arch: Architecture, tp: int, device: str, *, experts: str | None = None
+) -> ModelFormats:
+    """Return the formats of a rank's matrices, by those of the tensors. A CPU has no products of floats of 8 bits.
+
+    Experts are held as numbers of the model's type. A simulation may round them too, to what `experts` names.
+    """
     names, H = names_of(arch), arch.hidden_size
 
     def of(name: str) -> WeightFormat | None:
@@ -65,7 +70,11 @@ def model_formats(format_of: FormatOf, arch: Architecture, tp: int, device: str)
         qkv = None if arch.latent is not None else common(prefix, (names.q, names.k, names.v), H)
         out = common(prefix, [names.attention_out], arch.num_heads * arch.value_dim, tp)
         if arch.experts is not None and arch.kind(i).experts:
-            return LayerFormats(qkv=qkv, out=out)  # experts are held as numbers of the model's type
+            fc1, fc2 = (
+                None if experts is None else rounded_format(experts, size, is_table=False)
+                for size in (H, arch.expert_size)
+            )
+            return LayerFormats(qkv=qkv, out=out, fc1=fc1, fc2=fc2)
         return LayerFormats(
             qkv=qkv,
             out=out,

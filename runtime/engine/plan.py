@@ -107,7 +107,8 @@ def make_plan(config: EngineConfig) -> Plan:
         format_of = source.format
     if (cut := cut_too_small(format_of, arch, config.parallel.tp)) is not None:
         _log.warning(cut)
-    formats = model_formats(format_of, arch, config.parallel.tp, hardware.device)
+    rounded = config.model.quantization if simulated else None
+    formats = model_formats(format_of, arch, config.parallel.tp, hardware.device, experts=rounded)
     if tokenizer is not None and not simulated and not arch.eos_token_ids:
         ids = load_tokenizer(tokenizer, arch.vocab_size).eos_token_ids
         arch = replace(arch, eos_token_ids=tuple(i for i in ids if i < arch.vocab_size))

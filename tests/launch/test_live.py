@@ -321,9 +321,11 @@ def test_the_page_and_a_recording_speak_of_the_same_seconds(server: Server, tmp_
             held = browser.run("return document.querySelector('main h2').innerText")
             assert held.startswith("The last 10 s before ")
             shares = dict(browser.run(SHARES))
-        browser.until("document.getElementById('explained').innerText.startsWith('Recorded in ')", stretched(60))
+        browser.until("document.getElementById('explained').innerText.includes(', recorded in ')", stretched(60))
         said = browser.run("return document.querySelector('#words b').innerText")
-        folder = browser.run("return document.getElementById('explained').innerText")[len("Recorded in ") : -1]
+        folder = browser.run("return document.getElementById('explained').innerText").partition(", recorded in ")[2][
+            :-1
+        ]
         assert float(browser.run("return document.getElementById('rate').innerText")) == rate, "it is held"
     kept = read_run_folder(Path(folder))
     summary = kept.summary

@@ -345,7 +345,7 @@ def test_metrics_count_requests_and_stage_seconds(server: Server, client: openai
     assert value["gapless:iteration_tokens_total_count"] >= 8
     assert value["gapless:iteration_tokens_total_sum"] >= 10
     assert value["gapless:stage_busy_seconds_total"] > 0
-    assert 'gapless:stage_idle_seconds_total{cause="control",replica="0",stage="0"}' in text
+    assert 'gapless:stage_idle_seconds_total{cause="control",model_name="shipped",replica="0",stage="0"}' in text
 
 
 def test_many_clients_at_once(server: Server) -> None:
@@ -552,7 +552,10 @@ def test_two_stages_and_a_killed_front(tmp_path: Path) -> None:
         children = descendants_of(server.process.pid)
         assert len(children) > 3
         deadline = time.monotonic() + stretched(5)  # spans of the first stage may come after the text
-        while 'gapless:stage_busy_seconds_total{replica="0",stage="1"}' not in httpx2.get(f"{server.url}/metrics").text:
+        while (
+            'gapless:stage_busy_seconds_total{model_name="shipped",replica="0",stage="1"}'
+            not in httpx2.get(f"{server.url}/metrics").text
+        ):
             assert time.monotonic() < deadline
             time.sleep(0.05)
         server.process.kill()

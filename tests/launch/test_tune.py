@@ -268,7 +268,7 @@ def test_overrides_compose_to_the_config(tmp_path: Path) -> None:
     assert composed(BenchConfig, "bench", *again) == config
 
 
-def test_a_model_of_experts_is_tuned_and_no_command_runs_it_for_real(here: Path) -> None:
+def test_a_model_of_experts_is_tuned_over_both_layouts(here: Path) -> None:
     """Skewed routes favour slices where a rank would have one expert."""
     requests = ["workload=fixed", "workload.num_prompts=100", "workload.input_len=2000", "workload.output_len=20"]
     chosen = ["model=mixtral-8x7b", "hardware=h100", *requests, "slo.ttft_p99_ms=2000", "scheduler=sarathi", "seeds=1"]
@@ -277,7 +277,7 @@ def test_a_model_of_experts_is_tuned_and_no_command_runs_it_for_real(here: Path)
     told = loaded(here / "out" / "tune.json")
     assert {one["setting"].partition(" sarathi")[0] for one in told["tried"]} == {"tp8 pp1", "tp8 ep pp1"}
     assert told["winner"]["setting"].startswith("tp8 pp1")
-    assert list(told["commands"]) == ["simulates it at the first seed's rate"]
+    assert list(told["commands"]) == ["simulates it at the first seed's rate", "runs it on the real devices"]
     words = shlex.split(told["commands"]["simulates it at the first seed's rate"])[2:]
     assert not composed(SimulateConfig, "simulate", *words).parallel.expert_parallel
     assert main(["tune", *chosen, *grid, "search.expert_parallel=[true]", "hydra.run.dir=whole"]) == 0

@@ -143,19 +143,30 @@ RANDOM = {
 
 
 GRIDS = [
-    pytest.param(2, 2, {"layers": [1, 2], "scattered": True, "replicate_embedding": True}, marks=pytest.mark.slow),
+    (2, 2, {"layers": [1, 2], "scattered": True, "replicate_embedding": True}),
     pytest.param(2, 2, {"layers": [2, 1], "scattered": True, "pieces": True}, marks=pytest.mark.slow),
     (2, 1, {"layers": [2, 1], "pieces": True}),
     (1, 2, {"chunks": [5, 3]}),
 ]
 
 
+WITH_TRAITS = [name for name in FAMILIES if name in hf_models.CONFIGS and name not in hf_models.PLAIN]
+GROUPS = [
+    pytest.param([name for name in FAMILIES if name not in WITH_TRAITS], id="plain"),
+    pytest.param(WITH_TRAITS, id="with traits", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("names", GROUPS)
 @pytest.mark.parametrize(("pp", "tp", "over"), GRIDS)
-def test_meshes(pp: int, tp: int, over: dict[str, Any], folders: dict[str, Any], tmp_path: Path) -> None:
+def test_meshes(
+    pp: int, tp: int, over: dict[str, Any], names: list[str], folders: dict[str, Any], tmp_path: Path
+) -> None:
     """Each family over gloo processes, at once and by pieces, and random weights, which are the same on every mesh."""
-    jobs = [job(tmp_path / f"{name}.npz", weights=str(folders[name][0]), **over) for name in folders]
+    jobs = [job(tmp_path / f"{name}.npz", weights=str(folders[name][0]), **over) for name in names]
     run_ranks(run_all, pp, tp, tmp_path, [*jobs, job(tmp_path / "random.npz", architecture=RANDOM)])
-    for name, (_, tokens, logits) in folders.items():
+    for name in names:
+        _, tokens, logits = folders[name]
         check(tmp_path / f"{name}.npz", tokens, logits)
     with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 60) as groups:
         run(groups, job(tmp_path / "alone.npz", architecture=RANDOM))

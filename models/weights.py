@@ -50,8 +50,7 @@ class Piece:
 
     The target is [G, rows, columns], or [G, rows] for a vector; each tensor of a quantized matrix is such a view. The
     slice has G groups of rows, one after the other or `stride` rows apart, and as many columns. Rows and columns are
-    those of the [out, in] matrix, also where the file
-    has it transposed.
+    those of the [out, in] matrix, also where the file has it transposed.
     """
 
     name: str
@@ -67,7 +66,7 @@ class Piece:
     @property
     def size(self) -> int:
         """The number of bytes or more that it loads."""
-        return (self.target if isinstance(self.target, torch.Tensor) else self.target.codes).numel()
+        return self._shape.numel()
 
     def load(self, source: TensorSource) -> None:
         """Copy the slice block by block, converted to the target's type or format."""
@@ -181,10 +180,7 @@ def _vocab_rows(name: str, layer: Layer, arch: Architecture, mesh: Mesh) -> Iter
     total = padded_vocab(arch.vocab_size, mesh.tp) // mesh.tp
     first = mesh.tp_rank * total
     count = min(arch.vocab_size - first, total)
-    padding = _view(layer, lambda rows: rows[max(count, 0) :])
-    for tensor in [padding] if isinstance(padding, torch.Tensor) else [padding.codes, padding.scales, padding.offsets]:
-        if tensor is not None:
-            tensor.zero_()
+    _view(layer, lambda rows: rows[max(count, 0) :].zero_())
     if count > 0:
         yield Piece(name, _view(layer, lambda rows: rows[None, :count]), row=first)
 

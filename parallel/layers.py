@@ -81,6 +81,13 @@ def _pack(layer: ColumnParallelLinear | RowParallelLinear) -> None:
         layer.quantized = None
 
 
+def _multiply(
+    layer: ColumnParallelLinear | RowParallelLinear | ReplicatedLinear, x: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Return x @ weight.T + bias by the layer's packed weight, if it has one."""
+    return F.linear(x, layer.weight, bias) if layer.packed is None else layer.packed.linear(x, bias)
+
+
 class ColumnParallelLinear(tensor_parallel.ColumnParallelLinear):
     """Maps [T, in] to [T, out / tp]. Each rank holds a share of the output features.
 
@@ -110,9 +117,7 @@ class ColumnParallelLinear(tensor_parallel.ColumnParallelLinear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return this rank's share of the output features, [T, out / tp], with their bias."""
-        if self.packed is not None:
-            return self.packed.linear(x, self.bias)
-        return F.linear(x, self.weight, self.bias)
+        return _multiply(self, x, self.bias)
 
 
 class RowParallelLinear(tensor_parallel.RowParallelLinear):
@@ -168,7 +173,7 @@ class RowParallelLinear(tensor_parallel.RowParallelLinear):
     def partial(self, x: torch.Tensor) -> torch.Tensor:
         """Return this rank's part of that sum, [T, out]."""
         bias = self.bias if self._groups.mesh.tp_rank == 0 else None  # once in the sum, and within a product
-        return F.linear(x, self.weight, bias) if self.packed is None else self.packed.linear(x, bias)
+        return _multiply(self, x, bias)
 
 
 class VocabParallelEmbedding(tensor_parallel.VocabParallelEmbedding):
@@ -255,9 +260,7 @@ class ReplicatedLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return x @ weight.T + bias, [T, out]."""
-        if self.packed is not None:
-            return self.packed.linear(x, self.bias)
-        return F.linear(x, self.weight, self.bias)
+        return _multiply(self, x, self.bias)
 
 
 class LMHead(ColumnParallelLinear):

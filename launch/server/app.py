@@ -38,8 +38,9 @@ from .live import LiveStream
 from .live_page import add_page
 from .messages_input import MessagesBody
 from .openapi import describe
+from .read_body import read
 from .recorder import LONGEST_S
-from .requests import Body, ChatBody, CompletionBody, DetokenizeBody, ResponseBody, TokenizeBody, each_output, read
+from .requests import Body, ChatBody, CompletionBody, DetokenizeBody, ResponseBody, TokenizeBody, each_output
 from .service import Service
 from .streaming import EventStream, whole
 

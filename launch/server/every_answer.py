@@ -93,5 +93,5 @@ def _exchange(scope: Scope, method: str) -> Exchange:
         scope["state"]["request_id"],
         client[0] if client else "",
         state=scope["state"],
-        headers={name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]},
+        raw_headers=scope["headers"],
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +30,14 @@ class Exchange:
     route: str = ""
     status: int = CLIENT_LEFT
     state: Mapping[str, Any] = field(default_factory=dict)
-    headers: Mapping[str, str] = field(default_factory=dict)
+    raw_headers: Iterable[tuple[bytes, bytes]] = ()
     began: float = field(default_factory=time.monotonic)
     ended: float = 0.0
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The request's headers, by their names in small letters."""
+        return {name.decode("latin-1"): value.decode("latin-1") for name, value in self.raw_headers}
 
     @property
     def seconds(self) -> float:

@@ -14,7 +14,7 @@ from .endpoints import ROUTES, check, user_and_salt
 from .engine_client import Call
 from .errors import ApiError
 from .journaling import Journaling, progress_of
-from .requests import decode, validated
+from .read_body import decode, validated
 from .service import Service
 
 

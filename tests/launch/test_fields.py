@@ -14,14 +14,13 @@ from openai.types.responses import response_create_params as response_params
 from gapless.launch.server.errors import ApiError
 from gapless.launch.server.fields import IGNORED, REFUSED, check_fields
 from gapless.launch.server.messages_input import MessagesBody
+from gapless.launch.server.read_body import decode, validated
 from gapless.launch.server.requests import (
     ChatBody,
     CompletionBody,
     ResponseBody,
     SamplingBody,
-    decode,
     each_output,
-    validated,
 )
 
 PAGE = Path(__file__).parents[2] / "docs/serve.md"

@@ -1,0 +1,83 @@
+"""Reads the body of a request: bytes to JSON, JSON to the body that a path takes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from pydantic import ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from .errors import ApiError
+from .fields import check_fields
+from .requests import Body
+
+M = TypeVar("M", bound=Body)
+_OBJECT = re.compile(r"dictionary( or instance of \w+)?")  # pydantic's words for it
+
+
+async def read(request: Request, kind: type[M]) -> M:
+    """Read the body of a request. `request.state.ignored` then has the names of fields that are unknown here.
+
+    Raises:
+        ApiError: it is no JSON, or not the body that this path takes; it names the first field that is wrong. Or the
+            client went before it was complete.
+    """
+    try:
+        content = await request.body()
+    except ClientDisconnect as error:
+        raise ApiError(408, "the connection ended before the body was complete") from error
+    try:
+        given = msgspec.json.decode(content)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        given = await asyncio.to_thread(decode, content)  # slow where it is large
+    if isinstance(given, dict):
+        request.state.ignored = check_fields(kind.computed(), given)
+    return validated(kind, given)
+
+
+def decode(content: bytes) -> Any:
+    """Decode JSON, also with a byte order mark, in UTF-16 or UTF-32, and with halves of surrogate pairs.
+
+    Such halves are no text: each becomes U+FFFD.
+
+    Raises:
+        ApiError: it is no JSON.
+    """
+    try:
+        text = content.decode(json.detect_encoding(content), errors="surrogatepass").removeprefix("\ufeff")
+        text = json.dumps(json.loads(text), ensure_ascii=False)
+        return msgspec.json.decode(re.sub("[\ud800-\udfff]", "\ufffd", text))
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"the body is not JSON: {error}") from error
+
+
+def validated(kind: type[M], given: Any) -> M:
+    """Return a body that was decoded.
+
+    Raises:
+        ApiError: it is not the body that this path takes; it names the field that is wrong.
+    """
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+        places = [_place(each["loc"], given, is_missing=each["type"] == "missing") for each in found]
+        number = max(range(len(places)), key=lambda index: len(places[index]))  # the branch that fits best
+        path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in places[number]).lstrip(".")
+        text = _OBJECT.sub("object", found[number]["msg"])
+        raise ApiError(400, f"{path or 'body'}: {text}", param=path or None) from error
+
+
+def _place(path: Sequence[str | int], given: Any, *, is_missing: bool) -> list[str | int]:
+    """Return the part of a path that the body has, without the names of the types that a field may be of."""
+    found: list[str | int] = []
+    for part in path:
+        is_list, is_dict = isinstance(given, list), isinstance(given, dict)
+        if (is_list and isinstance(part, int)) or (is_dict and part in given):
+            found, given = [*found, part], given[part]
+    return [*found, path[-1]] if is_missing and found[-1:] != [path[-1]] else found

@@ -370,6 +370,7 @@ def test_unknown_fields_are_named(server: Server) -> None:
     assert server.log.count("unknown field temprature") == 1
 
 
+@pytest.mark.slow
 def test_a_strict_server_refuses_unknown_fields(tmp_path: Path) -> None:
     with serving(tmp_path, "serve.strict=true", *http_faults.LIMITS) as strict:
         for field, status in (("temprature", 400), ("metadata", 200)):

@@ -3,17 +3,7 @@
 // A word of codes is 32 bits, four or eight neighbouring inputs of an output, the first in the lowest bits. For each block
 // of 32 outputs, the weight holds word after word, the words of all its outputs side by side.
 
-#include <vector>
-
-#include "few_rows.h"
-
-#ifdef __AVX512F__
-#include <immintrin.h>
-#endif
-#ifdef __AMX_INT8__
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
+#include "tiles.h"
 
 struct Matrix {
     const uint32_t* codes;  // [blocks, words, 32]; the inputs of a block's words are a multiple of 64
@@ -25,44 +15,15 @@ struct Matrix {
 namespace {
 
 typedef int32_t Integers __attribute__((vector_size(64)));
-typedef uint32_t Codes __attribute__((vector_size(64)));
 
-constexpr int64_t kBlock = 32, kStep = 64, kTile = 16;  // outputs; bytes of a row of x that a tile takes; rows of a tile
-constexpr int64_t kPanel = 256;                         // rows that are computed with weights made once
-constexpr int kFew = 12;                                // rows whose sums fit into registers
-constexpr int64_t kAhead = 16;                          // words that are fetched before they are used
+constexpr int kFew = 12;        // rows whose sums fit into registers
+constexpr int64_t kAhead = 16;  // words that are fetched before they are used
 constexpr bool kPairs = sizeof(Element) == 2;
 #ifdef __AVX512BF16__
 constexpr bool kFuses = kPairs;
 #else
 constexpr bool kFuses = false;
 #endif
-
-template <class To>
-inline To load(const void* from) {
-    To found;
-    std::memcpy(&found, from, sizeof(found));
-    return found;
-}
-
-typedef uint16_t Shorts __attribute__((vector_size(32)));
-
-inline Vector widen(const float* from) { return load<Vector>(from); }
-
-inline Vector widen(const BFloat16* from) {
-    return (Vector)(__builtin_convertvector(load<Shorts>(from), Codes) << 16);
-}
-
-inline void narrow(Vector numbers, float* to) { std::memcpy(to, &numbers, sizeof(numbers)); }
-
-inline void narrow(Vector numbers, BFloat16* to) {
-#ifdef __AVX512BF16__
-    const auto found = _mm512_cvtneps_pbh((__m512)numbers);
-    std::memcpy(to, &found, sizeof(found));
-#else
-    for (int i = 0; i < kLane; ++i) to[i] = numbers[i];
-#endif
-}
 
 inline Vector read_scales(const void* from, int64_t at, bool halves) {
 #ifdef __AVX512F__
@@ -140,36 +101,6 @@ void dequantize(const Matrix& m, int64_t block, int64_t first, int64_t count, bo
             }
         }
     }
-}
-
-struct alignas(kStep) Line {  // a step's bytes of a row, in a line of the cache
-    char bytes[kStep];
-};
-
-// Rows of x in the order of the codes, each padded with zeros to `steps` times 64 bytes, and their sums by group.
-template <class Number>
-struct Rows {
-    int64_t steps, groups;
-    bool tiled;
-    std::vector<Line>& memory;
-    std::vector<float>& sums;    // [rows, groups]
-    std::vector<float>& scales;  // [rows], of integers
-
-    Number* at(int64_t r, int64_t step) {
-        const int64_t tile = (r / kTile * steps + step) * kTile + r % kTile;
-        return reinterpret_cast<Number*>(memory.data() + (tiled ? tile : r * steps + step));
-    }
-};
-
-template <class Number>
-Rows<Number> make_rows(int64_t rows, int64_t steps, int64_t groups, bool tiled) {
-    static thread_local std::vector<Line> memory;
-    static thread_local std::vector<float> sums, scales;
-    const int64_t padded = (rows + kTile - 1) / kTile * kTile;
-    memory.resize(std::max<int64_t>(memory.size(), padded * steps));
-    sums.resize(std::max<int64_t>(sums.size(), rows * groups));
-    scales.resize(std::max<int64_t>(scales.size(), rows));
-    return {steps, groups, tiled, memory, sums, scales};
 }
 
 // A row of x, COUNT inputs at a time, with zeros after the last.
@@ -260,28 +191,6 @@ void round_row(const Matrix& m, const Element* x, int64_t inputs, Rows<int8_t>& 
         sums[word / m.group_words] += four[0] + four[1] + four[2] + four[3];
     }
 }
-
-// Writes a row of a block's sums, [width], with bias and residual.
-struct Output {
-    const Element *bias, *residual;
-    Element* out;
-    int64_t outputs;
-
-    void fetch(int64_t r, int64_t first) const { __builtin_prefetch(out + r * outputs + first, 1); }
-
-    void write(const float* sums, int64_t r, int64_t first, int64_t width) const {
-        const int64_t at = r * outputs + first, count = std::min(width, outputs - first);
-        int64_t o = 0;
-        for (; o + kLane <= count; o += kLane) {
-            Vector sum = read(sums + o);
-            if (bias) sum += widen(bias + first + o);
-            if (residual) sum += widen(residual + at + o);
-            narrow(sum, out + at + o);
-        }
-        for (; o < count; ++o)
-            out[at + o] = sums[o] + (bias ? float(bias[first + o]) : 0.0f) + (residual ? float(residual[at + o]) : 0.0f);
-    }
-};
 
 // Returns the j-th pair of inputs of words of codes, as BFloat16, without scale.
 template <int BITS>
@@ -415,137 +324,44 @@ void by_numbers(const Matrix& m, Rows<Element>& rows, int64_t count, const Outpu
     }
 }
 
-#if defined(__AMX_INT8__) && defined(__AMX_BF16__)
-constexpr bool kMayHaveTiles = true;
-
-bool has_tiles() {
-    static const bool allowed = syscall(SYS_arch_prctl, 0x1023, 18) == 0;  // ARCH_REQ_XCOMP_PERM, XTILEDATA
-    return allowed;
-}
-
-struct Tiles {  // of 16 rows of 64 bytes, for as long as this lives
-    Tiles() {
-        alignas(64) uint8_t config[64] = {1};
-        for (int tile = 0; tile < 8; ++tile) config[16 + 2 * tile] = kStep, config[48 + tile] = kTile;
-        asm volatile("" ::"r"(config) : "memory");  // the compiler does not know how much of it is read
-        _tile_loadconfig(config);
-    }
-    ~Tiles() { _tile_release(); }
-};
-
-// c[16 * TILES, 32] (+)= a[16 * TILES, steps] @ b[steps, 32]. Tiles of a row of tiles follow each other.
-template <class Number, int TILES>
-void multiply_tiles(const Number* a, int64_t a_stride, const void* b, int64_t steps, float* c, bool is_first) {
-    constexpr int64_t kBytes = kBlock * 4, kTileBytes = kTile * kStep;
-    const char *a0 = (const char*)a, *a1 = a0 + a_stride, *weights = (const char*)b;
-    asm volatile("" ::: "memory");  // the compiler does not know what loads of tiles read
-    if (is_first) {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-    } else {
-        _tile_loadd(0, c, kBytes);
-        _tile_loadd(1, c + kLane, kBytes);
-        if (TILES == 2) {
-            _tile_loadd(2, c + kTile * kBlock, kBytes);
-            _tile_loadd(3, c + kTile * kBlock + kLane, kBytes);
-        }
-    }
-    for (int64_t step = 0; step < steps; ++step, a0 += kTileBytes, a1 += kTileBytes, weights += kTile * kBytes) {
-        _tile_loadd(6, weights, kBytes);
-        _tile_loadd(7, weights + kStep, kBytes);
-        _tile_loadd(4, a0, kStep);
-        if constexpr (sizeof(Number) == 1) {
-            _tile_dpbsud(0, 4, 6);
-            _tile_dpbsud(1, 4, 7);
-        } else {
-            _tile_dpbf16ps(0, 4, 6);
-            _tile_dpbf16ps(1, 4, 7);
-        }
-        if (TILES == 1) continue;
-        _tile_loadd(5, a1, kStep);
-        if constexpr (sizeof(Number) == 1) {
-            _tile_dpbsud(2, 5, 6);
-            _tile_dpbsud(3, 5, 7);
-        } else {
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
-        }
-    }
-    _tile_stored(0, c, kBytes);
-    _tile_stored(1, c + kLane, kBytes);
-    if (TILES == 2) {
-        _tile_stored(2, c + kTile * kBlock, kBytes);
-        _tile_stored(3, c + kTile * kBlock + kLane, kBytes);
-    }
-}
+constexpr int64_t kMostSteps = 9;
+alignas(64) thread_local float made[kMostSteps * kTile * kBlock];  // numbers, 18 KB
 
 // All rows in tiles: integers as they lie, numbers made in the first cache.
 template <int BITS, class Number>
-void by_tiles(const Matrix& m, Rows<Number>& rows, int64_t count, const Output& to) {
+void quantized_by_tiles(const Matrix& m, Rows<Number>& rows, int64_t count, const Output& to) {
     constexpr bool kIntegers = sizeof(Number) == 1;
     constexpr int64_t kStepWords = kIntegers ? kTile : BITS;  // words of codes in a step: 64 / 4, or 32 * BITS / 32
-    constexpr int64_t kMostSteps = 9;                         // numbers of 18 KB
-    const int64_t blocks = (m.outputs + kBlock - 1) / kBlock, tiles = (count + kTile - 1) / kTile;
-    const int64_t steps = kIntegers ? rows.steps : count <= 2 * kTile ? 4 : kMostSteps;
     const bool scaled = m.groups > 1 || m.offsets;
-#pragma omp parallel
-    {
-        const Tiles config;
-        alignas(64) float sums[kPanel * kBlock], numbers[kIntegers ? 1 : kMostSteps * kTile * kBlock];
-#pragma omp for schedule(static)
-        for (int64_t block = 0; block < blocks; ++block) {
-            const Terms terms(m, block, 0);
-            const auto finish = [&](int64_t r) {
-                float* row = sums + r * kBlock;
-                for (int v = 0; v < 2; ++v, row += kLane) {
-                    Vector sum = read(row);
-                    if constexpr (kIntegers) {
-                        const int32_t x_sum = load<int32_t>(&rows.sums[r]);
-                        sum = rows.scales[r] * number_of(m, (Integers)sum, x_sum, terms.scale[v], terms.shift[v]);
-                    } else if (!scaled) {
-                        sum *= terms.scale[v];
-                    }
-                    std::memcpy(row, &sum, sizeof(sum));
-                }
-                to.write(sums + r * kBlock, r, block * kBlock, kBlock);
-            };
-            for (int64_t first = 0; first < rows.steps; first += steps) {
-                const int64_t some = std::min(steps, rows.steps - first);
-                const bool is_last = first + some == rows.steps;
-                const void* weights = m.codes + (block * m.words + first * kStepWords) * kBlock;
-                if constexpr (!kIntegers) {
-                    dequantize<BITS>(m, block, first * kStepWords, some * kStepWords, scaled, numbers, kBlock);
-                    weights = numbers;
-                }
-                for (int64_t tile = 0; tile < tiles; tile += 2) {
-                    const int64_t row = tile * kTile, end = std::min(count, row + 2 * kTile);
-                    if (is_last)
-                        for (int64_t r = row; r < end; ++r) to.fetch(r, block * kBlock);
-                    const auto multiply = tile + 1 < tiles ? multiply_tiles<Number, 2> : multiply_tiles<Number, 1>;
-                    multiply(rows.at(row, first), rows.steps * kTile * kStep, weights, some, sums + row * kBlock, !first);
-                    if (is_last)
-                        for (int64_t r = row; r < end; ++r) finish(r);
-                }
+    const auto weights = [&](int64_t block, int64_t first, int64_t some) -> const void* {
+        if constexpr (kIntegers) return m.codes + (block * m.words + first * kStepWords) * kBlock;
+        dequantize<BITS>(m, block, first * kStepWords, some * kStepWords, scaled, made, kBlock);
+        return made;
+    };
+    const auto finish = [&](int64_t block, int64_t r, float* row) {
+        const Terms terms(m, block, 0);
+        for (int v = 0; v < 2; ++v) {
+            Vector sum = read(row + v * kLane);
+            if constexpr (kIntegers) {
+                const int32_t x_sum = load<int32_t>(&rows.sums[r]);
+                sum = rows.scales[r] * number_of(m, (Integers)sum, x_sum, terms.scale[v], terms.shift[v]);
+            } else if (!scaled) {
+                sum *= terms.scale[v];
             }
+            std::memcpy(row + v * kLane, &sum, sizeof(sum));
         }
-    }
+        to.write(row, r, block * kBlock, kBlock);
+    };
+    const int64_t at_once = kIntegers ? rows.steps : count <= 2 * kTile ? 4 : kMostSteps;
+    by_tiles(rows, count, (m.outputs + kBlock - 1) / kBlock, at_once, kIntegers, to, weights, finish);
 }
-#else
-constexpr bool kMayHaveTiles = false;
-bool has_tiles() { return false; }
-
-template <int BITS, class Number>
-void by_tiles(const Matrix&, Rows<Number>&, int64_t, const Output&) {}
-#endif
 
 template <int BITS>
 void multiply_panel(const Matrix& m, const Element* x, int64_t count, int64_t inputs, const Output& to, bool tiled) {
     auto rows = make_rows<Element>(count, m.words * 32 / BITS * sizeof(Element) / kStep, m.groups, tiled);
 #pragma omp parallel for if (count > kFew)
     for (int64_t r = 0; r < count; ++r) copy_row<BITS>(x + r * inputs, inputs, rows, r);
-    if (tiled) return by_tiles<BITS>(m, rows, count, to);
+    if (tiled) return quantized_by_tiles<BITS>(m, rows, count, to);
     if constexpr (kFuses)
         if (count <= kFew) {
             const int64_t group = m.group_words * 32 / BITS;
@@ -559,7 +375,7 @@ void multiply_integers(const Matrix& m, const Element* x, int64_t count, int64_t
     auto rows = make_rows<int8_t>(count, m.words * 4 / kStep, m.groups, tiled);
 #pragma omp parallel for if (count > kFew)
     for (int64_t r = 0; r < count; ++r) round_row(m, x + r * inputs, inputs, rows, r);
-    if (tiled) return by_tiles<8>(m, rows, count, to);
+    if (tiled) return quantized_by_tiles<8>(m, rows, count, to);
     by_few<8>(m, rows, count, to);
 }
 

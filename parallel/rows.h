@@ -1,0 +1,90 @@
+// What products with blocks of 32 outputs share: rows of x in the order in which they are read, and of sums to write.
+
+#pragma once
+
+#include <vector>
+
+#include "few_rows.h"
+
+typedef uint32_t Codes __attribute__((vector_size(64)));
+typedef uint16_t Shorts __attribute__((vector_size(32)));
+
+constexpr int64_t kBlock = 32;              // outputs
+constexpr int64_t kTile = 16, kStep = 64;  // rows of a tile of AMX, and bytes of each
+
+template <class To>
+inline To load(const void* from) {
+    To found;
+    std::memcpy(&found, from, sizeof(found));
+    return found;
+}
+
+inline Vector widen(const float* from) { return load<Vector>(from); }
+
+inline Vector widen(const BFloat16* from) {
+    return (Vector)(__builtin_convertvector(load<Shorts>(from), Codes) << 16);
+}
+
+inline void narrow(Vector numbers, float* to) { std::memcpy(to, &numbers, sizeof(numbers)); }
+
+inline void narrow(Vector numbers, BFloat16* to) {
+#ifdef __AVX512BF16__
+    const auto found = _mm512_cvtneps_pbh((__m512)numbers);
+    std::memcpy(to, &found, sizeof(found));
+#else
+    for (int i = 0; i < kLane; ++i) to[i] = numbers[i];
+#endif
+}
+
+struct alignas(kStep) Line {  // a step's bytes of a row, in a line of the cache
+    char bytes[kStep];
+};
+
+// Rows of x, each padded with zeros to `steps` times 64 bytes, and their sums by group. Those of a tile follow each other,
+// step after step, where `tiled`.
+template <class Number>
+struct Rows {
+    int64_t steps, groups;
+    bool tiled;
+    std::vector<Line>& memory;
+    std::vector<float>& sums;    // [rows, groups]
+    std::vector<float>& scales;  // [rows], of integers
+
+    Number* at(int64_t r, int64_t step) {
+        const int64_t tile = (r / kTile * steps + step) * kTile + r % kTile;
+        return reinterpret_cast<Number*>(memory.data() + (tiled ? tile : r * steps + step));
+    }
+};
+
+template <class Number>
+Rows<Number> make_rows(int64_t rows, int64_t steps, int64_t groups, bool tiled) {
+    static thread_local std::vector<Line> memory;
+    static thread_local std::vector<float> sums, scales;
+    const int64_t padded = (rows + kTile - 1) / kTile * kTile;
+    memory.resize(std::max<int64_t>(memory.size(), padded * steps));
+    sums.resize(std::max<int64_t>(sums.size(), rows * groups));
+    scales.resize(std::max<int64_t>(scales.size(), rows));
+    return {steps, groups, tiled, memory, sums, scales};
+}
+
+// Writes a row of a block's sums, [width], with bias and residual, which may be null.
+struct Output {
+    const Element *bias, *residual;
+    Element* out;
+    int64_t outputs;
+
+    void fetch(int64_t r, int64_t first) const { __builtin_prefetch(out + r * outputs + first, 1); }
+
+    void write(const float* sums, int64_t r, int64_t first, int64_t width) const {
+        const int64_t at = r * outputs + first, count = std::min(width, outputs - first);
+        int64_t o = 0;
+        for (; o + kLane <= count; o += kLane) {
+            Vector sum = read(sums + o);
+            if (bias) sum += widen(bias + first + o);
+            if (residual) sum += widen(residual + at + o);
+            narrow(sum, out + at + o);
+        }
+        for (; o < count; ++o)
+            out[at + o] = sums[o] + (bias ? float(bias[first + o]) : 0.0f) + (residual ? float(residual[at + o]) : 0.0f);
+    }
+};

@@ -7,7 +7,8 @@
 
 namespace {
 
-constexpr int64_t kAtOnce = 8;           // steps of weights, 16 KB, which stay in the first cache for all rows
+constexpr int64_t kLeastTiled = 5;        // rows
+constexpr int64_t kAtOnce = 8;            // steps of weights, 16 KB, which stay in the first cache for all rows
 constexpr int64_t kPanelBytes = 3 << 19;  // of x, which stay in the second cache for all weights
 
 // Few rows, whose sums stay in registers for some words. `inputs` is a multiple of a word.
@@ -47,25 +48,29 @@ void by_tiles(const Element* x, const float* weight, int64_t count, int64_t inpu
 
 extern "C" {
 
-// Whether a product with blocks of 32 outputs takes any number of rows.
+// out[rows, outputs] = x[rows, inputs] @ weight^T + bias[outputs] + residual[rows, outputs]; bias and residual may be
+// null. Each weight is read from memory once. `block` is 64 or 32, `outputs` a multiple of 64, `inputs` of a word, and
+// `rows` at most 96.
+void linear(const Element* x, const float* weight, const Element* bias, const Element* residual, Element* out,
+            int64_t rows, int64_t inputs, int64_t outputs, int64_t block) {
+    by_words(x, weight, rows, inputs, block, {bias, residual, out, outputs});
+}
+
+// Whether `linear_tiled` is there.
 int64_t multiplies_tiles() { return kMayHaveTiles && kInWord == 2 && has_tiles(); }
 
-// out[rows, outputs] = x[rows, inputs] @ weight^T + bias[outputs] + residual[rows, outputs]; bias and residual may be
-// null. `block` is 64 or 32, `outputs` a multiple of 64, and `inputs` of a word. With `tiled`, which needs a block of 32
-// and a multiple of 32 inputs, there may be more than 96 rows.
-void linear(const Element* x, const float* weight, const Element* bias, const Element* residual, Element* out,
-            int64_t rows, int64_t inputs, int64_t outputs, int64_t block, int64_t tiled) {
+// As `linear`, with blocks of 32 outputs, for any number of rows. `inputs` and `outputs` are multiples of 32.
+void linear_tiled(const Element* x, const float* weight, const Element* bias, const Element* residual, Element* out,
+                  int64_t rows, int64_t inputs, int64_t outputs) {
+    if (rows < kLeastTiled && outputs % kOutputs == 0)
+        return by_words(x, weight, rows, inputs, kBlock, {bias, residual, out, outputs});
     const int64_t fitting = kPanelBytes / (inputs * int64_t(sizeof(Element))) / (2 * kTile) * 2 * kTile;
-    const int64_t panel = tiled ? std::max(2 * kTile, std::min(kPanel, fitting)) : kMostRows;
+    const int64_t panel = std::max(2 * kTile, std::min(kPanel, fitting));
     for (int64_t row = 0; row < rows; row += panel) {
         const int64_t count = std::min(panel, rows - row), at = row * outputs;
-        const Output to = {bias, residual ? residual + at : nullptr, out + at, outputs};
         if constexpr (kInWord == 2)
-            if (tiled) {
-                by_tiles(x + row * inputs, weight, count, inputs, to);
-                continue;
-            }
-        by_words(x + row * inputs, weight, count, inputs, block, to);
+            by_tiles(x + row * inputs, weight, count, inputs,
+                     {bias, residual ? residual + at : nullptr, out + at, outputs});
     }
 }
 

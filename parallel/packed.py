@@ -5,14 +5,14 @@ half the time, and one of 8 rows a third (`docs/performance.md`). The weight as 
 twice.
 
 Few rows have a product of our own (`packed.cpp`), which reads oneDNN's layout: reading the weights takes about as long
-as computing with them, and it does both at once. oneDNN takes up to 1.4 times as long, in float32 and in bfloat16. With
-AMX it has any number of rows, since oneDNN makes code anew for each number of rows, which micro-batches seldom repeat.
+as computing with them, and it does both at once. oneDNN takes up to 1.4 times as long, in float32 and in bfloat16.
+Weights of bfloat16 have products of their own where there is AMX (`tiled.py`).
 """
 
 from __future__ import annotations
 
 import os
-import sys
+from collections.abc import Callable
 from ctypes import POINTER, c_int32, c_int64, c_void_p, cast
 from functools import cache
 from pathlib import Path
@@ -23,14 +23,15 @@ import torch
 from torch import nn
 
 from .cpp_library import ELEMENTS, NoLibraryError, load
+from .tiled import TiledWeight, can_tile
 
 # oneDNN makes code for each number of rows and shape of weight that it meets, half a millisecond and about a megabyte.
 # By itself it keeps 1,024 of them. It reads this when it first makes one.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
 
 _TYPICAL_ROWS = 256  # oneDNN chooses the layout for a number of rows; products of others use it too
-_MOST_ROWS = 64  # that our product computes without tiles; for more, oneDNN's is as fast
-_LEAST_TILED = 5  # rows
+# Of our product, by type and outputs of a block; for more, oneDNN's is as fast. It has blocks of 32 where it uses AMX.
+_MOST_ROWS = {(torch.float32, 64): 64, (torch.bfloat16, 64): 64, (torch.bfloat16, 32): 4}
 _OUTPUTS = 64  # that our product computes at a time
 _BLOCKS_A_THREAD = 4  # at least, so that threads have about as many each
 
@@ -42,8 +43,7 @@ class PackedWeight:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, _TYPICAL_ROWS)
         self._out_size, self._in_size = weight.shape
         self._block = _find_block(self._packed, weight)
-        self._tiled = self._block == 32 and not self._in_size % 32 and bool(_library(weight.dtype).multiplies_tiles())
-        self._most_rows = (sys.maxsize if self._tiled else _MOST_ROWS) if self._block else 0
+        self._most_rows = _MOST_ROWS.get((weight.dtype, self._block), 0)
 
     def linear(
         self, x: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
@@ -52,7 +52,7 @@ class PackedWeight:
         if not len(x):
             return x.new_zeros(0, self._out_size)
         if len(x) <= self._most_rows and self._has_work_for_all_threads:
-            return self._own(x, bias, residual)
+            return self._few_rows(x, bias, residual)
         if residual is None:
             out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, bias, "none", [], "")
         else:
@@ -63,11 +63,11 @@ class PackedWeight:
     def _has_work_for_all_threads(self) -> bool:
         return self._out_size >= _BLOCKS_A_THREAD * _OUTPUTS * torch.get_num_threads()
 
-    def _own(self, x: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None) -> torch.Tensor:
+    def _few_rows(self, x: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None) -> torch.Tensor:
         x, out = x.contiguous(), x.new_empty(len(x), self._out_size)
         if residual is not None:
             residual = residual.contiguous()
-        _library(x.dtype).linear(
+        _product(x.dtype)(
             x.data_ptr(),
             torch.ops.mkldnn.data_ptr(self._packed),
             None if bias is None else bias.data_ptr(),
@@ -77,22 +77,21 @@ class PackedWeight:
             self._in_size,
             self._out_size,
             self._block,
-            self._tiled and len(x) >= _LEAST_TILED,
         )
         return out
 
 
 @cache
-def _library(dtype: torch.dtype) -> Any:
-    """Return our products for a type.
+def _product(dtype: torch.dtype) -> Callable[..., Any]:
+    """Return the product of few rows.
 
     Raises:
-        NoLibraryError: they cannot be compiled here.
+        NoLibraryError: it cannot be compiled here.
     """
-    library = load(Path(__file__).with_suffix(".cpp"), dtype)
-    library.linear.argtypes = (*[c_void_p] * 5, *[c_int64] * 5)
-    library.linear.restype = None
-    return library
+    product = load(Path(__file__).with_suffix(".cpp"), dtype).linear
+    product.argtypes = (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64)
+    product.restype = None
+    return product
 
 
 def _find_block(packed: torch.Tensor, weight: torch.Tensor) -> int:
@@ -107,7 +106,7 @@ def _find_block(packed: torch.Tensor, weight: torch.Tensor) -> int:
     if torch.ops.mkldnn._nbytes(packed) != weight.numel() * weight.itemsize:
         return 0
     try:
-        _library(weight.dtype)
+        _product(weight.dtype)
     except NoLibraryError:
         return 0
     words = weight.detach().view(torch.int32).numpy()
@@ -127,11 +126,18 @@ def can_pack(weight: torch.Tensor) -> bool:
     return weight.dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def take_packed(linear: nn.Module) -> PackedWeight | None:
+def pack(weight: torch.Tensor) -> PackedWeight | TiledWeight | None:
+    """Lay a weight out for the processor's products; None where torch's own must do."""
+    if can_tile(weight):
+        return TiledWeight(weight.detach())
+    return PackedWeight(weight.detach()) if can_pack(weight) else None
+
+
+def take_packed(linear: nn.Module) -> PackedWeight | TiledWeight | None:
     """Pack a layer's weight and free it; None, and the layer as it is, where that cannot be."""
     weight: torch.Tensor = linear.weight  # type: ignore[assignment]
-    if not can_pack(weight):
+    packed = pack(weight)
+    if packed is None:
         return None
-    packed = PackedWeight(weight.detach())
     linear.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
     return packed

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from .packed import PackedWeight, can_pack
+from .tiled import TiledWeight, can_tile
 
 
 class PackedTable(PackedWeight):
@@ -36,13 +37,13 @@ class PackedTable(PackedWeight):
         return self._words[ids // self._block, :, ids % self._block].view(self._dtype)
 
 
-def take_table(embedding: nn.Module) -> PackedTable | None:
+def take_table(embedding: nn.Module) -> PackedTable | TiledWeight | None:
     """Pack an embedding's weight and free it; None, and the embedding as it is, where that cannot be."""
     weight: torch.Tensor = embedding.weight  # type: ignore[assignment]
     if weight.dtype != torch.bfloat16 or not can_pack(weight):
         return None
-    table = PackedTable(weight.detach())
-    if not table.can_be_read:
+    table = TiledWeight(weight.detach()) if can_tile(weight) else PackedTable(weight.detach())
+    if isinstance(table, PackedTable) and not table.can_be_read:
         return None
     embedding.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
     return table

@@ -14,9 +14,10 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
+from . import huge_pages
 from .cpp_library import ELEMENTS, NoLibraryError, load
 from .cuda_products import KeptMatrix, choose_product
-from .packed import PackedWeight, can_pack
+from .packed import pack
 from .quantized_matrix import QuantizedMatrix, dequantize, pack_codes
 
 _OUTPUTS = 32  # of a block
@@ -84,15 +85,16 @@ class QuantizedWeight:
         in_word = _WORD // self._bits
         groups, words = self._in_size // format.group, -(-format.group // in_word)
         self._group = words * in_word  # with its padding, of zeros in x
-        self._codes = _lay_out(self._padded_codes(matrix))
+        self._codes = huge_pages.copy(_blocks(self._padded_codes(matrix)))
         # Numbers are the small difference of a large code and offset, where both have many bits.
         error = 0.0 if dtype == torch.float32 or (format.bits == 8 and format.has_offsets) else _HALF_ERROR
         halves = library.reads_halves() and all(
             _are_halves(of, error) for of in (matrix.scales, matrix.offsets) if of is not None
         )
         kind = torch.float16 if halves else torch.float32
-        self._scales = _lay_out(matrix.scales.to(kind))
-        self._offsets = None if matrix.offsets is None else _lay_out(matrix.offsets.to(kind))
+        self._scales, self._offsets = (
+            None if of is None else huge_pages.copy(_blocks(of.to(kind))) for of in (matrix.scales, matrix.offsets)
+        )
         offsets = None if self._offsets is None else self._offsets.data_ptr()
         pointers = (self._codes.data_ptr(), self._scales.data_ptr(), offsets)
         sizes = (self._out_size, self._codes.shape[1], groups, words, self._bits, halves, format.zero)
@@ -144,10 +146,10 @@ class QuantizedWeight:
         return dequantize(self._format, codes.flatten(1), scales, offsets).to(self._dtype)
 
 
-def _lay_out(rows: torch.Tensor) -> torch.Tensor:
+def _blocks(rows: torch.Tensor) -> torch.Tensor:
     """Return [blocks, columns, 32] of [out, columns], padded with zeros."""
     blocks: torch.Tensor = _padded(rows, 0, -len(rows) % _OUTPUTS).unflatten(0, (-1, _OUTPUTS))
-    return blocks.transpose(1, 2).contiguous()
+    return blocks.transpose(1, 2)
 
 
 def _padded(rows: torch.Tensor, columns: int, more_rows: int = 0) -> torch.Tensor:
@@ -182,7 +184,7 @@ def make_product(matrix: QuantizedMatrix, dtype: torch.dtype) -> Product:
     if own is not None:
         return own
     weight = matrix.dequantized().to(dtype)
-    return PackedWeight(weight) if can_pack(weight) else DequantizedWeight(weight)
+    return pack(weight) or DequantizedWeight(weight)
 
 
 def make_table(matrix: QuantizedMatrix, dtype: torch.dtype) -> TableProduct:

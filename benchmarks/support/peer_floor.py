@@ -12,7 +12,7 @@ import torch
 from gapless.conf.architecture import Architecture
 from gapless.conf.schema import ModelConfig
 from gapless.models.huggingface import resolve_architecture
-from gapless.parallel.packed import PackedWeight
+from gapless.parallel.packed import pack
 from gapless.parallel.quantized import Product, make_product
 from gapless.parallel.quantized_matrix import QuantizedMatrix, WeightFormat
 
@@ -43,7 +43,9 @@ class Products:
 
     def _product(self, out_size: int, in_size: int) -> Product:
         if self.format is None:
-            return PackedWeight((torch.randn(out_size, in_size) * 0.02).to(self.dtype))
+            packed = pack((torch.randn(out_size, in_size) * 0.02).to(self.dtype))
+            assert packed is not None
+            return packed
         format = replace(self.format, group=self.format.group or in_size)
         matrix = QuantizedMatrix.empty(out_size, in_size, format, "cpu")
         matrix.codes.random_(256)

@@ -51,7 +51,9 @@ def test_it_is_torchs_product(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_own_have_our_product_where_the_layout_is_known(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_rows_have_our_product_where_the_layout_is_known(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And rows that lie apart are read, and what is not finite is seen."""
     weight, x = torch.randn(512, 64).to(dtype), torch.randn(4, 64).to(dtype)
     weight[70, 3] = float("nan")
@@ -59,13 +61,13 @@ def test_own_have_our_product_where_the_layout_is_known(dtype: torch.dtype, monk
     if not product._block:
         pytest.skip("oneDNN has another layout on this processor, or there is no compiler")
     calls = []
-    monkeypatch.setattr(PackedWeight, "_own", lambda *a: calls.append(a) or F.linear(a[1], weight))
+    monkeypatch.setattr(PackedWeight, "_few_rows", lambda *a: calls.append(a) or F.linear(a[1], weight))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     product.linear(x)
     product.linear(torch.randn(65, 64).to(dtype))
     assert len(calls) == 1
     monkeypatch.undo()
-    found = product._own(x[::2], None, x.repeat(1, 8)[::2])
+    found = product._few_rows(x[::2], None, x.repeat(1, 8)[::2])
     expected = exact(x[::2], weight, x.repeat(1, 8)[::2])
     torch.testing.assert_close(found.float(), expected, equal_nan=True, **TOLERANCES[dtype])
     assert found.isnan().any(0).nonzero().tolist() == [[70]]

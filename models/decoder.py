@@ -19,6 +19,7 @@ from ..parallel.layers import ColumnParallelLinear, Parts, RowParallelLinear
 from .attention.backend import AttentionBackend
 from .attention.latent import LatentBackend
 from .attention.scores import ScoresBackend
+from .attention.tiled import TiledBackend
 from .batch_context import BatchContext
 from .experts.block import Experts
 from .head_norm import HeadNorm, WidthNorm
@@ -101,7 +102,7 @@ class Attention(nn.Module):
         if self.sinks is None:
             out = self.backend.attend(queries, keys_SKD, values_SKD, context.plan)
         else:
-            assert isinstance(self.backend, ScoresBackend)
+            assert isinstance(self.backend, ScoresBackend | TiledBackend)
             out = self.backend.attend(queries, keys_SKD, values_SKD, context.plan, self.sinks)
         return out if self.factor == 1.0 else out.mul_(self.factor)
 

@@ -28,6 +28,7 @@ class TiledWeight:
         self._pairs = huge_pages.copy(pairs.transpose(1, 2))  # [out / 32, in / 2, 32]
         library = _library()
         assert library is not None
+        assert library.multiplies_tiles()  # asks the kernel for tiles, too
         self._linear = library.linear_tiled
 
     def linear(

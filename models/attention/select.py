@@ -8,7 +8,7 @@ from ...conf.errors import ConfigError
 from ...conf.latent import LatentConfig
 from ..kernels.cpp import CppKernels
 from ..kernels.kernels import Kernels
-from . import flash, xformers
+from . import flash, tiled, xformers
 from .backend import AttentionBackend
 from .cpp import CppBackend
 from .latent import LatentBackend
@@ -39,10 +39,10 @@ def make_backend(
     cache_dtype: str = "auto",
     latent: LatentConfig | None = None,
 ) -> AttentionBackend:
-    """Make the backend `flash`, `xformers` or `sdpa`. `auto` is flash or the C++ one where it runs, else sdpa.
+    """Make the backend `flash`, `xformers` or `sdpa`. `auto` is flash or a C++ one where it runs, else sdpa.
 
-    `latent` attention attends to latents through it. Of these none caps scores or has sinks: torch's products do. Rows
-    of 8 bits are read by sdpa and the C++ one.
+    `latent` attention attends to latents through it. Of these only the one by AMX tiles caps scores and has sinks, else
+    torch's products do. Rows of 8 bits are read by sdpa and the other C++ one.
 
     Raises:
         ConfigError: the one that was asked for does not run here.
@@ -60,6 +60,11 @@ def make_backend(
         )
         sdpa = SdpaBackend(block_size=block_size, window=window, dtype=dtype, device=device)
         return LatentBackend(inner, latent, sdpa)
+    has_tiles = (
+        isinstance(kernels, CppKernels) and cache_dtype == "auto" and tiled.runs(dtype, device, head_dim, block_size)
+    )
+    if has_tiles and name == "auto":
+        return tiled.TiledBackend(block_size=block_size, window=window, softcap=softcap)
     if softcap is not None or has_sinks:
         if name not in ("auto", "sdpa"):
             raise ConfigError(f"model.attention={name}: caps no scores and has no sinks, as this model needs; use auto")

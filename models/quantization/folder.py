@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ...conf.architecture import Architecture
 from ...conf.errors import ConfigError
 from ..checkpoint import SafetensorsFolder, StoredTensor, bare_name
-from ..layout import linear_weights, tensor_shapes
+from ..layout import linear_weights, names_of, tensor_shapes
 from .schemes import Scheme, SchemeOf
 
 if TYPE_CHECKING:
@@ -33,11 +33,16 @@ class QuantizedFolder(SafetensorsFolder):
         super().__init__(folder)
         shapes = tensor_shapes(arch)
         self._layers: dict[str, _Layer] = {}
+        of_router = (f"{names_of(arch).router}.weight", names_of(arch).shared_gate)
         for name, transposed in linear_weights(arch).items():
-            if (scheme := scheme_of(name.removesuffix(".weight"))) is not None:
-                rows, columns = shapes[name]
-                size = (columns, rows) if transposed else (rows, columns)
-                self._layers[name] = _Layer(self, name.removesuffix("weight"), size, scheme, transposed)
+            if name.endswith("]") or (scheme := scheme_of(name.removesuffix(".weight"))) is None:
+                continue
+            rows, columns = shapes[name]
+            size = (columns, rows) if transposed else (rows, columns)
+            layer = _Layer(self, name.removesuffix("weight"), size, scheme, transposed)
+            # Most tools leave out what routes tokens, and do not say so in the config.
+            if not name.endswith(of_router) or any(layer.has(part) for part in scheme.parts(*size) if part != "weight"):
+                self._layers[name] = layer
         named = {tensor for name, shape in shapes.items() for tensor in self.parts(name, shape)}
         self._extras = {layer.prefix + part for layer in self._layers.values() for part in (*_UNUSED, *_ZEROS)} - named
 

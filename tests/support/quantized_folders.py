@@ -18,7 +18,7 @@ from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme, QuantizationStrategy
 from compressed_tensors.quantization.lifecycle.forward import fake_quantize
 from compressed_tensors.quantization.utils import calculate_qparams, compute_dynamic_scales_and_zp
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 Tensors = dict[str, torch.Tensor]
 Pack = Callable[[str, torch.Tensor], tuple[Tensors, torch.Tensor]]  # a layer's tensors, and the weight that they are
@@ -180,3 +180,27 @@ def fp8(block: tuple[int, int] | None, kept: tuple[str, ...] = ()) -> Kind:
 
     config = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": size}
     return Kind(config | {"modules_to_not_convert": list(kept)}, pack, ("lm_head", *kept))
+
+
+def write_experts(folder: Path, model: transformers.PreTrainedModel, kind: Kind) -> transformers.PreTrainedModel:
+    """Write a folder of a model of experts, and return the model of the weights that it holds.
+
+    What routes tokens is left out, though no config says so, as in published ones.
+    """
+    model.save_pretrained(folder / "numbers")
+    numbers = load_file(folder / "numbers" / "model.safetensors")
+    tensors: Tensors = {}
+    for name, weight in numbers.items():
+        layer, _, part = name.rpartition(".")
+        others = ("embed_tokens", "norm", "mlp.gate", "block_sparse_moe.gate", "shared_expert_gate", *kind.skips)
+        if part != "weight" or layer.endswith(others):
+            tensors[name] = weight
+            continue
+        parts, numbers[name] = kind.pack(layer, weight)
+        tensors |= {f"{layer}.{part}": tensor.contiguous().clone() for part, tensor in parts.items()}
+    save_file(tensors, folder / "model.safetensors")
+    save_file({name: each.contiguous() for name, each in numbers.items()}, folder / "numbers" / "model.safetensors")
+    config = json.loads((folder / "numbers" / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": kind.config}))
+    made = transformers.AutoModelForCausalLM.from_pretrained(folder / "numbers", dtype=torch.float32)
+    return made.eval()

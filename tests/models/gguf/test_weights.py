@@ -50,14 +50,27 @@ def model_of(config: transformers.PretrainedConfig) -> transformers.PreTrainedMo
     return model
 
 
+OF_EXPERTS = {"num_experts_per_tok": 3, "moe_intermediate_size": 64}
+# What no file can say: windows of Mistral and Qwen, scores that are scaled otherwise, other layers without positions.
+LEFT_OUT = ("mistral-window", "ministral", "mistral", "qwen2-window", "qwen2-windows", "gemma2", "gemma3", "smollm3")
 IN_GGUF: dict[str, transformers.PretrainedConfig] = {
-    name: config
-    for name, config in FAMILIES.items()
-    if config.model_type in ARCHITECTURES and not name.endswith(("window", "windows", "gemma3"))
+    name: config for name, config in FAMILIES.items() if config.model_type in ARCHITECTURES and name not in LEFT_OUT
 } | {
+    "gemma2": transformers.Gemma2Config(
+        **WIDE, head_dim=16, query_pre_attn_scalar=16, sliding_window=9, attn_logit_softcapping=2.0
+    ),
+    "smollm3": transformers.SmolLM3Config(**WIDE | {"num_hidden_layers": 5}, pad_token_id=None),
+    "mixtral": transformers.MixtralConfig(**WIDE, num_local_experts=6, num_experts_per_tok=2),
+    "qwen2-moe": transformers.Qwen2MoeConfig(
+        **WIDE, **OF_EXPERTS, num_experts=8, shared_expert_intermediate_size=96, norm_topk_prob=False
+    ),
+    "qwen3-moe": transformers.Qwen3MoeConfig(**WIDE, **OF_EXPERTS, num_experts=8, head_dim=16, norm_topk_prob=True),
+    "falcon-one": transformers.FalconConfig(
+        vocab_size=101, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, initializer_range=0.25
+    ),
     "gemma3": transformers.Gemma3TextConfig(
         **WIDE | {"num_hidden_layers": 7}, head_dim=16, query_pre_attn_scalar=16, sliding_window=9
-    )
+    ),
 }
 
 
@@ -170,7 +183,15 @@ def test_what_is_wrong_with_a_file_is_named(wide: tuple[transformers.PreTrainedM
     file.write_bytes(whole[:-100])
     assert "lies beyond the end of the file" in refusal(file)
 
+    write_gguf(file, model_of(IN_GGUF["qwen2"]), change=lambda writer: writer.add_expert_count(8))
+    said = "experts are read of general.architecture llama, qwen2moe, qwen3moe only"
+    assert refusal(file) == f"{file}: qwen2.expert_count: {said}"
     write_gguf(file, model, change=lambda writer: writer.add_expert_count(8))
-    assert refusal(file) == f"{file}: llama.expert_count: GGUF files of experts are not read yet"
+    assert refusal(file) == f"{file}: the field llama.expert_used_count is missing"
+    mixtral = model_of(IN_GGUF["mixtral"])
+    write_gguf(file, mixtral, more={"blk.1.ffn_up_exps.weight": np.ones((5, 128, 64), np.float32)})
+    assert refusal(file) == f"{file}: tensor blk.1.ffn_up_exps.weight has shape [5, 128, 64], not [6, 128, 64]"
+    write_gguf(file, model_of(IN_GGUF["olmo2"]), change=lambda writer: writer.add_sliding_window(9))
+    assert refusal(file) == f"{file}: olmo2.attention.sliding_window (OLMo 3) is not supported"
     write_gguf(file, model, change=lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.YARN))
     assert refusal(file) == f"{file}: rope.scaling.type='yarn' is not supported (supported: none, linear)"

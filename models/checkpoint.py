@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from ..conf.architecture import Architecture
 from ..conf.errors import ConfigError
+from ..parallel.weight_format import WeightFormat
 from .json_file import read_object, refuse_pointer
 from .layout import deciding_keys, names_of, tensor_shapes
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     import torch
 
     from ..parallel.quantized_matrix import QuantizedMatrix
-    from ..parallel.weight_format import WeightFormat
 
 # The first is PEFT's, in a model that it merged; the third stands before the text model of one that reads images.
 _PREFIXES = ("base_model.model.", "model.", "language_model.", "model.", "transformer.")
@@ -175,11 +175,19 @@ class SafetensorsFolder:
 
     def format(self, name: str) -> WeightFormat | None:
         """See `TensorSource.format`."""
-        return None
+        return None if self._packed(name) is None else WeightFormat(4, _GROUP, is_float=True)
 
     def read_quantized(self, name: str, rows: slice, columns: slice) -> QuantizedMatrix:
         """See `TensorSource.read_quantized`."""
-        raise AssertionError(f"{name} is not quantized")
+        from .quantization.matrices import from_blocks  # imports torch
+
+        packed = self._packed(name)
+        assert packed is not None, name
+        blocks, scales, part = packed
+        groups = slice(columns.start // _GROUP, -(-columns.stop // _GROUP))
+        codes = self._slice(blocks, "pt")[part, rows, groups]
+        self._mapped_bytes += codes.numel()
+        return from_blocks(codes, self._slice(scales, "pt")[part, rows, groups], columns)
 
     def shape(self, name: str, types: Collection[str] = FLOATS) -> tuple[int, ...] | None:
         """Return the shape of the whole tensor; None where there is no tensor of this name.
@@ -202,9 +210,12 @@ class SafetensorsFolder:
 
     def read(self, name: str, rows: slice, columns: slice | None) -> torch.Tensor:
         """See `TensorSource.read`."""
-        if (packed := self._packed(name)) is not None and columns is not None:
-            return self._read_packed(*packed, rows, columns)
-        return self.tensor(name, rows, columns)
+        if columns is None or self._packed(name) is None:
+            return self.tensor(name, rows, columns)
+        first = rows.start // _GROUP * _GROUP  # inputs are rows here, and columns in the file
+        inputs = slice(first, -(-rows.stop // _GROUP) * _GROUP)
+        numbers = self.read_quantized(name, columns, inputs).dequantized()
+        return numbers[:, rows.start - first : rows.stop - first].T
 
     def has(self, name: str) -> bool:
         """Return whether the files have a tensor of this name."""
@@ -230,17 +241,6 @@ class SafetensorsFolder:
         """Return the names of a part's numbers and scales, and its place, where it is stored in MXFP4; else None."""
         part, (blocks, scales) = _part(name), (_stored(name) + end for end in _MXFP4)
         return (blocks, scales, part) if part is not None and blocks in self._files else None
-
-    def _read_packed(self, blocks: str, scales: str, part: int, rows: slice, columns: slice) -> torch.Tensor:
-        """Read a slice of a part that is stored in MXFP4, whose inputs are rows here and columns in the file."""
-        from .mxfp4 import dequantized  # imports torch
-
-        groups = slice(rows.start // _GROUP, -(-rows.stop // _GROUP))
-        codes = self._slice(blocks, "pt")[part, columns, groups]
-        self._mapped_bytes += codes.numel()
-        numbers = dequantized(codes, self._slice(scales, "pt")[part, columns, groups])
-        first = groups.start * _GROUP
-        return numbers[:, rows.start - first : rows.stop - first].T
 
     def where(self, name: str) -> str:
         """Return the file that holds a tensor, or the folder where none does: for errors."""

@@ -66,12 +66,15 @@ class QuantizedFolder(SafetensorsFolder):
 
     def format(self, name: str) -> WeightFormat | None:
         """See `TensorSource.format`. Columns in an order of their own (`desc_act`) are read as numbers."""
-        layer = self._layers.get(name)
-        return None if layer is None or layer.is_ordered else layer.scheme.format(layer.shape[1])
+        if (layer := self._layers.get(name)) is None:
+            return super().format(name)
+        return None if layer.is_ordered else layer.scheme.format(layer.shape[1])
 
     def read_quantized(self, name: str, rows: slice, columns: slice) -> QuantizedMatrix:
         """See `TensorSource.read_quantized`."""
-        return self._layers[name].scheme.read(self._layers[name], rows, columns)
+        if (layer := self._layers.get(name)) is None:
+            return super().read_quantized(name, rows, columns)
+        return layer.scheme.read(layer, rows, columns)
 
     def shape(self, name: str, types: Collection[str] | None = None) -> tuple[int, ...] | None:
         """See `SafetensorsFolder.shape`; of a quantized weight, without `types`, that of its numbers."""

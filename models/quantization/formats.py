@@ -67,15 +67,18 @@ def plain_formats(arch: Architecture) -> ModelFormats:
 def model_formats(
     format_of: FormatOf, arch: Architecture, tp: int, device: str, *, whole_experts: bool = False
 ) -> ModelFormats:
-    """Return the formats of a rank's matrices, by those of the tensors. A CPU has no products of floats of 8 bits.
+    """Return the formats of a rank's matrices, by those of the tensors.
 
-    All experts of a layer have one. `whole_experts`: each rank holds whole ones, so that their groups are not cut.
+    A CPU has no products of floats: it holds those of 4 bits as integers of 8, and no others. All experts of a layer
+    have one format. `whole_experts`: each rank holds whole ones, so that their groups are not cut.
     """
     names, H = names_of(arch), arch.hidden_size
 
     def of(name: str) -> WeightFormat | None:
         format = format_of(name)
-        return None if format is None or (format.is_float and device == "cpu") else format
+        if format is None or device != "cpu" or not format.is_float:
+            return format
+        return WeightFormat(8, format.group) if format.bits == 4 else None
 
     def common(prefix: str, parts: Iterable[str], in_size: int, ranks: int = 1) -> WeightFormat | None:
         return _common([of(f"{prefix}{part}.weight") for part in dict.fromkeys(parts)], in_size // ranks)

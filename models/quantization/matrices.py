@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from ...parallel.quantized_matrix import QuantizedMatrix, pack_codes
+from ...parallel.quantized_matrix import E2M1, QuantizedMatrix, pack_codes
 from ...parallel.weight_format import WeightFormat
 
 _E4M3_MAX = 448.0
@@ -33,8 +33,11 @@ def cut_groups(values: torch.Tensor, group: int, columns: slice) -> tuple[torch.
 def converted(matrix: QuantizedMatrix, format: WeightFormat) -> QuantizedMatrix:
     """Return the same numbers in a format of as many bits or more, in groups as large or smaller.
 
-    `int8_activations` says nothing of the numbers. An integer format without offsets has none to take.
+    `int8_activations` says nothing of the numbers. An integer format without offsets has none to take. Floats of 4 bits
+    are halves of whole numbers.
     """
+    if matrix.format.is_float and not format.is_float:
+        matrix = _halves(matrix)
     own, codes = matrix.format, matrix.codes
     assert own.is_float == format.is_float, (own, format)
     assert own.group % format.group == 0, (own, format)
@@ -52,10 +55,33 @@ def converted(matrix: QuantizedMatrix, format: WeightFormat) -> QuantizedMatrix:
     return QuantizedMatrix(format, codes, scales, offsets)
 
 
+def _halves(matrix: QuantizedMatrix) -> QuantizedMatrix:
+    """Return floats of 4 bits as integers of 8."""
+    assert matrix.format.bits == 4, matrix.format
+    own = WeightFormat(8, matrix.format.group)
+    whole = torch.tensor([int(2 * number) + own.zero for number in E2M1], dtype=torch.uint8)
+    return QuantizedMatrix(own, whole[matrix.unpacked().int()], matrix.scales / 2)
+
+
 def with_groups_of_one(codes: torch.Tensor, bits: int, scales: torch.Tensor, zeros: torch.Tensor) -> QuantizedMatrix:
     """Return the matrix of codes whose every column has scales and zeros [rows, columns] of its own."""
     format = WeightFormat(bits, 1, has_offsets=True)
     return QuantizedMatrix(format, codes, scales, -scales * zeros)
+
+
+def from_blocks(blocks: torch.Tensor, scales: torch.Tensor, columns: slice) -> QuantizedMatrix:
+    """Return a slice of the columns of an MXFP4 matrix in gpt-oss's layout.
+
+    Args:
+        blocks: uint8, [rows, groups, 16], of the groups that the columns touch; the lower half is the first number.
+        scales: uint8, [rows, groups], exponents of 2 plus 127.
+        columns: of the whole matrix; they begin and end at even ones.
+    """
+    group = 2 * blocks.shape[2]
+    factors, smaller = cut_groups(scales.view(torch.float8_e8m0fnu).float(), group, columns)
+    first, width = columns.start % group // 2, (columns.stop - columns.start) // 2
+    codes = blocks.flatten(1)[:, first : first + width]
+    return QuantizedMatrix(WeightFormat(4, smaller, is_float=True), codes, factors)
 
 
 def nibbles(data: torch.Tensor) -> torch.Tensor:

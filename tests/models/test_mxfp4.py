@@ -16,6 +16,8 @@ from gapless.conf.schema import ModelConfig
 from gapless.models.checkpoint import SafetensorsFolder
 from gapless.models.huggingface import resolve_architecture
 from gapless.models.layout import tensor_shapes
+from gapless.models.quantization.matrices import converted
+from gapless.parallel.weight_format import WeightFormat
 
 EXPERTS, HIDDEN, WIDTH = 3, 64, 32
 
@@ -59,7 +61,13 @@ def test_slices_are_those_of_transformers(folder: Path) -> None:
         for e in range(EXPERTS):
             assert checkpoint.shape(f"{name}[{e}]") == shape
             for rows, columns in ((slice(0, shape[0]), slice(0, shape[1])), (slice(5, 31), slice(7, 20))):
-                assert torch.equal(checkpoint.read(f"{name}[{e}]", rows, columns), whole[e, rows, columns])
+                assert torch.equal(checkpoint.read(f"{name}[{e}]", rows, columns), whole[e, rows, columns].float())
+            assert checkpoint.format(f"{name}[{e}]") == WeightFormat(4, 32, is_float=True)
+            for inputs in (slice(0, shape[0]), slice(16, 32)):  # a group, and half of one
+                found = checkpoint.read_quantized(f"{name}[{e}]", slice(3, 20), inputs)
+                as_integers = converted(found, WeightFormat(8, found.format.group))
+                for matrix in (found, as_integers):
+                    assert torch.equal(matrix.dequantized(), whole[e, inputs, 3:20].T.float())
     checkpoint.close()
 
 

@@ -25,7 +25,7 @@ from gapless.parallel.weight_format import WeightFormat
 from tests.models.test_quantized_folders import FP8, INT4, INT8
 from tests.support.expert_models import COMMON, EXPERTS, LATENT
 from tests.support.forked_ranks import run_ranks
-from tests.support.quantized_folders import Kind, awq, fp8, gptq, of_compressed_tensors, write_experts
+from tests.support.quantized_folders import Kind, awq, fp8, gptq, of_compressed_tensors, write_experts, write_mxfp4
 from tests.support.stage_driver import run, run_all
 from tests.support.token_reference import check, job, prompts_of, reference
 
@@ -62,7 +62,7 @@ MIXED = Kind(  # no shared expert, no attention, no experts of the first layer
         *(f"layers.0.mlp.experts.{e}.{part}_proj" for e in range(8) for part in ("gate", "up", "down")),
     ),
 )
-KINDS: dict[str, tuple[str, Kind]] = {
+KINDS: dict[str, tuple[str, Kind | None]] = {
     "ct-w4a16": ("mixtral", W4A16),
     "ct-int8": ("qwen3-moe", of_compressed_tensors("int-quantized", INT8)),
     "ct-fp8": ("qwen3-moe", of_compressed_tensors("float-quantized", FP8 | {"strategy": "channel"})),
@@ -71,6 +71,7 @@ KINDS: dict[str, tuple[str, Kind]] = {
     "gptq-act-order": ("qwen3-moe", gptq(4, 32, symmetric=False, act_order=True)),
     "awq": ("qwen3-moe", awq(32)),
     "awq-deepseek": ("deepseek-v3", awq(32)),
+    "mxfp4": ("gpt-oss", None),
     "fp8-deepseek": ("deepseek-v3", fp8((32, 32))),
 }
 
@@ -132,7 +133,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, n
         model = transformers.AutoModelForCausalLM.from_config(FAMILIES[family])
         folder = tmp_path_factory.mktemp(name)
         with torch.no_grad():
-            held = write_experts(folder, model, kind)
+            held = write_mxfp4(folder, model) if kind is None else write_experts(folder, model, kind)
         made[name] = (folder, *reference(held, prompts_of(101)))
     return made
 
@@ -172,6 +173,7 @@ def test_experts_stay_quantized_where_there_is_a_product(folders: dict[str, Any]
     assert formats_of(folders["ct-int8"][0], 2)[0] == LayerFormats(rows, WeightFormat(8, 32), rows, WeightFormat(8, 32))
     assert formats_of(folders["ct-int8"][0], 2, whole=True)[0].experts == (rows, rows)
     assert formats_of(folders["fp8-deepseek"][0], 1)[1].experts is None
+    assert formats_of(folders["mxfp4"][0], 1)[1].experts == (WeightFormat(8, 32), WeightFormat(8, 32))
     mixed = formats_of(folders["ct-mixed"][0], 1)
     assert [each.experts for each in mixed] == [None, (four, four), (four, four)]
     assert {each.qkv for each in mixed} == {None}

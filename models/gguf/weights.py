@@ -45,7 +45,7 @@ _LLAMA = Names(
     final_norm="output_norm",
     head="output.weight",
 )
-_AFTER = {"attention_norm_after": "post_attention_norm", "ffn_norm_after": "post_ffw_norm"}
+_NORMS_AFTER = replace(_LLAMA, attention_norm_after="post_attention_norm", ffn_norm_after="post_ffw_norm")
 _ONE_QKV = replace(_LLAMA, q="attn_qkv", k="attn_qkv", v="attn_qkv")  # q, k and v side by side in one tensor
 _OF_EXPERTS = replace(  # `<` and `>` enclose an expert's number, or say that it is the shared one
     _LLAMA,
@@ -59,11 +59,11 @@ _OF_EXPERTS = replace(  # `<` and `>` enclose an expert's number, or say that it
 )
 _OF_EXPERT = re.compile(r"<(\w+)>(\w+)")
 _OWN = {
-    **dict.fromkeys(("gemma2", "gemma3"), replace(_LLAMA, **_AFTER)),
-    "olmo2": replace(_LLAMA, attention_norm="", ffn_norm="", **_AFTER),
+    **dict.fromkeys(("gemma2", "gemma3"), _NORMS_AFTER),
+    "olmo2": replace(_NORMS_AFTER, attention_norm="", ffn_norm=""),
     "gpt2": _ONE_QKV,
     "phi3": replace(_ONE_QKV, gate="ffn_up", up="ffn_up"),
-    "glm4": replace(_LLAMA, gate="ffn_up", up="ffn_up", **_AFTER),
+    "glm4": replace(_NORMS_AFTER, gate="ffn_up", up="ffn_up"),
     "falcon": _ONE_QKV,
     "falcon2": replace(_ONE_QKV, attention_norm="attn_norm_2", ffn_norm="attn_norm"),
     **dict.fromkeys(("mixtral", "qwen-moe"), _OF_EXPERTS),

@@ -13,7 +13,7 @@ from ...conf.errors import ConfigError
 from ..json_file import read_object
 from ..model_config import ModelValues
 from .compressed_tensors import check_patterns, read_compressed_tensors
-from .schemes import Awq, Bytes, Gptq, Mxfp4, Scheme, SchemeOf, is_embedding
+from .schemes import Awq, Bytes, Gptq, Mxfp4Blocks, Scheme, SchemeOf, is_embedding
 
 _OF_GPTQ, _OF_AWQ = "quantize_config.json", "quant_config.json"  # beside a config.json without quantization_config
 _OF_MODELOPT = "hf_quant_config.json"
@@ -151,8 +151,8 @@ def _size(value: object) -> int:
 
 
 def _mxfp4(values: ModelValues) -> SchemeOf:
-    """Take gpt-oss's experts, whose tensors `SafetensorsFolder` finds by their names."""
-    return lambda name: Mxfp4() if name.endswith("]") else None
+    """Return the scheme of gpt-oss's experts, each a part of a tensor."""
+    return lambda name: Mxfp4Blocks() if name.endswith("]") else None
 
 
 _READERS: dict[str, Callable[[ModelValues], SchemeOf]] = {

@@ -11,7 +11,7 @@ from ...conf.architecture import Architecture
 from ...conf.errors import ConfigError
 from ..checkpoint import SafetensorsFolder, StoredTensor, bare_name
 from ..layout import linear_weights, names_of, tensor_shapes
-from .schemes import Scheme, SchemeOf
+from .schemes import Mxfp4Blocks, Scheme, SchemeOf
 
 if TYPE_CHECKING:
     import torch
@@ -35,11 +35,14 @@ class QuantizedFolder(SafetensorsFolder):
         self._layers: dict[str, _Layer] = {}
         of_router = (f"{names_of(arch).router}.weight", names_of(arch).shared_gate)
         for name, transposed in linear_weights(arch).items():
-            if name.endswith("]") or (scheme := scheme_of(name.removesuffix(".weight"))) is None:
+            scheme = scheme_of(name.removesuffix(".weight"))
+            is_part = name.endswith("]")  # of a tensor of all experts, which is no linear layer to most tools
+            if scheme is None or is_part != isinstance(scheme, Mxfp4Blocks):
                 continue
             rows, columns = shapes[name]
             size = (columns, rows) if transposed else (rows, columns)
-            layer = _Layer(self, name.removesuffix("weight"), size, scheme, transposed)
+            prefix, bracket, part = name.removesuffix("weight").partition("[")
+            layer = _Layer(self, prefix, bracket + part, size, scheme, transposed)
             # Most tools leave out what routes tokens, and do not say so in the config.
             if not name.endswith(of_router) or any(layer.has(part) for part in scheme.parts(*size) if part != "weight"):
                 self._layers[name] = layer
@@ -62,19 +65,16 @@ class QuantizedFolder(SafetensorsFolder):
         """See `SafetensorsFolder.parts`."""
         if (layer := self._layers.get(name)) is None:
             return super().parts(name, shape)
-        return {layer.prefix + part: what for part, what in layer.scheme.parts(*layer.shape).items()}
+        return {layer.tensor(part): what for part, what in layer.scheme.parts(*layer.shape).items()}
 
     def format(self, name: str) -> WeightFormat | None:
         """See `TensorSource.format`. Columns in an order of their own (`desc_act`) are read as numbers."""
-        if (layer := self._layers.get(name)) is None:
-            return super().format(name)
-        return None if layer.is_ordered else layer.scheme.format(layer.shape[1])
+        layer = self._layers.get(name)
+        return None if layer is None or layer.is_ordered else layer.scheme.format(layer.shape[1])
 
     def read_quantized(self, name: str, rows: slice, columns: slice) -> QuantizedMatrix:
         """See `TensorSource.read_quantized`."""
-        if (layer := self._layers.get(name)) is None:
-            return super().read_quantized(name, rows, columns)
-        return layer.scheme.read(layer, rows, columns)
+        return self._layers[name].scheme.read(self._layers[name], rows, columns)
 
     def shape(self, name: str, types: Collection[str] | None = None) -> tuple[int, ...] | None:
         """See `SafetensorsFolder.shape`; of a quantized weight, without `types`, that of its numbers."""
@@ -105,6 +105,7 @@ class _Layer:
 
     folder: SafetensorsFolder
     prefix: str
+    suffix: str  # which part of the tensors it is
     shape: tuple[int, int]
     scheme: Scheme
     is_transposed: bool
@@ -117,10 +118,14 @@ class _Layer:
             self._is_ordered = self.scheme.is_ordered(self)
         return self._is_ordered
 
+    def tensor(self, part: str) -> str:
+        """Return the name of one of its tensors."""
+        return f"{self.prefix}{part}{self.suffix}"
+
     def has(self, name: str) -> bool:
         """See `StoredLayer.has`."""
-        return self.folder.has(self.prefix + name)
+        return self.folder.has(self.tensor(name))
 
     def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> torch.Tensor:
         """See `StoredLayer.read`."""
-        return self.folder.tensor(self.prefix + name, rows, columns)
+        return self.folder.tensor(self.tensor(name), rows, columns)

@@ -69,21 +69,6 @@ def with_groups_of_one(codes: torch.Tensor, bits: int, scales: torch.Tensor, zer
     return QuantizedMatrix(format, codes, scales, -scales * zeros)
 
 
-def from_blocks(blocks: torch.Tensor, scales: torch.Tensor, columns: slice) -> QuantizedMatrix:
-    """Return a slice of the columns of an MXFP4 matrix in gpt-oss's layout.
-
-    Args:
-        blocks: uint8, [rows, groups, 16], of the groups that the columns touch; the lower half is the first number.
-        scales: uint8, [rows, groups], exponents of 2 plus 127.
-        columns: of the whole matrix; they begin and end at even ones.
-    """
-    group = 2 * blocks.shape[2]
-    factors, smaller = cut_groups(scales.view(torch.float8_e8m0fnu).float(), group, columns)
-    first, width = columns.start % group // 2, (columns.stop - columns.start) // 2
-    codes = blocks.flatten(1)[:, first : first + width]
-    return QuantizedMatrix(WeightFormat(4, smaller, is_float=True), codes, factors)
-
-
 def nibbles(data: torch.Tensor) -> torch.Tensor:
     """Return the two halves of each byte of the last dimension, the lower one first."""
     return torch.stack((data & 15, data >> 4), dim=-1).flatten(-2)

@@ -30,9 +30,12 @@ _NAMES = {
     "stablelm": "StableLmForCausalLM",
     "glm4": "Glm4ForCausalLM",
     "falcon": "FalconForCausalLM",
+    "glm4moe": "Glm4MoeForCausalLM",
+    "minimax-m2": "MiniMaxM2ForCausalLM",
 }
-OF_EXPERTS = {"llama": "MixtralForCausalLM", **{name: _NAMES[name] for name in ("qwen2moe", "qwen3moe")}}
-_PARTLY_TURNED = ("phi3", "stablelm", "glm4")
+_ALWAYS_EXPERTS = ("qwen2moe", "qwen3moe", "glm4moe", "minimax-m2")
+OF_EXPERTS = {"llama": "MixtralForCausalLM", **{name: _NAMES[name] for name in _ALWAYS_EXPERTS}}
+_PARTLY_TURNED = ("phi3", "stablelm", "glm4", "glm4moe", "minimax-m2")
 _LAYER_NORM = ("stablelm", "falcon")
 _END_TOKENS = ("eos", "eot", "eom")  # of a text, of a turn, of a message
 
@@ -100,13 +103,13 @@ def _rotary(file: GgufFile, name: str, field: Callable[..., Any]) -> dict[str, A
     return {
         "hidden_size": hidden,
         "intermediate_size": field("feed_forward_length"),
-        "num_hidden_layers": field("block_count"),
+        "num_hidden_layers": field("block_count") - field("nextn_predict_layers", 0),
         "num_attention_heads": heads,
         "num_key_value_heads": field("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": field("context_length"),
         "rms_norm_eps": field("attention.layer_norm_rms_epsilon", *([None] if name in _LAYER_NORM else [])),
-        "partial_rotary_factor": turned / head_dim,
+        "partial_rotary_factor": (turned + 0.5) / head_dim if turned < head_dim else 1.0,  # readers take the floor
         "rope_theta": field("rope.freq_base", 10000.0),
         "rope_scaling": _scaling(file, field),
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
@@ -141,11 +144,20 @@ def _vector(file: GgufFile, name: str) -> list[float]:
 def _experts(name: str, field: Callable[..., Any]) -> dict[str, Any]:
     """Return what is said of experts; llama.cpp itself has whether their scores are normalized."""
     return {
-        "num_experts" if name != "llama" else "num_local_experts": field("expert_count"),
+        "num_experts": field("expert_count"),
         "num_experts_per_tok": field("expert_used_count"),
         "moe_intermediate_size": field("expert_feed_forward_length", field("feed_forward_length")),
         "shared_expert_intermediate_size": field("expert_shared_feed_forward_length", field("feed_forward_length")),
-        "norm_topk_prob": name != "qwen2moe",
+        "norm_topk_prob": field("expert_weights_norm", name != "qwen2moe"),
+    }
+
+
+def _glm4_moe(file: GgufFile, field: Callable[..., Any]) -> dict[str, Any]:
+    return {
+        "n_shared_experts": field("expert_shared_count"),
+        "first_k_dense_replace": field("leading_dense_block_count"),
+        "routed_scaling_factor": field("expert_weights_scale"),
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
     }
 
 
@@ -220,4 +232,5 @@ _OWN: dict[str, Callable[[GgufFile, Callable[..., Any]], dict[str, Any]]] = {
     "granite": _granite,
     "stablelm": _stablelm,
     "falcon": _falcon,
+    "glm4moe": _glm4_moe,
 }

@@ -50,6 +50,7 @@ _ONE_QKV = replace(_LLAMA, q="attn_qkv", k="attn_qkv", v="attn_qkv")  # q, k and
 _OF_EXPERTS = replace(  # `<` and `>` enclose an expert's number, or say that it is the shared one
     _LLAMA,
     router="ffn_gate_inp",
+    correction="exp_probs_b.bias",
     expert="<{}>",
     expert_gate="ffn_gate",
     expert_up="ffn_up",
@@ -57,6 +58,7 @@ _OF_EXPERTS = replace(  # `<` and `>` enclose an expert's number, or say that it
     shared="<shared>",
     shared_gate="ffn_gate_inp_shexp.weight",
 )
+_LAYER = re.compile(r"blk\.(\d+)\.")
 _OF_EXPERT = re.compile(r"<(\w+)>(\w+)")
 _OWN = {
     **dict.fromkeys(("gemma2", "gemma3"), _NORMS_AFTER),
@@ -66,7 +68,8 @@ _OWN = {
     "glm4": replace(_NORMS_AFTER, gate="ffn_up", up="ffn_up"),
     "falcon": _ONE_QKV,
     "falcon2": replace(_ONE_QKV, attention_norm="attn_norm_2", ffn_norm="attn_norm"),
-    **dict.fromkeys(("mixtral", "qwen-moe"), _OF_EXPERTS),
+    **dict.fromkeys(("mixtral", "qwen-moe", "minimax-m2"), _OF_EXPERTS),
+    "glm4-moe": replace(_OF_EXPERTS, ffn_norm="post_attention_norm"),
 }
 _NEIGHBOURS_TURN = ("llama", "granite", "smollm3")  # architectures, in the file
 _COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # in the architecture
@@ -117,6 +120,9 @@ class GgufTensors:
         """See `TensorSource.check`. A file that was cut short is refused too."""
         size = self._file.path.stat().st_size
         for name in self._file.tensors.keys() - set(self._names.values()) - {*_COMPUTED, "output.weight"}:
+            layer = _LAYER.match(name)
+            if names_of(arch).further_layers and layer is not None and int(layer[1]) >= arch.num_layers:
+                continue  # it only predicts further tokens
             raise ConfigError(f"{self._file.path}: tensor {name} is not part of the architecture in its fields")
         for name in names:
             own, longer = self._names[name], name == names_of(arch).positions

@@ -31,6 +31,8 @@ ARCHITECTURES = {
     "stablelm": "stablelm",
     "glm4": "glm4",
     "falcon": "falcon",
+    "glm4_moe": "glm4moe",
+    "minimax_m2": "minimax-m2",
 }
 _LAYER_NORM = ("gpt2", "stablelm", "falcon")
 _ENUMS = {name: member for member, name in gguf.MODEL_ARCH_NAMES.items()}
@@ -77,6 +79,8 @@ def _by_part(model: transformers.PreTrainedModel) -> Iterator[tuple[str, torch.T
         if key.endswith("experts.gate_up_proj"):
             for name, part in zip(("gate_proj", "up_proj"), parameter.chunk(2, dim=1), strict=True):
                 yield key.replace("gate_up_proj", f"{name}.weight"), part
+        elif key.endswith("e_score_correction_bias"):  # the converter's names
+            yield key.removesuffix("_bias") + ".bias", parameter
         else:
             yield f"{key}.weight" if key.endswith("experts.down_proj") else key, parameter
 
@@ -175,10 +179,16 @@ def _add_own(writer: gguf.GGUFWriter, config: transformers.PretrainedConfig) -> 
         writer.add_residual_scale(config.residual_multiplier)
         writer.add_logit_scale(config.logits_scaling)
     if "num_experts_per_tok" in config:
-        writer.add_expert_count(config.num_local_experts if kind == "mixtral" else config.num_experts)
+        key = {"mixtral": "num_local_experts", "minimax_m2": "num_local_experts", "glm4_moe": "n_routed_experts"}
+        writer.add_expert_count(getattr(config, key.get(kind, "num_experts")))
         writer.add_expert_used_count(config.num_experts_per_tok)
     if kind.endswith("_moe"):
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if kind == "glm4_moe":
+        writer.add_expert_shared_count(config.n_shared_experts)
+        writer.add_leading_dense_block_count(config.first_k_dense_replace)
+        writer.add_expert_weights_scale(config.routed_scaling_factor)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
     if kind == "qwen2_moe":
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from gapless.conf.errors import ConfigError
 from gapless.conf.schema import ModelConfig
 from gapless.models.huggingface import resolve_architecture
 from gapless.models.layout import tensor_shapes
@@ -188,3 +190,59 @@ def test_whole_experts_keep_the_groups_that_slices_would_cut(folders: dict[str, 
     told = cut_too_small(lambda name: format_of(name) if ".experts." in name else None, arch, 8)
     assert told is not None
     assert told.startswith("parallel.tp=8 cuts the groups of tensor model.layers.0.mlp.experts.0.down_proj.weight to")
+
+
+DOWN = "model.layers.1.mlp.experts.3.down_proj"
+ROUTER = "model.layers.0.mlp.gate"
+REFUSED: dict[str, tuple[str, dict[str, torch.Tensor | None], str]] = {
+    "no scales": (
+        "ct-int8",
+        {f"{DOWN}.weight_scale": None},
+        f"tensor {DOWN}.weight_scale, of shape .64, 1., is missing",
+    ),
+    "scales": (
+        "ct-int8",
+        {f"{DOWN}.weight_scale": torch.ones(63, 1)},
+        f"tensor {DOWN}.weight_scale has shape .63, 1., not .64, 1.",
+    ),
+    "codes": (
+        "awq",
+        {f"{DOWN}.qweight": torch.zeros(32, 8, dtype=torch.int32)},
+        f"tensor {DOWN}.qweight has shape .32, 8., not .64, 8.",
+    ),
+    "not quantized": ("awq", {f"{DOWN}.qweight": None, f"{DOWN}.weight": torch.zeros(64, 64)}, f"tensor {DOWN}"),
+    "another scheme": (
+        "awq",
+        {f"{DOWN}.absmax": torch.ones(64)},
+        f"tensor {DOWN}.absmax: quantized in another way than quantization_config says",
+    ),
+    "router without codes": (
+        "gptq",
+        {f"{ROUTER}.weight": None, f"{ROUTER}.g_idx": torch.zeros(64, dtype=torch.int32)},
+        f"tensor {ROUTER}.qweight, of shape .8, 8., is missing",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_wrong_with_an_expert_is_named(what: str, folders: dict[str, Any], tmp_path: Path) -> None:
+    kind, changes, said = REFUSED[what]
+    folder = folders[kind][0]
+    shutil.copy(folder / "config.json", tmp_path)
+    tensors = load_file(folder / "model.safetensors") | changes
+    save_file({name: each for name, each in tensors.items() if each is not None}, tmp_path / "model.safetensors")
+    arch = resolve_architecture(ModelConfig(weights=str(tmp_path)))
+    with pytest.raises(ConfigError, match=said) as caught:
+        open_checkpoint(tmp_path, arch).check(arch, tensor_shapes(arch))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_scheme_for_all_experts_in_one_tensor_is_refused(folders: dict[str, Any], tmp_path: Path) -> None:
+    """Of those that are stored so, gpt-oss's MXFP4 alone is read."""
+    folder = folders["mxfp4"][0]
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": W4A16.config}))
+    shutil.copy(folder / "model.safetensors", tmp_path)
+    arch = resolve_architecture(ModelConfig(weights=str(tmp_path)))
+    with pytest.raises(ConfigError, match=r"_(blocks|scales): quantized in another way than quantization_config says"):
+        open_checkpoint(tmp_path, arch).check(arch, tensor_shapes(arch))

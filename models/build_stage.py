@@ -52,7 +52,7 @@ def build_stage(
         replicate_embedding=replicate_embedding,
         kernels=model.kernels,
         whole_experts=whole_experts,
-        formats=model_formats(source.format, arch, groups.mesh.tp, groups.device.type),
+        formats=model_formats(source.format, arch, groups.mesh.tp, groups.device.type, whole_experts=whole_experts),
         cache_dtype=cache_dtype,
     )
     load_stage(stage, source, on_piece)

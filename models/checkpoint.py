@@ -35,6 +35,7 @@ _MASKS = tuple(f".{part}.{of}" for part in ("attn", "attention") for of in ("bia
 _BUFFERS = (*(f"rotary_emb.{of}" for of in ("inv_freq", "cos_cached", "sin_cached")), *_MASKS)
 # How quantized weights call their parts: GPTQ and AWQ, compressed-tensors and FP8, bitsandbytes.
 _QUANTIZED = ("qweight", "qzeros", "scales", "g_idx", "weight_", "absmax", "nested_", "quant_", "SCB")
+_QUANTIZED_ENDS = ("_scale", "_blocks", "_scales")  # the last two are MXFP4's
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +45,6 @@ class StoredTensor:
     shape: tuple[int, ...]
     types: tuple[str, ...] = FLOATS
     optional: bool = False
-
-
-_MXFP4 = ("_blocks", "_scales")  # of tensors of numbers of 4 bits and of their scales
-_GROUP = 32  # such numbers that share a scale
 
 
 class TensorSource(Protocol):
@@ -153,7 +150,6 @@ class SafetensorsFolder:
 
     def _check_others(self, arch: Architecture, known: Collection[str]) -> None:
         """Check that all tensors are among those that are `known`, by their bare names."""
-        known = {*known, *(name + part for name in known for part in _MXFP4 if name + part in self._files)}
         further = _further_layers(arch)
         others = [
             name
@@ -187,9 +183,6 @@ class SafetensorsFolder:
         Raises:
             ConfigError: the tensor is of another type than these.
         """
-        if (packed := self._packed(name)) is not None:
-            _, outputs, groups, _ = self._slice(packed[0]).get_shape()
-            return groups * _GROUP, outputs
         if _stored(name) not in self._files:
             return None
         tensor = self._slice(name)
@@ -202,13 +195,11 @@ class SafetensorsFolder:
 
     def read(self, name: str, rows: slice, columns: slice | None) -> torch.Tensor:
         """See `TensorSource.read`."""
-        if (packed := self._packed(name)) is not None and columns is not None:
-            return self._read_packed(*packed, rows, columns)
         return self.tensor(name, rows, columns)
 
     def has(self, name: str) -> bool:
         """Return whether the files have a tensor of this name."""
-        return bare_name(name) in self._files
+        return _stored(name) in self._files
 
     def tensor(self, name: str, rows: slice | None = None, columns: slice | None = None) -> torch.Tensor:
         """Read a slice of one of the files' tensors, or all of it, in its own type.
@@ -226,25 +217,9 @@ class SafetensorsFolder:
         share: torch.Tensor = tensor[at if part is None else (part, *at)]
         return share
 
-    def _packed(self, name: str) -> tuple[str, str, int] | None:
-        """Return the names of a part's numbers and scales, and its place, where it is stored in MXFP4; else None."""
-        part, (blocks, scales) = _part(name), (_stored(name) + end for end in _MXFP4)
-        return (blocks, scales, part) if part is not None and blocks in self._files else None
-
-    def _read_packed(self, blocks: str, scales: str, part: int, rows: slice, columns: slice) -> torch.Tensor:
-        """Read a slice of a part that is stored in MXFP4, whose inputs are rows here and columns in the file."""
-        from .mxfp4 import dequantized  # imports torch
-
-        groups = slice(rows.start // _GROUP, -(-rows.stop // _GROUP))
-        codes = self._slice(blocks, "pt")[part, columns, groups]
-        self._mapped_bytes += codes.numel()
-        numbers = dequantized(codes, self._slice(scales, "pt")[part, columns, groups])
-        first = groups.start * _GROUP
-        return numbers[:, rows.start - first : rows.stop - first].T
-
     def where(self, name: str) -> str:
         """Return the file that holds a tensor, or the folder where none does: for errors."""
-        known = self._files.get(_stored(name)) or self._files.get(_stored(name) + _MXFP4[0])
+        known = self._files.get(_stored(name))
         return str(known[0] if known else self.folder)
 
     def close(self) -> None:
@@ -297,7 +272,7 @@ def bare_name(name: str) -> str:
 
 
 def _is_quantized(name: str) -> bool:
-    return any(part.startswith(_QUANTIZED) or part.endswith("_scale") for part in name.split("."))
+    return any(part.startswith(_QUANTIZED) or part.endswith(_QUANTIZED_ENDS) for part in name.split("."))
 
 
 def _tensors_by_file(folder: Path) -> dict[str, list[str]]:

@@ -230,8 +230,9 @@ class DecoderLayer(nn.Module):
             self.ffn = FeedForward(arch, groups, kernels, dtype=dtype, formats=formats)
         else:
             size = arch.experts.shared_ffn_size
-            shared = FeedForward(arch, groups, kernels, dtype=dtype, formats=formats, size=size) if size else None
-            self.ffn = Experts(arch, groups, shared, whole=whole_experts, dtype=dtype)
+            own = formats.shared
+            shared = FeedForward(arch, groups, kernels, dtype=dtype, formats=own, size=size) if size else None
+            self.ffn = Experts(arch, groups, shared, whole=whole_experts, dtype=dtype, formats=formats.experts)
 
     def forward(self, x_TH: Parts, context: BatchContext, keys_SKD: Tensor, values_SKD: Tensor) -> Parts:
         """Compute the layer for `context.rows` (None: all); write the keys and values of all tokens to the cache."""

@@ -117,12 +117,25 @@ def norm_places(arch: Architecture) -> tuple[str, ...]:
     return places[arch.norms]
 
 
+def expert_weights(names: Names, prefix: str, count: int) -> tuple[list[str], list[str]]:
+    """Return the names of a layer's gate and up projections, of all its experts, and those of its down projections."""
+    if names.fused_experts:
+        of = prefix + names.fused_experts
+        gate_up, down = ([f"{of}{part}[{e}]" for e in range(count)] for part in ("gate_up_proj", "down_proj"))
+        return gate_up, down
+    experts = [prefix + names.expert.format(e) for e in range(count)]
+    gate, up, down_name = names.of_expert
+    return [f"{own}{name}.weight" for own in experts for name in (gate, up)], [
+        f"{own}{down_name}.weight" for own in experts
+    ]
+
+
 def linear_weights(arch: Architecture) -> dict[str, bool]:
     """Return the names of the embedding's, the linear layers' and the head's weights, and whether each is [in, out]."""
     names = names_of(arch)
     rows = {names.embedding, names.head}  # as torch has them in every family
     return {
-        name: names.transposed and name not in rows
+        name: (names.transposed and name not in rows) or name.endswith("]")  # of all experts in one tensor
         for name, shape in tensor_shapes(arch).items()
         if len(shape) == 2 and name != names.positions
     }

@@ -111,9 +111,13 @@ def _layer_bytes(arch: Architecture, kind: LayerKind, tp: int, formats: LayerFor
     out = H * arch.value_dim * arch.num_heads
     copied = 0 if arch.latent is not None else 2 * H * arch.head_dim * (max(K, tp) - K)  # over all ranks
     qkv = arch.attention_params - whole - out + copied
-    ffn = arch.params_of(kind) - router - arch.attention_params
+    shared = 3 * H * arch.experts.shared_ffn_size if arch.experts is not None and kind.experts else 0
+    ffn = arch.params_of(kind) - router - arch.attention_params - shared
     down = ffn // (3 if arch.gated_ffn else 2)
-    parts = ((qkv, formats.qkv), (out, formats.out), (ffn - down, formats.fc1), (down, formats.fc2))
+    parts = (
+        *((qkv, formats.qkv), (out, formats.out), (ffn - down, formats.fc1), (down, formats.fc2)),
+        *((shared - shared // 3, formats.shared_fc1), (shared // 3, formats.shared_fc2)),
+    )
     sliced = sum(_held_bytes(elements, format, dtype_bytes) for elements, format in parts)
     return -(-sliced // tp) + (router + whole) * dtype_bytes
 

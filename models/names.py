@@ -61,6 +61,11 @@ class Names:
     further_layers: bool = False  # after the model's, there may be layers that predict further tokens
     norm_offset: float = 0.0  # of norm weights: those of the checkpoint lack it (Gemma)
 
+    @property
+    def of_expert(self) -> tuple[str, str, str]:
+        """An expert's gate, up and down projection."""
+        return self.expert_gate, self.expert_up, self.expert_down
+
 
 LLAMA = Names(
     embedding="model.embed_tokens.weight",

@@ -159,9 +159,9 @@ class Stage(nn.Module):
     def runs_as_graphs(self) -> bool:
         """Whether CUDA graphs may hold what lies between two layers' attention.
 
-        Latent attention has other buffers than theirs, and experts in other types than bfloat16 wait for the device.
+        Latent attention has other buffers than theirs, and experts that are not held in bfloat16 wait for the device.
         """
-        waits = self.arch.experts is not None and self.dtype != torch.bfloat16
+        waits = any(isinstance(module, RoutedExperts) and module.waits for module in self.modules())
         return self.device.type == "cuda" and self.arch.latent is None and not waits
 
     @torch.inference_mode()

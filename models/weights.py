@@ -156,12 +156,17 @@ def _of(
     return QuantizedMatrix(matrix.format, view(matrix.codes), view(matrix.scales), offsets)
 
 
+def _alone(matrix: torch.Tensor) -> torch.Tensor:
+    """Return the matrix as one group of rows."""
+    return matrix[None]
+
+
 def plan_pieces(stage: Stage) -> Iterator[Piece]:
     """Yield the pieces that together fill this rank's parameters."""
     arch, mesh, names = stage.arch, stage.mesh, names_of(stage.arch)
     if stage.embedding is not None:
         if isinstance(stage.embedding, ReplicatedEmbedding):
-            yield Piece(names.embedding, _view(stage.embedding, lambda rows: rows[None]))
+            yield Piece(names.embedding, _view(stage.embedding, _alone))
         else:
             yield from _vocab_rows(names.embedding, stage.embedding, arch, mesh)
     if stage.position_embedding is not None:
@@ -249,7 +254,7 @@ def _row_pieces(
     name: str, linear: RowParallelLinear, arch: Architecture, column: int, transposed: bool
 ) -> Iterator[Piece]:
     """Yield the columns, from one on, of a weight whose inputs the ranks share, and its bias."""
-    weight = _view(linear, lambda matrix: matrix[None])
+    weight = _view(linear, _alone)
     yield Piece(f"{name}.weight", weight, column=column, transposed=transposed)
     if linear.bias is not None:
         yield Piece(f"{name}.bias", linear.bias[None], scale=arch.residual_scale)
@@ -263,19 +268,22 @@ def _expert_pieces(ffn: Experts, names: Names, prefix: str, arch: Architecture, 
         yield Piece(f"{prefix}{names.router}.bias", router.bias[None])
     if router.correction is not None:
         yield Piece(prefix + names.correction, router.correction[None])
-    F = routed.down.shape[2]
+    F = routed.width
     first = 0 if arch.expert_size == F else mesh.tp_rank * F  # of an expert's rows
     if names.fused_experts:
         yield from _fused_pieces(routed, prefix + names.fused_experts, first)
-    for e in range(0 if names.fused_experts else len(routed.down)):
-        own = prefix + names.expert.format(routed.first + e)
+    for e in range(0 if names.fused_experts else routed.count):
+        own, (gate_up, down) = prefix + names.expert.format(routed.first + e), routed.weights(e)
         for i, name in enumerate((names.expert_gate, names.expert_up)):
-            yield Piece(f"{own}{name}.weight", routed.gate_up[e : e + 1, i * F : (i + 1) * F], row=first)
-        yield Piece(f"{own}{names.expert_down}.weight", routed.down[e : e + 1], column=first)
+
+            def of_half(matrix: torch.Tensor, i: int = i) -> torch.Tensor:
+                return matrix[None, i * F : (i + 1) * F]
+
+            yield Piece(f"{own}{name}.weight", _of(gate_up, of_half), row=first)
+        yield Piece(f"{own}{names.expert_down}.weight", _of(down, _alone), column=first)
     if ffn.shared is not None:
         assert isinstance(ffn.shared, FeedForward)
-        parts = (names.expert_gate, names.expert_up, names.expert_down)
-        shared = tuple(f"{prefix}{names.shared}{name}" for name in parts)
+        shared = tuple(f"{prefix}{names.shared}{name}" for name in names.of_expert)
         yield from _ffn_pieces(ffn.shared, shared, arch, mesh.tp_rank, names.transposed)
     if ffn.shared_gate is not None:
         yield Piece(prefix + names.shared_gate, ffn.shared_gate[None])
@@ -288,13 +296,13 @@ def _fused_pieces(routed: RoutedExperts, prefix: str, first: int) -> Iterator[Pi
     """
     assert routed.gate_up_bias is not None
     assert routed.down_bias is not None
-    order = torch.arange(routed.gate_up.shape[1]).view(-1, 2).T.flatten()
-    for i in range(len(routed.down)):
-        e, own = routed.first + i, slice(i, i + 1)
-        gate_up, name = routed.gate_up[own], f"{prefix}gate_up_proj"
+    order = torch.arange(2 * routed.width).view(-1, 2).T.flatten()
+    for i in range(routed.count):
+        e, own, name = routed.first + i, slice(i, i + 1), f"{prefix}gate_up_proj"
+        gate_up, down = (_of(matrix, _alone) for matrix in routed.weights(i))
         yield Piece(f"{name}[{e}]", gate_up, row=2 * first, transposed=True, order=order)
         yield Piece(f"{name}_bias[{e}]", routed.gate_up_bias[own], row=2 * first, order=order)
-        yield Piece(f"{prefix}down_proj[{e}]", routed.down[own], column=first, transposed=True)
+        yield Piece(f"{prefix}down_proj[{e}]", down, column=first, transposed=True)
         yield Piece(f"{prefix}down_proj_bias[{e}]", routed.down_bias[own])
 
 

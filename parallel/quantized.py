@@ -6,7 +6,7 @@ rows, weights become numbers once for all of them, in a cache. Products with int
 
 from __future__ import annotations
 
-from ctypes import CDLL, Structure, byref, c_int64, c_void_p
+from ctypes import CDLL, Structure, addressof, byref, c_int64, c_void_p, cast
 from functools import cache
 from pathlib import Path
 from typing import Protocol
@@ -73,17 +73,23 @@ class _Matrix(Structure):
 
 
 class QuantizedWeight:
-    """A weight of integers on a CPU, laid out for products with activations of `dtype`."""
+    """A weight of integers on a CPU, laid out for products with activations of `dtype`.
+
+    Attributes:
+        in_size: inputs.
+        function: the address of the C++ function that multiplies with it.
+    """
 
     def __init__(self, matrix: QuantizedMatrix, dtype: torch.dtype, library: CDLL) -> None:
         format = matrix.format
         self._dtype, self._format, self._linear = dtype, format, library.linear
-        self._out_size, self._in_size = matrix.shape
+        self._out_size, self.in_size = matrix.shape
+        self.function = cast(self._linear, c_void_p).value
         self._rounds = format.int8_activations
         # Rounded activations are multiplied with codes of 8 bits, whose zero stays that of 4.
         self._bits = 8 if self._rounds else format.bits
         in_word = _WORD // self._bits
-        groups, words = self._in_size // format.group, -(-format.group // in_word)
+        groups, words = self.in_size // format.group, -(-format.group // in_word)
         self._group = words * in_word  # with its padding, of zeros in x
         self._codes = huge_pages.copy(_blocks(self._padded_codes(matrix)))
         # Numbers are the small difference of a large code and offset, where both have many bits.
@@ -101,6 +107,12 @@ class QuantizedWeight:
         self._matrix = _Matrix(*pointers, *sizes)
         self._at = byref(self._matrix)
         self._least_tiled = _LEAST_TILED
+
+    @property
+    def arguments(self) -> tuple[int, bool, int]:
+        """What the function takes beside rows: the matrix's address, whether to round, and the least rows of tiles."""
+        assert self._group == self._format.group, "inputs need padding"
+        return addressof(self._matrix), self._rounds, self._least_tiled
 
     def _padded_codes(self, matrix: QuantizedMatrix) -> torch.Tensor:
         """Return words of codes, int32, [out, words], where each group and all inputs are padded."""

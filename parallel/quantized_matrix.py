@@ -8,7 +8,8 @@ import torch
 
 from .weight_format import WeightFormat
 
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # OCP's microscaling formats, version 1.0; the fourth bit is the sign
+_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # OCP's microscaling formats, version 1.0
+E2M1 = (*_MAGNITUDES, *(-x for x in _MAGNITUDES))  # by code: the fourth bit is the sign
 
 
 @dataclass(slots=True)
@@ -65,7 +66,7 @@ def dequantize(
     elif format.bits == 8:
         numbers = codes.view(torch.float8_e4m3fn).float()
     else:
-        numbers = torch.tensor((*_E2M1, *(-x for x in _E2M1)), device=codes.device)[codes.int()]
+        numbers = torch.tensor(E2M1, device=codes.device)[codes.int()]
     groups: torch.Tensor = numbers.unflatten(1, (-1, format.group)) * scales[..., None]
     if offsets is not None:
         groups += offsets[..., None]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ...conf.architecture import Architecture
 from ...parallel.groups import Groups
 from ...parallel.layers import Parts
+from ...parallel.weight_format import WeightFormat
 from .routed import RoutedExperts
 from .router import ExpertRouter
 
@@ -31,14 +32,28 @@ class Experts(nn.Module):
     """
 
     def __init__(
-        self, arch: Architecture, groups: Groups, shared: SharedExpert | None, *, whole: bool, dtype: torch.dtype
+        self,
+        arch: Architecture,
+        groups: Groups,
+        shared: SharedExpert | None,
+        *,
+        whole: bool,
+        dtype: torch.dtype,
+        formats: tuple[WeightFormat, WeightFormat] | None = None,
     ) -> None:
         super().__init__()
         assert arch.experts is not None
         H, device = arch.hidden_size, groups.device
         self.router = ExpertRouter(H, arch.experts, dtype=dtype, device=device)
         self.routed = RoutedExperts(
-            H, arch.expert_size, arch.experts, mesh=groups.mesh, whole=whole, dtype=dtype, device=device
+            H,
+            arch.expert_size,
+            arch.experts,
+            mesh=groups.mesh,
+            whole=whole,
+            dtype=dtype,
+            device=device,
+            formats=formats,
         )
         self.shared = shared
         has_gate = arch.experts.shared_gate

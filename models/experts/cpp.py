@@ -1,8 +1,12 @@
-"""The products of experts in C++, for float32 and bfloat16 on a CPU: one call for all experts of a layer."""
+"""The products of experts in C++, for float32 and bfloat16 on a CPU: one call for all experts of a layer.
+
+Weights are of that type, or quantized.
+"""
 
 from __future__ import annotations
 
-from ctypes import c_float, c_int64, c_void_p
+from collections.abc import Sequence
+from ctypes import CDLL, Structure, c_float, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,11 +15,13 @@ import torch
 from torch import Tensor
 
 from ...parallel.cpp_library import ELEMENTS, NoLibraryError, load
+from ...parallel.quantized import QuantizedWeight
 from .activation import GatedActivation
 
 _BLOCK = 16  # outputs whose words lie side by side
 _WORDS = 16  # of which a row has a multiple
 _POINTER, _SIZE, _NUMBER = c_void_p, c_int64, c_float
+_More = tuple[Tensor | None, Tensor | None, GatedActivation]  # biases and activation
 
 
 def runs_here(dtype: torch.dtype, device: torch.device) -> bool:
@@ -23,33 +29,29 @@ def runs_here(dtype: torch.dtype, device: torch.device) -> bool:
     if device.type != "cpu" or dtype not in ELEMENTS:
         return False
     try:
-        _function(dtype)
+        _library(dtype)
     except NoLibraryError:
         return False
     return True
 
 
 @cache
-def _function(dtype: torch.dtype) -> Any:
-    function = load(Path(__file__).with_name("experts.cpp"), dtype).experts
-    function.argtypes = (
-        *(_POINTER, _SIZE, _SIZE),
-        *(_POINTER, _POINTER, _SIZE, _SIZE, _SIZE),
-        *(_POINTER,) * 4,
-        *(_SIZE,) * 3,
-        *(_NUMBER,) * 3,
-        *(_POINTER, _POINTER, _SIZE),
-    )
-    function.restype = None
-    return function
+def _library(dtype: torch.dtype) -> CDLL:
+    library = load(Path(__file__).with_name("experts.cpp"), dtype)
+    routed = (_POINTER, _SIZE, _SIZE, _POINTER, _POINTER, _SIZE, _SIZE)
+    activation = (_NUMBER,) * 3
+    library.experts.argtypes = (*routed, *(_SIZE,) * 5, *(_POINTER,) * 4, *activation, _POINTER, _POINTER)
+    library.quantized_experts.argtypes = (*routed, *(_SIZE,) * 2, *(_POINTER,) * 5, *activation, _POINTER, _POINTER)
+    library.experts.restype = library.quantized_experts.restype = None
+    return library
 
 
-class PackedExperts:
-    """The weights of E experts in the layout of `experts.cpp`.
+class CppExperts:
+    """The weights of E experts in a layout of `experts.cpp`.
 
     Args:
-        gate_up: [E, 2 F, H], of each expert the gate's rows and then those of the up projection.
-        down: [E, H, F].
+        name: of the function.
+        weights: its arguments that say what the weights are; they are kept by who calls this.
         gate_up_bias: [E, 2 F] or None.
         down_bias: [E, H] or None.
         activation: of the gate and the up projection.
@@ -57,55 +59,80 @@ class PackedExperts:
 
     def __init__(
         self,
-        gate_up: Tensor,
-        down: Tensor,
+        name: str,
+        weights: Sequence[Any],
         gate_up_bias: Tensor | None,
         down_bias: Tensor | None,
         activation: GatedActivation,
     ) -> None:
-        E, H, self._width = down.shape
-        halves = gate_up.view(E, 2, self._width, H)
-        in_word = 4 // gate_up.itemsize
-        self._words = _padded(-(-H // in_word), _WORDS)
-        self._inner_words = _padded(self._width, 2 * _BLOCK) // in_word
-        # The blocks of the gate and of the up projection take turns, so that one panel has both of some inner columns.
-        self._gate_up = _pack(halves, 2 * _BLOCK, self._words).transpose(1, 2).contiguous()
-        self._down = _pack(down[:, None], 4 * _BLOCK, self._inner_words)
+        self._name = name
         self._biases = gate_up_bias, down_bias
-        self._activation = activation
-        self._amx = int(gate_up.dtype == torch.bfloat16 and _has_amx())
+        biases = (None if bias is None else bias.data_ptr() for bias in self._biases)
+        self._arguments = (*weights, *biases, activation.factor, activation.limit, activation.shift)
 
     def __call__(
         self, x_TH: Tensor, picked_Tk: Tensor, weights_Tk: Tensor, first: int, residual: Tensor | None
     ) -> Tensor:
         """See `RoutedExperts.forward`."""
         x_TH, picked_Tk, weights_Tk = x_TH.contiguous(), picked_Tk.contiguous(), weights_Tk.contiguous()
+        residual = None if residual is None else residual.contiguous()
         out = torch.empty_like(x_TH)
-        gate_up_bias, down_bias = (None if bias is None else bias.data_ptr() for bias in self._biases)
-        activation = self._activation
-        _function(x_TH.dtype)(
+        getattr(_library(x_TH.dtype), self._name)(
             x_TH.data_ptr(),
             *x_TH.shape,
             picked_Tk.data_ptr(),
             weights_Tk.data_ptr(),
             picked_Tk.shape[1],
             first,
-            len(self._down),
-            self._gate_up.data_ptr(),
-            self._down.data_ptr(),
-            gate_up_bias,
-            down_bias,
-            self._width,
-            self._words,
-            self._inner_words,
-            activation.factor,
-            activation.limit,
-            activation.shift,
-            None if residual is None else residual.contiguous().data_ptr(),
+            *self._arguments,
+            None if residual is None else residual.data_ptr(),
             out.data_ptr(),
-            self._amx,
         )
         return out
+
+
+class PackedExperts(CppExperts):
+    """Weights of the activations' type, in words.
+
+    Args:
+        gate_up: [E, 2 F, H], of each expert the gate's rows and then those of the up projection.
+        down: [E, H, F].
+        more: see `CppExperts`.
+    """
+
+    def __init__(self, gate_up: Tensor, down: Tensor, *more: *_More) -> None:
+        E, H, width = down.shape
+        halves = gate_up.view(E, 2, width, H)
+        in_word = 4 // gate_up.itemsize
+        words = _padded(-(-H // in_word), _WORDS)
+        inner_words = _padded(width, 2 * _BLOCK) // in_word
+        # The blocks of the gate and of the up projection take turns, so that one panel has both of some inner columns.
+        self._gate_up = _pack(halves, 2 * _BLOCK, words).transpose(1, 2).contiguous()
+        self._down = _pack(down[:, None], 4 * _BLOCK, inner_words)
+        amx = int(gate_up.dtype == torch.bfloat16 and _has_amx())
+        sizes = (E, width, words, inner_words, amx)
+        super().__init__("experts", (*sizes, self._gate_up.data_ptr(), self._down.data_ptr()), *more)
+
+
+class QuantizedExperts(CppExperts):
+    """Quantized weights, laid out for the products of other layers.
+
+    Args:
+        gate_up: of each expert, [2 F, H].
+        down: of each expert, [H, F].
+        more: see `CppExperts`.
+    """
+
+    def __init__(self, gate_up: Sequence[QuantizedWeight], down: Sequence[QuantizedWeight], *more: *_More) -> None:
+        self._held = gate_up, down
+        of_each = ((_Product * len(each))(*(_Product(*own.arguments) for own in each)) for each in self._held)
+        super().__init__("quantized_experts", (len(down), down[0].in_size, down[0].function, *of_each), *more)
+
+
+class _Product(Structure):
+    """`Product` of `experts.cpp`."""
+
+    _fields_ = (("matrix", c_void_p), ("rounds", c_int64), ("least_tiled", c_int64))
 
 
 def _padded(size: int, multiple: int) -> int:

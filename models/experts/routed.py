@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...conf.experts import ExpertsConfig
 from ...parallel.mesh import Mesh
+from ...parallel.quantized import Product, QuantizedWeight, make_product
+from ...parallel.quantized_matrix import QuantizedMatrix
+from ...parallel.weight_format import WeightFormat
 from .activation import GatedActivation
-from .cpp import PackedExperts, runs_here
+from .cpp import PackedExperts, QuantizedExperts, runs_here
+
+Weights = Tensor | Sequence[Product]  # of all experts, [E, out, in]
 
 
 class RoutedExperts(nn.Module):
@@ -23,6 +30,7 @@ class RoutedExperts(nn.Module):
         whole: this rank holds whole experts, num_experts / tp of them; else a slice of each, of width ffn_size / tp.
         dtype: of the weights.
         device: of the weights.
+        formats: of gate_up and down, where they are quantized: each expert's matrices are filled before `pack`.
     """
 
     def __init__(
@@ -35,10 +43,12 @@ class RoutedExperts(nn.Module):
         whole: bool,
         dtype: torch.dtype,
         device: torch.device,
+        formats: tuple[WeightFormat, WeightFormat] | None = None,
     ) -> None:
         super().__init__()
-        tp = mesh.tp
+        tp, H = mesh.tp, hidden_size
         E, width = (experts.num_experts // tp, ffn_size) if whole else (experts.num_experts, ffn_size // tp)
+        self.count, self.width = E, width
         self.first = mesh.tp_rank * E if whole else 0  # of the experts that this rank holds
         self.activation = GatedActivation.of(experts)
         self.adds_bias = whole or mesh.tp_rank == 0  # on the down projection: once in the sum over the ranks
@@ -46,20 +56,53 @@ class RoutedExperts(nn.Module):
         def empty(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(*shape, dtype=dtype, device=device), requires_grad=False)
 
-        self.gate_up = empty(E, 2 * width, hidden_size)
-        self.down = empty(E, hidden_size, width)
+        held = 0 if formats else E
+        self.gate_up = empty(held, 2 * width, H)
+        self.down = empty(held, H, width)
         self.gate_up_bias = empty(E, 2 * width) if experts.bias else None
-        self.down_bias = empty(E, hidden_size) if experts.bias else None
-        self.packed: PackedExperts | None = None
+        self.down_bias = empty(E, H) if experts.bias else None
+        self.packed: PackedExperts | QuantizedExperts | None = None
+        self._matrices: list[tuple[QuantizedMatrix, QuantizedMatrix]] = []
+        self._laid_out: tuple[Sequence[Product], Sequence[Product]] | None = None
+        if formats is not None:
+            sizes = ((2 * width, H, formats[0]), (H, width, formats[1]))
+            for _ in range(E):
+                gate_up, down = (QuantizedMatrix.empty(*size, device) for size in sizes)
+                self._matrices.append((gate_up, down))
+
+    @property
+    def waits(self) -> bool:
+        """Whether the host waits for the device to say how many tokens each expert has."""
+        return bool(self._matrices) or self._laid_out is not None or self.gate_up.dtype != torch.bfloat16
+
+    def weights(self, i: int) -> tuple[Tensor, Tensor] | tuple[QuantizedMatrix, QuantizedMatrix]:
+        """Return the gate_up and down of one of this rank's experts, to be loaded."""
+        return self._matrices[i] if self._matrices else (self.gate_up[i], self.down[i])
 
     def pack(self) -> None:
         """Lay the weights out for the products of this device, if there is something to gain."""
-        if not runs_here(self.gate_up.dtype, self.gate_up.device):
+        dtype, device = self.gate_up.dtype, self.gate_up.device
+        if self._matrices:
+            self._take_products(dtype)
+        if not runs_here(dtype, device):
             return
-        bias = self.down_bias if self.adds_bias else None
-        self.packed = PackedExperts(self.gate_up, self.down, self.gate_up_bias, bias, self.activation)
-        for name in ("gate_up", "down"):
-            setattr(self, name, nn.Parameter(self.gate_up.new_empty(0), requires_grad=False))
+        biases = self.gate_up_bias, self.down_bias if self.adds_bias else None
+        if self._laid_out is None:
+            self.packed = PackedExperts(self.gate_up, self.down, *biases, self.activation)
+            for name in ("gate_up", "down"):
+                setattr(self, name, nn.Parameter(self.gate_up.new_empty(0), requires_grad=False))
+            return
+        own = [[each for each in of if isinstance(each, QuantizedWeight)] for of in self._laid_out]
+        if all(len(of) == self.count for of in own):
+            self.packed = QuantizedExperts(own[0], own[1], *biases, self.activation)
+
+    def _take_products(self, dtype: torch.dtype) -> None:
+        """Lay each expert's matrices out, and free them."""
+        products: tuple[list[Product], list[Product]] = ([], [])
+        while self._matrices:
+            for matrix, own in zip(self._matrices.pop(0), products, strict=True):
+                own.append(make_product(matrix, dtype))
+        self._laid_out = products
 
     def forward(self, x_TH: Tensor, picked_Tk: Tensor, weights_Tk: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return `residual` + what this rank's experts add to each token, [T, H].
@@ -73,7 +116,7 @@ class RoutedExperts(nn.Module):
         if self.packed is not None:
             return self.packed(x_TH, picked_Tk, weights_Tk, self.first, residual)
         T, k = picked_Tk.shape
-        E = len(self.down)
+        E = self.count
         local = picked_Tk.flatten() - self.first
         local = torch.where((local >= 0) & (local < E), local, E)  # those of other ranks lie last
         order = local.argsort(stable=True)
@@ -86,25 +129,27 @@ class RoutedExperts(nn.Module):
 
     def _products(self, x: Tensor, ends_E: Tensor, expert: Tensor) -> Tensor:
         """Return each row's output of its expert. Rows are sorted by expert; `ends_E` is one past each one's last."""
-        is_own = expert.clamp(max=len(self.down) - 1)
-        hidden = _grouped_product(x, self.gate_up, ends_E)
+        is_own = expert.clamp(max=self.count - 1)
+        gate_up, down = self._laid_out or (self.gate_up, self.down)
+        hidden = _grouped_product(x, gate_up, ends_E, 2 * self.width)
         if self.gate_up_bias is not None:
             hidden = hidden + self.gate_up_bias[is_own]
-        out = _grouped_product(self.activation(hidden), self.down, ends_E)
+        out = _grouped_product(self.activation(hidden), down, ends_E, x.shape[1])
         return out + self.down_bias[is_own] if self.down_bias is not None and self.adds_bias else out
 
 
-def _grouped_product(x: Tensor, weight: Tensor, ends_E: Tensor) -> Tensor:
-    """Return x @ weight[e].T for the rows of each expert e; rows after the last end are not set.
+def _grouped_product(x: Tensor, weight: Weights, ends_E: Tensor, out_size: int) -> Tensor:
+    """Return x @ weight[e].T for the rows of each expert e, [rows, out]; rows after the last end are not set.
 
     On CUDA it is one kernel for bfloat16, and the host does not wait for the ends.
     """
-    if x.is_cuda and x.dtype == torch.bfloat16:
+    if x.is_cuda and x.dtype == torch.bfloat16 and isinstance(weight, Tensor):
         return torch._grouped_mm(x, weight.transpose(1, 2), offs=ends_E)
-    out = x.new_empty(len(x), weight.shape[1])
+    out = x.new_empty(len(x), out_size)
     begin = 0
     for own, end in zip(weight, ends_E.tolist(), strict=True):
         if end > begin:
-            out[begin:end] = F.linear(x[begin:end], own)
+            rows = x[begin:end]
+            out[begin:end] = F.linear(rows, own) if isinstance(own, Tensor) else own.linear(rows)
         begin = end
     return out

@@ -13,7 +13,7 @@ from ...conf.errors import ConfigError
 from ..json_file import read_object
 from ..model_config import ModelValues
 from .compressed_tensors import check_patterns, read_compressed_tensors
-from .schemes import Awq, Bytes, Gptq, Scheme, SchemeOf, is_embedding
+from .schemes import Awq, Bytes, Gptq, Mxfp4Blocks, Scheme, SchemeOf, is_embedding
 
 _OF_GPTQ, _OF_AWQ = "quantize_config.json", "quant_config.json"  # beside a config.json without quantization_config
 _OF_MODELOPT = "hf_quant_config.json"
@@ -150,12 +150,12 @@ def _size(value: object) -> int:
     return value if type(value) is int else 0
 
 
-def _mxfp4(values: ModelValues) -> None:
-    """Take gpt-oss's experts, whose numbers `SafetensorsFolder` finds by their names."""
-    return
+def _mxfp4(values: ModelValues) -> SchemeOf:
+    """Return the scheme of gpt-oss's experts, each a part of a tensor."""
+    return lambda name: Mxfp4Blocks() if name.endswith("]") else None
 
 
-_READERS: dict[str, Callable[[ModelValues], SchemeOf | None]] = {
+_READERS: dict[str, Callable[[ModelValues], SchemeOf]] = {
     "compressed-tensors": read_compressed_tensors,
     "gptq": _gptq,
     "awq": _awq,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from ...conf.architecture import Architecture
 from ...conf.errors import ConfigError
 from ..checkpoint import SafetensorsFolder, StoredTensor, bare_name
-from ..layout import linear_weights, tensor_shapes
-from .schemes import Scheme, SchemeOf
+from ..layout import linear_weights, names_of, tensor_shapes
+from .schemes import Mxfp4Blocks, Scheme, SchemeOf
 
 if TYPE_CHECKING:
     import torch
@@ -33,11 +33,19 @@ class QuantizedFolder(SafetensorsFolder):
         super().__init__(folder)
         shapes = tensor_shapes(arch)
         self._layers: dict[str, _Layer] = {}
+        of_router = (f"{names_of(arch).router}.weight", names_of(arch).shared_gate)
         for name, transposed in linear_weights(arch).items():
-            if (scheme := scheme_of(name.removesuffix(".weight"))) is not None:
-                rows, columns = shapes[name]
-                size = (columns, rows) if transposed else (rows, columns)
-                self._layers[name] = _Layer(self, name.removesuffix("weight"), size, scheme, transposed)
+            scheme = scheme_of(name.removesuffix(".weight"))
+            is_part = name.endswith("]")  # of a tensor of all experts, which is no linear layer to most tools
+            if scheme is None or is_part != isinstance(scheme, Mxfp4Blocks):
+                continue
+            rows, columns = shapes[name]
+            size = (columns, rows) if transposed else (rows, columns)
+            prefix, bracket, part = name.removesuffix("weight").partition("[")
+            layer = _Layer(self, prefix, bracket + part, size, scheme, transposed)
+            # Most tools leave out what routes tokens, and do not say so in the config.
+            if not name.endswith(of_router) or any(layer.has(part) for part in scheme.parts(*size) if part != "weight"):
+                self._layers[name] = layer
         named = {tensor for name, shape in shapes.items() for tensor in self.parts(name, shape)}
         self._extras = {layer.prefix + part for layer in self._layers.values() for part in (*_UNUSED, *_ZEROS)} - named
 
@@ -57,7 +65,7 @@ class QuantizedFolder(SafetensorsFolder):
         """See `SafetensorsFolder.parts`."""
         if (layer := self._layers.get(name)) is None:
             return super().parts(name, shape)
-        return {layer.prefix + part: what for part, what in layer.scheme.parts(*layer.shape).items()}
+        return {layer.tensor(part): what for part, what in layer.scheme.parts(*layer.shape).items()}
 
     def format(self, name: str) -> WeightFormat | None:
         """See `TensorSource.format`. Columns in an order of their own (`desc_act`) are read as numbers."""
@@ -97,6 +105,7 @@ class _Layer:
 
     folder: SafetensorsFolder
     prefix: str
+    suffix: str  # which part of the tensors it is
     shape: tuple[int, int]
     scheme: Scheme
     is_transposed: bool
@@ -109,10 +118,14 @@ class _Layer:
             self._is_ordered = self.scheme.is_ordered(self)
         return self._is_ordered
 
+    def tensor(self, part: str) -> str:
+        """Return the name of one of its tensors."""
+        return f"{self.prefix}{part}{self.suffix}"
+
     def has(self, name: str) -> bool:
         """See `StoredLayer.has`."""
-        return self.folder.has(self.prefix + name)
+        return self.folder.has(self.tensor(name))
 
     def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> torch.Tensor:
         """See `StoredLayer.read`."""
-        return self.folder.tensor(self.prefix + name, rows, columns)
+        return self.folder.tensor(self.tensor(name), rows, columns)

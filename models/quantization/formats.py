@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ...conf.architecture import Architecture
 from ...parallel.weight_format import WeightFormat
-from ..layout import linear_weights, names_of, tensor_shapes
+from ..layout import expert_weights, linear_weights, names_of, tensor_shapes
 
 _GROUP_UNIT = 16  # groups are whole numbers of it: products read as many columns at a time
 
@@ -22,12 +22,27 @@ FormatOf = Callable[[str], WeightFormat | None]  # by the name of a weight, as `
 
 @dataclass(frozen=True, slots=True)
 class LayerFormats:
-    """The formats of a decoder layer's matrices on a rank; None: numbers of the model's type."""
+    """The formats of a decoder layer's matrices on a rank; None: numbers of the model's type.
+
+    Of a layer of experts, fc1 and fc2 are those of its routed experts, and there may be a shared expert beside them.
+    """
 
     qkv: WeightFormat | None = None
     out: WeightFormat | None = None
     fc1: WeightFormat | None = None
     fc2: WeightFormat | None = None
+    shared_fc1: WeightFormat | None = None
+    shared_fc2: WeightFormat | None = None
+
+    @property
+    def experts(self) -> tuple[WeightFormat, WeightFormat] | None:
+        """Those of routed experts, which are quantized in both matrices or in none."""
+        return None if self.fc1 is None or self.fc2 is None else (self.fc1, self.fc2)
+
+    @property
+    def shared(self) -> LayerFormats:
+        """Those of the shared expert, as those of a feed-forward block."""
+        return LayerFormats(fc1=self.shared_fc1, fc2=self.shared_fc2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +65,20 @@ def plain_formats(arch: Architecture) -> ModelFormats:
 
 
 def model_formats(
-    format_of: FormatOf, arch: Architecture, tp: int, device: str, *, experts: str | None = None
+    format_of: FormatOf, arch: Architecture, tp: int, device: str, *, whole_experts: bool = False
 ) -> ModelFormats:
-    """Return the formats of a rank's matrices, by those of the tensors. A CPU has no products of floats of 8 bits.
+    """Return the formats of a rank's matrices, by those of the tensors.
 
-    Experts are held as numbers of the model's type. A simulation may round them too, to what `experts` names.
+    A CPU has no products of floats: it holds those of 4 bits as integers of 8, and no others. All experts of a layer
+    have one format. `whole_experts`: each rank holds whole ones, so that their groups are not cut.
     """
     names, H = names_of(arch), arch.hidden_size
 
     def of(name: str) -> WeightFormat | None:
         format = format_of(name)
-        return None if format is None or (format.is_float and device == "cpu") else format
+        if format is None or device != "cpu" or not format.is_float:
+            return format
+        return WeightFormat(8, format.group) if format.bits == 4 else None
 
     def common(prefix: str, parts: Iterable[str], in_size: int, ranks: int = 1) -> WeightFormat | None:
         return _common([of(f"{prefix}{part}.weight") for part in dict.fromkeys(parts)], in_size // ranks)
@@ -70,11 +88,16 @@ def model_formats(
         qkv = None if arch.latent is not None else common(prefix, (names.q, names.k, names.v), H)
         out = common(prefix, [names.attention_out], arch.num_heads * arch.value_dim, tp)
         if arch.experts is not None and arch.kind(i).experts:
-            fc1, fc2 = (
-                None if experts is None else rounded_format(experts, size, is_table=False)
-                for size in (H, arch.expert_size)
+            gate_up, down = expert_weights(names, prefix, arch.experts.num_experts)
+            fc1 = _common([of(name) for name in gate_up], H)
+            fc2 = _common([of(name) for name in down], arch.expert_size // (1 if whole_experts else tp))
+            fc1, fc2 = (fc1, fc2) if fc1 and fc2 else (None, None)
+            gate, up, down_name = (names.shared + name for name in names.of_expert)
+            size = arch.experts.shared_ffn_size
+            shared_fc1, shared_fc2 = (
+                (common(prefix, (gate, up), H), common(prefix, [down_name], size, tp)) if size else (None, None)
             )
-            return LayerFormats(qkv=qkv, out=out, fc1=fc1, fc2=fc2)
+            return LayerFormats(qkv, out, fc1, fc2, shared_fc1, shared_fc2)
         return LayerFormats(
             qkv=qkv,
             out=out,
@@ -87,12 +110,17 @@ def model_formats(
     return ModelFormats(tuple(layer(i) for i in range(arch.num_layers)), embedding, head)
 
 
-def cut_too_small(format_of: FormatOf, arch: Architecture, tp: int) -> str | None:
+def cut_too_small(format_of: FormatOf, arch: Architecture, tp: int, *, whole_experts: bool = False) -> str | None:
     """Return a line on a weight that `tp` ranks cannot hold quantized, since they cut its groups; None: none is so."""
     names = names_of(arch)
     for i in range(arch.num_layers):
-        for name, size in ((names.attention_out, arch.num_heads * arch.value_dim), (names.down, arch.ffn_size)):
-            full = f"{names.layer.format(i)}{name}.weight"
+        prefix = names.layer.format(i)
+        cut = [(f"{prefix}{names.attention_out}.weight", arch.num_heads * arch.value_dim)]
+        if arch.experts is None or not arch.kind(i).experts:
+            cut.append((f"{prefix}{names.down}.weight", arch.ffn_size))
+        elif not whole_experts:
+            cut.append((expert_weights(names, prefix, 1)[1][0], arch.expert_size))
+        for full, size in cut:
             own = [format_of(full)]
             fitting = [ranks for ranks in range(tp, 0, -1) if size % ranks == 0 and _common(own, size // ranks)]
             if fitting and fitting[0] != tp:

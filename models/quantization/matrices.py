@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from ...parallel.quantized_matrix import QuantizedMatrix, pack_codes
+from ...parallel.quantized_matrix import E2M1, QuantizedMatrix, pack_codes
 from ...parallel.weight_format import WeightFormat
 
 _E4M3_MAX = 448.0
@@ -33,8 +33,11 @@ def cut_groups(values: torch.Tensor, group: int, columns: slice) -> tuple[torch.
 def converted(matrix: QuantizedMatrix, format: WeightFormat) -> QuantizedMatrix:
     """Return the same numbers in a format of as many bits or more, in groups as large or smaller.
 
-    `int8_activations` says nothing of the numbers. An integer format without offsets has none to take.
+    `int8_activations` says nothing of the numbers. An integer format without offsets has none to take. Floats of 4 bits
+    are halves of whole numbers.
     """
+    if matrix.format.is_float and not format.is_float:
+        matrix = _halves(matrix)
     own, codes = matrix.format, matrix.codes
     assert own.is_float == format.is_float, (own, format)
     assert own.group % format.group == 0, (own, format)
@@ -50,6 +53,14 @@ def converted(matrix: QuantizedMatrix, format: WeightFormat) -> QuantizedMatrix:
     if format.has_offsets and offsets is None:
         offsets = scales * -own.zero
     return QuantizedMatrix(format, codes, scales, offsets)
+
+
+def _halves(matrix: QuantizedMatrix) -> QuantizedMatrix:
+    """Return floats of 4 bits as integers of 8."""
+    assert matrix.format.bits == 4, matrix.format
+    own = WeightFormat(8, matrix.format.group)
+    whole = torch.tensor([int(2 * number) + own.zero for number in E2M1], dtype=torch.uint8)
+    return QuantizedMatrix(own, whole[matrix.unpacked().int()], matrix.scales / 2)
 
 
 def with_groups_of_one(codes: torch.Tensor, bits: int, scales: torch.Tensor, zeros: torch.Tensor) -> QuantizedMatrix:

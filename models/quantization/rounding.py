@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from math import gcd
 
 import torch
 
@@ -45,7 +46,7 @@ class RoundedTensors:
         assert format is not None, name
         is_transposed = self._transposed[name]
         numbers = self.read(name, *((columns, rows) if is_transposed else (rows, columns)))
-        group = min(format.group, columns.stop - columns.start)
+        group = gcd(format.group, columns.stop - columns.start)
         return round_to(numbers.T if is_transposed else numbers, replace(format, group=group))
 
     def check(self, arch: Architecture, names: Collection[str]) -> None:

@@ -391,6 +391,25 @@ class Mxfp4(Scheme):
         return _sliced(codes, self.format(layer.shape[1]), 32, columns, scales)
 
 
+class Mxfp4Blocks(Mxfp4):
+    """MXFP4 in blocks, a tensor for all experts: gpt-oss's."""
+
+    def parts(self, out_size: int, in_size: int) -> dict[str, StoredTensor]:
+        """See `Scheme.parts`."""
+        groups = in_size // 32
+        sizes = {"_blocks": (out_size, groups, 16), "_scales": (out_size, groups)}
+        return {name: StoredTensor(size, ("U8",)) for name, size in sizes.items()}
+
+    def read(self, layer: StoredLayer, rows: slice, columns: slice) -> QuantizedMatrix:
+        """See `Scheme.read`."""
+        import torch
+
+        groups, within = cover(columns, 32)
+        codes = layer.read("_blocks", rows, groups).flatten(1)[:, within.start // 2 : within.stop // 2]
+        scales = layer.read("_scales", rows, groups).view(torch.float8_e8m0fnu)
+        return _sliced(codes, self.format(layer.shape[1]), 32, columns, scales)
+
+
 def is_embedding(name: str) -> bool:
     """Return whether a layer is the embedding of tokens, by its name."""
     return name.endswith(("embed_tokens", "wte"))

@@ -81,11 +81,6 @@ def make_plan(config: EngineConfig) -> Plan:
     arch = resolve_architecture(config.model, tensors=not simulated)
     _warn_of_long_factors(arch)
     check_parallel(arch, config.parallel, copies_heads=simulated)
-    if config.model.quantization is not None and not simulated and (arch.experts or arch.latent):
-        raise ConfigError(
-            f"model.quantization={config.model.quantization}: rounds neither experts nor latent attention yet; must be "
-            "null for this model"
-        )
     if cache.dtype != "auto" and arch.latent:
         raise ConfigError(f"cache.dtype={cache.dtype}: latents are not held in 8 bits yet; must be auto for this model")
     if config.model.quantization == "fp8" and hardware.device == "cpu" and not simulated:
@@ -105,10 +100,10 @@ def make_plan(config: EngineConfig) -> Plan:
         source = open_source(path, arch, config.seed, config.model.quantization)
         source.check(arch, tensor_shapes(arch))
         format_of = source.format
-    if (cut := cut_too_small(format_of, arch, config.parallel.tp)) is not None:
+    tp, whole = config.parallel.tp, config.parallel.expert_parallel
+    if (cut := cut_too_small(format_of, arch, tp, whole_experts=whole)) is not None:
         _log.warning(cut)
-    rounded = config.model.quantization if simulated else None
-    formats = model_formats(format_of, arch, config.parallel.tp, hardware.device, experts=rounded)
+    formats = model_formats(format_of, arch, tp, hardware.device, whole_experts=whole)
     if tokenizer is not None and not simulated and not arch.eos_token_ids:
         ids = load_tokenizer(tokenizer, arch.vocab_size).eos_token_ids
         arch = replace(arch, eos_token_ids=tuple(i for i in ids if i < arch.vocab_size))

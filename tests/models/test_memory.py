@@ -18,6 +18,7 @@ from gapless.conf.sampling import SamplingParams
 from gapless.conf.schema import HardwareConfig, ModelConfig, ParallelConfig
 from gapless.models.attention import flash
 from gapless.models.build_stage import build_stage
+from gapless.models.experts.routed import RoutedExperts
 from gapless.models.graphed_stage import GraphedStage
 from gapless.models.memory import MemoryModel, dtype_bytes, kv_bytes_per_token, weight_bytes
 from gapless.models.quantization.formats import model_formats, rounded_formats
@@ -138,6 +139,25 @@ def test_a_stage_of_quantized_weights_takes_what_the_model_says(tie: bool, kind:
     held = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     assert held == weight_bytes(arch, Mesh(1, 1), range(4), 4, formats=formats)
     assert held < (0.4 if kind == "int8" else 0.3) * weight_bytes(arch, Mesh(1, 1), range(4), 4)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_a_stage_of_quantized_experts_takes_what_the_model_says(kind: Any) -> None:
+    """Experts and the shared one are quantized, and the router is not."""
+    experts = ExpertsConfig(num_experts=8, experts_per_token=2, ffn_size=96, shared_ffn_size=64)
+    arch = dataclasses.replace(SMALL, experts=experts)
+    formats = model_formats(rounded_formats(kind, arch), arch, 1, "cpu")
+    assert formats.layers[0].experts is not None
+    with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 30) as groups:
+        model = ModelConfig(architecture=arch, quantization=kind)
+        stage = build_stage(model, arch, groups, range(4), num_blocks=8, block_size=16)
+    matrices = [layer.quantized for layer in stage.modules() if getattr(layer, "quantized", None) is not None]
+    for layer in stage.modules():
+        if isinstance(layer, RoutedExperts):
+            matrices += [matrix for i in range(8) for matrix in layer.weights(i)]
+    tensors = [tensor for each in matrices for tensor in (each.codes, each.scales, each.offsets) if tensor is not None]
+    held = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    assert held + 4 * 8 * 64 * 4 == weight_bytes(arch, Mesh(1, 1), range(4), 4, formats=formats)
 
 
 def test_blocks_are_the_minimum_over_the_stages() -> None:

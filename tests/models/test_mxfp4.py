@@ -13,9 +13,11 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import ModelConfig
-from gapless.models.checkpoint import SafetensorsFolder
 from gapless.models.huggingface import resolve_architecture
 from gapless.models.layout import tensor_shapes
+from gapless.models.open_checkpoint import open_checkpoint
+from gapless.models.quantization.matrices import converted
+from gapless.parallel.weight_format import WeightFormat
 
 EXPERTS, HIDDEN, WIDTH = 3, 64, 32
 
@@ -51,7 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_slices_are_those_of_transformers(folder: Path) -> None:
     arch = resolve_architecture(ModelConfig(weights=str(folder)))
-    checkpoint, tensors = SafetensorsFolder(folder), load_file(folder / "model.safetensors")
+    checkpoint, tensors = open_checkpoint(folder, arch), load_file(folder / "model.safetensors")
     checkpoint.check(arch, tensor_shapes(arch))
     for kind, shape in (("gate_up_proj", (HIDDEN, 2 * WIDTH)), ("down_proj", (WIDTH, HIDDEN))):
         name = f"model.layers.1.mlp.experts.{kind}"
@@ -59,7 +61,13 @@ def test_slices_are_those_of_transformers(folder: Path) -> None:
         for e in range(EXPERTS):
             assert checkpoint.shape(f"{name}[{e}]") == shape
             for rows, columns in ((slice(0, shape[0]), slice(0, shape[1])), (slice(5, 31), slice(7, 20))):
-                assert torch.equal(checkpoint.read(f"{name}[{e}]", rows, columns), whole[e, rows, columns])
+                assert torch.equal(checkpoint.read(f"{name}[{e}]", rows, columns), whole[e, rows, columns].float())
+            assert checkpoint.format(f"{name}[{e}]") == WeightFormat(4, 32, is_float=True)
+            for inputs in (slice(0, shape[0]), slice(16, 32)):  # a group, and half of one
+                found = checkpoint.read_quantized(f"{name}[{e}]", slice(3, 20), inputs)
+                as_integers = converted(found, WeightFormat(8, found.format.group))
+                for matrix in (found, as_integers):
+                    assert torch.equal(matrix.dequantized(), whole[e, inputs, 3:20].T.float())
     checkpoint.close()
 
 
@@ -68,3 +76,22 @@ def test_other_quantized_weights_are_refused(folder: Path, tmp_path: Path) -> No
     (tmp_path / "config.json").write_text(json.dumps(values | {"quantization_config": {"quant_method": "nonsense"}}))
     with pytest.raises(ConfigError, match=r"quant_method=.nonsense. is not supported"):
         resolve_architecture(ModelConfig(weights=str(tmp_path)), tensors=False)
+
+
+def test_blocks_that_are_not_said_to_be_or_do_not_fit_are_refused(folder: Path, tmp_path: Path) -> None:
+    values = json.loads((folder / "config.json").read_text())
+    tensors = load_file(folder / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in values.items() if k != "quantization_config"}))
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"proj_(blocks|scales): quantized weights, of which config.json has no"):
+        checked(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    name = "model.layers.1.mlp.experts.down_proj_scales"
+    save_file(tensors | {name: tensors[name][:, 1:].contiguous()}, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"tensor .*down_proj_scales\[\d\] has shape .63, 1., not .64, 1."):
+        checked(tmp_path)
+
+
+def checked(folder: Path) -> None:
+    arch = resolve_architecture(ModelConfig(weights=str(folder)))
+    open_checkpoint(folder, arch).check(arch, tensor_shapes(arch))

@@ -12,9 +12,12 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gapless.conf.architecture import Architecture
 from gapless.conf.build import build, load_group
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import EngineConfig, ModelConfig, SimulateConfig
+from gapless.models.open_checkpoint import open_source
+from gapless.models.quantization.formats import model_formats
 from gapless.models.quantization.matrices import converted, cut_groups, round_to
 from gapless.parallel.weight_format import WeightFormat
 from gapless.runtime.engine.plan import make_plan
@@ -83,6 +86,18 @@ def test_logits_are_near_on_every_mesh(kind: str, most: float, tmp_path: Path) -
         found[pp, tp] = rounded
     np.testing.assert_allclose(found[2, 1], found[1, 1], atol=1e-4 * np.abs(found[1, 1]).max())
     assert len(prompts_of(101)) == len(found[1, 1])
+
+
+def test_ranks_round_the_groups_that_they_hold() -> None:
+    """Half of a row of 96 columns has 48, in groups of 16."""
+    sizes = {"vocab_size": 64, "hidden_size": 32, "num_layers": 1, "num_heads": 2, "num_kv_heads": 2, "head_dim": 16}
+    arch = Architecture(**sizes, ffn_size=96, max_position=64)
+    source, name = open_source(None, arch, 0, "int4"), "model.layers.0.mlp.down_proj.weight"
+    rows, columns = slice(0, 8), slice(48, 96)
+    found = source.read_quantized(name, rows, columns)
+    assert found.format == model_formats(source.format, arch, 2, "cpu").layers[0].fc2
+    expected = round_to(source.read(name, rows, columns), found.format)
+    assert torch.equal(found.dequantized(), expected.dequantized())
 
 
 def test_quantized_weights_are_not_rounded_again(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from gapless.models.families import FAMILIES, NOT_MODELLED
 from gapless.models.gguf.config import _NAMES as IN_GGUF
+from gapless.models.gguf.config import OF_EXPERTS
 from tests.support import expert_models, hf_models
 
 PAGE = Path(__file__).parents[2] / "docs/models.md"
@@ -17,7 +18,7 @@ def table() -> str:
     compared = {type(make()).model_type for make in hf_models.CONFIGS.values()}
     compared |= {type(config).model_type for config in expert_models.FAMILIES.values()}
     in_gguf: dict[str, list[str]] = {}
-    for arch, name in IN_GGUF.items():
+    for arch, name in dict.fromkeys((*IN_GGUF.items(), *OF_EXPERTS.items())):
         in_gguf.setdefault(name, []).append(f"`{arch}`")
     lines = [
         "| models | `architectures` | compared with | GGUF | not computed |",

@@ -18,7 +18,8 @@ from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme, QuantizationStrategy
 from compressed_tensors.quantization.lifecycle.forward import fake_quantize
 from compressed_tensors.quantization.utils import calculate_qparams, compute_dynamic_scales_and_zp
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 Tensors = dict[str, torch.Tensor]
 Pack = Callable[[str, torch.Tensor], tuple[Tensors, torch.Tensor]]  # a layer's tensors, and the weight that they are
@@ -180,3 +181,48 @@ def fp8(block: tuple[int, int] | None, kept: tuple[str, ...] = ()) -> Kind:
 
     config = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": size}
     return Kind(config | {"modules_to_not_convert": list(kept)}, pack, ("lm_head", *kept))
+
+
+def write_mxfp4(folder: Path, model: transformers.PreTrainedModel) -> transformers.PreTrainedModel:
+    """Write a folder of gpt-oss with random experts of 4 bits, and return the model of the weights that it holds."""
+    model.save_pretrained(folder / "numbers")
+    numbers = load_file(folder / "numbers" / "model.safetensors")
+    tensors: Tensors = dict(numbers)
+    for name in [name for name in numbers if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        count, inputs, outputs = tensors.pop(name).shape
+        blocks = torch.randint(256, (count, outputs, inputs // 32, 16), dtype=torch.uint8)
+        scales = torch.randint(122, 126, blocks.shape[:3], dtype=torch.uint8)
+        tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        numbers[name] = convert_moe_packed_tensors(blocks, scales).float()
+    return _with_numbers(folder, tensors, numbers, {"quant_method": "mxfp4"})
+
+
+def write_experts(folder: Path, model: transformers.PreTrainedModel, kind: Kind) -> transformers.PreTrainedModel:
+    """Write a folder of a model of experts, and return the model of the weights that it holds.
+
+    What routes tokens is left out, though no config says so, as in published ones.
+    """
+    model.save_pretrained(folder / "numbers")
+    numbers = load_file(folder / "numbers" / "model.safetensors")
+    tensors: Tensors = {}
+    for name, weight in numbers.items():
+        layer, _, part = name.rpartition(".")
+        others = ("embed_tokens", "norm", "mlp.gate", "block_sparse_moe.gate", "shared_expert_gate", *kind.skips)
+        if part != "weight" or layer.endswith(others):
+            tensors[name] = weight
+            continue
+        parts, numbers[name] = kind.pack(layer, weight)
+        tensors |= {f"{layer}.{part}": tensor.contiguous().clone() for part, tensor in parts.items()}
+    return _with_numbers(folder, tensors, numbers, kind.config)
+
+
+def _with_numbers(
+    folder: Path, tensors: Tensors, numbers: Tensors, quantization: dict[str, Any]
+) -> transformers.PreTrainedModel:
+    """Write a folder of tensors, beside that of the numbers that they are, and return the latter's model."""
+    save_file(tensors, folder / "model.safetensors")
+    save_file({name: each.contiguous() for name, each in numbers.items()}, folder / "numbers" / "model.safetensors")
+    config = json.loads((folder / "numbers" / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
+    made = transformers.AutoModelForCausalLM.from_pretrained(folder / "numbers", dtype=torch.float32)
+    return made.eval()

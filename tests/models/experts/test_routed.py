@@ -14,9 +14,12 @@ from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 from gapless.conf.experts import ExpertsConfig
 from gapless.models.experts import routed
+from gapless.models.experts.cpp import QuantizedExperts
 from gapless.models.experts.routed import RoutedExperts
 from gapless.models.experts.router import route
+from gapless.models.quantization.matrices import round_to
 from gapless.parallel.mesh import Mesh
+from gapless.parallel.weight_format import WeightFormat
 
 CPU = torch.device("cpu")
 CLAMPED = {"clamp": 7.0, "sigmoid_factor": 1.702, "bias": True}
@@ -132,10 +135,63 @@ def test_the_grouped_product_of_cuda_is_the_loop_over_experts(monkeypatch: pytes
     expected = own(x, picked, weights)
     calls = []
 
-    def grouped(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    def grouped(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor, out_size: int) -> torch.Tensor:
         calls.append(weight.shape)
         return torch._grouped_mm(x, weight.transpose(1, 2), offs=ends)
 
     monkeypatch.setattr(routed, "_grouped_product", grouped)
     torch.testing.assert_close(own(x, picked, weights), expected)
     assert len(calls) == 2
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    tokens=st.one_of(st.integers(1, 5), st.integers(30, 300)),
+    sizes=st.tuples(*[st.sampled_from([32, 64, 96])] * 2),
+    count=st.integers(1, 9),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    format=st.sampled_from([(4, 32, True, False), (4, 16, False, False), (8, 32, True, False), (8, 0, False, True)]),
+    rule=st.sampled_from([{}, CLAMPED]),
+    in_cpp=st.booleans(),
+    data=st.data(),
+)
+def test_quantized_experts_are_their_numbers(
+    tokens: int,
+    sizes: tuple[int, int],
+    count: int,
+    dtype: torch.dtype,
+    format: tuple[int, int, bool, bool],
+    rule: dict[str, Any],
+    in_cpp: bool,
+    data: st.DataObject,
+) -> None:
+    """All experts in one call of C++, and one after the other; where activations are rounded, nearly so."""
+    torch.set_num_threads(1)
+    hidden, width = sizes
+    config = ExpertsConfig(num_experts=count, experts_per_token=data.draw(st.integers(1, count)), **rule)
+    torch.manual_seed(0)
+    plain = _experts(hidden, width, config)
+    bits, group, has_offsets, rounds = format
+    formats = tuple(WeightFormat(bits, group or size, has_offsets, rounds) for size in sizes)
+    own = RoutedExperts(
+        hidden, width, config, mesh=Mesh(1, 1, 0), whole=False, dtype=dtype, device=CPU, formats=formats
+    )
+    for i in range(count):
+        for matrix, numbers in zip(own.weights(i), plain.weights(i), strict=True):
+            found = round_to(numbers.detach(), matrix.format)
+            numbers.data.copy_(found.dequantized())
+            for name in ("codes", "scales", "offsets") if has_offsets else ("codes", "scales"):
+                getattr(matrix, name).copy_(getattr(found, name))
+    for name in ("gate_up_bias", "down_bias") if rule else ():
+        getattr(own, name).data.copy_(getattr(plain, name))
+    x, residual = torch.randn(tokens, hidden, dtype=dtype), torch.randn(tokens, hidden, dtype=dtype)
+    picked, weights = route(torch.randn(tokens, count), config)
+    with torch.inference_mode():
+        expected = plain(x.float(), picked, weights, residual.float())
+        own.pack()
+        assert isinstance(own.packed, QuantizedExperts)
+        if not in_cpp:
+            own.packed = None
+        tolerance = (1e-4 if dtype == torch.float32 else 1e-2) + (0.05 if rounds else 0)
+        found = own(x, picked, weights, residual).float()
+    assert ((found - expected).abs().max() <= tolerance * expected.abs().max()).item()

@@ -47,17 +47,39 @@ def model_of(config: transformers.PretrainedConfig) -> transformers.PreTrainedMo
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter += 0.3 * torch.randn_like(parameter)
+        for key, buffer in model.named_buffers():
+            if key.endswith("e_score_correction_bias"):
+                buffer += 0.3 * torch.randn_like(buffer)
     return model
 
 
+OF_EXPERTS = {"num_experts_per_tok": 3, "moe_intermediate_size": 64}
+# What no file can say: windows of Mistral and Qwen, scores that are scaled otherwise, other layers without positions.
+LEFT_OUT = ("mistral-window", "ministral", "mistral", "qwen2-window", "qwen2-windows", "gemma2", "gemma3", "smollm3")
 IN_GGUF: dict[str, transformers.PretrainedConfig] = {
-    name: config
-    for name, config in FAMILIES.items()
-    if config.model_type in ARCHITECTURES and not name.endswith(("window", "windows", "gemma3"))
+    name: config for name, config in FAMILIES.items() if config.model_type in ARCHITECTURES and name not in LEFT_OUT
 } | {
+    "gemma2": transformers.Gemma2Config(
+        **WIDE, head_dim=16, query_pre_attn_scalar=16, sliding_window=9, attn_logit_softcapping=2.0
+    ),
+    "smollm3": transformers.SmolLM3Config(**WIDE | {"num_hidden_layers": 5}, pad_token_id=None),
+    "mixtral": transformers.MixtralConfig(**WIDE, num_local_experts=6, num_experts_per_tok=2),
+    "qwen2-moe": transformers.Qwen2MoeConfig(
+        **WIDE, **OF_EXPERTS, num_experts=8, shared_expert_intermediate_size=96, norm_topk_prob=False
+    ),
+    "qwen3-moe": transformers.Qwen3MoeConfig(**WIDE, **OF_EXPERTS, num_experts=8, head_dim=16, norm_topk_prob=True),
+    "glm4-moe": transformers.Glm4MoeConfig(
+        **WIDE, **OF_EXPERTS, head_dim=16, n_routed_experts=8, n_shared_experts=2, routed_scaling_factor=1.5
+    ),
+    "minimax-m2": transformers.MiniMaxM2Config(
+        **WIDE, num_experts_per_tok=3, num_local_experts=8, head_dim=16, rotary_dim=8
+    ),
+    "falcon-one": transformers.FalconConfig(
+        vocab_size=101, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, initializer_range=0.25
+    ),
     "gemma3": transformers.Gemma3TextConfig(
         **WIDE | {"num_hidden_layers": 7}, head_dim=16, query_pre_attn_scalar=16, sliding_window=9
-    )
+    ),
 }
 
 
@@ -155,6 +177,15 @@ def refusal(file: Path) -> str:
     return str(caught.value)
 
 
+def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    file = write_gguf(
+        tmp_path / "model.gguf", model_of(IN_GGUF["glm4-moe"]), change=lambda writer: writer.add_nextn_predict_layers(1)
+    )
+    source, arch = opened(file)
+    source.check(arch, tensor_shapes(arch))
+    assert arch.num_layers == 1
+
+
 def test_what_is_wrong_with_a_file_is_named(wide: tuple[transformers.PreTrainedModel, Path], tmp_path: Path) -> None:
     model, _ = wide
     file = tmp_path / "model.gguf"
@@ -170,7 +201,15 @@ def test_what_is_wrong_with_a_file_is_named(wide: tuple[transformers.PreTrainedM
     file.write_bytes(whole[:-100])
     assert "lies beyond the end of the file" in refusal(file)
 
+    write_gguf(file, model_of(IN_GGUF["qwen2"]), change=lambda writer: writer.add_expert_count(8))
+    said = "experts are read of general.architecture llama, qwen2moe, qwen3moe, glm4moe, minimax-m2 only"
+    assert refusal(file) == f"{file}: qwen2.expert_count: {said}"
     write_gguf(file, model, change=lambda writer: writer.add_expert_count(8))
-    assert refusal(file) == f"{file}: llama.expert_count: GGUF files of experts are not read yet"
+    assert refusal(file) == f"{file}: the field llama.expert_used_count is missing"
+    mixtral = model_of(IN_GGUF["mixtral"])
+    write_gguf(file, mixtral, more={"blk.1.ffn_up_exps.weight": np.ones((5, 128, 64), np.float32)})
+    assert refusal(file) == f"{file}: tensor blk.1.ffn_up_exps.weight has shape [5, 128, 64], not [6, 128, 64]"
+    write_gguf(file, model_of(IN_GGUF["olmo2"]), change=lambda writer: writer.add_sliding_window(9))
+    assert refusal(file) == f"{file}: olmo2.attention.sliding_window (OLMo 3) is not supported"
     write_gguf(file, model, change=lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.YARN))
     assert refusal(file) == f"{file}: rope.scaling.type='yarn' is not supported (supported: none, linear)"

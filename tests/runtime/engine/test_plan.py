@@ -221,3 +221,22 @@ def test_a_cache_of_8_bits_is_counted_and_its_readers_are_known(name: str, cache
     plain, own = (make_plan(replace(small, cache=CacheConfig(dtype=each))) for each in ("auto", cache_dtype))
     assert own.num_blocks > 2.5 * plain.num_blocks  # of float32
     assert make_setup(replace(small, cache=CacheConfig(dtype=cache_dtype)), own).cache_dtype == cache_dtype
+
+
+def test_experts_and_latent_attention_can_be_rounded() -> None:
+    """A rank then holds experts in 8 bits, whole or in slices; latent attention stays as it is."""
+    arch = {
+        **{"vocab_size": 64, "hidden_size": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 1, "head_dim": 40},
+        **{"ffn_size": 128, "max_position": 64, "family": "deepseek"},
+        "experts": {"num_experts": 4, "experts_per_token": 2, "ffn_size": 64},
+        "latent": {"rank": 32, "rotary_dim": 8, "head_dim": 16, "value_dim": 16},
+    }
+    for whole, columns in ((False, 32), (True, 64)):
+        grid = {"tp": 2, "launcher": "ray", "expert_parallel": whole}
+        model = {"architecture": arch, "quantization": "int8"}
+        formats = make_plan(build(EngineConfig, {"model": model, "parallel": grid})).formats
+        assert formats is not None
+        own = formats.layers[1]
+        assert own.qkv is None
+        assert own.experts is not None
+        assert [each.group for each in own.experts] == [64, columns]

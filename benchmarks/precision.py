@@ -24,7 +24,7 @@ from gapless.models.batch import RaggedBatch, Segment
 from gapless.models.build_stage import build_stage
 from gapless.models.gguf.smollm2 import smollm2
 from gapless.models.huggingface import resolve_architecture
-from gapless.models.memory import dtype_bytes, kv_bytes_per_token
+from gapless.models.memory import BYTES, kv_bytes_per_token, resolve_dtype
 from gapless.models.tokenizer import load_tokenizer
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
@@ -69,7 +69,7 @@ def main() -> int:
                 divergence += F.kl_div(own, true, log_target=True, reduction="sum").item()
                 same += (own.argmax(-1) == true.argmax(-1)).sum().item()
                 surprise -= own[torch.arange(len(window) - 1), window[1:]].sum().item()
-            element = dtype_bytes(ModelConfig(weights=str(weights), **case.model), "cpu")
+            element = BYTES[resolve_dtype(ModelConfig(weights=str(weights), **case.model), "cpu")]
             bench.row(
                 "precision",
                 numbers=case.name,

@@ -199,10 +199,6 @@ class Architecture:
         """Elements of what a query head attends to."""
         return self.head_dim if self.latent is None else self.latent.value_dim
 
-    def kinds_of(self, layers: range) -> dict[LayerKind, int]:
-        """Return how many of the layers of these indices there are of each kind."""
-        return dict(Counter(self.layers[layers.start : layers.stop])) if self.layers else {self.kind(0): len(layers)}
-
     @property
     def turned(self) -> int:
         """Elements of a head that turn with its position."""

@@ -142,7 +142,8 @@ class ParallelConfig:
     expert_parallel: bool = False
     """each of the tp ranks holds whole experts of a mixture of experts; false: a slice of every expert"""
     layers: tuple[int, ...] | None = None
-    """layers of each stage ([5,7]); null: balanced by the speed of each stage's devices, with the LM head counted"""
+    """layers of each stage ([5,7]); null: even by the times of layers, LM head and sampler, and the speed of
+    each stage's devices"""
     stage_speeds: tuple[float, ...] | None = None
     """speed of each stage's devices relative to each other ([1,1.9]), for layers=null; null: as hardware says"""
     depth: int | None = None

@@ -5,8 +5,9 @@ integers do not depend on the order of addition, so a row's token does not depen
 threads or blocks add them up. The tokens that are kept are chosen by their logits, which no rounding changes. A row
 needs one number, where the Gumbel trick needs one for each token of the vocabulary.
 
-A large vocabulary is never sorted. Top-k selects its tokens. Where there is top-p alone, weights are added up by the
-upper 16 bits of the logit, and those where they reach p by the lower 16, which gives the last logit that is kept.
+A large vocabulary is never sorted. Top-k selects its tokens. So does top-p alone on a CPU, where the best few reach p.
+Else weights are added up by the upper 16 bits of the logit, and those where they reach p by the lower 16, which gives
+the last logit that is kept.
 
 Shapes: S rows, V vocabulary, N tokens of a row (all, or the best k). Columns are [S, 1].
 """
@@ -24,6 +25,7 @@ from .work_memory import DIGITS, FEW_TOKENS
 _MASK64 = (1 << 64) - 1
 _WEIGHT_BITS = 43  # so that an int64 holds the sum of the weights of 2**19 tokens
 _DIGIT_BITS = DIGITS.bit_length() - 1
+_BEST = 512  # tokens that are selected first; a trained model's top-p is seldom of more
 _LEAST, _MOST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 Drawn = tuple[int, SamplingParams, float]  # a row, its parameters and its number
 
@@ -115,10 +117,24 @@ def _nucleus(weights_SV: Tensor, logits_SV: Tensor, top_p: Tensor) -> Tensor:
 
     Kept are the tokens in descending order of logits, ascending order of ids on ties, until they have enough weight.
     """
+    enough = _enough(weights_SV.sum(dim=-1, keepdim=True), top_p)
+    if weights_SV.is_cuda:  # the host does not wait to know which rows need more than the best
+        return _nucleus_by_digits(weights_SV, logits_SV, enough)
+    ids = best_tokens(logits_SV, _BEST)
+    best = weights_SV.gather(-1, ids)
+    cdf = best.cumsum(dim=-1)
+    rest = (cdf[:, -1] < enough[:, 0]).nonzero().squeeze(-1)
+    of_rest = _nucleus_by_digits(weights_SV[rest], logits_SV[rest], enough[rest]) if len(rest) else weights_SV[:0]
+    weights_SV.zero_().scatter_(-1, ids, best.mul_(cdf - best < enough))
+    return weights_SV.index_copy_(0, rest, of_rest)
+
+
+def _nucleus_by_digits(weights_SV: Tensor, logits_SV: Tensor, enough: Tensor) -> Tensor:
+    """Do the same by sums of weights; `enough` is what `_enough` says."""
     keys = order_keys(logits_SV).bitwise_not_()  # ascending where logits descend
     half = DIGITS // 2
     sums, inside = weights_SV.new_zeros(len(keys), 2 * half), weights_SV
-    enough, last = _enough(weights_SV.sum(dim=-1, keepdim=True), top_p), []
+    last = []
     for digits in ((keys >> _DIGIT_BITS).long().add_(half), keys.bitwise_and(2 * half - 1).long()):
         cdf = sums.zero_().scatter_add_(-1, digits, inside).cumsum(dim=-1)
         last.append(torch.searchsorted(cdf, enough - 1, right=True))

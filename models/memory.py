@@ -46,11 +46,6 @@ def resolve_dtype(model: ModelConfig, device: str) -> Dtype:
     return "bfloat16" if is_fast else "float32"
 
 
-def dtype_bytes(model: ModelConfig, device: str) -> int:
-    """Return the bytes of one element of weights that are not quantized, and of the KV cache of `cache.dtype=auto`."""
-    return BYTES[resolve_dtype(model, device)]
-
-
 def kv_row_width(head_dim: int, cache_dtype: str) -> int:
     """Return the elements of a head's key or value in the cache: with those of its scale, 4 bytes, if it has 8 bits."""
     return head_dim if cache_dtype == "auto" else -(-head_dim // 4) * 4 + 4

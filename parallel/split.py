@@ -10,11 +10,6 @@ from ..conf.architecture import Architecture
 from ..conf.errors import ConfigError
 from ..conf.schema import ParallelConfig
 
-# The LM head's time, as a share of the time that a layer with as many parameters takes. The head runs only for rows
-# that sample a token. Its weights are read once a micro-batch, as a layer's are (a share of 1), but where chunks fill a
-# micro-batch it computes for a tenth of the rows or less (a share of 0.1). A quarter lies between the two.
-_HEAD_TIME_SHARE = 0.25
-
 
 def check_parallel(arch: Architecture, parallel: ParallelConfig, *, copies_heads: bool = False) -> None:
     """Check that `arch` can be split into `pp` stages of `tp` slices.
@@ -59,9 +54,9 @@ def split_layers(
 ) -> list[range]:
     """Return the layers of each stage, as consecutive ranges of layer indices.
 
-    In a balanced split the slowest stage is as fast as possible, where the LM head adds to the last stage's time. Among
-    stages of equal time, if layers are alike, the one that needs less memory takes a layer; the embedding and the LM
-    head add to the memory of the first and of the last stage.
+    In a balanced split the slowest stage is as fast as possible. Among stages of equal time, if layers are alike, the
+    one that needs less memory takes a layer; the embedding and the LM head add to the memory of the first and of the
+    last stage.
 
     Args:
         arch: The model's shape.
@@ -69,24 +64,24 @@ def split_layers(
         layers: Number of layers of each stage. None: a balanced split.
         speeds: Speed of each stage's devices, relative to each other. None: all alike.
         most: Layers that fit into each stage's memory, which a balanced split keeps to where it can. None: no bound.
-        times: Time of each layer, in means of a layer. None: all alike.
+        times: Time of each layer, the first with the embedding's and the last with the LM head's. None: all alike.
     """
     if layers is None:
         room = most if most is not None and sum(most) >= arch.num_layers and min(most) >= 1 else [arch.num_layers] * pp
-        counts = [1] * pp
+        times, speeds = times or [1.0] * arch.num_layers, speeds or [1.0] * pp
+        if len(set(times[1:-1])) > 1:
+            return _split_by_time(times, speeds, room)
+        counts, one = [1] * pp, times[len(times) // 2]
         time, memory = [0.0] * pp, [0.0] * pp
+        for stage in (0, -1):  # in quarters of a layer: times are not known better, and memory decides among equal ones
+            time[stage] += max(0.0, round(4 * (times[stage] / one - 1)) / 4)
         head = arch.embedding_params / arch.layer_params
-        if times is not None:
-            return _split_by_time(times, speeds or [1.0] * pp, room, _HEAD_TIME_SHARE * head)
         memory[0] += head
         memory[-1] += head if pp > 1 or not arch.tie_embeddings else 0.0
-        time[-1] += _HEAD_TIME_SHARE * head
         for _ in range(arch.num_layers - pp):
             open_stages = [s for s in range(pp) if counts[s] < room[s]]
-            if speeds is None:
-                stage = min(open_stages, key=lambda s: (time[s] + counts[s], memory[s] + counts[s]))
-            else:  # the one that is done first with a layer more
-                stage = min(open_stages, key=lambda s: ((time[s] + counts[s] + 1) / speeds[s], memory[s] + counts[s]))
+            # The one that is done first with a layer more.
+            stage = min(open_stages, key=lambda s: ((time[s] + counts[s] + 1) / speeds[s], memory[s] + counts[s]))
             counts[stage] += 1
     else:
         counts = list(layers)
@@ -95,14 +90,13 @@ def split_layers(
     return [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
 
 
-def _split_by_time(times: Sequence[float], speeds: Sequence[float], room: Sequence[int], head: float) -> list[range]:
+def _split_by_time(times: Sequence[float], speeds: Sequence[float], room: Sequence[int]) -> list[range]:
     """Return a split whose slowest stage is fastest, of layers that take `times`, and whose stages are much alike.
 
     Args:
         times: of each layer.
         speeds: of each stage.
         room: most layers of each stage.
-        head: time that the last stage takes beside its layers.
     """
     pp, num_layers = len(speeds), len(times)
     before = [0.0, *accumulate(times)]  # time of all layers before one
@@ -113,8 +107,7 @@ def _split_by_time(times: Sequence[float], speeds: Sequence[float], room: Sequen
 
     def slowest(stage: int, first: int, end: int) -> float:
         """Return the time of the slowest stage from one on, which has the layers from `first` to `end`."""
-        own = before[end] - before[first] + (head if stage == pp - 1 else 0.0)
-        return max(own / speeds[stage], best[stage + 1][end])
+        return max((before[end] - before[first]) / speeds[stage], best[stage + 1][end])
 
     # By stage and layer: the time of the slowest stage, if the layers from this one on are split best among the stages
     # from this one on.
@@ -125,7 +118,7 @@ def _split_by_time(times: Sequence[float], speeds: Sequence[float], room: Sequen
     bound = best[0][0] * (1 + 1e-9)
     layer, split = 0, []
     for stage in range(pp):
-        share = speeds[stage] / sum(speeds[stage:]) * (before[-1] + head - before[layer])  # of what is left
+        share = speeds[stage] / sum(speeds[stage:]) * (before[-1] - before[layer])  # of what is left
         target, first = before[layer] + share, layer
         possible = [end for end in ends(stage, first) if slowest(stage, first, end) <= bound]
         layer = min(possible, key=lambda end: abs(before[end] - target))

@@ -59,6 +59,8 @@ class Experts(nn.Module):
         has_gate = arch.experts.shared_gate
         self.shared_gate = nn.Parameter(torch.empty(1, H, dtype=dtype, device=device)) if has_gate else None
         self.factor = arch.residual_scale
+        self.num_experts = arch.experts.num_experts
+        self.picked: Tensor | None = None  # [T, k], the experts of the newest tokens, on a CPU
         self._groups = groups
 
     def forward(self, x_TH: Tensor, residual: Tensor) -> Parts:
@@ -75,6 +77,7 @@ class Experts(nn.Module):
     def _partial(self, x_TH: Tensor, residual: Tensor | None = None) -> Tensor:
         """Return `residual` (None: zero) + this rank's part of what the experts give, [T, H]."""
         picked, weights = self.router(x_TH)
+        self.picked = None if picked.is_cuda else picked
         if self.factor != 1.0:
             weights = weights * self.factor
         out: Tensor = self.routed(x_TH, picked, weights, residual)

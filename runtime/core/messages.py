@@ -117,6 +117,9 @@ class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
     computation; `sent`: the send had been handed over (equal to `end` on the last stage). `contended_before`: seconds
     until `begin` in which the rank's threads waited for a processor, all together; `contended`: seconds of the
     computation in which its thread did. Both are 0 where they were not measured.
+
+    `expert_load`: tokens of the busiest expert over the mean of all, over the stage's layers; 0 without experts, and
+    where nothing was counted. `hot_expert` of layer `hot_layer` had the most tokens.
     """
 
     micro_batch: int
@@ -128,6 +131,9 @@ class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
     sent: float
     contended_before: float = 0.0
     contended: float = 0.0
+    expert_load: float = 0.0
+    hot_layer: int = 0
+    hot_expert: int = 0
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

@@ -1,35 +1,83 @@
-"""How long layers take beside each other, where they differ: some have experts, some a window."""
+"""How long layers take beside each other, the embedding and the LM head with them, by which stages are made even."""
 
 from __future__ import annotations
 
-from ...conf.architecture import Architecture, LayerKind
-from ...conf.schema import HardwareConfig, ParallelConfig
-from ..cost.analytic import AnalyticOperators
-from ..cost.stage_costs import MicroBatchShape, StageCosts
+from functools import cache
 
-_TYPICAL = MicroBatchShape([(192, 1024)], decodes=64, context=64 * 1024)  # of 256 tokens
+from ...conf.architecture import Architecture, LayerKind
+from ...conf.sampling import SamplingParams
+from ...conf.schema import ChatConfig, ComparisonConfig, EngineConfig, GenerateConfig, ServeConfig, SimulateConfig
+from ...conf.workloads import FixedConfig
+from ...models.quantization.formats import ModelFormats
+from ...parallel.weight_format import WeightFormat
+from ..cost.analytic import AnalyticOperators
+from ..cost.cpu_core import cpu_core, sampled_row_seconds
+from ..cost.stage_costs import MicroBatchShape, StageCosts
+from ..workload.fixed import typical
+
+_ROWS = 256  # of a micro-batch with prompt tokens
+# Prompt and output tokens of a request where no workload says so, and decodes of a micro-batch.
+_TYPICAL = {"cuda": (1024, 128, 64), "cpu": (128, 128, 16)}
+_DRAWN = SamplingParams(temperature=1.0)  # as requests to a server mostly ask for
 
 
 def layer_times(
-    arch: Architecture, parallel: ParallelConfig, hardware: HardwareConfig, dtype_bytes: int
-) -> list[float] | None:
-    """Return the time of each layer in means of a layer, for a micro-batch of 256 tokens; None: all are alike.
+    config: EngineConfig, arch: Architecture, formats: ModelFormats, dtype_bytes: int, *, replicate_embedding: bool
+) -> list[float]:
+    """Return the seconds that each layer adds to a request, the first with the embedding's, the last with the head's.
 
-    It is that of the cost model where it knows the hardware. Elsewhere layers take as long as reading their weights,
-    of which such a micro-batch needs nearly all, experts too.
+    They are those of the cost model, by the layer's kind and the format of its weights. Where it does not know the
+    hardware, those of a CPU core, sampling included: only their ratios count.
     """
-    kinds = arch.kinds
-    if len(kinds) == 1:
-        return None
+    hardware, parallel = config.hardware, config.parallel
 
-    def seconds(kind: LayerKind) -> float:
-        if hardware.costs is None:
-            return float(arch.params_of(kind))
-        operators = AnalyticOperators(
-            arch, parallel.tp, hardware.costs, dtype_bytes, expert_parallel=parallel.expert_parallel, kind=kind
+    @cache
+    def operators(kind: LayerKind, format: WeightFormat | None) -> AnalyticOperators:
+        return AnalyticOperators(
+            arch,
+            parallel.tp,
+            hardware.costs or cpu_core(dtype_bytes),
+            dtype_bytes,
+            cluster=config.cluster,
+            replicate_embedding=replicate_embedding,
+            attention=hardware.attention,
+            expert_parallel=parallel.expert_parallel,
+            layers=format,
+            head=formats.head,
+            cache_dtype=config.cache.dtype,
+            kind=kind,
         )
-        return StageCosts([1], [operators], host=False, last_layer="all").seconds(_TYPICAL)[0]
 
-    each = {kind: seconds(kind) for kind in kinds}
-    mean = sum(count * each[kind] for kind, count in kinds.items()) / arch.num_layers
-    return [each[arch.kind(layer)] / mean for layer in range(arch.num_layers)]
+    each = [operators(arch.kind(layer), own.fc1) for layer, own in enumerate(formats.layers)]
+    computed = config.simulation.last_layer if isinstance(config, SimulateConfig) else "sampled"
+    costs, times = StageCosts([1] * len(each), each, host=False, last_layer=computed), [0.0] * len(each)
+    row = 0.0 if hardware.costs else sampled_row_seconds(arch.vocab_size, _sampling(config)) / parallel.tp
+    for count, shape in _micro_batches(config, arch.max_position):
+        times = [time + count * seconds for time, seconds in zip(times, costs.seconds(shape), strict=True)]
+        times[-1] += count * shape.sampled * row
+    return times
+
+
+def _micro_batches(config: EngineConfig, context: int) -> list[tuple[float, MicroBatchShape]]:
+    """Return the micro-batches that compute a request in a full pipeline, each with their number.
+
+    Decodes ride along with the prompt's chunks; those that are left are computed by micro-batches of decodes alone.
+    """
+    prompt, output, decodes = _TYPICAL[config.hardware.device]
+    if isinstance(config, ComparisonConfig) and isinstance(config.workload, FixedConfig):
+        prompt, output = typical(config.workload)
+    if isinstance(config.scheduler.batch, int):
+        decodes = min(decodes, config.scheduler.batch)
+    prompt, output = min(prompt, context), min(output, context)
+    chunk = min(_ROWS - decodes, prompt)
+    attended = decodes * min(context, prompt + output // 2)
+    sampled = decodes + round(chunk / prompt)
+    mixed = MicroBatchShape([(chunk, (prompt - chunk) // 2)], decodes, attended, sampled)
+    alone = MicroBatchShape(decodes=decodes, context=attended, sampled=decodes)
+    return [(prompt / chunk, mixed), (max(0.0, output / decodes - prompt / chunk), alone)]
+
+
+def _sampling(config: EngineConfig) -> SamplingParams:
+    if isinstance(config, GenerateConfig | ChatConfig):
+        return config.sampling
+    return _DRAWN if isinstance(config, ServeConfig) else SamplingParams()

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ...conf.architecture import Architecture
+from ...conf.architecture import Architecture, LayerKind
 from ...conf.build import load_hardware
 from ...conf.errors import ConfigError
 from ...conf.policies import EqualTimeConfig
@@ -19,6 +19,7 @@ from ...models.open_checkpoint import open_source, stated_formats
 from ...models.quantization.formats import ModelFormats, cut_too_small, model_formats
 from ...models.tokenizer import load_tokenizer
 from ...parallel.split import check_parallel, split_layers
+from ...parallel.weight_format import WeightFormat
 from ..core.block_pool import BlockPool
 from ..pipeline.handshake import Setup
 from ..scheduler.base import Limits
@@ -62,6 +63,10 @@ class Plan:
     def room(self) -> int:
         """Most tokens of a request, P + D: the context, or fewer where the cache holds no more."""
         return min(self.max_model_len, self.num_blocks * self.block_size)
+
+    def kind(self, layer: int) -> tuple[LayerKind, WeightFormat | None]:
+        """Return what a layer's times depend on: its kind, and the format that most of its weights have."""
+        return self.arch.kind(layer), None if self.formats is None else self.formats.layers[layer].fc1
 
     def make_pool(self) -> BlockPool:
         """Make the pool of all KV blocks, free, with lanes as long as the longest request."""
@@ -116,11 +121,7 @@ def make_plan(config: EngineConfig) -> Plan:
     if not simulated:
         _say_float32(config.model, dtype)
     memory = MemoryModel(arch, config.parallel, stages, BYTES[dtype], max_rows, formats, cache.dtype)
-    speeds, most = _speeds(config.parallel, stages), None
-    if speeds is not None or len({each.memory_gib for each in stages}) > 1:
-        most = _most_layers(memory, config)
-    times = layer_times(arch, config.parallel, hardware, BYTES[dtype])
-    layers = split_layers(arch, config.parallel.pp, config.parallel.layers, speeds=speeds, most=most, times=times)
+    layers = _split(config, memory, stages)
     parallel = replace(config.parallel, layers=tuple(len(each) for each in layers))
     memory = replace(memory, parallel=parallel)
     depth = config.scheduler.depth(parallel.pp, parallel.depth)
@@ -146,6 +147,22 @@ def make_plan(config: EngineConfig) -> Plan:
         tokenizer=tokenizer,
         prefix_caching=cache.prefix_caching,
     )
+
+
+def _split(config: EngineConfig, memory: MemoryModel, stages: Sequence[HardwareConfig]) -> list[range]:
+    """Return the layers of each stage, by their times and as far as memory allows."""
+    arch, pp, speeds = memory.arch, config.parallel.pp, _speeds(config.parallel, stages)
+    if config.parallel.layers is not None or pp == 1:
+        return split_layers(arch, pp, config.parallel.layers)
+    assert memory.formats is not None, "a plan knows them"
+    times = layer_times(
+        config, arch, memory.formats, memory.dtype_bytes, replicate_embedding=memory.replicates_embedding()
+    )
+    layers = split_layers(arch, pp, None, speeds=speeds, times=times)
+    counts = [len(each) for each in layers]
+    if len({each.memory_gib for each in stages}) > 1 or max(counts) - min(counts) > 1:
+        layers = split_layers(arch, pp, None, speeds=speeds, most=_most_layers(memory, config), times=times)
+    return layers
 
 
 def _say_float32(model: ModelConfig, dtype: str) -> None:

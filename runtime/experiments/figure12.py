@@ -17,7 +17,7 @@ from ...conf.policies import (
     TokenBudgetConfig,
 )
 from ...conf.schema import SimulateConfig
-from ...models.memory import MemoryModel, dtype_bytes
+from ...models.memory import BYTES, MemoryModel
 from ..drawing.chart import Axis, Chart, Series, series_colour
 from ..drawing.distributions import Quantity, cdf
 from ..drawing.formatting import time_unit
@@ -128,7 +128,8 @@ def systems(config: SimulateConfig) -> dict[str, SimulateConfig]:
 
 def _batches(config: SimulateConfig) -> list[Row]:
     """Compare the paper's B with the memory model's, which has 72 GB per GPU for weights, keys and values."""
-    arch, element = make_plan(config).arch, dtype_bytes(config.model, config.hardware.device)
+    plan = make_plan(config)
+    arch, element = plan.arch, BYTES[plan.dtype]
     rows = []
     for name, each in systems(config).items():
         if name in (SARATHI, TENSOR):

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from ...conf.architecture import Architecture
 from ...conf.build import build, load_group, load_hardware
-from ...conf.schema import ModelConfig, SimulateConfig
-from ...models.huggingface import resolve_architecture
-from ...models.memory import dtype_bytes
-from ..cost.operators import LAYER_LINEARS, Operators
+from ...conf.schema import HardwareConfig, ModelConfig, SimulateConfig
+from ...models.memory import BYTES
+from ..cost.operators import LAYER_LINEARS
 from ..cost.stage_costs import MicroBatchShape, StageCosts
 from ..drawing.chart import Axis
+from ..engine.plan import Plan, make_plan
 from ..simulation.make_costs import make_operators
 from .artifact import Artifact, Row, Simulate
 from .charts import line_chart
@@ -26,22 +26,22 @@ INTENSITY_RATIO = 100.0  # prefill's intensity over a decode's, "more than two o
 GPT3_CHUNK = 256  # the chunk at which a layer of GPT-3, whole on one A100, peaks (4.2)
 NEAR_PEAK = 0.95  # share of the highest throughput that counts as saturated
 LENGTH = 1024
+_ROOM_GIB = 1e6
 TOKENS = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 def figure4(config: SimulateConfig, simulate: Simulate) -> Artifact:
     """Compute one layer, as the paper profiles it, so that batches fit for which the whole model has no memory."""
-    arch = resolve_architecture(config.model)
-    layer = _one_layer(make_operators(config, config.hardware, arch))
+    layer, plan = _one_layer(config, config.hardware)
     prompts = {tokens: throughput(layer, prefill(tokens), tokens) for tokens in TOKENS}
     batches = {batch: throughput(layer, decodes(batch, LENGTH), batch) for batch in BATCHES}
     a100 = replace(load_hardware("a100-80g"), attention="flash_attention")
-    gpt3 = resolve_architecture(build(ModelConfig, load_group("model", "gpt3-175b"), "model"))
-    wide = _one_layer(make_operators(config, a100, gpt3))
+    gpt3 = build(ModelConfig, load_group("model", "gpt3-175b"), "model")
+    wide, _ = _one_layer(replace(config, model=gpt3), a100)
     chunks = {tokens: throughput(wide, prefill(tokens), tokens) for tokens in TOKENS}
 
-    element = dtype_bytes(config.model, config.hardware.device)
+    arch, element = plan.arch, BYTES[plan.dtype]
     first, then = (
         {operator: intensity(1) for operator, intensity in _intensities(arch, rows, element).items()}
         for rows in (LENGTH, 1)
@@ -105,8 +105,10 @@ def gpt3_row(one: str, chunks: dict[int, float]) -> Row:
     return Row(NAME, what, one, 1.0, chunks[GPT3_CHUNK] / max(chunks.values()))
 
 
-def _one_layer(operators: Operators) -> StageCosts:
-    return StageCosts([1], [operators], host=False, last_layer="all")
+def _one_layer(config: SimulateConfig, hardware: HardwareConfig) -> tuple[StageCosts, Plan]:
+    """Return a layer on a device of any memory, and the plan that it is of."""
+    plan = make_plan(replace(config, hardware=replace(hardware, memory_gib=_ROOM_GIB)))
+    return StageCosts([1], [make_operators(config, hardware, plan)], host=False, last_layer="all"), plan
 
 
 def throughput(layer: IterationTimes, shape: MicroBatchShape, tokens: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -14,6 +15,7 @@ from .hops import hops_of
 from .roots import Root
 
 Evidence = dict[str, float]
+_UNEVEN = 1.15  # times the load of the busiest expert on other stages, from which on routing is named as a cause
 _MOST = 2 / 3  # of the seconds for which ranks waited for a processor, from which on those of one stage are the cause
 
 
@@ -66,6 +68,18 @@ def _of_transport(record: RunRecord, ledger: Ledger) -> tuple[int | None, Eviden
     if hop is None:
         return None, found
     return hop.stage, found | {"link_s": hop.median, "tokens": hop.tokens, "tokens_per_s": hop.tokens_per_s}
+
+
+def of_experts(stage: int, record: RunRecord) -> Evidence:
+    """Return how uneven the load of a slow stage's experts was; nothing where it was about the same on the others."""
+    routed = [span for span in record.spans if span.expert_load]
+    own, others = ([span.expert_load for span in routed if (span.stage == stage) == is_own] for is_own in (True, False))
+    if not own or not others or np.mean(own) < _UNEVEN * np.mean(others):
+        return {}
+    hot = Counter((span.hot_layer, span.hot_expert) for span in routed if span.stage == stage)
+    (layer, expert), _ = hot.most_common(1)[0]
+    loads = {"expert_load": float(np.mean(own)), "expert_load_of_others": float(np.mean(others))}
+    return loads | {"hot_layer": layer, "hot_expert": expert}
 
 
 def _contended_stage(ledger: Ledger) -> int | None:

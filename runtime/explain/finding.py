@@ -22,7 +22,7 @@ from ..ledger.ledger import Ledger
 from ..ledger.stragglers import Straggler, find_stragglers
 from .arrivals import clients_of, overload_of
 from .compute_losses import KnownCosts, compute_losses
-from .evidence import evidence_of, while_in_flight
+from .evidence import evidence_of, of_experts, while_in_flight
 from .hops import hops_of
 from .roots import Root
 from .stage_balance import StageBalance, balance_of
@@ -150,7 +150,11 @@ def find_causes(
     under_way = sum(hop.total for hop in hops_of(ledger))
     split = _split(idle, balance, under_way, is_shallow=0 < record.depth < ledger.num_stages)
     split = _contended(split, busy, ledger.contended)
-    slow = [_slowest(balance, layers), _worst(stragglers, ledger.num_stages, ledger.t0)]
+    slowest = _slowest(balance, layers)
+    if slowest.root == Root.SLOW_STAGE and slowest.stage is not None:
+        routed = of_experts(slowest.stage, record)
+        slowest = slowest._replace(evidence={**slowest.evidence, **routed})
+    slow = [slowest, _worst(stragglers, ledger.num_stages, ledger.t0)]
     running, waiting = while_in_flight(ledger)
     are_there = running >= _MANY * ledger.num_stages or waiting >= 1
     named = [_with_evidence(each, record, ledger) for each in _ranked(split, whole, *slow, are_there=are_there)]

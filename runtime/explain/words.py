@@ -174,6 +174,12 @@ def _slow_stage(finding: Finding, about: _About) -> str:
     if finding.root == Root.UNEVEN_LAYERS:
         return f"Stage {finding.stage} holds {layers} and takes {took}: {_waiting(finding)}."
     layers = f", with {layers}" if layers else ""
+    if "expert_load" in evidence:
+        layers += (
+            f", as its busiest experts get {_times(evidence['expert_load'])} the mean of tokens "
+            f"({_few(evidence['expert_load_of_others'])} times on {_others(finding)}), most often expert "
+            f"{evidence['hot_expert']:.0f} of layer {evidence['hot_layer']:.0f}"
+        )
     return f"Stage {finding.stage} takes {took} for the same micro-batches{layers}: {_waiting(finding)}."
 
 

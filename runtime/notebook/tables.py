@@ -55,6 +55,7 @@ def spans_of(record: RunRecord, ledger: Ledger, start: float) -> Table:
         _CAUSE_NAMES[spans.cause],
         1e3 * spans.predicted,
         *(1e3 * seconds for seconds in spans.contended),
+        *spans.routing,
     ]
     return Table("spans", dict(zip(SPAN_COLUMNS, values, strict=True)))
 

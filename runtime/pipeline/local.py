@@ -57,9 +57,9 @@ class LocalPipeline:
         self.looks_ahead = looks_ahead and self._is_cuda and self.depth == 1
         self._device_clock = device_clock(self._groups.device)
         self._waiting: deque[MicroBatchMessage] = deque()
-        self._computed: deque[tuple[MicroBatchMessage, float, float, Any, Any, PendingSampled]] = (
-            deque()
-        )  # or being computed
+        self._computed: deque[
+            tuple[MicroBatchMessage, float, float, Any, Any, PendingSampled, tuple[float, int, int] | tuple[()]]
+        ] = deque()  # or being computed
         self._idle_since, self._waits = self.clock.now(), ProcessorWaits()
         self._wakes: list[int] = []
 
@@ -81,12 +81,13 @@ class LocalPipeline:
                     select.select(self._wakes, [], [], left)
                 return []
             self._compute()
-        micro_batch, heard, waited, *moments, sampled = self._computed.popleft()
+        micro_batch, heard, waited, *moments, sampled, load = self._computed.popleft()
         tokens = sampled.read()
         contended = 0.0 if self._is_cuda else self._waits.own() - waited
         begin, end = map(self._device_clock.seconds, moments)
         arrived = min(max(self._idle_since, heard), begin)
-        span = Span(micro_batch.micro_batch, 0, self._idle_since, arrived, begin, end, end, contended=contended)
+        times = (self._idle_since, arrived, begin, end, end)
+        span = Span(micro_batch.micro_batch, 0, *times, 0.0, contended, *load)
         self._idle_since = end
         return [MicroBatchResult(micro_batch.epoch, micro_batch.micro_batch, [span], tokens)]
 
@@ -96,7 +97,8 @@ class LocalPipeline:
         inputs = self._worker.prepare(micro_batch)
         begin = self._device_clock.mark() if self._is_cuda else heard
         sampled = self._worker.queue_sampling(micro_batch, self._worker.forward(inputs, None))
-        self._computed.append((micro_batch, heard, waited, begin, self._device_clock.mark(), sampled))
+        end, load = self._device_clock.mark(), self._worker.expert_load.read()
+        self._computed.append((micro_batch, heard, waited, begin, end, sampled, load))
 
     def restart(self, fault: FaultRecord) -> None:
         """Fail: errors of this pipeline are raised where they occur."""

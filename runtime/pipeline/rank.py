@@ -125,7 +125,7 @@ class _Computed:
     begin: Any
     end: Any
     sent: float  # the send had been handed over, in seconds
-    contended: tuple[float, float]  # seconds in a processor's queue, before and in the computation, as of `Span`
+    measured: tuple[float, ...]  # the fields of `Span` after its times
     sampled: PendingSampled | None
 
 
@@ -331,7 +331,8 @@ class _ServingRank:
             self.transport.send(out)
         if self.mesh.tp_rank == 0 or (sampled is not None and sampled.own.rows):
             sent = time.monotonic()
-            self._report(_Computed(micro_batch, self._free, heard, arrived, begin, end, sent, contended, sampled))
+            measured = (*contended, *self.worker.expert_load.read())
+            self._report(_Computed(micro_batch, self._free, heard, arrived, begin, end, sent, measured, sampled))
 
     def _send_result(self, done: _Computed) -> None:
         """Send the coordinator a micro-batch's tokens, and from a stage's first rank its span, once it is computed."""
@@ -339,7 +340,7 @@ class _ServingRank:
         arrived = done.heard if done.arrived is None else self.clock.seconds(done.arrived)
         number = done.message.micro_batch
         times = (ready, min(max(ready, arrived), begin), begin, end, max(end, done.sent))
-        span = Span(number, self.mesh.stage, *times, *done.contended)
+        span = Span(number, self.mesh.stage, *times, *done.measured)
         sampled = None if done.sampled is None else done.sampled.read()
         spans = [] if self.mesh.tp_rank else [span]
         self.client.send(encoder.encode(MicroBatchResult(done.message.epoch, number, spans, sampled)))

@@ -17,6 +17,7 @@ from ...models.batch import Decodes, RaggedBatch, Segment
 from ...models.block_tables import BlockTables
 from ...models.build_stage import build_stage
 from ...models.cuda_graphs import capture_graphs
+from ...models.experts.load import ExpertLoad
 from ...models.grammar import Grammars
 from ...models.graphed_stage import GraphedStage
 from ...models.prompt_logprobs import PendingLogprobs
@@ -58,6 +59,7 @@ class StageWorker:
         self._tokenizer = tokenizer
         self._on_part = on_part
         self._num_threads = torch.get_num_threads()
+        self.expert_load = ExpertLoad(stage.layers, stage.decoder)
         self._init_requests()
 
     @classmethod

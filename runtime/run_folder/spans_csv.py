@@ -22,8 +22,10 @@ SPAN_COLUMNS = (
     *("idle_before_ms", "idle_cause"),  # the cause of the largest part
     "predicted_ms",  # end - begin as the scheduler predicted it; empty where it did not
     *("contended_before_ms", "contended_ms"),  # in a processor's queue: the rank's threads until begin, then its own
+    *("expert_load", "hot_layer", "hot_expert"),  # as of a `Span`; empty without experts
 )
 _CONTENDED = ("contended_before", "contended")  # of a `Span`
+_ROUTING = ("expert_load", "hot_layer", "hot_expert")  # of a `Span`
 _ROWS_AT_ONCE = 1 << 16
 
 
@@ -38,7 +40,8 @@ class SpanTable:
         idle: Idle seconds right before each.
         cause: The code of the cause that most of them have; -1 where there are none.
         predicted: Compute seconds that the scheduler predicted; NaN where it did not.
-        contended: For each of `SPAN_COLUMNS[15:]`, seconds.
+        contended: For each of `SPAN_COLUMNS[15:17]`, seconds.
+        routing: For each of `SPAN_COLUMNS[17:]`, its value; NaN where there is none.
     """
 
     micro_batch: Ints
@@ -49,6 +52,7 @@ class SpanTable:
     cause: Ints
     predicted: Floats
     contended: list[Floats]
+    routing: list[Floats]
 
 
 def span_table(record: RunRecord, ledger: Ledger) -> SpanTable:
@@ -67,9 +71,13 @@ def span_table(record: RunRecord, ledger: Ledger) -> SpanTable:
     idle, cause = (np.concatenate([gap[i] for gap in gaps]) for i in range(2))  # by stage, then by time
     lane = np.repeat(np.arange(ledger.num_stages), [len(lane.micro_batch) for lane in ledger.lanes])
     by_span = np.lexsort((lane, np.concatenate([lane.micro_batch for lane in ledger.lanes])))
-    contended = [np.array([getattr(span, name) for span in spans], np.float64)[order] for name in _CONTENDED]
+    contended, routing = (
+        [np.array([getattr(span, name) for span in spans], np.float64)[order] for name in names]
+        for names in (_CONTENDED, _ROUTING)
+    )
+    routing = [np.where(routing[0] > 0, each, np.nan) for each in routing]
     predicted = predictions[place, stage]
-    return SpanTable(micro_batch, stage, times, place, idle[by_span], cause[by_span], predicted, contended)
+    return SpanTable(micro_batch, stage, times, place, idle[by_span], cause[by_span], predicted, contended, routing)
 
 
 def span_rows(record: RunRecord, ledger: Ledger) -> Iterator[bytes]:
@@ -96,6 +104,7 @@ def span_rows(record: RunRecord, ledger: Ledger) -> Iterator[bytes]:
                 text_by_code(spans.cause[rows], CAUSES),
                 decimals(nanoseconds(np.nan_to_num(predicted)), 6, np.isfinite(predicted)),
                 *(decimals(nanoseconds(each[rows]), 6) for each in spans.contended),
+                *(decimals(nanoseconds(np.nan_to_num(each[rows])), 9, each[rows] > -1) for each in spans.routing),
             ]
         )
 
@@ -107,6 +116,7 @@ def read_spans(text: Iterable[str]) -> list[Span]:
     micro_batch, stage, *times = (at[name] for name in SPAN_COLUMNS[:7])
     ready, arrived, begin, end, sent = times
     contended = [at[f"{name}_ms"] for name in _CONTENDED if f"{name}_ms" in at]  # none in folders of older versions
+    routing = [at[name] for name in _ROUTING if name in at]
     return [
         Span(
             int(row[micro_batch]),
@@ -117,6 +127,7 @@ def read_spans(text: Iterable[str]) -> list[Span]:
             float(row[end]),
             float(row[sent]),
             *(float(row[place]) / 1e3 for place in contended),
+            *(kind(row[place]) for kind, place in zip((float, int, int), routing, strict=False) if row[place]),
         )
         for row in rows
     ]

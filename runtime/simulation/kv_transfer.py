@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ...models.memory import dtype_bytes, kv_bytes_per_token
+from ...models.memory import BYTES, kv_bytes_per_token
 from ..core.request import Request
 from ..cost.link import Link
 from .setting import Setting
@@ -135,7 +135,6 @@ def make_links(prefill: Setting, decode: Setting) -> KvLinks:
     if over_network and cluster.nodes_per_rack is not None and nodes > cluster.nodes_per_rack:
         spine = Link(cluster.spine) if cluster.spine is not None else links[0]
         ways.append((spine, min(float(most), cluster.uplinks)))
-    arch = decode.plan.arch
-    element = dtype_bytes(decode.config.model, decode.config.hardware.device)
+    arch, element = decode.plan.arch, BYTES[decode.plan.dtype]
     size = kv_bytes_per_token(arch, arch.num_layers, 1, element, decode.config.cache.dtype)
     return KvLinks(KvLink(ways), size, ports[0], ports[1])

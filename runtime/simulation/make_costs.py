@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import lru_cache
 
-from ...conf.architecture import Architecture, LayerKind
+from ...conf.architecture import LayerKind
 from ...conf.errors import ConfigError
 from ...conf.schema import HardwareConfig, SimulateConfig
-from ...models.memory import dtype_bytes, resolve_dtype
-from ...models.quantization.formats import ModelFormats
+from ...models.memory import BYTES
 from ...parallel.placement import stages_span_racks
+from ...parallel.weight_format import WeightFormat
 from ..cost.analytic import AnalyticOperators
 from ..cost.error import CostError, widest
 from ..cost.measured import Measured, read_measured
@@ -30,13 +31,10 @@ def make_costs(config: SimulateConfig, plan: Plan) -> StageCosts:
     sources: dict[tuple[object, ...], Operators] = {}
     operators = []
     for hardware, between_racks, layers in zip(stage_hardware(config), racks, plan.layers, strict=True):
-        kinds = plan.arch.kinds_of(layers)
+        kinds = Counter(plan.kind(layer) for layer in layers)
         key = (hardware.name, between_racks, *sorted(kinds.items(), key=repr))
         if key not in sources:
-            each = [
-                make_operators(config, hardware, plan.arch, plan.formats, plan.replicate_embedding, between_racks, kind)
-                for kind in kinds
-            ]
+            each = [make_operators(config, hardware, plan, between_racks, *kind) for kind in kinds]
             sources[key] = each[0] if len(each) == 1 else _mixed(tuple(each), tuple(kinds.values()))
         operators.append(sources[key])
     return _stage_costs(
@@ -50,20 +48,19 @@ def make_costs(config: SimulateConfig, plan: Plan) -> StageCosts:
 def make_operators(
     config: SimulateConfig,
     hardware: HardwareConfig,
-    arch: Architecture,
-    formats: ModelFormats | None = None,
-    replicate_embedding: bool = False,
+    plan: Plan,
     between_racks: bool = False,
     kind: LayerKind | None = None,
+    format: WeightFormat | None = None,
 ) -> Operators:
     """Make the operator times of one kind of device: measured where the profile is of that device, else analytic.
 
-    They are those of layers of a kind; None: the first layer's.
+    They are those of layers of a kind (None: the first layer's), whose weights have a format.
 
     Raises:
         ConfigError: as `make_costs`.
     """
-    measured, simulation = _measured(config, arch), config.simulation
+    measured, simulation = _measured(config, plan), config.simulation
     if measured is not None and measured.hardware == hardware.name:
         return measured.operators
     if measured is not None and (simulation.devices is None or hardware.costs is None):
@@ -77,23 +74,22 @@ def make_operators(
         )
     if simulation.launch == "eager" and hardware.costs.eager_host is None:
         raise ConfigError(f"simulation.launch=eager: no times of such an engine are known on hardware={hardware.name}")
-    element = dtype_bytes(config.model, hardware.device)
     return _analytic(
-        arch,
+        plan.arch,
         config.parallel.tp,
         hardware.costs,
-        element,
+        BYTES[plan.dtype],
         cluster=config.cluster,
         between_racks=between_racks,
-        replicate_embedding=replicate_embedding,
+        replicate_embedding=plan.replicate_embedding,
         attention=hardware.attention,
         launch=simulation.launch,
         expert_parallel=config.parallel.expert_parallel,
         expert_skew=simulation.expert_skew,
         kind=kind,
         cache_dtype=config.cache.dtype,
-        layers=None if formats is None else formats.typical,
-        head=None if formats is None else formats.head,
+        layers=format,
+        head=None if plan.formats is None else plan.formats.head,
     )
 
 
@@ -103,13 +99,13 @@ _mixed = lru_cache(maxsize=16)(MixedOperators)
 _stage_costs = lru_cache(maxsize=16)(StageCosts)
 
 
-def make_control(config: SimulateConfig, arch: Architecture) -> HostTimes:
+def make_control(config: SimulateConfig, plan: Plan) -> HostTimes:
     """Make the host's seconds between micro-batches: those of the profile or the devices, plus what the config adds.
 
     Raises:
         ConfigError: as `make_costs`.
     """
-    measured, simulation = _measured(config, arch), config.simulation
+    measured, simulation = _measured(config, plan), config.simulation
     if not simulation.host:
         hosts = [HostTimes()]
     elif measured is not None:
@@ -127,13 +123,13 @@ def make_control(config: SimulateConfig, arch: Architecture) -> HostTimes:
     )
 
 
-def make_error(config: SimulateConfig, arch: Architecture) -> CostError | None:
+def make_error(config: SimulateConfig, plan: Plan) -> CostError | None:
     """Say how far the times of `make_costs` may be off; None: not known.
 
     Raises:
         ConfigError: as `make_costs`.
     """
-    measured = _measured(config, arch)
+    measured = _measured(config, plan)
 
     def error_of(hardware: HardwareConfig) -> CostError | None:
         if measured is not None and measured.hardware == hardware.name:
@@ -144,17 +140,16 @@ def make_error(config: SimulateConfig, arch: Architecture) -> CostError | None:
     return widest(error_of(hardware) for hardware in stage_hardware(config))
 
 
-def _measured(config: SimulateConfig, arch: Architecture) -> Measured | None:
+def _measured(config: SimulateConfig, plan: Plan) -> Measured | None:
     simulation, parallel = config.simulation, config.parallel
     if simulation.profile is None or simulation.cost == "analytic":
         return None
-    dtype = resolve_dtype(config.model, config.hardware.device)
     return read_measured(
         simulation.profile,
-        arch,
+        plan.arch,
         pp=parallel.pp,
         tp=parallel.tp,
-        dtype=dtype,
+        dtype=plan.dtype,
         quantization=config.model.quantization,
         cache_dtype=config.cache.dtype,
         devices_per_node=config.cluster.devices_per_node,

@@ -67,8 +67,7 @@ def make_setting(config: SimulateConfig) -> Setting:
 
 def _setting_of(config: SimulateConfig) -> Setting:
     plan = make_plan(config)
-    costs, control = make_costs(config, plan), make_control(config, plan.arch)
-    return Setting(config, plan, costs, control, make_error(config, plan.arch))
+    return Setting(config, plan, make_costs(config, plan), make_control(config, plan), make_error(config, plan))
 
 
 def _prefill_config(config: SimulateConfig) -> SimulateConfig:

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...conf.architecture import Architecture
 from ...conf.errors import ConfigError
 from ...conf.policies import SchedulerConfig
 from ...conf.schema import SimulateConfig
 from ...conf.tuning import TuneConfig
 from ...models.huggingface import resolve_architecture
-from ...parallel.split import split_layers
 from ..cost.stage_costs import MicroBatchShape
 from ..engine.plan import Plan
 from ..simulation.setting import Setting, make_setting
@@ -219,7 +217,7 @@ class Space:
         balanced_s = slowest_stage(balanced.costs, shapes)
         found = []
         for first, last in ((0, 1), (1, 0), (1, 1), (0, 2)):
-            counts = _shifted_split(balanced.plan.arch, candidate.pp, first, last)
+            counts = _shifted_split([len(layers) for layers in balanced.plan.layers], first, last)
             if counts is None:
                 continue
             try:
@@ -310,19 +308,18 @@ def typical_shape(plan: Plan, candidate: Candidate, demand: Demand) -> MicroBatc
     )
 
 
-def _shifted_split(arch: Architecture, pp: int, first: int, last: int) -> tuple[int, ...] | None:
+def _shifted_split(counts: list[int], first: int, last: int) -> tuple[int, ...] | None:
     """Move layers of the balanced split off the outer stages, to the stages with the fewest layers between them.
 
     Args:
-        arch: The model.
-        pp: Stages. Of two stages, one gives layers to the other.
+        counts: Layers of each stage of that split. Of two stages, one gives layers to the other.
         first: Layers that the first stage gives away.
         last: Layers that the last stage gives away.
 
     Returns:
         Layers of each stage; None if a stage would have none.
     """
-    counts = [len(layers) for layers in split_layers(arch, pp, None)]
+    pp = len(counts)
     counts[0] -= first
     counts[-1] -= last
     if min(counts) < 1 or (pp == 2 and first and last):

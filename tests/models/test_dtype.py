@@ -63,6 +63,7 @@ def test_auto_is_what_the_processor_multiplies(folder: Path) -> None:
     sizes = {"num_heads": 2, "num_kv_heads": 2, "head_dim": 8, "ffn_size": 16, "max_position": 32}
     arch = Architecture(vocab_size=16, hidden_size=16, num_layers=1, **sizes)
     assert resolve_dtype(ModelConfig(architecture=arch), "cpu") == "float32"
+    assert resolve_dtype(ModelConfig(architecture=arch, dtype="float32"), "cuda") == "float32"
 
 
 def test_the_line_that_says_float32(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

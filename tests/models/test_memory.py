@@ -20,7 +20,7 @@ from gapless.models.attention import flash
 from gapless.models.build_stage import build_stage
 from gapless.models.experts.routed import RoutedExperts
 from gapless.models.graphed_stage import GraphedStage
-from gapless.models.memory import MemoryModel, dtype_bytes, kv_bytes_per_token, weight_bytes
+from gapless.models.memory import MemoryModel, kv_bytes_per_token, weight_bytes
 from gapless.models.quantization.formats import model_formats, rounded_formats
 from gapless.models.sampling import Sampler
 from gapless.models.work_memory import graph_bytes, sampler_bytes
@@ -195,12 +195,6 @@ def test_blocks_that_are_asked_for_must_fit() -> None:
         room.check_blocks(16, most + 1)
     with pytest.raises(ConfigError, match="weights of stage 0 alone"):
         memory(SMALL, HardwareConfig(memory_gib=0.0005)).check_blocks(16, 1)
-
-
-def test_dtype() -> None:
-    model = ModelConfig(architecture=SMALL)
-    assert (dtype_bytes(model, "cpu"), dtype_bytes(model, "cuda:0")) == (4, 2)
-    assert dtype_bytes(dataclasses.replace(model, dtype="float32"), "cuda") == 4
 
 
 def test_ranks_hold_as_much_of_the_experts_whether_sliced_or_whole() -> None:

@@ -202,9 +202,10 @@ def test_a_greedy_request_alone_has_its_logits_edited(params):
     assert [token.token for token in sampler.sample(torch.tensor([[5.0, 4.0, 3.0, 1.0]]), [0], [1])] == [2]
 
 
-@pytest.mark.parametrize("few", [0, 100])
-def test_top_k_and_top_p_keep_the_lowest_ids_on_ties(few, monkeypatch):
+@pytest.mark.parametrize(("few", "best"), [(0, 1), (0, 512), (100, 512)])
+def test_top_k_and_top_p_keep_the_lowest_ids_on_ties(few, best, monkeypatch):
     monkeypatch.setattr(drawing, "FEW_TOKENS", few)
+    monkeypatch.setattr(drawing, "_BEST", best)
     level = torch.zeros(10)
     assert draws(level, SamplingParams(temperature=1.0, top_k=3), 300)[3:].sum() == 0
     counts = draws(level, SamplingParams(temperature=1.0, top_p=0.35), 100)
@@ -252,7 +253,9 @@ def test_a_number_draws_the_token_whose_share_of_the_cdf_it_lies_in():
     st.sampled_from([0, 1, 9]),
     st.integers(0, 10_000),
 )
-def test_top_p_by_sums_of_digits_and_by_sorting_keep_the_same_tokens(temperature, top_p, min_p, vocab, decimals, seed):
+def test_top_p_by_sorting_by_the_best_and_by_sums_of_digits_keeps_the_same_tokens(
+    temperature, top_p, min_p, vocab, decimals, seed
+):
     logits = logits_of(seed, 6, vocab).mul_(3.0).round_(decimals=decimals)
     logits[0] = logits[1].clone().masked_fill_(logits[1] < 0, -math.inf)
     logits[5, 1::2] = -0.0
@@ -261,11 +264,12 @@ def test_top_p_by_sums_of_digits_and_by_sorting_keep_the_same_tokens(temperature
         own = SamplingParams(temperature=temperature, top_p=top_p if r % 3 else 1 - top_p / 2, min_p=min_p)
         sampler.add(r, own, seed + r, 1, ())
     drawn = []
-    for few in (0, 1000):
+    for few, best in ((1000, 512), (0, 512), (0, 1), (0, 5)):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(drawing, "FEW_TOKENS", few)
+            patch.setattr(drawing, "_BEST", best)
             drawn.append([[t.token for t in sampler.sample(logits, range(6), [at] * 6)] for at in (1, 2)])
-    assert drawn[0] == drawn[1]
+    assert drawn == drawn[:1] * 4
 
 
 def test_rows_are_sampled_in_as_many_parts_as_memory_asks_for(monkeypatch):

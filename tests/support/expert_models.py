@@ -1,10 +1,12 @@
-"""Configs of small models of experts."""
+"""Configs of small models of experts, with those that `hf_models` has."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import transformers
+
+from .hf_models import CONFIGS, YARN
 
 COMMON: dict[str, Any] = {
     "vocab_size": 101,
@@ -33,24 +35,8 @@ LATENT: dict[str, Any] = {
     "qk_rope_head_dim": 8,
     "v_head_dim": 10,
 }
-YARN: dict[str, Any] = {
-    "rope_type": "yarn",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 32,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "mscale": 1.0,
-    "mscale_all_dim": 0.7,
-}
 FAMILIES: dict[str, transformers.PretrainedConfig] = {
-    "mixtral": transformers.MixtralConfig(**COMMON, num_local_experts=6, num_experts_per_tok=2, sliding_window=11),
-    "qwen2-moe": transformers.Qwen2MoeConfig(
-        **COMMON, **EXPERTS, num_experts=8, shared_expert_intermediate_size=28, mlp_only_layers=[1]
-    ),
-    "qwen3-moe": transformers.Qwen3MoeConfig(
-        **COMMON, **EXPERTS, num_experts=8, head_dim=16, decoder_sparse_step=2, norm_topk_prob=True
-    ),
+    **{name: CONFIGS[name]() for name in ("mixtral", "qwen2-moe", "qwen3-moe", "deepseek-v3")},
     "deepseek-v2": transformers.DeepseekV2Config(
         **LATENT | {"q_lora_rank": None},
         topk_method="group_limited_greedy",
@@ -59,9 +45,6 @@ FAMILIES: dict[str, transformers.PretrainedConfig] = {
         attention_bias=True,
     ),
     "deepseek-v2-yarn": transformers.DeepseekV2Config(**LATENT, topk_method="greedy", rope_parameters=YARN),
-    "deepseek-v3": transformers.DeepseekV3Config(
-        **LATENT, n_group=4, topk_group=2, routed_scaling_factor=2.5, rope_parameters=YARN
-    ),
     "glm4-moe": transformers.Glm4MoeConfig(
         **COMMON, **EXPERTS, n_routed_experts=8, head_dim=16, use_qk_norm=True, attention_bias=True, n_shared_experts=2
     ),

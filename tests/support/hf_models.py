@@ -21,10 +21,22 @@ LLAMA = {
     "max_position_embeddings": 256,
     "pad_token_id": None,
 }
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.7,
+}
 EXPERTS = {"num_experts_per_tok": 3, "moe_intermediate_size": 24}
 
 CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
-    "mixtral": lambda: transformers.MixtralConfig(**LLAMA, num_local_experts=6, num_experts_per_tok=2),
+    "mixtral": lambda: transformers.MixtralConfig(
+        **LLAMA, num_local_experts=6, num_experts_per_tok=2, sliding_window=13
+    ),
     "qwen2-moe": lambda: transformers.Qwen2MoeConfig(
         **LLAMA,
         **EXPERTS,
@@ -34,7 +46,7 @@ CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         mlp_only_layers=[1],
     ),
     "qwen3-moe": lambda: transformers.Qwen3MoeConfig(
-        **LLAMA, **EXPERTS, num_experts=8, head_dim=32, decoder_sparse_step=2
+        **LLAMA, **EXPERTS, num_experts=8, head_dim=32, decoder_sparse_step=2, norm_topk_prob=True
     ),
     "deepseek-v3": lambda: transformers.DeepseekV3Config(
         **{**LLAMA, "num_key_value_heads": 4},
@@ -49,6 +61,8 @@ CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         qk_nope_head_dim=16,
         qk_rope_head_dim=8,
         v_head_dim=16,
+        routed_scaling_factor=2.5,
+        rope_parameters=dict(YARN),
     ),
     "gpt2": lambda: transformers.GPT2Config(
         **COMMON, n_embd=64, n_layer=3, n_head=4, n_positions=256, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0

@@ -77,11 +77,11 @@ def test_stages_on_several_devices_have_the_widest_error() -> None:
     assert h100.error is not None
     setting = make_setting(own)
     assert setting.error == CostError.of(a100.error)
-    found = make_error(both, setting.plan.arch)
+    found = make_error(both, setting.plan)
     assert found is not None
     assert (found.low, found.high) == (min(a100.error.low, h100.error.low), max(a100.error.high, h100.error.high))
     unknown = replace(own, hardware=replace(own.hardware, costs=replace(a100, error=None)))
-    assert make_error(unknown, setting.plan.arch) is None
+    assert make_error(unknown, setting.plan) is None
 
 
 @pytest.mark.parametrize(

@@ -325,13 +325,13 @@ def test_a_profile_stands_for_the_hardware_that_it_was_measured_on(tmp_path: Pat
     first, second = make_costs(alike, make_plan(alike)).operators
     assert first is second
     assert isinstance(first, MeasuredOperators)
-    assert make_control(alike, ARCH).dispatch == pytest.approx(2e-3 + 1e-3)
+    assert make_control(alike, make_plan(alike)).dispatch == pytest.approx(2e-3 + 1e-3)
     mixed = simulated(tmp_path / "p", devices=["cpu", "a100-80g"])
     first, second = make_costs(mixed, make_plan(mixed)).operators
     assert isinstance(first, MeasuredOperators)
     assert isinstance(second, AnalyticOperators)
     without = simulated(tmp_path / "p", host=False)
-    assert make_control(without, ARCH) == HostTimes()
+    assert make_control(without, make_plan(without)) == HostTimes()
     analytic = simulated(tmp_path / "p", cost="analytic")
     with pytest.raises(ConfigError, match=r"hardware=cpu: no constants to simulate by.*simulation\.profile=FOLDER"):
         make_costs(analytic, make_plan(analytic))
@@ -391,7 +391,8 @@ def test_constants_give_the_host_between_micro_batches_as_a_profile_does() -> No
     slow = hardware | {"costs": hardware["costs"] | {"eager_host": host}}
     mapping = {"model": load_group("model", "tiny"), "hardware": slow, "parallel": load_group("parallel", "pp2")}
     eager = build(SimulateConfig, mapping | {"simulation": {"launch": "eager", "result_ms": 1.0}})
-    found = make_control(eager, ARCH)
+    found = make_control(eager, make_plan(eager))
     assert (found.dispatch, found.result, found.turnaround) == pytest.approx((1e-4, 12e-4, 5e-5))
-    graphs = make_control(build(SimulateConfig, mapping), ARCH)
+    config = build(SimulateConfig, mapping)
+    graphs = make_control(config, make_plan(config))
     assert (graphs.dispatch, graphs.result, graphs.turnaround) == (0.0, 0.0, 0.0)

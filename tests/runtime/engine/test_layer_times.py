@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from gapless.conf.architecture import Architecture, LayerKind
 from gapless.conf.build import build, load_group
 from gapless.conf.experts import ExpertsConfig
 from gapless.conf.latent import LatentConfig
-from gapless.conf.schema import HardwareConfig, ParallelConfig, SimulateConfig
+from gapless.conf.schema import BenchConfig, EngineConfig, GenerateConfig, ServeConfig, SimulateConfig
+from gapless.models.quantization.formats import LayerFormats, ModelFormats
 from gapless.runtime.cost.stage_costs import MicroBatchShape
 from gapless.runtime.engine.layer_times import layer_times
 from gapless.runtime.engine.plan import make_plan
@@ -59,12 +61,67 @@ def test_the_split_is_even_by_the_cost_model(whole: bool) -> None:
         assert slowest <= 1.02 * max(make_costs(other, make_plan(other)).seconds(TYPICAL))
 
 
-def test_layers_go_by_their_weights_where_the_hardware_is_unknown() -> None:
-    times = layer_times(V3, ParallelConfig(), HardwareConfig(), 2)
-    assert times is not None
-    assert sum(times) == pytest.approx(16)
-    assert times[DENSE] / times[0] == pytest.approx(V3.params_of(V3.kind(DENSE)) / V3.params_of(V3.kind(0)))
-    assert layer_times(dataclasses.replace(V3, layers=()), ParallelConfig(), HardwareConfig(), 2) is None
+def _plan(model: Mapping[str, Any], kind: type[EngineConfig] = GenerateConfig, pp: int = 2, **more: Any) -> list[int]:
+    config = {"model": model, "hardware": load_group("hardware", "cpu"), "parallel": {"pp": pp, "launcher": "ray"}}
+    return [len(layers) for layers in make_plan(build(kind, config | more)).layers]
+
+
+SMALL = {  # as SmolLM2-135M, whose head has as many weights as eight layers
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "num_layers": 30,
+    "num_heads": 9,
+    "num_kv_heads": 3,
+    "head_dim": 64,
+    "ffn_size": 1536,
+    "max_position": 2048,
+    "tie_embeddings": True,
+}
+
+
+def test_a_head_counts_as_the_run_uses_it() -> None:
+    """The first stage has the more layers the more of the time goes to the head: to its bytes, and to its sampler."""
+    model = {"architecture": SMALL | {"num_layers": 120}, "tokenizer": "none", "dtype": "bfloat16"}
+
+    def first(model: dict[str, Any] = model, kind: type[EngineConfig] = GenerateConfig, **more: Any) -> int:
+        return _plan(model, kind, **more)[0]
+
+    plain = first()
+    drawn, nucleus = (first(sampling={"temperature": 0.5, "top_p": top_p}) for top_p in (1.0, 0.9))
+    assert 60 < plain < drawn < nucleus < 75
+    assert first(kind=ServeConfig) == drawn
+    prompts, outputs = (
+        {"workload": {"name": "fixed", "input_len": P, "output_len": D}} for P, D in ((1024, 16), (16, 256))
+    )
+    assert first(kind=BenchConfig, **prompts) == 60 < first(kind=BenchConfig, **outputs)
+    assert first(kind=BenchConfig, **outputs) == first(kind=SimulateConfig, **outputs)
+
+
+def test_a_stage_takes_no_more_layers_than_leave_room_for_keys_and_values() -> None:
+    model = {"architecture": SMALL, "tokenizer": "none", "dtype": "float32"}
+    drawn = {"sampling": {"temperature": 1.0, "top_p": 0.9}, "cache": {"num_blocks": 1024}}
+    roomy = _plan(model, **drawn)
+    bounded = _plan(model, **drawn, hardware=load_group("hardware", "cpu") | {"memory_gib": 0.7})
+    assert sum(bounded) == 30
+    assert roomy[0] > bounded[0] > 10
+
+
+def test_layers_and_head_go_by_the_formats_of_their_weights() -> None:
+    config = _config(pp=2)
+    plan = make_plan(dataclasses.replace(config, model=dataclasses.replace(config.model, quantization="int8")))
+    assert plan.formats is not None
+
+    def times(formats: ModelFormats) -> list[float]:
+        return layer_times(config, plan.arch, formats, 2, replicate_embedding=False)
+
+    short = dataclasses.replace(plan.formats, layers=(LayerFormats(), *plan.formats.layers[1:]))
+    short_head, head = times(short), times(dataclasses.replace(short, head=None))
+    assert head[0] == short_head[0] > 1.3 * head[1] == 1.3 * head[DENSE - 1]
+    assert head[-1] > short_head[-1]
+    mixed = dataclasses.replace(plan, formats=short)
+    before, after = (make_costs(config, each).seconds(TYPICAL) for each in (plan, mixed))
+    assert after[0] > before[0]
+    assert after[1] == before[1]
 
 
 def test_published_sizes() -> None:

@@ -98,7 +98,7 @@ def test_keys_of_8_bits_take_half_the_memory_and_time(dtype: str) -> None:
         for each in ("auto", dtype)
     ]
     assert slots[1] / slots[0] == pytest.approx(2 / (1 + 4 / 128), rel=0.02)
-    before, after = (make_operators(each, each.hardware, plan.arch) for each in (plain, short))
+    before, after = (make_operators(each, each.hardware, plan) for each in (plain, short))
     times = [each.decode_attention(256, 256 * 4096) for each in (before, after)]
     assert times[0] / times[1] == pytest.approx(2 / (1 + 4 / 128), rel=0.05)
     assert after.chunk_attention(512, 512) == before.chunk_attention(512, 512)
@@ -110,7 +110,7 @@ def test_experts_are_quantized_and_their_router_is_not(kind: str) -> None:
     times = []
     for each in (config(None, model="mixtral-8x7b"), config(kind, model="mixtral-8x7b")):
         plan = make_plan(each)
-        times.append(make_operators(each, each.hardware, plan.arch, plan.formats))
+        times.append(make_operators(each, each.hardware, plan, False, *plan.kind(0)))
     before, after = times
     assert after.linear("ffn_ln1", 1) < 0.7 * before.linear("ffn_ln1", 1)
     assert after.routing(64) == before.routing(64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from importlib import metadata
@@ -266,7 +267,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         special = body.add_special_tokens
         if body.messages is not None:
             special, field = False, "messages"
-            text = render(service, body, checked(body.messages, field), field)
+            text = await asyncio.to_thread(render, service, body, checked(body.messages, field), field)
         else:
             text, field = body.prompt or "", "prompt"
         tokens = await encode_text(service, text, special, field)

@@ -218,10 +218,7 @@ async def _prompt(
 ) -> tuple[str, Speech | None]:
     """Return the prompt of checked messages, and how its outputs are read."""
     tools = body.tool_set
-    if tools is None:
-        text = render(service, body, messages, field)
-    else:  # many tools make a long prompt
-        text = await asyncio.to_thread(render, service, body, messages, field, tools)
+    text = await asyncio.to_thread(render, service, body, messages, field, tools)
     assert service.dialect is not None  # else nothing could be rendered
     speech = service.dialect.speech(text, tools, shows_reasoning=body.include_reasoning)
     if (

@@ -90,7 +90,10 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
         headers["Allow"] = f"{methods}, OPTIONS"
         if request.method == "OPTIONS":
             return Response(status_code=204, headers=headers)
-    text = f"{request.method} {request.url.path}: {error.detail}"
+    why = error.detail
+    if error.status_code == 404 and request.url.path.startswith("/v1/"):  # as /v1/embeddings, /v1/images
+        why = "there is no such path; the model of this server generates text, by the paths of /openapi.json"
+    text = f"{request.method} {request.url.path}: {why}"
     return ApiError(error.status_code, text, headers=headers).response(request.url.path)
 
 

@@ -316,8 +316,29 @@ class ChatTool(OfFunction):
     function: FunctionSpec
 
 
-class ResponseTool(FunctionSpec, OfFunction):
-    """A tool of `/v1/responses`."""
+class ResponseTool(FunctionSpec):
+    """A tool of `/v1/responses`: a function, or a `custom` one, whose input is a text."""
+
+    type: Literal["function", "custom"]
+    format: dict[str, Any] | None = None
+
+    @property
+    def function(self) -> Function:
+        """See `FunctionSpec.function`."""
+        if self.type == "function":
+            return super().function
+        rules = (self.format or {}).get("definition")
+        of_input = {"type": "string"} | ({"description": f"It follows this grammar:\n{rules}"} if rules else {})
+        schema = {"type": "object", "properties": {"input": of_input}, "required": ["input"]}
+        return Function(self.name, self.description, schema, takes_text=True)
+
+
+class ResponseNamespace(Body):
+    """Tools of one name, as those of an MCP server."""
+
+    type: Literal["namespace"]
+    name: str
+    tools: list[ResponseTool]
 
 
 class FunctionName(Body):
@@ -332,8 +353,10 @@ class ChatToolChoice(OfFunction):
     function: FunctionName
 
 
-class ResponseToolChoice(FunctionName, OfFunction):
+class ResponseToolChoice(FunctionName):
     """The same in `/v1/responses`."""
+
+    type: Literal["function", "custom"]
 
 
 class Reasons(Body):
@@ -365,10 +388,10 @@ class ChatBody(SamplingBody, Templated, Reasons):
         Raises:
             ApiError: one is wrong.
         """
-        functions = [tool.function.function for tool in self.tools or ()]
+        given = {f"tools[{number}].function": tool.function.function for number, tool in enumerate(self.tools or ())}
         choice = self.tool_choice
-        named = choice.function.name if isinstance(choice, ChatToolChoice) else ""
-        return _tools(functions, choice, named, self.parallel_tool_calls, "tools[{}].function")
+        named = choice.function.name if isinstance(choice, ChatToolChoice) else None
+        return tool_set(given, choice, named, self.parallel_tool_calls)
 
     @property
     def grammar_field(self) -> str:
@@ -398,7 +421,7 @@ class ResponseBody(SamplingBody, Templated, Reasons):
     top_logprobs: int | None = Field(None, ge=0, le=64)
     include: list[str] | None = None
     text: TextOptions | None = None
-    tools: list[ResponseTool] | None = None
+    tools: list[Annotated[ResponseTool | ResponseNamespace, Field(discriminator="type")]] | None = None
     tool_choice: Literal["auto", "none", "required"] | ResponseToolChoice | None = None
     reasoning: ReasoningOptions | None = None
 
@@ -410,9 +433,17 @@ class ResponseBody(SamplingBody, Templated, Reasons):
     @property
     def tool_set(self) -> ToolSet | None:
         """See `ChatBody.tool_set`."""
-        functions, choice = [tool.function for tool in self.tools or ()], self.tool_choice
-        named = choice.name if isinstance(choice, ResponseToolChoice) else ""
-        return _tools(functions, choice, named, self.parallel_tool_calls, "tools[{}]")
+        given: dict[str, Function] = {}
+        for number, tool in enumerate(self.tools or ()):
+            if isinstance(tool, ResponseTool):
+                given[f"tools[{number}]"] = tool.function
+                continue
+            for inner, each in enumerate(tool.tools):
+                function = replace(each.function, name=f"{tool.name}.{each.name}", namespace=tool.name)
+                given[f"tools[{number}].tools[{inner}]"] = function
+        choice = self.tool_choice
+        named = choice.name if isinstance(choice, ResponseToolChoice) else None
+        return tool_set(given, choice, named, self.parallel_tool_calls)
 
     @property
     def grammar_field(self) -> str:
@@ -457,11 +488,6 @@ class DetokenizeBody(Body):
 
     model: str | None = None
     tokens: Annotated[list[int], Field(fail_fast=True)]
-
-
-def _tools(functions: Sequence[Function], choice: object, named: str, is_parallel: bool, place: str) -> ToolSet | None:
-    places = [place.format(number) for number in range(len(functions))]
-    return tool_set(functions, choice if isinstance(choice, str) else None, named, is_parallel, places)
 
 
 def form_of(kind: str, schema: JsonSchema | None) -> StructuredOutputs | None:

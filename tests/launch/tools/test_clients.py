@@ -24,6 +24,7 @@ SCRIPTS = {
     "think0n": "No thought at all.",
     "think1": "<think>3 days, then.</think>\n\nTake an umbrella!",
     "json0": "I think that\n</think>\n\n{\"a\": 12}",
+    "text0": "<tool_call>\n{\"name\": \"fs.patch\", \"arguments\": {\"input\": \"+ \\\"é\\\"\\n- b\"}}\n</tool_call>",
     "loud0": "I say <tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": 5}}\n</tool_call>",
 }  # fmt: skip
 CHAT_TOOLS: list[Any] = [
@@ -250,7 +251,7 @@ def test_anthropic_errors(claude: Any) -> None:
         {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}]},
         {"messages": user("x"), "tools": [{"type": "bash_20250124", "name": "bash"}]},
         {"messages": user("x"), "tool_choice": {"type": "tool", "name": "none"}, "tools": MESSAGE_TOOLS},
-        {"messages": [{"role": "system", "content": "x"}]},
+        {"messages": [{"role": "system", "content": [{"type": "thinking", "thinking": "x"}]}]},
     ):
         with pytest.raises(anthropic.BadRequestError) as wrong:
             claude.messages.create(model="model", max_tokens=5, **further)
@@ -311,6 +312,22 @@ def langchain_said(model: Any, messages: list[Any], stream: bool) -> Any:
     for piece in pieces:
         answer += piece
     return answer
+
+
+def test_a_tool_that_takes_a_text_in_a_namespace(client: openai.OpenAI) -> None:
+    tools: list[Any] = [
+        {"type": "namespace", "name": "fs", "description": "d", "tools": [{"type": "custom", "name": "patch"}]}
+    ]
+    asked: dict[str, Any] = {"model": "model", "tools": tools, "input": user("text")}
+    with client.responses.stream(**asked) as stream:
+        events = list(stream)
+        streamed = stream.get_final_response()
+    kinds = [event.type for event in events if "custom" in event.type]
+    assert kinds == ["response.custom_tool_call_input.delta", "response.custom_tool_call_input.done"]
+    for answer in (streamed, client.responses.create(**asked)):
+        (call,) = answer.output
+        assert call.type == "custom_tool_call"
+        assert (call.namespace, call.name, call.input) == ("fs", "patch", '+ "é"\n- b')
 
 
 @pytest.mark.parametrize("path", ["chat", "responses"])

@@ -20,6 +20,10 @@ from .tools.tool_set import Function, ToolSet, tool_set
 
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 _ANY = ("seed", "top_k")  # of which -1 is vLLM's word for any
+_NUMBERS = (
+    *("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens"),
+    *_ANY,
+)
 _LOGPROBS = "message.output_text.logprobs"  # in `include` of `/v1/responses`
 _HALF = 1 << 63  # of all seeds
 
@@ -137,21 +141,7 @@ class SamplingBody(Body):
         """
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options: only with stream=true", param="stream_options")
-        given = {
-            name: value
-            for name in (
-                "temperature",
-                "top_p",
-                "presence_penalty",
-                "frequency_penalty",
-                "seed",
-                "top_k",
-                "min_p",
-                "repetition_penalty",
-                "min_tokens",
-            )
-            if (value := getattr(self, name)) is not None
-        }
+        given = {name: value for name in _NUMBERS if (value := getattr(self, name)) is not None}
         given = {name: value for name, value in given.items() if value != -1 or name not in _ANY}
         try:
             return SamplingParams(

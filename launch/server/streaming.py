@@ -146,7 +146,7 @@ class EventStream(Response):
         except ApiError as error:
             failed = error
         if failed is not None:
-            state |= {"error": failed.message, "failed": failed.status}
+            state.update(error=failed.message, failed=failed.status)
             await event(answer.error(failed))
         if answer.end:
             await event(answer.end)

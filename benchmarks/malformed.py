@@ -246,8 +246,9 @@ def _bytes(path: str, rng: random.Random) -> bytes:
     # fmt: off
     return rng.choice((
         b"", rng.randbytes(rng.randint(1, 2000)), b"\xef\xbb\xbf" + content, content.decode().encode("utf-16"),
-        content.replace(b"x", b"\xed\xa0\x80"), content.replace(b"x", b"\xc0\x80"), content + content, b"\0" * 1000,
-        b" " * 100_000, content[:1] + b"\xff" + content[1:], b"null", b"true", b'"x"', b"1", b"[]",
+        content.replace(b'"x"', b'"\xed\xa0\x80"'), content.replace(b'"x"', b'"\xc0\x80"'),
+        content + content, b"\0" * 1000, b" " * 100_000, content[:1] + b"\xff" + content[1:],
+        b"null", b"true", b'"x"', b"1", b"[]",
         b"prompt=x&max_tokens=2", b" " * ((1 << 20) + 1),
     ))
     # fmt: on

@@ -155,8 +155,8 @@ class FileTokenizer:
         return text
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
-        """See `Tokenizer.encode`."""
-        ids: list[int] = self._inner.encode(_valid(text), add_special_tokens=add_special).ids
+        """See `Tokenizer.encode`. Other threads go on meanwhile, as they would not during the library's `encode`."""
+        ids: list[int] = self._inner.encode_batch_fast([_valid(text)], add_special_tokens=add_special)[0].ids
         if ids and (largest := max(ids)) >= self._arch_vocab_size:
             raise ConfigError(
                 f"model.tokenizer={self._source}: token {self._inner.id_to_token(largest)!r} has id {largest}, but the "

@@ -171,18 +171,15 @@ class Answer:
 
     @property
     def _usage(self) -> dict[str, Any]:
-        total = self._prompt_tokens + self._completion_tokens
-        return {
+        usage: dict[str, Any] = {
             "prompt_tokens": self._prompt_tokens,
             "completion_tokens": self._completion_tokens,
-            "total_tokens": total,
+            "total_tokens": self._prompt_tokens + self._completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self._cached_tokens},
-            **(
-                {}
-                if self.speech is None
-                else {"completion_tokens_details": {"reasoning_tokens": self._reasoning_tokens}}
-            ),
         }
+        if self.speech is not None:
+            usage["completion_tokens_details"] = {"reasoning_tokens": self._reasoning_tokens}
+        return usage
 
 
 class CompletionAnswer(Answer):

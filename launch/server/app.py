@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from importlib import metadata
@@ -19,10 +20,8 @@ from starlette.responses import Response
 from ...runtime.serving.journal import Accepted
 from .body_limit import BodyLimit
 from .endpoints import (
-    CHATS,
-    COMPLETIONS,
     MESSAGES,
-    RESPONSES,
+    ROUTES,
     Route,
     ask_messages,
     check,
@@ -30,7 +29,7 @@ from .endpoints import (
     checked,
     encode_text,
     render,
-    user_and_salt,
+    set_standing,
 )
 from .engine_client import TAKES_REQUESTS, Call
 from .errors import ApiError
@@ -40,7 +39,7 @@ from .messages_input import MessagesBody
 from .openapi import describe
 from .read_body import read
 from .recorder import LONGEST_S
-from .requests import Body, ChatBody, CompletionBody, DetokenizeBody, ResponseBody, TokenizeBody, each_output
+from .requests import Body, DetokenizeBody, TokenizeBody, each_output
 from .service import Service
 from .streaming import EventStream, whole
 
@@ -89,7 +88,10 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
         headers["Allow"] = f"{methods}, OPTIONS"
         if request.method == "OPTIONS":
             return Response(status_code=204, headers=headers)
-    text = f"{request.method} {request.url.path}: {error.detail}"
+    why = error.detail
+    if error.status_code == 404 and request.url.path.startswith("/v1/"):  # as /v1/embeddings, /v1/images
+        why = "there is no such path; the model of this server generates text, by the paths of /openapi.json"
+    text = f"{request.method} {request.url.path}: {why}"
     return ApiError(error.status_code, text, headers=headers).response(request.url.path)
 
 
@@ -160,25 +162,18 @@ def _add_models(app: FastAPI, service: Service) -> None:
 
 
 def _add_completions(app: FastAPI, service: Service) -> None:
-    @app.post(COMPLETIONS.path, openapi_extra=_takes(CompletionBody))
-    async def completions(request: Request) -> Response:
-        """Continue one or several prompts."""
-        return await _run(service, request, COMPLETIONS)
+    def add(route: Route) -> None:
+        @app.post(route.path, openapi_extra=_takes(route.body), summary=route.does)
+        async def run(request: Request) -> Response:
+            return await _run(service, request, route)
 
-    @app.post(CHATS.path, openapi_extra=_takes(ChatBody))
-    async def chat(request: Request) -> Response:
-        """Answer the messages of a chat."""
-        return await _run(service, request, CHATS)
+        @app.get(route.path + "/{id}")
+        async def fetch(request: Request, id: str) -> Response:
+            """Return the whole answer of a request that an end of the server interrupted."""
+            return await _fetch(service, request, route, id)
 
-    @app.post(RESPONSES.path, openapi_extra=_takes(ResponseBody))
-    async def responses(request: Request) -> Response:
-        """Answer a conversation with a message of text."""
-        return await _run(service, request, RESPONSES)
-
-    @app.post(MESSAGES.path, openapi_extra=_takes(MessagesBody))
-    async def messages(request: Request) -> Response:
-        """Answer Anthropic's messages."""
-        return await _run(service, request, MESSAGES)
+    for route in ROUTES.values():
+        add(route)
 
     @app.post(MESSAGES.path + "/count_tokens", openapi_extra=_takes(MessagesBody))
     async def count_tokens(request: Request) -> Response:
@@ -188,26 +183,6 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         check_model(service, body.model)
         ((tokens,), _) = await ask_messages(service, body)
         return _json({"input_tokens": len(tokens)})
-
-    @app.get(COMPLETIONS.path + "/{id}")
-    async def completion_of(request: Request, id: str) -> Response:
-        """Return the whole answer of a completion that an end of the server interrupted."""
-        return await _fetch(service, request, COMPLETIONS, id)
-
-    @app.get(CHATS.path + "/{id}")
-    async def chat_of(request: Request, id: str) -> Response:
-        """Return the whole answer of a chat that an end of the server interrupted."""
-        return await _fetch(service, request, CHATS, id)
-
-    @app.get(RESPONSES.path + "/{id}")
-    async def response_of(request: Request, id: str) -> Response:
-        """Return the whole answer of a conversation that an end of the server interrupted."""
-        return await _fetch(service, request, RESPONSES, id)
-
-    @app.get(MESSAGES.path + "/{id}")
-    async def message_of(request: Request, id: str) -> Response:
-        """Return the whole message that an end of the server interrupted."""
-        return await _fetch(service, request, MESSAGES, id)
 
 
 def _add_live(app: FastAPI, service: Service) -> None:
@@ -266,7 +241,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         special = body.add_special_tokens
         if body.messages is not None:
             special, field = False, "messages"
-            text = render(service, body, checked(body.messages, field), field)
+            text = await asyncio.to_thread(render, service, body, checked(body.messages, field), field)
         else:
             text, field = body.prompt or "", "prompt"
         tokens = await encode_text(service, text, special, field)
@@ -316,14 +291,14 @@ async def _run(service: Service, request: Request, route: Route) -> Response:
         raise ApiError(429, text, code="rate_limit_exceeded", headers={"retry-after": _RETRY_AFTER_S})
     service.limits.admit(holder, sum(map(len, asked.prompts)))
     call = request.state.call = Call(has_structured_outputs=asked.params.structured_outputs is not None)
-    user, salt = user_and_salt(service, holder, body)
-    deadline = None if body.deadline_ms is None else call.arrival + body.deadline_ms / 1e3
+    set_standing(call, service, holder, body)
+    call.deadline = None if body.deadline_ms is None else call.arrival + body.deadline_ms / 1e3
     owner, given = service.keys.mark(holder), await request.body()
     if journaling is not None:
         journaling.check_new(route.path, owner, answer.id)
     numbers: list[int] = []
     for prompt in asked.prompts:
-        numbers += client.submit(call, prompt, each_output(asked.params, body.n), user, salt, deadline, body.priority)
+        numbers += client.submit(call, prompt, each_output(asked.params, body.n))
     if journaling is not None and (body.stream or is_named):  # else its client cannot name it
         accepted = Accepted(answer.id, owner, route.path, given, answer.created, numbers)
         journaling.accept(accepted, asked, call)

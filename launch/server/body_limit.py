@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ _WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # zlib's word for the form
 class BodyLimit:
     """Answers 413 to a body of more than `max_bytes`, before it is all read, and decompresses `gzip` and `deflate`.
 
-    The bound is on the body as it came, and on what becomes of it. Other encodings get 415.
+    The bound is on the body as it came, and on what becomes of it. Other encodings get 415. A thread decompresses.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
@@ -54,7 +55,8 @@ class BodyLimit:
                 raise too_large
             if inflated is not None and message["type"] == "http.request":
                 is_last = not message.get("more_body", False)
-                message = {**message, "body": inflated.next(message.get("body", b""), self._max_bytes, is_last)}
+                body = await asyncio.to_thread(inflated.next, message.get("body", b""), self._max_bytes, is_last)
+                message = {**message, "body": body}
                 if inflated.size > self._max_bytes:
                     raise too_large
             return message

@@ -13,6 +13,7 @@ from ...models.chat_template import ChatTemplateError, checked_messages
 from ...runtime.engine.intake import PromptTooLong
 from .answers import ChatAnswer, CompletionAnswer
 from .asked import Asked
+from .engine_client import Call
 from .errors import TOO_LONG, ApiError
 from .messages import MessageAnswer
 from .messages_input import MessagesBody
@@ -31,6 +32,7 @@ class Route:
     """A path of the API that answers with outputs. `ask` reads its body, and raises `ApiError` where that is wrong."""
 
     path: str
+    does: str  # in the OpenAPI document
     body: type[SamplingBody]
     ask: Callable[[Service, Any], Awaitable[Asked]]
 
@@ -123,11 +125,13 @@ async def _ask_message(service: Service, body: MessagesBody) -> Asked:
     return Asked(body, prompts, params, answer)
 
 
-COMPLETIONS = Route("/v1/completions", CompletionBody, _ask_completion)
-CHATS = Route("/v1/chat/completions", ChatBody, _ask_chat)
-RESPONSES = Route("/v1/responses", ResponseBody, _ask_response)
-MESSAGES = Route("/v1/messages", MessagesBody, _ask_message)
-ROUTES = {route.path: route for route in (COMPLETIONS, CHATS, RESPONSES, MESSAGES)}
+MESSAGES = Route("/v1/messages", "Answer Anthropic's messages", MessagesBody, _ask_message)
+_OTHERS = (
+    Route("/v1/completions", "Continue one or several prompts", CompletionBody, _ask_completion),
+    Route("/v1/chat/completions", "Answer the messages of a chat", ChatBody, _ask_chat),
+    Route("/v1/responses", "Answer a conversation", ResponseBody, _ask_response),
+)
+ROUTES = {route.path: route for route in (*_OTHERS, MESSAGES)}
 
 
 async def check(service: Service, asked: Asked) -> Asked:
@@ -164,13 +168,14 @@ def check_model(service: Service, name: str | None) -> None:
         )
 
 
-def user_and_salt(service: Service, holder: str, body: SamplingBody) -> tuple[str, str]:
-    """Return whose share of the engine a request of a key's `holder` takes, and the salt of its KV blocks."""
+def set_standing(call: Call, service: Service, holder: str, body: SamplingBody) -> None:
+    """Set whose share of the engine a call of a key's `holder` takes, the salt of its KV blocks, and its priority."""
     config = service.config
-    user = holder if holder and config.share_by == "key" else body.user or ""
+    call.user = holder if holder and config.share_by == "key" else body.user or ""
     # The length first, so that no salt of a client reads like one of a key.
-    salt = f"{len(holder)} {holder} {body.cache_salt or ''}" if config.isolate_keys else body.cache_salt or ""
-    return user, salt
+    salt = body.cache_salt or ""
+    call.cache_salt = f"{len(holder)} {holder} {salt}" if config.isolate_keys else salt
+    call.priority = body.priority
 
 
 async def _encode(
@@ -218,10 +223,7 @@ async def _prompt(
 ) -> tuple[str, Speech | None]:
     """Return the prompt of checked messages, and how its outputs are read."""
     tools = body.tool_set
-    if tools is None:
-        text = render(service, body, messages, field)
-    else:  # many tools make a long prompt
-        text = await asyncio.to_thread(render, service, body, messages, field, tools)
+    text = await asyncio.to_thread(render, service, body, messages, field, tools)
     assert service.dialect is not None  # else nothing could be rendered
     speech = service.dialect.speech(text, tools, shows_reasoning=body.include_reasoning)
     if (

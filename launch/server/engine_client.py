@@ -73,6 +73,12 @@ class Call:
 
     `prompt_logprobs`, by output: those of its prompt, where they were asked for. `on_settled` is called once nobody
     waits for the answer any more: the client has it, or an error of its own, or has left.
+
+    Attributes:
+        user: whose share of the engine the outputs take.
+        cache_salt: only requests of the same one share KV blocks.
+        deadline: when the first token is due, on this process's monotonic clock, in seconds.
+        priority: lower is more urgent.
     """
 
     def __init__(self, has_structured_outputs: bool = False) -> None:
@@ -80,6 +86,8 @@ class Call:
         self.outputs: list[CompletionOutput] = []
         self.prompt_logprobs: dict[int, list[dict[int, Logprob] | None]] = {}
         self.arrival = time.monotonic()
+        self.user, self.cache_salt, self.priority = "", "", 0
+        self.deadline: float | None = None
         self.first: float | None = None  # when the first token of any output came
         self.on_settled: Callable[[], None] = lambda: None
         self._news: list[Delta] = []
@@ -221,26 +229,13 @@ class EngineClient:
         theirs.close()
         self._transport, _ = await asyncio.get_running_loop().create_connection(lambda: _Frames(self), sock=ours)
 
-    def submit(
-        self,
-        call: Call,
-        prompt: Sequence[int],
-        params: Sequence[SamplingParams],
-        user: str = "",
-        cache_salt: str = "",
-        deadline: float | None = None,
-        priority: int = 0,
-    ) -> list[int]:
+    def submit(self, call: Call, prompt: Sequence[int], params: Sequence[SamplingParams]) -> list[int]:
         """Send a prompt to the engine, once for each of `params`; they become the next outputs of `call`.
 
         Args:
             call: is told of all that comes of them.
             prompt: token ids.
             params: of each output.
-            user: whose share of the engine the request takes.
-            cache_salt: only requests of the same one share KV blocks.
-            deadline: when the first token is due, on this process's monotonic clock, in seconds.
-            priority: lower is more urgent.
 
         Returns:
             The requests' numbers, for `abort`.
@@ -256,21 +251,11 @@ class EngineClient:
             call.outputs.append(completion)
             numbers.append(next(self._numbers))
             text = OutputText(completion, each, self._tokenizer)
-            self._submit(numbers[-1], call, text, prompt, each, user, cache_salt, deadline, priority)
+            self._submit(call, numbers[-1], text, prompt, each)
         self._metrics.accepted(len(prompt), len(numbers))
         return numbers
 
-    def resume(
-        self,
-        call: Call,
-        number: int,
-        text: OutputText,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        user: str,
-        cache_salt: str,
-        priority: int = 0,
-    ) -> None:
+    def resume(self, call: Call, number: int, text: OutputText, prompt: Sequence[int], params: SamplingParams) -> None:
         """Send an output of `call` to the engine that an engine before it has begun: `text` holds its tokens so far.
 
         Raises:
@@ -278,28 +263,17 @@ class EngineClient:
         """
         if self.state not in TAKES_REQUESTS:
             raise EngineError(self.reason)
-        self._submit(number, call, text, prompt, params, user, cache_salt, None, priority)
+        self._submit(call, number, text, prompt, params)
         self._metrics.accepted(len(prompt), 1)
 
-    def _submit(
-        self,
-        number: int,
-        call: Call,
-        text: OutputText,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        user: str,
-        cache_salt: str,
-        deadline: float | None,
-        priority: int,
-    ) -> None:
+    def _submit(self, call: Call, number: int, text: OutputText, prompt: Sequence[int], params: SamplingParams) -> None:
         output = text.completion
         generation = _Generation(call, output.index, text, prompt, len(output.token_ids), params.max_tokens)
         self._generations[number] = generation
         self.outstanding_tokens += generation.outstanding
         self._num_waiting += 1
-        tokens, arrival = list(output.token_ids), call.arrival
-        self._send(Submit(number, list(prompt), params, arrival, user, cache_salt, deadline, tokens, priority))
+        of_call = call.arrival, call.user, call.cache_salt, call.deadline
+        self._send(Submit(number, list(prompt), params, *of_call, list(output.token_ids), call.priority))
 
     def abort(self, numbers: Sequence[int]) -> None:
         """End what is unfinished of these requests; nobody waits for them."""

@@ -79,7 +79,7 @@ class EveryAnswer:
             await self._app(own, receive, answer)
         finally:
             if is_whole or status >= 400:
-                exchange.status = status
+                exchange.status = state.get("failed", status)
             exchange.route = getattr(own.get("route"), "path", "")
             self._note(exchange)
 

@@ -19,8 +19,8 @@ CLIENT_LEFT = 499  # nginx's status for an answer that its client did not wait f
 class Exchange:
     """A request and its answer. `state` is what the application noted: the holder of the key, what was asked for.
 
-    `route` is the path with the names of its parts, which are few, as `/v1/models/{name}`. `began` is on the monotonic
-    clock, in seconds.
+    `route` is the path with the names of its parts, which are few, as `/v1/models/{name}`. `status` is that of an error
+    within a stream, whose head has said 200. `began` is on the monotonic clock, in seconds.
     """
 
     method: str

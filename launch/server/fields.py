@@ -33,7 +33,9 @@ class Refusal:
 
 
 IGNORED = {  # why it changes no output: the fields
-    "labels of the sender": ("metadata", "request_id", "safety_identifier", "user_profile_id", "workspace_id"),
+    "labels of the sender": (
+        *("client_metadata", "metadata", "request_id", "safety_identifier", "user_profile_id", "workspace_id"),
+    ),
     "marks of what is cached, as all prompts are": ("cache_control",),
     "hints about speed and price": (
         *("prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
@@ -53,6 +55,7 @@ IGNORED = {  # why it changes no output: the fields
 _IGNORED = frozenset(name for names in IGNORED.values() for name in names)
 _NOT_OFFERED = Refusal("this server does not offer it", ({},))
 _ELSEWHERE = Refusal("not on this path", ({},))
+_KEEP_ALL = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 _STRUCTURED = Refusal("use structured_outputs")
 REFUSED = {
     **dict.fromkeys(("tools", "tool_choice"), Refusal("not on this path", ("none", "auto"))),
@@ -67,8 +70,8 @@ REFUSED = {
                     Refusal("this server keeps no answers")),
     **dict.fromkeys(("add_special_tokens", "chat_template_kwargs", "continue_final_message", "documents"), _ELSEWHERE),
     **dict.fromkeys(("output_config", "stop_sequences", "system", "thinking"), _ELSEWHERE),
-    **dict.fromkeys(("access_programs", "container", "context_management"), _NOT_OFFERED),
-    **dict.fromkeys(("diagnostics", "mcp_servers", "moderation"), _NOT_OFFERED),
+    "context_management": Refusal("this server edits no conversation", ({}, {"edits": []}, _KEEP_ALL)),
+    **dict.fromkeys(("access_programs", "container", "diagnostics", "mcp_servers", "moderation"), _NOT_OFFERED),
     "stop": Refusal("use stop_sequences"),
     "stream_options": Refusal("not on this path", ({},)),
     **dict.fromkeys(("include", "input", "instructions", "messages", "prompt", "text", "top_logprobs"), _ELSEWHERE),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
@@ -13,7 +14,12 @@ from .errors import ApiError
 from .requests import Body, SamplingBody, TextFormat, form_of
 from .tools.tool_set import Function, ToolSet, tool_set
 
-_TEXT = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")  # types of blocks
+_MODEL = ("assistant",)
+_ROLES = {  # of which messages may have a block, by its type
+    **{"text": ("user", "assistant", "system"), "tool_result": ("user",), "tool_use": _MODEL},
+    **{"thinking": _MODEL, "redacted_thinking": _MODEL},
+}
+_BILLING = re.compile(r"x-anthropic-billing-header:.*\n*")  # an agent's note, new in each request: no prefix is known
 _CHOICES = {"any": "required", "tool": "required"}  # in OpenAI's words
 
 
@@ -105,15 +111,15 @@ class MessagesBody(SamplingBody):
         Raises:
             ApiError: one is wrong.
         """
-        given, choice = self.tools or (), self.tool_choice
-        functions = [Function(each.name, each.description, each.input_schema, each.strict) for each in given]
-        places = [f"tools[{number}]" for number in range(len(functions))]
+        given, choice = {}, self.tool_choice
+        for number, each in enumerate(self.tools or ()):
+            given[f"tools[{number}]"] = Function(each.name, each.description, each.input_schema, each.strict)
         if choice is None:
-            return tool_set(functions, None, "", True, places)
+            return tool_set(given, None)
         if choice.type == "tool" and choice.name is None:
             raise ApiError(400, "tool_choice.name: must be given", param="tool_choice.name")
         name, word = choice.name if choice.type == "tool" else None, _CHOICES.get(choice.type, choice.type)
-        return tool_set(functions, word, name or "", not choice.disable_parallel_tool_use, places)
+        return tool_set(given, word, name, not choice.disable_parallel_tool_use)
 
     @property
     def grammar_field(self) -> str:
@@ -132,7 +138,7 @@ class MessagesBody(SamplingBody):
         Raises:
             ApiError: a block is of another kind, or lacks something.
         """
-        system = "\n\n".join(_texts(self.system, "system")) if self.system else ""
+        system = _BILLING.sub("", "\n\n".join(_texts(self.system, "system"))) if self.system else ""
         found = [{"role": "system", "content": system}] if system else []
         for number, message in enumerate(self.messages):
             found += _message(message, f"messages[{number}]")
@@ -142,12 +148,12 @@ class MessagesBody(SamplingBody):
 def _message(message: dict[str, Any], where: str) -> Iterator[dict[str, Any]]:
     """Yield a message as one or several of a chat: results of tools are messages of their own, and come first."""
     role, content = message.get("role"), message.get("content")
-    if role not in ("user", "assistant"):
-        raise ApiError(400, f"{where}.role: must be user or assistant", param=f"{where}.role")
+    if role not in _ROLES["text"]:
+        raise ApiError(400, f"{where}.role: must be user, assistant or system", param=f"{where}.role")
     text, calls, reasoning = [], [], []
     for number, block in enumerate(_blocks(content, f"{where}.content")):
         place, kind = f"{where}.content[{number}]", block.get("type")
-        if kind not in _TEXT or (kind in ("text", "tool_result") and role not in _roles(kind)):
+        if role not in _ROLES.get(str(kind), ()):
             raise ApiError(400, f"{place}: this server takes no {kind} blocks of the {role}", param=place)
         if kind == "tool_result":
             result = "\n".join(_texts(block.get("content") or "", f"{place}.content"))
@@ -164,10 +170,6 @@ def _message(message: dict[str, Any], where: str) -> Iterator[dict[str, Any]]:
         found: dict[str, Any] = {"role": role, "content": "\n".join(text) if text or not calls else None}
         found |= {"tool_calls": calls} if calls else {}
         yield found | ({"reasoning_content": "\n".join(reasoning)} if reasoning else {})
-
-
-def _roles(kind: str) -> tuple[str, ...]:
-    return ("user",) if kind == "tool_result" else ("user", "assistant")
 
 
 def _blocks(content: Any, where: str) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from .fields import check_fields
 from .requests import Body
 
 M = TypeVar("M", bound=Body)
+_MOST_QUOTED = 40  # characters of a value that is wrong
 _OBJECT = re.compile(r"dictionary( or instance of \w+)?")  # pydantic's words for it
 
 
@@ -65,11 +66,13 @@ def validated(kind: type[M], given: Any) -> M:
     try:
         return kind.model_validate(given)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False, include_input=False)
+        found = error.errors(include_url=False, include_context=False)
         places = [_place(each["loc"], given, is_missing=each["type"] == "missing") for each in found]
         number = max(range(len(places)), key=lambda index: len(places[index]))  # the branch that fits best
         path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in places[number]).lstrip(".")
         text = _OBJECT.sub("object", found[number]["msg"])
+        if found[number]["type"] == "literal_error":
+            text += f", not {str(found[number]['input'])[:_MOST_QUOTED]!r}"
         raise ApiError(400, f"{path or 'body'}: {text}", param=path or None) from error
 
 

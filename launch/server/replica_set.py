@@ -101,40 +101,21 @@ class ReplicaSet:
         for replica in self.replicas:
             await replica.start()
 
-    def submit(
-        self,
-        call: Call,
-        prompt: Sequence[int],
-        params: Sequence[SamplingParams],
-        user: str = "",
-        cache_salt: str = "",
-        deadline: float | None = None,
-        priority: int = 0,
-    ) -> list[int]:
+    def submit(self, call: Call, prompt: Sequence[int], params: Sequence[SamplingParams]) -> list[int]:
         """Send a prompt to one of the engines, as `EngineClient.submit`.
 
         Raises:
             EngineError: none takes requests.
         """
-        return self._choose(prompt, cache_salt).submit(call, prompt, params, user, cache_salt, deadline, priority)
+        return self._choose(prompt, call.cache_salt).submit(call, prompt, params)
 
-    def resume(
-        self,
-        call: Call,
-        number: int,
-        text: OutputText,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        user: str,
-        cache_salt: str,
-        priority: int = 0,
-    ) -> None:
+    def resume(self, call: Call, number: int, text: OutputText, prompt: Sequence[int], params: SamplingParams) -> None:
         """Send an output that was begun before to one of the engines, as `EngineClient.resume`.
 
         Raises:
             EngineError: none takes requests.
         """
-        self._choose(prompt, cache_salt).resume(call, number, text, prompt, params, user, cache_salt, priority)
+        self._choose(prompt, call.cache_salt).resume(call, number, text, prompt, params)
 
     def _choose(self, prompt: Sequence[int], cache_salt: str) -> EngineClient:
         taking = [each.state for each in self.replicas if each.state in TAKES_REQUESTS]

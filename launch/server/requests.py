@@ -20,6 +20,10 @@ from .tools.tool_set import Function, ToolSet, tool_set
 
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 _ANY = ("seed", "top_k")  # of which -1 is vLLM's word for any
+_NUMBERS = (
+    *("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens"),
+    *_ANY,
+)
 _LOGPROBS = "message.output_text.logprobs"  # in `include` of `/v1/responses`
 _HALF = 1 << 63  # of all seeds
 
@@ -137,21 +141,7 @@ class SamplingBody(Body):
         """
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options: only with stream=true", param="stream_options")
-        given = {
-            name: value
-            for name in (
-                "temperature",
-                "top_p",
-                "presence_penalty",
-                "frequency_penalty",
-                "seed",
-                "top_k",
-                "min_p",
-                "repetition_penalty",
-                "min_tokens",
-            )
-            if (value := getattr(self, name)) is not None
-        }
+        given = {name: value for name in _NUMBERS if (value := getattr(self, name)) is not None}
         given = {name: value for name, value in given.items() if value != -1 or name not in _ANY}
         try:
             return SamplingParams(
@@ -316,8 +306,29 @@ class ChatTool(OfFunction):
     function: FunctionSpec
 
 
-class ResponseTool(FunctionSpec, OfFunction):
-    """A tool of `/v1/responses`."""
+class ResponseTool(FunctionSpec):
+    """A tool of `/v1/responses`: a function, or a `custom` one, whose input is a text."""
+
+    type: Literal["function", "custom"]
+    format: dict[str, Any] | None = None
+
+    @property
+    def function(self) -> Function:
+        """See `FunctionSpec.function`."""
+        if self.type == "function":
+            return super().function
+        rules = (self.format or {}).get("definition")
+        of_input = {"type": "string"} | ({"description": f"It follows this grammar:\n{rules}"} if rules else {})
+        schema = {"type": "object", "properties": {"input": of_input}, "required": ["input"]}
+        return Function(self.name, self.description, schema, takes_text=True)
+
+
+class ResponseNamespace(Body):
+    """Tools of one name, as those of an MCP server."""
+
+    type: Literal["namespace"]
+    name: str
+    tools: list[ResponseTool]
 
 
 class FunctionName(Body):
@@ -332,8 +343,10 @@ class ChatToolChoice(OfFunction):
     function: FunctionName
 
 
-class ResponseToolChoice(FunctionName, OfFunction):
+class ResponseToolChoice(FunctionName):
     """The same in `/v1/responses`."""
+
+    type: Literal["function", "custom"]
 
 
 class Reasons(Body):
@@ -365,10 +378,10 @@ class ChatBody(SamplingBody, Templated, Reasons):
         Raises:
             ApiError: one is wrong.
         """
-        functions = [tool.function.function for tool in self.tools or ()]
+        given = {f"tools[{number}].function": tool.function.function for number, tool in enumerate(self.tools or ())}
         choice = self.tool_choice
-        named = choice.function.name if isinstance(choice, ChatToolChoice) else ""
-        return _tools(functions, choice, named, self.parallel_tool_calls, "tools[{}].function")
+        named = choice.function.name if isinstance(choice, ChatToolChoice) else None
+        return tool_set(given, choice, named, self.parallel_tool_calls)
 
     @property
     def grammar_field(self) -> str:
@@ -398,7 +411,7 @@ class ResponseBody(SamplingBody, Templated, Reasons):
     top_logprobs: int | None = Field(None, ge=0, le=64)
     include: list[str] | None = None
     text: TextOptions | None = None
-    tools: list[ResponseTool] | None = None
+    tools: list[Annotated[ResponseTool | ResponseNamespace, Field(discriminator="type")]] | None = None
     tool_choice: Literal["auto", "none", "required"] | ResponseToolChoice | None = None
     reasoning: ReasoningOptions | None = None
 
@@ -410,9 +423,17 @@ class ResponseBody(SamplingBody, Templated, Reasons):
     @property
     def tool_set(self) -> ToolSet | None:
         """See `ChatBody.tool_set`."""
-        functions, choice = [tool.function for tool in self.tools or ()], self.tool_choice
-        named = choice.name if isinstance(choice, ResponseToolChoice) else ""
-        return _tools(functions, choice, named, self.parallel_tool_calls, "tools[{}]")
+        given: dict[str, Function] = {}
+        for number, tool in enumerate(self.tools or ()):
+            if isinstance(tool, ResponseTool):
+                given[f"tools[{number}]"] = tool.function
+                continue
+            for inner, each in enumerate(tool.tools):
+                function = replace(each.function, name=f"{tool.name}.{each.name}", namespace=tool.name)
+                given[f"tools[{number}].tools[{inner}]"] = function
+        choice = self.tool_choice
+        named = choice.name if isinstance(choice, ResponseToolChoice) else None
+        return tool_set(given, choice, named, self.parallel_tool_calls)
 
     @property
     def grammar_field(self) -> str:
@@ -457,11 +478,6 @@ class DetokenizeBody(Body):
 
     model: str | None = None
     tokens: Annotated[list[int], Field(fail_fast=True)]
-
-
-def _tools(functions: Sequence[Function], choice: object, named: str, is_parallel: bool, place: str) -> ToolSet | None:
-    places = [place.format(number) for number in range(len(functions))]
-    return tool_set(functions, choice if isinstance(choice, str) else None, named, is_parallel, places)
 
 
 def form_of(kind: str, schema: JsonSchema | None) -> StructuredOutputs | None:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
 from .errors import ApiError
 
-_ITEMS = ("message", "function_call", "function_call_output", "reasoning")
+_ITEMS = (
+    "message",
+    "reasoning",
+    "function_call",
+    "function_call_output",
+    "custom_tool_call",
+    "custom_tool_call_output",
+)
 
 
 def response_messages(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -30,7 +38,7 @@ def response_messages(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 found.append(message)
             else:
                 turn.update(message)
-        elif kind == "function_call_output":
+        elif kind.endswith("_output"):
             output = _given(item, "output", (str, list), where)
             found.append({"role": "tool", "tool_call_id": _given(item, "call_id", str, where), "content": output})
         else:
@@ -38,8 +46,11 @@ def response_messages(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             if turn is None or (kind == "reasoning" and (turn["content"] is not None or turn.get("tool_calls"))):
                 turn = {"role": "assistant", "content": None}
                 found.append(turn)
-            if kind == "function_call":
-                function = {key: _given(item, key, str, where) for key in ("name", "arguments")}
+            if kind != "reasoning":
+                name, is_text = _given(item, "name", str, where), kind == "custom_tool_call"
+                name = f"{namespace}.{name}" if (namespace := item.get("namespace")) else name
+                written = _given(item, "input" if is_text else "arguments", str, where)
+                function = {"name": name, "arguments": json.dumps({"input": written}) if is_text else written}
                 call = {"id": _given(item, "call_id", str, where), "type": "function", "function": function}
                 turn.setdefault("tool_calls", []).append(call)
             elif text := _reasoning(item, where):

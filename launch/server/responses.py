@@ -11,6 +11,7 @@ from ...runtime.engine.outputs import CompletionOutput
 from .answers import Answer, PromptLogprobs
 from .engine_client import Delta
 from .tools.reader import Arguments, Called, Part, Reasoned
+from .tools.tool_set import Function
 
 
 class ResponseAnswer(Answer):
@@ -66,9 +67,11 @@ class ResponseAnswer(Answer):
         """Add parts of the output to its items; yield the events of that."""
         for part in parts:
             if isinstance(part, Called):
-                call = {"call_id": self._call_id(0, part), "name": part.name, "arguments": "", "status": "in_progress"}
-                yield from self._begin("function_call", "fc", call)
+                yield from self._begin_call(part)
             elif isinstance(part, Arguments):
+                if "input" in self._items[-1]:  # a text, that can be read of its JSON once that is whole
+                    self._items[-1]["input"] += part.text
+                    continue
                 self._items[-1]["arguments"] += part.text
                 yield self._event_of("response.function_call_arguments.delta", **self._place, delta=part.text)
             elif isinstance(part, Reasoned):
@@ -81,9 +84,22 @@ class ResponseAnswer(Answer):
                 fields = {**self._place, "content_index": 0, "delta": part.text, "logprobs": logprobs}
                 yield self._event_of("response.output_text.delta", **fields)
 
+    def _begin_call(self, part: Called) -> Iterator[bytes]:
+        tools = self.speech.tools if self.speech is not None else None
+        functions = {each.name: each for each in tools.functions} if tools is not None else {}
+        function = functions.get(part.name, Function(part.name))
+        call = {"call_id": self._call_id(0, part), "name": part.name, "status": "in_progress"}
+        if function.namespace:
+            call |= {"name": part.name.removeprefix(f"{function.namespace}."), "namespace": function.namespace}
+        if function.takes_text:
+            yield from self._begin("custom_tool_call", "ctc", call | {"input": ""})
+        else:
+            yield from self._begin("function_call", "fc", call | {"arguments": ""})
+
     def _begin(self, kind: str, prefix: str, item: dict[str, Any]) -> Iterator[bytes]:
         """Begin an item, unless one of text of this kind is open."""
-        if self._is_open and self._items[-1]["type"] == kind != "function_call":
+        is_call = "call_id" in item
+        if self._is_open and self._items[-1]["type"] == kind and not is_call:
             return
         yield from self._end()
         number = len(self._items)
@@ -91,7 +107,7 @@ class ResponseAnswer(Answer):
         self._items.append({"type": kind, "id": id, **item})
         self._is_open = True
         yield self._event_of("response.output_item.added", output_index=number, item=self._items[-1])
-        if kind != "function_call":
+        if not is_call:
             part = _part("", []) if kind == "message" else {"type": "reasoning_text", "text": ""}
             yield self._event_of("response.content_part.added", **self._place, content_index=0, part=part)
             self._items[-1]["content"] = [part]
@@ -101,7 +117,11 @@ class ResponseAnswer(Answer):
         if not self._is_open:
             return
         self._is_open, item, place = False, self._items[-1], self._place
-        if item["type"] == "function_call":
+        if "input" in item:
+            item["input"] = _input(item["input"])
+            yield self._event_of("response.custom_tool_call_input.delta", **place, delta=item["input"])
+            yield self._event_of("response.custom_tool_call_input.done", **place, input=item["input"])
+        elif item["type"] == "function_call":
             whole = {"name": item["name"], "arguments": item["arguments"]}
             yield self._event_of("response.function_call_arguments.done", **place, **whole)
         else:
@@ -161,6 +181,16 @@ class ResponseAnswer(Answer):
 
 def _part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def _input(arguments: str) -> str:
+    """Return the text in the arguments of a tool that takes one; what else the model wrote, as it is."""
+    try:
+        found = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return arguments
+    is_text = isinstance(found, dict) and isinstance(found.get("input"), str)
+    return str(found["input"]) if is_text else arguments
 
 
 def _status(reason: str | None) -> str:

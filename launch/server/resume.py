@@ -10,7 +10,7 @@ from ...runtime.engine.output_text import OutputText, named_prompt
 from ...runtime.engine.outputs import CompletionOutput
 from ...runtime.serving.journal import Progress, Saved
 from .asked import Asked
-from .endpoints import ROUTES, check, user_and_salt
+from .endpoints import ROUTES, check, set_standing
 from .engine_client import Call
 from .errors import ApiError
 from .journaling import Journaling, progress_of
@@ -43,14 +43,12 @@ async def _take_up(service: Service, journaling: Journaling, saved: Saved) -> li
         return []
     call.has_structured_outputs = asked.params.structured_outputs is not None
     resumed = journaling.resume(accepted, call, lambda: progress_of(accepted, asked, call))
-    user, salt = user_and_salt(service, service.keys.marked(accepted.owner), asked.body)
+    set_standing(call, service, service.keys.marked(accepted.owner), asked.body)
     submits: list[Callable[[], None]] = []
     for number, (prompt, params) in zip(accepted.numbers, asked.outputs, strict=True):
         text = _text(service, call, prompt, params, saved.outputs.get(number) or Progress(number))
         if not text.completion.finished:
-            submits.append(
-                partial(service.client.resume, call, number, text, prompt, params, user, salt, asked.body.priority)
-            )
+            submits.append(partial(service.client.resume, call, number, text, prompt, params))
     resumed.follow(asked, call)
     return submits
 

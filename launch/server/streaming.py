@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from starlette.background import BackgroundTask
 from starlette.responses import Response
@@ -112,17 +112,18 @@ class EventStream(Response):
         is_settled = True
         with suppress(ClientGone), self._watched(receive):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            is_settled = await self._send_events(send)
+            is_settled = await self._send_events(send, scope["state"])
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         if is_settled:
             self._call.on_settled()
 
-    async def _send_events(self, send: Send) -> bool:
-        """Send the whole answer, or what there is of it and the error that ended it.
+    async def _send_events(self, send: Send, state: MutableMapping[str, Any]) -> bool:
+        """Send the whole answer, or what there is of it and the error that ended it, which `state` then has too.
 
         Returns:
             Whether the request has come to its end: not where the engine has.
         """
+        failed: ApiError | None = None
         is_settled = True
         answer, left = self._answer, len(self._call.outputs)
 
@@ -141,10 +142,12 @@ class EventStream(Response):
             for body in answer.last_chunks():
                 await event(body)
         except EngineError as error:
-            is_settled = False
-            await event(answer.error(ApiError(503, str(error))))
+            is_settled, failed = False, ApiError(503, str(error))
         except ApiError as error:
-            await event(answer.error(error))
+            failed = error
+        if failed is not None:
+            state.update(error=failed.message, failed=failed.status)
+            await event(answer.error(failed))
         if answer.end:
             await event(answer.end)
         return is_settled

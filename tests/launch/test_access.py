@@ -230,6 +230,22 @@ def test_traces_have_the_names_of_the_conventions(server: Server, collector: Col
     assert [event.name for event in span.events] == ["first token"]
 
 
+@pytest.mark.slow
+def test_an_error_within_a_stream_counts_as_one(tmp_path: Path) -> None:
+    with serving(tmp_path, *TINY, "serve.timeout_s=0.2", "serve.log_format=json") as server:
+        body = BODY | {"max_tokens": 2000, "stream": True, "ignore_eos": True}
+        headers = {"x-request-id": "late"}
+        answer = httpx2.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=60)
+        assert (answer.status_code, "within serve.timeout_s=0.2" in answer.text) == (200, True)
+        line = line_of(server, "late")
+        assert (line["level"], line["message"]) == ("error", "POST /v1/completions 504")
+        assert line["error"] == "the answer was not complete within serve.timeout_s=0.2"
+        counted = (
+            'gapless:http_requests_total{method="POST",model_name="shipped",path="/v1/completions",status="504"} 1.0'
+        )
+        assert counted in httpx2.get(f"{server.url}/metrics").text
+
+
 def test_tls(tmp_path: Path) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import httpx2
 import pytest
 from fastapi import FastAPI
+from starlette.types import Message, Receive, Scope, Send
 
 import gapless.models
 from benchmarks import http_faults
@@ -28,6 +29,7 @@ from gapless.conf.schema import ServeConfig
 from gapless.launch.compose import compose_one
 from gapless.launch.serve import _bind
 from gapless.launch.server.app import _answer_errors
+from gapless.launch.server.body_limit import BodyLimit
 from tests.support.server import Server, serving
 
 BODY = b'{"prompt": "import os", "max_tokens": 2}'
@@ -270,6 +272,36 @@ def test_compressed_bodies(server: Server, encoding: str, content: bytes, status
     answer = httpx2.post(f"{server.url}/v1/completions", content=content, headers={"content-encoding": encoding})
     assert answer.status_code == status, answer.text
     assert ("accept-encoding" in answer.headers) == (status == 415)
+
+
+def test_the_event_loop_goes_on_while_a_body_is_decompressed() -> None:
+    content, turns, body = zlib.compress(b" " * (16 << 20)), 0, b""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal turns, body
+        before = turns
+        body = (await receive())["body"]
+        turns -= before
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": content}
+
+    async def send(message: Message) -> None:
+        raise AssertionError(message)
+
+    async def count() -> None:
+        nonlocal turns
+        while not body:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def both() -> None:
+        headers = [(b"content-encoding", b"deflate")]
+        await asyncio.gather(count(), BodyLimit(app, 32 << 20)({"type": "http", "headers": headers}, receive, send))
+
+    asyncio.run(both())
+    assert body == b" " * (16 << 20)
+    assert turns > 10
 
 
 TOO_LONG = "context_length_exceeded"

@@ -475,8 +475,9 @@ def test_the_dashboard_asks_for_metrics_that_there_are(server: Server) -> None:
         assert names, title
         assert set(names) <= labels.keys(), title
         for name, chosen in re.findall(r"(gapless:\w+)\{(.*?)\}", query):
-            assert set(re.findall(r"(\w+)=", chosen)) <= labels[name], (title, name)
-        summed = re.findall(r" by \((\w+)\)", query) + re.findall(r"label_values\(.*, (\w+)\)", query)
+            assert set(re.findall(r"(\w+)!?=", chosen)) <= labels[name], (title, name)
+        summed = [label for found in re.findall(r" by \((.*?)\)", query) for label in found.split(", ")]
+        summed += re.findall(r"label_values\(.*, (\w+)\)", query)
         assert set(summed) <= set.union(*(labels[name] for name in names)), title
         assert query.count("(") == query.count(")")
     idle = {name for name in labels if name.startswith("gapless:stage_")}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -201,6 +203,24 @@ def test_vocab_and_merges_of_gpt2(tmp_path):
     for text in CORPUS[:3]:
         assert tokenizer.encode(text) == byte_level().encode(text).ids
         assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_other_threads_go_on_while_a_long_text_is_encoded():
+    tokenizer, text, turns, is_over = TOKENIZERS["byte_level"], "the pipeline has no gaps. " * 40_000, 0, False
+
+    def count():
+        nonlocal turns
+        while not is_over:
+            turns += 1
+            time.sleep(1e-4)
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    before = turns
+    tokenizer.encode(text)
+    during, is_over = turns - before, True
+    thread.join()
+    assert during > 10
 
 
 def test_lone_surrogates_are_replaced():

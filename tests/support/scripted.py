@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-H, LAYERS = 1024, 2
+LAYERS, HEADS = 2, 8
 END = "<|im_end|>"
 TEMPLATE = """\
 {%- for tool in tools or [] %}<tools>{{ tool | tojson }}</tools>{% endfor -%}
@@ -27,7 +27,15 @@ TEMPLATE = """\
 {{- '<|' ~ asked ~ turn ~ off ~ '|>' }}{{ '<think>' if asked == 'json' }}"""
 
 
-def scripted_model(folder: Path, scripts: Mapping[str, str], marks: str, special: tuple[str, ...] = ()) -> Path:
+def scripted_model(
+    folder: Path,
+    scripts: Mapping[str, str],
+    marks: str,
+    special: tuple[str, ...] = (),
+    *,
+    template: str = TEMPLATE,
+    context: int = 4096,
+) -> Path:
     """Write a checkpoint to a folder.
 
     Args:
@@ -36,6 +44,8 @@ def scripted_model(folder: Path, scripts: Mapping[str, str], marks: str, special
             where thinking is off. Two scripts share no token: each is cut at random, into pieces that none has.
         marks: text in the chat template that tells the format of calls and reasoning.
         special: texts that are special tokens, as the model's own end is.
+        template: writes the prompt, which ends with what leads to a script.
+        context: tokens that it has room for.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     known = dict.fromkeys([*alphabet, END, *special, *(start_of(name) for name in scripts)])
@@ -49,14 +59,14 @@ def scripted_model(folder: Path, scripts: Mapping[str, str], marks: str, special
         for piece in (*pieces, END):
             follows[last] = last = piece
     ids = {text: number for number, text in enumerate(known)}
-    assert len(ids) <= H
+    H = -(-len(ids) // 128) * 128  # a dimension for each token
     folder.mkdir(parents=True)
     write_tokenizer(folder, [END, *special, *(start_of(name) for name in scripts)], ids)
-    (folder / "chat_template.jinja").write_text(TEMPLATE.replace("MARKS", marks))
+    (folder / "chat_template.jinja").write_text(template.replace("MARKS", marks))
     config = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": len(ids), "hidden_size": H,
-        "intermediate_size": 16, "num_hidden_layers": LAYERS, "num_attention_heads": 8, "num_key_value_heads": 8,
-        "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False,
+        "intermediate_size": 16, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": 1,
+        "max_position_embeddings": context, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False,
         "hidden_act": "silu", "torch_dtype": "float32", "eos_token_id": ids[END], "bos_token_id": None,
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
@@ -71,7 +81,8 @@ def scripted_model(folder: Path, scripts: Mapping[str, str], marks: str, special
     }
     for layer in range(LAYERS):
         name = f"model.layers.{layer}"
-        tensors |= {f"{name}.self_attn.{each}_proj.weight": torch.zeros(H, H) for each in "qkvo"}
+        tensors |= {f"{name}.self_attn.{each}_proj.weight": torch.zeros(H, H) for each in "qo"}
+        tensors |= {f"{name}.self_attn.{each}_proj.weight": torch.zeros(H // HEADS, H) for each in "kv"}
         tensors |= {f"{name}.mlp.{each}_proj.weight": torch.zeros(16, H) for each in ("gate", "up")}
         tensors |= {f"{name}.mlp.down_proj.weight": torch.zeros(H, 16)}
         tensors |= {f"{name}.{each}_layernorm.weight": torch.ones(H) for each in ("input", "post_attention")}

@@ -15,12 +15,18 @@ Choice = Literal["auto", "required", "none"]
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function of the client's. `parameters` is a JSON schema; None: it has none."""
+    """A function of the client's.
+
+    `name` is what the model calls it, with that of its `namespace` before it. `parameters` is a JSON schema; None: it
+    has none. With `takes_text` the client gets the only argument as it is, without JSON.
+    """
 
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool = False
+    namespace: str = ""
+    takes_text: bool = False
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -67,22 +73,22 @@ class ToolSet:
 
 
 def tool_set(
-    functions: Sequence[Function], choice: str | None, named: str, is_parallel: bool, places: Sequence[str]
+    given: Mapping[str, Function], choice: object, named: str | None = None, is_parallel: bool = True
 ) -> ToolSet | None:
     """Return the tools of a request; None where it offers none, or wants none to be called.
 
     Args:
-        functions: in the request's order.
-        choice: auto, none or required; None: auto.
-        named: the name in the choice; "": it has none.
+        given: functions in the request's order, by their places in the body.
+        choice: none or required; else auto.
+        named: the name in the choice.
         is_parallel: whether an output may have several calls.
-        places: where in the body each function stands, for errors.
 
     Raises:
         ApiError: a name is none or stands twice, a schema is of no object, or what is to be called is not there.
     """
     known: set[str] = set()
-    for function, place in zip(functions, places, strict=True):
+    functions = list(given.values())
+    for place, function in given.items():
         if not NAME.fullmatch(function.name):
             text = "must be 1 to 64 letters, digits, dots, _ or -"
             raise ApiError(400, f"{place}.name: {text}", param=f"{place}.name")
@@ -101,4 +107,4 @@ def tool_set(
         if choice == "required":
             raise ApiError(400, "tool_choice: there are no tools to call", param="tool_choice")
         return None
-    return ToolSet(functions, "required" if named or choice == "required" else "auto", named, is_parallel)
+    return ToolSet(functions, "required" if named or choice == "required" else "auto", named or "", is_parallel)

@@ -24,6 +24,7 @@ SCRIPTS = {
     "think0n": "No thought at all.",
     "think1": "<think>3 days, then.</think>\n\nTake an umbrella!",
     "json0": "I think that\n</think>\n\n{\"a\": 12}",
+    "text0": "<tool_call>\n{\"name\": \"fs.patch\", \"arguments\": {\"input\": \"+ \\\"é\\\"\\n- b\"}}\n</tool_call>",
     "loud0": "I say <tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": 5}}\n</tool_call>",
 }  # fmt: skip
 CHAT_TOOLS: list[Any] = [
@@ -250,7 +251,7 @@ def test_anthropic_errors(claude: Any) -> None:
         {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}]},
         {"messages": user("x"), "tools": [{"type": "bash_20250124", "name": "bash"}]},
         {"messages": user("x"), "tool_choice": {"type": "tool", "name": "none"}, "tools": MESSAGE_TOOLS},
-        {"messages": [{"role": "system", "content": "x"}]},
+        {"messages": [{"role": "system", "content": [{"type": "thinking", "thinking": "x"}]}]},
     ):
         with pytest.raises(anthropic.BadRequestError) as wrong:
             claude.messages.create(model="model", max_tokens=5, **further)
@@ -304,44 +305,77 @@ def test_responses_with_reasoning(client: openai.OpenAI) -> None:
     assert [item.type for item in off.output] == ["message"]
 
 
+def langchain_said(model: Any, messages: list[Any], stream: bool) -> Any:
+    if not stream:
+        return model.invoke(messages)
+    answer, *pieces = model.stream(messages)
+    for piece in pieces:
+        answer += piece
+    return answer
+
+
+def test_a_tool_that_takes_a_text_in_a_namespace(client: openai.OpenAI) -> None:
+    tools: list[Any] = [
+        {"type": "namespace", "name": "fs", "description": "d", "tools": [{"type": "custom", "name": "patch"}]}
+    ]
+    asked: dict[str, Any] = {"model": "model", "tools": tools, "input": user("text")}
+    with client.responses.stream(**asked) as stream:
+        events = list(stream)
+        streamed = stream.get_final_response()
+    kinds = [event.type for event in events if "custom" in event.type]
+    assert kinds == ["response.custom_tool_call_input.delta", "response.custom_tool_call_input.done"]
+    for answer in (streamed, client.responses.create(**asked)):
+        (call,) = answer.output
+        assert call.type == "custom_tool_call"
+        assert (call.namespace, call.name, call.input) == ("fs", "patch", '+ "é"\n- b')
+
+
+@pytest.mark.parametrize("path", ["chat", "responses"])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_langchain(server: Server, stream: bool) -> None:
+def test_langchain(server: Server, path: str, stream: bool) -> None:
+    """Two turns of results, without reasoning and with it, which its client reads from whole responses only."""
     import langchain_core.messages as parts
     import langchain_openai
 
-    model = langchain_openai.ChatOpenAI(base_url=f"{server.url}/v1", api_key="none", model="model", max_retries=0)
+    model = langchain_openai.ChatOpenAI(
+        base_url=f"{server.url}/v1", api_key="none", model="model", max_retries=0, use_responses_api=path == "responses"
+    )
     tools = model.bind_tools(CHAT_TOOLS)
-    messages: list[Any] = [parts.HumanMessage("two")]
-    if stream:
-        pieces = list(tools.stream(messages))
-        answer = pieces[0]
-        for piece in pieces[1:]:
-            answer += piece
-    else:
-        answer = tools.invoke(messages)
-    assert [(call["name"], call["args"]) for call in answer.tool_calls] == HERMES.calls
-    messages += [answer, *(parts.ToolMessage("rain", tool_call_id=call["id"]) for call in answer.tool_calls)]
-    assert tools.invoke(messages).content == "It rains in Paris."
+    for name, said, last in (("two", HERMES, "It rains in Paris."), ("think", REASONS, "Take an umbrella!")):
+        messages: list[Any] = [parts.HumanMessage(name)]
+        answer = langchain_said(tools, messages, stream)
+        assert [(call["name"], call["args"]) for call in answer.tool_calls] == said.calls
+        if path == "responses" and not stream:
+            texts = [each["text"] for block in answer.content for each in block.get("content", ())]
+            assert "".join(texts) == said.reasoning
+        messages += [answer, *(parts.ToolMessage("rain", tool_call_id=call["id"]) for call in answer.tool_calls)]
+        assert langchain_said(tools, messages, stream).text == last
 
 
 @pytest.mark.parametrize("path", ["openai", "anthropic"])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_litellm(server: Server, path: str, stream: bool) -> None:
-    litellm = pytest.importorskip("litellm")
+    """Two turns of results, without reasoning and with it."""
+    litellm = pytest.importorskip("litellm", reason="not installed: with what it wants, it is 350 MB")
     where = {"openai": f"{server.url}/v1", "anthropic": server.url}[path]
-    asked = {"model": f"{path}/model", "api_base": where, "api_key": "none", "tools": CHAT_TOOLS, "max_tokens": 300}
-    messages = user("two")
-    if stream:
-        pieces = list(litellm.completion(messages=messages, stream=True, **asked))
-        answer = litellm.stream_chunk_builder(pieces, messages=messages)
-    else:
-        answer = litellm.completion(messages=messages, **asked)
-    message = answer.choices[0].message
-    assert answer.choices[0].finish_reason == "tool_calls"
-    assert calls_of(message) == HERMES.calls
-    results = [{"role": "tool", "tool_call_id": call.id, "content": "rain"} for call in message.tool_calls]
-    again = litellm.completion(messages=[*messages, message.model_dump(), *results], **asked)
-    assert again.choices[0].message.content == "It rains in Paris."
+    asked = {"model": f"{path}/model", "api_base": where, "api_key": "none", "tools": CHAT_TOOLS, "max_tokens": 2000}
+
+    def said(messages: list[Any], **further: Any) -> Any:
+        answer = litellm.completion(messages=messages, stream=stream, **asked, **further)
+        return (litellm.stream_chunk_builder(list(answer), messages=messages) if stream else answer).choices[0]
+
+    thinking: dict[str, Any] = {}
+    if path == "anthropic":  # LiteLLM knows which models think
+        thinking = {"thinking": {"type": "enabled", "budget_tokens": 1024}, "allowed_openai_params": ["thinking"]}
+    for name, script, last in (("two", HERMES, "It rains in Paris."), ("think", REASONS, "Take an umbrella!")):
+        further = thinking if name == "think" else {}
+        choice = said(user(name), **further)
+        assert choice.finish_reason == "tool_calls"
+        assert calls_of(choice.message) == script.calls
+        assert (getattr(choice.message, "reasoning_content", None) or "") == script.reasoning
+        results = [{"role": "tool", "tool_call_id": call.id, "content": "rain"} for call in choice.message.tool_calls]
+        again = said([*user(name), choice.message.model_dump(), *results], **further)
+        assert again.message.content == last
 
 
 def agents_schema(**properties: Any) -> dict[str, Any]:

@@ -20,6 +20,7 @@ Windows = tuple[int | None, ...]  # of each group; None: full attention
 ONE_TABLE: Windows = (None,)  # for all layers: no block is freed before its request ends
 
 _MOST_GROUPS = 8  # each has a table of its own, in the coordinator and on each rank
+_FEW_KINDS = 3  # of windows, for which all numbers of groups are tried
 _WORTH = 1.05  # a group more must save 5% of the memory
 
 
@@ -66,7 +67,7 @@ def group_windows(arch: Architecture, split: Sequence[range]) -> Windows:
     hiding = sorted(window for window in kinds if window is not None and window < longest)
     own: list[int | None] = [*hiding] if len(hiding) == len(kinds) else [None, *hiding]
     found: list[tuple[int, Windows]] = []
-    choices = product(range(1, _MOST_GROUPS + 1), repeat=len(own))
+    choices = product(range(1, _MOST_GROUPS + 1) if len(own) <= _FEW_KINDS else (1,), repeat=len(own))
     for numbers in [(1,), *choices] if len(own) > 1 else [(1,)]:
         if sum(numbers) <= _MOST_GROUPS:
             each = own if len(numbers) == len(own) else [None if None in own else own[-1]]

@@ -179,8 +179,9 @@ class Scheduler:
 
         Shared blocks that a prompt leaves behind its window are not free for what it has ahead. So all may lack some.
         """
-        while not batch and len(self.running) > 1 and not any(r.in_flight for r in self.running.values()):
-            self._preempt(max(self.running.values(), key=self._urgency))
+        running = self.running
+        while not batch and self.short_of_kv and len(running) > 1 and not any(r.in_flight for r in running.values()):
+            self._preempt(max(running.values(), key=self._urgency))
             self.fill(batch)
 
     def _slide(self, batch: MicroBatch) -> None:
@@ -299,7 +300,7 @@ class Scheduler:
         return self.waiting.head()
 
     def admit(self) -> Request | None:
-        """Admit the next waiting request if it has a slot and its blocks fit, with one left for each running's tables.
+        """Admit the next waiting request if it has a slot and its blocks fit, with one for each table of those running.
 
         Blocks of the prefix cache that it begins with are shared, and their tokens count as computed, unless the
         log-probabilities of its prompt are wanted.

@@ -116,10 +116,10 @@ def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 def cases() -> Iterator[Any]:
-    """Yield every layout for a model without a trait of its own, and one of them, by turns, for each other model."""
+    """Yield every layout for a model with windows of its own or no trait, and one, by turns, for each other model."""
     for number, name in enumerate(hf_models.CONFIGS):
         for place, layout in enumerate(LAYOUTS):
-            if name in hf_models.PLAIN or number % len(LAYOUTS) == place:
+            if name in (*hf_models.PLAIN, "gemma3") or number % len(LAYOUTS) == place:
                 marks = () if layout == "local" else pytest.mark.slow
                 yield pytest.param(layout, name, id=f"{name}-{layout}", marks=marks)
 

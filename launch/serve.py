@@ -227,7 +227,7 @@ def _log_start(config: ServeConfig, plan: Plan, service: Service, run_dir: Path)
     """Say what starts, and what is open to others."""
     model, policy = config.model, config.scheduler.name
     named = service.model if service.model == model.name else f"{service.model} ({model.name})"
-    tokens = plan.num_blocks * plan.block_size * config.serve.replicas
+    tokens = plan.kv_tokens * config.serve.replicas
     _log.info(
         "version %s: model %s, policy %s, pp=%d x tp=%d, KV cache of %d tokens, run folder %s",
         *(versions()["gapless"], named, policy, config.parallel.pp, config.parallel.tp, tokens, run_dir),

@@ -66,13 +66,15 @@ class RaggedBatch:
 
     Rows 0 .. T-1 are the chunks' tokens in order, then one row a decode. `sample_rows` are the rows whose logits are
     wanted, ascending: each decode's, the last row of each chunk that ends its prompt, and all rows of a chunk whose
-    prompt's log-probabilities are wanted.
+    prompt's log-probabilities are wanted. Where layers have windows, `others` has the same rows with the blocks of each
+    further group of layers.
     """
 
     token_ids: Ints  # [T]
     chunks: Sequence[Segment]
     decodes: Decodes
     sample_rows: Ints  # [R]
+    others: Sequence[RaggedBatch] = ()
 
     @classmethod
     def of(

@@ -32,7 +32,7 @@ class BlockTables:
         self._free.append(self._row.pop(request))
         del self._length[request]
 
-    def append(self, request: int, blocks: Sequence[int]) -> None:
+    def append(self, request: int, blocks: Sequence[int] | np.ndarray) -> None:
         """Add blocks after those that the request has."""
         first = self._length[request]
         last = self._length[request] = first + len(blocks)

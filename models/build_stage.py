@@ -9,6 +9,7 @@ import torch
 from ..conf.architecture import Architecture
 from ..conf.schema import ModelConfig
 from ..parallel.groups import Groups
+from .block_groups import ONE_TABLE, Windows
 from .huggingface import resolve_weights
 from .memory import resolve_dtype
 from .open_checkpoint import open_source
@@ -29,12 +30,13 @@ def build_stage(
     whole_experts: bool = False,
     seed: int = 0,
     cache_dtype: str = "auto",
+    windows: Windows = ONE_TABLE,
     on_piece: Callable[[], None] = lambda: None,
 ) -> Stage:
     """Build this rank's slice of the stage that holds `layers`, allocate its KV cache and load its weights.
 
     `arch` is `resolve_architecture(model)`. With `weights=random`, a `seed` gives the same weights on every mesh.
-    `on_piece` is called before each piece of the weights is loaded.
+    `windows` are as of `Stage`. `on_piece` is called before each piece of the weights is loaded.
 
     Raises:
         ConfigError: a tensor is missing or has the wrong shape, or the attention backend does not run here.
@@ -54,6 +56,7 @@ def build_stage(
         whole_experts=whole_experts,
         formats=model_formats(source.format, arch, groups.mesh.tp, groups.device.type, whole_experts=whole_experts),
         cache_dtype=cache_dtype,
+        windows=windows,
     )
     load_stage(stage, source, on_piece)
     return stage

@@ -56,7 +56,10 @@ class GraphedStage:
         heads, K, D = arch.num_heads // tp, arch.num_kv_heads // tp, arch.head_dim
         self._token_ids = torch.zeros(N, dtype=torch.int64, device=device)
         self._positions = torch.zeros(N, dtype=torch.int64, device=device)
-        self._slots = torch.full((N,), stage.cache.scratch_slot, dtype=torch.int64, device=device)
+        self._slots = {
+            group: torch.full((N,), stage.cache.scratch_slot, dtype=torch.int64, device=device)
+            for group in dict.fromkeys(stage.groups)
+        }
         self._ropes: dict[LayerKind | None, tuple[torch.Tensor, torch.Tensor]] = {
             kind: tuple(torch.zeros(N, 1, 1, D // 2, dtype=dtype, device=device) for _ in range(2))  # type: ignore[misc]
             for kind in stage.ropes
@@ -66,7 +69,7 @@ class GraphedStage:
         self._attended = torch.zeros(N, heads * D, dtype=dtype, device=device)  # its output
         num_slots, block_size = stage.cache.scratch_slot, stage.cache.block_size
         plans = None
-        if len(stage.attentions) == 1:
+        if len(stage.attentions) == len(self._slots) == 1:
             plans = stage.attention.fixed_plans(N, min(arch.max_position, num_slots), num_slots // block_size)
         self._plans: FixedPlans | None = plans
         works: dict[tuple[str, int, int], Work] = {}  # by rows, and by place of a piece, or by bound of the plans
@@ -84,7 +87,10 @@ class GraphedStage:
     def _inputs(self, rows: int, plan: object) -> StageInputs:
         """Return the buffers of `rows` rows as the inputs of a micro-batch."""
         ropes = {kind: (cos[:rows], sin[:rows]) for kind, (cos, sin) in self._ropes.items()}
-        contexts = [BatchContext(self._slots[:rows], ropes.get(rotation(kind)), plan) for kind in self.stage.kinds]
+        contexts = [
+            BatchContext(self._slots[group][:rows], ropes.get(rotation(kind)), plan)
+            for kind, group in zip(self.stage.kinds, self.stage.groups, strict=True)
+        ]
         return StageInputs(rows, self._token_ids[:rows], self._positions[:rows], contexts, contexts[-1])
 
     def _all_layers(self, rows: int, plan: object) -> Work:
@@ -172,9 +178,10 @@ class GraphedStage:
             assert inputs.token_ids is not None
             self._token_ids[:T].copy_(inputs.token_ids)
             self._positions[:T].copy_(inputs.positions)
-        self._slots[:T].copy_(inputs.last_context.slots)
-        if rows > T:
-            self._slots[T:rows].fill_(self.stage.cache.scratch_slot)
+        of_group = dict(zip(self.stage.groups, inputs.contexts, strict=True))
+        for group, slots in self._slots.items():
+            slots[:T].copy_(of_group[group].slots)
+            slots[T:rows].fill_(self.stage.cache.scratch_slot)
         given = {rotation(kind): context.rope for kind, context in zip(self.stage.kinds, inputs.contexts, strict=True)}
         for kind, buffers in self._ropes.items():
             for buffer, own in zip(buffers, given[kind] or (), strict=True):

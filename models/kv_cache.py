@@ -19,6 +19,8 @@ class KVCache:
     micro-batch: all of them are written to `scratch_slot`, and nothing reads it.
 
     Args:
+        places: by layer which of the tensors holds its keys, and its values. Layers of different groups share one, and
+            lie in blocks of their own (`models/block_groups.py`).
         num_blocks: those that requests may own.
         cache_dtype: `cache.dtype`. In 8 bits a row is longer than D, since its scale is part of it
             (`models/cache_rows.py`): whatever moves or keeps rows has their scales too.
@@ -28,7 +30,7 @@ class KVCache:
     def __init__(
         self,
         *,
-        num_layers: int,
+        places: Sequence[int],
         num_blocks: int,
         block_size: int,
         num_kv_heads: int,
@@ -46,8 +48,11 @@ class KVCache:
         def empty() -> torch.Tensor:
             return empty_rows(num_kv_heads, num_slots, head_dim, dtype=dtype, cache_dtype=cache_dtype, device=device)
 
-        self.keys = [empty() for _ in range(num_layers)]
-        self.values = [empty() for _ in range(num_layers)] if has_values else self.keys
+        kept = range(max(places, default=-1) + 1)
+        keys = [empty() for _ in kept]
+        values = [empty() for _ in kept] if has_values else keys
+        self.keys = [keys[place] for place in places]
+        self.values = [values[place] for place in places]
 
 
 def _runs(blocks: Sequence[int] | np.ndarray, first: int, last: int, block_size: int) -> tuple[np.ndarray, np.ndarray]:

@@ -22,6 +22,7 @@ from ..parallel.mesh import Mesh
 from ..parallel.processor import multiplies_bfloat16
 from ..parallel.split import split_layers
 from ..parallel.weight_format import WeightFormat
+from .block_groups import ONE_TABLE, Windows, blocks_held, layers_of_a_block
 from .huggingface import has_short_weights
 from .quantization.formats import LayerFormats, ModelFormats, plain_formats
 from .work_memory import graph_bytes, sampler_bytes
@@ -133,6 +134,7 @@ class MemoryModel:
         max_rows: the most rows that are sampled at once; 0: no work memory is counted, as on a CPU.
         formats: of quantized matrices; None: there are none.
         cache_dtype: `cache.dtype`.
+        windows: of the groups of layers that have block tables of their own.
     """
 
     arch: Architecture
@@ -142,6 +144,7 @@ class MemoryModel:
     max_rows: int = 0
     formats: ModelFormats | None = None
     cache_dtype: str = "auto"
+    windows: Windows = ONE_TABLE
 
     def slots(self) -> int:
         """Return the paper's B: how many sequences of `arch.max_position` tokens fit into the KV cache at once.
@@ -151,7 +154,7 @@ class MemoryModel:
         Raises:
             ConfigError: the weights do not fit, or no sequence fits beside them.
         """
-        return replace(self, max_rows=0)._fit(self.arch.max_position)
+        return replace(self, max_rows=0)._fit(blocks_held(self.arch.max_position, self.windows, 1))
 
     def blocks(self, block_size: int) -> int:
         """Return how many KV blocks of `block_size` tokens fit.
@@ -159,7 +162,7 @@ class MemoryModel:
         Raises:
             ConfigError: the weights do not fit, or no sequence of `arch.max_position` tokens fits beside them.
         """
-        self._fit(-(-self.arch.max_position // block_size) * block_size)
+        self._fit(blocks_held(self.arch.max_position, self.windows, block_size) * block_size)
         return self._fit(block_size)
 
     def check_blocks(self, block_size: int, num_blocks: int) -> None:
@@ -214,7 +217,7 @@ class MemoryModel:
         return kv_bytes_per_token(self.arch, num_layers, self.parallel.tp, self.dtype_bytes, self.cache_dtype)
 
     def _fit(self, num_tokens: int, content: str = "", key_to_lower: str = "model.max_model_len") -> int:
-        """Return how often the keys and values of `num_tokens` tokens fit beside the rest, on the fullest stage.
+        """Return how often the blocks of `num_tokens` tokens fit beside the rest, on the fullest stage.
 
         The error describes those tokens as `content`, and names `key_to_lower`, the config key that makes them fewer.
 
@@ -225,7 +228,7 @@ class MemoryModel:
         split = split_layers(self.arch, self.parallel.pp, self.parallel.layers)
         for stage, (layers, own) in enumerate(zip(split, self.stages, strict=True)):
             available, fixed = _available(own), self._fixed(stage, layers)
-            unit = num_tokens * self._kv_bytes_per_token(len(layers))
+            unit = num_tokens * self._kv_bytes_per_token(layers_of_a_block(self.arch, layers, self.windows))
             if fixed + unit > available:
                 key = f"hardware.memory_gib={own.memory_gib:g}{'' if own is self.stages[0] else f' of {own.name}'}"
                 fixed_content = "weights and work memory" if self.max_rows else "weights"

@@ -18,6 +18,7 @@ from .attention.backend import AttentionBackend
 from .attention.select import make_backend
 from .batch import RaggedBatch
 from .batch_context import BatchContext
+from .block_groups import ONE_TABLE, Windows, places
 from .decoder import DecoderLayer
 from .experts.routed import RoutedExperts
 from .kernels.select import make_kernels
@@ -40,12 +41,15 @@ class StageInputs:
     num_tokens: int
     token_ids: torch.Tensor | None  # [T], on the first stage
     positions: torch.Tensor  # [T]
-    contexts: Sequence[BatchContext]  # by layer of the stage, the same one for layers of a kind
+    contexts: Sequence[BatchContext]  # by layer of the stage, the same one for layers of a kind and group
     last_context: BatchContext  # of the stage's last layer, where it computes fewer rows
 
 
 class Stage(nn.Module):
-    """This rank's slice of a stage: the layers `layers` of the model, and their KV cache."""
+    """This rank's slice of a stage: the layers `layers` of the model, and their KV cache.
+
+    `windows` are those of the groups of layers that have block tables of their own (`models/block_groups.py`).
+    """
 
     def __init__(
         self,
@@ -62,6 +66,7 @@ class Stage(nn.Module):
         whole_experts: bool = False,
         formats: ModelFormats | None = None,
         cache_dtype: str = "auto",
+        windows: Windows = ONE_TABLE,
     ) -> None:
         super().__init__()
         formats = formats or plain_formats(arch)
@@ -78,8 +83,11 @@ class Stage(nn.Module):
             self.embedding = kind(arch.vocab_size, H, dtype=dtype, groups=groups, format=formats.embedding)
             if arch.position == "learned":
                 self.position_embedding = nn.Parameter(torch.empty(arch.max_position, H, dtype=dtype, device=device))
+        self.kinds = [arch.kind(layer) for layer in layers]
+        found = places([kind.window for kind in self.kinds], windows)
+        self.groups = [group for group, _ in found]  # by layer
         self.cache = KVCache(
-            num_layers=len(layers),
+            places=[place for _, place in found],
             num_blocks=num_blocks,
             block_size=block_size,
             num_kv_heads=arch.num_kv_heads // self.mesh.tp if arch.latent is None else 1,
@@ -91,7 +99,6 @@ class Stage(nn.Module):
         )
         own = make_kernels(kernels, dtype=dtype, device=device)
         self.fallback_reason = own.fallback_reason
-        self.kinds = [arch.kind(layer) for layer in layers]
         self.attentions = {
             window: make_backend(
                 attention,
@@ -174,8 +181,8 @@ class Stage(nn.Module):
         `sampled_R` are tokens on the device, on the first stage. A token id of -1 - r stands for the r-th of them, or
         for 0 where that one is `NO_TOKEN`.
         """
-        at = positions(batch)
-        arrays = [at, slot_mapping(batch, self.cache.block_size)]
+        at, tables, used = positions(batch), [batch, *batch.others], dict.fromkeys(self.groups)
+        arrays = [at, *(slot_mapping(tables[group], self.cache.block_size) for group in used)]
         has_own_last = self.mesh.is_last and len(batch.sample_rows) < batch.num_tokens
         if self.mesh.is_first:
             arrays.append(batch.token_ids)
@@ -184,20 +191,25 @@ class Stage(nn.Module):
             arrays += [rows, -1 - batch.token_ids[rows]]
         if has_own_last:
             arrays.append(batch.sample_rows)
-        positions_T, slots_T, *rest = upload(arrays, self.device)
+        positions_T, *rest = upload(arrays, self.device)
+        slots, rest = dict(zip(used, rest, strict=False)), rest[len(used) :]
         if sampled_R is not None:
             rest[0] = rest[0].index_copy(0, rest[1], sampled_R.index_select(0, rest[2]).clamp_(min=0))
         end = int(at.max()) + 1
         ropes = {kind: rope.at(positions_T, end) for kind, rope in self.ropes.items()}
-        plans = {window: backend.plan(batch) for window, backend in self.attentions.items()}
-        of_kind = {
-            kind: BatchContext(slots_T, ropes.get(rotation(kind)), plans[kind.window])
-            for kind in dict.fromkeys(self.kinds)
+        layers = list(zip(self.kinds, self.groups, strict=True))
+        plans = {
+            (window, group): self.attentions[window].plan(tables[group])
+            for window, group in dict.fromkeys((kind.window, group) for kind, group in layers)
         }
-        contexts = [of_kind[kind] for kind in self.kinds]
+        of_layer = {
+            (kind, group): BatchContext(slots[group], ropes.get(rotation(kind)), plans[kind.window, group])
+            for kind, group in dict.fromkeys(layers)
+        }
+        contexts = [of_layer[layer] for layer in layers]
         last_context = contexts[-1]
         if has_own_last:
-            plan = self.attentions[self.kinds[-1].window].plan(batch.sampled())
+            plan = self.attentions[self.kinds[-1].window].plan(tables[self.groups[-1]].sampled())
             last_context = replace(last_context, plan=plan, rows=rest[-1])
         token_ids = rest[0] if self.mesh.is_first else None
         return StageInputs(batch.num_tokens, token_ids, positions_T, contexts, last_context)

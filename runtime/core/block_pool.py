@@ -7,8 +7,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .prefix_cache import PrefixCache
+from .request import Request
 
 _NUM_PROBES = 16  # places where `_gap` looks for a run of free blocks
+
+
+class CachedPrefix:
+    """The first `num_blocks` blocks of a prompt in the prefix cache: by group of layers, those still of use."""
+
+    __slots__ = ("blocks", "num_blocks")
+
+    def __init__(self, num_blocks: int, blocks: list[list[int]]) -> None:
+        self.num_blocks = num_blocks
+        self.blocks = blocks
+
+
+NOTHING_CACHED = CachedPrefix(0, [])
 
 
 class BlockPool:
@@ -20,12 +34,17 @@ class BlockPool:
 
     With `prefix_caching` blocks may hold content that later requests take over (`cache`). Those that no request uses
     count as free. They are evicted when there is no other free block.
+
+    A request has one table here. Where layers have windows it has `num_groups`, and the pool `slides`
+    (`core/windowed_pool.py`).
     """
 
     def __init__(self, num_blocks: int, block_size: int, lane_blocks: int = 1, *, prefix_caching: bool = False) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_free = num_blocks
+        self.num_groups = 1
+        self.slides = False
         self.cache = PrefixCache(num_blocks) if prefix_caching else None
         self._numbers = list(range(num_blocks))  # requests' lists of blocks are made of its slices, and share them
         self._is_free = bytearray(b"\x01") * num_blocks
@@ -95,6 +114,60 @@ class BlockPool:
             self.num_free += len(private) + self.cache.num_idle - idle
             self._free_runs(private)
         blocks.clear()
+
+    # What the scheduler calls for a request.
+
+    def need(self, num_tokens: int, prefix: CachedPrefix) -> int:
+        """Return the free blocks that an admission takes on the way to `num_tokens`, beginning with a cached prefix."""
+        need = self.blocks_for(num_tokens)
+        if prefix.num_blocks:
+            assert self.cache is not None
+            need -= prefix.num_blocks - self.cache.num_idle_of(prefix.blocks[0])
+        return need
+
+    def find(self, hashes: Sequence[bytes], most: int) -> CachedPrefix:
+        """Return the cached blocks, `most` at most, that a request with these hashes begins with."""
+        assert self.cache is not None
+        found = self.cache.match(hashes, most)
+        return CachedPrefix(len(found), [found]) if found else NOTHING_CACHED
+
+    def take_over(self, request: Request, prefix: CachedPrefix) -> None:
+        """Give a request without blocks a cached prefix, whose tokens it has as dispatched."""
+        self.share(request.blocks, prefix.blocks[0])
+
+    def reserve(self, request: Request, num_tokens: int) -> None:
+        """Give a request that is admitted its blocks for `num_tokens`."""
+        self.grow(request.blocks, num_tokens)
+
+    def extend(self, request: Request, num_tokens: int) -> bool:
+        """Extend a request's blocks to hold `num_tokens`, and return whether enough were free; if not, take none."""
+        return self.grow(request.blocks, num_tokens)
+
+    def cover(self, request: Request, length: int, spare: int) -> int:
+        """Return how many of the next `length` tokens of a prompt have blocks, leaving `spare` ones if they can."""
+        return length
+
+    def slide(self, request: Request) -> None:
+        """Free what lies behind windows, once the tokens that it has dispatched are part of a micro-batch."""
+
+    def num_of(self, request: Request) -> int:
+        """Return the number of blocks that a request uses."""
+        return len(request.blocks)
+
+    def take_back(self, request: Request) -> list[int]:
+        """Take its blocks from a request. They are in use until they are released."""
+        blocks, request.blocks = request.blocks, []
+        return blocks
+
+    def store(self, request: Request, stop: int) -> None:
+        """Cache a request's blocks up to number `stop` - 1 that have not been offered to the cache."""
+        assert self.cache is not None
+        self.cache.store(request.blocks, request.block_hashes, request.num_blocks_hashed, stop)
+
+    def forget(self, request: Request) -> None:
+        """Let no further request take over what a request's blocks hold."""
+        assert self.cache is not None
+        self.cache.forget(request.blocks)
 
     def forget_content(self) -> None:
         """Take note that no block holds what it held. No request may own any."""

@@ -78,10 +78,17 @@ class PrefixCache:
                 del idle[block]
             users[block] += 1
 
-    def store(self, blocks: Sequence[int], hashes: Sequence[bytes], first: int, stop: int) -> None:
-        """Cache a request's blocks number `first` .. `stop` - 1, which it uses. Known content stays where it is."""
+    def block_of(self, digest: bytes) -> int | None:
+        """Return the cached block of a hash."""
+        return self._block.get(digest)
+
+    def store(self, blocks: Sequence[int], hashes: Sequence[bytes], first: int, stop: int, group: bytes = b"") -> None:
+        """Cache a request's blocks number `first` .. `stop` - 1, which it uses. Known content stays where it is.
+
+        `group` is appended to their hashes: blocks of the same tokens in other groups of layers hold something else.
+        """
         for number in range(first, stop):
-            digest, block = hashes[number], blocks[number]
+            digest, block = hashes[number] + group if group else hashes[number], blocks[number]
             if digest not in self._block and block not in self._hash:
                 self._block[digest] = block
                 self._hash[block] = digest

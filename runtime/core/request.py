@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...conf.sampling import SamplingParams
+from .block_table import BlockTable
 from .messages import TokenLogprobs
 from .prefix_cache import extend_hashes
 from .request_record import RequestRecord
@@ -27,6 +28,7 @@ class Request:
 
     `block_hashes` are of its full blocks for the prefix cache, as far as they are known. Of its blocks the first
     `num_blocks_hashed` have been offered to the cache. Requests of another `cache_salt` never share blocks with it.
+    Where layers have windows, `tables` has the blocks of each group of layers; those of the first are its `blocks`.
     """
 
     __slots__ = (
@@ -53,6 +55,7 @@ class Request:
         "record",
         "seed",
         "stop_ids",
+        "tables",
     )
 
     def __init__(
@@ -88,6 +91,7 @@ class Request:
         self.num_completed = 0
         self.prefill_target = len(prompt) + len(output)
         self.blocks: list[int] = []
+        self.tables: list[BlockTable] = []
         self.num_blocks_sent = 0
         self.num_blocks_hashed = 0
         self.cache_salt = cache_salt
@@ -176,5 +180,7 @@ class Request:
     def take_new_blocks(self) -> list[int]:
         """Return the blocks that no message has named yet, and count them as sent."""
         new = self.blocks[self.num_blocks_sent :]
+        if self.tables:
+            new = [block for table in self.tables for block in table.take_new()]
         self.num_blocks_sent = len(self.blocks)
         return new

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -11,7 +11,9 @@ from ...conf.architecture import Architecture, LayerKind
 from ...conf.build import load_hardware
 from ...conf.errors import ConfigError
 from ...conf.policies import EqualTimeConfig
+from ...conf.profiling import ProfileConfig
 from ...conf.schema import Dtype, EngineConfig, HardwareConfig, ModelConfig, ParallelConfig, SimulateConfig
+from ...models.block_groups import ONE_TABLE, Windows, blocks_held, group_windows
 from ...models.huggingface import has_short_weights, resolve_architecture, resolve_weights
 from ...models.layout import tensor_shapes
 from ...models.memory import BYTES, MemoryModel, resolve_dtype
@@ -21,6 +23,7 @@ from ...models.tokenizer import load_tokenizer
 from ...parallel.split import check_parallel, split_layers
 from ...parallel.weight_format import WeightFormat
 from ..core.block_pool import BlockPool
+from ..core.windowed_pool import WindowedPool
 from ..pipeline.handshake import Setup
 from ..scheduler.base import Limits
 from ..scheduler.learned.stage_fit import read_profile
@@ -53,6 +56,8 @@ class Plan:
     prefix_caching: bool = False
     dtype: Dtype = "float32"  # of weights that are not quantized, and of activations
     formats: ModelFormats | None = None  # of a rank's quantized matrices; None: there are none
+    windows: Windows = ONE_TABLE  # of the groups of layers that have block tables of their own
+    cuts_prompts: bool = True  # whether the policy does
 
     @property
     def max_model_len(self) -> int:
@@ -62,7 +67,15 @@ class Plan:
     @property
     def room(self) -> int:
         """Most tokens of a request, P + D: the context, or fewer where the cache holds no more."""
-        return min(self.max_model_len, self.num_blocks * self.block_size)
+        promised = self.windows if self.cuts_prompts else (None,) * len(self.windows)
+        lengths = range(1, self.max_model_len + 1)
+        return bisect_right(lengths, self.num_blocks, key=lambda n: blocks_held(n, promised, self.block_size))
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the KV cache holds of requests of the whole context."""
+        longest = self.max_model_len
+        return self.num_blocks * self.block_size * longest // blocks_held(longest, self.windows, 1)
 
     def kind(self, layer: int) -> tuple[LayerKind, WeightFormat | None]:
         """Return what a layer's times depend on: its kind, and the format that most of its weights have."""
@@ -71,7 +84,16 @@ class Plan:
     def make_pool(self) -> BlockPool:
         """Make the pool of all KV blocks, free, with lanes as long as the longest request."""
         lane = -(-self.max_model_len // self.block_size)
-        return BlockPool(self.num_blocks, self.block_size, lane, prefix_caching=self.prefix_caching)
+        if self.windows == ONE_TABLE:
+            return BlockPool(self.num_blocks, self.block_size, lane, prefix_caching=self.prefix_caching)
+        return WindowedPool(
+            self.num_blocks,
+            self.block_size,
+            lane,
+            windows=self.windows,
+            prefix_caching=self.prefix_caching,
+            whole=not self.cuts_prompts,
+        )
 
 
 def make_plan(config: EngineConfig) -> Plan:
@@ -112,7 +134,7 @@ def make_plan(config: EngineConfig) -> Plan:
     if tokenizer is not None and not simulated and not arch.eos_token_ids:
         ids = load_tokenizer(tokenizer, arch.vocab_size).eos_token_ids
         arch = replace(arch, eos_token_ids=tuple(i for i in ids if i < arch.vocab_size))
-    find_policy(config.scheduler)
+    policy = find_policy(config.scheduler)
     if isinstance(config.scheduler, EqualTimeConfig):
         read_profile(config.scheduler.profile, config.parallel.pp)
     counts_work = hardware.device == "cuda" and not simulated
@@ -123,15 +145,17 @@ def make_plan(config: EngineConfig) -> Plan:
     memory = MemoryModel(arch, config.parallel, stages, BYTES[dtype], max_rows, formats, cache.dtype)
     layers = _split(config, memory, stages)
     parallel = replace(config.parallel, layers=tuple(len(each) for each in layers))
-    memory = replace(memory, parallel=parallel)
+    windows = ONE_TABLE if isinstance(config, ProfileConfig) else group_windows(arch, layers)  # its messages have one
+    memory = replace(memory, parallel=parallel, windows=windows)
     depth = config.scheduler.depth(parallel.pp, parallel.depth)
     if cache.num_blocks is None:
         slots, fitting = memory.slots(), memory.blocks(config.block_size)
     else:
-        slots = cache.num_blocks * config.block_size // arch.max_position
+        slots = cache.num_blocks * config.block_size // blocks_held(arch.max_position, windows, 1)
         fitting = cache.num_blocks
     batch = config.scheduler.batch_of(slots, depth.most)
-    useful = batch * depth.most * -(-arch.max_position // config.block_size)
+    promised = windows if policy.cuts_prompts else (None,) * len(windows)
+    useful = batch * depth.most * blocks_held(arch.max_position, promised, config.block_size)
     num_blocks = min(fitting, useful)
     if cache.num_blocks is not None:
         memory.check_blocks(config.block_size, num_blocks)
@@ -146,6 +170,8 @@ def make_plan(config: EngineConfig) -> Plan:
         limits=Limits(batch, depth, tile=hardware.tile, stages=parallel.pp),
         tokenizer=tokenizer,
         prefix_caching=cache.prefix_caching,
+        windows=windows,
+        cuts_prompts=policy.cuts_prompts,
     )
 
 
@@ -242,4 +268,5 @@ def make_setup(config: EngineConfig, plan: Plan) -> Setup:
         tokenizer=plan.tokenizer,
         cache_dtype=config.cache.dtype,
         expert_parallel=config.parallel.expert_parallel,
+        windows=plan.windows,
     )

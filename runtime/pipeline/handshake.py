@@ -6,6 +6,7 @@ import msgspec
 
 from ...conf.architecture import Architecture
 from ...conf.schema import ModelConfig
+from ...models.block_groups import ONE_TABLE, Windows
 from ..core.messages import MicroBatchMessage, MicroBatchResult, RankFailure, Stop
 
 
@@ -29,6 +30,7 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, tag="setup"):
     epoch: int = 0  # of the pipeline that the rank joins
     cache_dtype: str = "auto"
     expert_parallel: bool = False  # each rank of a stage holds whole experts
+    windows: Windows = ONE_TABLE  # of the groups of layers that have block tables of their own
 
 
 class Halt(msgspec.Struct, frozen=True, array_like=True, tag="halt"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,7 @@ class StageWorker:
         cuda_graphs: whether it is computed by graphs, which are captured now and at each `restart`.
         tokenizer: the path of the model's tokenizer, None for UTF-8 bytes. Structured outputs need it.
         on_part: is called when the part of the start with this name goes on, or (True) has ended.
+        num_groups: of layers that have block tables of their own.
     """
 
     def __init__(
@@ -52,8 +53,10 @@ class StageWorker:
         cuda_graphs: bool = False,
         tokenizer: str | None = None,
         on_part: OnPart = lambda part, is_done: None,
+        num_groups: int = 1,
     ) -> None:
         self.stage = stage
+        self._num_groups = num_groups
         self._graphs: GraphedStage | None = None
         self._cuda_graphs = cuda_graphs
         self._tokenizer = tokenizer
@@ -80,11 +83,13 @@ class StageWorker:
             whole_experts=setup.expert_parallel,
             seed=setup.seed,
             cache_dtype=setup.cache_dtype,
+            windows=setup.windows,
             on_piece=lambda: on_part("weights", False),
         )
         stage.pack()
         on_part("weights", True)
-        return cls(stage, setup.model.cuda_graphs and stage.runs_as_graphs, setup.tokenizer, on_part)
+        graphs = setup.model.cuda_graphs and stage.runs_as_graphs
+        return cls(stage, graphs, setup.tokenizer, on_part, len(setup.windows))
 
     def restart(self) -> None:
         """Forget all requests: their KV, and what sampling goes by."""
@@ -101,7 +106,7 @@ class StageWorker:
         mesh = self.stage.mesh
         self._sampler = Sampler(self.stage.arch.vocab_size) if mesh.is_last else None
         self._sampled: tuple[Sequence[int], torch.Tensor | None] = [], None  # the newest: their requests, [R] tokens
-        self._tables = BlockTables()
+        self._tables = [BlockTables() for _ in range(self._num_groups)]
         self._masks: dict[int, Future[RowMasks]] = {}  # by micro-batch that is prepared and not sampled
         self._token_masks: TokenMasks | None = None  # from the first request with structured outputs on
         if self._cuda_graphs:
@@ -118,19 +123,17 @@ class StageWorker:
         """
         if self._sampler is not None:
             self._queue_masks(micro_batch)
-        tables = self._tables
-        for request in micro_batch.dropped:
-            tables.drop(request)
-        for new in micro_batch.new:
-            tables.add(new.request)
+        for tables in self._tables:
+            for request in micro_batch.dropped:
+                tables.drop(request)
+            for new in micro_batch.new:
+                tables.add(new.request)
         parts: list[Any] = []
         sample_rows: list[int] = []
-        chunks = []
         row = 0
         for chunk in micro_batch.chunks:
-            tables.append(chunk.request, chunk.blocks)
+            self._append(chunk.request, chunk.blocks)
             parts.append(chunk.tokens)
-            chunks.append(Segment(chunk.start, len(chunk.tokens), tables.of(chunk.request)))
             if chunk.targets:
                 sample_rows += range(row, row + len(chunk.tokens))
             row += len(chunk.tokens)
@@ -138,10 +141,8 @@ class StageWorker:
                 sample_rows.append(row - 1)
         message = micro_batch.decodes
         for request, blocks in message.blocks.items():
-            tables.append(request, blocks)
+            self._append(request, blocks)
         starts = np.frombuffer(bytearray(message.starts), dtype=np.int64)  # torch takes no read-only arrays
-        most = int(starts.max()) // self.stage.cache.block_size + 1 if len(starts) else 0
-        decodes = Decodes(starts, tables.of_each(unpack(message.requests).tolist(), most))
         newest, sampled_R = np.frombuffer(message.tokens, dtype=np.int64), None
         if UNSEEN_TOKEN in newest:
             requests, sampled_R = self._sampled
@@ -149,8 +150,29 @@ class StageWorker:
             pairs = zip(unpack(message.requests), newest.tolist(), strict=True)
             newest = np.array([-1 - rows_of[request] if token == UNSEEN_TOKEN else token for request, token in pairs])
         parts.append(newest)
+        ids = np.concatenate(parts, dtype=np.int64)
         rows = np.concatenate([sample_rows, np.arange(row, row + len(starts))]).astype(np.int64)
-        return self.stage.prepare(RaggedBatch(np.concatenate(parts, dtype=np.int64), chunks, decodes, rows), sampled_R)
+        most = int(starts.max()) // self.stage.cache.block_size + 1 if len(starts) else 0
+        decoding = unpack(message.requests).tolist()
+        first, *others = (
+            RaggedBatch(
+                ids,
+                [Segment(c.start, len(c.tokens), tables.of(c.request)) for c in micro_batch.chunks],
+                Decodes(starts, tables.of_each(decoding, most)),
+                rows,
+            )
+            for tables in self._tables
+        )
+        return self.stage.prepare(replace(first, others=others) if others else first, sampled_R)
+
+    def _append(self, request: int, names: list[int]) -> None:
+        """Add the blocks that a message names to a request's tables, of the groups that the names say."""
+        if self._num_groups == 1:
+            self._tables[0].append(request, names)
+            return
+        groups, blocks = np.divmod(np.array(names, dtype=np.int64), self.stage.cache.num_blocks - 1)
+        for group, tables in enumerate(self._tables):
+            tables.append(request, blocks[groups == group])
 
     def _queue_masks(self, micro_batch: MicroBatchMessage) -> None:
         """Begin to make the masks of structured outputs, which `queue_sampling` waits for."""

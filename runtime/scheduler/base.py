@@ -7,11 +7,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from mypy_extensions import mypyc_attr
 
 from ...conf.policies import Depth, SchedulerConfig
-from ..core.block_pool import BlockPool
+from ..core.block_pool import NOTHING_CACHED, BlockPool, CachedPrefix
 from ..core.messages import Span
 from ..core.micro_batch import Chunk, MicroBatch
 from ..core.queue_snapshot import QueueSnapshot
@@ -19,8 +20,6 @@ from ..core.request import Request
 from ..core.run_record import Blocked, MicroBatchRecord
 from .learned.drafts import Drafts
 from .waiting import make_queue
-
-_NO_BLOCKS: list[int] = []
 
 
 @dataclass(frozen=True)
@@ -59,6 +58,8 @@ class Scheduler:
     A request whose prompt another pipeline has prefilled comes with its tokens dispatched. It is `incoming` until
     `admit_incoming` sets its blocks aside. Its KV is then in flight, until `received` makes it ready for a decode.
     """
+
+    cuts_prompts: ClassVar[bool] = True  # else each prompt enters whole, and blocks are set aside for all of it
 
     def __init__(self, config: SchedulerConfig, limits: Limits, pool: BlockPool) -> None:
         self.limits = limits
@@ -157,17 +158,39 @@ class Scheduler:
             self.make_room()
         self.prepare()
         self.fill(batch)
+        if self.pool.slides and not batch:
+            self._fill_stuck(batch)
         self.filled(batch)
         if self.drafts is not None and batch.decodes and (room := self.draft_room(batch)) > 0:
             self.drafts.add(batch, room, self.pool, len(self.running))
         if self.pool.cache is not None:
             for chunk in batch.chunks:
                 self._cache_blocks(chunk.request, chunk.request.num_dispatched)
+        if self.pool.slides:
+            self._slide(batch)
         if self.looks_ahead:
             goes_on = [r for r in batch.sampled if r.num_dispatched + 1 < r.max_len]
             self.ready += [r for r in goes_on if not r.params.depends_on_past]
         self._turn += bool(batch)
         return batch or None
+
+    def _fill_stuck(self, batch: MicroBatch) -> None:
+        """Preempt the newest requests until the others can go on.
+
+        Shared blocks that a prompt leaves behind its window are not free for what it has ahead. So all may lack some.
+        """
+        running = self.running
+        while not batch and self.short_of_kv and len(running) > 1 and not any(r.in_flight for r in running.values()):
+            self._preempt(max(running.values(), key=self._urgency))
+            self.fill(batch)
+
+    def _slide(self, batch: MicroBatch) -> None:
+        """Free blocks behind windows, and give prompts the blocks ahead that they are promised instead."""
+        for chunk in batch.chunks:
+            self.pool.slide(chunk.request)
+            self.pool.reserve(chunk.request, self.reserved_tokens(chunk.request))
+        for request in batch.decodes:
+            self.pool.slide(request)
 
     @property
     def blocked(self) -> Blocked:
@@ -210,12 +233,13 @@ class Scheduler:
         self._incoming_fit = True
         while self.incoming and self._num_waiting == len(self.incoming) and len(self.running) < self.slots:
             request = self.incoming[0]
-            if self.pool.blocks_for(request.num_tokens) + len(self.running) > self.pool.num_free:
+            spare = len(self.running) * self.pool.num_groups
+            if self.pool.blocks_for(request.num_tokens) + spare > self.pool.num_free:
                 self._incoming_fit = False
                 break
             self.incoming.popleft()
             self._num_waiting -= 1
-            self.pool.grow(request.blocks, request.num_tokens)
+            self.pool.reserve(request, request.num_tokens)
             self.running[request.id] = request
             self.num_receiving += 1
             admitted.append(request)
@@ -235,7 +259,7 @@ class Scheduler:
         if self.drafts is not None:
             self.drafts.finished(request)
         if reason == "error" and self.pool.cache is not None:
-            self.pool.cache.forget(request.blocks)
+            self.pool.forget(request)
         self.backlog -= request.remaining_prefill
         if request.id not in self.running:
             self._num_waiting -= 1  # its heap entry is skipped when it comes up
@@ -261,7 +285,7 @@ class Scheduler:
         self.ready.clear()
         self.dropped.clear()
         for request in admitted:
-            self.pool.release(request.blocks)
+            self.pool.release(self.pool.take_back(request))
         self.pool.forget_content()
         unfinished = [request for request in admitted if not request.is_finished]
         for request in unfinished:
@@ -276,7 +300,7 @@ class Scheduler:
         return self.waiting.head()
 
     def admit(self) -> Request | None:
-        """Admit the next waiting request if it has a slot and its blocks fit, with one block left for each running.
+        """Admit the next waiting request if it has a slot and its blocks fit, with one for each table of those running.
 
         Blocks of the prefix cache that it begins with are shared, and their tokens count as computed, unless the
         log-probabilities of its prompt are wanted.
@@ -285,28 +309,26 @@ class Scheduler:
         if request is None or len(self.running) >= self.slots:
             return None
         pool, cache = self.pool, self.pool.cache
-        need, cached = self._needs(request)
-        if need + len(self.running) > pool.num_free:
+        need, prefix = self._needs(request)
+        if need + len(self.running) * pool.num_groups > pool.num_free:
             self.short_of_kv = True
             return None
         self.waiting.pop()
         self._num_waiting -= 1
         if cache is not None:
-            self._begin_with(request, cached)
-        pool.grow(request.blocks, self.reserved_tokens(request))
+            self._begin_with(request, prefix)
+        pool.reserve(request, self.reserved_tokens(request))
         self.running[request.id] = request
         self.prefilling.append(request)
         return request
 
-    def _needs(self, request: Request) -> tuple[int, list[int]]:
-        """Return the free blocks that an admission takes, and the blocks of the prefix cache that it begins with."""
-        pool, cached, cache = self.pool, _NO_BLOCKS, self.pool.cache
-        need = pool.blocks_for(self.reserved_tokens(request))
-        if cache is not None and request.block_hashes and request.prompt_logprobs is None:
+    def _needs(self, request: Request) -> tuple[int, CachedPrefix]:
+        """Return the free blocks that an admission takes, and the prefix in the cache that it begins with."""
+        pool, prefix = self.pool, NOTHING_CACHED
+        if pool.cache is not None and request.block_hashes and request.prompt_logprobs is None:
             # The last token of a prompt is computed in any case, since the next one is sampled from it.
-            cached = cache.match(request.block_hashes, (request.prefill_target - 1) // pool.block_size)
-            need -= len(cached) - cache.num_idle_of(cached)
-        return need, cached
+            prefix = pool.find(request.block_hashes, (request.prefill_target - 1) // pool.block_size)
+        return pool.need(self.reserved_tokens(request), prefix), prefix
 
     def make_room(self) -> None:
         """Preempt the least urgent requests, as many as make room for a more urgent one that waits, if they can.
@@ -321,16 +343,17 @@ class Scheduler:
             return
         need, _ = self._needs(head)
         running = len(self.running) - len(self.yielding)
-        free = self.pool.num_free + sum(len(r.blocks) for r in self.yielding.values())
+        pool = self.pool
+        free = pool.num_free + sum(pool.num_of(r) for r in self.yielding.values())
         others = [r for r in self.running.values() if r.priority > head.priority and r.id not in self.yielding]
         others.sort(key=lambda r: (r.priority, r.id))
         victims: list[Request] = []
-        while running >= self.slots or need + running > free:
+        while running >= self.slots or need + running * pool.num_groups > free:
             if not others:
                 return  # all of them are not enough
             victims.append(others.pop())
             running -= 1
-            free += len(victims[-1].blocks)
+            free += pool.num_of(victims[-1])
         for request in victims:
             if not request.in_flight:
                 self._preempt(request)
@@ -340,14 +363,14 @@ class Scheduler:
                 self.prefilling.remove(request)
             self.yielding[request.id] = request
 
-    def _begin_with(self, request: Request, cached: list[int]) -> None:
+    def _begin_with(self, request: Request, prefix: CachedPrefix) -> None:
         """Begin a request with blocks of the prefix cache."""
-        cache, hit = self.pool.cache, len(cached) * self.pool.block_size
+        cache, hit = self.pool.cache, prefix.num_blocks * self.pool.block_size
         assert cache is not None
-        if cached:
-            self.pool.share(request.blocks, cached)
+        if hit:
             request.num_dispatched = request.num_completed = hit
-            request.num_blocks_hashed = len(cached)
+            self.pool.take_over(request, prefix)
+            request.num_blocks_hashed = prefix.num_blocks
             self.backlog -= hit
         if not request.preemptions and request.record.first_dispatched is None:
             request.record.cached_tokens = hit
@@ -369,10 +392,15 @@ class Scheduler:
 
         Nothing is taken of a request that has been preempted. A policy may pick a prompt, take decodes, and then take
         the prompt's chunk. The decodes may preempt the newest request that is not in flight, to have room in the KV
-        cache, and that may be the very prompt.
+        cache, and that may be the very prompt. Where layers have windows, fewer tokens are taken if blocks lack.
         """
         if request.id not in self.running:
             return
+        if self.pool.slides:
+            length = self.pool.cover(request, length, len(self.running) * self.pool.num_groups)
+            if length == 0:
+                self.short_of_kv = True
+                return
         assert 1 <= length <= request.remaining_prefill, (length, request)
         batch.chunks.append(Chunk(request, request.num_dispatched, length))
         request.num_dispatched += length
@@ -395,14 +423,14 @@ class Scheduler:
         """Dispatch up to `most` ready decodes, first those that have been ready the longest."""
         ready, pool = self.ready, self.pool
         queue = ready if most >= len(ready) else ready[: max(0, most)]
-        if len(queue) > pool.num_free:  # one may preempt another, or has to be passed over
+        if len(queue) * pool.num_groups > pool.num_free:  # one may preempt another, or has to be passed over
             self._take_decodes_sparing(batch, most)
             return
         size = pool.block_size
         for request in queue:
             request.num_dispatched += 1
             if request.num_dispatched > len(request.blocks) * size:
-                pool.grow(request.blocks, request.num_dispatched)
+                pool.extend(request, request.num_dispatched)
         self.ready = ready[len(queue) :]
         batch.decodes += queue
 
@@ -422,6 +450,8 @@ class Scheduler:
                 return
             length = min(budget, prompt.remaining_prefill)
             self.take_chunk(batch, prompt, length)
+            if prompt.remaining_prefill:
+                return
             budget -= length
 
     def queue_snapshot(self) -> QueueSnapshot:
@@ -448,7 +478,7 @@ class Scheduler:
 
     def _grow(self, request: Request) -> bool:
         """Make room in the cache for one more token, if need be by preempting newer requests. True if it fits."""
-        while not self.pool.grow(request.blocks, request.num_dispatched + 1):
+        while not self.pool.extend(request, request.num_dispatched + 1):
             victim = max((r for r in self.running.values() if not r.in_flight), key=self._urgency, default=request)
             if self._urgency(victim) <= self._urgency(request):
                 self.short_of_kv = True
@@ -495,15 +525,13 @@ class Scheduler:
                 request.hash_blocks(request.num_completed, self.pool.block_size)
                 self._cache_blocks(request, request.num_completed)
             request.num_blocks_hashed = 0
-        self.pool.release(request.blocks)
+        self.pool.release(self.pool.take_back(request))
         if request.num_blocks_sent:
             self.dropped.append(request.id)
 
     def _cache_blocks(self, request: Request, num_tokens: int) -> None:
         """Offer the full blocks of a request's first `num_tokens` tokens, which are dispatched, to the prefix cache."""
-        cache = self.pool.cache
-        assert cache is not None
         stop = min(num_tokens // self.pool.block_size, len(request.block_hashes))
         if stop > request.num_blocks_hashed:
-            cache.store(request.blocks, request.block_hashes, request.num_blocks_hashed, stop)
+            self.pool.store(request, stop)
             request.num_blocks_hashed = stop

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import ClassVar
 
 from mypy_extensions import mypyc_attr
 
@@ -23,6 +24,8 @@ class GroupScheduler(Scheduler):
 
     Groups take turns. Blocks for the longest output of a request are set aside, so that nothing is preempted.
     """
+
+    cuts_prompts: ClassVar[bool] = False
 
     def __init__(self, config: SchedulerConfig, limits: Limits, pool: BlockPool) -> None:
         super().__init__(config, limits, pool)

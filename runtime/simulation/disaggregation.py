@@ -44,7 +44,7 @@ class PrefillReplica(Replica):
     def _keep_blocks(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> None:
         """Take the blocks from a request that has got its first token, before the scheduler frees them."""
         if request.id in self._more:
-            self._kept[request.id], request.blocks = request.blocks, []
+            self._kept[request.id] = self.coordinator.scheduler.pool.take_back(request)
             self.prefilled.append(request)
 
     def take_prefilled(self) -> list[tuple[Request, WorkItem]]:

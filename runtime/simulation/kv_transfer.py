@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from ...models.memory import BYTES, kv_bytes_per_token
 from ..core.request import Request
@@ -36,15 +37,19 @@ class KvLinks:
 
     Args:
         seconds_of: predicts the seconds of a transfer from its bytes.
-        bytes_per_token: of all keys and values of a token.
+        bytes_per_token: of a token's keys and values, by the window of the layers; None: full attention.
         sources: port of each prefill replica. targets: of each decode replica. Replicas of one node may share a port.
     """
 
     def __init__(
-        self, seconds_of: KvLink, bytes_per_token: int, sources: Sequence[int], targets: Sequence[int]
+        self,
+        seconds_of: KvLink,
+        bytes_per_token: Mapping[int | None, int],
+        sources: Sequence[int],
+        targets: Sequence[int],
     ) -> None:
         self._seconds_of = seconds_of
-        self._bytes_per_token = bytes_per_token
+        self._bytes_per_token = dict(bytes_per_token)
         self._sources = list(sources)
         self._targets = list(targets)
         self._waiting: list[KvTransfer] = []
@@ -72,7 +77,9 @@ class KvLinks:
                 waiting.append(transfer)
                 continue
             transfer.begin = now
-            transfer.end = now + self._seconds_of.seconds(transfer.request.prompt_len * self._bytes_per_token)
+            tokens = transfer.request.prompt_len
+            parts = [min(tokens, window or tokens) * each for window, each in self._bytes_per_token.items()]
+            transfer.end = now + self._seconds_of.seconds(sum(parts))
             self._under_way.append(transfer)
             sending.add(source)
             receiving.add(target)
@@ -136,5 +143,7 @@ def make_links(prefill: Setting, decode: Setting) -> KvLinks:
         spine = Link(cluster.spine) if cluster.spine is not None else links[0]
         ways.append((spine, min(float(most), cluster.uplinks)))
     arch, element = decode.plan.arch, BYTES[decode.plan.dtype]
-    size = kv_bytes_per_token(arch, arch.num_layers, 1, element, decode.config.cache.dtype)
-    return KvLinks(KvLink(ways), size, ports[0], ports[1])
+    layers = Counter(arch.kind(i).window for i in range(arch.num_layers))
+    dtype = decode.config.cache.dtype
+    sizes = {window: kv_bytes_per_token(arch, count, 1, element, dtype) for window, count in layers.items()}
+    return KvLinks(KvLink(ways), sizes, ports[0], ports[1])

@@ -104,7 +104,7 @@ class Bounds:
         least_s = (self._outputs - 1) * decode_s + self._inputs * per_token  # from admission to the end, by request
         plan, mean_s, mean_token_s = setting.plan, float(least_s.mean()), float((self._inputs * least_s).mean())
         by_requests = plan.limits.running / mean_s if mean_s > 0 else by_work
-        by_kv = plan.num_blocks * plan.block_size / mean_token_s if mean_token_s > 0 else by_work
+        by_kv = plan.kv_tokens / mean_token_s if mean_token_s > 0 else by_work
         return _SLACK * setting.config.simulation.replicas * min(by_work, by_requests, by_kv)
 
     def _tokens_seconds(self, setting: Setting) -> list[float]:

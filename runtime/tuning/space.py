@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,6 +11,7 @@ from ...conf.errors import ConfigError
 from ...conf.policies import SchedulerConfig
 from ...conf.schema import SimulateConfig
 from ...conf.tuning import TuneConfig
+from ...models.block_groups import blocks_held
 from ...models.huggingface import resolve_architecture
 from ..cost.stage_costs import MicroBatchShape
 from ..engine.plan import Plan
@@ -200,7 +202,7 @@ class Space:
         if not self.config.search.batch:
             return None
         plan = self.setting(replace(candidate, batch=None)).plan
-        blocks = -(-sum(lengths([demand])) // plan.block_size)
+        blocks = blocks_held(math.ceil(sum(lengths([demand]))), plan.windows, plan.block_size)
         batch = max(1, int(plan.num_blocks // blocks) // plan.limits.depth.most)
         return batch if batch < plan.limits.batch else None
 

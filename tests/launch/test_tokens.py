@@ -25,6 +25,10 @@ from gapless.conf.policies import (
 from gapless.conf.sampling import SamplingParams
 from gapless.conf.schema import CacheConfig, EngineConfig, ModelConfig, ParallelConfig
 from gapless.launch.ray_launcher import RayLauncher
+from gapless.models.block_groups import ONE_TABLE, Windows, blocks_held, group_windows
+from gapless.models.huggingface import resolve_architecture
+from gapless.parallel.split import split_layers
+from gapless.runtime.scheduler.policies import find_policy
 from tests.support import hf_models
 
 OUTPUT = 14
@@ -97,6 +101,11 @@ def run(llm: LLM, params: SamplingParams | list[SamplingParams]) -> list[list[in
     return [o.outputs[0].token_ids for o in llm.generate(PROMPTS, params)]
 
 
+def windows_of(folder: Path, layout: str) -> Windows:
+    arch = resolve_architecture(ModelConfig(weights=str(folder), tokenizer="none"))
+    return group_windows(arch, split_layers(arch, LAYOUTS[layout][0], None))
+
+
 @pytest.fixture(scope="session")
 def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
     folder = tmp_path_factory.mktemp(request.param)
@@ -107,10 +116,10 @@ def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 def cases() -> Iterator[Any]:
-    """Yield every layout for a model without a trait of its own, and one of them, by turns, for each other model."""
+    """Yield every layout for a model with windows of its own or no trait, and one, by turns, for each other model."""
     for number, name in enumerate(hf_models.CONFIGS):
         for place, layout in enumerate(LAYOUTS):
-            if name in hf_models.PLAIN or number % len(LAYOUTS) == place:
+            if name in (*hf_models.PLAIN, "gemma3") or number % len(LAYOUTS) == place:
                 marks = () if layout == "local" else pytest.mark.slow
                 yield pytest.param(layout, name, id=f"{name}-{layout}", marks=marks)
 
@@ -119,8 +128,12 @@ def cases() -> Iterator[Any]:
 def test_tokens_are_those_of_transformers(layout: str, reference: Reference, ray_launcher: RayLauncher) -> None:
     preemptions = drafts = cached = 0
     turn = list(LAYOUTS).index(layout) + list(hf_models.CONFIGS).index(reference.name)
-    with start(reference.folder, layout, 24, ray_launcher) as llm:  # the longest request needs 20 blocks
+    windows = windows_of(reference.folder, layout)
+    num_blocks = blocks_held(64 + OUTPUT, windows, 4) + 4  # the longest request and a little more: 24 without windows
+    with start(reference.folder, layout, num_blocks, ray_launcher) as llm:
         for policy in [POLICIES[0], *(p for i, p in enumerate(POLICIES[1:]) if i % PART == turn % PART)]:
+            if windows != ONE_TABLE and not find_policy(policy).cuts_prompts:
+                continue
             llm.reset(policy)
             assert run(llm, GREEDY) == reference.greedy, policy
             preemptions += sum(r.preemptions for r in llm.record.requests)
@@ -130,10 +143,20 @@ def test_tokens_are_those_of_transformers(layout: str, reference: Reference, ray
             llm.reset(policy)
             assert run(llm, SAMPLED) == reference.sampled
             cached += sum(r.cached_tokens for r in llm.record.requests)
-    assert preemptions > 0
+    assert preemptions > 0 or None not in windows  # a request that only has windows hardly grows
     assert drafts > 0
     assert cached > 0
     assert reference.sampled != reference.greedy
+
+
+@pytest.mark.parametrize("reference", ["mistral", "gemma3"], indirect=True)
+def test_policies_that_take_whole_prompts_free_what_is_behind_windows(reference: Reference) -> None:
+    groups = len(windows_of(reference.folder, "local"))
+    with start(reference.folder, "local", 24 * groups, None) as llm:
+        for policy in POLICIES:
+            if not find_policy(policy).cuts_prompts:
+                llm.reset(policy)
+                assert run(llm, GREEDY) == reference.greedy, policy
 
 
 @pytest.mark.parametrize(

@@ -156,8 +156,7 @@ class VirtualPipeline:
 
     def _replay(self, micro_batch: MicroBatchMessage) -> list[int]:
         for request in micro_batch.dropped:
-            for block in self._blocks.pop(request):
-                self._owners[block].remove(request)
+            self._drop(request)
             del self._tokens[request]
         for new in micro_batch.new:
             assert new.request not in self._blocks, "told twice"
@@ -192,15 +191,11 @@ class VirtualPipeline:
     def _place(self, segment: SegmentMessage) -> bool:
         """Write a segment to the tables; draft tokens of the request's last decode that were wrong are overwritten."""
         request = segment.request
-        for block in segment.blocks:
-            assert 0 <= block < self.num_blocks
-            self._owners.setdefault(block, set()).add(request)
-        self._blocks[request] += segment.blocks
-        assert len(set(self._blocks[request])) == len(self._blocks[request]), "a block twice"
+        self._own(segment)
         have = self._tokens[request]
         if not have:
             assert segment.start % self.block_size == 0, "only whole blocks are shared"
-            have += [self._slots[self._slot(request, position)] for position in range(segment.start)]
+            have += self._past(request, segment.start)
         if segment.start < len(have):
             known = self._prompt_len[request] + len(self._sampled[request])
             assert segment.start == known - 1, "a token twice"
@@ -210,6 +205,23 @@ class VirtualPipeline:
         outputs = have[self._prompt_len[request] :]
         assert outputs == self._sampled[request][: len(outputs)], "an output changed"
         return segment.sample
+
+    def _own(self, segment: SegmentMessage) -> None:
+        """Note the blocks that a request has got."""
+        for block in segment.blocks:
+            assert 0 <= block < self.num_blocks
+            self._owners.setdefault(block, set()).add(segment.request)
+        own = self._blocks[segment.request]
+        own += segment.blocks
+        assert len(set(own)) == len(own), "a block twice"
+
+    def _drop(self, request: int) -> None:
+        for block in self._blocks.pop(request):
+            self._owners[block].remove(request)
+
+    def _past(self, request: int, start: int) -> list[int]:
+        """Read the first `start` tokens of a request from its blocks."""
+        return [self._slots[self._slot(request, position)] for position in range(start)]
 
     def _place_draft(self, segment: SegmentMessage) -> bool:
         have = self._tokens[segment.request]

@@ -169,8 +169,8 @@ def _within(pool: BlockPool, request: Request, count: int, num_running: int) -> 
     """Return how many of `count` draft tokens of a request the cache has room for, and take their blocks."""
     own = len(request.blocks) * pool.block_size - request.num_tokens
     if count > own:
-        blocks = pool.blocks_for(request.num_tokens + count) - len(request.blocks)
-        if pool.num_free < blocks + num_running:
+        blocks = -(-(request.num_tokens + count) // pool.block_size) - len(request.blocks)
+        if pool.num_free < (blocks + num_running) * pool.num_groups:
             return own
-        pool.grow(request.blocks, request.num_tokens + count)
+        pool.extend(request, request.num_tokens + count)
     return count

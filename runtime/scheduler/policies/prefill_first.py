@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from mypy_extensions import mypyc_attr
 
 from ....conf.policies import PrefillFirstConfig
@@ -19,6 +21,8 @@ class PrefillFirst(Scheduler):
 
     Such a batch holds whole prompts, up to `max_batched_tokens` in sum (a longer one enters alone). B requests at most.
     """
+
+    cuts_prompts: ClassVar[bool] = False
 
     def __init__(self, config: PrefillFirstConfig, limits: Limits, pool: BlockPool) -> None:
         super().__init__(config, limits, pool)

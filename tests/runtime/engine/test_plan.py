@@ -68,6 +68,29 @@ def test_a_real_run_on_cuda_keeps_room_for_graphs_and_sampler() -> None:
     assert real.limits.batch == simulated.limits.batch == 64
 
 
+def windowed(**overrides: Any) -> SimulateConfig:
+    """Return the config of Mistral 7B, whose window is 4,096 tokens, with a context of 32,768."""
+    keys: dict[str, Any] = {
+        "model": load_group("model", "mistral-7b") | {"max_model_len": 32_768},
+        "hardware": load_group("hardware", "a100-80g") | {"memory_gib": 40.0},
+        "scheduler": {"name": "equal_time"},
+    }
+    return build(SimulateConfig, keys | overrides)
+
+
+def test_a_window_lets_more_and_longer_requests_in() -> None:
+    plan, whole = make_plan(windowed()), make_plan(windowed(scheduler={"name": "request_level"}))
+    assert plan.windows == make_setup(windowed(), plan).windows == (4096,)
+    promised = plan.make_pool().blocks_for(32_768)
+    assert promised == 2 * 4096 // 16 + 1
+    assert plan.kv_tokens == 4 * plan.num_blocks * plan.block_size
+    assert whole.make_pool().blocks_for(32_768) == 32_768 // 16
+    for num_blocks, room, room_whole in ((promised, 32_768, 8208), (promised - 1, 8192, 8192), (100, 1600, 1600)):
+        cache = CacheConfig(block_size=16, num_blocks=num_blocks)
+        assert make_plan(replace(windowed(), cache=cache)).room == room
+        assert make_plan(replace(windowed(scheduler={"name": "orca_worst"}), cache=cache)).room == room_whole
+
+
 @pytest.mark.parametrize("policy", sorted(POLICY_CONFIGS))
 def test_short_requests_of_a_long_context_run_together(policy: str) -> None:
     """By slots a fraction of the KV cache is used, and a run takes longer."""

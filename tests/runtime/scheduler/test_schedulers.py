@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from hypothesis import example, given, settings
@@ -15,6 +16,7 @@ from gapless.runtime.core.block_pool import BlockPool
 from gapless.runtime.core.messages import MicroBatchMessage
 from gapless.runtime.core.micro_batch import Chunk, MicroBatch
 from gapless.runtime.core.request import Request
+from gapless.runtime.core.windowed_pool import WindowedPool
 from gapless.runtime.engine.coordinator import Coordinator
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.ledger.token_intervals import TokenIntervals
@@ -31,6 +33,7 @@ from gapless.runtime.scheduler.policies.token_budget import TokenBudget
 from gapless.runtime.scheduler.policies.token_throttle import TokenThrottle
 from tests.support.tiers import examples
 from tests.support.virtual_pipeline import VirtualPipeline
+from tests.support.windowed_pipeline import WindowedPipeline
 
 EOS = 7
 
@@ -116,7 +119,7 @@ class Audit:
         )
         batch = decide()
         self.short_of_kv = s.short_of_kv or self.preempted or bool(s.yielding)
-        if batch is not None:
+        if batch is not None and not self.w.get("windows"):  # else a chunk may be cut short
             check_rule(s, batch, self, self.w)
         return batch
 
@@ -180,7 +183,8 @@ def run(policy: str, w: dict, repeats: bool = False) -> tuple[Coordinator, Virtu
 
     depth = w["stages"] + w["extra_depth"]
     repeats = repeats or w["drafts"] > 0
-    pipeline = VirtualPipeline(
+    windows = w.get("windows")
+    pipeline = (partial(WindowedPipeline, windows=windows) if windows else VirtualPipeline)(
         w["stages"],
         depth,
         w["num_blocks"],
@@ -194,7 +198,11 @@ def run(policy: str, w: dict, repeats: bool = False) -> tuple[Coordinator, Virtu
     caching = w.get("prefix_caching", False)
 
     def scheduler(num_stages: int) -> Scheduler:
-        pool = BlockPool(w["num_blocks"], w["block_size"], -(-w["max_len"] // w["block_size"]), prefix_caching=caching)
+        lane = -(-w["max_len"] // w["block_size"])
+        pool = BlockPool(w["num_blocks"], w["block_size"], lane, prefix_caching=caching)
+        if windows:
+            own = {"windows": windows, "whole": not find_policy(config_of(policy, w)).cuts_prompts}
+            pool = WindowedPool(w["num_blocks"], w["block_size"], lane, prefix_caching=caching, **own)
         limits = Limits(w["batch"], Depth(num_stages, depth), w["tile"], num_stages, pipeline.looks_ahead)
         return audited(config_of(policy, w), limits, pool, w)
 

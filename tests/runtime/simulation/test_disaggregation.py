@@ -64,7 +64,7 @@ def pools(
     return DisaggregatedFleet(
         [make_replica(first, kind=PrefillReplica, **(prefill_how or how) | own) for own in before],
         [make_replica(policy, kind=DecodeReplica, receives=True, **how | own) for own in after],
-        KvLinks(link(bytes_per_s, least_s=least_s), 1, sources or range(prefill), targets or range(decode)),
+        KvLinks(link(bytes_per_s, least_s=least_s), {None: 1}, sources or range(prefill), targets or range(decode)),
         router,
     )
 
@@ -246,7 +246,7 @@ def test_kv_waits_for_room_in_the_decode_pool() -> None:
 
 
 def test_transfers_of_one_port_queue_and_others_pass_them() -> None:
-    links = KvLinks(link(10.0), 1, [0, 1], [0, 1, 2])
+    links = KvLinks(link(10.0), {None: 1}, [0, 1], [0, 1, 2])
     transfers = [
         KvTransfer(Request(n, bytes(10), exactly(2)), *path) for n, path in enumerate([(0, 0), (0, 1), (1, 0), (1, 2)])
     ]
@@ -259,6 +259,13 @@ def test_transfers_of_one_port_queue_and_others_pass_them() -> None:
     assert links.end(3.0) == [transfers[0], transfers[3]]
     links.begin(3.5)
     assert [transfer.end for transfer in transfers] == [3.0, 4.5, 4.5, 3.0]
+
+
+def test_of_layers_with_windows_only_what_they_reach_is_sent() -> None:
+    links = KvLinks(link(10.0), {None: 3, 4: 5}, [0], [0])
+    links.add(KvTransfer(Request(0, bytes(10), exactly(2)), 0, 0))
+    links.begin(0.0)
+    assert links.next_event == (10 * 3 + 4 * 5) / 10.0
 
 
 def test_flows_share_the_bytes_and_the_slower_side_counts() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from ...conf.tuning import TuneConfig
 from .bounds import Bound, Bounds, TokenSeconds
-from .capacity import Bracket, Capacity, SeededCapacities
+from .capacity import Bracket, Capacity, SeededCapacities, make_bracket
 from .closest import Approach, closest
 from .demand import Demand, asked_rate, make_demands
 from .error_range import error_range
@@ -398,7 +398,7 @@ class Search:
                 self.carried.append((candidate, trial))
             return trial
 
-        return Bracket(attempt, bound)
+        return make_bracket(attempt, bound, demand)
 
     def _count(self, trial: Trial) -> None:
         self.simulations += 1

@@ -40,6 +40,8 @@ class CapacityConfig(EngineConfig):
     cache: CacheConfig = field(default_factory=lambda: CacheConfig(block_size=16))
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
     slo: TailSlo
+    engine: str | None = None
+    """whose defaults were taken; choose them by engine=NAME"""
     seeds: int = 3
     """workloads that are tried: other draws, or other stretches of a trace"""
     max_seeds: int | None = None

@@ -69,6 +69,7 @@ def prepare(config: CapacityConfig, stdin: TextInput) -> PreparedCapacity:
             seed=config.seed,
             workload=config.workload,
             simulation=config.simulation,
+            engine=config.engine,
         )
         settings[label] = make_setting(own)
     plans = [setting.plan for setting in settings.values()]

@@ -125,7 +125,8 @@ def make_plan(config: EngineConfig) -> Plan:
     if speeds is not None or len({each.memory_gib for each in stages}) > 1:
         most = _most_layers(memory, config)
     times = layer_times(arch, config.parallel, hardware, BYTES[dtype])
-    layers = split_layers(arch, config.parallel.pp, config.parallel.layers, speeds=speeds, most=most, times=times)
+    counts = config.parallel.layer_counts(arch.num_layers)
+    layers = split_layers(arch, config.parallel.pp, counts, speeds=speeds, most=most, times=times)
     parallel = replace(config.parallel, layers=tuple(len(each) for each in layers))
     memory = replace(memory, parallel=parallel)
     depth = config.scheduler.depth(parallel.pp, parallel.depth)

@@ -258,7 +258,7 @@ class Space:
                 config.parallel,
                 tp=candidate.tp,
                 pp=candidate.pp,
-                layers=candidate.layers,
+                layers=config.parallel.layers if candidate.layers is None else candidate.layers,
                 depth=depth,
                 launcher=None,
                 expert_parallel=candidate.expert_parallel,
@@ -268,6 +268,7 @@ class Space:
             seed=config.seed,
             workload=config.workload,
             simulation=replace(config.simulation, replicas=candidate.replicas),
+            engine=config.engine,
         )
 
     def _refuse(self, tp: int, pp: int, replicas: int, why: str) -> None:

@@ -96,6 +96,8 @@ class SearchConfig:
     """tensor-parallel sizes that are tried; null: all that divide a node's devices"""
     pp: tuple[int, ...] | None = None
     """numbers of stages that are tried; null: all that divide the devices"""
+    replicas: tuple[int, ...] | None = None
+    """numbers of replicas that are tried, beside tp and pp; null: any that uses all devices"""
     expert_parallel: tuple[bool, ...] = (False, True)
     """what is tried of a mixture of experts: a slice of every expert on each rank (false), whole ones (true)"""
     chunk: tuple[int, ...] = (128, 256, 512, 1024, 2048)
@@ -112,7 +114,7 @@ class SearchConfig:
     """the capacity of every setting instead of a search: slow, to judge the search by"""
 
     def __post_init__(self) -> None:
-        for key, least in (("tp", 1), ("pp", 1), ("chunk", 1), ("depth", 0)):
+        for key, least in (("tp", 1), ("pp", 1), ("replicas", 1), ("chunk", 1), ("depth", 0)):
             values = getattr(self, key)
             right = values is None or (len(values) > 0 and min(values) >= least)
             shown = values if values is None else list(values)
@@ -137,7 +139,7 @@ class TuneConfig(CapacityConfig):
         "scheduler.chunk": "search.chunk=[512]",
         "scheduler.budget": "search.chunk=[512]",
         "scheduler.batch": "search.batch=false",
-        "simulation.replicas": "search.tp=[8] search.pp=[2]",
+        "simulation.replicas": "search.replicas=[2]",
         "simulation.devices": "hardware=NAME",
     }
 

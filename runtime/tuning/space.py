@@ -123,6 +123,8 @@ class Space:
                 if idle or not replicas:
                     self._refuse(tp, pp, max(1, replicas), f"{tp * pp} ranks a replica do not divide {devices} devices")
                     continue
+                if config.search.replicas is not None and replicas not in config.search.replicas:
+                    continue
                 if config.cluster.devices_per_node % tp:
                     self._refuse(
                         tp,

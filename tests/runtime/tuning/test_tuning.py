@@ -316,6 +316,11 @@ def test_the_best_of_a_closed_loop_is_that_of_every_setting() -> None:
     assert raced.winner is not None
     assert raced.winner.rate >= max(tried.low for tried in every.tried) * 0.99
     assert all(trial.rate == tried.low for tried in every.tried if (trial := tried.low_trial))
+    timed = Search(
+        config(**keys | {"workload": loop | {"num_prompts": None, "duration_s": 3.0}}, search={"replicas": [1]})
+    )
+    assert {tried.candidate.replicas for tried in timed.race()} == {1}
+    assert timed.simulations == len({candidate for candidate, _ in timed.carried}), "each is simulated once"
     cached = [Search(config(**keys | {"workload": loop | {"distinct_prompts": n}})) for n in (3, None)]
     bounds = [Bounds(search.demand, search.config.slo)(a_setting(search)).rate for search in cached]
     assert bounds[0] > bounds[1], "what is cached is not computed"

@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from gapless.conf.build import load_hardware
 from gapless.conf.costs import CostsConfig
 from gapless.conf.errors import ConfigError
+from gapless.runtime.cost.imported import rounded
 from gapless.runtime.profiling.fitting import (
-    block,
     errors,
     errors_of,
     errors_of_products,
@@ -92,7 +93,8 @@ def main() -> int:
                 predicted = unseen(fitted, products, part)
                 rows = errors_of_products(predicted, products) + errors("matrix products", predicted, products)
                 tables[f"matrix products of each {what}, after a fit to the others alone"] = rows
-    print(block(fitted), end="")
+    text = yaml.safe_dump({"costs": rounded(fitted)}, sort_keys=False, default_flow_style=None, width=110)
+    print(text, end="")
     return bench.end()
 
 

@@ -9,9 +9,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
-import yaml
 
-from ...conf.build import to_mapping
 from ...conf.costs import (
     AttentionConfig,
     AttentionFamilies,
@@ -20,13 +18,24 @@ from ...conf.costs import (
     LinkConfig,
     PointwiseConfig,
 )
+from ...conf.experts import ExpertsConfig
 from ...parallel.weight_format import WeightFormat
 from ..cost.attention import AttentionCost
+from ..cost.experts import ExpertProducts, Routing
 from ..cost.gemm import Gemm
 from ..cost.link import Link
 from ..cost.pointwise import Pointwise
 from .least_squares import Array, Kind, Space, fit
-from .measurements import ELEMENT, ChunkAttention, DecodeAttention, MatrixProduct, Measured, Message, RowKernel
+from .measurements import (
+    ELEMENT,
+    ChunkAttention,
+    DecodeAttention,
+    ExpertLayer,
+    MatrixProduct,
+    Measured,
+    Message,
+    RowKernel,
+)
 
 Row = dict[str, Any]
 FORMATS = {  # of weights whose products have a rate of their own
@@ -99,6 +108,26 @@ def decodes_seconds(config: AttentionConfig, decodes: Sequence[DecodeAttention],
     return np.array([by_heads[d[:3]].decodes(d.requests, d.requests * d.context) for d in decodes])
 
 
+def experts_seconds(costs: CostsConfig, layers: Sequence[ExpertLayer]) -> Array:
+    """Predict the seconds of layers of experts, with their activation and the sum of their outputs."""
+    gemm, rates = Gemm(costs.gemm, costs.multiprocessors, ELEMENT), costs.pointwise
+
+    @functools.cache
+    def source(hidden: int, width: int, experts: int, picked: int) -> tuple[ExpertProducts, Pointwise]:
+        routing = Routing(ExpertsConfig(num_experts=experts, experts_per_token=picked))
+        kernels = (
+            (2 * width, picked * 3 * width * ELEMENT, rates.activation_gbps),
+            (0, (picked + 1) * hidden * ELEMENT, rates.add_gbps),
+        )
+        return ExpertProducts(gemm, routing, (hidden, 2 * width), (width, hidden)), Pointwise(rates, kernels)
+
+    def one(layer: ExpertLayer) -> float:
+        products, others = source(*layer[:4])
+        return sum(products.seconds(layer.rows)) + others.seconds(layer.rows)
+
+    return np.array([one(layer) for layer in layers])
+
+
 def _attention(
     config: AttentionConfig, measured: Iterable[ChunkAttention | DecodeAttention], multiprocessors: int
 ) -> dict[tuple[int, int, int], AttentionCost]:
@@ -131,6 +160,14 @@ def fit_all(measured: Measured, base: CostsConfig) -> CostsConfig:
         predict = functools.partial(products_seconds, multiprocessors=base.multiprocessors, weights=FORMATS[name])
         chosen = free(f"{name} cast_us cast_gbps" if name == "fp8_rate" else name)
         gemm = found["gemm"] = _fit(start, chosen, products, predict)
+    if measured.experts:
+        costs = replace(base, **found)
+        found["gemm"] = _fit(
+            costs.gemm,
+            free("grouped_rate"),
+            measured.experts,
+            lambda config, layers: experts_seconds(replace(costs, gemm=config), layers),
+        )
     return replace(base, **found)
 
 
@@ -243,6 +280,7 @@ def errors_of(costs: CostsConfig, measured: Measured) -> list[Row]:
             rows += errors(f"{library}, chunks", chunks_seconds(config, chunks, cores), chunks)
         if decodes := measured.decodes.get(library):
             rows += errors(f"{library}, decodes", decodes_seconds(config, decodes, cores), decodes)
+    rows += errors("layers of experts", experts_seconds(costs, measured.experts), measured.experts)
     for name, products in measured.quantized.items():
         predicted = products_seconds(costs.gemm, products, cores, FORMATS[name])
         rows += errors(f"matrix products by {name}", predicted, products)
@@ -267,16 +305,3 @@ def _band(product: MatrixProduct) -> str:
     bounds = (8, 64, 128, 256, 512, 1024, 2048)
     most = next((bound for bound in bounds if product.rows <= bound), None)
     return f"  {bounds[-1]}+ rows" if most is None else f"  up to {most} rows"
-
-
-def block(costs: CostsConfig) -> str:
-    """Return the constants as YAML, rounded to four digits, without those that are not known."""
-
-    def short(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: short(each) for key, each in value.items() if each is not None}
-        if isinstance(value, list):
-            return [short(each) for each in value]
-        return float(f"{value:.4g}") if isinstance(value, float) else value
-
-    return yaml.safe_dump({"costs": short(to_mapping(costs))}, sort_keys=False, default_flow_style=None, width=110)

@@ -58,6 +58,17 @@ class DecodeAttention(NamedTuple):
     seconds: float
 
 
+class ExpertLayer(NamedTuple):
+    """The experts of a layer for `rows` tokens, both products with activation and routing, evenly routed."""
+
+    hidden: int
+    width: int  # of an expert on the rank
+    experts: int
+    picked: int
+    rows: int
+    seconds: float
+
+
 class Message(NamedTuple):
     """A message of `size` bytes from one rank (`ranks` is 1), or an all-reduce of `size` bytes among `ranks`."""
 
@@ -72,6 +83,7 @@ class Measured:
 
     Attributes:
         attention: chunks and decodes, by the library that computed them.
+        experts: layers of experts, of bfloat16.
         quantized: products of weights of 8 bits by the constant of their rate, `fp8_rate` say.
         all_reduce, graph_all_reduce, node, network: messages by file.
     """
@@ -85,6 +97,7 @@ class Measured:
     node: dict[str, list[Message]] = field(default_factory=dict)
     network: dict[str, list[Message]] = field(default_factory=dict)
     quantized: dict[str, list[MatrixProduct]] = field(default_factory=dict)
+    experts: list[ExpertLayer] = field(default_factory=list)
 
     @property
     def are_any(self) -> bool:

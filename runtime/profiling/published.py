@@ -1,9 +1,9 @@
 """Reads tables of operators that others publish: aiconfigurator's (ai-dynamo/aiconfigurator, Apache-2.0).
 
 Its folder of a device and an engine holds `gemm_perf`, `context_attention_perf`, `generation_attention_perf`,
-`custom_allreduce_perf` and `nccl_perf`, as text with commas or as parquet, with milliseconds as `latency`. A copy with
-fewer columns holds `GPU_gemm`, `GPU_context_attention`, `GPU_generation_attention` and `GPU_collectives` as CSV, with
-microseconds as `latency_us`. Files may be gzipped, and lie in folders of the folder.
+`moe_perf`, `custom_allreduce_perf` and `nccl_perf`, as text with commas or as parquet, with milliseconds as `latency`.
+A copy with fewer columns holds `GPU_gemm`, `GPU_context_attention`, `GPU_generation_attention`, `GPU_moe` and
+`GPU_collectives` as CSV, with microseconds as `latency_us`. Files may be gzipped, and lie in folders of the folder.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from typing import Any
 
 from ...conf.costs import AttentionKernels
 from ...conf.errors import ConfigError
-from .measurements import ChunkAttention, DecodeAttention, MatrixProduct, Measured, Message
+from .measurements import ChunkAttention, DecodeAttention, ExpertLayer, MatrixProduct, Measured, Message
 
 TABLES = {  # by what the file is called: in aiconfigurator, in the copy
     "products": ("gemm_perf", "gemm"),
     "chunks": ("context_attention_perf", "context_attention"),
     "decodes": ("generation_attention_perf", "generation_attention"),
+    "experts": ("moe_perf", "moe"),
     "own": ("custom_allreduce_perf", "collectives"),
     "library": ("nccl_perf", "collectives"),
 }
@@ -82,6 +83,7 @@ def read_published(folder: Path, kernels: AttentionKernels, device: str = "") ->
         found.chunks[kernels] = chunks
     if decodes := list(read("decodes", _decodes)):
         found.decodes[kernels] = decodes
+    found.experts.extend(read("experts", _experts))
     for name, table in (("graph_all_reduce", "own"), ("all_reduce", "library")):
         if messages := list(read(table, _own if table == "own" else _library)):
             getattr(found, name)[TABLES[table][0]] = messages
@@ -92,8 +94,6 @@ def _file(folder: Path, name: str, copy: str, device: str) -> Path | None:
     """Find the file of a table, by either of its names."""
     wanted = [f"{stem}{suffix}" for stem in (name, f"{device or '*'}_{copy}") for suffix in _SUFFIXES]
     paths = sorted({path for pattern in wanted for path in folder.rglob(pattern)})
-    if copy == "attention":
-        paths = [path for path in paths if "generation" not in path.name]
     if len(paths) > 1:
         raise ConfigError(f"{folder}: several tables {name}, {paths[0]} and {paths[1]}; name the folder of one")
     return paths[0] if paths else None
@@ -144,6 +144,15 @@ def _decodes(line: _Line) -> DecodeAttention | None:
     if heads is None or requests > _MOST_REQUESTS or context < _LEAST_CONTEXT:
         return None
     return DecodeAttention(*heads, requests, context, 0.0)
+
+
+def _experts(line: _Line) -> ExpertLayer | None:
+    even = line["distribution"] in ("balanced", "uniform")
+    if line["moe_dtype"] not in ("bfloat16", "float16") or int(line["moe_ep_size"]) > 1 or not even:
+        return None
+    width = int(line["inter_size"]) // int(line["moe_tp_size"])
+    sizes = (int(line[key]) for key in ("num_experts", "topk", "num_tokens"))
+    return ExpertLayer(int(line["hidden_size"]), width, *sizes, 0.0)
 
 
 def _own(line: _Line) -> Message | None:

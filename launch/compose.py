@@ -57,7 +57,7 @@ CONFIG_MODULE = "gapless.conf"
 FREE_TEXT = (
     *("prompt", "prompts", "outputs", "model.weights", "model.tokenizer", "model.name"),
     *("url", "url_model"),
-    *("workload.path", "scheduler.profile", "simulation.profile", "check"),
+    *("workload.path", "scheduler.profile", "simulation.profile", "check", "import"),
     *(f"serve.{name}" for name in ("host", "config", "otlp_endpoint", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs")),
 )
 EXTRAS = {"hydra/launcher=joblib": "sweep"}  # choices of hydra's that an extra installs

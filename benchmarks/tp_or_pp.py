@@ -75,7 +75,7 @@ shares of the best; - is what cannot be, as TP over several nodes or more stages
 | --- | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |
 {rows}
 
-To ask it of your own model, nodes and load:
+To ask it of your own model, nodes and load (without `search.replicas=[1]` also of several pipelines side by side):
 
 ```sh
 gapless tune engine=vllm hardware=h100 cluster=dgx-h100 nodes=2 search.replicas=[1] workload=fixed \\

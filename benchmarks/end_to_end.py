@@ -23,7 +23,7 @@ import numpy as np
 
 from gapless.conf.architecture import Architecture
 from gapless.conf.build import load_group, load_hardware
-from gapless.conf.costs import CostsConfig, HostConfig
+from gapless.conf.costs import AttentionKernels, CostsConfig, HostConfig
 from gapless.runtime.cost.analytic import AnalyticOperators
 from gapless.runtime.cost.stage_costs import MicroBatchShape, StageCosts
 
@@ -81,15 +81,16 @@ def read(folder: Path, model: str = "llama2-70b") -> Iterator[Step]:
 
 def predicted(steps: list[Step], host: HostConfig) -> np.ndarray:
     """Return the seconds of steps of one device in an engine with `host`."""
-    constants = load_hardware(steps[0].device).costs
-    assert constants is not None
-    costs = replace(constants, eager_host=host)
-    by_tp = {tp: _stage(steps[0].arch, costs, tp) for tp in {step.tp for step in steps}}
+    hardware = load_hardware(steps[0].device)
+    assert hardware.costs is not None
+    costs = replace(hardware.costs, eager_host=host)
+    by_tp = {tp: _stage(steps[0].arch, costs, tp, hardware.attention) for tp in {step.tp for step in steps}}
     return np.array([by_tp[step.tp].seconds(step.shape)[0] for step in steps])
 
 
-def _stage(arch: Architecture, costs: CostsConfig, tp: int) -> StageCosts:
-    return StageCosts([arch.num_layers], [AnalyticOperators(arch, tp, costs, 2, launch="eager")], last_layer="all")
+def _stage(arch: Architecture, costs: CostsConfig, tp: int, attention: AttentionKernels) -> StageCosts:
+    source = AnalyticOperators(arch, tp, costs, 2, launch="eager", attention=attention)
+    return StageCosts([arch.num_layers], [source], last_layer="all")
 
 
 def errors(steps: list[Step], host: HostConfig) -> np.ndarray:

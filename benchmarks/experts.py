@@ -98,7 +98,7 @@ def layer_us(layer: Layer, tokens: int) -> float:
     experts = ExpertsConfig(num_experts=layer.experts, experts_per_token=layer.picked)
     arch = replace(arch_of("qwen3-30b-a3b"), hidden_size=layer.hidden, ffn_size=layer.width, experts=experts)
     costs = costs_of(layer.device)
-    source = AnalyticOperators(arch, 1, costs, 2)
+    source = AnalyticOperators(arch, 1, costs, 2, attention=load_hardware(layer.device).attention)
     seconds = source.linear("ffn_ln1", tokens) + source.linear("ffn_ln2", tokens) + source.routing(tokens)
     router = Products(Gemm(costs.gemm, costs.multiprocessors, 2), [(layer.hidden, layer.experts)])
     elements = 2 * layer.width
@@ -110,7 +110,9 @@ def layer_us(layer: Layer, tokens: int) -> float:
 def run_seconds(run: Run, batch: int) -> float:
     """Predict the seconds of a batch: all prompts in one micro-batch, then decodes."""
     arch = arch_of(run.model)
-    stage = StageCosts([arch.num_layers], [AnalyticOperators(arch, run.tp, costs_of(run.device), 2)])
+    kernels = load_hardware(run.device).attention
+    source = AnalyticOperators(arch, run.tp, costs_of(run.device), 2, attention=kernels)
+    stage = StageCosts([arch.num_layers], [source])
     seconds = stage.seconds(MicroBatchShape(((run.input_len, 0),) * batch, sampled=batch))[0]
     for step in range(1, run.output_len):
         decodes = MicroBatchShape((), batch, batch * (run.input_len + step), batch)

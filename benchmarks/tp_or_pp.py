@@ -1,16 +1,36 @@
-"""Simulates one model over two nodes as tensor- and as pipeline-parallel grids: `python -m benchmarks.tp_or_pp`.
+"""Is tensor or pipeline parallelism better, or both, and with which chunk? `python -m benchmarks.tp_or_pp`.
 
-GPT-3 on 2 x 8 A100s (H100s on `cluster=dgx-h100`) serves 400 prompts of 1,024 tokens with 256 output tokens each, all
-there at once, and then a few of them alone, on each choice of `cluster`; on 25 Gbit/s Ethernet also with each node in a
-rack of its own. Overrides of `gapless simulate` go behind the options. Half a minute.
+Clusters: GPT-3 on 2 x 8 A100s (H100s on `cluster=dgx-h100`) serves 400 prompts of 1,024 tokens with 256 output tokens
+each, all there at once, and then a few of them alone, on each choice of `cluster`, also with tp 16 across both nodes;
+on 25 Gbit/s Ethernet also with each node in a rack of its own. Half a minute.
+
+With `--page FILE` instead, `gapless tune` answers for several models, nodes and closed loops, with vLLM's defaults and
+one pipeline over all devices, and the answers are written as a page. Several minutes.
+
+With `--cells FOLDER` instead, `gapless tune` picks the grid of each row of real servers in FOLDER/h200_pp.csv: of one
+model and number of requests at once on 8 H200s, with columns model, tp, pp, concurrency and output_tok_s. It fails
+where more than two picks are more than 2% below the best grid. A minute.
+
+Overrides of `gapless simulate` or `tune` go behind the options.
 """
 
 from __future__ import annotations
 
+import csv
 import sys
+from collections import defaultdict
+from collections.abc import Mapping
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from gapless.conf.tuning import TuneConfig
+from gapless.launch.compose import compose_one
+from gapless.runtime.tuning.search import Search
+from gapless.runtime.tuning.search_result import SearchResult
 
 from .faults import simulate
-from .support.harness import Benchmark
+from .support.harness import Benchmark, Row, words
 
 SETTING = (
     "model=gpt3-175b scheduler=sarathi workload=fixed workload.input_len=1024 workload.output_len=256 "
@@ -27,9 +47,55 @@ CLUSTERS = {
 }
 GRIDS = ((16, 1), (8, 2), (4, 4), (2, 8))
 
+LOOP = (
+    "engine=vllm workload=fixed slo.ttft_p99_ms=null slo.tbt_p99_ms=null seeds=1 search.exhaustive=true "
+    "search.replicas=[1] search.layers=false search.batch=false search.depth=[0] search.finalists=1"
+)
+DESIGNS = (  # model, devices, keys
+    ("qwen3-8b", "8 H100", "hardware=h100 cluster=dgx-h100"),
+    ("llama2-70b", "8 H100", "hardware=h100 cluster=dgx-h100"),
+    ("llama2-70b", "8 A100 over PCIe", "hardware=a100-80g cluster=pcie"),
+    ("llama2-70b", "2 x 8 H100, InfiniBand", "hardware=h100 cluster=dgx-h100 nodes=2"),
+    ("gpt3-175b", "2 x 8 H100, InfiniBand", "hardware=h100 cluster=dgx-h100 nodes=2"),
+    ("gpt3-175b", "2 x 8 A100, 25 Gbit/s", "hardware=a100-80g cluster=ethernet-25g nodes=2"),
+)
+CLIENTS = (1, 16, 128)
+PAGE = """# TP, PP or both?
+
+Written by `python -m benchmarks.tp_or_pp --page docs/tp_or_pp.md` on {date}. Simulated by `gapless tune engine=vllm`
+with one pipeline over all devices: so many clients each send a prompt of 1,000 tokens, wait for its 200 output tokens,
+and send the next. Every `tp` within a node is tried with the `pp` that fills the devices, each with budgets of 512,
+2,048 and 8,192 tokens a step. [cost_model_errors.md](cost_model_errors.md) says how far stage times are off; a lead
+smaller than that is none.
+
+The last three columns are the most that tensor parallelism alone, pipeline parallelism alone and both come to, as
+shares of the best; - is what cannot be, as TP over several nodes or more stages than layers.
+
+| model | devices | clients | best | budget | requests/s | TP | PP | both |
+| --- | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |
+{rows}
+
+To ask it of your own model, nodes and load (without `search.replicas=[1]` also of several pipelines side by side):
+
+```sh
+gapless tune engine=vllm hardware=h100 cluster=dgx-h100 nodes=2 search.replicas=[1] workload=fixed \\
+    workload.max_concurrency=16 slo.ttft_p99_ms=null slo.tbt_p99_ms=null
+```
+"""
+MODELS = {  # of the cells (Hugging Face config.json): model and what differs from it
+    "qwen3-0.6b": "model=qwen3-8b model.architecture.hidden_size=1024 model.architecture.num_layers=28 "
+    "model.architecture.num_heads=16 model.architecture.ffn_size=3072 model.architecture.tie_embeddings=true",
+    "qwen3-8b": "model=qwen3-8b",
+}
+LEAST_RIGHT = 0.98  # of the best grid's tokens/s, from which on a pick is as good
+
 
 def main() -> int:
-    bench = Benchmark(__doc__, requests=400, overrides=True)
+    bench = Benchmark(__doc__, requests=400, page="", cells="", overrides=True)
+    if bench.given.cells:
+        return _cells(bench, Path(bench.given.cells) / "h200_pp.csv")
+    if bench.given.page:
+        return _page(bench, Path(bench.given.page))
     for cluster, keys in CLUSTERS.items():
         for tp, pp in GRIDS:
             given = (SETTING, keys, f"parallel.tp={tp} parallel.pp={pp}", *bench.given.overrides)
@@ -39,6 +105,82 @@ def main() -> int:
             shown |= {"alone_ttft_ms": 1e3 * alone["p99_ttft_s"], "alone_tbt_ms": alone["p99_tbt_ms"]}
             bench.row("tp_or_pp", cluster=cluster, tp=tp, pp=pp, **shown)
     return bench.end()
+
+
+def tuned(*keys: str) -> SearchResult:
+    """Search a closed loop's grids, all of them, with one pipeline each."""
+    return Search(compose_one(words(LOOP, *keys), TuneConfig, "tune")).run()
+
+
+def rates(found: SearchResult) -> dict[tuple[int, int], float]:
+    """Return the requests/s of each grid (tp, pp) with its best chunk."""
+    best: dict[tuple[int, int], float] = {}
+    for tried in found.tried:
+        grid = tried.candidate.tp, tried.candidate.pp
+        best[grid] = max(best.get(grid, 0.0), tried.low)
+    return best
+
+
+def _page(bench: Benchmark, path: Path) -> int:
+    for model, devices, keys in DESIGNS:
+        for clients in CLIENTS:
+            load = f"workload.max_concurrency={clients} workload.num_prompts={20 + 2 * clients}"
+            lengths = "workload.input_len=1000 workload.output_len=200"
+            found = tuned(f"model={model}", keys, load, lengths, *bench.given.overrides)
+            assert found.winner is not None
+            row: Row = {"model": model, "devices": devices, "clients": clients, "best": found.winner.candidate.grid}
+            row |= {"budget": found.winner.candidate.chunk, "requests_per_s": found.winner.rate}
+            kinds: defaultdict[str, float] = defaultdict(float)
+            for (tp, pp), rate in rates(found).items():
+                kind = "tp_share" if pp == 1 else "pp_share" if tp == 1 else "both_share"
+                kinds[kind] = max(kinds[kind], rate / found.winner.rate)
+            bench.row("design", **row, **{kind: kinds.get(kind) for kind in ("tp_share", "pp_share", "both_share")})
+    lines = [" | ".join(_cell(value) for value in row.values()) for row in bench.tables["design"]]
+    text = PAGE.format(date=date.today(), rows="\n".join(f"| {line} |" for line in lines))
+    path.write_text(text, encoding="utf-8")
+    return bench.end()
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.2f}" if value < 10 else f"{value:.1f}"
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _cells(bench: Benchmark, path: Path) -> int:
+    real: defaultdict[tuple[str, int], dict[tuple[int, int], float]] = defaultdict(dict)
+    with path.open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            grid = int(row["tp"]), int(row["pp"])
+            real[row["model"], int(row["concurrency"])][grid] = float(row["output_tok_s"])
+    wrong = 0
+    for (model, clients), measured in real.items():
+        loop = f"workload.max_concurrency={clients} workload.warmup_requests={clients}"
+        # Times to first token are below what the devices' peak allows, so prompts were in the prefix cache.
+        cached = f"workload.distinct_prompts={clients} workload.input_len=4000 workload.output_len=1000"
+        keys = f"hardware=h200 search.chunk=[8192] workload.duration_s=10 {loop} {cached}"
+        found = rates(tuned(MODELS[model], keys, *bench.given.overrides))
+        picked, best = (max(of, key=lambda grid: of[grid]) for of in ({g: found[g] for g in measured}, measured))
+        share = measured[picked] / measured[best]
+        wrong += share < LEAST_RIGHT
+        bench.row(
+            "cells",
+            model=model,
+            clients=clients,
+            picked=_grid(picked),
+            best=_grid(best),
+            of_best_share=share,
+            order="as measured" if _order(found, measured) == _order(measured, measured) else "another",
+        )
+    return bench.end(wrong <= 2)
+
+
+def _grid(grid: tuple[int, int]) -> str:
+    return f"tp{grid[0]} pp{grid[1]}"
+
+
+def _order(of: Mapping[tuple[int, int], float], grids: Mapping[tuple[int, int], float]) -> list[tuple[int, int]]:
+    return sorted(grids, key=lambda grid: -of[grid])
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ GROUPS = {
     "parallel": "the rank grid: any of tpN, ppM and tpN_ppM; local is one rank",
     "scheduler": "the policy that forms micro-batches; also a file with one of your own: scheduler=./FILE.py",
     "workload": "which requests come, and when",
+    "engine": "whose defaults a simulation takes: policy, budget, split, cache; keys that are given hold over them",
     "experiment": "a figure or table of the paper, with all groups as it wants them; other keys hold over its own",
 }
 _FAMILIES: dict[type, tuple[str, Mapping[str, type]]] = {  # configs whose `name` picks their class

@@ -41,10 +41,18 @@ class GemmConfig:
     """rate at which a matrix product reads weights"""
     knee: float  # order of the norm that joins the two times
     """how memory time and compute time join: 1 adds them, a high value takes the longer one"""
+    grouped_rate: float = 1.0
+    """how many times as fast kernels compute the products of a layer of experts as one product"""
     int8_rate: float | None = None
     """how many times faster the device multiplies INT8 numbers than 16-bit ones; null: it multiplies none"""
     fp8_rate: float | None = None
-    """the same of FP8 numbers"""
+    """the same of FP8 numbers, with a scale for a tensor or a row"""
+    fp8_block_rate: float | None = None
+    """the same with a scale for each block of 128 x 128 weights; null: fp8_rate"""
+    cast_us: float = 0.0
+    """time to launch the rounding of a product's input to INT8 or FP8"""
+    cast_gbps: float | None = None
+    """rate of that, over the bytes read and written; null: it is part of the kernel before"""
 
     def __post_init__(self) -> None:
         key = f"{_KEY}.gemm"
@@ -56,12 +64,13 @@ class GemmConfig:
             check(f"{key}.{name}", list(values), right_length, f"{len(self.tiles)} numbers, one a tile")
         check(f"{key}.tflops", list(self.tflops), min(self.tflops) > 0, "above 0")
         check(f"{key}.whole_waves", list(self.whole_waves), all(0 <= w <= 1 for w in self.whole_waves), "in [0, 1]")
-        _check_positive(self, key, ("sustained_tflops", "memory_gbps"))
-        for name in ("int8_rate", "fp8_rate"):
+        _check_positive(self, key, ("sustained_tflops", "memory_gbps", "grouped_rate"))
+        for name in ("int8_rate", "fp8_rate", "fp8_block_rate"):
             rate = getattr(self, name)
             check(f"{key}.{name}", rate, rate is None or rate > 0, "null or above 0")
         check(f"{key}.knee", self.knee, self.knee >= 1, "1 or more")
-        _check_not_negative(self, key, ("fade", "launch_us", "wave_us", "split_us", "split_share"))
+        check(f"{key}.cast_gbps", self.cast_gbps, self.cast_gbps is None or self.cast_gbps > 0, "null or above 0")
+        _check_not_negative(self, key, ("cast_us", "fade", "launch_us", "wave_us", "split_us", "split_share"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +125,8 @@ class AttentionConfig:
     """time that a wave of a chunk's blocks takes beside its keys"""
     chunk_token_ns: float = 0.0
     """least time per key of a block of the chunk, where its keys are not split"""
+    chunks_together: bool = False
+    """whether one kernel computes all chunks of a micro-batch, whose blocks then share the waves; else one a chunk"""
     decode_launch_us: float
     """time to launch the decodes' attention"""
     decode_split_us: float
@@ -149,7 +160,7 @@ class AttentionConfig:
         _check_not_negative(self, key, (*others, *decodes))
 
 
-AttentionKernels = Literal["flashinfer", "flash_attention", "xformers"]
+AttentionKernels = Literal["flashinfer", "flash_attention", "flash_attention_3", "xformers"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +169,7 @@ class AttentionFamilies:
 
     flashinfer: AttentionConfig | None = None
     flash_attention: AttentionConfig | None = None
+    flash_attention_3: AttentionConfig | None = None
     xformers: AttentionConfig | None = None
 
     def __post_init__(self) -> None:
@@ -208,9 +220,13 @@ class HostConfig:
     step_us: float = 0.0
     """time that the host adds to a stage per micro-batch"""
     row_us: float = 0.0
-    """time that the host adds per token that is sampled"""
+    """time that is added per token that is sampled"""
     layer_us: float = 0.0
-    """time to launch a layer, while the device computes: a stage takes at least that for all of its layers"""
+    """time to launch a layer, while the device computes"""
+    floor_us: float = 0.0
+    """time to prepare a micro-batch, while the device computes: a stage takes at least that and layer_us a layer"""
+    several_us: float = 0.0
+    """time that a layer takes longer in a micro-batch of several decodes than its kernels do alone"""
     stretch: float = 1.0
     """how many times longer kernels take in an engine than alone"""
     prompt_us: float = 0.0
@@ -232,8 +248,7 @@ class HostConfig:
         Raises:
             ConfigError: one is out of its range.
         """
-        alone, between = ("step_us", "row_us", "layer_us", "prompt_us"), ("dispatch_us", "result_us", "turnaround_us")
-        _check_not_negative(self, key, (*alone, *between, "bulk_gbps", "bulk_mib"))
+        _check_not_negative(self, key, tuple(each.name for each in fields(self) if each.name != "stretch"))
         check(f"{key}.stretch", self.stretch, self.stretch >= 1, "1 or more")
 
 
@@ -263,6 +278,7 @@ class CostsConfig:
     pointwise: PointwiseConfig
     attention: AttentionFamilies
     all_reduce: LinkConfig  # within a node; it counts the bytes that a rank sends, 2 (tp - 1) / tp of the hidden states
+    graph_all_reduce: LinkConfig | None = None  # the same by the engine's own kernel in a graph; null: as all_reduce
     node: LinkConfig  # sends within a node
     network: LinkConfig  # sends between nodes
     host: HostConfig = field(default_factory=HostConfig)  # of an engine with CUDA graphs
@@ -280,6 +296,8 @@ class CostsConfig:
         check(f"{_KEY}.multiprocessors", self.multiprocessors, self.multiprocessors >= 1, "1 or more")
         for name in ("all_reduce", "node", "network"):
             getattr(self, name).check(f"{_KEY}.{name}")
+        if self.graph_all_reduce is not None:
+            self.graph_all_reduce.check(f"{_KEY}.graph_all_reduce")
 
 
 def _check_positive(config: Any, key: str, names: tuple[str, ...] | list[str]) -> None:

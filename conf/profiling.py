@@ -31,6 +31,8 @@ class ProfileConfig(EngineConfig):
     """also time whole micro-batches in the real pipeline: sends, dispatch, and stages that check the cost model"""
     check: str | None = None
     """measure nothing; show the errors of this profile folder"""
+    import_: str | None = None
+    """measure nothing; fit the hardware's constants to the published tables of operators in this folder"""
 
     def __post_init__(self) -> None:
         EngineConfig.__post_init__(self)

@@ -141,9 +141,10 @@ class ParallelConfig:
     """tensor-parallel ranks per stage"""
     expert_parallel: bool = False
     """each of the tp ranks holds whole experts of a mixture of experts; false: a slice of every expert"""
-    layers: tuple[int, ...] | None = None
+    layers: tuple[int, ...] | Literal["first", "middle", "last"] | None = None
     """layers of each stage ([5,7]); null: even by the times of layers, LM head and sampler, and the speed of
-    each stage's devices"""
+    each stage's devices; first, middle, last: as many on each, what is left over on the first, those before the last, or
+    the last ones"""
     stage_speeds: tuple[float, ...] | None = None
     """speed of each stage's devices relative to each other ([1,1.9]), for layers=null; null: as hardware says"""
     depth: int | None = None
@@ -185,7 +186,7 @@ class ParallelConfig:
         after = self.resplit_after_s
         check("parallel.resplit_after_s", after, after is None or after >= 0, "null or 0 or more")
         check("parallel.spares", self.spares, 0 <= self.spares <= _MAX_RANKS, f"0 to {_MAX_RANKS}")
-        if self.layers is not None:
+        if isinstance(self.layers, tuple):
             check(
                 "parallel.layers",
                 list(self.layers),
@@ -203,6 +204,14 @@ class ParallelConfig:
                 self.world_size == 1,
                 f"ray or torchrun for {self.world_size} ranks (pp={self.pp} x tp={self.tp}); local runs one rank",
             )
+
+    def layer_counts(self, num_layers: int) -> tuple[int, ...] | None:
+        """Return how many layers each stage has, of so many; None: the balanced split."""
+        if self.layers is None or isinstance(self.layers, tuple):
+            return self.layers
+        each, more = divmod(num_layers, self.pp)
+        first = {"first": 0, "middle": self.pp - 1 - more, "last": self.pp - more}[self.layers]
+        return tuple(each + (first <= stage < first + more) for stage in range(self.pp))
 
     @property
     def started_by(self) -> str:
@@ -344,6 +353,8 @@ class SimulateConfig(ComparisonConfig):
 
     cache: CacheConfig = field(default_factory=lambda: CacheConfig(block_size=16))
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
+    engine: str | None = None
+    """whose defaults were taken; choose them by engine=NAME"""
     experiment: str | None = None
     """which function of runtime/experiments runs; choose it by experiment=NAME"""
 

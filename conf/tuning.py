@@ -17,7 +17,7 @@ _MAX_SEEDS = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TailSlo:
-    """Bounds that the tails of a run must meet; at least one is given."""
+    """Bounds that the tails of a run must meet; at least one is given, but for a closed loop."""
 
     ttft_p99_ms: float | None = None
     """most milliseconds of the p99 of TTFT over the requests; null: no bound"""
@@ -28,8 +28,6 @@ class TailSlo:
         for key in ("ttft_p99_ms", "tbt_p99_ms"):
             value = getattr(self, key)
             check(f"slo.{key}", value, value is None or value > 0, "null or above 0")
-        if self.ttft_p99_ms is None and self.tbt_p99_ms is None:
-            raise ConfigError("slo: give slo.ttft_p99_ms, slo.tbt_p99_ms or both; without a bound there is no capacity")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +40,8 @@ class CapacityConfig(EngineConfig):
     cache: CacheConfig = field(default_factory=lambda: CacheConfig(block_size=16))
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
     slo: TailSlo
+    engine: str | None = None
+    """whose defaults were taken; choose them by engine=NAME"""
     seeds: int = 3
     """workloads that are tried: other draws, or other stretches of a trace"""
     max_seeds: int | None = None
@@ -59,12 +59,11 @@ class CapacityConfig(EngineConfig):
             f"null or {self.seeds} (seeds) to {_MAX_SEEDS}",
         )
         check("precision", self.precision, 1e-4 <= self.precision <= 0.5, "in [0.0001, 0.5]")
-        check(
-            "workload.max_concurrency",
-            self.workload.max_concurrency,
-            self.workload.max_concurrency is None,
-            "null: requests that are held back wait for no SLO",
-        )
+        if self.workload.max_concurrency is None:
+            self._check_open()
+        else:
+            rate = self.workload.request_rate
+            check("workload.request_rate", rate, rate is None, "null where clients (max_concurrency) set it")
         pool = self.simulation.disaggregation.prefill_replicas
         check(
             "simulation.disaggregation.prefill_replicas",
@@ -72,6 +71,14 @@ class CapacityConfig(EngineConfig):
             pool is None,
             "null: gapless simulate has prefill pools, a search has none",
         )
+
+    def _check_open(self) -> None:
+        """Check what a search for a request rate needs, which a closed loop does not."""
+        if self.slo.ttft_p99_ms is None and self.slo.tbt_p99_ms is None:
+            raise ConfigError("slo: give slo.ttft_p99_ms, slo.tbt_p99_ms or both; without a bound there is no capacity")
+        for key, none in (("duration_s", None), ("warmup_requests", 0)):
+            value = getattr(self.workload, key)
+            check(f"workload.{key}", value, value == none, f"{'null' if none is None else none}; a closed loop has it")
 
     @property
     def most_seeds(self) -> int:
@@ -89,6 +96,8 @@ class SearchConfig:
     """tensor-parallel sizes that are tried; null: all that divide a node's devices"""
     pp: tuple[int, ...] | None = None
     """numbers of stages that are tried; null: all that divide the devices"""
+    replicas: tuple[int, ...] | None = None
+    """numbers of replicas that are tried, beside tp and pp; null: any that uses all devices"""
     expert_parallel: tuple[bool, ...] = (False, True)
     """what is tried of a mixture of experts: a slice of every expert on each rank (false), whole ones (true)"""
     chunk: tuple[int, ...] = (128, 256, 512, 1024, 2048)
@@ -105,7 +114,7 @@ class SearchConfig:
     """the capacity of every setting instead of a search: slow, to judge the search by"""
 
     def __post_init__(self) -> None:
-        for key, least in (("tp", 1), ("pp", 1), ("chunk", 1), ("depth", 0)):
+        for key, least in (("tp", 1), ("pp", 1), ("replicas", 1), ("chunk", 1), ("depth", 0)):
             values = getattr(self, key)
             right = values is None or (len(values) > 0 and min(values) >= least)
             shown = values if values is None else list(values)
@@ -130,7 +139,7 @@ class TuneConfig(CapacityConfig):
         "scheduler.chunk": "search.chunk=[512]",
         "scheduler.budget": "search.chunk=[512]",
         "scheduler.batch": "search.batch=false",
-        "simulation.replicas": "search.tp=[8] search.pp=[2]",
+        "simulation.replicas": "search.replicas=[2]",
         "simulation.devices": "hardware=NAME",
     }
 

@@ -21,13 +21,21 @@ class WorkloadConfig:
     name: str
     """the workload; choose it by workload=NAME"""
     num_prompts: int | None = None
-    """requests; null: all of the file, 100 where there is none (capacity, tune: 400 of any)"""
+    """requests; null: as many as duration_s allows, else all of the file, else 100 (capacity, tune: 400 of any)"""
+    duration_s: float | None = None
+    """seconds after which no more requests are sent; those that were are answered; null: the last one ends the run"""
+    warmup_requests: int = 0
+    """requests before these, of the same kind, that are answered first and not counted"""
+    distinct_prompts: int | None = None
+    """prompts, with their lengths, that requests repeat in turn; null: each request has its own"""
     request_rate: float | None = None
     """requests/s; inf: all at once; null: from the trace, or all at once"""
     burstiness: float = 1.0
     """shape of the gamma-distributed gaps: 1 is Poisson, less comes in bursts, inf ticks"""
     max_concurrency: int | None = None
-    """most unfinished requests; the next is held back until one ends; null: no bound"""
+    """clients of a closed loop, each of which sends its next request once it has its answer; null: no bound"""
+    think_ms: float = 0.0
+    """time that a client of a closed loop waits between an answer and its next request"""
     users: int = 1
     """number of users that requests are dealt to in turn, for scheduler.order=fair_share"""
     deadline_ms: float | None = None
@@ -53,6 +61,15 @@ class WorkloadConfig:
             self.max_concurrency is None or self.max_concurrency >= 1,
             "null or 1 or more",
         )
+        check("workload.think_ms", self.think_ms, self.think_ms >= 0, "0 or more")
+        is_loop = self.max_concurrency is not None
+        check("workload.think_ms", self.think_ms, is_loop or not self.think_ms, "0 where max_concurrency is null")
+        seconds, distinct = self.duration_s, self.distinct_prompts
+        check("workload.duration_s", seconds, seconds is None or seconds > 0, "null or above 0")
+        is_count = 0 <= self.warmup_requests <= MAX_REQUESTS
+        check("workload.warmup_requests", self.warmup_requests, is_count, f"0 to {MAX_REQUESTS}")
+        right = distinct is None or 1 <= distinct <= MAX_REQUESTS
+        check("workload.distinct_prompts", distinct, right, f"null or 1 to {MAX_REQUESTS}")
         check("workload.users", self.users, self.users >= 1, "1 or more")
         check(
             "workload.deadline_ms",

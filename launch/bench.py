@@ -19,7 +19,7 @@ from .bench_url import PreparedLoad, prepare_load, run_load
 from .progress import Meter, print_words, shown, starting, throughput
 from .prompts import TextInput
 from .results import compare, folder_of, log_cut_requests, show_one, write_turn
-from .turns import Turn, make_plans, policies, requests, turns
+from .turns import Turn, expected, make_plans, policies, requests, turns
 
 if TYPE_CHECKING:
     from ..runtime.engine.llm import LLM
@@ -120,7 +120,7 @@ def run(
     if len(plan) == 1:
         show_one(console, run_dir, run)
         return
-    compare(console, run_dir, config, plan, done, len(workload), workload.num_cut)
+    compare(console, run_dir, config, plan, done, workload.num_cut)
 
 
 def _warm_up(llm: LLM, workload: Workload) -> None:
@@ -151,10 +151,14 @@ def _run(
     from ..runtime.ledger.fleet import Fleet
 
     llm.reset(turn.policy)
+    if workload.warmup is not None:
+        for _ in llm.replay(workload.warmup, config.workload):
+            pass
+        llm.reset(warm=True)
     record, costs = llm.record, partial(known_costs, plan=llm.plan)
     try:
-        with Meter(errors, len(workload), name) as meter:
-            for events in llm.replay(workload, max_concurrency=config.workload.max_concurrency):
+        with Meter(errors, expected(config.workload, workload), name) as meter:
+            for events in llm.replay(workload, config.workload):
                 tokens = sum(event.token is not None for event in events)
                 finished = sum(event.is_last for event in events)
                 meter.update(tokens, finished, llm.live_bubble_fraction)

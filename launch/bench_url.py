@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,12 +20,12 @@ from ..conf.workloads import WorkloadConfig
 from .load_client import Target, find_target, send_all
 from .progress import Meter, print_words, shown, throughput
 from .results import compare, folder_of, log_cut_requests, write_turn
-from .turns import Turn, requests_of
+from .turns import Turn, expected, requests_of
 
 if TYPE_CHECKING:
     from ..runtime.core.request_record import RequestRecord
     from ..runtime.run_folder.read import RunFolder
-    from ..runtime.workload import Workload
+    from ..runtime.workload import WorkItem, Workload
 
 _KEY = "OPENAI_API_KEY"
 _WARMUP_REQUESTS = 4
@@ -88,25 +88,34 @@ def run_load(config: BenchConfig, prepared: PreparedLoad, run_dir: Path, *, brie
     plan = plan if len(plan) > 1 else [Turn(label, config.scheduler, 1, "")]
     if config.warmup:
         first = [structs.replace(item, arrival=0.0) for item in prepared.workload(config.repeats)[:_WARMUP_REQUESTS]]
-        asyncio.run(send_all(target, first, None, lambda tokens, ended: None))
+        _send(target, first, None)
     done: list[RunFolder] = []
     for turn in plan:
         workload = prepared.workload(turn.repeat - 1)
-        with Meter(errors, len(workload), label) as meter:
-            found = asyncio.run(
-                send_all(target, workload, prepared.config.max_concurrency, lambda t, n: meter.update(t, n, None))
-            )
+        if workload.warmup is not None:
+            _send(target, workload.warmup, prepared.config)
+        with Meter(errors, expected(config.workload, workload), label) as meter:
+            found = _send(target, workload, prepared.config, lambda tokens, ended: meter.update(tokens, ended, None))
         done.append(_write(config, turn, run_dir, found, errors))
         print_words(console, Text.assemble((f"{label}: ", "bold"), throughput(done[-1].summary)))
     if brief:
         return
     if len(plan) > 1:
-        compare(console, run_dir, config, plan, done, len(workload), workload.num_cut)
+        compare(console, run_dir, config, plan, done, workload.num_cut)
         return
     from ..runtime.report.terminal import latency_table
 
     console.print(latency_table(done[0].summary))
     console.print(Text.assemble(("report   ", "bold"), shown(run_dir / "report.html")), soft_wrap=True)
+
+
+def _send(
+    target: Target,
+    items: Sequence[WorkItem],
+    workload: WorkloadConfig | None,
+    on_tokens: Callable[[int, int], None] = lambda tokens, ended: None,
+) -> list[RequestRecord]:
+    return asyncio.run(send_all(target, items, workload, on_tokens))
 
 
 def _write(

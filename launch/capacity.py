@@ -16,6 +16,7 @@ from rich.text import Text
 from ..conf.build import to_mapping
 from ..conf.schema import SimulateConfig
 from ..conf.tuning import CapacityConfig
+from ..runtime.core.numbers import counted
 from .overrides import command_line
 from .progress import Steps, shown, versions
 from .prompts import TextInput
@@ -68,6 +69,7 @@ def prepare(config: CapacityConfig, stdin: TextInput) -> PreparedCapacity:
             seed=config.seed,
             workload=config.workload,
             simulation=config.simulation,
+            engine=config.engine,
         )
         settings[label] = make_setting(own)
     plans = [setting.plan for setting in settings.values()]
@@ -186,7 +188,7 @@ def _lines(search: _Search, width: int) -> Iterator[Table | Text]:
 
     config, demand = search.config, search.demands[0]
     yield Text(f"Simulated: {setting_of(to_mapping(config))}", "bold")
-    yield terminal_table(_rows(search), f"capacity within {slo_text(config.slo)}, {len(demand)} requests", width)
+    yield terminal_table(_rows(search), f"capacity: {asked_text(config, demand)}", width)
     if search.ties_note:
         yield Text(search.ties_note, "bold")
     for label, of_seeds in search.found.items():
@@ -272,10 +274,15 @@ def _numbers(search: _Search) -> dict[str, Any]:
     }
 
 
-def slo_text(slo: Any) -> str:
-    """Write an SLO as `TTFT p99 2 s, TBT p99 200 ms`."""
-    bounds = (("TTFT", slo.ttft_p99_ms), ("TBT", slo.tbt_p99_ms))
-    return ", ".join(f"{name} p99 {_ms(bound)}" for name, bound in bounds if bound is not None)
+def asked_text(config: CapacityConfig, demand: Demand) -> str:
+    """Write what a setting must carry as `TTFT p99 2 s, TBT p99 200 ms, zipf, 400 requests`."""
+    bounds = (("TTFT", config.slo.ttft_p99_ms), ("TBT", config.slo.tbt_p99_ms))
+    parts = [f"{name} p99 {_ms(bound)}" for name, bound in bounds if bound is not None]
+    parts.append(config.workload.name)
+    if demand.clients is not None:
+        parts.append(counted(demand.clients, "client"))
+    seconds = config.workload.duration_s
+    return ", ".join([*parts, counted(len(demand), "request") if seconds is None else f"{seconds:g} s"])
 
 
 def _ms(value: float | None) -> str:

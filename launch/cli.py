@@ -99,6 +99,10 @@ def _run_command(command: Command, arguments: list[str]) -> int:
 
         print(texts.command(command, _asked(arguments)))
         return 0
+    if command.name == "profile":
+        from .import_tables import arguments_of
+
+        arguments = arguments_of(arguments)
     if command.takes_vllm_options:
         from .serve_arguments import as_overrides
 

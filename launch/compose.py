@@ -38,6 +38,7 @@ from ..conf.build import (
     unknown_key,
     value_text,
 )
+from ..conf.engines import engine_defaults
 from ..conf.errors import ConfigError, nearest
 from ..conf.policies import SchedulerConfig
 from ..conf.policy_file import SUFFIX, is_policy_file, policy_mapping
@@ -56,7 +57,7 @@ CONFIG_MODULE = "gapless.conf"
 FREE_TEXT = (
     *("prompt", "prompts", "outputs", "model.weights", "model.tokenizer", "model.name"),
     *("url", "url_model"),
-    *("workload.path", "scheduler.profile", "simulation.profile", "check"),
+    *("workload.path", "scheduler.profile", "simulation.profile", "check", "import"),
     *(f"serve.{name}" for name in ("host", "config", "otlp_endpoint", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs")),
 )
 EXTRAS = {"hydra/launcher=joblib": "sweep"}  # choices of hydra's that an extra installs
@@ -192,7 +193,7 @@ class _CommandLine(Generic[E]):
             self.multirun and "scheduler" in given
         )
         shipped = [policy["name"] for policy in load_command(self.command)[0].get("policies", ())]
-        if shipped and not given.keys() & {"scheduler", "policies"}:
+        if shipped and not given.keys() & {"scheduler", "policies", "engine"}:
             given["scheduler"] = ",".join(shipped)
         texts = {key: quote(value) if _is_free_text(key, value) else value for key, value in given.items()}
         if "model" in given:
@@ -284,6 +285,7 @@ class _CommandLine(Generic[E]):
     def _compose(self, point: dict[str, str], swept: Iterable[str]) -> ComposedRun[E]:
         """Compose a point. In the groups that are `swept`, keys that the point's own choice lacks are left out."""
         from hydra import compose
+        from omegaconf import OmegaConf
 
         dropped: list[str] = []
         for group in swept:
@@ -292,6 +294,9 @@ class _CommandLine(Generic[E]):
             dropped += [f"{group}.{key}" for key in _keys_of(point, group) if key.partition(".")[0] not in known]
         point = {key: text for key, text in point.items() if key not in dropped}
         own, chosen = load_command(self.command)
+        engine = point.pop("engine", "null")
+        if engine != "null":
+            point = self._engine_keys(engine, point, chosen) | point
         # An experiment also chooses from the other groups.
         choices = {} if "experiment" in point else {group: point.get(group, name) for group, name in chosen.items()}
         groups = {group: load_group(group, name) for group, name in choices.items() if name in group_names(group)}
@@ -299,7 +304,18 @@ class _CommandLine(Generic[E]):
         texts = [f"{'' if key in present or '/' in key else '++'}{key}={text}" for key, text in point.items()]
         mode = f"hydra.mode={'MULTIRUN' if self.multirun else 'RUN'}"
         composed = compose(self.command, [*texts, mode], return_hydra_config=True)
+        if engine != "null":
+            OmegaConf.update(composed, "engine", engine, force_add=True)
         return ComposedRun(to_config(composed, self.cls), composed, tuple(texts), self.loader, tuple(dropped))
+
+    def _engine_keys(self, engine: str, point: Mapping[str, str], chosen: Mapping[str, str | None]) -> dict[str, str]:
+        """Return what an engine gives a point; keys of its policy only where that is the point's."""
+        known = {key for key, _ in dotted_keys(self.cls)} | chosen.keys()
+        found = engine_defaults(engine, point.get("hardware", chosen.get("hardware")), known)
+        is_its_policy = point.get("scheduler", found["scheduler"]) == found["scheduler"]
+        if is_its_policy and point.get("policies", "[]") == "[]":
+            return found
+        return {key: text for key, text in found.items() if not key.startswith("scheduler.")}
 
 
 @contextmanager

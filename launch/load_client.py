@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ..conf.errors import ConfigError
+from ..conf.workloads import WorkloadConfig
 from ..runtime.core.request_record import RequestRecord
 from ..runtime.pipeline.protocol import PipelineError
 
@@ -147,20 +149,22 @@ async def find_target(url: str, model: str | None, key: str, vocabulary: int) ->
 
 
 async def send_all(
-    target: Target, items: Sequence[WorkItem], max_concurrency: int | None, on_tokens: Callable[[int, int], None]
+    target: Target, items: Sequence[WorkItem], workload: WorkloadConfig | None, on_tokens: Callable[[int, int], None]
 ) -> list[RequestRecord]:
     """Send each request when it is due, and return what became of them; times are seconds since the start.
 
     Args:
         target: the server.
         items: in the order of their arrivals.
-        max_concurrency: most that are unfinished; then one arrives when it is let in.
+        workload: as `Clients` takes it, for its closed loop and its duration.
         on_tokens: is told of tokens as they come, and of requests that ended.
 
     Raises:
         PipelineError: not one was answered.
     """
-    room = asyncio.Semaphore(max_concurrency or len(items))
+    from ..runtime.workload import Clients
+
+    clients, answered = Clients(items, workload), asyncio.Event()
     began = time.perf_counter()
     records: list[RequestRecord] = []
     errors: list[str] = []
@@ -175,19 +179,21 @@ async def send_all(
         finally:
             record.finished = time.perf_counter() - began
             on_tokens(0, 1)
-            room.release()
+            clients.answered(record.finished)
+            answered.set()
 
-    for number, item in enumerate(items):
-        await asyncio.sleep(began + item.arrival - time.perf_counter())
-        is_held = room.locked()
-        await room.acquire()
-        earlier = records[-1].arrival if records else 0.0
-        arrival = time.perf_counter() - began if is_held else max(item.arrival, earlier)
-        records.append(RequestRecord(number, len(item.prompt), arrival, user=item.user))
+    while (due := clients.due) < math.inf or not clients.are_done:
+        answered.clear()
+        if due == math.inf:
+            await answered.wait()
+            continue
+        await asyncio.sleep(began + due - time.perf_counter())
+        item = clients.take()
+        records.append(RequestRecord(len(records), len(item.prompt), due, user=item.user))
         tasks.append(asyncio.create_task(send(item, records[-1])))
     await asyncio.gather(*tasks)
-    if len(errors) == len(items):
-        raise PipelineError(f"{target.url}: all {len(items)} requests failed; the first: {errors[0]}")
+    if len(errors) == len(records):
+        raise PipelineError(f"{target.url}: all {len(records)} requests failed; the first: {errors[0]}")
     return records
 
 

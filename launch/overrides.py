@@ -28,6 +28,7 @@ def command_line(config: EngineConfig, command: str, *extra: str, named: Sequenc
 def overrides(config: EngineConfig, command: str) -> list[str]:
     """Return overrides that compose to `config`: the nearest choice of each group, and the keys that differ from it."""
     mapping = to_mapping(config)
+    mapping.pop("engine", None)  # its keys stand by themselves
     composed, groups = load_command(command)
     found: list[str] = []
     for group, default in groups.items():

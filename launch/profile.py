@@ -18,6 +18,7 @@ from rich.text import Text
 from ..conf.errors import ConfigError
 from ..conf.profiling import ProfileConfig
 from ..conf.user_path import user_path
+from . import import_tables
 from .progress import can_redraw, shown, starting, versions
 from .prompts import TextInput
 
@@ -26,17 +27,18 @@ if TYPE_CHECKING:
     from ..runtime.cost.profile_point import Point
     from ..runtime.pipeline.launcher import Launcher
     from ..runtime.pipeline.protocol import Pipeline
+    from ..runtime.profiling.measurements import Measured
     from ..runtime.profiling.prediction_error import PredictionError
     from ..runtime.profiling.profile_plan import ProfilePlan
 
 _log = logging.getLogger(__name__)
 
 
-def prepare(config: ProfileConfig, stdin: TextInput) -> ProfilePlan | ProfileFolder:
+def prepare(config: ProfileConfig, stdin: TextInput) -> ProfilePlan | ProfileFolder | Measured:
     """Check a profile before anything is measured.
 
     Returns:
-        What to measure; or, with `check`, the folder whose errors to show.
+        What to measure; with `check`, the folder whose errors to show; with `import`, what the tables hold.
 
     Raises:
         ConfigError: the model, the memory, the grid, the launcher or the folder of `check` is wrong.
@@ -45,6 +47,8 @@ def prepare(config: ProfileConfig, stdin: TextInput) -> ProfilePlan | ProfileFol
     from ..runtime.pipeline.launcher import check_launcher
     from ..runtime.profiling.profile_plan import plan_profile
 
+    if config.import_ is not None:
+        return import_tables.read(config)
     if config.check is not None:
         folder = ProfileFolder(user_path(config.check, "check"), f"check={config.check}")
         folder.about()
@@ -58,7 +62,10 @@ def prepare(config: ProfileConfig, stdin: TextInput) -> ProfilePlan | ProfileFol
 
 
 def run(
-    config: ProfileConfig, prepared: ProfilePlan | ProfileFolder, run_dir: Path, launcher: Launcher | None = None
+    config: ProfileConfig,
+    prepared: ProfilePlan | ProfileFolder | Measured,
+    run_dir: Path,
+    launcher: Launcher | None = None,
 ) -> None:
     """Measure what `run_dir` does not hold yet, then show the error of the cost model on points it was not fitted to.
 
@@ -67,8 +74,12 @@ def run(
         PipelineError: a rank failed.
     """
     from ..runtime.cost.profile_folder import ProfileFolder
+    from ..runtime.profiling.measurements import Measured
 
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
+    if isinstance(prepared, Measured):
+        import_tables.run(config, prepared, run_dir)
+        return
     if isinstance(prepared, ProfileFolder):
         with suppress(OSError):
             run_dir.rmdir()  # made for this command, and empty

@@ -42,10 +42,10 @@ _SLOW_START_S = 10.0  # from which on what it went into is said on a terminal to
 class Meter:
     """Shows the progress of a run on standard error: a bar on a terminal, else a plain line every few seconds.
 
-    `name` says which run it is, where there are several.
+    `name` says which run it is, where there are several. `num_requests` is None where time ends the run.
     """
 
-    def __init__(self, console: Console, num_requests: int, name: str = "") -> None:
+    def __init__(self, console: Console, num_requests: int | None, name: str = "") -> None:
         self._num_requests = num_requests
         self._name = name
         self._tokens = 0
@@ -85,7 +85,8 @@ class Meter:
         self._printed = time.monotonic()
         name = f"{self._name}: " if self._name else ""
         tokens = f", {counted(self._tokens, 'token')}, {self._rates}" if self._tokens else ""
-        _log.info("%s%d/%d requests%s", name, self._done, self._num_requests, tokens)
+        of = "" if self._num_requests is None else f"/{self._num_requests}"
+        _log.info("%s%d%s requests%s", name, self._done, of, tokens)
 
 
 class Steps:

@@ -138,7 +138,6 @@ def compare(
     config: ComparisonConfig,
     plan: Sequence[Turn],
     folders: Sequence[RunFolder],
-    num_requests: int,
     num_cut: int,
     name: str = "bench.json",
 ) -> None:
@@ -155,7 +154,7 @@ def compare(
     numbers = {
         "config": plain(to_mapping(config)),
         "versions": versions(),
-        "requests": num_requests,
+        "requests": max(folder.summary["completed"] + folder.summary["failed"] for folder in folders),
         "cut_requests": num_cut,
         "policies": {row["label"]: row["metrics"] for row in comparison["candidates"]},
         "runs": [

@@ -18,7 +18,7 @@ from . import experiment
 from .progress import Meter, print_words, throughput
 from .prompts import TextInput
 from .results import compare, folder_of, log_cut_requests, show_one, write_counted, write_turn
-from .turns import Turn, labels, policies, requests, turns
+from .turns import Turn, expected, labels, policies, requests, turns
 
 if TYPE_CHECKING:
     from ..runtime.engine.plan import Plan
@@ -120,7 +120,7 @@ def run(
     if config.simulation.record and len(plan) == 1:
         show_one(console, run_dir, run)
     elif config.simulation.record:
-        compare(console, run_dir, config, plan, folders, len(workload), workload.num_cut, "simulate.json")
+        compare(console, run_dir, config, plan, folders, workload.num_cut, "simulate.json")
     print_words(console, Text(error_text(error)))
 
 
@@ -133,7 +133,7 @@ def simulate(
     seeded = replace(config.workload, seed=config.workload.seed + turn.repeat - 1)
     workload, _ = requests(replace(config, workload=seeded), _plans(prepared.settings))
     replicas, ends = start(prepared.settings[turn.policy], workload, repeat=turn.repeat)
-    with Meter(errors, len(workload), name) as meter:
+    with Meter(errors, expected(config.workload, workload), name) as meter:
         for ended in ends:
             if ended:
                 meter.update(0, ended, 0.0)

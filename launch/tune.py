@@ -14,8 +14,7 @@ from rich.text import Text
 from ..conf.build import to_mapping
 from ..conf.schema import BenchConfig
 from ..conf.tuning import TuneConfig
-from ..runtime.core.numbers import counted
-from .capacity import SLO_NOT_MET, slo_text, terminal_table
+from .capacity import SLO_NOT_MET, asked_text, terminal_table
 from .overrides import command_line, overrides
 from .progress import Steps, print_words, shown, versions
 from .prompts import TextInput
@@ -61,14 +60,14 @@ def run(config: TuneConfig, search: Search, run_dir: Path, launcher: Launcher | 
     commands = _commands(search, found)
     devices = f"{config.nodes} x {config.cluster.devices_per_node} {config.hardware.name}"
     title = f"Simulated: gapless tune, {config.model.name} on {devices}"
-    asked = f"{config.workload.name}, {counted(len(found.demands[0]), 'request')}"
-    subtitle = f"{slo_text(config.slo)} · {asked} · {datetime.now():%Y-%m-%d %H:%M}"
+    asked = asked_text(config, found.demands[0])
+    subtitle = f"{asked} · {datetime.now():%Y-%m-%d %H:%M}"
     drawn = charts(found, config.slo)
     (run_dir / "report.html").write_text(page.render(found, config, title, subtitle, commands), encoding="utf-8")
     (run_dir / "tune.json").write_text(json.dumps(_numbers(search, found, commands), indent=2) + "\n", encoding="utf-8")
     write_figures(run_dir / "figures", drawn)
 
-    console.print(Text(f"{title}: {slo_text(config.slo)}, {asked}", "bold"), soft_wrap=True)
+    console.print(Text(f"{title}: {asked}", "bold"), soft_wrap=True)
     for rows, name in (
         (tables.misfit_rows(found), "What does not fit"),
         (tables.grid_rows(found), "Grids"),
@@ -110,6 +109,8 @@ def _commands(search: Search, found: SearchResult) -> dict[str, str]:
     share = workload
     if winner.candidate.replicas > 1:
         share = search.demand.config_at(config.workload, winner.rate / winner.candidate.replicas)
+        if share.max_concurrency is not None:
+            share = replace(share, max_concurrency=-(-share.max_concurrency // winner.candidate.replicas))
     real = BenchConfig(
         model=config.model,
         hardware=config.hardware,

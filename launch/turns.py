@@ -64,6 +64,11 @@ def requests_of(workload: WorkloadConfig, tokenizer: str | None, vocab_size: int
     return make_workload(workload, vocab_size=vocab_size, context=context, tokenizer=encoder)
 
 
+def expected(config: WorkloadConfig, workload: Workload) -> int | None:
+    """Return how many requests a run will have; None where its time ends it."""
+    return len(workload) if config.duration_s is None else None
+
+
 def policies(config: ComparisonConfig) -> tuple[SchedulerConfig, ...]:
     """Return the policies that are compared, at least one."""
     return config.policies or (config.scheduler,)

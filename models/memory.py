@@ -225,7 +225,7 @@ class MemoryModel:
             ConfigError: they do not fit once.
         """
         fits = []
-        split = split_layers(self.arch, self.parallel.pp, self.parallel.layers)
+        split = split_layers(self.arch, self.parallel.pp, self.parallel.layer_counts(self.arch.num_layers))
         for stage, (layers, own) in enumerate(zip(split, self.stages, strict=True)):
             available, fixed = _available(own), self._fixed(stage, layers)
             unit = num_tokens * self._kv_bytes_per_token(layers_of_a_block(self.arch, layers, self.windows))

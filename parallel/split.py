@@ -22,7 +22,7 @@ def check_parallel(arch: Architecture, parallel: ParallelConfig, *, copies_heads
     pp, tp, layers = parallel.pp, parallel.tp, parallel.layers
     if pp > arch.num_layers:
         raise ConfigError(f"parallel.pp={pp}: must be at most the model's {arch.num_layers} layers")
-    if layers is not None and sum(layers) != arch.num_layers:
+    if isinstance(layers, tuple) and sum(layers) != arch.num_layers:
         raise ConfigError(
             f"parallel.layers={list(layers)}: must sum to the model's {arch.num_layers} layers, not {sum(layers)}"
         )

@@ -14,66 +14,45 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
+
+from gapless.runtime.profiling.measurements import (
+    ELEMENT,
+    ChunkAttention,
+    DecodeAttention,
+    MatrixProduct,
+    Measured,
+    Message,
+    RowKernel,
+)
 
 T = TypeVar("T", bound=Any)  # a tuple with `seconds`
-ELEMENT = 2  # bytes: all are of half precision
 _FLASHINFER_HEADS = {"llama3-8b_tp1": (32, 8, 128)}  # of a rank: queries', keys', and their size
 
 
-class MatrixProduct(NamedTuple):
-    """A matrix product: [rows, inputs] x [inputs, outputs]."""
-
-    model: str
-    hidden: int  # the model's hidden size
-    operator: str
-    tp: int
-    rows: int
-    inputs: int
-    outputs: int
-    seconds: float
-
-
-class RowKernel(NamedTuple):
-    """A kernel that computes row by row: `width` elements a row; it reads and writes `moved` bytes a row."""
-
-    model: str
-    operator: str
-    tp: int
-    rows: int
-    width: int
-    moved: int
-    seconds: float
+def read(folder: Path) -> Measured:
+    """Read all measurements of a device."""
+    products, rows = [], []
+    for model in models(folder):
+        of_model = read_linear(folder, model)
+        products += of_model[0]
+        rows += of_model[1]
+    chunks, decodes, copies = read_attention(folder)
+    fi_chunks, fi_decodes = read_flashinfer(folder)
+    return Measured(
+        products,
+        rows + copies,
+        _found(flash_attention=chunks, flashinfer=fi_chunks),
+        _found(flash_attention=decodes, flashinfer=fi_decodes),
+        all_reduce=read_all_reduce(folder),
+        node=read_send(folder, between_nodes=False),
+        network=read_send(folder, between_nodes=True),
+    )
 
 
-class ChunkAttention(NamedTuple):
-    """Attention of a chunk of `length` tokens over itself and a prefix of `prefix` tokens."""
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    length: int
-    prefix: int
-    seconds: float
-
-
-class DecodeAttention(NamedTuple):
-    """Attention of one decode of each of `requests` requests, each over `context` tokens."""
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    requests: int
-    context: int
-    seconds: float
-
-
-class Message(NamedTuple):
-    """A message of `size` bytes from one rank (`ranks` is 1), or an all-reduce of `size` bytes among `ranks`."""
-
-    ranks: int
-    size: int
-    seconds: float
+def _found(**by_kernels: Any) -> Any:
+    """Return the libraries of which there are measurements."""
+    return {kernels: rows for kernels, rows in by_kernels.items() if rows}
 
 
 def models(folder: Path) -> list[str]:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from ...conf.architecture import Architecture, LayerKind
@@ -62,7 +63,9 @@ class AnalyticOperators:
         width, gate = arch.ffn_size if experts is None else arch.expert_size, 2 if arch.gated_ffn else 1
         ffn = width if expert_parallel and experts is not None else width // tp
         self.tp = tp
-        self.topology = Topology(cluster or ClusterConfig(), costs, tp, between_racks=between_racks)
+        self.topology = Topology(
+            cluster or ClusterConfig(), costs, tp, between_racks=between_racks, graphs=launch == "graphs"
+        )
         host = costs.host_of(launch)
         self.host = HostTimes.of(host, tp)
         self._bulk_rate = host.bulk_gbps * 1e9 if tp > 2 else 0.0  # bytes/s; 0: large all-reduces are like others
@@ -165,6 +168,16 @@ class AnalyticOperators:
         seconds = 0.0
         for window, share in self._windows:
             seconds += share * self._chunk(length, prefix if window is None else min(prefix, window))
+        return seconds
+
+    def chunks_attention(self, chunks: Sequence[tuple[int, int]]) -> float:
+        """See `Operators.chunks_attention`. One kernel computes them together where the library's does."""
+        if not self._attention.chunks_together or self._expanded is not None:
+            return sum([self.chunk_attention(length, prefix) for length, prefix in chunks])
+        seconds = 0.0
+        for window, share in self._windows:
+            within = chunks if window is None else [(length, min(prefix, window)) for length, prefix in chunks]
+            seconds += share * self._attention.chunks(within)
         return seconds
 
     def _chunk(self, length: int, prefix: int) -> float:

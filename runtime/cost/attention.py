@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from ...conf.costs import AttentionConfig
 
@@ -45,6 +46,7 @@ class AttentionCost:
         flops_per_key = 4 * _BLOCK_QUERIES * head_dim * self._wave_blocks  # of a wave
         self._chunk_wave_per_key = flops_per_key / (config.chunk_tflops * 1e12) * dtype_bytes / 2
         self._self_share, self._chunk_spread = config.chunk_self, config.chunk_spread
+        self.chunks_together = config.chunks_together
         self._chunk_launch = config.chunk_launch_us * 1e-6
         self._chunk_whole_waves = config.chunk_waves
         self._chunk_split = config.chunk_split_us * 1e-6
@@ -69,6 +71,24 @@ class AttentionCost:
         keys = prefix + self._self_share * length
         whole, parts = per_key * keys, split + per_split_key * keys
         return overhead + (whole if whole < parts else parts)
+
+    def chunks(self, chunks: Sequence[tuple[int, int]]) -> float:
+        """Return the seconds of one kernel for several chunks, (length, prefix) each, whose blocks share the waves."""
+        blocks = tokens = work = longest = 0.0
+        for length, prefix in chunks:
+            own, keys = (
+                -(-length // _BLOCK_QUERIES) * self._heads / self._wave_blocks,
+                prefix + self._self_share * length,
+            )
+            blocks += own
+            tokens += length
+            work += own * keys
+            longest = max(longest, keys)
+        waves = blocks + self._chunk_whole_waves * (-(-blocks // 1) - blocks)
+        overhead = self._chunk_launch + waves * self._chunk_wave + tokens * self._copy_per_token
+        whole = max(waves / blocks * work * self._chunk_wave_per_key, longest * self._chunk_block_per_key)
+        split = self._chunk_split + work * self._chunk_spread * self._chunk_wave_per_key if blocks < 1 else math.inf
+        return overhead + min(whole, split)
 
     def _chunk_parts(self, length: int) -> tuple[float, float, float, float]:
         """Return a chunk's overhead and its seconds a key, then what the same add where keys are split."""

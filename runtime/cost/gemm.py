@@ -17,6 +17,7 @@ _INNER_STEP = 64  # elements of the inner dimension that a tile reads at a time
 _REFERENCE_AREA = 256 * 128  # elements of the tile for which the config gives `wave_us`
 _REFERENCE_FLOP = 1e11  # FLOP of the product for which the config gives the rates of tiles
 _POWER_NORM_ORDER = 6  # of the norm that joins the time by waves and the time at the sustained rate
+_BLOCK = 128  # weights that share a scale where FP8 has one a block
 _ROWS_AT_ONCE = 16  # numbers of rows that one call of numpy predicts: hardly slower than one number
 
 
@@ -48,7 +49,11 @@ class Gemm:
     ) -> None:
         rate = None
         if weights is not None and weights.bits == 8 and (weights.int8_activations or weights.is_float):
-            rate = config.fp8_rate if weights.is_float else config.int8_rate
+            block = config.fp8_block_rate if weights.group == _BLOCK else None
+            rate = (block or config.fp8_rate) if weights.is_float else config.int8_rate
+        self._cast_us, self._cast_us_of_element = 0.0, 0.0  # to round the input
+        if rate is not None and config.cast_gbps is not None:
+            self._cast_us, self._cast_us_of_element = config.cast_us, (dtype_bytes + 1) / (config.cast_gbps * 1e3)
         self._slowness = dtype_bytes / 2 if rate is None else 1 / rate  # relative to numbers of 2 bytes
         tiles = [
             (*sides, inner, whole)
@@ -84,8 +89,8 @@ class Gemm:
         moved = self._bytes(rows * inputs, inputs * outputs, rows * outputs)
         time = self._joined_us(compute, rows * inputs * outputs, moved)
         partial = config.split_share * 2 * rows * outputs * 4 / (config.memory_gbps * 1e3)  # float32, written and read
-        found: Floats = (time + self._overhead_us + self._num_partial * partial).min(axis=-1) * 1e-6
-        return found
+        found: Floats = (time + self._overhead_us + self._num_partial * partial).min(axis=-1)
+        return (found + self._cast(rows[..., 0], inputs[..., 0])) * 1e-6
 
     def grouped_seconds(self, rows: Floats, row_tiles: Floats, weights: Floats, inputs: int, outputs: int) -> Floats:
         """Return the seconds, [...], of one kernel that multiplies groups of rows, each with a weight of its own.
@@ -102,8 +107,13 @@ class Gemm:
         sizes = np.array(float(inputs)), np.array(float(outputs))
         compute = self._compute_us(row_tiles[..., None], *sizes, np.ones(1)).min(axis=(-2, -1))  # of the fastest tile
         moved = self._bytes(rows * inputs, weights * inputs * outputs, rows * outputs)
-        found: Floats = (self._joined_us(compute, rows * inputs * outputs, moved) + self._config.launch_us) * 1e-6
-        return found
+        rate = self._config.grouped_rate
+        found: Floats = self._joined_us(compute / rate, rows * inputs * outputs / rate, moved) + self._config.launch_us
+        return (found + self._cast(rows, sizes[0])) * 1e-6
+
+    def _cast(self, rows: Floats, inputs: Floats) -> Floats:
+        """Return the microseconds of rounding a product's input; 0 where it is not rounded by a kernel of its own."""
+        return self._cast_us + rows * inputs * self._cast_us_of_element
 
     def _compute_us(self, row_tiles: Floats, inputs: Floats, outputs: Floats, splits: Floats) -> Floats:
         """Return the microseconds by tile and split, [..., tiles, splits], of the tiles that cover rows and outputs."""

@@ -64,6 +64,10 @@ class MeasuredOperators:
         """Return 0: the engine that is measured computes no experts."""
         return 0.0  # the engine that is measured computes no experts
 
+    def chunks_attention(self, chunks: Sequence[tuple[int, int]]) -> float:
+        """See `Operators.chunks_attention`. Each takes the time that it takes alone."""
+        return sum(self.chunk_attention(length, prefix) for length, prefix in chunks)
+
     def linear(self, operator: Linear, rows: int) -> float:
         """See `Operators.linear`."""
         return self._linear[operator](rows)

@@ -44,6 +44,10 @@ class MixedOperators:
         """See `Operators.chunk_attention`."""
         return self._mean(lambda source: source.chunk_attention(length, prefix))
 
+    def chunks_attention(self, chunks: Sequence[tuple[int, int]]) -> float:
+        """See `Operators.chunks_attention`."""
+        return self._mean(lambda source: source.chunks_attention(chunks))
+
     def decode_attention(self, requests: int, context: int) -> float:
         """See `Operators.decode_attention`."""
         return self._mean(lambda source: source.decode_attention(requests, context))

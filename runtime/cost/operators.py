@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
@@ -22,6 +23,8 @@ class HostTimes:
         step: for the micro-batch, while the device waits: batch tables, sampling.
         row: the same for each token that is sampled.
         layer: to launch a layer, while the device computes.
+        floor: to prepare a micro-batch, while the device computes.
+        several: what a layer takes longer with several decodes.
         stretch: how many times longer kernels take in an engine than alone.
         prompt: for a micro-batch with prompt tokens, while the device waits.
         dispatch: from the coordinator's dispatch to the begin of the first stage's compute.
@@ -32,6 +35,8 @@ class HostTimes:
     step: float = 0.0
     row: float = 0.0
     layer: float = 0.0
+    floor: float = 0.0
+    several: float = 0.0
     stretch: float = 1.0
     prompt: float = 0.0
     dispatch: float = 0.0
@@ -45,6 +50,8 @@ class HostTimes:
             step=config.step_us * 1e-6,
             row=config.row_us * 1e-6,
             layer=config.layer_us * 1e-6,
+            floor=config.floor_us * 1e-6,
+            several=config.several_us * 1e-6,
             stretch=config.stretch,
             prompt=tp * config.prompt_us * 1e-6,
             dispatch=config.dispatch_us * 1e-6,
@@ -83,6 +90,10 @@ class Operators(Protocol):
 
     def chunk_attention(self, length: int, prefix: int) -> float:
         """Return the seconds of one layer's attention of a chunk of `length` tokens that follows `prefix` tokens."""
+        ...
+
+    def chunks_attention(self, chunks: Sequence[tuple[int, int]]) -> float:
+        """Return the seconds of one layer's attention of several chunks, (length, prefix) each."""
         ...
 
     def decode_attention(self, requests: int, context: int) -> float:

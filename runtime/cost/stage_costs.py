@@ -126,7 +126,9 @@ class StageCosts:
         self._host_steps = [each.step for each in hosts]
         self._host_row = hosts[-1].row
         self._host_steps_with_prompts = [each.step + each.prompt for each in hosts]
-        self._launches = [each.layer * count for each, count in zip(hosts, layers, strict=True)]
+        self._several = [each.several * count for each, count in zip(hosts, layers, strict=True)]
+        self._has_several = any(self._several)
+        self._launches = [each.floor + each.layer * count for each, count in zip(hosts, layers, strict=True)]
         self.stretches = tuple([each.stretch for each in hosts])  # of each stage: how much longer its kernels take
         self._by_rows: dict[int, list[float]] = {}  # of each stage, without attention and head
         self._embedding: dict[int, float] = {}
@@ -165,6 +167,8 @@ class StageCosts:
             times[-1] += head
         if self._skips and shape.sampled < rows:
             times[-1] -= self._skipped(shape, rows, each[self._kind[-1]])
+        if self._has_several and shape.decodes > 1:
+            times = [seconds + more for seconds, more in zip(times, self._several, strict=True)]
         return self._with_host(times, shape.sampled, bool(shape.chunks))
 
     def _with_host(self, times: list[float], sampled: int, has_chunks: bool) -> list[float]:
@@ -250,8 +254,11 @@ class StageCosts:
 
 def _attention(source: Operators, shape: MicroBatchShape) -> float:
     seconds = source.decode_attention(shape.decodes, shape.context) if shape.decodes else 0.0
-    for length, prefix in shape.chunks:
-        seconds += source.chunk_attention(length, prefix)
+    chunks = shape.chunks
+    if len(chunks) == 1:
+        seconds += source.chunk_attention(*chunks[0])
+    elif chunks:
+        seconds += source.chunks_attention(chunks)
     return seconds
 
 

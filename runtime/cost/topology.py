@@ -9,7 +9,7 @@ import math
 from ...conf.clusters import ClusterConfig
 from ...conf.costs import CostsConfig
 from ...parallel.placement import StageLink, nodes_of_a_stage
-from .link import Link
+from .link import FasterLink, Link
 
 _TREE_SHARE = 0.9  # of a ring's rate that a tree reaches, as NCCL assumes (src/graph/tuning.cc)
 
@@ -19,17 +19,21 @@ class Topology:
 
     Args:
         costs: the device's constants; `cluster` has the links that differ.
+        graphs: collectives may be kernels in a CUDA graph; the faster of those and the library's are taken.
         between_racks: the stage's nodes lie in several racks.
     """
 
-    def __init__(self, cluster: ClusterConfig, costs: CostsConfig, tp: int, *, between_racks: bool = False) -> None:
+    def __init__(
+        self, cluster: ClusterConfig, costs: CostsConfig, tp: int, *, between_racks: bool = False, graphs: bool = False
+    ) -> None:
         self._tp = tp
         self._nodes = nodes_of_a_stage(tp, cluster.devices_per_node)
         self._ranks_a_node = -(-tp // self._nodes)
         self._adapters = min(self._ranks_a_node, cluster.adapters)  # those that the stage's ranks on a node use
         self._between_racks = between_racks
         self._algorithms = cluster.all_reduce_algorithms
-        self._inside = Link(cluster.all_reduce or costs.all_reduce)
+        own = costs.graph_all_reduce if graphs and cluster.all_reduce is None else None
+        self._inside = FasterLink(cluster.all_reduce or costs.all_reduce, own)
         self._node = Link(cluster.node or costs.node)
         network = cluster.network or costs.network
         self._network = Link(network)

@@ -83,17 +83,22 @@ class Coordinator:
         self.scheduler = scheduler
         self.clock = pipeline.clock
         self.epoch = epoch
-        limits = scheduler.limits
-        self.record = RunRecord(pipeline.num_stages, pipeline.num_blocks, batch=limits.batch, depth=limits.depth.most)
         self._num_stages = pipeline.num_stages
         self._on_fewer_stages = on_fewer_stages
         self._stop_check = stop_check
         self._ends_only = ends_only
         self.next_micro_batch = first_micro_batch
         self._in_flight: dict[int, tuple[MicroBatch, MicroBatchRecord]] = {}
+        self.begin_record()
+
+    def begin_record(self) -> None:
+        """Begin a new record, while nothing is in flight. What scheduler and prefix cache know stays."""
+        assert not self._in_flight
+        pipeline, limits = self.pipeline, self.scheduler.limits
+        self.record = RunRecord(pipeline.num_stages, pipeline.num_blocks, batch=limits.batch, depth=limits.depth.most)
         self._waits: list[Wait] = []  # since the last dispatch
         self._blocked_since: float | None = self.clock.now()
-        self._blocked_by = scheduler.blocked
+        self._blocked_by = self.scheduler.blocked
 
     @property
     def has_work(self) -> bool:

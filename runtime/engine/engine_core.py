@@ -44,11 +44,17 @@ class EngineCore:
         self.plan = self._plan_of(config.scheduler)
         self.coordinator = self._make_coordinator()
 
-    def reset(self, policy: SchedulerConfig | None = None) -> None:
-        """Begin a new record, under another policy if one is given. All requests must have ended."""
+    def reset(self, policy: SchedulerConfig | None = None, *, warm: bool = False) -> None:
+        """Begin a new record, under another policy if one is given. All requests must have ended.
+
+        Where it is `warm`, the policy's state and its prefix cache are kept.
+        """
         last = self.coordinator
         while last.has_work:  # aborted requests on their way through the pipeline
             last.step(last.clock.now() + 1.0)
+        if warm:
+            last.begin_record()
+            return
         if policy is not None:
             self.config = replace(self.config, scheduler=policy)
             self.plan = self._plan_of(policy)

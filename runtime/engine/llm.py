@@ -15,6 +15,7 @@ from ...conf.build import compose_engine
 from ...conf.policies import SchedulerConfig
 from ...conf.sampling import SamplingParams
 from ...conf.schema import EngineConfig
+from ...conf.workloads import WorkloadConfig
 from ...models.chat_template import Conversation
 from ...models.tokenizer import Tokenizer
 from ..core.messages import TokenLogprobs
@@ -119,15 +120,19 @@ class LLM:
         self._core = EngineCore(config, every, pipeline, self._check_stop)
         self._forget_record()
 
-    def reset(self, scheduler: SchedulerConfig | None = None) -> None:
-        """Begin a new run, with a new record, on the pipeline that stands; with another policy if one is given.
+    def reset(self, scheduler: SchedulerConfig | None = None, *, warm: bool = False) -> None:
+        """Begin a new run, with a new record, on the pipeline that stands.
+
+        Args:
+            scheduler: of the new run; None: the one before.
+            warm: keep what the policy has learned and what the prefix cache holds.
 
         Raises:
             ValueError: a request is unfinished.
         """
         if self._texts or self._replaying:
             raise ValueError(f"unfinished requests: {len(self._texts)}" if self._texts else "a replay is unfinished")
-        self._core.reset(scheduler)
+        self._core.reset(scheduler, warm=warm)
         self._forget_record()
 
     def _forget_record(self) -> None:
@@ -229,13 +234,13 @@ class LLM:
         next(batches)  # so that an iterator that is dropped before its first output aborts too
         return (r.snapshot() for batch in batches for r in batch)
 
-    def replay(self, items: Iterable[WorkItem], *, max_concurrency: int | None = None) -> Iterator[list[TokenEvent]]:
+    def replay(self, items: Iterable[WorkItem], workload: WorkloadConfig | None = None) -> Iterator[list[TokenEvent]]:
         """Run requests that arrive over time, greedily and to their exact lengths.
 
         Yields the tokens of each micro-batch, without texts.
 
-        Each request enters when it is due; while `max_concurrency` are unfinished the next is held back. Closing the
-        iterator early aborts the unfinished requests.
+        Each request enters when it is due, in a closed loop where `workload` has one. Closing the iterator early aborts
+        the unfinished requests.
 
         Raises:
             ValueError: a request that the model or the cache cannot hold, by number, or others are unfinished.
@@ -247,7 +252,7 @@ class LLM:
             raise ValueError("other requests are unfinished")
         self._replaying = True
         try:
-            for events in replay(self._coordinator, self._checked(items), self._timed, max_concurrency=max_concurrency):
+            for events in replay(self._coordinator, self._checked(items), self._timed, workload):
                 self._watch()
                 yield events
         finally:

@@ -178,15 +178,16 @@ def make_plan(config: EngineConfig) -> Plan:
 def _split(config: EngineConfig, memory: MemoryModel, stages: Sequence[HardwareConfig]) -> list[range]:
     """Return the layers of each stage, by their times and as far as memory allows."""
     arch, pp, speeds = memory.arch, config.parallel.pp, _speeds(config.parallel, stages)
-    if config.parallel.layers is not None or pp == 1:
-        return split_layers(arch, pp, config.parallel.layers)
+    counts = config.parallel.layer_counts(arch.num_layers)
+    if counts is not None or pp == 1:
+        return split_layers(arch, pp, counts)
     assert memory.formats is not None, "a plan knows them"
     times = layer_times(
         config, arch, memory.formats, memory.dtype_bytes, replicate_embedding=memory.replicates_embedding()
     )
     layers = split_layers(arch, pp, None, speeds=speeds, times=times)
-    counts = [len(each) for each in layers]
-    if len({each.memory_gib for each in stages}) > 1 or max(counts) - min(counts) > 1:
+    found = [len(each) for each in layers]
+    if len({each.memory_gib for each in stages}) > 1 or max(found) - min(found) > 1:
         layers = split_layers(arch, pp, None, speeds=speeds, most=_most_layers(memory, config), times=times)
     return layers
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 
 from ...conf.sampling import SamplingParams
+from ...conf.workloads import WorkloadConfig
 from ..core.request import Request
 from ..pipeline.protocol import PipelineError
-from ..workload import WorkItem
+from ..workload import Clients, WorkItem
 from .coordinator import Coordinator, TokenEvent
 
 _LONGEST_WAIT_S = 1.0
@@ -52,8 +54,7 @@ def replay(
     coordinator: Coordinator,
     items: Iterable[WorkItem],
     make_request: Callable[[WorkItem, float], Request],
-    *,
-    max_concurrency: int | None = None,
+    workload: WorkloadConfig | None = None,
 ) -> Iterator[list[TokenEvent]]:
     """Run all items to their ends; yield the tokens of each micro-batch as they come.
 
@@ -64,21 +65,21 @@ def replay(
         coordinator: of the pipeline that serves them.
         items: in the order of their arrivals.
         make_request: makes the request of an item that arrives at a time, in seconds on the coordinator's clock.
-        max_concurrency: most requests that are unfinished at once; the next arrives when it is let in. None: no bound.
+        workload: as `Clients` takes it, for its closed loop and its duration.
 
     Raises:
         PipelineError: the pipeline failed, a request was lost or ended before its length, or the policy takes none.
     """
-    arrivals = _Arrivals(coordinator, items, make_request, max_concurrency)
+    arrivals = _Arrivals(coordinator, items, make_request, workload)
     try:
-        while arrivals.unfinished or arrivals.next is not None:
+        while arrivals.clients.due < math.inf or arrivals.unfinished:
             events = coordinator.step(arrivals.deadline, arrivals.admit)
             for event in events:
                 if event.is_last:
                     arrivals.finished(event.request)
             if arrivals.unfinished and not coordinator.has_work:
                 raise PipelineError(f"{len(arrivals.unfinished)} requests were lost")
-            if arrivals.next is None or arrivals.held:
+            if arrivals.clients.due == math.inf:
                 coordinator.check_progress()
             yield events
     finally:
@@ -87,50 +88,47 @@ def replay(
 
 
 class _Arrivals:
-    """The items that have not arrived yet, and the requests that are unfinished."""
+    """The clients that send the items, and the requests that are unfinished."""
 
     def __init__(
         self,
         coordinator: Coordinator,
         items: Iterable[WorkItem],
         make_request: Callable[[WorkItem, float], Request],
-        max_concurrency: int | None,
+        workload: WorkloadConfig | None,
     ) -> None:
         self._coordinator = coordinator
         self._make = make_request
-        self._max_concurrency = max_concurrency
         self.unfinished: dict[int, Request] = {}
         rest = iter(items)
         ahead: list[WorkItem] = []  # made before the clock starts: all that arrive at once, and the next
+        most = math.inf if workload is None or workload.max_concurrency is None else workload.max_concurrency
         for item in rest:
             ahead.append(item)
-            if item.arrival > 0:
+            if item.arrival > 0 or len(ahead) > most:
                 break
-        self._items = _chain(ahead, rest)
-        self.next: WorkItem | None = next(self._items, None)
-        self._start = coordinator.clock.now()
-        self.held = False  # the next one was due while too many were unfinished
+        self.clients = Clients(_chain(ahead, rest), workload, coordinator.clock.now())
 
     @property
     def deadline(self) -> float:
         """The time until which the coordinator may wait for results: the next arrival at the latest."""
-        longest = self._coordinator.clock.now() + _LONGEST_WAIT_S
-        return longest if self.next is None or self.held else min(longest, self._start + self.next.arrival)
+        return min(self._coordinator.clock.now() + _LONGEST_WAIT_S, self.clients.due)
 
     def admit(self) -> None:
         """Add the requests that are due to the coordinator."""
         now = self._coordinator.clock.now()
-        while self.next is not None and (due := self._start + self.next.arrival) <= now:
-            if self._is_full():
-                return
-            request = self._make(self.next, now if self.held else due)
+        if self.clients.due == math.inf:  # an answer may be there of which there is no event yet
+            for request in [request for request in self.unfinished.values() if request.is_finished]:
+                self.finished(request)
+        while (due := self.clients.due) <= now:
+            request = self._make(self.clients.take(), due)
             self.unfinished[request.id] = request
             self._coordinator.add(request)
-            self.next = next(self._items, None)
-        self.held = False
 
     def finished(self, request: Request) -> None:
-        self.unfinished.pop(request.id, None)
+        """Take note of a request's end, once."""
+        if self.unfinished.pop(request.id, None) is None:
+            return
         if request.finish_reason == "error":
             raise PipelineError(f"request {request.id}: the model's logits are not finite; check the weights")
         if request.num_output != request.params.max_tokens:
@@ -138,14 +136,8 @@ class _Arrivals:
                 f"request {request.id} ended ({request.finish_reason}) after {request.num_output} of "
                 f"{request.params.max_tokens} tokens"
             )
-
-    def _is_full(self) -> bool:
-        if self._max_concurrency is None or len(self.unfinished) < self._max_concurrency:
-            return False
-        self.held = True
-        for number in [number for number, request in self.unfinished.items() if request.is_finished]:
-            self.finished(self.unfinished[number])
-        return len(self.unfinished) >= self._max_concurrency
+        assert request.record.finished is not None
+        self.clients.answered(request.record.finished)
 
 
 def _chain(ahead: list[WorkItem], rest: Iterator[WorkItem]) -> Iterator[WorkItem]:

@@ -117,6 +117,10 @@ class LearnedOperators:
         """See `Operators.chunk_attention`. It is linear in length, length x prefix and length squared."""
         return self._chunk + length * (self._prefix * prefix + self._square * length)
 
+    def chunks_attention(self, chunks: Sequence[tuple[int, int]]) -> float:
+        """See `Operators.chunks_attention`. Each takes the time that it takes alone."""
+        return sum(self.chunk_attention(length, prefix) for length, prefix in chunks)
+
     def decode_attention(self, requests: int, context: int) -> float:
         """See `Operators.decode_attention`. It is linear in both arguments."""
         return self._decode * requests + self._context * context

@@ -131,7 +131,8 @@ def _recorded_plan(config: SimulateConfig, record: RunRecord, plan: Plan | None)
         plan, is_known = plan or make_plan(config), True
     except ConfigError:
         longest = max(request.prompt_tokens + request.output_tokens for request in record.requests)
-        layers = config.parallel.layers or (1,) * record.num_stages
+        own = config.parallel.layers
+        layers = own if isinstance(own, tuple) else (1,) * record.num_stages
         arch = Architecture(
             vocab_size=1,
             hidden_size=1,
@@ -158,7 +159,7 @@ def _recorded_plan(config: SimulateConfig, record: RunRecord, plan: Plan | None)
 def _plan_without_model(config: SimulateConfig, arch: Architecture, num_blocks: int, limits: Limits) -> Plan:
     """Return a plan of a model of which only the number of layers is known, if that."""
     parallel = config.parallel
-    counts = parallel.layers or (arch.num_layers // parallel.pp,) * parallel.pp
+    counts = parallel.layer_counts(arch.num_layers) or (arch.num_layers // parallel.pp,) * parallel.pp
     ends = np.cumsum(counts).tolist()
     depth = config.scheduler.depth(parallel.pp, parallel.depth)
     slots = num_blocks * config.block_size // arch.max_position

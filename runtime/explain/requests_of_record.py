@@ -17,6 +17,7 @@ from ..core.run_record import FaultRecord, RunRecord
 from ..workload import WorkItem
 from ..workload.prefix_ids import PrefixIds
 
+_ROUNDING = 1e-9  # seconds by which times of one moment may differ
 _LET_IN = 0.02  # most seconds from the end of a request until the one that it held back is let in
 
 
@@ -55,7 +56,7 @@ def requests_of(
         count = counted(len(crossing), "request")
         notes.append(f"{count} replayed only as far as the recorded window goes, without earlier context")
     start = record.start
-    arrivals = _arrivals(served, workload.max_concurrency if workload is not None else None)
+    arrivals = _arrivals(served, workload)
     if record.faults and without_faults:
         arrivals = [at - _down_before(record.faults, at) for at in arrivals]
         notes.append(f"{counted(len(record.faults), 'fault')} left out, with the time lost and what was computed again")
@@ -83,21 +84,22 @@ def requests_of(
     return RequestsOfRecord(items, notes)
 
 
-def _arrivals(served: Sequence[RequestRecord], max_concurrency: int | None) -> list[float]:
+def _arrivals(served: Sequence[RequestRecord], workload: WorkloadConfig | None) -> list[float]:
     """Return when each request was due.
 
-    A request of a closed loop that was held back is recorded when it was let in, right after another one had ended. It
-    was due when the one before it was, at the earliest, and that is taken.
+    A request of a closed loop that was held back is recorded when it was let in, right after another one had ended and
+    its client had thought. It was due when the one before it was, at the earliest, and that is taken.
     """
-    if max_concurrency is None:
+    if workload is None or workload.max_concurrency is None:
         return [request.arrival for request in served]
     due: list[float] = []
     ends: list[float] = []
     for number, request in enumerate(served):
         at = request.arrival
-        last = bisect_right(ends, at)  # of those that had ended, after the one that made room
-        was_full = last > 0 and number - bisect_left(ends, ends[last - 1]) >= max_concurrency
-        was_held = was_full and at - ends[last - 1] <= _LET_IN
+        answered = at - workload.think_ms / 1e3
+        last = bisect_right(ends, answered + _ROUNDING)  # of those that had ended, after the one that made room
+        was_full = last > 0 and number - bisect_left(ends, ends[last - 1]) >= workload.max_concurrency
+        was_held = was_full and answered - ends[last - 1] <= _LET_IN
         due.append(due[-1] if was_held else at)
         insort(ends, request.finished if request.finished is not None else float("inf"))
     return due

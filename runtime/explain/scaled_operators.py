@@ -28,6 +28,8 @@ class ScaledOperators:
             step=self.compute * host.step,
             row=self.compute * host.row,
             layer=self.compute * host.layer,
+            floor=self.compute * host.floor,
+            several=self.compute * host.several,
             prompt=self.compute * host.prompt,
         )
 
@@ -50,6 +52,10 @@ class ScaledOperators:
     def chunk_attention(self, length: int, prefix: int) -> float:
         """See `Operators.chunk_attention`."""
         return self.compute * self.source.chunk_attention(length, prefix)
+
+    def chunks_attention(self, chunks: Sequence[tuple[int, int]]) -> float:
+        """See `Operators.chunks_attention`."""
+        return self.compute * self.source.chunks_attention(chunks)
 
     def decode_attention(self, requests: int, context: int) -> float:
         """See `Operators.decode_attention`."""

@@ -12,6 +12,7 @@ from ...conf.build import assign, build, fields, load_group, to_mapping
 from ...conf.errors import ConfigError
 from ...conf.policies import SchedulerConfig
 from ...conf.schema import SimulateConfig
+from ...conf.workloads import WorkloadConfig
 from ..core.run_record import RunRecord
 from ..ledger.latencies import latencies, p99
 from ..ledger.ledger import Ledger
@@ -44,7 +45,7 @@ class Twin:
     Attributes:
         setting: the run's, with its stage costs and the host's times.
         items: its requests, with prompts of zeros; arrivals are seconds from the run's start.
-        max_concurrency: most unfinished requests of its closed loop; None: none.
+        workload: its config, for its closed loop; no duration is left in it.
         base: the run itself.
         ledger: of the run.
         notes: what the twin leaves out or assumes, a line each.
@@ -54,7 +55,7 @@ class Twin:
 
     setting: Setting
     items: list[WorkItem]
-    max_concurrency: int | None
+    workload: WorkloadConfig
     base: RunRecord
     ledger: Ledger
     notes: list[str]
@@ -77,7 +78,7 @@ class Twin:
         else:
             pipeline = self.learned.pipeline(setting, seed, in_order=in_order)
             replica = Replica(pipeline, setting.config.scheduler, setting.plan)
-        for _ in run_fleet([replica], self.items, max_concurrency=self.max_concurrency):
+        for _ in run_fleet([replica], self.items, workload=self.workload):
             pass
         return replica.record
 
@@ -156,10 +157,12 @@ def twin_of(record: RunRecord, ledger: Ledger, recorded: Mapping[str, Any]) -> T
         config = replace(
             config,
             simulation=replace(config.simulation, replicas=1),
-            workload=replace(config.workload, max_concurrency=None),
+            workload=replace(config.workload, max_concurrency=None, think_ms=0.0),
         )
         notes.append(f"one of {number} replicas, with the requests that the router gave it, when it did")
-    block_size, most = config.block_size, config.workload.max_concurrency
+    if config.workload.warmup_requests:
+        notes.append("the requests that warmed up are left out, so what they left in the prefix cache is computed")
+    block_size, workload = config.block_size, replace(config.workload, duration_s=None)
     if is_simulated(recorded):
         try:
             setting = make_setting(config)
@@ -167,12 +170,12 @@ def twin_of(record: RunRecord, ledger: Ledger, recorded: Mapping[str, Any]) -> T
             notes.append(f"stage times are learned from the run, since its cost model cannot be made: {error}")
         else:
             found = requests_of(record, config.workload, block_size)
-            return Twin(setting, found.items, most, record, ledger, notes + found.notes)
+            return Twin(setting, found.items, workload, record, ledger, notes + found.notes)
     found = requests_of(record, config.workload, block_size, without_faults=True)
     if any(micro_batch.drafts for micro_batch in record.micro_batches):
         config = replace(config, simulation=replace(config.simulation, draft_acceptance=_acceptance(config, record)))
     learned, is_real = learn_run(config, record), not is_simulated(recorded)
-    return Twin(learned.setting(config), found.items, most, record, ledger, notes + found.notes, learned, is_real)
+    return Twin(learned.setting(config), found.items, workload, record, ledger, notes + found.notes, learned, is_real)
 
 
 def _acceptance(config: SimulateConfig, record: RunRecord) -> float:

@@ -10,13 +10,14 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from ...conf.policies import SchedulerConfig
+from ...conf.workloads import WorkloadConfig
 from ..core.garbage_collection import without_collector
 from ..core.messages import TokenLogprobs
 from ..core.request import Request
 from ..engine.plan import Plan
 from ..engine.replay import exactly
 from ..pipeline.protocol import PipelineError
-from ..workload import WorkItem
+from ..workload import Clients, WorkItem
 from .kv_transfer import KvLinks, KvTransfer, make_links
 from .pipeline import SimulatedPipeline
 from .replicas import ROUTERS, Replica, make_pipelines
@@ -114,41 +115,34 @@ class DisaggregatedFleet:
         self._to_prefill: set[int] = set()  # prefill replicas that have not dispatched since something changed
         self._to_decode: set[int] = set()
 
-    def run(self, items: Iterable[WorkItem], *, max_concurrency: int | None = None) -> Iterator[int]:
+    def run(
+        self, items: Iterable[WorkItem], workload: WorkloadConfig | None = None, start: float = 0.0
+    ) -> Iterator[int]:
         """Do as `run_fleet`.
 
         Raises:
             PipelineError: a policy takes nothing though nothing is in flight.
         """
         with without_collector():
-            yield from self._run(items, max_concurrency)
+            yield from self._run(Clients(items, workload, start))
 
-    def _run(self, items: Iterable[WorkItem], max_concurrency: int | None) -> Iterator[int]:
-        unfinished = 0
-        for number, item in enumerate(items):
-            while max_concurrency is not None and unfinished >= max_concurrency:
-                self._dispatch()
-                ended = self._collect()
-                unfinished -= ended
-                yield ended
-            due = max(item.arrival, self._now)
+    def _run(self, clients: Clients) -> Iterator[int]:
+        sent = unfinished = 0
+        while (due := clients.due) < math.inf or unfinished:
             if due > self._now:
                 self._dispatch()
-                while self._next_event < due:
+                if due == math.inf or self._next_event < due:
                     ended = self._collect()
+                    clients.answered(self._now, ended)
                     unfinished -= ended
                     yield ended
-                    self._dispatch()
+                    continue
                 self._now = due
-            chosen = self._route(self._prefill, number)
-            self._prefill[chosen].add(number, item, due)
+            chosen = self._route(self._prefill, sent)
+            self._prefill[chosen].add(sent, clients.take(), due)
             self._to_prefill.add(chosen)
+            sent += 1
             unfinished += 1
-        while unfinished:
-            self._dispatch()
-            ended = self._collect()
-            unfinished -= ended
-            yield ended
         for replica in self.replicas:
             while not replica.pipeline.is_empty:
                 replica.step()

@@ -6,6 +6,7 @@ from collections import Counter
 from functools import lru_cache
 
 from ...conf.architecture import LayerKind
+from ...conf.costs import CostsConfig
 from ...conf.errors import ConfigError
 from ...conf.schema import HardwareConfig, SimulateConfig
 from ...models.memory import BYTES
@@ -13,6 +14,7 @@ from ...parallel.placement import stages_span_racks
 from ...parallel.weight_format import WeightFormat
 from ..cost.analytic import AnalyticOperators
 from ..cost.error import CostError, widest
+from ..cost.imported import imported_costs
 from ..cost.measured import Measured, read_measured
 from ..cost.mixed import MixedOperators
 from ..cost.operators import HostTimes, Operators
@@ -67,17 +69,18 @@ def make_operators(
         raise ConfigError(
             f"simulation.profile={simulation.profile}: measured on hardware={measured.hardware}, not {hardware.name}"
         )
-    if hardware.costs is None:
+    costs = _constants(config, hardware)
+    if costs is None:
         raise ConfigError(
             f"hardware={hardware.name}: no constants to simulate by; hardware=a100-80g has some, and "
             "simulation.profile=FOLDER takes what gapless profile measured"
         )
-    if simulation.launch == "eager" and hardware.costs.eager_host is None:
+    if simulation.launch == "eager" and costs.eager_host is None:
         raise ConfigError(f"simulation.launch=eager: no times of such an engine are known on hardware={hardware.name}")
     return _analytic(
         plan.arch,
         config.parallel.tp,
-        hardware.costs,
+        costs,
         BYTES[plan.dtype],
         cluster=config.cluster,
         between_racks=between_racks,
@@ -111,7 +114,7 @@ def make_control(config: SimulateConfig, plan: Plan) -> HostTimes:
     elif measured is not None:
         hosts = [measured.operators.host]
     else:
-        costs = [hardware.costs for hardware in stage_hardware(config)]
+        costs = [_constants(config, hardware) for hardware in stage_hardware(config)]
         hosts = [
             HostTimes() if each is None else HostTimes.of(each.host_of(simulation.launch), config.parallel.tp)
             for each in costs
@@ -134,15 +137,24 @@ def make_error(config: SimulateConfig, plan: Plan) -> CostError | None:
     def error_of(hardware: HardwareConfig) -> CostError | None:
         if measured is not None and measured.hardware == hardware.name:
             return measured.error
-        error = hardware.costs.error if hardware.costs is not None else None
-        return CostError.of(error) if error is not None else None
+        costs = _constants(config, hardware)
+        return CostError.of(costs.error) if costs is not None and costs.error is not None else None
 
     return widest(error_of(hardware) for hardware in stage_hardware(config))
+
+
+def _constants(config: SimulateConfig, hardware: HardwareConfig) -> CostsConfig | None:
+    """Return a device's constants: those of the profile, if it holds some, else the hardware's own."""
+    if config.simulation.cost == "analytic" or hardware.name != config.hardware.name:
+        return hardware.costs
+    return imported_costs(config.simulation.profile, hardware) or hardware.costs
 
 
 def _measured(config: SimulateConfig, plan: Plan) -> Measured | None:
     simulation, parallel = config.simulation, config.parallel
     if simulation.profile is None or simulation.cost == "analytic":
+        return None
+    if imported_costs(simulation.profile, config.hardware) is not None:
         return None
     return read_measured(
         simulation.profile,

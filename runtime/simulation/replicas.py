@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
 from ...conf.policies import SchedulerConfig
+from ...conf.workloads import WorkloadConfig
 from ...parallel.placement import stage_links
 from ..core.garbage_collection import without_collector
 from ..core.run_record import RunRecord
@@ -17,7 +18,7 @@ from ..engine.plan import Plan
 from ..engine.replay import make_request
 from ..ledger.running_totals import RunningTotals
 from ..scheduler.policies import make_scheduler
-from ..workload import WorkItem
+from ..workload import Clients, WorkItem
 from .faults import draw_faults
 from .faulty_pipeline import FaultyPipeline
 from .pipeline import Disturbance, SimulatedPipeline
@@ -81,11 +82,13 @@ class Replica:
             self.totals.take(self.record)
         return ended
 
-    def advance(self, until: float) -> int:
-        """Advance through all events before `until`; return the number of requests that ended."""
+    def advance(self, until: float, clients: Clients) -> int:
+        """Advance through all events before `until`, and tell the clients; return the number of requests that ended."""
         ended = 0
-        while self.next_event < until:
-            ended += self.step()
+        while (at := self.next_event) < until:
+            if number := self.step():
+                clients.answered(at, number)
+                ended += number
         return ended
 
 
@@ -175,52 +178,56 @@ def run_fleet(
     items: Iterable[WorkItem],
     *,
     router: str = "round_robin",
-    max_concurrency: int | None = None,
+    workload: WorkloadConfig | None = None,
+    start: float = 0.0,
 ) -> Iterator[int]:
     """Run `items`, in the order of their arrivals, to their ends; yield the number of requests that have just ended.
 
-    While `max_concurrency` requests are unfinished the next is held back, and arrives when it is let in.
+    Args:
+        replicas: with nothing submitted to them.
+        items: as `Clients` takes them.
+        router: a name of `ROUTERS`.
+        workload: as `Clients` takes it, for its closed loop and its duration.
+        start: when the first item may be sent, in seconds on the replicas' clock.
 
     Raises:
         PipelineError: a policy takes nothing though nothing is in flight.
     """
     with without_collector():
-        yield from _run_fleet(replicas, items, ROUTERS[router], max_concurrency)
+        yield from _run_fleet(replicas, Clients(items, workload, start), ROUTERS[router], start)
 
 
-def _run_fleet(
-    replicas: Sequence[Replica], items: Iterable[WorkItem], route: Router, max_concurrency: int | None
-) -> Iterator[int]:
-    unfinished = 0
-    now = 0.0
+def _run_fleet(replicas: Sequence[Replica], clients: Clients, route: Router, now: float) -> Iterator[int]:
+    sent = 0
     pending: set[int] = set()  # replicas that received requests at `now` and have not dispatched
-    for number, item in enumerate(items):
-        while max_concurrency is not None and unfinished >= max_concurrency:
+    while (due := clients.due) < math.inf or not clients.are_done:
+        if due > now:
             _dispatch(replicas, pending, now)
+        if due == math.inf:
             first = min(range(len(replicas)), key=lambda i: replicas[i].next_event)
             if replicas[first].pipeline.is_empty and all(replica.pipeline.is_empty for replica in replicas):
                 for replica in replicas:
                     replica.coordinator.check_progress()
             now = max(now, replicas[first].next_event)
             ended = replicas[first].collect()
+            clients.answered(now, ended)
             pending.add(first)
-            unfinished -= ended
             yield ended
-        due = max(item.arrival, now)
+            continue
         if due > now:
-            _dispatch(replicas, pending, now)
             for index, replica in enumerate(replicas):
-                ended = replica.advance(due)
+                ended = replica.advance(due, clients)
                 if replica.next_event == due:  # the request is there when what has just ended is dispatched again
-                    ended += replica.collect()
+                    last = replica.collect()
+                    clients.answered(due, last)
+                    ended += last
                     pending.add(index)
-                unfinished -= ended
                 yield ended
             now = due
-        chosen = route(replicas, number)
-        replicas[chosen].add(number, item, due)
+        chosen = route(replicas, sent)
+        replicas[chosen].add(sent, clients.take(), due)
         pending.add(chosen)
-        unfinished += 1
+        sent += 1
     _dispatch(replicas, pending, now)
     for replica in replicas:
         while replica.unfinished:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from ..workload import Workload
 from .disaggregation import make_disaggregated
@@ -21,13 +22,30 @@ def start(setting: Setting, workload: Workload, *, repeat: int = 1) -> tuple[lis
     Returns:
         The replicas, and an iterator that runs `workload` to its end; it yields how many requests have just ended.
     """
-    config = setting.config
-    items, most = workload.without_prompts(), config.workload.max_concurrency
     if setting.prefill is not None:
         fleet = make_disaggregated(setting, repeat=repeat)
-        return fleet.replicas, fleet.run(items, max_concurrency=most)
-    replicas = make_replicas(setting, repeat=repeat)
-    return replicas, run_fleet(replicas, items, router=config.simulation.router, max_concurrency=most)
+        return fleet.replicas, _phases(fleet.replicas, workload, partial(fleet.run, workload=setting.config.workload))
+    config, replicas = setting.config, make_replicas(setting, repeat=repeat)
+    run = partial(run_fleet, replicas, router=config.simulation.router, workload=config.workload)
+    return replicas, _phases(replicas, workload, run)
+
+
+def _phases(replicas: Sequence[Replica], workload: Workload, run: Callable[..., Iterator[int]]) -> Iterator[int]:
+    """Run the requests that warm up, forget them, and run the workload."""
+    start = 0.0
+    if workload.warmup is not None:
+        totals = [replica.totals for replica in replicas]
+        for replica in replicas:
+            replica.totals = None
+        for _ in run(workload.warmup.without_prompts()):
+            pass
+        for replica, own in zip(replicas, totals, strict=True):
+            while replica.coordinator.is_recovering:
+                replica.step()
+            replica.coordinator.begin_record()
+            replica.totals = own
+        start = max(replica.pipeline.clock.now() for replica in replicas)
+    yield from run(workload.without_prompts(), start=start)
 
 
 def simulated(setting: Setting, workload: Workload) -> list[Replica]:

@@ -55,6 +55,8 @@ class Bounds:
         """
         self._slo = slo
         self._inputs = demand.unit.input_lens.astype(np.float64)
+        if demand.unit.prefixes is not None:  # the prefix cache may hold all but the last token
+            self._inputs = np.ones_like(self._inputs)
         self._outputs = demand.unit.output_lens.astype(np.float64)
         self._num = len(demand)
         self._token_times: TokenSeconds = {} if token_times is None else token_times

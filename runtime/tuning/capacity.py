@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...conf.tuning import TailSlo
 from ..simulation.setting import Setting
@@ -109,6 +109,17 @@ class Bracket:
     def capacity(self, not_monotone: bool = False) -> Capacity:
         """Return `low` as the capacity."""
         return Capacity(self.low, self.high, self.low_trial, self.high_trial, tuple(self.trials), not_monotone)
+
+
+def make_bracket(try_rate: Try, bound: float, demand: Demand, lowest: float = 0.0) -> Bracket:
+    """Make the bracket of a demand's capacity; of a closed loop, one trial leaves nothing between its two rates."""
+    if demand.clients is None:
+        return Bracket(try_rate, bound, lowest=lowest)
+    trial = try_rate(bound)
+    if not trial.carried:
+        return Bracket(try_rate, 0.0, trials=[trial], high_trial=trial)
+    limit = replace(trial, why="all clients wait for answers")
+    return Bracket(try_rate, trial.rate, trial.rate, [trial], trial, limit)
 
 
 def find_capacity(try_rate: Try, bound: float, precision: float, *, guess: float | None = None) -> Capacity:
@@ -217,7 +228,7 @@ class SeededCapacities:
         return self(number, seed).rate
 
     def _find(self, number: int, seed: int) -> Capacity:
-        """Find a capacity. The search begins at that of the seed before."""
+        """Find a capacity. The search for a rate begins at that of the seed before."""
         setting, demand = self.settings[number], self.demands[seed]
 
         def attempt(rate: float) -> Trial:
@@ -228,6 +239,8 @@ class SeededCapacities:
         bound = Bounds(demand, self.slo, self.token_times)(setting)
         if bound.rate == 0.0:
             return Capacity(0.0, 0.0, None, Trial(0.0, bound.why, 0))
+        if demand.clients is not None:
+            return make_bracket(attempt, bound.rate, demand).capacity()
         guess = self.guesses[number] if self.guesses else None
         latest = next((capacity.rate for capacity in reversed(self.found[number]) if capacity.rate), guess)
         return find_capacity(attempt, bound.rate, self.precision, guess=latest)

@@ -1,4 +1,4 @@
-"""A workload at any request rate: the same requests in the same order, with the gaps between them scaled."""
+"""A workload at any request rate: the same requests in the same order, with scaled gaps; or that of a closed loop."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ _MIN_REQUESTS = 20  # a p99 of fewer requests is merely the slowest one
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Requests that can arrive at any rate.
+    """Requests that can arrive at any rate, or those of a closed loop, whose clients set the rate.
 
     Attributes:
-        unit: The requests with arrivals at 1 request/s.
+        unit: The requests with arrivals at 1 request/s; of a closed loop, as it has them.
+        clients: Of a closed loop; None: there is none.
         own_rate: The request rate of the trace that they come from, in requests/s; None if they come from no trace.
     """
 
     unit: Workload
     own_rate: float | None = None
+    clients: int | None = None
 
     def __len__(self) -> int:
         return len(self.unit)
@@ -40,7 +42,9 @@ class Demand:
         return int(self.unit.output_lens.sum()) - len(self)
 
     def at(self, rate: float) -> Workload:
-        """Return the requests at `rate` requests/s."""
+        """Return the requests at `rate` requests/s; of a closed loop, all."""
+        if self.clients is not None:
+            return self.unit
         return replace(self.unit, arrivals=self.unit.arrivals / rate)
 
     def sample(self, num: int) -> Demand:
@@ -53,18 +57,15 @@ class Demand:
         unit = self.unit
         by_length = np.argsort(unit.input_lens, kind="stable")
         taken = np.sort(by_length[((np.arange(num) + 0.5) * len(self) / num).astype(np.int64)])
-        part = replace(
-            unit,
-            input_lens=unit.input_lens[taken],
-            output_lens=unit.output_lens[taken],
-            arrivals=unit.arrivals[:num],
-            prompts=None if unit.prompts is None else [unit.prompts[number] for number in taken.tolist()],
-        )
-        return Demand(part, self.own_rate)
+        part = replace(unit.part(taken, unit.arrivals[:num]), warmup=unit.warmup)
+        return replace(self, unit=part)
 
     def config_at(self, config: WorkloadConfig, rate: float) -> WorkloadConfig:
         """Return a workload config that generates these requests at `rate` requests/s."""
-        config = replace(config, num_prompts=len(self))
+        if config.duration_s is None:
+            config = replace(config, num_prompts=len(self))
+        if self.clients is not None:
+            return config
         if isinstance(config, TraceConfig) and config.request_rate is None:
             assert self.own_rate is not None
             return replace(config, time_scale=config.time_scale * rate / self.own_rate)
@@ -94,7 +95,11 @@ def make_demands(config: WorkloadConfig, plan: Plan, context: int, seeds: int, m
 
     num = config.num_prompts or NUM_REQUESTS
     poisson = replace(config, request_rate=1.0)
-    if isinstance(config, TraceConfig):
+    if config.max_concurrency is not None:
+        own = config if config.duration_s is not None else replace(config, num_prompts=num)
+        made = [make(replace(own, seed=config.seed + k)) for k in range(seeds + more)]
+        demands = [Demand(workload, clients=config.max_concurrency) for workload in made]
+    elif isinstance(config, TraceConfig):
         whole = make(replace(config, num_prompts=None, request_rate=None))
         if config.num_prompts is not None and config.num_prompts > len(whole):
             make(config)  # raises the error that says so
@@ -102,14 +107,14 @@ def make_demands(config: WorkloadConfig, plan: Plan, context: int, seeds: int, m
         starts = [round(share * (len(whole) - num)) for share in _places(seeds, more)]
         if config.request_rate is None:
             starts = list(dict.fromkeys(starts))
-        found = [_part(whole, start, start + num) for start in starts]
+        found = [whole.part(slice(start, start + num)) for start in starts]
         if config.request_rate is None:
             demands = [_stretched(workload) for workload in found]
         else:
             drawn = [make(replace(poisson, seed=config.seed + k, num_prompts=num)).arrivals for k in range(len(starts))]
             demands = [Demand(replace(w, arrivals=times)) for w, times in zip(found, drawn, strict=True)]
     elif isinstance(config, ShareGptConfig) and config.num_prompts is None:
-        demands = [Demand(_part(make(replace(poisson, seed=config.seed + k)), 0, num)) for k in range(seeds + more)]
+        demands = [Demand(make(replace(poisson, seed=config.seed + k)).part(slice(num))) for k in range(seeds + more)]
     else:
         demands = [Demand(make(replace(poisson, seed=config.seed + k, num_prompts=num))) for k in range(seeds + more)]
     if len(demands[0]) < _MIN_REQUESTS:
@@ -137,18 +142,6 @@ def _stretched(workload: Workload) -> Demand:
         raise ConfigError("workload: all requests of the trace come at once; give workload.request_rate=1 for gaps")
     rate = (len(workload) - 1) / span
     return Demand(replace(workload, arrivals=workload.arrivals * rate), rate)
-
-
-def _part(workload: Workload, start: int, stop: int) -> Workload:
-    """Return requests `start` to `stop`; the first arrives at 0."""
-    arrivals = workload.arrivals[start:stop]
-    return replace(
-        workload,
-        input_lens=workload.input_lens[start:stop],
-        output_lens=workload.output_lens[start:stop],
-        arrivals=arrivals - arrivals[:1],
-        prompts=None if workload.prompts is None else workload.prompts[start:stop],
-    )
 
 
 def lengths(demands: Sequence[Demand]) -> tuple[float, float]:

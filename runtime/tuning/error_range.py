@@ -9,7 +9,7 @@ from ...conf.tuning import TailSlo
 from ..cost.error import CostError
 from ..simulation.setting import Setting
 from .bounds import Bounds, TokenSeconds
-from .capacity import Bracket, Capacity, ConfidenceInterval
+from .capacity import Capacity, ConfidenceInterval, make_bracket
 from .demand import Demand
 from .trial import Trial, try_rate
 
@@ -68,7 +68,7 @@ def error_range(
             on_trial(trial)
             return trial
 
-        bracket = Bracket(attempt, bound, lowest=_NEGLIGIBLE * rate)
+        bracket = make_bracket(attempt, bound, demand, _NEGLIGIBLE * rate)
         share = max(precision, _PRECISION)
         bracket.climb(min(rate / scale, 0.99 * bound), 1 + 4 * share)
         bracket.narrow(share)

@@ -149,7 +149,8 @@ def finalists_note(found: SearchResult) -> str:
         return f"{least} {bubbles}"
     seeds = len(found.finalists[0].capacities)
     over = "mean and 95% interval over its seeds, " if seeds > 1 else ""
-    note = f"Capacity: {over}{len(found.demands[0])} requests each; the other numbers are of one run at that rate."
+    requests = counted(found.finalists[0].numbers["completed"], "request")
+    note = f"Capacity: {over}{requests} each; the other numbers are of one run at that rate."
     if seeds > 1 and len(found.finalists) > 1:
         note += (
             " How much less than the best one a setting carries is the mean over the same seeds and the same arrivals, "

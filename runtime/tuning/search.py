@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from ...conf.tuning import TuneConfig
 from .bounds import Bound, Bounds, TokenSeconds
-from .capacity import Bracket, Capacity, SeededCapacities
+from .capacity import Bracket, Capacity, SeededCapacities, make_bracket
 from .closest import Approach, closest
 from .demand import Demand, asked_rate, make_demands
 from .error_range import error_range
@@ -72,6 +72,7 @@ class Search:
         self.requests = 0
         self.carried: list[tuple[Candidate, Trial]] = []
         self._token_times: TokenSeconds = {}
+        self._whole_loops: dict[Candidate, Trial] = {}  # of a closed loop, the trials of its whole workload
         self.on_progress: OnProgress = lambda activity, done, total, best: None  # called as the search advances
         tp, pp, replicas = self.space.grids()[0]
         plan = self.space.setting(self.space.first(tp, pp, replicas)).plan
@@ -148,7 +149,8 @@ class Search:
 
     def _race_on(self, rung: Rung, remaining: Sequence[TriedCandidate]) -> list[TriedCandidate]:
         """Race candidates on one rung. Returns those that leave; their `why` gives the reason."""
-        demand = self.demand.sample(rung.requests)
+        is_timed = self.config.workload.duration_s is not None
+        demand = self.demand if is_timed else self.demand.sample(rung.requests)
         bounds = self._bounds(demand)
         for tried in remaining:
             tried.bound, tried.reached = bounds(self.space.setting(tried.candidate)), rung.name
@@ -392,13 +394,17 @@ class Search:
         setting = self.space.setting(candidate)
 
         def attempt(rate: float) -> Trial:
+            if candidate in self._whole_loops and demand is self.demand:
+                return self._whole_loops[candidate]
             trial = try_rate(setting, demand, rate, self.config.slo)
             self._count(trial)
+            if demand is self.demand and demand.clients is not None:
+                self._whole_loops[candidate] = trial
             if trial.carried and demand is self.demand:
                 self.carried.append((candidate, trial))
             return trial
 
-        return Bracket(attempt, bound)
+        return make_bracket(attempt, bound, demand)
 
     def _count(self, trial: Trial) -> None:
         self.simulations += 1

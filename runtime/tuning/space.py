@@ -123,6 +123,8 @@ class Space:
                 if idle or not replicas:
                     self._refuse(tp, pp, max(1, replicas), f"{tp * pp} ranks a replica do not divide {devices} devices")
                     continue
+                if config.search.replicas is not None and replicas not in config.search.replicas:
+                    continue
                 if config.cluster.devices_per_node % tp:
                     self._refuse(
                         tp,
@@ -258,7 +260,7 @@ class Space:
                 config.parallel,
                 tp=candidate.tp,
                 pp=candidate.pp,
-                layers=candidate.layers,
+                layers=config.parallel.layers if candidate.layers is None else candidate.layers,
                 depth=depth,
                 launcher=None,
                 expert_parallel=candidate.expert_parallel,
@@ -268,6 +270,7 @@ class Space:
             seed=config.seed,
             workload=config.workload,
             simulation=replace(config.simulation, replicas=candidate.replicas),
+            engine=config.engine,
         )
 
     def _refuse(self, tp: int, pp: int, replicas: int, why: str) -> None:

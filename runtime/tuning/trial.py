@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -16,7 +16,8 @@ from ..drawing.formatting import ms_text
 from ..ledger.fleet import Fleet
 from ..ledger.latencies import p99, time_to_first_token, tokens_apart
 from ..ledger.summary import summarize
-from ..simulation.replicas import Replica, make_replicas, run_fleet
+from ..simulation.replicas import Replica
+from ..simulation.run import simulated, start
 from ..simulation.setting import Setting
 from .demand import Demand
 
@@ -30,7 +31,7 @@ class Trial:
     """The outcome of a setting at one request rate.
 
     Attributes:
-        rate: Requests/s.
+        rate: Requests/s; of a closed loop those that it came to.
         why: Why the rate is not carried; empty if it is.
         requests: Requests that were simulated. They are fewer than the workload's if the run was cut short.
         ttft_p99_ms: p99 of TTFT; None if the run was cut short.
@@ -56,7 +57,8 @@ def try_rate(
 ) -> Trial:
     """Simulate a setting at a request rate, until it is clear that the rate is not carried, or to the end.
 
-    A rate is carried if the p99 of TTFT and of TBT are within the SLO and requests do not pile up.
+    A rate is carried if the p99 of TTFT and of TBT are within the SLO and requests do not pile up. A closed loop sets
+    its rate itself.
 
     Args:
         setting: The setting.
@@ -66,9 +68,9 @@ def try_rate(
         seed: Seed of the simulation.
         to_end: Go on when it is clear that the rate is not carried, so that the tails are known.
     """
-    fleet = make_replicas(setting, repeat=seed + 1)
+    fleet, run = start(setting, demand.at(rate), repeat=seed + 1)
     watch = _SloWatch(fleet, demand, slo)
-    for number, _ in enumerate(_run(setting, fleet, demand, rate)):
+    for number, _ in enumerate(run):
         if not to_end and number % _CHECK_INTERVAL == 0 and (why := watch.violation()):
             return Trial(rate, why, sum(len(replica.record.requests) for replica in fleet))
     requests = [request for replica in fleet for request in replica.record.requests]
@@ -76,21 +78,18 @@ def try_rate(
     ttft = np.array([time_to_first_token(request) for request in requests], np.float64)
     gaps = np.concatenate([tokens_apart(request) for request in requests])
     tails_ms = p99(ttft * 1e3), p99(gaps * 1e3)
-    why = _slo_violation(*tails_ms, slo) or _piling_up(ttft, float(requests[-1].arrival - requests[0].arrival))
+    why = _slo_violation(*tails_ms, slo)
+    if demand.clients is None:
+        why = why or _piling_up(ttft, float(requests[-1].arrival - requests[0].arrival))
+    else:
+        rate = len(requests) / (max(request.token_times[-1] for request in requests) - requests[0].arrival)
     running = max(micro_batch.num_running for replica in fleet for micro_batch in replica.record.micro_batches)
     return Trial(rate, why, len(requests), *tails_ms, running)
 
 
 def measure(setting: Setting, demand: Demand, rate: float) -> dict[str, Any]:
     """Simulate a whole run at a request rate and return its summary, as `summary.json` has it."""
-    fleet = make_replicas(setting)
-    for _ in _run(setting, fleet, demand, rate):
-        pass
-    return summarize(Fleet([replica.record for replica in fleet]))
-
-
-def _run(setting: Setting, fleet: Sequence[Replica], demand: Demand, rate: float) -> Iterator[int]:
-    return run_fleet(fleet, demand.at(rate).without_prompts(), router=setting.config.simulation.router)
+    return summarize(Fleet([replica.record for replica in simulated(setting, demand.at(rate))]))
 
 
 class _SloWatch:

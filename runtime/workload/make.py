@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import numpy as np
 
 from ...conf.errors import ConfigError
@@ -9,9 +12,11 @@ from ...conf.workloads import FixedConfig, ShareGptConfig, TraceConfig, Workload
 from ...models.tokenizer import Tokenizer
 from . import fixed, sharegpt, trace, zipf
 from .arrivals import arrivals
+from .prefix_ids import PrefixIds
 from .workload import DrawnRequests, Workload
 
 _DEFAULT_NUM_PROMPTS = 100  # of a workload without a file
+_ENDLESS = 1_000_000  # requests that are drawn where their time ends, not their number
 
 
 def make_workload(config: WorkloadConfig, *, vocab_size: int, context: int, tokenizer: Tokenizer) -> Workload:
@@ -24,39 +29,63 @@ def make_workload(config: WorkloadConfig, *, vocab_size: int, context: int, toke
         ConfigError: drawn lengths do not fit (the error names some that do), or a file is missing, damaged or too
             short.
     """
-    drawn = _draw(config, context, tokenizer)
+    warmup, distinct = config.warmup_requests, config.distinct_prompts
+    is_file = isinstance(config, TraceConfig | ShareGptConfig)
+    wanted = config.num_prompts
+    if wanted is None and (not is_file or distinct is not None):
+        goes_on = config.max_concurrency is not None or math.isfinite(config.request_rate or math.inf)
+        wanted = _ENDLESS if goes_on and config.duration_s is not None else _DEFAULT_NUM_PROMPTS
+    if wanted is not None:
+        wanted += warmup
+    drawn = _draw(config, wanted if distinct is None else distinct, context, tokenizer)
     inputs = np.clip(context - drawn.outputs, 1, drawn.inputs)
     outputs = np.minimum(drawn.outputs, context - inputs)
-    return Workload(
+    times, prefixes, entries = drawn.times, drawn.prefixes, None
+    if distinct is not None:
+        assert wanted is not None
+        rounds, entries = np.divmod(np.arange(wanted), len(inputs))
+        prefixes = prefixes or [PrefixIds([number], length) for number, length in enumerate(inputs.tolist())]
+        inputs, outputs = inputs[entries], outputs[entries]
+        if times is not None:  # the next round begins as long after the last request as others do after each other
+            times = times[entries] + rounds * times[-1] * (1 + 1 / max(1, len(times) - 1))
+    whole = Workload(
         input_lens=inputs,
         output_lens=outputs,
-        arrivals=arrivals(config, len(inputs), drawn.times),
+        arrivals=arrivals(config, len(inputs), times),
         vocab_size=vocab_size,
         seed=config.seed,
         users=config.users,
         priorities=config.priorities,
         deadline=None if config.deadline_ms is None else config.deadline_ms / 1e3,
         num_cut=int(np.count_nonzero(drawn.inputs + drawn.outputs > context)),
+        entries=entries,
         prompts=drawn.prompts,
-        prefixes=drawn.prefixes,
+        prefixes=prefixes,
     )
+    if warmup >= len(whole):
+        raise ConfigError(f"workload.warmup_requests={warmup}: must be fewer than the file's {len(whole)} requests")
+    measured = replace(whole.part(slice(warmup, None)), warmup=whole.part(slice(warmup))) if warmup else whole
+    if config.duration_s is None or config.max_concurrency is not None:
+        return measured
+    in_time = slice(int(np.searchsorted(measured.arrivals, config.duration_s)))
+    return replace(measured.part(in_time), warmup=measured.warmup)
 
 
-def _draw(config: WorkloadConfig, context: int, tokenizer: Tokenizer) -> DrawnRequests:
-    num_requests = config.num_prompts
+def _draw(config: WorkloadConfig, num_requests: int | None, context: int, tokenizer: Tokenizer) -> DrawnRequests:
     if isinstance(config, TraceConfig):
         return trace.draw(config, num_requests)
     if isinstance(config, ShareGptConfig):
         return sharegpt.draw(config, num_requests, tokenizer)
+    assert num_requests is not None
     room = f"and one may have {context} (model.max_model_len, or what the KV cache holds)"
     if isinstance(config, FixedConfig):
         if (longest := fixed.longest(config)) > context:
             raise ConfigError(
                 f"workload=fixed: requests come to {longest} tokens, {room}; {fixed.fitting(config, context)}"
             )
-        return fixed.draw(config, num_requests or _DEFAULT_NUM_PROMPTS)
+        return fixed.draw(config, num_requests)
     assert isinstance(config, ZipfConfig), config
     if config.max_len > context:
         fits = f"workload.max_len={context} fits" if config.min_len <= context else "lower min_len too"
         raise ConfigError(f"workload.max_len={config.max_len}: requests come to it, {room}; {fits}")
-    return zipf.draw(config, num_requests or _DEFAULT_NUM_PROMPTS)
+    return zipf.draw(config, num_requests)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import overload
 
 import msgspec
@@ -55,7 +55,7 @@ class WorkItem(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Workload(Sequence[WorkItem]):
-    """Requests in the order of their arrival. A random prompt depends on the seed and the request's number only."""
+    """Requests in the order of their arrival. A random prompt depends on the seed and the prompt's number only."""
 
     input_lens: Ints  # tokens
     output_lens: Ints  # tokens
@@ -65,9 +65,11 @@ class Workload(Sequence[WorkItem]):
     users: int = 1
     deadline: float | None = None  # seconds from a request's arrival
     num_cut: int = 0  # requests that were longer than the context and were cut to it
-    prompts: list[list[int]] | None = None  # token ids; None: random prompts
+    entries: Ints | None = None  # which prompt each request has; None: one after the other
+    prompts: list[list[int]] | None = None  # token ids, by prompt; None: random prompts
     prefixes: list[PrefixIds | None] | None = None  # what each prompt begins with; None: nothing is known of it
     priorities: tuple[int, ...] = (0,)  # that requests have in turn
+    warmup: Workload | None = None  # requests that are answered before the first of these comes, and do not count
 
     def __len__(self) -> int:
         return len(self.input_lens)
@@ -90,9 +92,26 @@ class Workload(Sequence[WorkItem]):
             part = slice(first, first + _SLICE_SIZE)
             columns = [array[part].tolist() for array in (self.input_lens, self.output_lens, self.arrivals)]
             for number, (length, output_len, arrival) in enumerate(zip(*columns, strict=True), first):
-                prefix = self.prefixes[number] if self.prefixes is not None else None
+                prefix = self.prefixes[self._entry(number)] if self.prefixes is not None else None
                 user, priority = self._user(number), self._priority(number)
                 yield WorkItem(bytes(length), output_len, arrival, user, self.deadline, prefix, priority)
+
+    def part(self, taken: slice | Ints, arrivals: Floats | None = None) -> Workload:
+        """Return some of the requests, by number; they arrive at `arrivals`, or as they do, the first at 0."""
+        if arrivals is None:
+            arrivals = self.arrivals[taken] - self.arrivals[taken][:1]
+        entries = np.arange(len(self)) if self.entries is None else self.entries
+        return replace(
+            self,
+            input_lens=self.input_lens[taken],
+            output_lens=self.output_lens[taken],
+            arrivals=arrivals,
+            entries=entries[taken],
+            warmup=None,
+        )
+
+    def _entry(self, number: int) -> int:
+        return number if self.entries is None else int(self.entries[number])
 
     def _user(self, number: int) -> str:
         return f"user-{number % self.users}" if self.users > 1 else ""
@@ -101,11 +120,11 @@ class Workload(Sequence[WorkItem]):
         return self.priorities[number % len(self.priorities)]
 
     def _prompt(self, number: int) -> list[int]:
-        length = int(self.input_lens[number])
+        length, entry = int(self.input_lens[number]), self._entry(number)
         if self.prompts is not None:
-            return self.prompts[number][:length]
-        if self.prefixes is not None and (prefix := self.prefixes[number]) is not None:
-            return prefix.tokens(length, self.vocab_size, self.seed, number)
-        generator = np.random.default_rng((self.seed, PROMPT_STREAM, number))
+            return self.prompts[entry][:length]
+        if self.prefixes is not None and (prefix := self.prefixes[entry]) is not None:
+            return prefix.tokens(length, self.vocab_size, self.seed, entry)
+        generator = np.random.default_rng((self.seed, PROMPT_STREAM, entry))
         ids: list[int] = generator.integers(self.vocab_size, size=length).tolist()
         return ids

@@ -12,9 +12,11 @@ import pytest
 
 from benchmarks import fit_costs
 from benchmarks.support import measurements as m
-from benchmarks.support.least_squares import Array
 from gapless.conf.build import load_hardware
 from gapless.conf.costs import AttentionKernels, CostsConfig
+from gapless.runtime.profiling import fitting
+from gapless.runtime.profiling.least_squares import Array
+from gapless.runtime.profiling.measurements import Measured
 
 KERNELS: tuple[AttentionKernels, ...] = ("flashinfer", "flash_attention")
 
@@ -25,7 +27,7 @@ def costs() -> CostsConfig:
     return found
 
 
-def synthetic(true: CostsConfig) -> fit_costs.Measured:
+def synthetic(true: CostsConfig) -> Measured:
     """Return what a device of exactly these constants would measure."""
     cores = true.multiprocessors
     shapes = [(k, n) for k in (1024, 4096, 11008) for n in (1536, 4096, 22016)]
@@ -45,14 +47,12 @@ def synthetic(true: CostsConfig) -> fit_costs.Measured:
     def timed(measured: list, seconds: Array) -> list:  # type: ignore[type-arg]
         return [each._replace(seconds=float(s)) for each, s in zip(measured, seconds, strict=True)]
 
-    return fit_costs.Measured(
-        timed(products, fit_costs.products_seconds(true.gemm, products, cores)),
-        timed(rows, fit_costs.rows_seconds(true.pointwise, rows)),
-        {name: timed(chunks, fit_costs.chunks_seconds(true.attention.of(name), chunks, cores)) for name in KERNELS},
-        {name: timed(decodes, fit_costs.decodes_seconds(true.attention.of(name), decodes, cores)) for name in KERNELS},
-        {"dgx_all_reduce": timed(messages, fit_costs.messages_seconds(true.all_reduce, messages))},
-        {},
-        {},
+    return Measured(
+        timed(products, fitting.products_seconds(true.gemm, products, cores)),
+        timed(rows, fitting.rows_seconds(true.pointwise, rows)),
+        {name: timed(chunks, fitting.chunks_seconds(true.attention.of(name), chunks, cores)) for name in KERNELS},
+        {name: timed(decodes, fitting.decodes_seconds(true.attention.of(name), decodes, cores)) for name in KERNELS},
+        all_reduce={"dgx_all_reduce": timed(messages, fitting.messages_seconds(true.all_reduce, messages))},
     )
 
 
@@ -67,7 +67,7 @@ def test_arrays_and_numbers_give_the_same_times() -> None:
 
 
 def test_a_fit_finds_what_made_the_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fit_costs, "STARTS", 1)
+    monkeypatch.setattr(fitting, "STARTS", 1)
     true = costs()
     gemm = dataclasses.replace(
         true.gemm,
@@ -81,24 +81,24 @@ def test_a_fit_finds_what_made_the_times(monkeypatch: pytest.MonkeyPatch) -> Non
     all_reduce = dataclasses.replace(true.all_reduce, least_us=20.0, ramp_us=60.0, gbps=90.0, knee=3.0)
     start = dataclasses.replace(true, gemm=gemm, attention=attention, all_reduce=all_reduce)
     measured = synthetic(true)
-    found = fit_costs.fit_all(measured, start)
+    found = fitting.fit_all(measured, start)
     cores = true.multiprocessors
 
     def off(predicted: Array, against: list) -> float:  # type: ignore[type-arg]
         return float(np.max(np.abs(predicted / np.array([each.seconds for each in against]) - 1)))
 
-    assert off(fit_costs.products_seconds(found.gemm, measured.products, cores), measured.products) < 0.02
+    assert off(fitting.products_seconds(found.gemm, measured.products, cores), measured.products) < 0.02
     for name in KERNELS:
         config, chunks, decodes = found.attention.of(name), measured.chunks[name], measured.decodes[name]
-        assert off(fit_costs.chunks_seconds(config, chunks, cores), chunks) < 0.01, name
-        assert off(fit_costs.decodes_seconds(config, decodes, cores), decodes) < 0.01, name
+        assert off(fitting.chunks_seconds(config, chunks, cores), chunks) < 0.01, name
+        assert off(fitting.decodes_seconds(config, decodes, cores), decodes) < 0.01, name
     assert found.all_reduce.gbps == pytest.approx(true.all_reduce.gbps, rel=0.02)
     assert found.all_reduce.least_us == pytest.approx(true.all_reduce.least_us, rel=0.02)
     assert found.node == true.node, "what was not measured stays"
 
 
 def test_rows_are_held_out_by_size() -> None:
-    kept, out = fit_costs.split_rows(synthetic(costs()))
+    kept, out = synthetic(costs()).split()
     assert {p.rows for p in kept.products} == {1, 160, 520}
     assert {p.rows for p in out.products} == {48, 2049}
     sizes = {message.size for message in kept.all_reduce["dgx_all_reduce"]}
@@ -108,7 +108,7 @@ def test_rows_are_held_out_by_size() -> None:
 def test_the_table_of_errors_tells_what_is_off() -> None:
     measured = synthetic(costs())
     slower = [p._replace(seconds=p.seconds * 1.25) for p in measured.products]
-    rows = fit_costs.errors_of(costs(), dataclasses.replace(measured, products=slower))
+    rows = fitting.errors_of(costs(), dataclasses.replace(measured, products=slower))
     off = {row["of"]: (row["median_share"], row["p90_share"]) for row in rows}
     assert off["matrix products"] == pytest.approx((0.2, 0.2))
     for name in KERNELS:
@@ -156,7 +156,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_measurements_are_read(folder: Path) -> None:
-    measured = fit_costs.Measured.of(folder)
+    measured = m.read(folder)
     assert measured.products == [m.MatrixProduct("some-70b", 8192, "ffn_ln1", 2, 256, 8192, 28672, 0.7e-3)]
     assert measured.decodes == {"flash_attention": [m.DecodeAttention(32, 4, 128, 4, 1024, 0.05e-3)]}
     assert measured.rows == [m.RowKernel("", "copy", 2, 4, 0, 16384, 2e-6)]

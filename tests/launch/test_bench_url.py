@@ -18,6 +18,7 @@ from gapless.launch.cli import main
 from gapless.launch.load_client import _spread, find_target, send_all
 from gapless.runtime.pipeline.protocol import PipelineError
 from gapless.runtime.workload import WorkItem
+from tests.support.closed_loops import loop
 from tests.support.server import Server, serving
 
 LOAD = ("workload.num_prompts=6", "workload.input_len=16", "workload.output_len=5")
@@ -137,7 +138,7 @@ def test_a_server_that_takes_openai_s_fields_alone(plain: Plain) -> None:
         counted[0] += tokens
         counted[1] += ended
 
-    records = asyncio.run(send_all(target, items(5), 2, count))
+    records = asyncio.run(send_all(target, items(5), loop(2), count))
     assert [record.output_tokens for record in records] == [6] * 5
     assert {record.finish_reason for record in records} == {"stop"}
     assert {record.prompt_tokens for record in records} == {9}

@@ -159,6 +159,26 @@ def test_an_slo_that_no_setting_meets_has_its_own_code_and_says_what_came_closes
     assert "The closest settings" in page
 
 
+def test_a_closed_loop_needs_no_slo_and_is_not_searched_for_a_rate(
+    here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    loop = ["workload.max_concurrency=8", "workload.warmup_requests=8", "slo.ttft_p99_ms=null", "slo.tbt_p99_ms=null"]
+    policies = "scheduler=orca_best,token_budget"
+    assert main(["capacity", *SMALL, "parallel=tp2", policies, *loop, "hydra.run.dir=out"]) == 0
+    assert "capacity: fixed, 8 clients, 50 requests" in capfd.readouterr().out
+    found = {row["policy"]: row for row in loaded(here / "out/capacity.json")["capacities"]}
+    for policy, row in found.items():
+        assert row["simulations"] == len(row["by_seed"])
+        assert row["limit"] == "all clients wait for answers"
+        run = ["simulate", *SMALL, "parallel=tp2", f"scheduler={policy}", *loop[:2], f"hydra.run.dir={policy}"]
+        assert main(run) == 0
+        told = loaded(here / policy / "summary.json")
+        assert row["by_seed"][0] == pytest.approx(told["request_throughput"], rel=1e-3)
+    off = found["token_budget"]["if_times_are_off"]
+    assert off["low"] < found["token_budget"]["mean"] < off["high"]
+    assert main(["capacity", *SMALL, "parallel=tp2", *loop[:3], "slo.tbt_p99_ms=1", "hydra.run.dir=none"]) == 3
+
+
 def test_settings_that_cannot_be_told_apart_are_named_as_a_tie(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     words = ["parallel=local", "scheduler=sarathi,equal_time", "seeds=1", "precision=0.05"]
     assert main(["capacity", *SMALL, *words, *TWO, "hydra.run.dir=a"]) == 0
@@ -220,9 +240,10 @@ def test_a_policy_that_meets_the_slo_at_no_rate_is_named_beside_one_that_does(
         ),
         (["capacity", "slo.ttft_ms=3"], "slo.ttft_ms: unknown key; did you mean 'slo.ttft_p99_ms'?"),
         (
-            ["capacity", "workload.max_concurrency=3"],
-            "workload.max_concurrency=3: must be null: requests that are held back wait for no SLO",
+            ["capacity", "workload.max_concurrency=3", "workload.request_rate=2"],
+            "workload.request_rate=2.0: must be null where clients (max_concurrency) set it",
         ),
+        (["tune", "workload.warmup_requests=3"], "workload.warmup_requests=3: must be 0; a closed loop has it"),
         (["capacity", "max_seeds=2"], "max_seeds=2: must be null or 3 (seeds) to 60"),
         (["capacity", "seeds=0"], "seeds=0: must be 1 to 30"),
     ],

@@ -57,5 +57,4 @@ def learned_twin(config: SimulateConfig) -> Twin:
     record = run(config)
     learned = learn_run(config, record)
     found = requests_of(record, config.workload, config.block_size)
-    most = config.workload.max_concurrency
-    return Twin(learned.setting(config), found.items, most, record, Ledger(record), found.notes, learned)
+    return Twin(learned.setting(config), found.items, config.workload, record, Ledger(record), found.notes, learned)

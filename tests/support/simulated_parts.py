@@ -64,6 +64,9 @@ class Device:
     def chunk_attention(self, length: int, prefix: int) -> float:
         return self.slower * 1e-6 * length * (prefix + length / 2)
 
+    def chunks_attention(self, chunks: Sequence[tuple[int, int]]) -> float:
+        return sum(self.chunk_attention(length, prefix) for length, prefix in chunks)
+
     def decode_attention(self, requests: int, context: int) -> float:
         return self.slower * 1e-6 * context
 

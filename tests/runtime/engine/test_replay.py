@@ -26,6 +26,7 @@ from gapless.runtime.scheduler import Limits
 from gapless.runtime.scheduler.policies import make_scheduler
 from gapless.runtime.scheduler.policies.sarathi import Sarathi
 from gapless.runtime.workload import WorkItem, make_workload
+from tests.support.closed_loops import loop
 from tests.support.tiers import examples
 from tests.support.virtual_pipeline import VirtualPipeline
 
@@ -58,7 +59,7 @@ class Bed:
         return self.made[-1]
 
     def run(self, items: list[WorkItem], most: int | None = None) -> Iterator[list[TokenEvent]]:
-        return replay(self.coordinator, items, self.make, max_concurrency=most)
+        return replay(self.coordinator, items, self.make, workload=loop(most))
 
 
 def items_of(gaps: list[float], lengths: list[tuple[int, int]]) -> list[WorkItem]:
@@ -162,7 +163,7 @@ def test_an_llm_replays_a_workload(llm: LLM) -> None:
     workload = make_workload(config, vocab_size=512, context=llm.max_model_len, tokenizer=ByteTokenizer(512))
     llm.reset(SarathiConfig(order="fair_share"))
     begin = llm._coordinator.clock.now()
-    assert sum(map(len, llm.replay(workload, max_concurrency=3))) == workload.output_lens.sum()
+    assert sum(map(len, llm.replay(workload, workload=loop(3)))) == workload.output_lens.sum()
     record = llm.record
     assert [request.prompt_tokens for request in record.requests] == workload.input_lens.tolist()
     assert [request.output_tokens for request in record.requests] == workload.output_lens.tolist()

@@ -18,6 +18,7 @@ from gapless.runtime.ledger.token_intervals import Part, StagePart, TokenInterva
 from tests.runtime.simulation.test_disaggregation import drawn, fleet_of, pools
 from tests.runtime.simulation.test_drafts import CheapRows, simulate
 from tests.runtime.simulation.test_faults import fleets, ran
+from tests.support.closed_loops import loop
 from tests.support.simulated_parts import items, make_replica, run
 from tests.support.tiers import examples
 
@@ -56,7 +57,7 @@ def test_what_is_charged_is_what_is_lost(fleet: dict[str, Any]) -> None:
 @given(drawn())
 def test_pools_and_drafts_conserve_it_too(given_: dict[str, Any]) -> None:
     fleet = fleet_of(started := pools(**given_["pools"]))
-    assert sum(started.run(items(*given_["requests"]), max_concurrency=given_["most"]))
+    assert sum(started.run(items(*given_["requests"]), workload=loop(given_["most"])))
     for record in fleet.records:
         check(record)
 

@@ -16,6 +16,7 @@ from gapless.runtime.ledger.token_intervals import Part, StagePart, TokenInterva
 from tests.runtime.simulation.test_disaggregation import drawn, fleet_of, pools
 from tests.runtime.simulation.test_drafts import CheapRows, simulate
 from tests.runtime.simulation.test_faults import fleets, ran
+from tests.support.closed_loops import loop
 from tests.support.simulated_parts import items
 from tests.support.tiers import examples
 
@@ -82,7 +83,7 @@ def test_without_faults_nothing_is_recovery(fleet: dict[str, Any]) -> None:
 @given(drawn())
 def test_a_request_of_two_pools_waits_for_its_kv_before_its_second_token(given_: dict[str, Any]) -> None:
     fleet = fleet_of(started := pools(**given_["pools"]))
-    assert sum(started.run(items(*given_["requests"]), max_concurrency=given_["most"]))
+    assert sum(started.run(items(*given_["requests"]), workload=loop(given_["most"])))
     for record in fleet.records:
         intervals = check(record)
         moved = {r.request: r.kv_transfer for r in record.requests if r.kv_transfer is not None}

@@ -26,6 +26,7 @@ from gapless.runtime.pipeline.protocol import PipelineError
 from gapless.runtime.scheduler import Limits, Scheduler
 from gapless.runtime.scheduler.policies import find_policy, make_scheduler
 from gapless.runtime.workload import WorkItem
+from tests.support.closed_loops import loop
 from tests.support.tiers import examples
 from tests.support.virtual_pipeline import VirtualPipeline
 
@@ -159,7 +160,7 @@ def test_a_policy_that_never_takes_anything_ends_a_real_run_too(tmp_path: Path) 
         with pytest.raises(PipelineError, match=r"^the policy takes none of 2 unfinished requests, and nothing is in"):
             llm.generate([[5], [6, 7]])
         with pytest.raises(PipelineError, match=r"^the policy takes none of 1 unfinished requests"):
-            list(llm.replay([WorkItem([5], 3, 0.0), WorkItem([5], 3, 0.0)], max_concurrency=1))
+            list(llm.replay([WorkItem([5], 3, 0.0), WorkItem([5], 3, 0.0)], workload=loop(1)))
 
 
 def test_a_policy_without_keys_and_one_over_ours(tmp_path: Path) -> None:

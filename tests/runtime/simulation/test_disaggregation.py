@@ -25,6 +25,7 @@ from gapless.runtime.simulation.kv_transfer import KvLink, KvLinks, KvTransfer
 from gapless.runtime.simulation.pipeline import Disturbance
 from gapless.runtime.simulation.replicas import ROUTERS
 from gapless.runtime.workload import WorkItem
+from tests.support.closed_loops import loop
 from tests.support.simulated_parts import LONGEST, Audited, Device, items, make_replica, run
 from tests.support.tiers import examples
 
@@ -70,7 +71,7 @@ def pools(
 
 
 def ran(fleet: DisaggregatedFleet, work: Sequence[WorkItem], most: int | None = None) -> Fleet:
-    assert sum(fleet.run(work, max_concurrency=most)) == len(work)
+    assert sum(fleet.run(work, workload=loop(most))) == len(work)
     return fleet_of(fleet)
 
 

@@ -28,6 +28,7 @@ from gapless.runtime.simulation.faults import RankFault, draw_faults
 from gapless.runtime.simulation.pipeline import Disturbance
 from gapless.runtime.simulation.replicas import ROUTERS, Replica
 from tests.runtime.simulation.test_simulation import TakesNothing, told
+from tests.support.closed_loops import loop
 from tests.support.simulated_parts import AuditedFaulty, Device, items, make_replica, run
 from tests.support.tiers import examples
 
@@ -79,7 +80,7 @@ def ran(fleet: dict[str, Any], faults: list[list[RankFault]] | None = None) -> l
         make_replica(disturbance=Disturbance(fleet["jitter"], seed=number), faults=of_it, **fleet["replica"])
         for number, of_it in enumerate(fleet["faults"] if faults is None else faults)
     ]
-    ended = run(replicas, items(*fleet["requests"]), router=fleet["router"], max_concurrency=fleet["most"])
+    ended = run(replicas, items(*fleet["requests"]), router=fleet["router"], workload=loop(fleet["most"]))
     assert ended == len(fleet["requests"])
     return replicas
 
@@ -138,7 +139,7 @@ def test_without_faults_it_is_the_pipeline_that_has_none(fleet: dict[str, Any]) 
         make_replica(disturbance=Disturbance(fleet["jitter"], seed=number), **kept)
         for number in range(len(fleet["faults"]))
     ]
-    run(plain, items(*fleet["requests"]), router=fleet["router"], max_concurrency=fleet["most"])
+    run(plain, items(*fleet["requests"]), router=fleet["router"], workload=loop(fleet["most"]))
     assert [told(r.record) for r in faulty] == [told(r.record) for r in plain]
     assert [r.record.micro_batches for r in faulty] == [r.record.micro_batches for r in plain]
 
@@ -276,7 +277,7 @@ def test_a_policy_that_takes_nothing_is_told_while_ranks_fail(most: int | None) 
     sarathi = replica.coordinator.scheduler
     replica.coordinator.scheduler = TakesNothing(SarathiConfig(), sarathi.limits, sarathi.pool)
     with pytest.raises(PipelineError, match="the policy takes none of"):
-        run(replica, items((4, 4), (4, 4)), max_concurrency=most)
+        run(replica, items((4, 4), (4, 4)), workload=loop(most))
 
 
 def drawn(config: FaultsConfig, **how: Any) -> Iterator[RankFault]:

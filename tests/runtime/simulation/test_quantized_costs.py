@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +18,7 @@ from gapless.conf.schema import Architecture, SimulateConfig
 from gapless.models.memory import MemoryModel
 from gapless.parallel.weight_format import WeightFormat
 from gapless.runtime.cost.analytic import AnalyticOperators
+from gapless.runtime.cost.gemm import Gemm
 from gapless.runtime.cost.operators import LAYER_LINEARS, Linear
 from gapless.runtime.cost.stage_costs import MicroBatchShape
 from gapless.runtime.engine.plan import make_plan
@@ -77,9 +80,26 @@ def test_fewer_bytes_and_faster_products_never_take_longer(
 
 
 def test_products_of_many_rows_are_as_fast_as_the_device_multiplies() -> None:
-    for device, gains in (("h100", (1, 1, 2, 2)), ("a100-80g", (1, 1, 2, 1))):
+    for device, gains in (("h100", (1, 1, 2, 1.75)), ("a100-80g", (1, 1, 2, 1))):
         times = [operators(device, each).linear("ffn_ln1", 8192) for each in (None, BYTES, INT8, FP8)]
         assert [times[0] / each for each in times] == pytest.approx(gains, rel=0.1), device
+
+
+def test_rounding_an_input_takes_a_kernel_and_blocks_of_weights_have_a_rate() -> None:
+    costs = load_hardware("h100").costs
+    assert costs is not None
+    fused = dataclasses.replace(costs.gemm, cast_gbps=None)
+    sizes = [np.array(float(size)) for size in (4096, 8192, 8192)]
+    times = {
+        (name, group): float(Gemm(config, 132, 2, WeightFormat(8, group, is_float=True)).seconds(*sizes))
+        for name, config in (("cast", costs.gemm), ("fused", fused))
+        for group in (128, 8192)
+    }
+    assert costs.gemm.cast_gbps is not None
+    cast = costs.gemm.cast_us * 1e-6 + 3 * 4096 * 8192 / (costs.gemm.cast_gbps * 1e9)
+    for group in (128, 8192):
+        assert times["cast", group] - times["fused", group] == pytest.approx(cast)
+    assert times["fused", 128] != times["fused", 8192]
 
 
 def test_a_head_of_its_own_format() -> None:

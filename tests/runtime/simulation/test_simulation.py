@@ -31,6 +31,7 @@ from gapless.runtime.simulation import replicas as simulation
 from gapless.runtime.simulation.pipeline import Disturbance
 from gapless.runtime.simulation.replicas import ROUTERS, Replica, run_fleet
 from gapless.runtime.workload import WorkItem
+from tests.support.closed_loops import loop
 from tests.support.simulated_parts import LONGEST, Audited, Device, items, make_replica, run
 from tests.support.tiers import examples
 
@@ -76,7 +77,7 @@ def started(fleet: dict[str, Any], seed: int | None = None) -> list[Replica]:
 
 def ran(fleet: dict[str, Any], seed: int | None = None) -> list[Replica]:
     replicas = started(fleet, seed)
-    ended = run(replicas, items(*fleet["requests"]), router=fleet["router"], max_concurrency=fleet["most"])
+    ended = run(replicas, items(*fleet["requests"]), router=fleet["router"], workload=loop(fleet["most"]))
     assert ended == len(fleet["requests"])
     return replicas
 
@@ -273,7 +274,7 @@ def replayed(fleet: dict[str, Any]) -> RunRecord:
         params = SamplingParams(max_tokens=item.output_len, ignore_eos=True)
         return Request(next(numbers), item.prompt, params, arrival=arrival, max_model_len=LONGEST)
 
-    for _ in replay(replica.coordinator, items(*fleet["requests"]), make, max_concurrency=fleet["most"]):
+    for _ in replay(replica.coordinator, items(*fleet["requests"]), make, workload=loop(fleet["most"])):
         pass
     return replica.record
 
@@ -327,7 +328,7 @@ def test_a_run_that_is_counted_is_let_go_of_on_the_way(monkeypatch: pytest.Monke
     replica.totals = RunningTotals(replica.coordinator.scheduler.limits.depth.most)
     held = 0
     work = items(*[(20, 5, 0.0)] * 300)
-    for _ in run_fleet([replica], work, max_concurrency=most):
+    for _ in run_fleet([replica], work, workload=loop(most)):
         held = max(held, len(replica.record.micro_batches))
     assert replica.coordinator.next_micro_batch > 300
     assert held <= 33

@@ -304,6 +304,28 @@ def test_chunks_of_policies_that_have_some() -> None:
     assert chunked(OrcaBestConfig(), (64, 128)) == [OrcaBestConfig()]
 
 
+# Closed loops.
+
+
+def test_the_best_of_a_closed_loop_is_that_of_every_setting() -> None:
+    loop = {"max_concurrency": 6, "request_rate": None, "range_ratio": 0.0, "output_len": 40, "distinct_prompts": 3}
+    keys = {"workload": loop, "slo": {"ttft_p99_ms": None, "tbt_p99_ms": None}, "policies": [{"name": "token_budget"}]}
+    searches = [Search(config(**keys, search={"chunk": [128, 1024], "exhaustive": each})) for each in (True, False)]
+    every, raced = [search.run() for search in searches]
+    assert every.winner is not None
+    assert raced.winner is not None
+    assert raced.winner.rate >= max(tried.low for tried in every.tried) * 0.99
+    assert all(trial.rate == tried.low for tried in every.tried if (trial := tried.low_trial))
+    timed = Search(
+        config(**keys | {"workload": loop | {"num_prompts": None, "duration_s": 3.0}}, search={"replicas": [1]})
+    )
+    assert {tried.candidate.replicas for tried in timed.race()} == {1}
+    assert timed.simulations == len({candidate for candidate, _ in timed.carried}), "each is simulated once"
+    cached = [Search(config(**keys | {"workload": loop | {"distinct_prompts": n}})) for n in (3, None)]
+    bounds = [Bounds(search.demand, search.config.slo)(a_setting(search)).rate for search in cached]
+    assert bounds[0] > bounds[1], "what is cached is not computed"
+
+
 # Settings on the same seeds.
 
 

@@ -26,10 +26,12 @@ class Space(Generic[C]):
         self._free = dict(free)
 
     def vector(self, config: C) -> Array:
+        """Return the free constants of a config as numbers without bounds."""
         parts = [_TO[kind](np.atleast_1d(getattr(config, name))) for name, kind in self._free.items()]
         return np.concatenate(parts)
 
     def config(self, vector: Array) -> C:
+        """Return the config whose free constants are those of `vector`."""
         values: dict[str, Any] = {}
         at = 0
         for name, kind in self._free.items():

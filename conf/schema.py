@@ -143,8 +143,8 @@ class ParallelConfig:
     """each of the tp ranks holds whole experts of a mixture of experts; false: a slice of every expert"""
     layers: tuple[int, ...] | Literal["first", "middle", "last"] | None = None
     """layers of each stage ([5,7]); null: even by the times of layers, LM head and sampler, and the speed of
-    each stage's devices; first, middle, last: as many on each, what is left over on the first, those before the last, or
-    the last ones"""
+    each stage's devices; first, middle, last: as many on each, what is left over on the first, those before the last,
+    or the last ones"""
     stage_speeds: tuple[float, ...] | None = None
     """speed of each stage's devices relative to each other ([1,1.9]), for layers=null; null: as hardware says"""
     depth: int | None = None

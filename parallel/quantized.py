@@ -98,11 +98,11 @@ class QuantizedWeight:
             _are_halves(of, error) for of in (matrix.scales, matrix.offsets) if of is not None
         )
         kind = torch.float16 if halves else torch.float32
-        self._scales, self._offsets = (
-            None if of is None else huge_pages.copy(_blocks(of.to(kind))) for of in (matrix.scales, matrix.offsets)
-        )
-        offsets = None if self._offsets is None else self._offsets.data_ptr()
-        pointers = (self._codes.data_ptr(), self._scales.data_ptr(), offsets)
+        self._scales = huge_pages.copy(_blocks(matrix.scales.to(kind)))
+        offsets = matrix.offsets
+        self._offsets = None if offsets is None else huge_pages.copy(_blocks(offsets.to(kind)))
+        at = None if self._offsets is None else self._offsets.data_ptr()
+        pointers = (self._codes.data_ptr(), self._scales.data_ptr(), at)
         sizes = (self._out_size, self._codes.shape[1], groups, words, self._bits, halves, format.zero)
         self._matrix = _Matrix(*pointers, *sizes)
         self._at = byref(self._matrix)

@@ -19,9 +19,10 @@ from .groups import Groups
 from .megatron import ModelParallelConfig, tensor_parallel
 from .packed import take_packed
 from .packed_table import take_table
-from .quantized import Product, TableProduct, make_product, make_table
+from .quantized import Product, QuantizedWeight, TableProduct, make_product, make_table
 from .quantized_matrix import QuantizedMatrix
 from .row_weight import RowWeight, take_rows
+from .tiled import TiledWeight
 from .weight_format import WeightFormat
 
 # A sum in two parts: the norm that follows adds the second to the first, in place. None: the first is all of it.
@@ -299,9 +300,12 @@ class LMHead(ColumnParallelLinear):
     def forward(self, x_RH: torch.Tensor) -> torch.Tensor:
         """Return the logits, float32, of this rank's share of the rows (`Mesh.share_of`), [share, V].
 
-        They are exchanged in the weights' type, of half the bytes where it has 16 bits.
+        Products of a CPU's own sum and write them in float32. Others write the weights' type, in which likely tokens of
+        16 bits are often equal, and which is exchanged.
         """
-        return self._groups.deal_rows(super().forward(x_RH))[:, : self.vocab_size].float()
+        exact = isinstance(self.packed, QuantizedWeight | TiledWeight)
+        logits = self.packed.logits(x_RH) if exact else super().forward(x_RH)
+        return self._groups.deal_rows(logits)[:, : self.vocab_size].float()
 
 
 PACKED = (  # what has `pack`

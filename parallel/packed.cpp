@@ -59,19 +59,17 @@ void linear(const Element* x, const float* weight, const Element* bias, const El
 // Whether `linear_tiled` is there.
 int64_t multiplies_tiles() { return kMayHaveTiles && kInWord == 2 && has_tiles(); }
 
-// As `linear`, with blocks of 32 outputs, for any number of rows. `inputs` and `outputs` are multiples of 32.
-void linear_tiled(const Element* x, const float* weight, const Element* bias, const Element* residual, Element* out,
-                  int64_t rows, int64_t inputs, int64_t outputs) {
-    if (rows < kLeastTiled && outputs % kOutputs == 0)
-        return by_words(x, weight, rows, inputs, kBlock, {bias, residual, out, outputs});
+// As `linear`, with blocks of 32 outputs, for any number of rows. `inputs` and `outputs` are multiples of 32. With `wide`,
+// `out` is of floats.
+void linear_tiled(const Element* x, const float* weight, const Element* bias, const Element* residual, void* out,
+                  int64_t rows, int64_t inputs, int64_t outputs, int64_t wide) {
+    const Output to = {bias, residual, (Element*)out, outputs, wide ? (float*)out : nullptr};
+    if (rows < kLeastTiled && outputs % kOutputs == 0) return by_words(x, weight, rows, inputs, kBlock, to);
     const int64_t fitting = kPanelBytes / (inputs * int64_t(sizeof(Element))) / (2 * kTile) * 2 * kTile;
     const int64_t panel = std::max(2 * kTile, std::min(kPanel, fitting));
-    for (int64_t row = 0; row < rows; row += panel) {
-        const int64_t count = std::min(panel, rows - row), at = row * outputs;
+    for (int64_t row = 0; row < rows; row += panel)
         if constexpr (kInWord == 2)
-            by_tiles(x + row * inputs, weight, count, inputs,
-                     {bias, residual ? residual + at : nullptr, out + at, outputs});
-    }
+            by_tiles(x + row * inputs, weight, std::min(panel, rows - row), inputs, to.from(row));
 }
 
 }  // extern "C"

@@ -379,6 +379,16 @@ void multiply_integers(const Matrix& m, const Element* x, int64_t count, int64_t
     by_few<8>(m, rows, count, to);
 }
 
+void multiply(const Matrix& m, const Element* x, int64_t rows, int64_t inputs, bool rounds, int64_t least_tiled,
+              const Output& to) {
+    const bool may = kMayHaveTiles && (rounds ? m.groups == 1 : kPairs) && has_tiles();
+    const auto of_panel = rounds ? multiply_integers : m.bits == 4 ? multiply_panel<4> : multiply_panel<8>;
+    for (int64_t row = 0; row < rows; row += kPanel) {
+        const int64_t count = std::min(kPanel, rows - row);
+        of_panel(m, x + row * inputs, count, inputs, to.from(row), may && count >= least_tiled);
+    }
+}
+
 }  // namespace
 
 extern "C" {
@@ -396,14 +406,13 @@ int64_t reads_halves() {
 // null. With `rounds`, x is rounded to integers of 8 bits first. Fewer rows than `least_tiled` do without tiles.
 void linear(const Matrix* m, const Element* x, const Element* bias, const Element* residual, Element* out, int64_t rows,
             int64_t inputs, int64_t rounds, int64_t least_tiled) {
-    const bool may = kMayHaveTiles && (rounds ? m->groups == 1 : kPairs) && has_tiles();
-    for (int64_t row = 0; row < rows; row += kPanel) {
-        const int64_t count = std::min(kPanel, rows - row), at = row * m->outputs;
-        const Output to = {bias, residual ? residual + at : nullptr, out + at, m->outputs};
-        const bool tiled = may && count >= least_tiled;
-        const auto multiply = rounds ? multiply_integers : m->bits == 4 ? multiply_panel<4> : multiply_panel<8>;
-        multiply(*m, x + row * inputs, count, inputs, to, tiled);
-    }
+    multiply(*m, x, rows, inputs, rounds, least_tiled, {bias, residual, out, m->outputs});
+}
+
+// As `linear`, without bias and residual, to floats.
+void logits(const Matrix* m, const Element* x, float* out, int64_t rows, int64_t inputs, int64_t rounds,
+            int64_t least_tiled) {
+    multiply(*m, x, rows, inputs, rounds, least_tiled, {nullptr, nullptr, (Element*)out, m->outputs, out});
 }
 
 }  // extern "C"

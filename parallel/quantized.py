@@ -82,7 +82,8 @@ class QuantizedWeight:
 
     def __init__(self, matrix: QuantizedMatrix, dtype: torch.dtype, library: CDLL) -> None:
         format = matrix.format
-        self._dtype, self._format, self._linear = dtype, format, library.linear
+        self._dtype, self._format = dtype, format
+        self._linear, self._logits = library.linear, library.logits
         self._out_size, self.in_size = matrix.shape
         self.function = cast(self._linear, c_void_p).value
         self._rounds = format.int8_activations
@@ -127,11 +128,7 @@ class QuantizedWeight:
         self, x: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Return x @ weight.T + bias + residual, [T, out]."""
-        out = x.new_empty(len(x), self._out_size)
-        if self._group != self._format.group:
-            padding = (0, self._group - self._format.group)
-            x = F.pad(x.unflatten(1, (-1, self._format.group)), padding).flatten(1)
-        x = x.contiguous()
+        x, out = self._inputs(x), x.new_empty(len(x), self._out_size)
         if residual is not None:
             residual = residual.contiguous()
         self._linear(
@@ -145,6 +142,19 @@ class QuantizedWeight:
             self._least_tiled,
         )
         return out
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x @ weight.T as it was summed, float32, [T, out]."""
+        x, out = self._inputs(x), x.new_empty(len(x), self._out_size, dtype=torch.float32)
+        self._logits(self._at, x.data_ptr(), out.data_ptr(), *x.shape, self._rounds, self._least_tiled)
+        return out
+
+    def _inputs(self, x: torch.Tensor) -> torch.Tensor:
+        """Return rows as the codes are laid out, with zeros where a group is padded."""
+        if self._group != self._format.group:
+            padding = (0, self._group - self._format.group)
+            x = F.pad(x.unflatten(1, (-1, self._format.group)), padding).flatten(1)
+        return x.contiguous()
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the weight's rows, [T, in]."""
@@ -183,6 +193,8 @@ def _library(dtype: torch.dtype) -> CDLL | None:
         return None
     library.linear.argtypes = (*(c_void_p,) * 5, *(c_int64,) * 4)
     library.linear.restype = None
+    library.logits.argtypes = (*(c_void_p,) * 3, *(c_int64,) * 4)
+    library.logits.restype = None
     library.reads_halves.restype = c_int64
     return library
 

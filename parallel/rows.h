@@ -67,11 +67,18 @@ Rows<Number> make_rows(int64_t rows, int64_t steps, int64_t groups, bool tiled) 
     return {steps, groups, tiled, memory, sums, scales};
 }
 
-// Writes a row of a block's sums, [width], with bias and residual, which may be null.
+// Writes a row of a block's sums, [width], with bias and residual, which may be null: to `out`, or to `wide` where it is
+// not null.
 struct Output {
     const Element *bias, *residual;
     Element* out;
     int64_t outputs;
+    float* wide = nullptr;
+
+    Output from(int64_t row) const {
+        const int64_t at = row * outputs;
+        return {bias, residual ? residual + at : nullptr, out + at, outputs, wide ? wide + at : nullptr};
+    }
 
     void fetch(int64_t r, int64_t first) const { __builtin_prefetch(out + r * outputs + first, 1); }
 
@@ -82,9 +89,18 @@ struct Output {
             Vector sum = read(sums + o);
             if (bias) sum += widen(bias + first + o);
             if (residual) sum += widen(residual + at + o);
-            narrow(sum, out + at + o);
+            if (wide)
+                narrow(sum, wide + at + o);
+            else
+                narrow(sum, out + at + o);
         }
-        for (; o < count; ++o)
-            out[at + o] = sums[o] + (bias ? float(bias[first + o]) : 0.0f) + (residual ? float(residual[at + o]) : 0.0f);
+        for (; o < count; ++o) {
+            const float sum =
+                sums[o] + (bias ? float(bias[first + o]) : 0.0f) + (residual ? float(residual[at + o]) : 0.0f);
+            if (wide)
+                wide[at + o] = sum;
+            else
+                out[at + o] = sum;
+        }
     }
 };

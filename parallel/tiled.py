@@ -35,7 +35,16 @@ class TiledWeight:
         self, x: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Return x @ weight.T + bias + residual, [T, out]."""
-        x, out = x.contiguous(), x.new_empty(len(x), self._out_size)
+        return self._multiply(x, bias, residual, x.dtype)
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x @ weight.T as it was summed, float32, [T, out]."""
+        return self._multiply(x, None, None, torch.float32)
+
+    def _multiply(
+        self, x: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None, dtype: torch.dtype
+    ) -> torch.Tensor:
+        x, out = x.contiguous(), x.new_empty(len(x), self._out_size, dtype=dtype)
         if residual is not None:
             residual = residual.contiguous()
         self._linear(
@@ -47,6 +56,7 @@ class TiledWeight:
             len(x),
             self._in_size,
             self._out_size,
+            dtype == torch.float32,
         )
         return out
 
@@ -69,7 +79,7 @@ def _library() -> CDLL | None:
         library = load(Path(__file__).with_name("packed.cpp"), torch.bfloat16)
     except NoLibraryError:
         return None
-    library.linear_tiled.argtypes = (*(c_void_p,) * 5, *(c_int64,) * 3)
+    library.linear_tiled.argtypes = (*(c_void_p,) * 5, *(c_int64,) * 4)
     library.linear_tiled.restype = None
     library.multiplies_tiles.restype = c_int64
     return library

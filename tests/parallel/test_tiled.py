@@ -43,6 +43,14 @@ def test_rows_apart_are_read_and_what_is_not_finite_is_seen() -> None:
     assert found.isnan().all(0).nonzero().tolist() == [[70]]
 
 
+def test_logits_are_not_rounded() -> None:
+    weight = torch.randn(96, 64).bfloat16()
+    for rows in (1, 7, 40):
+        x = torch.randn(rows, 64).bfloat16()
+        found = TiledWeight(weight).logits(x)
+        torch.testing.assert_close(found, F.linear(x.float(), weight.float()), rtol=1e-5, atol=1e-4)
+
+
 def test_its_rows_are_the_weights() -> None:
     weight = torch.randn(96, 64).bfloat16()
     assert TiledWeight(weight).rows(torch.tensor([0, 31, 95, 32])).equal(weight[[0, 31, 95, 32]])

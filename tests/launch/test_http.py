@@ -304,6 +304,13 @@ def test_the_event_loop_goes_on_while_a_body_is_decompressed() -> None:
     assert turns > 10
 
 
+@pytest.mark.parametrize("path", ["embeddings", "images/generations"])
+def test_paths_for_other_models_are_named(server: Server, path: str) -> None:
+    answer = httpx2.post(f"{server.url}/v1/{path}", json={"input": "x", "model": "model"})
+    text = answer.json()["error"]["message"]
+    assert (answer.status_code, text.startswith(f"POST /v1/{path}: "), "generates text" in text) == (404, True, True)
+
+
 TOO_LONG = "context_length_exceeded"
 OUTSIDE: tuple[dict[str, Any], ...] = (
     {"logit_bias": {"99999": 1}},

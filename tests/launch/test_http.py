@@ -354,7 +354,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str | None]] = [
     ("chat/completions", chat("x", functions=[{"name": "f"}]), "functions", None),
     ("chat/completions", chat("x", store=True), "store", None),
     ("completions", {"prompt": "x", "tools": [{}]}, "tools", None),
-    ("responses", {"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type", None),
+    ("responses", {"input": "x", "tools": [{"type": "web_search"}]}, "tools[0]", None),
     ("responses", {"input": "x", "previous_response_id": "resp_1"}, "previous_response_id", None),
     ("responses", {"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", None),
     ("chat/completions", chat("x", response_format={"type": "json_schema"}), "response_format.json_schema", None),

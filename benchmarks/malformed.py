@@ -188,7 +188,9 @@ def _tools(path: str, rng: random.Random) -> bytes:
         if path == "/v1/messages" or path.endswith("count_tokens"):
             tools.append(some({"type": some("custom", ("function", 5)), **function, "input_schema": schema}, (5,)))
         elif path == "/v1/responses":
-            tools.append({"type": some("function", ("web_search",)), **function, "parameters": schema})
+            kind = some("function", ("web_search", "custom", "namespace", []))
+            inner = rng.choice((None, 5, [5], [{"type": "custom", "name": "f", "format": {"definition": [[]]}}]))
+            tools.append({"type": kind, **function, "parameters": schema, "tools": inner, "format": inner})
         else:
             tools.append({"type": some("function", (5,)), "function": {**function, "parameters": schema}})
     fields: dict[str, Any] = {"tools": some(tools, ({}, "x")), "tool_choice": some(None, _CHOICES)}

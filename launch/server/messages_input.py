@@ -19,7 +19,7 @@ _ROLES = {  # of which messages may have a block, by its type
     **{"text": ("user", "assistant", "system"), "tool_result": ("user",), "tool_use": _MODEL},
     **{"thinking": _MODEL, "redacted_thinking": _MODEL},
 }
-_BILLING = re.compile(r"x-anthropic-billing-header:.*\n*")  # an agent's note, new in each request: no prefix is known
+_BILLING = re.compile(r"\Ax-anthropic-billing-header:.*\n*")  # an agent's note, new in each request: no prefix is known
 _CHOICES = {"any": "required", "tool": "required"}  # in OpenAI's words
 
 

@@ -280,10 +280,15 @@ class Templated(Body):
         return {name: value for name, value in own.items() if value is not None} | (self.chat_template_kwargs or {})
 
 
-class FunctionSpec(Body):
-    """A function that the model may call."""
+class FunctionName(Body):
+    """The name of a function."""
 
     name: str
+
+
+class FunctionSpec(FunctionName):
+    """A function that the model may call."""
+
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool = False
@@ -294,13 +299,14 @@ class FunctionSpec(Body):
         return Function(self.name, self.description, self.parameters, self.strict)
 
 
-class OfFunction(Body):
-    """The one type of tools that there is."""
+class ChatToolChoice(Body):
+    """The one tool of a chat that is to be called."""
 
     type: Literal["function"]
+    function: FunctionName
 
 
-class ChatTool(OfFunction):
+class ChatTool(ChatToolChoice):
     """A tool of a chat."""
 
     function: FunctionSpec
@@ -318,7 +324,9 @@ class ResponseTool(FunctionSpec):
         if self.type == "function":
             return super().function
         rules = (self.format or {}).get("definition")
-        of_input = {"type": "string"} | ({"description": f"It follows this grammar:\n{rules}"} if rules else {})
+        of_input = {"type": "string"}
+        if isinstance(rules, str):
+            of_input["description"] = f"It follows this grammar:\n{rules}"
         schema = {"type": "object", "properties": {"input": of_input}, "required": ["input"]}
         return Function(self.name, self.description, schema, takes_text=True)
 
@@ -329,18 +337,6 @@ class ResponseNamespace(Body):
     type: Literal["namespace"]
     name: str
     tools: list[ResponseTool]
-
-
-class FunctionName(Body):
-    """The name of a function."""
-
-    name: str
-
-
-class ChatToolChoice(OfFunction):
-    """The one tool that is to be called."""
-
-    function: FunctionName
 
 
 class ResponseToolChoice(FunctionName):

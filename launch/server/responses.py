@@ -186,11 +186,9 @@ def _part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
 def _input(arguments: str) -> str:
     """Return the text in the arguments of a tool that takes one; what else the model wrote, as it is."""
     try:
-        found = msgspec.json.decode(arguments)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return msgspec.json.decode(arguments, type=dict[str, str])["input"]
+    except (msgspec.DecodeError, KeyError, RecursionError, UnicodeDecodeError):
         return arguments
-    is_text = isinstance(found, dict) and isinstance(found.get("input"), str)
-    return str(found["input"]) if is_text else arguments
 
 
 def _status(reason: str | None) -> str:

@@ -304,6 +304,13 @@ def test_the_event_loop_goes_on_while_a_body_is_decompressed() -> None:
     assert turns > 10
 
 
+@pytest.mark.parametrize("path", ["embeddings", "images/generations"])
+def test_paths_for_other_models_are_named(server: Server, path: str) -> None:
+    answer = httpx2.post(f"{server.url}/v1/{path}", json={"input": "x", "model": "model"})
+    text = answer.json()["error"]["message"]
+    assert (answer.status_code, text.startswith(f"POST /v1/{path}: "), "generates text" in text) == (404, True, True)
+
+
 TOO_LONG = "context_length_exceeded"
 OUTSIDE: tuple[dict[str, Any], ...] = (
     {"logit_bias": {"99999": 1}},
@@ -347,7 +354,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str | None]] = [
     ("chat/completions", chat("x", functions=[{"name": "f"}]), "functions", None),
     ("chat/completions", chat("x", store=True), "store", None),
     ("completions", {"prompt": "x", "tools": [{}]}, "tools", None),
-    ("responses", {"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type", None),
+    ("responses", {"input": "x", "tools": [{"type": "web_search"}]}, "tools[0]", None),
     ("responses", {"input": "x", "previous_response_id": "resp_1"}, "previous_response_id", None),
     ("responses", {"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", None),
     ("chat/completions", chat("x", response_format={"type": "json_schema"}), "response_format.json_schema", None),

@@ -125,7 +125,7 @@ class _Computed:
     begin: Any
     end: Any
     sent: float  # the send had been handed over, in seconds
-    measured: tuple[float, ...]  # the fields of `Span` after its times
+    measured: tuple[Any, ...]  # the fields of `Span` after its times
     sampled: PendingSampled | None
 
 

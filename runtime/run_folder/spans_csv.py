@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,10 @@ SPAN_COLUMNS = (
 )
 _CONTENDED = ("contended_before", "contended")  # of a `Span`
 _ROUTING = ("expert_load", "hot_layer", "hot_expert")  # of a `Span`
+_LATER: dict[str, Callable[[str], Any]] = {  # columns that folders of older versions lack, in the order of a `Span`
+    **dict.fromkeys(("contended_before_ms", "contended_ms"), lambda text: float(text) / 1e3),
+    **dict(zip(_ROUTING, (float, int, int), strict=True)),
+}
 _ROWS_AT_ONCE = 1 << 16
 
 
@@ -115,8 +120,7 @@ def read_spans(text: Iterable[str]) -> list[Span]:
     at = {name: i for i, name in enumerate(next(rows, []))}
     micro_batch, stage, *times = (at[name] for name in SPAN_COLUMNS[:7])
     ready, arrived, begin, end, sent = times
-    contended = [at[f"{name}_ms"] for name in _CONTENDED if f"{name}_ms" in at]  # none in folders of older versions
-    routing = [at[name] for name in _ROUTING if name in at]
+    later = [(at[name], kind) for name, kind in _LATER.items() if name in at]
     return [
         Span(
             int(row[micro_batch]),
@@ -126,8 +130,7 @@ def read_spans(text: Iterable[str]) -> list[Span]:
             float(row[begin]),
             float(row[end]),
             float(row[sent]),
-            *(float(row[place]) / 1e3 for place in contended),
-            *(kind(row[place]) for kind, place in zip((float, int, int), routing, strict=False) if row[place]),
+            *(kind(row[place]) for place, kind in later if row[place]),
         )
         for row in rows
     ]

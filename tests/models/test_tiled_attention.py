@@ -64,7 +64,7 @@ def test_it_is_plain_attention(
     needed = [-(-(start + length) // block_size) for start, length in wanted]
     blocks = torch.randperm(sum(needed), generator=random).split(needed)
     cache = KVCache(
-        num_layers=1,
+        places=[0],
         num_blocks=sum(needed),
         block_size=block_size,
         num_kv_heads=K,

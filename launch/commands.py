@@ -127,7 +127,7 @@ COMMANDS = {
             (
                 "gapless profile model=llama-160m parallel=pp2 parallel.threads=1",
                 "gapless profile check=profiles/llama-160m_cpu_pp2",
-                "gapless profile import systems/data/h200_sxm/vllm/0.18.0 hardware=h200",
+                "gapless profile import=systems/data/h200_sxm/vllm/0.18.0 hardware=h200",
             ),
             folder="profiles/MODEL_HARDWARE_PP",
         ),

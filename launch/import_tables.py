@@ -20,11 +20,13 @@ _LACKING = ("pointwise", "node", "network", "host", "eager_host")  # constants t
 
 
 def arguments_of(words: list[str]) -> list[str]:
-    """Return the overrides that `import FOLDER` at the begin of a command line stands for."""
-    if words[:1] != ["import"] or len(words) < 2:
-        return words
-    named = any(word.startswith("hydra.run.dir=") for word in words)
-    return [f"import={words[1]}", *([] if named else ["hydra.run.dir=profiles/${hardware.name}"]), *words[2:]]
+    """Return the overrides of a profile; `import FOLDER` is import=FOLDER, whose constants go to profiles/HARDWARE."""
+    if words[:1] == ["import"] and len(words) > 1:
+        words = [f"import={words[1]}", *words[2:]]
+    imports = any(word.startswith("import=") for word in words)
+    if imports and not any(word.startswith("hydra.run.dir=") for word in words):
+        words = [*words, "hydra.run.dir=profiles/${hardware.name}"]
+    return words
 
 
 def read(config: ProfileConfig) -> Measured:

@@ -58,16 +58,6 @@ def test_every_device_with_constants_states_its_error(name: str) -> None:
     assert costs.error.source
 
 
-def test_what_was_not_measured_is_less_certain() -> None:
-    h100, h200 = (load_hardware(name).costs for name in ("h100", "h200"))
-    assert h100 is not None
-    assert h200 is not None
-    assert h100.error is not None
-    assert h200.error is not None
-    assert h200.error.low < h100.error.low < h100.error.high < h200.error.high
-    assert "assumed" in h200.error.source
-
-
 def test_stages_on_several_devices_have_the_widest_error() -> None:
     own, both = simulated(), simulated(devices=["a100-80g", "h100"])
     a100, h100 = (load_hardware(name).costs for name in ("a100-80g", "h100"))

@@ -5,7 +5,7 @@ each, all there at once, and then a few of them alone, on each choice of `cluste
 on 25 Gbit/s Ethernet also with each node in a rack of its own. Half a minute.
 
 With `--page FILE` instead, `gapless tune` answers for several models, nodes and closed loops, with the defaults of
-vLLM and of gapless and one pipeline over all devices, and the answers are written as a page. Several minutes.
+each of `--engines` and one pipeline over all devices, and the answers are written as a page. Several minutes.
 
 With `--cells FOLDER` instead, `gapless tune` picks the grid of each row of real servers in FOLDER/h200_pp.csv: of one
 model and number of requests at once on 8 H200s, with columns model, tp, pp, concurrency and output_tok_s. It fails
@@ -60,18 +60,18 @@ DESIGNS = (  # model, devices, keys
     ("gpt3-175b", "2 x 8 H100, InfiniBand", "hardware=h100 cluster=dgx-h100 nodes=2"),
     ("gpt3-175b", "2 x 8 A100, 25 Gbit/s", "hardware=a100-80g cluster=ethernet-25g nodes=2"),
 )
-ENGINES = ("vllm", "gapless")
 CLIENTS = (1, 16, 128)
 PAGE = """# TP, PP or both?
 
-Written by `python -m benchmarks.tp_or_pp --page docs/tp_or_pp.md` on {date}. Simulated by `gapless tune` with one
-pipeline over all devices: so many clients each send a prompt of 1,000 tokens, wait for its 200 output tokens, and send
-the next. Every `tp` within a node is tried with the `pp` that fills the devices, each with chunks (vLLM: budgets) of
-512, 2,048 and 8,192 tokens. [accuracy.md](accuracy.md) says how far simulations are off; a lead smaller than that is
-none.
+Written by `python -m benchmarks.tp_or_pp --page docs/tp_or_pp.md` on {date}; `--engines vllm,gapless` asks both.
+Simulated by `gapless tune` with one pipeline over all devices: so many clients each send a prompt of 1,000 tokens, wait
+for its 200 output tokens, and send the next. Every `tp` within a node is tried with the `pp` that fills the devices,
+each with chunks (vLLM: budgets) of 512, 2,048 and 8,192 tokens. [accuracy.md](accuracy.md) says how far simulations are
+off; a lead smaller than that is none.
 
 It depends on the engine. Under vLLM requests flow together into one micro-batch, so its stages compute by turns
-([engines](simulate.md#engines)). gapless keeps a micro-batch on each stage.
+([engines](simulate.md#engines)). An engine that keeps a micro-batch on each stage gains more by a pipeline
+([how much](../benchmarks/results/tp_or_pp.md#a-micro-batch-on-each-stage)).
 
 The last three columns are the most that tensor parallelism alone, pipeline parallelism alone and both come to, as
 shares of the best; - is what cannot be, as TP over several nodes or more stages than layers.
@@ -96,7 +96,7 @@ LEAST_RIGHT = 0.98  # of the best grid's tokens/s, from which on a pick is as go
 
 
 def main() -> int:
-    bench = Benchmark(__doc__, requests=400, page="", cells="", overrides=True)
+    bench = Benchmark(__doc__, requests=400, page="", engines=["vllm"], cells="", overrides=True)
     if bench.given.cells:
         return _cells(bench, Path(bench.given.cells) / "h200_pp.csv")
     if bench.given.page:
@@ -128,7 +128,7 @@ def rates(found: SearchResult) -> dict[tuple[int, int], float]:
 
 def _page(bench: Benchmark, path: Path) -> int:
     for (model, devices, keys), clients in itertools.product(DESIGNS, CLIENTS):
-        for engine in ENGINES:
+        for engine in bench.given.engines:
             load = f"workload.max_concurrency={clients} workload.num_prompts={20 + 2 * clients}"
             lengths = "workload.input_len=1000 workload.output_len=200"
             chunks = "search.chunk=[512,2048,8192]"

@@ -216,7 +216,8 @@ def fit_link(base: LinkConfig, files: dict[str, list[Message]], name: str) -> Li
     kept = _kept(files, name)
     messages = [message for file in kept for message in files[file]]
     weights = np.array([1 / len(files[file]) for file in kept for _ in files[file]])
-    return _fit(base, LINK, messages, messages_seconds, weights)
+    found: LinkConfig = _fit(base, LINK, messages, messages_seconds, weights)
+    return found
 
 
 def _kept(files: dict[str, list[Message]], name: str) -> list[str]:

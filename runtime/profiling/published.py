@@ -74,7 +74,8 @@ def read_published(folder: Path, kernels: AttentionKernels, device: str = "") ->
                 yield row._replace(seconds=fmean(seconds)) if hasattr(row, "_replace") else (*row, fmean(seconds))
 
     for dtype, *sizes, seconds in read("products", _product):
-        product = MatrixProduct("", 0, dtype, 1, *sizes, seconds)
+        rows, inputs, outputs = sizes
+        product = MatrixProduct("", 0, dtype, 1, rows, inputs, outputs, seconds)
         if dtype == "bfloat16":
             found.products.append(product)
         elif dtype in RATES and (dtype != "fp8_block" or 2 * math.prod(sizes) >= _LEAST_BLOCK_FLOP):
@@ -151,8 +152,8 @@ def _experts(line: _Line) -> ExpertLayer | None:
     if line["moe_dtype"] not in ("bfloat16", "float16") or int(line["moe_ep_size"]) > 1 or not even:
         return None
     width = int(line["inter_size"]) // int(line["moe_tp_size"])
-    sizes = (int(line[key]) for key in ("num_experts", "topk", "num_tokens"))
-    return ExpertLayer(int(line["hidden_size"]), width, *sizes, 0.0)
+    experts, picked, rows = (int(line[key]) for key in ("num_experts", "topk", "num_tokens"))
+    return ExpertLayer(int(line["hidden_size"]), width, experts, picked, rows, 0.0)
 
 
 def _own(line: _Line) -> Message | None:

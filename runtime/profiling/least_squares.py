@@ -40,8 +40,8 @@ class Space(Generic[C]):
             found = _FROM[kind](vector[at : at + length]).tolist()
             values[name] = tuple(found) if isinstance(held, tuple) else found[0]
             at += length
-        found: C = dataclasses.replace(self._base, **values)
-        return found
+        made: C = dataclasses.replace(self._base, **values)
+        return made
 
 
 def fit(

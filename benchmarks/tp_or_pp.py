@@ -4,8 +4,8 @@ Clusters: GPT-3 on 2 x 8 A100s (H100s on `cluster=dgx-h100`) serves 400 prompts 
 each, all there at once, and then a few of them alone, on each choice of `cluster`, also with tp 16 across both nodes;
 on 25 Gbit/s Ethernet also with each node in a rack of its own. Half a minute.
 
-With `--page FILE` instead, `gapless tune` answers for several models, nodes and closed loops, with vLLM's defaults and
-one pipeline over all devices, and the answers are written as a page. Several minutes.
+With `--page FILE` instead, `gapless tune` answers for several models, nodes and closed loops, with the defaults of
+each of `--engines` and one pipeline over all devices, and the answers are written as a page. Several minutes.
 
 With `--cells FOLDER` instead, `gapless tune` picks the grid of each row of real servers in FOLDER/h200_pp.csv: of one
 model and number of requests at once on 8 H200s, with columns model, tp, pp, concurrency and output_tok_s. It fails
@@ -17,6 +17,7 @@ Overrides of `gapless simulate` or `tune` go behind the options.
 from __future__ import annotations
 
 import csv
+import itertools
 import sys
 from collections import defaultdict
 from collections.abc import Mapping
@@ -48,7 +49,7 @@ CLUSTERS = {
 GRIDS = ((16, 1), (8, 2), (4, 4), (2, 8))
 
 LOOP = (
-    "engine=vllm workload=fixed slo.ttft_p99_ms=null slo.tbt_p99_ms=null seeds=1 search.exhaustive=true "
+    "workload=fixed slo.ttft_p99_ms=null slo.tbt_p99_ms=null seeds=1 search.exhaustive=true "
     "search.replicas=[1] search.layers=false search.batch=false search.depth=[0] search.finalists=1"
 )
 DESIGNS = (  # model, devices, keys
@@ -62,17 +63,21 @@ DESIGNS = (  # model, devices, keys
 CLIENTS = (1, 16, 128)
 PAGE = """# TP, PP or both?
 
-Written by `python -m benchmarks.tp_or_pp --page docs/tp_or_pp.md` on {date}. Simulated by `gapless tune engine=vllm`
-with one pipeline over all devices: so many clients each send a prompt of 1,000 tokens, wait for its 200 output tokens,
-and send the next. Every `tp` within a node is tried with the `pp` that fills the devices, each with budgets of 512,
-2,048 and 8,192 tokens a step. [cost_model_errors.md](cost_model_errors.md) says how far stage times are off; a lead
-smaller than that is none.
+Written by `python -m benchmarks.tp_or_pp --page docs/tp_or_pp.md` on {date}; `--engines vllm,gapless` asks both.
+Simulated by `gapless tune` with one pipeline over all devices: so many clients each send a prompt of 1,000 tokens, wait
+for its 200 output tokens, and send the next. Every `tp` within a node is tried with the `pp` that fills the devices,
+each with chunks (vLLM: budgets) of 512, 2,048 and 8,192 tokens. [accuracy.md](accuracy.md) says how far simulations are
+off; a lead smaller than that is none.
+
+It depends on the engine. Under vLLM requests flow together into one micro-batch, so its stages compute by turns
+([engines](simulate.md#engines)). An engine that keeps a micro-batch on each stage gains more by a pipeline
+([how much](../benchmarks/results/tp_or_pp.md#a-micro-batch-on-each-stage)).
 
 The last three columns are the most that tensor parallelism alone, pipeline parallelism alone and both come to, as
 shares of the best; - is what cannot be, as TP over several nodes or more stages than layers.
 
-| model | devices | clients | best | budget | requests/s | TP | PP | both |
-| --- | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |
+| model | devices | clients | engine | best | chunk | requests/s | TP | PP | both |
+| --- | --- | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: |
 {rows}
 
 To ask it of your own model, nodes and load (without `search.replicas=[1]` also of several pipelines side by side):
@@ -91,7 +96,7 @@ LEAST_RIGHT = 0.98  # of the best grid's tokens/s, from which on a pick is as go
 
 
 def main() -> int:
-    bench = Benchmark(__doc__, requests=400, page="", cells="", overrides=True)
+    bench = Benchmark(__doc__, requests=400, page="", engines=["vllm"], cells="", overrides=True)
     if bench.given.cells:
         return _cells(bench, Path(bench.given.cells) / "h200_pp.csv")
     if bench.given.page:
@@ -122,14 +127,19 @@ def rates(found: SearchResult) -> dict[tuple[int, int], float]:
 
 
 def _page(bench: Benchmark, path: Path) -> int:
-    for model, devices, keys in DESIGNS:
-        for clients in CLIENTS:
+    for (model, devices, keys), clients in itertools.product(DESIGNS, CLIENTS):
+        for engine in bench.given.engines:
             load = f"workload.max_concurrency={clients} workload.num_prompts={20 + 2 * clients}"
             lengths = "workload.input_len=1000 workload.output_len=200"
-            found = tuned(f"model={model}", keys, load, lengths, *bench.given.overrides)
+            chunks = "search.chunk=[512,2048,8192]"
+            found = tuned(f"engine={engine} model={model}", keys, load, lengths, chunks, *bench.given.overrides)
             assert found.winner is not None
-            row: Row = {"model": model, "devices": devices, "clients": clients, "best": found.winner.candidate.grid}
-            row |= {"budget": found.winner.candidate.chunk, "requests_per_s": found.winner.rate}
+            row: Row = {"model": model, "devices": devices, "clients": clients, "engine": engine}
+            row |= {
+                "best": found.winner.candidate.grid,
+                "chunk": found.winner.candidate.chunk,
+                "requests_per_s": found.winner.rate,
+            }
             kinds: defaultdict[str, float] = defaultdict(float)
             for (tp, pp), rate in rates(found).items():
                 kind = "tp_share" if pp == 1 else "pp_share" if tp == 1 else "both_share"
@@ -158,7 +168,7 @@ def _cells(bench: Benchmark, path: Path) -> int:
         loop = f"workload.max_concurrency={clients} workload.warmup_requests={clients}"
         # Times to first token are below what the devices' peak allows, so prompts were in the prefix cache.
         cached = f"workload.distinct_prompts={clients} workload.input_len=4000 workload.output_len=1000"
-        keys = f"hardware=h200 search.chunk=[8192] workload.duration_s=10 {loop} {cached}"
+        keys = f"engine=vllm hardware=h200 search.chunk=[8192] workload.duration_s=10 {loop} {cached}"
         found = rates(tuned(MODELS[model], keys, *bench.given.overrides))
         picked, best = (max(of, key=lambda grid: of[grid]) for of in ({g: found[g] for g in measured}, measured))
         share = measured[picked] / measured[best]

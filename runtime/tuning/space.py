@@ -181,7 +181,7 @@ class Space:
         search = self.config.search
         own = self.config_of(candidate).scheduler.depth(candidate.pp).most
         depths: list[int | None] = [None]
-        if candidate.pp > 1:
+        if candidate.pp > 1 and self.config.parallel.depth is None:
             depths += [extra for extra in search.depth if candidate.pp + extra != own]
         found = []
         for depth in depths:
@@ -251,7 +251,8 @@ class Space:
     def config_of(self, candidate: Candidate) -> SimulateConfig:
         """Return the config with which `gapless simulate` runs a candidate."""
         config = self.config
-        depth = None if candidate.extra_depth is None else candidate.pp + candidate.extra_depth
+        fixed = config.parallel.depth  # of an engine
+        depth = fixed if candidate.extra_depth is None else candidate.pp + candidate.extra_depth
         return SimulateConfig(
             model=config.model,
             hardware=config.hardware,

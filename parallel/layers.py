@@ -303,8 +303,8 @@ class LMHead(ColumnParallelLinear):
         Products of a CPU's own sum and write them in float32. Others write the weights' type, in which likely tokens of
         16 bits are often equal, and which is exchanged.
         """
-        exact = isinstance(self.packed, QuantizedWeight | TiledWeight)
-        logits = self.packed.logits(x_RH) if exact else super().forward(x_RH)
+        packed = self.packed
+        logits = packed.logits(x_RH) if isinstance(packed, QuantizedWeight | TiledWeight) else super().forward(x_RH)
         return self._groups.deal_rows(logits)[:, : self.vocab_size].float()
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import torch
 
-from ..parallel import huge_pages
 from .memory import kv_row_width
 
 CACHE_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
@@ -65,5 +64,5 @@ def empty_rows(
     width = kv_row_width(head_dim, cache_dtype)
     if device.type == "cpu":
         # A head's keys are contiguous in memory, which makes a decode twice as fast: reading them bounds it.
-        return huge_pages.empty(num_kv_heads, num_slots, width, dtype=stored).transpose(0, 1)
+        return torch.empty(num_kv_heads, num_slots, width, dtype=stored, device=device).transpose(0, 1)
     return torch.empty(num_slots, num_kv_heads, width, dtype=stored, device=device)

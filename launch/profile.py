@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from ..runtime.cost.profile_point import Point
     from ..runtime.pipeline.launcher import Launcher
     from ..runtime.pipeline.protocol import Pipeline
-    from ..runtime.profiling.measurements import Measured
+    from ..runtime.profiling.measurements import OperatorTables
     from ..runtime.profiling.prediction_error import PredictionError
     from ..runtime.profiling.profile_plan import ProfilePlan
 
 _log = logging.getLogger(__name__)
 
 
-def prepare(config: ProfileConfig, stdin: TextInput) -> ProfilePlan | ProfileFolder | Measured:
+def prepare(config: ProfileConfig, stdin: TextInput) -> ProfilePlan | ProfileFolder | OperatorTables:
     """Check a profile before anything is measured.
 
     Returns:
@@ -63,7 +63,7 @@ def prepare(config: ProfileConfig, stdin: TextInput) -> ProfilePlan | ProfileFol
 
 def run(
     config: ProfileConfig,
-    prepared: ProfilePlan | ProfileFolder | Measured,
+    prepared: ProfilePlan | ProfileFolder | OperatorTables,
     run_dir: Path,
     launcher: Launcher | None = None,
 ) -> None:
@@ -74,10 +74,10 @@ def run(
         PipelineError: a rank failed.
     """
     from ..runtime.cost.profile_folder import ProfileFolder
-    from ..runtime.profiling.measurements import Measured
+    from ..runtime.profiling.measurements import OperatorTables
 
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
-    if isinstance(prepared, Measured):
+    if isinstance(prepared, OperatorTables):
         import_tables.run(config, prepared, run_dir)
         return
     if isinstance(prepared, ProfileFolder):

@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 
 from gapless.runtime.profiling.measurements import (
     ELEMENT,
-    ChunkAttention,
-    DecodeAttention,
+    ChunkKernel,
+    DecodeKernel,
     MatrixProduct,
-    Measured,
     Message,
+    OperatorTables,
     RowKernel,
 )
 
@@ -30,7 +30,7 @@ T = TypeVar("T", bound=Any)  # a tuple with `seconds`
 _FLASHINFER_HEADS = {"llama3-8b_tp1": (32, 8, 128)}  # of a rank: queries', keys', and their size
 
 
-def read(folder: Path) -> Measured:
+def read(folder: Path) -> OperatorTables:
     """Read all measurements of a device."""
     products, rows = [], []
     for model in models(folder):
@@ -39,7 +39,7 @@ def read(folder: Path) -> Measured:
         rows += of_model[1]
     chunks, decodes, copies = read_attention(folder)
     fi_chunks, fi_decodes = read_flashinfer(folder)
-    return Measured(
+    return OperatorTables(
         products,
         rows + copies,
         _found(flash_attention=chunks, flashinfer=fi_chunks),
@@ -93,7 +93,7 @@ def read_linear(folder: Path, model: str) -> tuple[list[MatrixProduct], list[Row
     return _medians(products), _medians(rows)
 
 
-def read_flashinfer(folder: Path) -> tuple[list[ChunkAttention], list[DecodeAttention]]:
+def read_flashinfer(folder: Path) -> tuple[list[ChunkKernel], list[DecodeKernel]]:
     """Read attention of FlashInfer: of chunks and of decodes. The files have rows of one model and no sizes of it."""
     chunks, decodes = [], []
     for path in sorted(folder.glob("attention_flashinfer_*.csv*")):
@@ -102,13 +102,13 @@ def read_flashinfer(folder: Path) -> tuple[list[ChunkAttention], list[DecodeAtte
         for line in _lines(folder, name):
             cached, seconds = int(line["kv_before"]), float(line["median_ms"]) / 1e3
             if line["kind"] == "prefill":
-                chunks.append(ChunkAttention(*heads, int(line["chunk"]), cached, seconds))
+                chunks.append(ChunkKernel(*heads, int(line["chunk"]), cached, seconds))
             else:
-                decodes.append(DecodeAttention(*heads, int(line["batch_size"]), cached, seconds))
+                decodes.append(DecodeKernel(*heads, int(line["batch_size"]), cached, seconds))
     return chunks, decodes
 
 
-def read_attention(folder: Path) -> tuple[list[ChunkAttention], list[DecodeAttention], list[RowKernel]]:
+def read_attention(folder: Path) -> tuple[list[ChunkKernel], list[DecodeKernel], list[RowKernel]]:
     """Read FlashAttention of chunks, of decodes, and the copies of its outputs; heads are those of one rank."""
     chunks, decodes, copies = [], [], []
     for path in sorted(folder.glob("attention_*.csv*")):
@@ -123,9 +123,9 @@ def read_attention(folder: Path) -> tuple[list[ChunkAttention], list[DecodeAtten
                 copies.append(RowKernel("", "copy", tp, tokens, 0, moved * ELEMENT, seconds))
             seconds = _median(line, "attn_prefill" if is_chunk else "attn_decode")
             if seconds is not None and is_chunk:
-                chunks.append(ChunkAttention(*heads, int(line["prefill_chunk_size"]), cached, seconds))
+                chunks.append(ChunkKernel(*heads, int(line["prefill_chunk_size"]), cached, seconds))
             elif seconds is not None:
-                decodes.append(DecodeAttention(*heads, int(line["batch_size"]), cached, seconds))
+                decodes.append(DecodeKernel(*heads, int(line["batch_size"]), cached, seconds))
     return _medians(chunks), _medians(decodes), _medians(copies)
 
 

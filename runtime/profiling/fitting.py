@@ -25,15 +25,15 @@ from ..cost.experts import ExpertProducts, Routing
 from ..cost.gemm import Gemm
 from ..cost.link import Link
 from ..cost.pointwise import Pointwise
-from .least_squares import Array, Kind, Space, fit
+from .least_squares import Array, FreeConstants, Kind, fit
 from .measurements import (
     ELEMENT,
-    ChunkAttention,
-    DecodeAttention,
+    ChunkKernel,
+    DecodeKernel,
     ExpertLayer,
     MatrixProduct,
-    Measured,
     Message,
+    OperatorTables,
     RowKernel,
 )
 
@@ -91,18 +91,18 @@ def rows_seconds(config: PointwiseConfig, rows: Sequence[RowKernel]) -> Array:
     return np.array([one(row) for row in rows])
 
 
-def chunks_seconds(config: AttentionConfig, chunks: Sequence[ChunkAttention], multiprocessors: int) -> Array:
+def chunks_seconds(config: AttentionConfig, chunks: Sequence[ChunkKernel], multiprocessors: int) -> Array:
     """Predict the seconds of attention of chunks."""
     by_heads = _attention(config, chunks, multiprocessors)
 
-    def one(c: ChunkAttention) -> float:
+    def one(c: ChunkKernel) -> float:
         source = by_heads[c[:3]]
         return source.chunk(c.length, c.prefix) if c.prompts == 1 else source.chunks([(c.length, c.prefix)] * c.prompts)
 
     return np.array([one(each) for each in chunks])
 
 
-def decodes_seconds(config: AttentionConfig, decodes: Sequence[DecodeAttention], multiprocessors: int) -> Array:
+def decodes_seconds(config: AttentionConfig, decodes: Sequence[DecodeKernel], multiprocessors: int) -> Array:
     """Predict the seconds of attention of decodes."""
     by_heads = _attention(config, decodes, multiprocessors)
     return np.array([by_heads[d[:3]].decodes(d.requests, d.requests * d.context) for d in decodes])
@@ -129,7 +129,7 @@ def experts_seconds(costs: CostsConfig, layers: Sequence[ExpertLayer]) -> Array:
 
 
 def _attention(
-    config: AttentionConfig, measured: Iterable[ChunkAttention | DecodeAttention], multiprocessors: int
+    config: AttentionConfig, measured: Iterable[ChunkKernel | DecodeKernel], multiprocessors: int
 ) -> dict[tuple[int, int, int], AttentionCost]:
     return {heads: AttentionCost(config, *heads, multiprocessors, ELEMENT) for heads in {each[:3] for each in measured}}
 
@@ -140,7 +140,7 @@ def messages_seconds(config: LinkConfig, messages: Sequence[Message]) -> Array:
     return np.asarray(link.seconds(np.array([s * (2 * (n - 1) / n if n > 1 else 1) for n, s, _ in messages])))
 
 
-def fit_all(measured: Measured, base: CostsConfig) -> CostsConfig:
+def fit_all(measured: OperatorTables, base: CostsConfig) -> CostsConfig:
     """Fit all constants that have measurements; the others stay as in `base`."""
     found: dict[str, Any] = {}
     if measured.products:
@@ -171,7 +171,7 @@ def fit_all(measured: Measured, base: CostsConfig) -> CostsConfig:
     return replace(base, **found)
 
 
-def fit_attention(base: CostsConfig, measured: Measured) -> AttentionFamilies:
+def fit_attention(base: CostsConfig, measured: OperatorTables) -> AttentionFamilies:
     """Fit the constants of the libraries that were measured, from those of any library where it has none."""
     cores, found = base.multiprocessors, base.attention
     for kernels in measured.chunks.keys() | measured.decodes.keys():
@@ -195,7 +195,7 @@ def fit_gemm(base: GemmConfig, products: Sequence[MatrixProduct], multiprocessor
 
     Each hidden size has the same weight, however many models have it.
     """
-    space, random = Space(base, GEMM), np.random.default_rng(0)
+    space, random = FreeConstants(base, GEMM), np.random.default_rng(0)
     sample = [products[i] for i in random.permutation(len(products))[:SAMPLE_SIZE]]
     starts = [base]
     for _ in range(STARTS - 1):
@@ -236,7 +236,7 @@ def _fit(
     weights: Array | None = None,
 ) -> Any:
     """Fit from `base` and from starts around it, and take the best: curves that join two times have local optima."""
-    space, random = Space(base, free), np.random.default_rng(0)
+    space, random = FreeConstants(base, free), np.random.default_rng(0)
     middle = space.vector(base)
     starts = [base, *(space.config(middle + random.normal(0, 0.5, len(middle))) for _ in range(STARTS - 1))]
     found = [fit(space, start, lambda c: predict(c, measured), _seconds(measured), weights=weights) for start in starts]
@@ -264,7 +264,7 @@ def errors_by(name: Callable[[Any], str], predicted: Array, measured: Sequence[A
     return [row for key, at in groups.items() for row in errors(key, predicted[at], [measured[i] for i in at])]
 
 
-def errors_of(costs: CostsConfig, measured: Measured) -> list[Row]:
+def errors_of(costs: CostsConfig, measured: OperatorTables) -> list[Row]:
     """Return the errors of `costs`."""
     cores, rows = costs.multiprocessors, []
     if products := measured.products:

@@ -15,7 +15,7 @@ Kind = Literal["positive", "share", "above_one", "above_half"]
 _OUTLIER_AT = 0.08  # the log ratio beyond which a measurement's pull no longer grows
 
 
-class Space(Generic[C]):
+class FreeConstants(Generic[C]):
     """Turns configs into vectors and back.
 
     `free` names the fields that vary and how each is bounded; a list varies element by element.
@@ -45,7 +45,7 @@ class Space(Generic[C]):
 
 
 def fit(
-    space: Space[C],
+    space: FreeConstants[C],
     start: C,
     predict: Callable[[C], Array],
     seconds: Array,

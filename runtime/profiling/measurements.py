@@ -35,7 +35,7 @@ class RowKernel(NamedTuple):
     seconds: float
 
 
-class ChunkAttention(NamedTuple):
+class ChunkKernel(NamedTuple):
     """Attention of `prompts` chunks of `length` tokens, each over itself and a prefix of `prefix` tokens."""
 
     heads: int
@@ -47,7 +47,7 @@ class ChunkAttention(NamedTuple):
     prompts: int = 1
 
 
-class DecodeAttention(NamedTuple):
+class DecodeKernel(NamedTuple):
     """Attention of one decode of each of `requests` requests, each over `context` tokens."""
 
     heads: int
@@ -78,7 +78,7 @@ class Message(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Measured:
+class OperatorTables:
     """All measurements of a device.
 
     Attributes:
@@ -90,8 +90,8 @@ class Measured:
 
     products: list[MatrixProduct] = field(default_factory=list)
     rows: list[RowKernel] = field(default_factory=list)
-    chunks: dict[AttentionKernels, list[ChunkAttention]] = field(default_factory=dict)
-    decodes: dict[AttentionKernels, list[DecodeAttention]] = field(default_factory=dict)
+    chunks: dict[AttentionKernels, list[ChunkKernel]] = field(default_factory=dict)
+    decodes: dict[AttentionKernels, list[DecodeKernel]] = field(default_factory=dict)
     all_reduce: dict[str, list[Message]] = field(default_factory=dict)
     graph_all_reduce: dict[str, list[Message]] = field(default_factory=dict)
     node: dict[str, list[Message]] = field(default_factory=dict)
@@ -104,9 +104,9 @@ class Measured:
         """Whether there are measurements."""
         return any(getattr(self, each.name) for each in fields(self))
 
-    def split(self) -> tuple[Measured, Measured]:
+    def split(self) -> tuple[OperatorTables, OperatorTables]:
         """Split off every third token count, size or context; returns the kept and the held-out measurements."""
-        kept, out = Measured(), Measured()
+        kept, out = OperatorTables(), OperatorTables()
         for each in fields(self):
             found = getattr(self, each.name)
             for part, rows in found.items() if isinstance(found, dict) else [(None, found)]:
@@ -123,8 +123,8 @@ class Measured:
 
 def _size(row: Any) -> tuple[int, ...]:
     """Return the size by which a measurement is held out."""
-    if isinstance(row, ChunkAttention):
+    if isinstance(row, ChunkKernel):
         return (row.prefix or row.length,)
-    if isinstance(row, DecodeAttention):
+    if isinstance(row, DecodeKernel):
         return (row.requests, row.context)
     return (row.size,) if isinstance(row, Message) else (row.rows,)

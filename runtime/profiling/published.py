@@ -20,7 +20,7 @@ from typing import Any
 
 from ...conf.costs import AttentionKernels
 from ...conf.errors import ConfigError
-from .measurements import ChunkAttention, DecodeAttention, ExpertLayer, MatrixProduct, Measured, Message
+from .measurements import ChunkKernel, DecodeKernel, ExpertLayer, MatrixProduct, Message, OperatorTables
 
 TABLES = {  # by what the file is called: in aiconfigurator, in the copy
     "products": ("gemm_perf", "gemm"),
@@ -41,7 +41,7 @@ _HEAD_DIM = 128
 _Line = Mapping[str, Any]
 
 
-def read_published(folder: Path, kernels: AttentionKernels, device: str = "") -> Measured:
+def read_published(folder: Path, kernels: AttentionKernels, device: str = "") -> OperatorTables:
     """Read the tables of one device.
 
     Args:
@@ -52,7 +52,7 @@ def read_published(folder: Path, kernels: AttentionKernels, device: str = "") ->
     Raises:
         ConfigError: no tables, several of one kind, or one that is damaged.
     """
-    found = Measured()
+    found = OperatorTables()
     files = {name: _file(folder, *names, device) for name, names in TABLES.items()}
     if not any(files.values()):
         raise ConfigError(f"{folder}: no table there; aiconfigurator's are called {TABLES['products'][0]}.txt, say")
@@ -133,18 +133,18 @@ def _heads(line: _Line) -> tuple[int, int, int] | None:
     return heads, kv_heads or heads, _HEAD_DIM
 
 
-def _chunk(line: _Line) -> ChunkAttention | None:
+def _chunk(line: _Line) -> ChunkKernel | None:
     heads, length = _heads(line), int(line["isl"])
     if heads is None or length < _LEAST_TOKENS:
         return None
-    return ChunkAttention(*heads, length, int(line.get("step") or 0), 0.0, int(line["batch_size"]))
+    return ChunkKernel(*heads, length, int(line.get("step") or 0), 0.0, int(line["batch_size"]))
 
 
-def _decodes(line: _Line) -> DecodeAttention | None:
+def _decodes(line: _Line) -> DecodeKernel | None:
     heads, requests, context = _heads(line), int(line["batch_size"]), int(line.get("isl") or 1) + int(line["step"])
     if heads is None or requests > _MOST_REQUESTS or context < _LEAST_CONTEXT:
         return None
-    return DecodeAttention(*heads, requests, context, 0.0)
+    return DecodeKernel(*heads, requests, context, 0.0)
 
 
 def _experts(line: _Line) -> ExpertLayer | None:

@@ -16,7 +16,7 @@ from gapless.conf.build import load_hardware
 from gapless.conf.costs import AttentionKernels, CostsConfig
 from gapless.runtime.profiling import fitting
 from gapless.runtime.profiling.least_squares import Array
-from gapless.runtime.profiling.measurements import Measured
+from gapless.runtime.profiling.measurements import OperatorTables
 
 KERNELS: tuple[AttentionKernels, ...] = ("flashinfer", "flash_attention")
 
@@ -27,7 +27,7 @@ def costs() -> CostsConfig:
     return found
 
 
-def synthetic(true: CostsConfig) -> Measured:
+def synthetic(true: CostsConfig) -> OperatorTables:
     """Return what a device of exactly these constants would measure."""
     cores = true.multiprocessors
     shapes = [(k, n) for k in (1024, 4096, 11008) for n in (1536, 4096, 22016)]
@@ -35,19 +35,15 @@ def synthetic(true: CostsConfig) -> Measured:
     products = [m.MatrixProduct("m", 4096, "preproj", 1, rows, k, n, 0.0) for k, n in shapes for rows in counts]
     rows = [m.RowKernel("m", "norm", 1, count, 4096, 16384, 0.0) for count in (1, 64, 512, 4096)]
     chunks = [
-        m.ChunkAttention(32, 4, 128, length, prefix, 0.0)
-        for length in (64, 320, 1024, 4096)
-        for prefix in (0, 512, 2048)
+        m.ChunkKernel(32, 4, 128, length, prefix, 0.0) for length in (64, 320, 1024, 4096) for prefix in (0, 512, 2048)
     ]
-    decodes = [
-        m.DecodeAttention(32, 4, 128, n, context, 0.0) for n in (1, 8, 24, 40, 100) for context in (64, 512, 4000)
-    ]
+    decodes = [m.DecodeKernel(32, 4, 128, n, context, 0.0) for n in (1, 8, 24, 40, 100) for context in (64, 512, 4000)]
     messages = [m.Message(ranks, 1 << power, 0.0) for ranks in (2, 8) for power in range(10, 30, 2)]
 
     def timed(measured: list, seconds: Array) -> list:  # type: ignore[type-arg]
         return [each._replace(seconds=float(s)) for each, s in zip(measured, seconds, strict=True)]
 
-    return Measured(
+    return OperatorTables(
         timed(products, fitting.products_seconds(true.gemm, products, cores)),
         timed(rows, fitting.rows_seconds(true.pointwise, rows)),
         {name: timed(chunks, fitting.chunks_seconds(true.attention.of(name), chunks, cores)) for name in KERNELS},
@@ -158,7 +154,7 @@ def folder(tmp_path: Path) -> Path:
 def test_measurements_are_read(folder: Path) -> None:
     measured = m.read(folder)
     assert measured.products == [m.MatrixProduct("some-70b", 8192, "ffn_ln1", 2, 256, 8192, 28672, 0.7e-3)]
-    assert measured.decodes == {"flash_attention": [m.DecodeAttention(32, 4, 128, 4, 1024, 0.05e-3)]}
+    assert measured.decodes == {"flash_attention": [m.DecodeKernel(32, 4, 128, 4, 1024, 0.05e-3)]}
     assert measured.rows == [m.RowKernel("", "copy", 2, 4, 0, 16384, 2e-6)]
     assert measured.all_reduce == {"dgx_all_reduce": [m.Message(4, 1 << 20, 0.1e-3)]}  # of one node alone
     assert measured.network == {"send_inter_node_by_hidden_size": [m.Message(1, 512 * 8192 * 2 // 4, 0.2e-3)]}

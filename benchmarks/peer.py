@@ -64,10 +64,19 @@ def llama(vocabulary: int, hidden: int, ffn: int, layers: int, heads: int, kv_he
     return partial(save, "Llama", sizes | attention | {"tie_word_embeddings": tied})
 
 
+def experts(kind: str, vocabulary: int, hidden: int, layers: int, heads: int, kv_heads: int, **more: Any) -> Any:
+    """Return a function that saves a mixture of experts into a folder."""
+    sizes = {"vocab_size": vocabulary, "hidden_size": hidden, "num_hidden_layers": layers}
+    attention = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "max_position_embeddings": 2048}
+    return partial(save, kind, sizes | attention | more)
+
+
 MODELS: dict[str, Callable[[Path], object]] = {
     "shipped": partial(shutil.copytree, Path(gapless.models.__path__[0]) / "shipped"),
     "llama-12x768": llama(32000, 768, 3072, 12, 12, 4),
     "gpt2": partial(save, "GPT2", {"bos_token_id": 1, "eos_token_id": 2}),
+    "mixtral": experts("Mixtral", 32000, 512, 12, 8, 4, intermediate_size=1792, num_local_experts=8),
+    "qwen3-moe": experts("Qwen3Moe", 32000, 512, 12, 8, 4, moe_intermediate_size=256, num_experts=64, head_dim=64),
     "llama-1b": llama(128256, 2048, 8192, 16, 32, 8, tied=True),
 }
 

@@ -29,12 +29,14 @@ class Products:
     def __init__(
         self, arch: Architecture, dtype: torch.dtype = torch.float32, format: WeightFormat | None = None
     ) -> None:
-        H, heads = arch.hidden_size, arch.num_heads * arch.head_dim
+        H, heads, width = arch.hidden_size, arch.num_heads * arch.head_dim, arch.ffn_size
+        if arch.experts is not None:  # those that a token is routed to, as if they were one
+            width = arch.experts.experts_per_token * arch.expert_size
         self.shapes = [
             ((arch.num_heads + 2 * arch.num_kv_heads) * arch.head_dim, H),
             (H, heads),
-            (arch.ffn_size * (2 if arch.gated_ffn else 1), H),
-            (H, arch.ffn_size),
+            (width * (2 if arch.gated_ffn else 1), H),
+            (H, width),
         ]
         self.dtype, self.format = dtype, format
         self.layers = [

@@ -29,6 +29,7 @@ namespace {
 
 constexpr int64_t kKeys = 64, kPairs = 16;  // of a block, and pairs of keys that a tile of shares has
 constexpr int64_t kTaskRows = 4 * kTile, kTileBytes = kTile * kStep, kInTile = kStep / sizeof(Element);
+constexpr int64_t kFewRows = 8;
 constexpr int64_t kAheadKeys = 64;  // keys that are fetched before they are used
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
@@ -122,6 +123,13 @@ inline Vector powers(Vector x) {
 
 inline Vector larger(Vector a, Vector b) { return (Vector)_mm512_max_ps((__m512)a, (__m512)b); }
 
+// Scores s as cap * tanh(s / cap), with tanh(s) = 1 - 2 / (e^2s + 1) of |s|.
+inline Vector capped(Vector score, float cap) {
+    const Vector size = (Vector)((Codes)score & 0x7fffffff), power = powers(size * (-2.0f / cap));
+    const Vector found = cap * (1.0f - power) / (1.0f + power);
+    return (Vector)((Codes)found | ((Codes)score & 0x80000000u));
+}
+
 // Scales, caps and hides a tile's scores of `count` keys from `position` on. Returns the largest of each row.
 template <bool CAPPED, bool MASKED>
 Vector finish_scores(float (*scores)[kTile], int64_t position, int64_t count, const int32_t* own, const Scores& how) {
@@ -131,11 +139,7 @@ Vector finish_scores(float (*scores)[kTile], int64_t position, int64_t count, co
     Vector highest = Vector{} + kNone;
     for (int64_t j = 0; j < count; ++j) {
         Vector score = read(scores[j]) * how.scale;
-        if constexpr (CAPPED) {  // tanh(s) = 1 - 2 / (e^2s + 1), of |s|
-            const Vector size = (Vector)((Codes)score & 0x7fffffff), power = powers(size * (-2.0f / how.cap));
-            const Vector capped = how.cap * (1.0f - power) / (1.0f + power);
-            score = (Vector)((Codes)capped | ((Codes)score & 0x80000000u));
-        }
+        if constexpr (CAPPED) score = capped(score, how.cap);
         if constexpr (MASKED) {
             const __m512i key = _mm512_set1_epi32(position + j);
             const auto hidden = _mm512_cmpgt_epi32_mask(key, positions) | _mm512_cmple_epi32_mask(key, before);
@@ -179,6 +183,47 @@ bool weigh(int64_t tile, int64_t position, int64_t count, const Scores& how, Buf
     std::memcpy(most, &highest, kStep);
     std::memcpy(kept, &factor, kStep);
     return _mm512_cmpneq_ps_mask((__m512)factor, _mm512_set1_ps(1.0f)) != 0;
+}
+
+// As `weigh`, of the only tile of a task with few rows: row by row, so that the rows that are not there cost nothing.
+bool weigh_few(int64_t rows, int64_t position, int64_t count, const Scores& how, Buffers& use, float* kept) {
+    const int64_t whole = (count + kInTile - 1) / kInTile * kInTile;
+    const int64_t window = std::min<int64_t>(how.window, std::numeric_limits<int32_t>::max() / 2);
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    Vector by_row[kFewRows][kKeys / kTile], most[kFewRows];
+    for (int64_t r = 0; r < rows; ++r) most[r] = Vector{} + kNone;
+    for (int64_t key = 0; key < whole; key += kTile) {
+        __m512i turned[kTile];
+        for (int64_t j = 0; j < kTile; ++j) turned[j] = load<__m512i>(use.scores[0][key + j]);
+        transpose(turned);
+        const __m512i keys = _mm512_add_epi32(_mm512_set1_epi32(position + key), lanes);
+        for (int64_t r = 0; r < rows; ++r) {
+            Vector score = (Vector)turned[r] * how.scale;
+            if (how.cap != 0.0f) score = capped(score, how.cap);
+            const auto hidden = _mm512_cmpgt_epi32_mask(keys, _mm512_set1_epi32(use.own[r])) |
+                                _mm512_cmple_epi32_mask(keys, _mm512_set1_epi32(use.own[r] - window));
+            score = (Vector)_mm512_mask_mov_ps((__m512)score, hidden, _mm512_set1_ps(kNone));
+            by_row[r][key / kTile] = score;
+            most[r] = larger(most[r], score);
+        }
+    }
+    bool changed = false;
+    for (int64_t r = 0; r < rows; ++r) {
+        const float before = use.most[r], highest = std::max(before, _mm512_reduce_max_ps((__m512)most[r]));
+        const Vector at = Vector{} + std::max(highest, -std::numeric_limits<float>::max());
+        Vector sum = {};
+        for (int64_t key = 0; key < whole; key += kInTile) {
+            const Vector low = powers(by_row[r][key / kTile] - at), high = powers(by_row[r][key / kTile + 1] - at);
+            sum += low + high;
+            const auto both = _mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+            std::memcpy(use.shares.data() + key / kInTile * kTile + r, &both, kStep);
+        }
+        kept[r] = powers(Vector{} + before - at)[0];
+        changed |= kept[r] != 1.0f;
+        use.sums[r] = use.sums[r] * kept[r] + _mm512_reduce_add_ps((__m512)sum);
+        use.most[r] = highest;
+    }
+    return changed;
 }
 
 // Pairs the values of neighbouring keys, number by number. Of 32 numbers, the first tile has 0-3, 8-11, 16-19 and 24-27.
@@ -278,9 +323,11 @@ void attend_rows(const Cache& cache, int64_t head, const int32_t* table, int64_t
         pair_values(count, D, use);
         for (int64_t tile = 0; tile < tiles; ++tile) {
             alignas(64) float kept[kTile];
-            if (weigh(tile, position, count, how, use, kept) && position > begin)
+            const bool changed = rows <= kFewRows ? weigh_few(rows, position, count, how, use, kept)
+                                                  : weigh(tile, position, count, how, use, kept);
+            if (changed && position > begin)
                 for (int64_t t = 0; t < D / kTile; ++t)
-                    for (int64_t r = 0; r < kTile; ++r) {
+                    for (int64_t r = 0; r < std::min(kTile, rows - tile * kTile); ++r) {
                         Line* line = use.out.data() + (tile * D / kTile + t) * kTile + r;
                         const Vector scaled = load<Vector>(line) * kept[r];
                         std::memcpy(line, &scaled, kStep);

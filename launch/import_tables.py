@@ -14,7 +14,7 @@ from ..conf.profiling import ProfileConfig
 from ..conf.user_path import user_path
 
 if TYPE_CHECKING:
-    from ..runtime.profiling.measurements import Measured
+    from ..runtime.profiling.measurements import OperatorTables
 
 _LACKING = ("pointwise", "node", "network", "host", "eager_host")  # constants that no table of operators shows
 
@@ -29,7 +29,7 @@ def arguments_of(words: list[str]) -> list[str]:
     return words
 
 
-def read(config: ProfileConfig) -> Measured:
+def read(config: ProfileConfig) -> OperatorTables:
     """Read the tables of `config.import_`.
 
     Raises:
@@ -44,7 +44,7 @@ def read(config: ProfileConfig) -> Measured:
     return read_published(user_path(config.import_, "import"), config.hardware.attention, device)
 
 
-def run(config: ProfileConfig, measured: Measured, run_dir: Path) -> None:
+def run(config: ProfileConfig, measured: OperatorTables, run_dir: Path) -> None:
     """Fit, print the errors on rows that were held out, and write constants that are fitted to all rows."""
     from ..runtime.cost.imported import write_imported
     from ..runtime.profiling.fitting import errors_of, fit_all

@@ -174,14 +174,14 @@ class FeedForward(nn.Module):
         return self.fc2.partial(self._hidden(x_TH))
 
     def _hidden(self, x_TH: Tensor) -> Tensor:
-        hidden = self.fc1(x_TH)
         if self.gated and self.activation is _silu:
-            hidden = self.kernels.gated_silu(hidden)
+            fused = self.fc1.gated_silu(x_TH)
+            hidden = self.kernels.gated_silu(self.fc1(x_TH)) if fused is None else fused
         elif self.gated:
-            gate, up = hidden.chunk(2, dim=-1)
+            gate, up = self.fc1(x_TH).chunk(2, dim=-1)
             hidden = self.activation(gate).mul_(up)
         else:
-            hidden = self.activation(hidden)
+            hidden = self.activation(self.fc1(x_TH))
         return hidden if self.factor == 1.0 else hidden.mul_(self.factor)
 
 

@@ -120,6 +120,13 @@ class ColumnParallelLinear(tensor_parallel.ColumnParallelLinear):
         """Return this rank's share of the output features, [T, out / tp], with their bias."""
         return _multiply(self, x, self.bias)
 
+    def gated_silu(self, x: torch.Tensor) -> torch.Tensor | None:
+        """Return silu(gate) * up of this rank's outputs [gate; up]; None where the weight's product has no such end."""
+        packed = self.packed
+        if not isinstance(packed, TiledWeight) or self.bias is not None or not packed.has_whole_halves:
+            return None
+        return packed.gated_silu(x)
+
 
 class RowParallelLinear(tensor_parallel.RowParallelLinear):
     """Maps [T, in / tp] to [T, out], which is to be added to a residual of that shape.

@@ -333,7 +333,7 @@ void quantized_by_tiles(const Matrix& m, Rows<Number>& rows, int64_t count, cons
     constexpr bool kIntegers = sizeof(Number) == 1;
     constexpr int64_t kStepWords = kIntegers ? kTile : BITS;  // words of codes in a step: 64 / 4, or 32 * BITS / 32
     const bool scaled = m.groups > 1 || m.offsets;
-    const auto weights = [&](int64_t block, int64_t first, int64_t some) -> const void* {
+    const auto weights = [&](int64_t block, int64_t, int64_t first, int64_t some) -> const void* {
         if constexpr (kIntegers) return m.codes + (block * m.words + first * kStepWords) * kBlock;
         dequantize<BITS>(m, block, first * kStepWords, some * kStepWords, scaled, made, kBlock);
         return made;

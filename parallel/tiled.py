@@ -29,13 +29,26 @@ class TiledWeight:
         library = _library()
         assert library is not None
         assert library.multiplies_tiles()  # asks the kernel for tiles, too
-        self._linear = library.linear_tiled
+        self._linear, self._gated = library.linear_tiled, library.gated_silu_tiled
 
     def linear(
         self, x: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Return x @ weight.T + bias + residual, [T, out]."""
         return self._multiply(x, bias, residual, x.dtype)
+
+    def gated_silu(self, x: torch.Tensor) -> torch.Tensor:
+        """Return silu(x @ gate.T) * (x @ up.T), [T, out / 2], of a weight [gate; up] whose halves are whole blocks."""
+        x, size = x.contiguous(), self._out_size // 2
+        assert size % _SIZE == 0
+        out = x.new_empty(len(x), size)
+        self._gated(x.data_ptr(), self._pairs.data_ptr(), out.data_ptr(), *x.shape, size)
+        return out
+
+    @property
+    def has_whole_halves(self) -> bool:
+        """Whether `gated_silu` may be called."""
+        return self._out_size % (2 * _SIZE) == 0
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """Return x @ weight.T as it was summed, float32, [T, out]."""
@@ -80,6 +93,7 @@ def _library() -> CDLL | None:
     except NoLibraryError:
         return None
     library.linear_tiled.argtypes = (*(c_void_p,) * 5, *(c_int64,) * 4)
-    library.linear_tiled.restype = None
+    library.gated_silu_tiled.argtypes = (*(c_void_p,) * 3, *(c_int64,) * 3)
+    library.linear_tiled.restype = library.gated_silu_tiled.restype = None
     library.multiplies_tiles.restype = c_int64
     return library

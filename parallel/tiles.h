@@ -5,6 +5,7 @@
 #include "rows.h"
 
 constexpr int64_t kPanel = 256;         // rows of a product
+constexpr int64_t kPartSums = kPanel * kBlock;
 constexpr int64_t kAheadBytes = 8192;  // of weights that are fetched before they are used, for few rows
 
 #if defined(__AMX_INT8__) && defined(__AMX_BF16__)
@@ -79,10 +80,11 @@ void multiply_tiles(const Number* a, int64_t a_stride, const void* b, int64_t st
     }
 }
 
-// Computes the product of `count` rows with each block of 32 outputs, on all threads. `weights(block, first, some)` returns
-// what `some` steps from `first` on are multiplied with, `at_once` or fewer; those that follow in memory are fetched
-// meanwhile where `fetches`. `finish(block, r, sums)` is called once for each block and row.
-template <class Number, class Weights, class Finish>
+// Computes the product of `count` rows with each block of 32 outputs, or with PARTS of them that belong together, on all
+// threads. `weights(block, part, first, some)` returns what `some` steps from `first` on are multiplied with, `at_once` or
+// fewer; those that follow in memory are fetched meanwhile where `fetches`. `finish(block, r, sums)` is called once for each
+// block and row; the sums of a row's parts are `kPartSums` apart.
+template <int PARTS = 1, class Number, class Weights, class Finish>
 void by_tiles(Rows<Number>& rows, int64_t count, int64_t blocks, int64_t at_once, bool fetches, const Output& to,
               Weights weights, Finish finish) {
     const int64_t tiles = (count + kTile - 1) / kTile, pairs = (tiles + 1) / 2;
@@ -90,24 +92,27 @@ void by_tiles(Rows<Number>& rows, int64_t count, int64_t blocks, int64_t at_once
 #pragma omp parallel
     {
         const Tiles config;
-        alignas(64) float sums[kPanel * kBlock];
+        alignas(64) float sums[PARTS * kPartSums];
 #pragma omp for schedule(static)
         for (int64_t block = 0; block < blocks; ++block)
-            for (int64_t first = 0; first < rows.steps; first += at_once) {
+            for (int64_t i = 0; i < PARTS * rows.steps; i += at_once) {
+                const int64_t part = i / rows.steps, first = i % rows.steps;
                 const int64_t some = std::min(at_once, rows.steps - first);
-                const bool is_last = first + some == rows.steps;
-                const char* from = (const char*)weights(block, first, some);
+                const bool is_last = i + some == PARTS * rows.steps;
+                const char* from = (const char*)weights(block, part, first, some);
                 const char* next = from + (pairs == 1 ? kAheadBytes : some * step_bytes);
+                float* own = sums + part * kPartSums;
                 for (int64_t tile = 0; tile < tiles; tile += 2, next += some * lines * 64) {
                     const int64_t row = tile * kTile, end = std::min(count, row + 2 * kTile);
                     if (is_last)
                         for (int64_t r = row; r < end; ++r) to.fetch(r, block * kBlock);
                     const auto multiply = tile + 1 < tiles ? multiply_tiles<Number, 2> : multiply_tiles<Number, 1>;
-                    multiply(rows.at(row, first), rows.steps * kTile * kStep, from, some, sums + row * kBlock, !first,
+                    multiply(rows.at(row, first), rows.steps * kTile * kStep, from, some, own + row * kBlock, !first,
                              next, lines);
                     if (is_last)
                         for (int64_t r = row; r < end; ++r) finish(block, r, sums + r * kBlock);
                 }
+                i -= at_once - some;  // the next part begins anew
             }
     }
 }
@@ -115,6 +120,6 @@ void by_tiles(Rows<Number>& rows, int64_t count, int64_t blocks, int64_t at_once
 constexpr bool kMayHaveTiles = false;
 inline bool has_tiles() { return false; }
 
-template <class Number, class Weights, class Finish>
+template <int PARTS = 1, class Number, class Weights, class Finish>
 void by_tiles(Rows<Number>&, int64_t, int64_t, int64_t, bool, const Output&, Weights, Finish) {}
 #endif

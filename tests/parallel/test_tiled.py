@@ -43,6 +43,17 @@ def test_rows_apart_are_read_and_what_is_not_finite_is_seen() -> None:
     assert found.isnan().all(0).nonzero().tolist() == [[70]]
 
 
+@pytest.mark.parametrize("inputs", [64, 288])
+@pytest.mark.parametrize("size", [32, 64, 160])
+def test_a_gate_is_part_of_the_product(size: int, inputs: int) -> None:
+    weight = torch.randn(2 * size, inputs).bfloat16()
+    for rows in (0, 1, 4, 5, 40, 300):
+        x = torch.randn(rows, inputs).bfloat16()
+        gate, up = F.linear(x.float(), weight.float()).chunk(2, dim=-1)
+        found = TiledWeight(weight).gated_silu(x)
+        torch.testing.assert_close(found.float(), F.silu(gate) * up, rtol=2**-8, atol=2e-3)
+
+
 def test_logits_are_not_rounded() -> None:
     weight = torch.randn(96, 64).bfloat16()
     for rows in (1, 7, 40):

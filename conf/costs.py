@@ -160,7 +160,7 @@ class AttentionConfig:
         _check_not_negative(self, key, (*others, *decodes))
 
 
-AttentionKernels = Literal["flashinfer", "flash_attention", "flash_attention_3", "xformers"]
+AttentionKernels = Literal["flashinfer", "flash_attention", "flash_attention3", "xformers"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +169,7 @@ class AttentionFamilies:
 
     flashinfer: AttentionConfig | None = None
     flash_attention: AttentionConfig | None = None
-    flash_attention_3: AttentionConfig | None = None
+    flash_attention3: AttentionConfig | None = None
     xformers: AttentionConfig | None = None
 
     def __post_init__(self) -> None:

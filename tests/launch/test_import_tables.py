@@ -15,19 +15,20 @@ from gapless.conf.errors import ConfigError
 from gapless.conf.schema import SimulateConfig
 from gapless.launch.cli import main
 from gapless.launch.compose import compose_one
+from gapless.runtime.engine.plan import make_plan
 from gapless.runtime.profiling import fitting
 from gapless.runtime.profiling.measurements import (
-    ChunkAttention,
-    DecodeAttention,
+    ChunkKernel,
+    DecodeKernel,
     ExpertLayer,
     MatrixProduct,
-    Measured,
     Message,
+    OperatorTables,
 )
 from gapless.runtime.profiling.published import read_published
 from gapless.runtime.simulation.make_costs import make_operators
 
-KERNELS = "flash_attention_3"
+KERNELS = "flash_attention3"
 
 
 def true_costs() -> CostsConfig:
@@ -39,7 +40,7 @@ def true_costs() -> CostsConfig:
     return dataclasses.replace(
         costs,
         gemm=dataclasses.replace(costs.gemm, memory_gbps=2000.0, fp8_rate=1.5, grouped_rate=0.5),
-        attention=dataclasses.replace(costs.attention, flash_attention_3=kernels),
+        attention=dataclasses.replace(costs.attention, flash_attention3=kernels),
         graph_all_reduce=dataclasses.replace(costs.graph_all_reduce, least_us=9.0, gbps=150.0),
     )
 
@@ -65,7 +66,7 @@ def write_tables(folder: Path, costs: CostsConfig) -> None:
             of = {"gemm_dtype": dtype, "m": product.rows, "n": product.outputs, "k": product.inputs}
             found.append({**of, "latency": 1e3 * seconds})
     write(folder / "gemm_perf.txt", found)
-    decodes = [DecodeAttention(32, 8, 128, n, c, 0.0) for n in (1, 8, 64) for c in (512, 2048, 8192)]
+    decodes = [DecodeKernel(32, 8, 128, n, c, 0.0) for n in (1, 8, 64) for c in (512, 2048, 8192)]
     times = fitting.decodes_seconds(costs.attention.of(KERNELS), decodes, cores)
     heads = {"num_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "kv_cache_dtype": "bfloat16"}
     write(
@@ -75,7 +76,7 @@ def write_tables(folder: Path, costs: CostsConfig) -> None:
             for each, seconds in zip(decodes, times, strict=True)
         ),
     )
-    chunks = [ChunkAttention(32, 8, 128, length, 0, 0.0, n) for n in (1, 4) for length in (64, 512, 4096)]
+    chunks = [ChunkKernel(32, 8, 128, length, 0, 0.0, n) for n in (1, 4) for length in (64, 512, 4096)]
     times = fitting.chunks_seconds(costs.attention.of(KERNELS), chunks, cores)
     write(
         folder / "context_attention_perf.txt",
@@ -163,7 +164,7 @@ def test_every_third_size_is_held_out(tables: Path) -> None:
     assert {product.rows for product in out.products} == {64}
     assert {product.rows for product in kept.products} == {1, 256, 2048}
     assert {layer.rows for layer in out.experts} == {512}
-    assert Measured().are_any is False
+    assert OperatorTables().are_any is False
 
 
 def test_an_import_finds_what_made_the_tables_and_simulations_take_it(
@@ -177,19 +178,18 @@ def test_an_import_finds_what_made_the_tables_and_simulations_take_it(
     assert "tables lack pointwise" in printed
     keys = ("model=qwen3-8b", "hardware=h200", "parallel.tp=8", "parallel.pp=1", "simulation.profile=profiles/h200")
     config = compose_one(keys, SimulateConfig, "simulate")
-    arch = config.model.architecture
-    assert arch is not None
-    source, true = make_operators(config, config.hardware, arch), true_costs()
+    plan = make_plan(config)
+    source, true = make_operators(config, config.hardware, plan), true_costs()
     with_true = dataclasses.replace(config.hardware, costs=true)
     config = dataclasses.replace(config, simulation=dataclasses.replace(config.simulation, profile=None))
-    expected = make_operators(config, with_true, arch)
+    expected = make_operators(config, with_true, plan)
     for rows in (1, 64, 2048):
         assert source.linear("ffn_ln1", rows) == pytest.approx(expected.linear("ffn_ln1", rows), rel=0.05)
         assert source.all_reduce(rows) == pytest.approx(expected.all_reduce(rows), rel=0.05)
     assert source.decode_attention(8, 16384) == pytest.approx(expected.decode_attention(8, 16384), rel=0.05)
     other = compose_one((*keys[:1], "hardware=h100", *keys[2:]), SimulateConfig, "simulate")
     with pytest.raises(ConfigError, match="constants of hardware=h200, not h100"):
-        make_operators(other, other.hardware, arch)
+        make_operators(other, other.hardware, plan)
 
 
 def test_hardware_without_constants_is_refused(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:

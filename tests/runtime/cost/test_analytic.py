@@ -296,7 +296,7 @@ def test_chunks_of_a_micro_batch_are_one_kernel() -> None:
 def test_all_reduces_in_a_graph_are_no_slower_and_small_ones_need_no_launch() -> None:
     arch, costs = arch_of("qwen3-8b"), costs_of("h200")
     graphs, eager = (
-        AnalyticOperators(arch, 8, costs, 2, launch=launch, attention="flash_attention_3")
+        AnalyticOperators(arch, 8, costs, 2, launch=launch, attention="flash_attention3")
         for launch in ("graphs", "eager")
     )
     assert graphs.all_reduce(1) < 6e-6 < 30e-6 < eager.all_reduce(1)
@@ -304,7 +304,7 @@ def test_all_reduces_in_a_graph_are_no_slower_and_small_ones_need_no_launch() ->
         assert graphs.all_reduce(rows) <= eager.all_reduce(rows)
     assert graphs.send(1, link=NEAR, scatter_gather=True) < eager.send(1, link=NEAR, scatter_gather=True)
     cluster = ClusterConfig(all_reduce=costs.all_reduce)  # one that is given holds in a graph too
-    given = AnalyticOperators(arch, 8, costs, 2, cluster=cluster, attention="flash_attention_3")
+    given = AnalyticOperators(arch, 8, costs, 2, cluster=cluster, attention="flash_attention3")
     assert given.all_reduce(1) == eager.all_reduce(1)
 
 

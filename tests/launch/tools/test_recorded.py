@@ -174,7 +174,8 @@ def test_the_prefix_of_an_agents_prompt_is_found_again(server: Server) -> None:
     counts = []
     for hash in ("1f2e3", "987654"):  # the template writes lengths
         header = {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2.1.100.7b4; cch={hash};"}
-        asked = body | {"system": [header, *body["system"][1:]]}
+        own = {"type": "text", "text": "No other test has this prompt, which begins in its own way."}
+        asked = body | {"system": [header, own, *body["system"][1:]]}
         usage = httpx2.post(server.url + recording["path"], json=asked, timeout=60).json()["usage"]
         counts.append(usage["input_tokens"])  # that were not found
     assert counts[1] <= 16 < counts[0]

@@ -116,7 +116,7 @@ def test_layers_and_head_go_by_the_formats_of_their_weights() -> None:
 
     short = dataclasses.replace(plan.formats, layers=(LayerFormats(), *plan.formats.layers[1:]))
     short_head, head = times(short), times(dataclasses.replace(short, head=None))
-    assert head[0] == short_head[0] > 1.3 * head[1] == 1.3 * head[DENSE - 1]
+    assert head[0] == short_head[0] > 1.1 * head[1] == 1.1 * head[DENSE - 1]
     assert head[-1] > short_head[-1]
     mixed = dataclasses.replace(plan, formats=short)
     before, after = (make_costs(config, each).seconds(TYPICAL) for each in (plan, mixed))

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...parallel import huge_pages
 from ...parallel.cpp_library import ELEMENTS, NoLibraryError, load
 from ...parallel.quantized import QuantizedWeight
 from .activation import GatedActivation
@@ -107,8 +108,8 @@ class PackedExperts(CppExperts):
         words = _padded(-(-H // in_word), _WORDS)
         inner_words = _padded(width, 2 * _BLOCK) // in_word
         # The blocks of the gate and of the up projection take turns, so that one panel has both of some inner columns.
-        self._gate_up = _pack(halves, 2 * _BLOCK, words).transpose(1, 2).contiguous()
-        self._down = _pack(down[:, None], 4 * _BLOCK, inner_words)
+        self._gate_up = huge_pages.copy(_pack(halves, 2 * _BLOCK, words).transpose(1, 2))
+        self._down = huge_pages.copy(_pack(down[:, None], 4 * _BLOCK, inner_words))
         amx = int(gate_up.dtype == torch.bfloat16 and _has_amx())
         sizes = (E, width, words, inner_words, amx)
         super().__init__("experts", (*sizes, self._gate_up.data_ptr(), self._down.data_ptr()), *more)

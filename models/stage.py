@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ..conf.architecture import Architecture, LayerKind
+from ..parallel import huge_pages
 from ..parallel.groups import Groups
 from ..parallel.layers import PACKED, LMHead, Parts, ReplicatedEmbedding, VocabParallelEmbedding
 from ..parallel.processor import multiplies_bfloat16
@@ -151,6 +152,7 @@ class Stage(nn.Module):
         for module in self.modules():
             if isinstance(module, (*PACKED, RoutedExperts)):
                 module.pack()
+                huge_pages.give_back()
 
     @property
     def is_slow(self) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import math
 import mmap
+from ctypes import CDLL
 
 import torch
 
@@ -49,6 +50,12 @@ def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
         memory = _arena.cut(size)
         assert memory is not None
     return memory.view(dtype).view(shape)
+
+
+def give_back() -> None:
+    """Give memory that was freed back to the system, as that of a weight that has been copied."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library than glibc
+        CDLL(None).malloc_trim(0)
 
 
 def copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -62,6 +62,14 @@ def load(source: Path, dtype: torch.dtype = torch.float32) -> ctypes.CDLL:
         raise
 
 
+def find(source: Path, dtype: torch.dtype) -> ctypes.CDLL | None:
+    """Load as `load` does; None where the library cannot be had."""
+    try:
+        return load(source, dtype)
+    except NoLibraryError:
+        return None
+
+
 @cache
 def _log_unused(name: str, reason: str) -> None:
     """Say once, not for each weight, that a library is not used."""

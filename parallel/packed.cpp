@@ -1,6 +1,7 @@
-// The product of few rows with a weight that oneDNN has laid out, for `packed.py`.
+// Products with a weight in blocks of outputs: of few rows with one that oneDNN has laid out, for `packed.py`, and of any
+// number by AMX, for `tiled.py`.
 //
-// The layout is oneDNN's: for each block of 64 or 32 outputs, word after word of the inputs (`element.h`), the words of all
+// The layout is oneDNN's in both cases: for each block of 64 or 32 outputs, word after word of the inputs (`element.h`), the words of all
 // its outputs side by side. It is AB16b64a for float, and AB16b64a2b or AB16b32a2b for BFloat16.
 
 #include "exponential.h"

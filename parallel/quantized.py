@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from . import huge_pages
-from .cpp_library import ELEMENTS, NoLibraryError, load
+from .cpp_library import ELEMENTS, find
 from .cuda_products import KeptMatrix, choose_product
 from .packed import pack
 from .quantized_matrix import QuantizedMatrix, dequantize, pack_codes
@@ -187,9 +187,8 @@ def _are_halves(numbers: torch.Tensor, error: float) -> bool:
 @cache
 def _library(dtype: torch.dtype) -> CDLL | None:
     """Load the products; None where they cannot be compiled."""
-    try:
-        library = load(Path(__file__).with_suffix(".cpp"), dtype)
-    except NoLibraryError:
+    library = find(Path(__file__).with_suffix(".cpp"), dtype)
+    if library is None:
         return None
     library.linear.argtypes = (*(c_void_p,) * 5, *(c_int64,) * 4)
     library.linear.restype = None

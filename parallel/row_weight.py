@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from .cpp_library import ELEMENTS, NoLibraryError, load
+from .cpp_library import ELEMENTS, find
 
 _MOST_ROWS = {torch.float32: 96, torch.bfloat16: 8}  # torch's product packs the weight, which more rows are worth
 
@@ -42,7 +42,5 @@ def take_rows(weight: torch.Tensor) -> RowWeight | None:
     """Make the product of a weight that stays as it is; None where torch's own must do."""
     if weight.device.type != "cpu" or weight.dtype not in ELEMENTS:
         return None
-    try:
-        return RowWeight(weight.detach(), load(Path(__file__).with_suffix(".cpp"), weight.dtype))
-    except NoLibraryError:
-        return None
+    library = find(Path(__file__).with_suffix(".cpp"), weight.dtype)
+    return None if library is None else RowWeight(weight.detach(), library)

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from . import huge_pages
-from .cpp_library import NoLibraryError, load
+from .cpp_library import find
 
 _SIZE = 32  # outputs of a block, and inputs of a tile
 
@@ -88,9 +88,8 @@ def can_tile(weight: torch.Tensor) -> bool:
 
 @cache
 def _library() -> CDLL | None:
-    try:
-        library = load(Path(__file__).with_name("packed.cpp"), torch.bfloat16)
-    except NoLibraryError:
+    library = find(Path(__file__).with_name("packed.cpp"), torch.bfloat16)
+    if library is None:
         return None
     library.linear_tiled.argtypes = (*(c_void_p,) * 5, *(c_int64,) * 4)
     library.gated_silu_tiled.argtypes = (*(c_void_p,) * 3, *(c_int64,) * 3)

@@ -60,10 +60,8 @@ def make_backend(
         )
         sdpa = SdpaBackend(block_size=block_size, window=window, dtype=dtype, device=device)
         return LatentBackend(inner, latent, sdpa)
-    has_tiles = (
-        isinstance(kernels, CppKernels) and cache_dtype == "auto" and tiled.runs(dtype, device, head_dim, block_size)
-    )
-    if has_tiles and name == "auto":
+    may_tile = name == cache_dtype == "auto" and isinstance(kernels, CppKernels)
+    if may_tile and tiled.runs(dtype, device, head_dim, block_size):
         return tiled.TiledBackend(block_size=block_size, window=window, softcap=softcap)
     if softcap is not None or has_sinks:
         if name not in ("auto", "sdpa"):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...parallel.cpp_library import NoLibraryError, load
+from ...parallel.cpp_library import find
 from ..batch import RaggedBatch, tables_of
 from .backend import AttentionBackend
 
@@ -104,9 +104,8 @@ def runs(dtype: torch.dtype, device: torch.device, head_dim: int, block_size: in
 
 @cache
 def _library() -> CDLL | None:
-    try:
-        library = load(_SOURCE, torch.bfloat16)
-    except NoLibraryError:
+    library = find(_SOURCE, torch.bfloat16)
+    if library is None:
         return None
     library.attend.argtypes = (c_void_p,) * 5
     library.attend.restype = None

@@ -42,9 +42,12 @@ struct Buffers {
     const Element* keys_of[kKeys / kTile];
     const Element* values_of[kKeys / kTile];
 
-    explicit Buffers(int64_t D)
-        : queries(4 * D / kInTile * kTile), values(kKeys * D / kInTile), shares(4 * kKeys / kInTile * kTile),
-          out(4 * D) {}
+    void fit(int64_t D) {
+        queries.resize(4 * D / kInTile * kTile);
+        values.resize(kKeys * D / kInTile);
+        shares.resize(4 * kKeys / kInTile * kTile);
+        out.resize(4 * D);
+    }
 };
 
 inline void transpose(__m512i* x) {  // 16 x 16 words
@@ -378,7 +381,8 @@ void attend(const Cache* cache, const Segments* segments, const Scores* how, con
 #pragma omp parallel
         {
             const Tiles config;
-            Buffers use(cache->D);
+            static thread_local Buffers use;
+            use.fit(cache->D);
 #pragma omp for schedule(dynamic)
             for (int64_t i = 0; i < count; ++i) {
                 const int64_t s = all[i].segment, first = all[i].first;

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gapless.parallel import row_weight
+from gapless.parallel import cpp_library
 from gapless.parallel.cpp_library import NoLibraryError
 from gapless.parallel.row_weight import take_rows
 from tests.support.tiers import examples
@@ -51,5 +51,5 @@ def test_torchs_product_stays_for_other_types_and_without_a_compiler(monkeypatch
     def fail(source: Path, dtype: torch.dtype) -> None:
         raise NoLibraryError("there is no C++ compiler")
 
-    monkeypatch.setattr(row_weight, "load", fail)
+    monkeypatch.setattr(cpp_library, "load", fail)
     assert take_rows(torch.randn(4, 4)) is None

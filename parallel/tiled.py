@@ -1,8 +1,8 @@
 """Weights of bfloat16 that are laid out for a processor's AMX tiles.
 
 The product (`packed.cpp`) takes any number of rows. oneDNN's makes code anew for each number of rows and shape, some
-30 ms, and micro-batches of chunks and decodes seldom repeat a number: it took a third of a run's time. The product
-itself is as fast for 256 rows, and for 32 it takes three quarters of the time.
+30 ms, and micro-batches of chunks and decodes seldom repeat a number: without it 32 requests took three quarters of the
+time. The product itself is as fast for 256 rows, and for 32 it takes three quarters of the time.
 """
 
 from __future__ import annotations

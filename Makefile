@@ -22,7 +22,7 @@ $(VENV)/.demo: $(VENV)/.installed demo.txt
 		echo prompts=shipped sampling.temperature=0.7 > $@; touch -d 2000-01-01 $@; fi
 
 # Three at a time on two cores: tests wait for processes that start, or are to be noticed as dead.
-PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 2
 
 # Every test of logic, and a real start of each kind: at most five minutes on two cores.
 test: $(VENV)/.installed

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Generator
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import settings
@@ -18,6 +20,7 @@ from tests.support import tiers
 settings.register_profile("first", max_examples=20, deadline=None, derandomize=True)
 settings.register_profile("whole", deadline=None)
 SLOW = pytest.StashKey[int]()
+HANGS = 600  # seconds after which a test has failed, in either tier: none takes a third of it on a quiet machine
 ROOMS = ("launch", "benchmarks", "models", "parallel")  # their tests wait for processes, so they begin first
 
 
@@ -51,6 +54,21 @@ def _order(item: pytest.Item) -> int:
 def pytest_collection_finish(session: pytest.Session) -> None:
     if forked := sys.modules.get("tests.support.forked"):  # some test starts processes
         forked.begin()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, Any, Any]:
+    """Fail a test that waits for ever, where it waits, so that the others go on."""
+    signal.signal(signal.SIGALRM, _fail_for_hanging)
+    signal.alarm(HANGS)
+    try:
+        return (yield)
+    finally:
+        signal.alarm(0)
+
+
+def _fail_for_hanging(_number: int, _frame: FrameType | None) -> NoReturn:
+    pytest.fail(f"hangs: no end after {HANGS} s")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -24,7 +24,7 @@ from gapless.launch import progress
 from gapless.launch.prompts import Prompt, read_prompts
 from gapless.runtime.pipeline.start_parts import READY
 from tests.support.forked import Process, gapless, main
-from tests.support.tiers import stretched
+from tests.support.tiers import first_quick, stretched
 
 SMALL = ["model=tiny", "cache.num_blocks=64", "parallel.threads=1"]
 
@@ -131,6 +131,7 @@ def test_a_sweep_leaves_a_folder_a_point(tmp_path: Path) -> None:
     assert texts[0][0]["prompt"] == "a,b"
 
 
+@pytest.mark.slow
 def test_runs_started_at_once_have_a_folder_each(tmp_path: Path) -> None:
     def start(prompt: str) -> Process:
         command = ["generate", *SMALL, f"prompt={prompt}", "sampling.max_tokens=2", "print_texts=false"]
@@ -289,14 +290,14 @@ def test_outputs_never_overwrite_what_is_needed(tmp_path: Path) -> None:
 BRIEF = ["prompt=x", "sampling.max_tokens=2", "print_texts=false"]
 
 
-@pytest.mark.parametrize("mode", ["w", "a"])
+@pytest.mark.parametrize("mode", first_quick(["a", "w"]))
 @pytest.mark.parametrize(
     ("name", "stream"),
     [
         ("/dev/stdout", "stdout"),
-        ("/proc/self/fd/1", "stdout"),
-        ("link", "stdout"),
-        ("log", "stdout"),
+        pytest.param("/proc/self/fd/1", "stdout", marks=pytest.mark.slow),
+        pytest.param("link", "stdout", marks=pytest.mark.slow),
+        pytest.param("log", "stdout", marks=pytest.mark.slow),
         ("log", "stderr"),
     ],
 )
@@ -415,7 +416,7 @@ class Mine(Scheduler):
 """
 
 
-@pytest.mark.parametrize("method", ["fill", "__init__"])
+@pytest.mark.parametrize("method", first_quick(["fill", "__init__"]))
 @pytest.mark.parametrize("error", ["ValueError", "KeyError"])
 def test_an_error_in_a_policy_names_its_line(method: str, error: str, tmp_path: Path) -> None:
     text = POLICY.format(method=method, error=error)

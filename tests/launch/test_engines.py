@@ -15,6 +15,7 @@ from gapless.conf.tuning import CapacityConfig, TuneConfig
 from gapless.launch.cli import main
 from gapless.launch.compose import compose_all, compose_one
 from gapless.launch.overrides import overrides
+from tests.support.tiers import first_quick
 
 
 def composed(*words: str) -> SimulateConfig:
@@ -22,7 +23,7 @@ def composed(*words: str) -> SimulateConfig:
 
 
 @pytest.mark.parametrize("engine", group_names("engine"))
-@pytest.mark.parametrize("hardware", ["a100-80g", "h200", "a6000"])
+@pytest.mark.parametrize("hardware", first_quick(["h200", "a100-80g", "a6000"]))
 def test_every_key_of_an_engine_is_one_of_a_simulation_or_a_search(engine: str, hardware: str) -> None:
     words = [f"engine={engine}", f"hardware={hardware}"]
     config = composed(*words)

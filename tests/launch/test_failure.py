@@ -32,7 +32,7 @@ from gapless.launch.ray_launcher import RayLauncher
 from gapless.runtime.pipeline.protocol import PipelineError
 from tests.support.process_launcher import ProcessLauncher
 from tests.support.processes import assert_gone, descendants_of, program_of
-from tests.support.tiers import stretched
+from tests.support.tiers import first_quick, stretched
 
 LONG = SamplingParams(max_tokens=1500, ignore_eos=True)
 
@@ -48,7 +48,7 @@ def llm(ray_launcher: RayLauncher) -> Iterator[LLM]:
         yield llm
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", first_quick([1, 0]))
 def test_a_killed_rank_ends_the_run_within_seconds(llm: LLM, rank: int) -> None:
     pids = pids_of(llm)
     outputs = llm.stream([[1, 2, 3]] * 3, LONG)

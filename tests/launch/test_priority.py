@@ -71,6 +71,7 @@ def test_urgent_requests_of_a_workload_go_first(tmp_path: Path, monkeypatch: pyt
     assert sum(int(row["preemptions"]) for row in rows if int(row["request"]) % 4 == 0) == 0
 
 
+@pytest.mark.slow
 def test_without_that_order_a_priority_is_refused(tmp_path: Path) -> None:
     with serving(tmp_path, "parallel.threads=1") as plain:
         answer = complete(plain, priority=1)

@@ -16,6 +16,7 @@ import pytest
 
 from gapless.launch.cli import main
 from tests.support import forked
+from tests.support.tiers import first_quick
 
 WIDTHS = (60, 80, 120)
 STYLES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -85,7 +86,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", first_quick(WIDTHS))
 def test_tables_have_their_numbers_and_names_in_one_piece(runs: Path, tmp_path: Path, width: int):
     for folders in ([str(runs / "02_equal_time")], sorted(map(str, runs.glob("0*")))):
         arguments = ["report", *folders, f"out={tmp_path}", "figures=false"]

@@ -17,8 +17,9 @@ from tests.support.fake_cuda import CUDA, FakeCuda, HostWaitError
 from tests.support.lone_rank import ARCHITECTURES, BATCHES, MIXED, lone_stage
 
 
-@pytest.mark.parametrize("pp", [1, 3])
-@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize(
+    ("pp", "tp"), [(1, 1), (3, 2), *(pytest.param(*grid, marks=pytest.mark.slow) for grid in ((1, 2), (3, 1)))]
+)
 @pytest.mark.parametrize("name", [*ARCHITECTURES, *MIXED])
 @pytest.mark.parametrize("is_piecewise", [False, True])
 def test_stages_on_cuda_mix_no_devices_and_wait_for_nothing(name: str, pp: int, tp: int, is_piecewise: bool) -> None:

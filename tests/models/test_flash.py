@@ -31,6 +31,7 @@ from gapless.parallel.rendezvous import Rendezvous
 from tests.support.fake_cuda import CUDA, FakeCuda
 from tests.support.flash_operator import flash_on_cpu
 from tests.support.lone_rank import ARCHITECTURES, BATCHES, MIXED, lone_stage
+from tests.support.tiers import first_quick
 
 CPU = torch.device("cpu")
 FLASH = "aten._flash_attention_forward.default"
@@ -245,7 +246,7 @@ def test_a_plan_over_buffers_splits_keys_by_the_least_bound_that_holds_them() ->
 
 
 @pytest.mark.parametrize("is_piecewise", [False, True])
-@pytest.mark.parametrize("block", [4, 256])
+@pytest.mark.parametrize("block", first_quick([256, 4]))
 @pytest.mark.parametrize("name", [*ARCHITECTURES, *MIXED])
 def test_stages_with_it_mix_no_devices_and_wait_for_nothing(
     name: str, block: int, is_piecewise: bool, probed: list[str | None]

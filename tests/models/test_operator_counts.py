@@ -25,6 +25,7 @@ from gapless.parallel.rendezvous import Rendezvous
 from tests.support.fake_cuda import CUDA, FakeCuda
 from tests.support.fake_triton import KERNELS, FakeKernel, fake_triton
 from tests.support.lone_rank import ARCHITECTURES, BATCHES, lone_stage
+from tests.support.tiers import first_quick
 
 aten = torch.ops.aten
 NO_KERNEL = {
@@ -90,7 +91,7 @@ WITH_TORCH = {"gpt2": 11, "llama": 16, "mistral": 16, "qwen3": 21}
 
 
 @pytest.mark.parametrize("is_piecewise", [False, True])
-@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("tp", first_quick([2, 1]))
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_layer_launches_few_kernels(name: str, tp: int, is_piecewise: bool) -> None:
     copies = 1 if is_piecewise else 0  # of what attention returns, to the buffer of the piece that follows

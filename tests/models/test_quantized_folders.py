@@ -21,6 +21,7 @@ from tests.models.test_tokens import check, job, prompts_of, reference
 from tests.support.forked_ranks import run_ranks
 from tests.support.quantized_folders import Kind, awq, fp8, gptq, of_compressed_tensors, write
 from tests.support.stage_driver import run, run_all
+from tests.support.tiers import first_quick
 
 CONFIG: dict[str, Any] = {
     "vocab_size": 101,
@@ -101,7 +102,7 @@ def test_one_rank(kind: str, folders: dict[str, Any], tmp_path: Path) -> None:
     check_kind(kind, tmp_path / "out.npz", tokens, logits)
 
 
-@pytest.mark.parametrize(("pp", "tp"), [(1, 2), pytest.param(2, 1, marks=pytest.mark.slow), (2, 2)])
+@pytest.mark.parametrize(("pp", "tp"), first_quick([(2, 2), (1, 2), (2, 1)]))
 def test_meshes(pp: int, tp: int, folders: dict[str, Any], tmp_path: Path) -> None:
     jobs = [job(tmp_path / f"{name}.npz", weights=str(folder)) for name, (folder, *_) in folders.items()]
     run_ranks(run_all, pp, tp, tmp_path, jobs)

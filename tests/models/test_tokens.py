@@ -145,7 +145,7 @@ RANDOM = {
 GRIDS = [
     (2, 2, {"layers": [1, 2], "scattered": True, "replicate_embedding": True}),
     pytest.param(2, 2, {"layers": [2, 1], "scattered": True, "pieces": True}, marks=pytest.mark.slow),
-    (2, 1, {"layers": [2, 1], "pieces": True}),
+    pytest.param(2, 1, {"layers": [2, 1], "pieces": True}, marks=pytest.mark.slow),
     (1, 2, {"chunks": [5, 3]}),
 ]
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
+
+import pytest
 
 EVERYTHING = "GAPLESS_TEST_ALL"  # the environment variable that says so to the processes of a test run
 
@@ -17,6 +20,13 @@ def is_whole() -> bool:
 def examples(count: int) -> int:
     """Return how many examples hypothesis tries: `count` in the second tier, a fifth (five at least) in the first."""
     return count if is_whole() else min(count, max(5, count // 5))
+
+
+def first_quick(values: Iterable[Any]) -> list[Any]:
+    """Return values of a parameter, or tuples of several ones': the first tier tries one of them, the second all."""
+    first, *others = values
+    parts = (other if isinstance(other, tuple) else (other,) for other in others)
+    return [first, *(pytest.param(*part, marks=pytest.mark.slow) for part in parts)]
 
 
 def stretched(seconds: float) -> float:

@@ -29,6 +29,7 @@ from tests.support.expert_models import COMMON, EXPERTS, LATENT
 from tests.support.forked_ranks import run_ranks
 from tests.support.quantized_folders import Kind, awq, fp8, gptq, of_compressed_tensors, write_experts, write_mxfp4
 from tests.support.stage_driver import run, run_all
+from tests.support.tiers import first_quick
 from tests.support.token_reference import check, job, prompts_of, reference
 
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "initializer_range": 0.25}
@@ -152,7 +153,7 @@ def test_one_rank(kind: str, folders: dict[str, Any], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("pp", "tp", "whole"),
-    [(1, 2, False), (1, 2, True), *(pytest.param(2, tp, tp == 2, marks=pytest.mark.slow) for tp in (1, 2))],
+    first_quick([(1, 2, True), (1, 2, False), (2, 1, False), (2, 2, True)]),
 )
 def test_meshes(pp: int, tp: int, whole: bool, folders: dict[str, Any], tmp_path: Path) -> None:
     jobs = [

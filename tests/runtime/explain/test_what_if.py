@@ -116,6 +116,7 @@ def test_explanation_names_the_planted_cause(tmp_path: Path) -> None:
     assert read_explanation(tmp_path) == explanation
 
 
+@pytest.mark.slow
 def test_trades_come_last(tmp_path: Path) -> None:
     config = replace(simulated_config(), scheduler=replace(simulated_config().scheduler, chunk=16))  # type: ignore[call-arg]
     folder = written(tmp_path, run(config), config)
@@ -143,6 +144,7 @@ def test_advice_is_what_the_run_with_it_shows(tmp_path: Path) -> None:
             assert saved == pytest.approx(outcome.saves[metric].middle, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_arrivals_that_bound_a_run_make_a_tail_the_metric(tmp_path: Path) -> None:
     config = simulated_config(request_rate=5.0)
     folder = written(tmp_path, run(config), config)

@@ -10,6 +10,7 @@ from gapless.runtime.ledger.running_ledger import RunningLedger
 from gapless.runtime.ledger.running_stragglers import RunningStragglers
 from gapless.runtime.ledger.stragglers import Straggler, find_stragglers
 from tests.runtime.ledger.test_stragglers import record_of
+from tests.support.tiers import first_quick
 
 PART = 24  # micro-batches that come at once
 
@@ -37,15 +38,15 @@ def watched(
     return found, seen
 
 
-@pytest.mark.parametrize("num_stages", [1, 2, 4])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("num_stages", first_quick([4, 1, 2]))
+@pytest.mark.parametrize("seed", first_quick(range(3)))
 def test_neither_content_nor_uneven_stages_nor_hiccups_are_slow(num_stages: int, seed: int) -> None:
     for options in ({}, {"weights": (2.0, 1.0, 1.0, 0.5)}, {"head": 3e-4}):
         found, seen = watched(record_of(num_stages, {}, seed=seed, count=6000, **options))
         assert (seen, found.slow_seconds.tolist()) == ([], [0.0] * num_stages)
 
 
-@pytest.mark.parametrize("num_stages", [2, 3, 8])
+@pytest.mark.parametrize("num_stages", first_quick([3, 2, 8]))
 @pytest.mark.parametrize("stage", [0, 1])
 @pytest.mark.parametrize("factor", [2.0, 5.0])
 def test_a_slow_stage_is_named_while_it_is_slow(num_stages: int, stage: int, factor: float) -> None:

@@ -17,7 +17,8 @@ from gapless.models.families import FAMILIES, READERS
 from gapless.models.huggingface import resolve_architecture
 from tests.models.test_one_changed_key import TOKENS, log_probs, ours
 from tests.support import expert_models, hf_models, models_page
-from tests.support.family_configs import CONFIGS, SIZES
+from tests.support.dense_configs import SIZES
+from tests.support.family_configs import CONFIGS
 
 
 def logits(model: transformers.PreTrainedModel) -> torch.Tensor:

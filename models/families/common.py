@@ -42,6 +42,7 @@ _HARMLESS = """
     tf_legacy_loss tokenizer_class tokenizer_model_max_length tokenizer_padding_side top_k top_p torch_dtype
     torchscript transformers.js_config transformers_version typical_p unk_token unsloth_fixed unsloth_version
     output_router_logits router_aux_loss_coef router_jitter_noise use_bfloat16 use_cache xla_device
+    embedding_dropout residual_dropout
 """
 HARMLESS = frozenset(_HARMLESS.split())
 

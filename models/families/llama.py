@@ -1,4 +1,4 @@
-"""LLaMA 1 to 3, and models that were saved under its name (SmolLM2, Yi, Vicuna)."""
+"""LLaMA 1 to 3, models that were saved under its name (SmolLM2, Yi, Vicuna), and Seed-OSS, which has other biases."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from ..model_config import ModelValues
 from .common import rotary
-from .family import Family
+from .family import KEYS, Family
 
 
 def _llama(config: ModelValues) -> dict[str, Any]:
@@ -24,4 +24,22 @@ LLAMA = Family(
     readers={"LlamaForCausalLM": _llama},
     model_types={"llama": "LlamaForCausalLM"},
     about="LLaMA 1 to 3, SmolLM2, Yi, Vicuna",
+)
+
+
+def _seed_oss(config: ModelValues) -> dict[str, Any]:
+    return {
+        **rotary(config, default_heads=8, default_head_dim=128, default_max=524288),
+        "qkv_bias": config.flag("attention_bias", True),
+        "attention_out_bias": config.flag("attention_out_bias", False),
+        "ffn_bias": config.flag("mlp_bias", False),
+    }
+
+
+SEED_OSS = Family(
+    name="seed-oss",
+    readers={"SeedOssForCausalLM": _seed_oss},
+    model_types={"seed_oss": "SeedOssForCausalLM"},
+    keys=KEYS | {"attention_out_bias": "attention_out_bias"},
+    about="Seed-OSS 36B",
 )

@@ -255,4 +255,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "parallel_attn": True,
         "vocab_size": 64,
     },
+    "seed_oss": SIZES
+    | {
+        "architectures": ["SeedOssForCausalLM"],
+        "model_type": "seed_oss",
+        "attention_bias": True,
+        "attention_dropout": 0.1,
+        "attention_out_bias": False,
+        "head_dim": 16,
+        "mlp_bias": False,
+        "pad_token_id": 3,
+        "residual_dropout": 0.1,
+        "rope_scaling": {"rope_type": "default"},
+    },
 }

@@ -130,6 +130,7 @@ CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "gpt_neox": lambda: transformers.GPTNeoXConfig(**{k: v for k, v in LLAMA.items() if k != "num_key_value_heads"}),
     "falcon": lambda: transformers.FalconConfig(**FALCON, new_decoder_architecture=True, num_kv_heads=2, bias=True),
     "falcon-shared": lambda: transformers.FalconConfig(**FALCON, multi_query=False),
+    "seed-oss": lambda: transformers.SeedOssConfig(**LLAMA, head_dim=32, attention_out_bias=True, mlp_bias=True),
 }
 PLAIN = ("gpt2", "llama", "llama-grouped", "mistral", "qwen2", "qwen3")  # without a trait that another has not
 FALCON = {

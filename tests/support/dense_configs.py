@@ -23,6 +23,7 @@ SIZES: dict[str, Any] = {
     "use_cache": True,
     "vocab_size": 64,
 }
+NORMED = {key: value for key, value in SIZES.items() if key != "rms_norm_eps"}  # by LayerNorm
 LLAMA3 = {
     "factor": 8.0,
     "high_freq_factor": 4.0,
@@ -195,7 +196,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "sliding_window": None,
         "use_sliding_window": False,
     },
-    "stablelm": {k: v for k, v in SIZES.items() if k != "rms_norm_eps"}
+    "stablelm": NORMED
     | {
         "architectures": ["StableLmForCausalLM"],
         "model_type": "stablelm",

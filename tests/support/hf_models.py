@@ -31,6 +31,7 @@ YARN = {
     "mscale": 1.0,
     "mscale_all_dim": 0.7,
 }
+MIXED = ("sliding_attention", "full_attention", "sliding_attention")
 EXPERTS = {"num_experts_per_tok": 3, "moe_intermediate_size": 24}
 
 CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {

@@ -51,6 +51,8 @@ class Folders(dict[str, tuple[Path, np.ndarray, np.ndarray]]):
             for key, parameter in model.named_parameters():  # norms and biases too, which start at 1 and 0
                 if parameter.dim() == 1:
                     parameter += 0.3 * torch.randn_like(parameter)
+                if key.endswith("e_score_correction_bias"):
+                    parameter += 0.3 * torch.randn_like(parameter)
                 if key.endswith(("q_norm.weight", "k_norm.weight")):
                     parameter *= 2
             for key, buffer in model.named_buffers():  # which correct the choice of experts, and start at 0

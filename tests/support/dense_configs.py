@@ -269,4 +269,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "residual_dropout": 0.1,
         "rope_scaling": {"rope_type": "default"},
     },
+    "ernie4_5": SIZES
+    | {
+        "architectures": ["Ernie4_5ForCausalLM"],
+        "model_type": "ernie4_5",
+        "head_dim": 16,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": None,
+        "rope_theta": 5000.0,
+        "tie_word_embeddings": True,
+        "use_bias": False,
+    },
 }

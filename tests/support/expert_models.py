@@ -54,4 +54,7 @@ FAMILIES: dict[str, transformers.PretrainedConfig] = {
     "gpt-oss": transformers.GptOssConfig(
         **COMMON, num_experts_per_tok=3, num_local_experts=8, head_dim=16, sliding_window=9, swiglu_limit=1.5
     ),
+    "ernie-moe": transformers.Ernie4_5_MoeConfig(
+        **COMMON, moe_intermediate_size=20, moe_k=3, moe_num_experts=8, tie_word_embeddings=False
+    ),
 }

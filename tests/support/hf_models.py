@@ -132,6 +132,7 @@ CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "falcon": lambda: transformers.FalconConfig(**FALCON, new_decoder_architecture=True, num_kv_heads=2, bias=True),
     "falcon-shared": lambda: transformers.FalconConfig(**FALCON, multi_query=False),
     "seed-oss": lambda: transformers.SeedOssConfig(**LLAMA, head_dim=32, attention_out_bias=True, mlp_bias=True),
+    "ernie": lambda: transformers.Ernie4_5Config(**LLAMA, head_dim=32, use_bias=True),
 }
 PLAIN = ("gpt2", "llama", "llama-grouped", "mistral", "qwen2", "qwen3")  # without a trait that another has not
 FALCON = {

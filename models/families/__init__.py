@@ -5,6 +5,7 @@ The readers go by the rules of transformers 5. A feature that this package does 
 
 from __future__ import annotations
 
+from .cohere import COHERE
 from .deepseek import DEEPSEEK
 from .ernie import ERNIE, ERNIE_MOE
 from .falcon import FALCON, FALCON2
@@ -31,7 +32,7 @@ FAMILIES: dict[str, Family] = {
     for each in (
         *(LLAMA, MISTRAL, QWEN2, QWEN3, GPT2, GEMMA2, GEMMA3, PHI3, OLMO2, GRANITE, SMOLLM3, STABLELM, GLM, GLM4),
         *(GPT_NEOX, FALCON, FALCON2, INTERNLM2, MINICPM, MIXTRAL, QWEN_MOE, DEEPSEEK),
-        *(GLM4_MOE, MINIMAX_M2, GPT_OSS, SEED_OSS, ERNIE),
+        *(GLM4_MOE, MINIMAX_M2, GPT_OSS, SEED_OSS, ERNIE, COHERE),
         ERNIE_MOE,
     )
 }

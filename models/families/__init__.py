@@ -26,13 +26,14 @@ from .phi3 import PHI3
 from .qwen import QWEN2, QWEN3, QWEN_MOE
 from .smollm3 import SMOLLM3
 from .stablelm import STABLELM
+from .starcoder2 import STARCODER2
 
 FAMILIES: dict[str, Family] = {
     each.name: each
     for each in (
         *(LLAMA, MISTRAL, QWEN2, QWEN3, GPT2, GEMMA2, GEMMA3, PHI3, OLMO2, GRANITE, SMOLLM3, STABLELM, GLM, GLM4),
         *(GPT_NEOX, FALCON, FALCON2, INTERNLM2, MINICPM, MIXTRAL, QWEN_MOE, DEEPSEEK),
-        *(GLM4_MOE, MINIMAX_M2, GPT_OSS, SEED_OSS, ERNIE, COHERE),
+        *(GLM4_MOE, MINIMAX_M2, GPT_OSS, SEED_OSS, ERNIE, COHERE, STARCODER2),
         ERNIE_MOE,
     )
 }

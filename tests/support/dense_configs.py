@@ -318,4 +318,23 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "use_parallel_block": True,
         "use_parallel_embedding": True,
     },
+    "starcoder2": NORMED
+    | {
+        "architectures": ["Starcoder2ForCausalLM"],
+        "model_type": "starcoder2",
+        "activation_function": "gelu",
+        "attention_dropout": 0.1,
+        "attention_softmax_in_fp32": True,
+        "embedding_dropout": 0.1,
+        "hidden_act": "gelu_pytorch_tanh",
+        "layer_norm_epsilon": 1e-05,
+        "mlp_type": "default",
+        "norm_epsilon": 1e-05,
+        "norm_type": "layer_norm",
+        "residual_dropout": 0.1,
+        "scale_attention_softmax_in_fp32": True,
+        "scale_attn_weights": True,
+        "sliding_window": 9,
+        "use_bias": True,
+    },
 }

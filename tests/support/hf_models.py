@@ -135,6 +135,7 @@ CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "ernie": lambda: transformers.Ernie4_5Config(**LLAMA, head_dim=32, use_bias=True),
     "cohere": lambda: transformers.CohereConfig(**{**LLAMA, "eos_token_id": 306}, attention_bias=True),
     "cohere2": lambda: transformers.Cohere2Config(**LLAMA, sliding_window=13, layer_types=list(MIXED)),
+    "starcoder2": lambda: transformers.Starcoder2Config(**LLAMA, sliding_window=13),
 }
 PLAIN = ("gpt2", "llama", "llama-grouped", "mistral", "qwen2", "qwen3")  # without a trait that another has not
 FALCON = {

@@ -21,7 +21,7 @@ from .llama import LLAMA, SEED_OSS
 from .minicpm import MINICPM
 from .minimax import MINIMAX_M2
 from .mistral import MISTRAL, MIXTRAL
-from .olmo import OLMO2
+from .olmo import OLMO, OLMO2, OLMOE
 from .phi3 import PHI3
 from .qwen import QWEN2, QWEN3, QWEN_MOE
 from .smollm3 import SMOLLM3
@@ -33,7 +33,7 @@ FAMILIES: dict[str, Family] = {
     for each in (
         *(LLAMA, MISTRAL, QWEN2, QWEN3, GPT2, GEMMA2, GEMMA3, PHI3, OLMO2, GRANITE, SMOLLM3, STABLELM, GLM, GLM4),
         *(GPT_NEOX, FALCON, FALCON2, INTERNLM2, MINICPM, MIXTRAL, QWEN_MOE, DEEPSEEK),
-        *(GLM4_MOE, MINIMAX_M2, GPT_OSS, SEED_OSS, ERNIE, COHERE, STARCODER2),
+        *(GLM4_MOE, MINIMAX_M2, GPT_OSS, SEED_OSS, ERNIE, COHERE, STARCODER2, OLMO, OLMOE),
         ERNIE_MOE,
     )
 }

@@ -337,4 +337,34 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "sliding_window": 9,
         "use_bias": True,
     },
+    "olmo": NORMED
+    | {
+        "architectures": ["OlmoForCausalLM"],
+        "model_type": "olmo",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "clip_qkv": None,
+        "pad_token_id": 1,
+        "rope_scaling": None,
+    },
+    "olmo3": SIZES
+    | {
+        "architectures": ["Olmo3ForCausalLM"],
+        "model_type": "olmo3",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "num_hidden_layers": 2,
+        "pad_token_id": 3,
+        "rope_theta": 1000.0,
+        "sliding_window": 9,
+        "rope_scaling": {
+            "attention_factor": 1.2,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 32,
+            "rope_type": "yarn",
+        },
+    },
 }

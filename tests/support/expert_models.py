@@ -57,4 +57,5 @@ FAMILIES: dict[str, transformers.PretrainedConfig] = {
     "ernie-moe": transformers.Ernie4_5_MoeConfig(
         **COMMON, moe_intermediate_size=20, moe_k=3, moe_num_experts=8, tie_word_embeddings=False
     ),
+    "olmoe": transformers.OlmoeConfig(**COMMON, num_experts_per_tok=3, num_experts=8),
 }

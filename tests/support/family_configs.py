@@ -181,4 +181,14 @@ CONFIGS: dict[str, dict[str, Any]] = DENSE | {
         "tie_word_embeddings": True,
         "use_bias": False,
     },
+    "olmoe": EXPERT_SIZES
+    | {
+        "architectures": ["OlmoeForCausalLM"],
+        "model_type": "olmoe",
+        "clip_qkv": None,
+        "norm_topk_prob": False,
+        "num_experts": 8,
+        "output_router_logits": False,
+        "router_aux_loss_coef": 0.01,
+    },
 }

@@ -136,6 +136,16 @@ CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "cohere": lambda: transformers.CohereConfig(**{**LLAMA, "eos_token_id": 306}, attention_bias=True),
     "cohere2": lambda: transformers.Cohere2Config(**LLAMA, sliding_window=13, layer_types=list(MIXED)),
     "starcoder2": lambda: transformers.Starcoder2Config(**LLAMA, sliding_window=13),
+    "olmo": lambda: transformers.OlmoConfig(**LLAMA, attention_bias=True),
+    "olmo3": lambda: transformers.Olmo3Config(
+        **LLAMA,
+        sliding_window=13,
+        layer_types=list(MIXED),
+        rope_parameters={
+            "full_attention": {**YARN, "rope_theta": 5000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    ),
 }
 PLAIN = ("gpt2", "llama", "llama-grouped", "mistral", "qwen2", "qwen3")  # without a trait that another has not
 FALCON = {

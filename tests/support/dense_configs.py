@@ -337,6 +337,19 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "sliding_window": 9,
         "use_bias": True,
     },
+    "exaone4": SIZES
+    | {
+        "architectures": ["Exaone4ForCausalLM"],
+        "model_type": "exaone4",
+        "attention_dropout": 0.0,
+        "head_dim": 16,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "num_hidden_layers": 2,
+        "pad_token_id": 0,
+        "rope_scaling": None,
+        "sliding_window": 9,
+        "sliding_window_pattern": 2,
+    },
     "olmo": NORMED
     | {
         "architectures": ["OlmoForCausalLM"],

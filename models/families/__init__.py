@@ -22,6 +22,7 @@ from .llama import LLAMA, SEED_OSS
 from .minicpm import MINICPM
 from .minimax import MINIMAX_M2
 from .mistral import MISTRAL, MIXTRAL
+from .nemotron import NEMOTRON
 from .olmo import OLMO, OLMO2, OLMOE
 from .phi3 import PHI3
 from .qwen import QWEN2, QWEN3, QWEN_MOE
@@ -34,7 +35,7 @@ FAMILIES: dict[str, Family] = {
     for each in (
         *(LLAMA, MISTRAL, QWEN2, QWEN3, GPT2, GEMMA2, GEMMA3, PHI3, OLMO2, GRANITE, SMOLLM3, STABLELM, GLM, GLM4),
         *(GPT_NEOX, FALCON, FALCON2, INTERNLM2, MINICPM, MIXTRAL, QWEN_MOE, DEEPSEEK),
-        *(GLM4_MOE, MINIMAX_M2, GPT_OSS, SEED_OSS, ERNIE, COHERE, STARCODER2, EXAONE4, OLMO, OLMOE),
+        *(GLM4_MOE, MINIMAX_M2, GPT_OSS, SEED_OSS, ERNIE, COHERE, STARCODER2, EXAONE4, NEMOTRON, OLMO, OLMOE),
         ERNIE_MOE,
     )
 }

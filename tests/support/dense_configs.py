@@ -350,6 +350,19 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "sliding_window": 9,
         "sliding_window_pattern": 2,
     },
+    "nemotron": NORMED
+    | {
+        "architectures": ["NemotronForCausalLM"],
+        "model_type": "nemotron",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "head_dim": 16,
+        "hidden_act": "relu2",
+        "mlp_bias": False,
+        "norm_eps": 1e-05,
+        "partial_rotary_factor": 0.5,
+        "rope_scaling": None,
+    },
     "olmo": NORMED
     | {
         "architectures": ["OlmoForCausalLM"],

@@ -137,6 +137,7 @@ CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "cohere2": lambda: transformers.Cohere2Config(**LLAMA, sliding_window=13, layer_types=list(MIXED)),
     "starcoder2": lambda: transformers.Starcoder2Config(**LLAMA, sliding_window=13),
     "exaone4": lambda: transformers.Exaone4Config(**LLAMA, sliding_window=13, layer_types=list(MIXED)),
+    "nemotron": lambda: transformers.NemotronConfig(**LLAMA, head_dim=24, mlp_bias=True),
     "olmo": lambda: transformers.OlmoConfig(**LLAMA, attention_bias=True),
     "olmo3": lambda: transformers.Olmo3Config(
         **LLAMA,

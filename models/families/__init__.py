@@ -18,7 +18,7 @@ from .gpt_neox import GPT_NEOX
 from .gpt_oss import GPT_OSS
 from .granite import GRANITE
 from .internlm2 import INTERNLM2
-from .llama import LLAMA, SEED_OSS
+from .llama import ARCEE, LLAMA, SEED_OSS
 from .minicpm import MINICPM
 from .minimax import MINIMAX_M2
 from .mistral import MISTRAL, MIXTRAL
@@ -35,7 +35,7 @@ FAMILIES: dict[str, Family] = {
     for each in (
         *(LLAMA, MISTRAL, QWEN2, QWEN3, GPT2, GEMMA2, GEMMA3, PHI3, OLMO2, GRANITE, SMOLLM3, STABLELM, GLM, GLM4),
         *(GPT_NEOX, FALCON, FALCON2, INTERNLM2, MINICPM, MIXTRAL, QWEN_MOE, DEEPSEEK),
-        *(GLM4_MOE, MINIMAX_M2, GPT_OSS, SEED_OSS, ERNIE, COHERE, STARCODER2, EXAONE4, NEMOTRON, OLMO, OLMOE),
+        *(GLM4_MOE, MINIMAX_M2, GPT_OSS, SEED_OSS, ERNIE, COHERE, STARCODER2, EXAONE4, NEMOTRON, OLMO, OLMOE, ARCEE),
         ERNIE_MOE,
     )
 }

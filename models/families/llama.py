@@ -1,9 +1,10 @@
-"""LLaMA 1 to 3, models that were saved under its name (SmolLM2, Yi, Vicuna), and Seed-OSS, which has other biases."""
+"""LLaMA 1 to 3, models that were saved under its name (SmolLM2, Yi, Vicuna), Seed-OSS, AFM."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from ...conf.errors import ConfigError
 from ..model_config import ModelValues
 from .common import rotary
 from .family import KEYS, Family
@@ -36,6 +37,33 @@ def _seed_oss(config: ModelValues) -> dict[str, Any]:
     }
 
 
+def _arcee(config: ModelValues) -> dict[str, Any]:
+    bias = config.flag("attention_bias", False)
+    fields = rotary(
+        config,
+        default_heads=None,
+        default_head_dim=None,
+        default_max=4096,
+        eps=("rms_norm_eps", 1e-5),
+        act=("hidden_act", "relu2"),
+    )
+    heads, hidden = fields["num_heads"], fields["hidden_size"]
+    if hidden % heads:
+        raise ConfigError(f"{config.path}: num_attention_heads={heads}: must divide hidden_size={hidden}")
+    return fields | {
+        "gated_ffn": False,
+        "qkv_bias": bias,
+        "attention_out_bias": bias,
+        "ffn_bias": config.flag("mlp_bias", False),
+    }
+
+
+ARCEE = Family(
+    name="arcee",
+    readers={"ArceeForCausalLM": _arcee},
+    model_types={"arcee": "ArceeForCausalLM"},
+    about="AFM 4.5B",
+)
 SEED_OSS = Family(
     name="seed-oss",
     readers={"SeedOssForCausalLM": _seed_oss},

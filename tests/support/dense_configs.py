@@ -393,4 +393,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "rope_type": "yarn",
         },
     },
+    "arcee": SIZES
+    | {
+        "architectures": ["ArceeForCausalLM"],
+        "model_type": "arcee",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "head_dim": 8,
+        "hidden_act": "relu2",
+        "mlp_bias": False,
+        "rope_scaling": None,
+    },
 }

@@ -148,6 +148,7 @@ CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
         },
     ),
+    "arcee": lambda: transformers.ArceeConfig(**LLAMA, mlp_bias=True),
 }
 PLAIN = ("gpt2", "llama", "llama-grouped", "mistral", "qwen2", "qwen3")  # without a trait that another has not
 FALCON = {

@@ -16,7 +16,7 @@ from .glm import GLM, GLM4, GLM4_MOE
 from .gpt2 import GPT2
 from .gpt_neox import GPT_NEOX
 from .gpt_oss import GPT_OSS
-from .granite import GRANITE
+from .granite import GRANITE, GRANITE_MOE
 from .internlm2 import INTERNLM2
 from .llama import ARCEE, LLAMA, SEED_OSS
 from .minicpm import MINICPM
@@ -36,7 +36,7 @@ FAMILIES: dict[str, Family] = {
         *(LLAMA, MISTRAL, QWEN2, QWEN3, GPT2, GEMMA2, GEMMA3, PHI3, OLMO2, GRANITE, SMOLLM3, STABLELM, GLM, GLM4),
         *(GPT_NEOX, FALCON, FALCON2, INTERNLM2, MINICPM, MIXTRAL, QWEN_MOE, DEEPSEEK),
         *(GLM4_MOE, MINIMAX_M2, GPT_OSS, SEED_OSS, ERNIE, COHERE, STARCODER2, EXAONE4, NEMOTRON, OLMO, OLMOE, ARCEE),
-        ERNIE_MOE,
+        *(ERNIE_MOE, GRANITE_MOE),
     )
 }
 READERS: dict[str, tuple[Family, Reader]] = {

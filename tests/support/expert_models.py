@@ -58,4 +58,13 @@ FAMILIES: dict[str, transformers.PretrainedConfig] = {
         **COMMON, moe_intermediate_size=20, moe_k=3, moe_num_experts=8, tie_word_embeddings=False
     ),
     "olmoe": transformers.OlmoeConfig(**COMMON, num_experts_per_tok=3, num_experts=8),
+    "granite-moe": transformers.GraniteMoeConfig(
+        **COMMON,
+        num_experts_per_tok=3,
+        num_local_experts=8,
+        embedding_multiplier=3.0,
+        residual_multiplier=0.4,
+        attention_multiplier=0.1,
+        logits_scaling=0.5,
+    ),
 }

@@ -191,4 +191,16 @@ CONFIGS: dict[str, dict[str, Any]] = DENSE | {
         "output_router_logits": False,
         "router_aux_loss_coef": 0.01,
     },
+    "granitemoe": EXPERT_SIZES
+    | {
+        "architectures": ["GraniteMoeForCausalLM"],
+        "model_type": "granitemoe",
+        "attention_multiplier": 0.2,
+        "embedding_multiplier": 3.0,
+        "logits_scaling": 2.0,
+        "num_local_experts": 6,
+        "output_router_logits": False,
+        "residual_multiplier": 0.4,
+        "router_aux_loss_coef": 0.0,
+    },
 }

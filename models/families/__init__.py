@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from .cohere import COHERE
 from .deepseek import DEEPSEEK
+from .dots1 import DOTS1
 from .ernie import ERNIE, ERNIE_MOE
 from .exaone4 import EXAONE4
 from .falcon import FALCON, FALCON2
@@ -36,7 +37,7 @@ FAMILIES: dict[str, Family] = {
         *(LLAMA, MISTRAL, QWEN2, QWEN3, GPT2, GEMMA2, GEMMA3, PHI3, OLMO2, GRANITE, SMOLLM3, STABLELM, GLM, GLM4),
         *(GPT_NEOX, FALCON, FALCON2, INTERNLM2, MINICPM, MIXTRAL, QWEN_MOE, DEEPSEEK),
         *(GLM4_MOE, MINIMAX_M2, GPT_OSS, SEED_OSS, ERNIE, COHERE, STARCODER2, EXAONE4, NEMOTRON, OLMO, OLMOE, ARCEE),
-        *(ERNIE_MOE, GRANITE_MOE),
+        *(DOTS1, ERNIE_MOE, GRANITE_MOE),
     )
 }
 READERS: dict[str, tuple[Family, Reader]] = {

@@ -67,4 +67,17 @@ FAMILIES: dict[str, transformers.PretrainedConfig] = {
         attention_multiplier=0.1,
         logits_scaling=0.5,
     ),
+    "dots1": transformers.Dots1Config(
+        **COMMON,
+        **EXPERTS,
+        n_routed_experts=8,
+        n_group=4,
+        topk_group=2,
+        n_shared_experts=2,
+        first_k_dense_replace=1,
+        norm_topk_prob=True,
+        routed_scaling_factor=2.5,
+        sliding_window=9,
+        max_window_layers=2,
+    ),
 }

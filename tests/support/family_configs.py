@@ -203,4 +203,22 @@ CONFIGS: dict[str, dict[str, Any]] = DENSE | {
         "residual_multiplier": 0.4,
         "router_aux_loss_coef": 0.0,
     },
+    "dots1": EXPERT_SIZES
+    | {
+        "architectures": ["Dots1ForCausalLM"],
+        "model_type": "dots1",
+        "first_k_dense_replace": 1,
+        "head_dim": 16,
+        "max_window_layers": 2,
+        "moe_intermediate_size": 20,
+        "moe_layer_freq": 1,
+        "n_group": 2,
+        "n_routed_experts": 8,
+        "n_shared_experts": 2,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "scoring_func": "noaux_tc",
+        "sliding_window": None,
+        "topk_group": 1,
+    },
 }

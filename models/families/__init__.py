@@ -25,6 +25,7 @@ from .minimax import MINIMAX_M2
 from .mistral import MISTRAL, MIXTRAL
 from .nemotron import NEMOTRON
 from .olmo import OLMO, OLMO2, OLMOE
+from .phi import PHI
 from .phi3 import PHI3
 from .qwen import QWEN2, QWEN3, QWEN_MOE
 from .smollm3 import SMOLLM3
@@ -37,7 +38,7 @@ FAMILIES: dict[str, Family] = {
         *(LLAMA, MISTRAL, QWEN2, QWEN3, GPT2, GEMMA2, GEMMA3, PHI3, OLMO2, GRANITE, SMOLLM3, STABLELM, GLM, GLM4),
         *(GPT_NEOX, FALCON, FALCON2, INTERNLM2, MINICPM, MIXTRAL, QWEN_MOE, DEEPSEEK),
         *(GLM4_MOE, MINIMAX_M2, GPT_OSS, SEED_OSS, ERNIE, COHERE, STARCODER2, EXAONE4, NEMOTRON, OLMO, OLMOE, ARCEE),
-        *(DOTS1, ERNIE_MOE, GRANITE_MOE),
+        *(DOTS1, ERNIE_MOE, GRANITE_MOE, PHI),
     )
 }
 READERS: dict[str, tuple[Family, Reader]] = {
@@ -47,4 +48,9 @@ NAME_BY_MODEL_TYPE = {kind: name for family in FAMILIES.values() for kind, name 
 TEXT_MODELS = {name: kind for family in FAMILIES.values() for name, kind in family.text_of.items()}
 NOT_MODELLED = {
     "Qwen3NextForCausalLM": "linear attention, which needs a state for each request beside the KV cache",
+    "HunYuanDenseV1ForCausalLM": "norms of queries and keys after they have turned",
+    "HunYuanMoEV1ForCausalLM": "norms of queries and keys after they have turned",
+    "BloomForCausalLM": "ALiBi, and a norm of the embeddings",
+    "GPTJForCausalLM": "a reader of its own keys; no field is missing",
+    "OPTForCausalLM": "learned positions that begin at 2",
 }

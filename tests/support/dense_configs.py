@@ -404,4 +404,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "mlp_bias": False,
         "rope_scaling": None,
     },
+    "phi": {k: v for k, v in NORMED.items() if k != "num_key_value_heads"}
+    | {
+        "architectures": ["PhiForCausalLM"],
+        "model_type": "phi",
+        "attention_dropout": 0.0,
+        "embd_pdrop": 0.0,
+        "hidden_act": "gelu_new",
+        "layer_norm_eps": 1e-05,
+        "num_key_value_heads": None,
+        "partial_rotary_factor": 0.5,
+        "qk_layernorm": False,
+        "resid_pdrop": 0.1,
+        "rope_scaling": None,
+    },
 }

@@ -149,6 +149,7 @@ CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         },
     ),
     "arcee": lambda: transformers.ArceeConfig(**LLAMA, mlp_bias=True),
+    "phi": lambda: transformers.PhiConfig(**LLAMA),
 }
 PLAIN = ("gpt2", "llama", "llama-grouped", "mistral", "qwen2", "qwen3")  # without a trait that another has not
 FALCON = {

@@ -8,7 +8,7 @@ from typing import Any
 from ..model_config import ModelValues
 from ..names import LLAMA
 from ..rotary_config import RopeKeys
-from .common import rotary, windows
+from .common import attention_biases, rotary, windows
 from .family import Family
 
 # Of published files, with the one value that is computed.
@@ -25,7 +25,6 @@ _FIXED = {
 def _cohere(config: ModelValues, theta: float = 500000.0) -> dict[str, Any]:
     if config.get("use_qk_norm", False):
         raise config.unsupported("use_qk_norm=true (LayerNorm of queries and keys, with a weight for each head)")
-    bias = config.flag("attention_bias", False)
     return {
         **rotary(
             config,
@@ -38,8 +37,7 @@ def _cohere(config: ModelValues, theta: float = 500000.0) -> dict[str, Any]:
         ),
         "norm": "layer_scale",
         "norms": "shared",
-        "qkv_bias": bias,
-        "attention_out_bias": bias,
+        **attention_biases(config),
         "logit_scale": config.number("logit_scale", 0.0625),
     }
 

@@ -61,6 +61,11 @@ def activation(config: ModelValues, key: str, default: str) -> Activation:
     return _ACTIVATIONS[name]
 
 
+def attention_biases(config: ModelValues, key: str = "attention_bias", *, default: bool = False) -> dict[str, Any]:
+    """Read the key that says whether attention's projections have biases, all or none."""
+    return dict.fromkeys(("qkv_bias", "attention_out_bias"), config.flag(key, default))
+
+
 def rotary(
     config: ModelValues,
     *,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..model_config import ModelValues
-from .common import experts_in_groups, layers_of_experts, rotary, windows
+from .common import attention_biases, experts_in_groups, layers_of_experts, rotary, windows
 from .family import EXPERT_KEYS, Family
 
 # Of published files, with the one value that is computed.
@@ -17,7 +17,7 @@ def _dots1(config: ModelValues) -> dict[str, Any]:
         if config.get(key, value) != value:
             raise config.unsupported(f"{key}={config.get(key)}")
     fields = rotary(config, default_heads=32, default_head_dim=None, default_max=2048)
-    bias, width = config.flag("attention_bias", False), config.positive("moe_intermediate_size", 1408)
+    width = config.positive("moe_intermediate_size", 1408)
     of = experts_in_groups(
         config,
         default=config.positive("n_routed_experts"),
@@ -26,7 +26,7 @@ def _dots1(config: ModelValues) -> dict[str, Any]:
         width=width,
         shared=config.positive("n_shared_experts") * width,
     )
-    fields |= {"qkv_bias": bias, "attention_out_bias": bias, "qk_norm": True, "experts": of}
+    fields |= {**attention_biases(config), "qk_norm": True, "experts": of}
     window, first = config.positive_or_null("sliding_window", 4096), config.integer("max_window_layers", 62)
     fields |= windows(config, fields, window, lambda i: window is not None and i >= first)
     dense = config.integer("first_k_dense_replace", 0)

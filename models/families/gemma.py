@@ -11,7 +11,7 @@ from ...conf.errors import ConfigError
 from ..model_config import ModelValues
 from ..names import LLAMA
 from ..rotary_config import RopeKeys, read_scaling
-from .common import by_layer, layers, layers_with_ropes, ropes_by_kind, rotary, without_ropes
+from .common import attention_biases, by_layer, layers, layers_with_ropes, ropes_by_kind, rotary, without_ropes
 from .family import Family
 
 _SIZES = {
@@ -40,14 +40,13 @@ def _gemma(config: ModelValues, *, vocab_size: int, default_max: int, rope: Rope
         tied=True,
         sizes=_SIZES | {"vocab_size": vocab_size},
     )
-    hidden, heads, bias = fields["hidden_size"], fields["num_heads"], config.flag("attention_bias", False)
+    hidden, heads = fields["hidden_size"], fields["num_heads"]
     if hidden % heads:
         raise ConfigError(f"{config.path}: num_attention_heads={heads}: must divide hidden_size={hidden}")
     width = config.positive("query_pre_attn_scalar", 256)
     return fields | {
         "norms": "both",
-        "qkv_bias": bias,
-        "attention_out_bias": bias,
+        **attention_biases(config),
         "attention_scale": None if width == fields["head_dim"] else width**-0.5,
         "embedding_scale": hidden**0.5,
     }

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..model_config import ModelValues
 from ..names import LLAMA
-from .common import experts, rotary
+from .common import attention_biases, experts, rotary
 from .family import KEYS, Family
 
 
@@ -22,11 +22,9 @@ def _granite_moe(config: ModelValues) -> dict[str, Any]:
 
 
 def _scaled(config: ModelValues) -> dict[str, Any]:
-    bias = config.flag("attention_bias", False)
     return {
         **rotary(config, default_heads=None, default_head_dim=None, default_max=2048),
-        "qkv_bias": bias,
-        "attention_out_bias": bias,
+        **attention_biases(config),
         "embedding_scale": config.number("embedding_multiplier", 1.0),
         "residual_scale": config.number("residual_multiplier", 1.0),
         "attention_scale": config.number("attention_multiplier", 1.0),

@@ -6,16 +6,14 @@ from typing import Any
 
 from ...conf.errors import ConfigError
 from ..model_config import ModelValues
-from .common import rotary
+from .common import attention_biases, rotary
 from .family import KEYS, Family
 
 
 def _llama(config: ModelValues) -> dict[str, Any]:
-    bias = config.flag("attention_bias", False)
     return {
         **rotary(config, default_heads=None, default_head_dim=None, default_max=2048),
-        "qkv_bias": bias,
-        "attention_out_bias": bias,
+        **attention_biases(config),
         "ffn_bias": config.flag("mlp_bias", False),
     }
 
@@ -38,7 +36,6 @@ def _seed_oss(config: ModelValues) -> dict[str, Any]:
 
 
 def _arcee(config: ModelValues) -> dict[str, Any]:
-    bias = config.flag("attention_bias", False)
     fields = rotary(
         config,
         default_heads=None,
@@ -52,8 +49,7 @@ def _arcee(config: ModelValues) -> dict[str, Any]:
         raise ConfigError(f"{config.path}: num_attention_heads={heads}: must divide hidden_size={hidden}")
     return fields | {
         "gated_ffn": False,
-        "qkv_bias": bias,
-        "attention_out_bias": bias,
+        **attention_biases(config),
         "ffn_bias": config.flag("mlp_bias", False),
     }
 

@@ -8,13 +8,12 @@ from typing import Any
 from ..model_config import ModelValues
 from ..names import LLAMA
 from ..rotary_config import RopeKeys
-from .common import rotary
+from .common import attention_biases, rotary
 from .family import Family
 
 
 def _nemotron(config: ModelValues) -> dict[str, Any]:
     config.positive("num_key_value_heads")  # null is not allowed
-    bias = config.flag("attention_bias", False)
     return {
         **rotary(
             config,
@@ -27,8 +26,7 @@ def _nemotron(config: ModelValues) -> dict[str, Any]:
         ),
         "norm": "layer",
         "gated_ffn": False,
-        "qkv_bias": bias,
-        "attention_out_bias": bias,
+        **attention_biases(config),
         "ffn_bias": config.flag("mlp_bias", False),
     }
 

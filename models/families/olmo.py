@@ -8,7 +8,7 @@ from typing import Any
 from ..model_config import ModelValues
 from ..names import LLAMA
 from ..rotary_config import RopeKeys, read_scaling
-from .common import by_layer, experts, layers_with_ropes, ropes_by_kind, rotary, without_ropes
+from .common import attention_biases, by_layer, experts, layers_with_ropes, ropes_by_kind, rotary, without_ropes
 from .family import KEYS, Family
 
 _THETA = 500000.0  # of OLMo 3
@@ -16,13 +16,11 @@ _THETA = 500000.0  # of OLMo 3
 
 def _olmo(config: ModelValues) -> dict[str, Any]:
     _refuse_clip(config)
-    bias = config.flag("attention_bias", False)
     return {
         **rotary(config, default_heads=None, default_head_dim=None, default_max=2048),
         "norm": "layer_plain",
         "norm_eps": 1e-5,  # whatever the file says
-        "qkv_bias": bias,
-        "attention_out_bias": bias,
+        **attention_biases(config),
     }
 
 
@@ -33,15 +31,13 @@ def _refuse_clip(config: ModelValues) -> None:
 
 def _normed(config: ModelValues, default_max: int) -> dict[str, Any]:
     """Read what all later than 1 share: norms of queries and keys over all heads together."""
-    bias = config.flag("attention_bias", False)
     return {
         **rotary(
             config, default_heads=None, default_head_dim=None, default_max=default_max, eps=("rms_norm_eps", 1e-5)
         ),
         "qk_norm": True,
         "qk_norm_over": "width",
-        "qkv_bias": bias,
-        "attention_out_bias": bias,
+        **attention_biases(config),
     }
 
 

@@ -133,7 +133,7 @@ CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "falcon-shared": lambda: transformers.FalconConfig(**FALCON, multi_query=False),
     "seed-oss": lambda: transformers.SeedOssConfig(**LLAMA, head_dim=32, attention_out_bias=True, mlp_bias=True),
     "ernie": lambda: transformers.Ernie4_5Config(**LLAMA, head_dim=32, use_bias=True),
-    "cohere": lambda: transformers.CohereConfig(**{**LLAMA, "eos_token_id": 306}, attention_bias=True),
+    "cohere": lambda: transformers.CohereConfig(**LLAMA, attention_bias=True),
     "cohere2": lambda: transformers.Cohere2Config(**LLAMA, sliding_window=13, layer_types=list(MIXED)),
     "starcoder2": lambda: transformers.Starcoder2Config(**LLAMA, sliding_window=13),
     "exaone4": lambda: transformers.Exaone4Config(**LLAMA, sliding_window=13, layer_types=list(MIXED)),

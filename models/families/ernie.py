@@ -13,7 +13,7 @@ from .family import EXPERT_KEYS, KEYS, Family
 
 # Of published files: training, and layers that predict further tokens.
 _UNUSED = {"moe_capacity", "num_nextn_predict_layers"}
-_FIXED = {"moe_gate": "topk", "moe_use_aux_free": True, "use_bias": False}
+_FIXED = {"moe_gate": "topk", "moe_gate_act": "softmax", "moe_use_aux_free": True, "use_bias": False}
 _LEAST_SUM = 1e-9  # which a sum of picked scores does not fall below
 
 

@@ -93,8 +93,8 @@ class Architecture:
     """L, longest sequence that the model supports"""
     family: str = "llama"
     """the model family whose names a checkpoint's tensors have (docs/models.md)"""
-    norm: Literal["rms", "layer"] = "rms"
-    """RMSNorm or LayerNorm"""
+    norm: Literal["rms", "layer", "layer_scale", "layer_plain"] = "rms"
+    """RMSNorm or LayerNorm; layer_scale: LayerNorm without bias (Cohere), layer_plain: without weight too (OLMo)"""
     norms: Literal["before", "after", "both", "parallel", "shared"] = "before"
     """where norms stand: before attention and feed-forward, after, both; parallel, shared: both read one input"""
     norm_eps: float = 1e-5
@@ -106,8 +106,8 @@ class Architecture:
     rope_scaling: RopeScaling | None = None
     rotary_dim: int | None = None
     """elements of a head that turn, its first; the others stay (Phi, GLM); null: all"""
-    activation: Literal["silu", "gelu", "gelu_tanh", "relu"] = "silu"
-    """activation function of the feed-forward block"""
+    activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"] = "silu"
+    """activation function of the feed-forward block; relu2: the square of relu (Nemotron)"""
     gated_ffn: bool = True
     """a gate beside the up projection (SwiGLU)"""
     qkv_bias: bool = False
@@ -140,6 +140,8 @@ class Architecture:
     """logits become cap * tanh(logit / cap) (Gemma 2); null: they stay"""
     tie_embeddings: bool = False
     """the head shares the embedding's weights"""
+    head_bias: bool = False
+    """bias on the logits (Phi)"""
     experts: ExpertsConfig | None = None  # in place of feed-forward blocks, unless `layers` say otherwise
     latent: LatentConfig | None = None  # of attention; null: keys and values of their own. It sets head_dim
     bos_token_id: int | None = None

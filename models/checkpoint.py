@@ -259,7 +259,7 @@ def _further_layers(arch: Architecture) -> Callable[[str], bool]:
 
     def is_further(name: str) -> bool:
         found = layer.match(name)
-        return names.further_layers and found is not None and int(found[1]) >= arch.num_layers
+        return names.further_layers and (name.startswith("mtp_") if found is None else int(found[1]) >= arch.num_layers)
 
     return is_further
 

@@ -123,11 +123,16 @@ def _relu(x: Tensor) -> Tensor:
     return F.relu(x)
 
 
+def _relu2(x: Tensor) -> Tensor:
+    return F.relu(x).square_()
+
+
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": _silu,
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
     "relu": _relu,
+    "relu2": _relu2,
 }
 
 

@@ -11,7 +11,7 @@ from ..conf.architecture import Architecture
 from ..conf.errors import ConfigError, nearest
 from .families import FAMILIES
 from .families.family import Family
-from .names import Names
+from .names import Names, weight_of
 
 
 def names_of(arch: Architecture) -> Names:
@@ -41,12 +41,13 @@ def tensor_shapes(arch: Architecture, names: Names | None = None) -> dict[str, t
         for name, out_size in parts:
             widths[name] = widths.get(name, 0) + out_size
         for name, out_size in widths.items():
-            shapes[f"{prefix}{name}.weight"] = (in_size, out_size) if names.transposed else (out_size, in_size)
+            shapes[prefix + weight_of(name)] = (in_size, out_size) if names.transposed else (out_size, in_size)
             if bias:
                 shapes[f"{prefix}{name}.bias"] = (out_size,)
 
     def norm(name: str) -> None:
-        shapes[f"{name}.weight"] = (H,)
+        if arch.norm != "layer_plain":
+            shapes[f"{name}.weight"] = (H,)
         if arch.norm == "layer":
             shapes[f"{name}.bias"] = (H,)
 
@@ -96,17 +97,20 @@ def tensor_shapes(arch: Architecture, names: Names | None = None) -> dict[str, t
                 shapes[f"{of}gate_up_proj_bias[{e}]"] = (2 * arch.expert_size,)
                 shapes[f"{of}down_proj[{e}]"], shapes[f"{of}down_proj_bias[{e}]"] = (arch.expert_size, H), (H,)
                 continue
-            own_prefix = names.expert.format(e)
-            linear([(own_prefix + name, arch.expert_size) for name in (names.expert_gate, names.expert_up)], H, False)
-            linear([(own_prefix + names.expert_down, H)], arch.expert_size, False)
+            gate, up, down = names.of_expert(e)
+            linear([(gate, arch.expert_size), (up, arch.expert_size)], H, False)
+            linear([(down, H)], arch.expert_size, False)
         if size := experts.shared_ffn_size:
-            linear([(names.shared + name, size) for name in (names.expert_gate, names.expert_up)], H, False)
-            linear([(names.shared + names.expert_down, H)], size, False)
+            gate, up, down = names.of_shared
+            linear([(gate, size), (up, size)], H, False)
+            linear([(down, H)], size, False)
         if experts.shared_gate:
             shapes[prefix + names.shared_gate] = (1, H)
     norm(names.final_norm)
     if not arch.tie_embeddings:
         shapes[names.head] = (arch.vocab_size, H)
+    if arch.head_bias:
+        shapes[names.head_bias] = (arch.vocab_size,)
     return shapes
 
 
@@ -123,11 +127,9 @@ def expert_weights(names: Names, prefix: str, count: int) -> tuple[list[str], li
         of = prefix + names.fused_experts
         gate_up, down = ([f"{of}{part}[{e}]" for e in range(count)] for part in ("gate_up_proj", "down_proj"))
         return gate_up, down
-    experts = [prefix + names.expert.format(e) for e in range(count)]
-    gate, up, down_name = names.of_expert
-    return [f"{own}{name}.weight" for own in experts for name in (gate, up)], [
-        f"{own}{down_name}.weight" for own in experts
-    ]
+    experts = [names.of_expert(e) for e in range(count)]
+    gate_up = [prefix + weight_of(name) for own in experts for name in own[:2]]
+    return gate_up, [prefix + weight_of(own[2]) for own in experts]
 
 
 def linear_weights(arch: Architecture) -> dict[str, bool]:
@@ -135,7 +137,7 @@ def linear_weights(arch: Architecture) -> dict[str, bool]:
     names = names_of(arch)
     rows = {names.embedding, names.head}  # as torch has them in every family
     return {
-        name: (names.transposed and name not in rows) or name.endswith("]")  # of all experts in one tensor
+        name: names.fused_experts != "" if name.endswith("]") else names.transposed and name not in rows
         for name, shape in tensor_shapes(arch).items()
         if len(shape) == 2 and name != names.positions
     }
@@ -148,7 +150,10 @@ def deciding_keys(arch: Architecture, name: str) -> str:
     """
 
     def shape(arch: Architecture) -> tuple[int, ...] | None:
-        return next((shape for full, shape in tensor_shapes(arch).items() if full.endswith(name)), None)
+        for full, shape in tensor_shapes(arch).items():
+            if full.endswith(name) or full.partition("[")[0].endswith(name):
+                return shape
+        return None
 
     last = max(map(int, re.findall(r"\.(\d+)\.", f".{name}")), default=0)
     keys: dict[str, None] = {}

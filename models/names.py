@@ -45,7 +45,7 @@ class Names:
     down: str
     router: str = "mlp.gate"
     correction: str = "mlp.gate.e_score_correction_bias"
-    expert: str = "mlp.experts.{}."  # prefix of an expert's tensors, with {} for the expert's number
+    expert: str = "mlp.experts.{}."  # prefix of an expert's tensors, with {} for its number; in the names where empty
     expert_gate: str = "gate_proj"
     expert_up: str = "up_proj"
     expert_down: str = "down_proj"
@@ -62,9 +62,24 @@ class Names:
     norm_offset: float = 0.0  # of norm weights: those of the checkpoint lack it (Gemma)
 
     @property
-    def of_expert(self) -> tuple[str, str, str]:
-        """An expert's gate, up and down projection."""
-        return self.expert_gate, self.expert_up, self.expert_down
+    def head_bias(self) -> str:
+        """The bias of the logits."""
+        return self.head.removesuffix("weight") + "bias"
+
+    @property
+    def of_shared(self) -> tuple[str, str, str]:
+        """The shared expert's gate, up and down projection."""
+        return self.shared + self.expert_gate, self.shared + self.expert_up, self.shared + self.expert_down
+
+    def of_expert(self, e: int) -> tuple[str, str, str]:
+        """Return an expert's gate, up and down projection."""
+        gate, up, down = ((self.expert + own).format(e) for own in (self.expert_gate, self.expert_up, self.expert_down))
+        return gate, up, down
+
+
+def weight_of(name: str) -> str:
+    """Return the name of a projection's weight; `NAME[3]`, a part of a tensor, is one itself."""
+    return name if name.endswith("]") else f"{name}.weight"
 
 
 LLAMA = Names(

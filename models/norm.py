@@ -24,12 +24,23 @@ class RMSNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """Computes (x - mean(x)) / std(x) * weight + bias over the last dimension."""
+    """Computes (x - mean(x)) / std(x) * weight + bias over the last dimension, where the model has the two."""
 
-    def __init__(self, size: int, eps: float, kernels: Kernels, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        size: int,
+        eps: float,
+        kernels: Kernels,
+        *,
+        has_weight: bool,
+        has_bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(size, dtype=dtype, device=device))
-        self.bias = nn.Parameter(torch.empty(size, dtype=dtype, device=device))
+        weight, bias = (make(size, dtype=dtype, device=device) for make in (torch.ones, torch.zeros))
+        self.weight = nn.Parameter(weight) if has_weight else weight
+        self.bias = nn.Parameter(bias) if has_bias else bias
         self.kernels = kernels
         self.eps = eps
 
@@ -40,5 +51,9 @@ class LayerNorm(nn.Module):
 
 def make_norm(arch: Architecture, kernels: Kernels, *, dtype: torch.dtype, device: torch.device) -> RMSNorm | LayerNorm:
     """Make the norm that `arch` names, over the hidden size."""
-    kind = RMSNorm if arch.norm == "rms" else LayerNorm
-    return kind(arch.hidden_size, arch.norm_eps, kernels, dtype=dtype, device=device)
+    if arch.norm == "rms":
+        return RMSNorm(arch.hidden_size, arch.norm_eps, kernels, dtype=dtype, device=device)
+    has_weight, has_bias = arch.norm != "layer_plain", arch.norm == "layer"
+    return LayerNorm(
+        arch.hidden_size, arch.norm_eps, kernels, has_weight=has_weight, has_bias=has_bias, dtype=dtype, device=device
+    )

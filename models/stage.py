@@ -138,12 +138,15 @@ class Stage(nn.Module):
         self._embedding_scale = torch.tensor(arch.embedding_scale, dtype=dtype).item()
         self.final_norm: nn.Module | None = None
         self.head: LMHead | None = None
+        self.head_bias: nn.Parameter | None = None
         if self.mesh.is_last:
             self.final_norm = make_norm(arch, own, dtype=dtype, device=device)
             self.head = LMHead(H, arch.vocab_size, dtype=dtype, groups=groups, format=formats.head)
             if arch.tie_embeddings and self.embedding is not None:
                 assert isinstance(self.embedding, VocabParallelEmbedding), "the head holds a slice of the vocabulary"
                 self.head.tie(self.embedding)
+            if arch.head_bias:
+                self.head_bias = nn.Parameter(torch.empty(arch.vocab_size, device=device))
         self.requires_grad_(False)
         self.eval()
 
@@ -258,6 +261,8 @@ class Stage(nn.Module):
         if self.head is None or self.final_norm is None:
             return x_TH if added_TH is None else x_TH.add_(added_TH)
         logits: torch.Tensor = self.head(self.final_norm(x_TH, added_TH))
+        if self.head_bias is not None:
+            logits.add_(self.head_bias)
         if self.arch.logit_scale != 1.0:
             logits.mul_(self.arch.logit_scale)
         if (cap := self.arch.logit_softcap) is not None:

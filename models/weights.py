@@ -23,7 +23,7 @@ from .experts.block import Experts
 from .experts.routed import RoutedExperts
 from .latent_attention import LatentAttention
 from .layout import names_of, norm_places
-from .names import Names
+from .names import Names, weight_of
 from .quantization.matrices import converted
 from .stage import Stage
 
@@ -178,6 +178,8 @@ def plan_pieces(stage: Stage) -> Iterator[Piece]:
     if stage.head is not None and not (arch.tie_embeddings and stage.embedding is not None):
         name = names.embedding if arch.tie_embeddings else names.head
         yield from _vocab_rows(name, stage.head, arch, mesh)
+    if stage.head_bias is not None:
+        yield Piece(names.head_bias, stage.head_bias[None])
 
 
 def _vocab_rows(name: str, layer: Layer, arch: Architecture, mesh: Mesh) -> Iterator[Piece]:
@@ -273,17 +275,18 @@ def _expert_pieces(ffn: Experts, names: Names, prefix: str, arch: Architecture, 
     if names.fused_experts:
         yield from _fused_pieces(routed, prefix + names.fused_experts, first)
     for e in range(0 if names.fused_experts else routed.count):
-        own, (gate_up, down) = prefix + names.expert.format(routed.first + e), routed.weights(e)
-        for i, name in enumerate((names.expert_gate, names.expert_up)):
+        own, (gate_up, down) = names.of_expert(routed.first + e), routed.weights(e)
+        for i, name in enumerate(own[:2]):
 
             def of_half(matrix: torch.Tensor, i: int = i) -> torch.Tensor:
                 return matrix[None, i * F : (i + 1) * F]
 
-            yield Piece(f"{own}{name}.weight", _of(gate_up, of_half), row=first)
-        yield Piece(f"{own}{names.expert_down}.weight", _of(down, _alone), column=first)
+            before = i * arch.expert_size if own[0] == own[1] else 0  # rows of the gate, in one tensor with up
+            yield Piece(prefix + weight_of(name), _of(gate_up, of_half), row=before + first)
+        yield Piece(prefix + weight_of(own[2]), _of(down, _alone), column=first)
     if ffn.shared is not None:
         assert isinstance(ffn.shared, FeedForward)
-        shared = tuple(f"{prefix}{names.shared}{name}" for name in names.of_expert)
+        shared = tuple(prefix + name for name in names.of_shared)
         yield from _ffn_pieces(ffn.shared, shared, arch, mesh.tp_rank, names.transposed)
     if ffn.shared_gate is not None:
         yield Piece(prefix + names.shared_gate, ffn.shared_gate[None])

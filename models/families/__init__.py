@@ -5,7 +5,11 @@ The readers go by the rules of transformers 5. A feature that this package does 
 
 from __future__ import annotations
 
+from .cohere import COHERE
 from .deepseek import DEEPSEEK
+from .dots1 import DOTS1
+from .ernie import ERNIE, ERNIE_MOE
+from .exaone4 import EXAONE4
 from .falcon import FALCON, FALCON2
 from .family import Family, Reader
 from .gemma import GEMMA2, GEMMA3
@@ -13,24 +17,28 @@ from .glm import GLM, GLM4, GLM4_MOE
 from .gpt2 import GPT2
 from .gpt_neox import GPT_NEOX
 from .gpt_oss import GPT_OSS
-from .granite import GRANITE
+from .granite import GRANITE, GRANITE_MOE
 from .internlm2 import INTERNLM2
-from .llama import LLAMA
+from .llama import ARCEE, LLAMA, SEED_OSS
 from .minicpm import MINICPM
 from .minimax import MINIMAX_M2
 from .mistral import MISTRAL, MIXTRAL
-from .olmo import OLMO2
+from .nemotron import NEMOTRON
+from .olmo import OLMO, OLMO2, OLMOE
+from .phi import PHI
 from .phi3 import PHI3
 from .qwen import QWEN2, QWEN3, QWEN_MOE
 from .smollm3 import SMOLLM3
 from .stablelm import STABLELM
+from .starcoder2 import STARCODER2
 
 FAMILIES: dict[str, Family] = {
     each.name: each
     for each in (
         *(LLAMA, MISTRAL, QWEN2, QWEN3, GPT2, GEMMA2, GEMMA3, PHI3, OLMO2, GRANITE, SMOLLM3, STABLELM, GLM, GLM4),
         *(GPT_NEOX, FALCON, FALCON2, INTERNLM2, MINICPM, MIXTRAL, QWEN_MOE, DEEPSEEK),
-        *(GLM4_MOE, MINIMAX_M2, GPT_OSS),
+        *(GLM4_MOE, MINIMAX_M2, GPT_OSS, SEED_OSS, ERNIE, COHERE, STARCODER2, EXAONE4, NEMOTRON, OLMO, OLMOE, ARCEE),
+        *(DOTS1, ERNIE_MOE, GRANITE_MOE, PHI),
     )
 }
 READERS: dict[str, tuple[Family, Reader]] = {
@@ -40,4 +48,9 @@ NAME_BY_MODEL_TYPE = {kind: name for family in FAMILIES.values() for kind, name 
 TEXT_MODELS = {name: kind for family in FAMILIES.values() for name, kind in family.text_of.items()}
 NOT_MODELLED = {
     "Qwen3NextForCausalLM": "linear attention, which needs a state for each request beside the KV cache",
+    "HunYuanDenseV1ForCausalLM": "norms of queries and keys after they have turned",
+    "HunYuanMoEV1ForCausalLM": "norms of queries and keys after they have turned",
+    "BloomForCausalLM": "ALiBi, and a norm of the embeddings",
+    "GPTJForCausalLM": "a reader of its own keys; no field is missing",
+    "OPTForCausalLM": "learned positions that begin at 2",
 }

@@ -10,9 +10,10 @@ from ...conf.architecture import LayerKind
 from ...conf.errors import ConfigError, nearest
 from ...conf.experts import ExpertsConfig
 from ..model_config import ModelValues
-from ..rotary_config import RopeKeys, read_rope
+from ..rotary_config import Rope, RopeKeys, read_rope
 
-_ACTIVATIONS: dict[str, Literal["silu", "gelu", "gelu_tanh", "relu"]] = {
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
+_ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
@@ -23,6 +24,7 @@ _ACTIVATIONS: dict[str, Literal["silu", "gelu", "gelu_tanh", "relu"]] = {
     "gelu_python_tanh": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
+    "relu2": "relu2",
 }
 # What transformers ignores when it computes logits: notes, training, sampling defaults, other heads.
 _HARMLESS = """
@@ -42,6 +44,7 @@ _HARMLESS = """
     tf_legacy_loss tokenizer_class tokenizer_model_max_length tokenizer_padding_side top_k top_p torch_dtype
     torchscript transformers.js_config transformers_version typical_p unk_token unsloth_fixed unsloth_version
     output_router_logits router_aux_loss_coef router_jitter_noise use_bfloat16 use_cache xla_device
+    embedding_dropout residual_dropout
 """
 HARMLESS = frozenset(_HARMLESS.split())
 
@@ -49,13 +52,18 @@ HARMLESS = frozenset(_HARMLESS.split())
 _ROPE = RopeKeys()
 
 
-def activation(config: ModelValues, key: str, default: str) -> Literal["silu", "gelu", "gelu_tanh", "relu"]:
+def activation(config: ModelValues, key: str, default: str) -> Activation:
     """Read the activation function of the feed-forward block."""
     name = str(config.values.get(key, default))
     config.asked.add(key)
     if name not in _ACTIVATIONS:
         raise ConfigError(f"{config.path}: {key}={name}: not supported{nearest(name, _ACTIVATIONS)}")
     return _ACTIVATIONS[name]
+
+
+def attention_biases(config: ModelValues, key: str = "attention_bias", *, default: bool = False) -> dict[str, Any]:
+    """Read the key that says whether attention's projections have biases, all or none."""
+    return dict.fromkeys(("qkv_bias", "attention_out_bias"), config.flag(key, default))
 
 
 def rotary(
@@ -152,7 +160,12 @@ def by_layer(config: ModelValues, count: int, default: Callable[[int], str], win
 
 
 def windows(
-    config: ModelValues, fields: dict[str, Any], window: int | None, slides: Callable[[int], bool]
+    config: ModelValues,
+    fields: dict[str, Any],
+    window: int | None,
+    slides: Callable[[int], bool],
+    *,
+    full_turns: bool = True,
 ) -> dict[str, Any]:
     """Return the fields that say which layers have a window.
 
@@ -161,12 +174,13 @@ def windows(
         fields: of the architecture, as read so far.
         window: of layers with sliding attention.
         slides: whether the layer of an index has it, without `layer_types`.
+        full_turns: layers with full attention have rotary positions too.
     """
     found = by_layer(
         config, fields["num_layers"], lambda i: "sliding_attention" if slides(i) else "full_attention", window
     )
     turning = {"rope_theta": fields["rope_theta"], "rope_scaling": fields["rope_scaling"]}
-    return layers(LayerKind(window=each, **turning) for each in found)
+    return layers(LayerKind(window=each, rope=full_turns or each is not None, **turning) for each in found)
 
 
 def layers(kinds: Iterable[LayerKind]) -> dict[str, Any]:
@@ -178,24 +192,88 @@ def layers(kinds: Iterable[LayerKind]) -> dict[str, Any]:
     return {"sliding_window": one.window, "rope_theta": one.rope_theta, "rope_scaling": one.rope_scaling}
 
 
-def experts(config: ModelValues, *, default: int, default_picked: int, **rule: Any) -> ExpertsConfig:
+def without_ropes(config: ModelValues) -> ModelValues:
+    """Return the values but for rotary positions. What is asked of them counts as asked of `config`."""
+    own = ModelValues(config.path, {k: v for k, v in config.values.items() if not k.startswith("rope_")})
+    own.asked = config.asked
+    return own
+
+
+def ropes_by_kind(config: ModelValues) -> tuple[ModelValues, ModelValues]:
+    """Return what says how layers with full attention turn, and those with a window."""
+    by_kind, old = config.part("rope_parameters"), config.part("rope_scaling")
+    full, sliding = (by_kind.part(kind) for kind in ("full_attention", "sliding_attention"))
+    by_kind.refuse_others(())
+    full.values = (full.values or {"rope_type": "default"}) | old.values
+    return full, sliding
+
+
+def layers_with_ropes(found: Iterable[int | None], full: Rope, sliding: Rope) -> dict[str, Any]:
+    """Return the fields of layers of these windows, which turn by `sliding`, and by `full` where there is none."""
+    kinds = [(window, full if window is None else sliding) for window in found]
+    return layers(LayerKind(window=w, rope_theta=rope.theta, rope_scaling=rope.scaling) for w, rope in kinds)
+
+
+def experts(
+    config: ModelValues,
+    keys: tuple[str, str] | None = None,
+    /,
+    *,
+    default: int,
+    default_picked: int | None,
+    **rule: Any,
+) -> ExpertsConfig:
     """Read the experts of a model.
 
     Args:
         config: the file.
+        keys: of their number and of those picked, where these have names of the family.
         default: their number, where the file does not say.
         default_picked: of a token, the same.
         rule: the other fields.
     """
     if activation(config, "hidden_act", "silu") != "silu":
         raise config.unsupported(f"hidden_act={config.get('hidden_act')} in a model of experts")
-    picked = config.positive("num_experts_per_tok", default_picked)
-    key = config.first("num_experts", "n_routed_experts", "num_local_experts")
+    key, key_picked = keys or (
+        config.first("num_experts", "n_routed_experts", "num_local_experts"),
+        "num_experts_per_tok",
+    )
+    picked = config.positive(key_picked, default_picked)
     try:
         return ExpertsConfig(num_experts=config.positive(key, default), experts_per_token=picked, **rule)
     except ConfigError as error:
-        keys = (key, "num_experts_per_tok", *(name for name in ("n_group", "topk_group") if name in config.asked))
-        raise ConfigError(f"{config.path}: {error} ({', '.join(keys)})") from error
+        named = (key, key_picked, *(name for name in ("n_group", "topk_group") if name in config.asked))
+        raise ConfigError(f"{config.path}: {error} ({', '.join(named)})") from error
+
+
+def experts_in_groups(
+    config: ModelValues, *, default: int, default_picked: int | None, normalized: bool, width: int, shared: int
+) -> ExpertsConfig:
+    """Read experts that are picked by sigmoids with corrections, from the best groups (DeepSeek V3).
+
+    Args:
+        config: the file.
+        default: as of `experts`.
+        default_picked: the same.
+        normalized: the default of `norm_topk_prob`.
+        width: inner width of an expert.
+        shared: inner width of the shared one.
+    """
+    return experts(
+        config,
+        default=default,
+        default_picked=default_picked,
+        scores="sigmoid",
+        correction_bias=True,
+        groups=config.positive("n_group", 1),
+        top_groups=config.positive("topk_group", 1),
+        group_score="two_highest",
+        normalized=config.flag("norm_topk_prob", normalized),
+        scale=config.number("routed_scaling_factor", 1.0),
+        ffn_size=width,
+        shared_ffn_size=shared,
+        router_float32=True,
+    )
 
 
 def layers_of_experts(fields: dict[str, Any], has_experts: Callable[[int], bool]) -> dict[str, Any]:

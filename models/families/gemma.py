@@ -11,7 +11,7 @@ from ...conf.errors import ConfigError
 from ..model_config import ModelValues
 from ..names import LLAMA
 from ..rotary_config import RopeKeys, read_scaling
-from .common import by_layer, layers, rotary
+from .common import attention_biases, by_layer, layers, layers_with_ropes, ropes_by_kind, rotary, without_ropes
 from .family import Family
 
 _SIZES = {
@@ -40,14 +40,13 @@ def _gemma(config: ModelValues, *, vocab_size: int, default_max: int, rope: Rope
         tied=True,
         sizes=_SIZES | {"vocab_size": vocab_size},
     )
-    hidden, heads, bias = fields["hidden_size"], fields["num_heads"], config.flag("attention_bias", False)
+    hidden, heads = fields["hidden_size"], fields["num_heads"]
     if hidden % heads:
         raise ConfigError(f"{config.path}: num_attention_heads={heads}: must divide hidden_size={hidden}")
     width = config.positive("query_pre_attn_scalar", 256)
     return fields | {
         "norms": "both",
-        "qkv_bias": bias,
-        "attention_out_bias": bias,
+        **attention_biases(config),
         "attention_scale": None if width == fields["head_dim"] else width**-0.5,
         "embedding_scale": hidden**0.5,
     }
@@ -70,31 +69,17 @@ def _gemma2(config: ModelValues) -> dict[str, Any]:
 
 
 def _gemma3(config: ModelValues) -> dict[str, Any]:
-    own = ModelValues(config.path, {k: v for k, v in config.values.items() if not k.startswith("rope_")})
+    own = without_ropes(config)
     fields = _gemma(own, vocab_size=262208, default_max=131072, rope=_FULL)
     fields["logit_softcap"] = own.number_or_null("final_logit_softcapping")
     pattern = own.positive("sliding_window_pattern", 6)
     config.asked.add("_sliding_window_pattern")  # transformers writes and ignores it
     found = _windows(own, fields, lambda i: (i + 1) % pattern != 0)
-    config.asked |= own.asked
     full, sliding = (
         read_scaling(config, rope, keys, max_position=fields["max_position"])
-        for rope, keys in zip(_ropes(config), (_FULL, _SLIDING), strict=True)
+        for rope, keys in zip(ropes_by_kind(config), (_FULL, _SLIDING), strict=True)
     )
-    kinds = [(window, full if window is None else sliding) for window in found]
-    return fields | {
-        "qk_norm": True,
-        **layers(LayerKind(window=w, rope_theta=rope.theta, rope_scaling=rope.scaling) for w, rope in kinds),
-    }
-
-
-def _ropes(config: ModelValues) -> tuple[ModelValues, ModelValues]:
-    """Return what says how layers with full attention turn, and those with a window."""
-    by_kind, old = config.part("rope_parameters"), config.part("rope_scaling")
-    full, sliding = (by_kind.part(kind) for kind in ("full_attention", "sliding_attention"))
-    by_kind.refuse_others(())
-    full.values = (full.values or {"rope_type": "default"}) | old.values
-    return full, sliding
+    return fields | {"qk_norm": True} | layers_with_ropes(found, full, sliding)
 
 
 _GEMMA = replace(

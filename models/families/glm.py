@@ -8,7 +8,7 @@ from typing import Any
 from ..model_config import ModelValues
 from ..names import LLAMA
 from ..rotary_config import RopeKeys
-from .common import experts, layers_of_experts, rotary
+from .common import experts_in_groups, layers_of_experts, rotary
 from .family import EXPERT_KEYS, Family
 
 
@@ -46,22 +46,18 @@ def _glm4_moe(config: ModelValues) -> dict[str, Any]:
         eps=("rms_norm_eps", 1e-5),
     )
     width = config.positive("moe_intermediate_size", 1408)
-    rule = {
-        "scores": "sigmoid",
-        "correction_bias": True,
-        "groups": config.positive("n_group", 1),
-        "top_groups": config.positive("topk_group", 1),
-        "group_score": "two_highest",
-        "normalized": config.flag("norm_topk_prob", True),
-        "scale": config.number("routed_scaling_factor", 1.0),
-        "ffn_size": width,
-        "shared_ffn_size": config.positive("n_shared_experts", 1) * width,
-        "router_float32": True,
-    }
+    of = experts_in_groups(
+        config,
+        default=128,
+        default_picked=8,
+        normalized=True,
+        width=width,
+        shared=config.positive("n_shared_experts", 1) * width,
+    )
     fields |= {
         "qkv_bias": config.flag("attention_bias", False),
         "qk_norm": config.flag("use_qk_norm", False),
-        "experts": experts(config, default=128, default_picked=8, **rule),
+        "experts": of,
     }
     dense = config.integer("first_k_dense_replace", 1)
     return layers_of_experts(fields, lambda i: i >= dense)

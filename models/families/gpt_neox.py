@@ -8,7 +8,7 @@ from ...conf.errors import ConfigError
 from ..model_config import ModelValues
 from ..names import Names
 from ..rotary_config import RopeKeys
-from .common import rotary
+from .common import attention_biases, rotary
 from .family import Family
 
 _ROPE = RopeKeys(theta="rotary_emb_base", turned="rotary_pct", default_turned=0.25)
@@ -29,15 +29,14 @@ def _gpt_neox(config: ModelValues) -> dict[str, Any]:
         act=("hidden_act", "gelu"),
     )
     config.asked |= own.asked - foreign
-    heads, hidden, bias = fields["num_heads"], fields["hidden_size"], config.flag("attention_bias", True)
+    heads, hidden = fields["num_heads"], fields["hidden_size"]
     if hidden % heads:
         raise ConfigError(f"{config.path}: num_attention_heads={heads}: must divide hidden_size={hidden}")
     return fields | {
         "norm": "layer",
         "norms": "parallel" if config.flag("use_parallel_residual", True) else "before",
         "gated_ffn": False,
-        "qkv_bias": bias,
-        "attention_out_bias": bias,
+        **attention_biases(config, default=True),
         "ffn_bias": True,
     }
 

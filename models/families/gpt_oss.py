@@ -8,7 +8,7 @@ from typing import Any
 from ..model_config import ModelValues
 from ..names import LLAMA
 from ..rotary_config import RopeKeys
-from .common import experts, rotary, windows
+from .common import attention_biases, experts, rotary, windows
 from .family import KEYS, Family
 
 
@@ -19,7 +19,6 @@ def _gpt_oss(config: ModelValues) -> dict[str, Any]:
         raise config.wrong("rope_scaling", "given")
     rope = RopeKeys(default_theta=150000.0)
     fields = rotary(config, default_heads=8, default_head_dim=64, default_max=131072, rope=rope)
-    bias = config.flag("attention_bias", True)
     rule = {
         "router_bias": True,
         "clamp": config.number("swiglu_limit", 7.0),
@@ -28,8 +27,7 @@ def _gpt_oss(config: ModelValues) -> dict[str, Any]:
     }
     fields |= {
         "norm_eps": config.number("rms_norm_eps", 1e-5),
-        "qkv_bias": bias,
-        "attention_out_bias": bias,
+        **attention_biases(config, default=True),
         "attention_sinks": True,
         "experts": experts(config, default=128, default_picked=4, **rule),
     }

@@ -1,21 +1,30 @@
-"""Granite 3: a LLaMA with multipliers of embeddings, scores, what layers add, and logits."""
+"""Granite 3, dense and of experts: a LLaMA with multipliers of embeddings, scores, what layers add, and logits."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ..model_config import ModelValues
-from .common import rotary
-from .family import Family
+from ..names import LLAMA
+from .common import attention_biases, experts, rotary
+from .family import KEYS, Family
 
 
 def _granite(config: ModelValues) -> dict[str, Any]:
-    bias = config.flag("attention_bias", False)
+    return _scaled(config) | {"ffn_bias": config.flag("mlp_bias", False)}
+
+
+def _granite_moe(config: ModelValues) -> dict[str, Any]:
+    return _scaled(config) | {
+        "experts": experts(config, ("num_local_experts", "num_experts_per_tok"), default=8, default_picked=2)
+    }
+
+
+def _scaled(config: ModelValues) -> dict[str, Any]:
     return {
         **rotary(config, default_heads=None, default_head_dim=None, default_max=2048),
-        "qkv_bias": bias,
-        "attention_out_bias": bias,
-        "ffn_bias": config.flag("mlp_bias", False),
+        **attention_biases(config),
         "embedding_scale": config.number("embedding_multiplier", 1.0),
         "residual_scale": config.number("residual_multiplier", 1.0),
         "attention_scale": config.number("attention_multiplier", 1.0),
@@ -28,5 +37,22 @@ GRANITE = Family(
     readers={"GraniteForCausalLM": _granite},
     model_types={"granite": "GraniteForCausalLM"},
     about="Granite 3.0 to 3.3, dense",
-    refused="Granite MoE and hybrids with Mamba",
+    refused="hybrids with Mamba",
+)
+_GATE_UP = "block_sparse_moe.input_linear.weight[{}]"
+GRANITE_MOE = Family(
+    name="granite-moe",
+    readers={"GraniteMoeForCausalLM": _granite_moe},
+    model_types={"granitemoe": "GraniteMoeForCausalLM"},
+    names=replace(
+        LLAMA,
+        router="block_sparse_moe.router.layer",
+        expert="",
+        expert_gate=_GATE_UP,
+        expert_up=_GATE_UP,
+        expert_down="block_sparse_moe.output_linear.weight[{}]",
+    ),
+    keys=KEYS | {"experts.num_experts": "num_local_experts"},
+    about="Granite 3.0 and 3.1 1B-A400M and 3B-A800M, PowerMoE",
+    refused="a shared expert, hybrids with Mamba",
 )

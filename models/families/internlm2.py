@@ -9,16 +9,14 @@ from typing import Any
 
 from ..model_config import ModelValues
 from ..names import Names
-from .common import rotary
+from .common import attention_biases, rotary
 from .family import Family
 
 
 def _internlm2(config: ModelValues) -> dict[str, Any]:
-    bias = config.flag("bias", True)
     return {
         **rotary(config, default_heads=None, default_head_dim=None, default_max=2048),
-        "qkv_bias": bias,
-        "attention_out_bias": bias,
+        **attention_biases(config, "bias", default=True),
     }
 
 

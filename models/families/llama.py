@@ -1,20 +1,19 @@
-"""LLaMA 1 to 3, and models that were saved under its name (SmolLM2, Yi, Vicuna)."""
+"""LLaMA 1 to 3, models that were saved under its name (SmolLM2, Yi, Vicuna), Seed-OSS, AFM."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from ...conf.errors import ConfigError
 from ..model_config import ModelValues
-from .common import rotary
-from .family import Family
+from .common import attention_biases, rotary
+from .family import KEYS, Family
 
 
 def _llama(config: ModelValues) -> dict[str, Any]:
-    bias = config.flag("attention_bias", False)
     return {
         **rotary(config, default_heads=None, default_head_dim=None, default_max=2048),
-        "qkv_bias": bias,
-        "attention_out_bias": bias,
+        **attention_biases(config),
         "ffn_bias": config.flag("mlp_bias", False),
     }
 
@@ -24,4 +23,47 @@ LLAMA = Family(
     readers={"LlamaForCausalLM": _llama},
     model_types={"llama": "LlamaForCausalLM"},
     about="LLaMA 1 to 3, SmolLM2, Yi, Vicuna",
+)
+
+
+def _seed_oss(config: ModelValues) -> dict[str, Any]:
+    return {
+        **rotary(config, default_heads=8, default_head_dim=128, default_max=524288),
+        "qkv_bias": config.flag("attention_bias", True),
+        "attention_out_bias": config.flag("attention_out_bias", False),
+        "ffn_bias": config.flag("mlp_bias", False),
+    }
+
+
+def _arcee(config: ModelValues) -> dict[str, Any]:
+    fields = rotary(
+        config,
+        default_heads=None,
+        default_head_dim=None,
+        default_max=4096,
+        eps=("rms_norm_eps", 1e-5),
+        act=("hidden_act", "relu2"),
+    )
+    heads, hidden = fields["num_heads"], fields["hidden_size"]
+    if hidden % heads:
+        raise ConfigError(f"{config.path}: num_attention_heads={heads}: must divide hidden_size={hidden}")
+    return fields | {
+        "gated_ffn": False,
+        **attention_biases(config),
+        "ffn_bias": config.flag("mlp_bias", False),
+    }
+
+
+ARCEE = Family(
+    name="arcee",
+    readers={"ArceeForCausalLM": _arcee},
+    model_types={"arcee": "ArceeForCausalLM"},
+    about="AFM 4.5B",
+)
+SEED_OSS = Family(
+    name="seed-oss",
+    readers={"SeedOssForCausalLM": _seed_oss},
+    model_types={"seed_oss": "SeedOssForCausalLM"},
+    keys=KEYS | {"attention_out_bias": "attention_out_bias"},
+    about="Seed-OSS 36B",
 )

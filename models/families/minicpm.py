@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from ..model_config import ModelValues
-from .common import rotary
+from .common import attention_biases, rotary
 from .family import Family
 
 
 def _minicpm(config: ModelValues) -> dict[str, Any]:
     fields = rotary(config, default_heads=None, default_head_dim=None, default_max=2048, tied=True)
-    bias = config.flag("attention_bias", False)
     return fields | {
-        "qkv_bias": bias,
-        "attention_out_bias": bias,
+        **attention_biases(config),
         "embedding_scale": config.number("scale_emb", 1.0),
         "residual_scale": config.number("scale_depth", 1.0) / fields["num_layers"] ** 0.5,
         "logit_scale": config.number("dim_model_base", 1.0) / fields["hidden_size"],

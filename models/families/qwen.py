@@ -7,7 +7,7 @@ from typing import Any
 
 from ..model_config import ModelValues
 from ..names import LLAMA
-from .common import experts, layers_of_experts, rotary, windows
+from .common import attention_biases, experts, layers_of_experts, rotary, windows
 from .family import EXPERT_KEYS, Family
 
 
@@ -30,8 +30,7 @@ def _qwen3(config: ModelValues) -> dict[str, Any]:
 
 
 def _normed(config: ModelValues) -> dict[str, Any]:
-    bias = config.flag("attention_bias", False)
-    return {"qkv_bias": bias, "attention_out_bias": bias, "qk_norm": True}
+    return {**attention_biases(config), "qk_norm": True}
 
 
 def _qwen2_moe(config: ModelValues) -> dict[str, Any]:

@@ -7,12 +7,11 @@ from typing import Any
 from ...conf.architecture import LayerKind
 from ..model_config import ModelValues
 from ..rotary_config import RopeKeys
-from .common import by_layer, layers, rotary
+from .common import attention_biases, by_layer, layers, rotary
 from .family import Family
 
 
 def _smollm3(config: ModelValues) -> dict[str, Any]:
-    bias = config.flag("attention_bias", False)
     fields = rotary(
         config,
         default_heads=4,
@@ -34,8 +33,7 @@ def _smollm3(config: ModelValues) -> dict[str, Any]:
     turning = {"rope_theta": fields["rope_theta"], "rope_scaling": fields["rope_scaling"]}
     kinds = zip(found, turns, strict=True)
     return fields | {
-        "qkv_bias": bias,
-        "attention_out_bias": bias,
+        **attention_biases(config),
         "ffn_bias": config.flag("mlp_bias", False),
         **layers(LayerKind(window=own, rope=bool(turn), **turning) for own, turn in kinds),
     }

@@ -92,7 +92,7 @@ def model_formats(
             fc1 = _common([of(name) for name in gate_up], H)
             fc2 = _common([of(name) for name in down], arch.expert_size // (1 if whole_experts else tp))
             fc1, fc2 = (fc1, fc2) if fc1 and fc2 else (None, None)
-            gate, up, down_name = (names.shared + name for name in names.of_expert)
+            gate, up, down_name = names.of_shared
             size = arch.experts.shared_ffn_size
             shared_fc1, shared_fc2 = (
                 (common(prefix, (gate, up), H), common(prefix, [down_name], size, tp)) if size else (None, None)

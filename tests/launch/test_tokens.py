@@ -116,11 +116,15 @@ def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 def cases() -> Iterator[Any]:
-    """Yield every layout for a model with windows of its own or no trait, and one, by turns, for each other model."""
+    """Yield every layout for a model with windows of its own or no trait, and one, by turns, for each other model.
+
+    The first tier has one rank of the former, of latent attention, and of norms over all heads.
+    """
     for number, name in enumerate(hf_models.CONFIGS):
         for place, layout in enumerate(LAYOUTS):
             if name in (*hf_models.PLAIN, "gemma3") or number % len(LAYOUTS) == place:
-                marks = () if layout == "local" else pytest.mark.slow
+                is_first = layout == "local" and name in (*hf_models.PLAIN, "gemma3", "deepseek-v3", "olmo2")
+                marks = () if is_first else pytest.mark.slow
                 yield pytest.param(layout, name, id=f"{name}-{layout}", marks=marks)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ from safetensors.torch import save_file
 
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import ModelConfig
-from gapless.models.families import FAMILIES, READERS
+from gapless.models.families import FAMILIES, READERS, starcoder2
 from gapless.models.huggingface import resolve_architecture
 from tests.models.test_one_changed_key import TOKENS, log_probs, ours
 from tests.support import expert_models, hf_models, models_page
-from tests.support.family_configs import CONFIGS, SIZES
+from tests.support.dense_configs import SIZES
+from tests.support.family_configs import CONFIGS
 
 
 def logits(model: transformers.PreTrainedModel) -> torch.Tensor:
@@ -164,6 +166,13 @@ def test_every_family_is_compared_with_transformers() -> None:
     simulated = {name for name, (family, _) in READERS.items() if "simulated" in family.refused}
     by_kind = {kind: name for family in FAMILIES.values() for kind, name in family.model_types.items()}
     assert {by_kind[kind] for kind in compared} | here | simulated == set(READERS)
+
+
+def test_the_family_that_the_page_of_models_shows_is_the_package_s() -> None:
+    page = models_page.PAGE.read_text(encoding="utf-8")
+    shown = textwrap.dedent(page.partition("   ```python\n")[2].partition("   ```\n")[0])
+    file = Path(starcoder2.__file__).read_text(encoding="utf-8")
+    assert file.partition("\n\n")[2] == shown
 
 
 def test_the_page_of_models_has_the_table_of_now() -> None:

@@ -131,9 +131,10 @@ QWEN2 = LLAMA | {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "
     ("config", "said"),
     [
         (
-            LLAMA | {"architectures": ["BloomForCausalLM"]},
-            "architectures=['BloomForCausalLM'] is not supported; supported: Llama",
+            LLAMA | {"architectures": ["XGLMForCausalLM"]},
+            "architectures=['XGLMForCausalLM'] is not supported; supported: Llama",
         ),
+        (LLAMA | {"architectures": ["BloomForCausalLM"]}, "architectures=['BloomForCausalLM'] (ALiBi, and a norm of"),
         (LLAMA | {"rope_scaling": {"type": "longrope", "factor": 4.0}}, "rope_scaling.long_factor=None"),
         (LLAMA | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "mrope_section": [2]}}, "ing.mrope_section"),
         (

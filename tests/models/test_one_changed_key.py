@@ -23,7 +23,8 @@ from gapless.models.layout import tensor_shapes
 from gapless.models.open_checkpoint import open_checkpoint
 from gapless.models.weights import load_stage
 from gapless.parallel.mesh import Mesh
-from tests.support.family_configs import CONFIGS, LLAMA3, YARN
+from tests.support.dense_configs import LLAMA3, YARN
+from tests.support.family_configs import CONFIGS
 from tests.support.lone_rank import lone_stage
 from tests.support.tiers import is_whole
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from gapless.parallel.rendezvous import Rendezvous
 from tests.support import expert_models, hf_models
 from tests.support.forked_ranks import run_ranks
 from tests.support.stage_driver import run, run_all
-from tests.support.token_reference import NEW, check, job, make_folders, prompts_of, reference
+from tests.support.token_reference import NEW, Folders, check, job, prompts_of, reference
 
 COMMON: dict[str, Any] = {
     "vocab_size": 101,
@@ -63,20 +64,32 @@ FAMILIES: dict[str, transformers.PretrainedConfig] = {
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, np.ndarray, np.ndarray]]:
-    return make_folders(FAMILIES, tmp_path_factory)
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    return Folders(FAMILIES, tmp_path_factory)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_checkpoint_holds_the_tensors_of_its_architecture(name: str, folders: dict[str, Any]) -> None:
+def test_a_checkpoint_holds_the_tensors_of_its_architecture(name: str, folders: Folders) -> None:
     folder = folders[name][0]
     arch = resolve_architecture(ModelConfig(weights=str(folder)))
     SafetensorsFolder(folder).check(arch, tensor_shapes(arch))
 
 
-@pytest.mark.parametrize(("chunks", "scattered"), [([64], False), ([7], True), ([5, 3], False), ([1, 10, 2], True)])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_one_rank(name: str, chunks: list[int], scattered: bool, folders: dict[str, Any], tmp_path: Path) -> None:
+CHUNKS = [([64], False), ([7], True), ([5, 3], False), ([1, 10, 2], True)]
+WITH_TRAITS = [name for name in FAMILIES if name in hf_models.CONFIGS and name not in hf_models.PLAIN]
+
+
+def cases() -> Iterator[Any]:
+    """Yield each way to cut prompts for each family; of those with traits the first tier has one each, by turns."""
+    for number, name in enumerate(FAMILIES):
+        for place, (chunks, scattered) in enumerate(CHUNKS):
+            is_left_out = name in WITH_TRAITS and number % len(CHUNKS) != place
+            marks = pytest.mark.slow if is_left_out else ()
+            yield pytest.param(name, chunks, scattered, id=f"{name}-{'-'.join(map(str, chunks))}", marks=marks)
+
+
+@pytest.mark.parametrize(("name", "chunks", "scattered"), list(cases()))
+def test_one_rank(name: str, chunks: list[int], scattered: bool, folders: Folders, tmp_path: Path) -> None:
     folder, tokens, logits = folders[name]
     plain = chunks == [7]  # torch's operators, as without a compiler
     each = job(
@@ -150,7 +163,6 @@ GRIDS = [
 ]
 
 
-WITH_TRAITS = [name for name in FAMILIES if name in hf_models.CONFIGS and name not in hf_models.PLAIN]
 GROUPS = [
     pytest.param([name for name in FAMILIES if name not in WITH_TRAITS], id="plain"),
     pytest.param(WITH_TRAITS, id="with traits", marks=pytest.mark.slow),
@@ -159,9 +171,7 @@ GROUPS = [
 
 @pytest.mark.parametrize("names", GROUPS)
 @pytest.mark.parametrize(("pp", "tp", "over"), GRIDS)
-def test_meshes(
-    pp: int, tp: int, over: dict[str, Any], names: list[str], folders: dict[str, Any], tmp_path: Path
-) -> None:
+def test_meshes(pp: int, tp: int, over: dict[str, Any], names: list[str], folders: Folders, tmp_path: Path) -> None:
     """Each family over gloo processes, at once and by pieces, and random weights, which are the same on every mesh."""
     jobs = [job(tmp_path / f"{name}.npz", weights=str(folders[name][0]), **over) for name in names]
     run_ranks(run_all, pp, tp, tmp_path, [*jobs, job(tmp_path / "random.npz", architecture=RANDOM)])

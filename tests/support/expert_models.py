@@ -54,4 +54,30 @@ FAMILIES: dict[str, transformers.PretrainedConfig] = {
     "gpt-oss": transformers.GptOssConfig(
         **COMMON, num_experts_per_tok=3, num_local_experts=8, head_dim=16, sliding_window=9, swiglu_limit=1.5
     ),
+    "ernie-moe": transformers.Ernie4_5_MoeConfig(
+        **COMMON, moe_intermediate_size=20, moe_k=3, moe_num_experts=8, tie_word_embeddings=False
+    ),
+    "olmoe": transformers.OlmoeConfig(**COMMON, num_experts_per_tok=3, num_experts=8),
+    "granite-moe": transformers.GraniteMoeConfig(
+        **COMMON,
+        num_experts_per_tok=3,
+        num_local_experts=8,
+        embedding_multiplier=3.0,
+        residual_multiplier=0.4,
+        attention_multiplier=0.1,
+        logits_scaling=0.5,
+    ),
+    "dots1": transformers.Dots1Config(
+        **COMMON,
+        **EXPERTS,
+        n_routed_experts=8,
+        n_group=4,
+        topk_group=2,
+        n_shared_experts=2,
+        first_k_dense_replace=1,
+        norm_topk_prob=True,
+        routed_scaling_factor=2.5,
+        sliding_window=9,
+        max_window_layers=2,
+    ),
 }

@@ -1,261 +1,12 @@
-"""A config.json of each family as published ones are, but of a small model."""
+"""A config.json of each family as published ones are, but of a small model: those of experts, and the dense ones."""
 
 from __future__ import annotations
 
 from typing import Any
 
-SIZES: dict[str, Any] = {
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "hidden_act": "silu",
-    "hidden_size": 32,
-    "initializer_range": 0.35,
-    "intermediate_size": 48,
-    "max_position_embeddings": 256,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 2,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-05,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
-    "torch_dtype": "float32",
-    "transformers_version": "4.43.1",
-    "use_cache": True,
-    "vocab_size": 64,
-}
-LLAMA3 = {
-    "factor": 8.0,
-    "high_freq_factor": 4.0,
-    "low_freq_factor": 1.0,
-    "original_max_position_embeddings": 32,
-    "rope_type": "llama3",
-}
-YARN = {"factor": 4.0, "original_max_position_embeddings": 32, "type": "yarn"}
-QWEN: dict[str, Any] = {
-    "attention_dropout": 0.0,
-    "max_window_layers": 2,
-    "sliding_window": 131072,
-    "use_sliding_window": False,
-}
-GEMMA: dict[str, Any] = {k: v for k, v in SIZES.items() if k != "rope_theta"} | {
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "head_dim": 16,
-    "hidden_act": "gelu_pytorch_tanh",
-    "hidden_activation": "gelu_pytorch_tanh",
-    "pad_token_id": 0,
-    "query_pre_attn_scalar": 16,
-    "sliding_window": 9,
-    "tie_word_embeddings": True,
-}
-CONFIGS: dict[str, dict[str, Any]] = {
-    "llama": SIZES
-    | {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "_name_or_path": "x/y",
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "head_dim": 8,
-        "mlp_bias": False,
-        "pretraining_tp": 1,
-        "rope_scaling": LLAMA3,
-        "is_llama_config": True,
-        "rope_interleaved": False,
-        "pad_token_id": 2,
-        "unsloth_fixed": True,
-    },
-    "mistral": SIZES
-    | {
-        "architectures": ["MistralForCausalLM"],
-        "model_type": "mistral",
-        "attention_dropout": 0.0,
-        "head_dim": 8,
-        "sliding_window": 9,
-        "rope_scaling": None,
-    },
-    "ministral": SIZES
-    | {
-        "architectures": ["MinistralForCausalLM"],
-        "model_type": "ministral",
-        "head_dim": 16,
-        "layer_types": ["sliding_attention", "full_attention"],
-        "sliding_window": 9,
-    },
-    "qwen2": SIZES
-    | QWEN
-    | {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
-        "use_mrope": False,
-        "bos_token_id": None,
-        "rope_scaling": YARN,
-    },
-    "qwen3": SIZES
-    | QWEN
-    | {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "attention_bias": False,
-        "head_dim": 16,
-        "rope_scaling": None,
-        "tie_word_embeddings": True,
-    },
-    "gpt2": {
-        "activation_function": "gelu_new",
-        "architectures": ["GPT2LMHeadModel"],
-        "attn_pdrop": 0.1,
-        "bos_token_id": 1,
-        "embd_pdrop": 0.1,
-        "eos_token_id": 2,
-        "initializer_range": 0.35,
-        "layer_norm_epsilon": 1e-05,
-        "model_type": "gpt2",
-        "n_ctx": 256,
-        "n_embd": 32,
-        "n_head": 4,
-        "n_layer": 2,
-        "n_positions": 256,
-        "resid_pdrop": 0.1,
-        "summary_activation": None,
-        "summary_first_dropout": 0.1,
-        "summary_proj_to_labels": True,
-        "summary_type": "cls_index",
-        "summary_use_proj": True,
-        "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
-        "vocab_size": 64,
-    },
-    "gemma2": GEMMA
-    | {
-        "architectures": ["Gemma2ForCausalLM"],
-        "model_type": "gemma2",
-        "attn_logit_softcapping": 50.0,
-        "cache_implementation": "hybrid",
-        "final_logit_softcapping": 30.0,
-        "rope_theta": 10000.0,
-    },
-    "gemma3_text": GEMMA
-    | {
-        "architectures": ["Gemma3ForCausalLM"],
-        "model_type": "gemma3_text",
-        "_sliding_window_pattern": 6,
-        "attn_logit_softcapping": None,
-        "final_logit_softcapping": None,
-        "layer_types": ["sliding_attention", "full_attention"],
-        "num_hidden_layers": 2,
-        "rope_local_base_freq": 100.0,
-        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
-        "rope_theta": 1000.0,
-        "sliding_window_pattern": 6,
-        "use_bidirectional_attention": False,
-    },
-    "phi3": SIZES
-    | {
-        "architectures": ["Phi3ForCausalLM"],
-        "model_type": "phi3",
-        "attention_bias": False,
-        "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"},
-        "embd_pdrop": 0.0,
-        "full_attn_mod": 1,
-        "interpolate_factor": 1,
-        "lm_head_bias": False,
-        "mlp_bias": False,
-        "original_max_position_embeddings": 16,
-        "pad_token_id": 2,
-        "partial_rotary_factor": 0.75,
-        "resid_pdrop": 0.0,
-        "rope_scaling": {"long_factor": [1, 1.5, 4.0], "short_factor": [1.0, 1.0, 2.0], "type": "longrope"},
-        "sliding_window": 30,
-    },
-    "olmo2": SIZES
-    | {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "attention_bias": False, "rope_scaling": None},
-    "granite": SIZES
-    | {
-        "architectures": ["GraniteForCausalLM"],
-        "model_type": "granite",
-        "attention_bias": False,
-        "attention_multiplier": 0.2,
-        "embedding_multiplier": 3.0,
-        "logits_scaling": 2.0,
-        "mlp_bias": False,
-        "residual_multiplier": 0.4,
-        "rope_scaling": None,
-    },
-    "smollm3": SIZES
-    | {
-        "architectures": ["SmolLM3ForCausalLM"],
-        "model_type": "smollm3",
-        "attention_bias": False,
-        "max_window_layers": 2,
-        "mlp_bias": False,
-        "layer_types": ["full_attention", "full_attention"],
-        "no_rope_layer_interval": 2,
-        "no_rope_layers": [1, 0],
-        "pad_token_id": 2,
-        "sliding_window": None,
-        "use_sliding_window": False,
-    },
-    "stablelm": {k: v for k, v in SIZES.items() if k != "rms_norm_eps"}
-    | {
-        "architectures": ["StableLmForCausalLM"],
-        "model_type": "stablelm",
-        "layer_norm_eps": 1e-05,
-        "partial_rotary_factor": 0.5,
-        "qk_layernorm": False,
-        "use_parallel_residual": False,
-        "use_qkv_bias": True,
-    },
-    "glm": SIZES
-    | {
-        "architectures": ["GlmForCausalLM"],
-        "model_type": "glm",
-        "attention_bias": True,
-        "head_dim": 8,
-        "pad_token_id": 3,
-        "partial_rotary_factor": 0.5,
-    },
-    "glm4": SIZES
-    | {
-        "architectures": ["Glm4ForCausalLM"],
-        "model_type": "glm4",
-        "attention_bias": True,
-        "eos_token_id": [2, 4],
-        "pad_token_id": 3,
-        "head_dim": 8,
-        "partial_rotary_factor": 0.5,
-    },
-    "gpt_neox": {k: v for k, v in SIZES.items() if k not in ("num_key_value_heads", "rms_norm_eps", "rope_theta")}
-    | {
-        "architectures": ["GPTNeoXForCausalLM"],
-        "model_type": "gpt_neox",
-        "hidden_act": "gelu",
-        "layer_norm_eps": 1e-05,
-        "rotary_emb_base": 10000,
-        "rotary_pct": 0.5,
-        "use_parallel_residual": True,
-    },
-    "falcon": {
-        "architectures": ["FalconForCausalLM"],
-        "model_type": "falcon",
-        "alibi": False,
-        "apply_residual_connection_post_layernorm": False,
-        "bias": False,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "hidden_dropout": 0.0,
-        "hidden_size": 32,
-        "initializer_range": 0.35,
-        "layer_norm_epsilon": 1e-05,
-        "max_position_embeddings": 256,
-        "multi_query": True,
-        "new_decoder_architecture": True,
-        "num_attention_heads": 4,
-        "num_hidden_layers": 2,
-        "num_kv_heads": 2,
-        "parallel_attn": True,
-        "vocab_size": 64,
-    },
-}
+from .dense_configs import CONFIGS as DENSE
+from .dense_configs import QWEN, SIZES
+
 EXPERT_SIZES: dict[str, Any] = SIZES | {"attention_bias": False, "attention_dropout": 0.0, "num_experts_per_tok": 2}
 DEEPSEEK: dict[str, Any] = EXPERT_SIZES | {
     "aux_loss_alpha": 0.001,
@@ -285,7 +36,7 @@ DEEPSEEK: dict[str, Any] = EXPERT_SIZES | {
     "topk_group": 2,
     "v_head_dim": 6,
 }
-CONFIGS |= {
+CONFIGS: dict[str, dict[str, Any]] = DENSE | {
     "mixtral": EXPERT_SIZES
     | {
         "architectures": ["MixtralForCausalLM"],
@@ -409,5 +160,65 @@ CONFIGS |= {
         "router_aux_loss_coef": 0.9,
         "sliding_window": 9,
         "swiglu_limit": 1.5,
+    },
+    "ernie4_5_moe": SIZES
+    | {
+        "architectures": ["Ernie4_5_MoeForCausalLM"],
+        "model_type": "ernie4_5_moe",
+        "moe_capacity": [64, 64, 64],
+        "moe_gate": "topk",
+        "moe_intermediate_size": 20,
+        "moe_k": 2,
+        "moe_layer_end_index": 1,
+        "moe_layer_interval": 1,
+        "moe_layer_start_index": 1,
+        "moe_num_experts": 8,
+        "moe_num_shared_experts": 2,
+        "moe_use_aux_free": True,
+        "num_nextn_predict_layers": 1,
+        "rope_scaling": None,
+        "rope_theta": 5000.0,
+        "tie_word_embeddings": True,
+        "use_bias": False,
+    },
+    "olmoe": EXPERT_SIZES
+    | {
+        "architectures": ["OlmoeForCausalLM"],
+        "model_type": "olmoe",
+        "clip_qkv": None,
+        "norm_topk_prob": False,
+        "num_experts": 8,
+        "output_router_logits": False,
+        "router_aux_loss_coef": 0.01,
+    },
+    "granitemoe": EXPERT_SIZES
+    | {
+        "architectures": ["GraniteMoeForCausalLM"],
+        "model_type": "granitemoe",
+        "attention_multiplier": 0.2,
+        "embedding_multiplier": 3.0,
+        "logits_scaling": 2.0,
+        "num_local_experts": 6,
+        "output_router_logits": False,
+        "residual_multiplier": 0.4,
+        "router_aux_loss_coef": 0.0,
+    },
+    "dots1": EXPERT_SIZES
+    | {
+        "architectures": ["Dots1ForCausalLM"],
+        "model_type": "dots1",
+        "first_k_dense_replace": 1,
+        "head_dim": 16,
+        "max_window_layers": 2,
+        "moe_intermediate_size": 20,
+        "moe_layer_freq": 1,
+        "n_group": 2,
+        "n_routed_experts": 8,
+        "n_shared_experts": 2,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "scoring_func": "noaux_tc",
+        "sliding_window": None,
+        "topk_group": 1,
     },
 }

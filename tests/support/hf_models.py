@@ -31,6 +31,7 @@ YARN = {
     "mscale": 1.0,
     "mscale_all_dim": 0.7,
 }
+MIXED = ("sliding_attention", "full_attention", "sliding_attention")
 EXPERTS = {"num_experts_per_tok": 3, "moe_intermediate_size": 24}
 
 CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
@@ -130,6 +131,25 @@ CONFIGS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
     "gpt_neox": lambda: transformers.GPTNeoXConfig(**{k: v for k, v in LLAMA.items() if k != "num_key_value_heads"}),
     "falcon": lambda: transformers.FalconConfig(**FALCON, new_decoder_architecture=True, num_kv_heads=2, bias=True),
     "falcon-shared": lambda: transformers.FalconConfig(**FALCON, multi_query=False),
+    "seed-oss": lambda: transformers.SeedOssConfig(**LLAMA, head_dim=32, attention_out_bias=True, mlp_bias=True),
+    "ernie": lambda: transformers.Ernie4_5Config(**LLAMA, head_dim=32, use_bias=True),
+    "cohere": lambda: transformers.CohereConfig(**LLAMA, attention_bias=True),
+    "cohere2": lambda: transformers.Cohere2Config(**LLAMA, sliding_window=13, layer_types=list(MIXED)),
+    "starcoder2": lambda: transformers.Starcoder2Config(**LLAMA, sliding_window=13),
+    "exaone4": lambda: transformers.Exaone4Config(**LLAMA, sliding_window=13, layer_types=list(MIXED)),
+    "nemotron": lambda: transformers.NemotronConfig(**LLAMA, head_dim=24, mlp_bias=True),
+    "olmo": lambda: transformers.OlmoConfig(**LLAMA, attention_bias=True),
+    "olmo3": lambda: transformers.Olmo3Config(
+        **LLAMA,
+        sliding_window=13,
+        layer_types=list(MIXED),
+        rope_parameters={
+            "full_attention": {**YARN, "rope_theta": 5000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    ),
+    "arcee": lambda: transformers.ArceeConfig(**LLAMA, mlp_bias=True),
+    "phi": lambda: transformers.PhiConfig(**LLAMA),
 }
 PLAIN = ("gpt2", "llama", "llama-grouped", "mistral", "qwen2", "qwen3")  # without a trait that another has not
 FALCON = {

@@ -33,28 +33,35 @@ def reference(model: transformers.PreTrainedModel, prompts: list[list[int]]) -> 
     return np.asarray(tokens), np.asarray(logits)
 
 
-def make_folders(
-    families: Mapping[str, transformers.PretrainedConfig], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, tuple[Path, np.ndarray, np.ndarray]]:
-    """Make a folder for each family, with the reference's tokens and logits."""
-    torch.set_num_threads(1)
-    made = {}
-    for name, config in families.items():
+class Folders(dict[str, tuple[Path, np.ndarray, np.ndarray]]):
+    """For each family, a folder of its model, and the reference's tokens and logits; made when first asked for."""
+
+    def __init__(
+        self, families: Mapping[str, transformers.PretrainedConfig], tmp_path_factory: pytest.TempPathFactory
+    ) -> None:
+        super().__init__()
+        self._families = families
+        self._make_folder = tmp_path_factory.mktemp
+
+    def __missing__(self, name: str) -> tuple[Path, np.ndarray, np.ndarray]:
+        torch.set_num_threads(1)
         torch.manual_seed(11)
-        model = transformers.AutoModelForCausalLM.from_config(config).eval()
+        model = transformers.AutoModelForCausalLM.from_config(self._families[name]).eval()
         with torch.no_grad():
             for key, parameter in model.named_parameters():  # norms and biases too, which start at 1 and 0
                 if parameter.dim() == 1:
+                    parameter += 0.3 * torch.randn_like(parameter)
+                if key.endswith("e_score_correction_bias"):
                     parameter += 0.3 * torch.randn_like(parameter)
                 if key.endswith(("q_norm.weight", "k_norm.weight")):
                     parameter *= 2
             for key, buffer in model.named_buffers():  # which correct the choice of experts, and start at 0
                 if key.endswith("e_score_correction_bias"):
                     buffer += 0.3 * torch.randn_like(buffer)
-        folder = tmp_path_factory.mktemp(name)
+        folder = self._make_folder(name)
         model.save_pretrained(folder, max_shard_size="30KB" if name == "llama-gqa" else "1GB")
-        made[name] = (folder, *reference(model, prompts_of(101)))
-    return made
+        self[name] = (folder, *reference(model, prompts_of(101)))
+        return self[name]
 
 
 def check(path: Path, tokens: np.ndarray, logits: np.ndarray) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,7 +14,7 @@ from gapless.parallel.rendezvous import Rendezvous
 from tests.support.expert_models import FAMILIES
 from tests.support.forked_ranks import run_ranks
 from tests.support.stage_driver import run, run_all
-from tests.support.token_reference import check, job, make_folders
+from tests.support.token_reference import Folders, check, job
 
 GRIDS = [
     (1, 2, {"chunks": [5, 3]}),
@@ -26,13 +25,13 @@ GRIDS = [
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, np.ndarray, np.ndarray]]:
-    return make_folders(FAMILIES, tmp_path_factory)
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    return Folders(FAMILIES, tmp_path_factory)
 
 
 @pytest.mark.parametrize(("chunks", "scattered"), [([64], False), ([7], True), ([5, 3], True)])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_one_rank(name: str, chunks: list[int], scattered: bool, folders: dict[str, Any], tmp_path: Path) -> None:
+def test_one_rank(name: str, chunks: list[int], scattered: bool, folders: Folders, tmp_path: Path) -> None:
     folder, tokens, logits = folders[name]
     each = job(tmp_path / "out.npz", weights=str(folder), chunks=chunks, scattered=scattered, plain=chunks == [7])
     torch.set_num_threads(1)
@@ -42,9 +41,10 @@ def test_one_rank(name: str, chunks: list[int], scattered: bool, folders: dict[s
 
 
 @pytest.mark.parametrize(("pp", "tp", "over"), GRIDS)
-def test_meshes(pp: int, tp: int, over: dict[str, Any], folders: dict[str, Any], tmp_path: Path) -> None:
+def test_meshes(pp: int, tp: int, over: dict[str, Any], folders: Folders, tmp_path: Path) -> None:
     """Ranks have slices of the experts, or whole ones."""
-    jobs = [job(tmp_path / f"{name}.npz", weights=str(folders[name][0]), **over) for name in folders]
+    jobs = [job(tmp_path / f"{name}.npz", weights=str(folders[name][0]), **over) for name in FAMILIES]
     run_ranks(run_all, pp, tp, tmp_path, jobs)
-    for name, (_, tokens, logits) in folders.items():
+    for name in FAMILIES:
+        _, tokens, logits = folders[name]
         check(tmp_path / f"{name}.npz", tokens, logits)

@@ -1,0 +1,42 @@
+"""dots.llm1: attention of Qwen 3, and experts of DeepSeek V3 behind dense first layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..model_config import ModelValues
+from .common import attention_biases, experts_in_groups, layers_of_experts, rotary, windows
+from .family import EXPERT_KEYS, Family
+
+# Of published files, with the one value that is computed.
+_FIXED = {"moe_layer_freq": 1, "scoring_func": "noaux_tc", "topk_method": "noaux_tc"}
+
+
+def _dots1(config: ModelValues) -> dict[str, Any]:
+    for key, value in _FIXED.items():
+        if config.get(key, value) != value:
+            raise config.unsupported(f"{key}={config.get(key)}")
+    fields = rotary(config, default_heads=32, default_head_dim=None, default_max=2048)
+    width = config.positive("moe_intermediate_size", 1408)
+    of = experts_in_groups(
+        config,
+        default=config.positive("n_routed_experts"),
+        default_picked=None,
+        normalized=False,
+        width=width,
+        shared=config.positive("n_shared_experts") * width,
+    )
+    fields |= {**attention_biases(config), "qk_norm": True, "experts": of}
+    window, first = config.positive_or_null("sliding_window", 4096), config.integer("max_window_layers", 62)
+    fields |= windows(config, fields, window, lambda i: window is not None and i >= first)
+    dense = config.integer("first_k_dense_replace", 0)
+    return layers_of_experts(fields, lambda i: i >= dense)
+
+
+DOTS1 = Family(
+    name="dots1",
+    readers={"Dots1ForCausalLM": _dots1},
+    model_types={"dots1": "Dots1ForCausalLM"},
+    keys=EXPERT_KEYS,
+    about="dots.llm1",
+)

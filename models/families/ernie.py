@@ -1,0 +1,89 @@
+"""ERNIE 4.5, dense and of experts: neighbouring elements of a head turn together, and one key says of all biases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ..model_config import ModelValues
+from ..names import LLAMA
+from ..rotary_config import RopeKeys
+from .common import experts, layers_of_experts, rotary
+from .family import EXPERT_KEYS, KEYS, Family
+
+# Of published files: training, and layers that predict further tokens.
+_UNUSED = {"moe_capacity", "num_nextn_predict_layers"}
+_FIXED = {"moe_gate": "topk", "moe_gate_act": "softmax", "moe_use_aux_free": True, "use_bias": False}
+_LEAST_SUM = 1e-9  # which a sum of picked scores does not fall below
+
+
+def _turning(config: ModelValues, heads: int, head_dim: int | None) -> dict[str, Any]:
+    return rotary(
+        config,
+        default_heads=heads,
+        default_head_dim=head_dim,
+        default_max=131072,
+        rope=RopeKeys(default_theta=500000.0),
+        eps=("rms_norm_eps", 1e-5),
+        tied=True,
+    )
+
+
+def _ernie(config: ModelValues) -> dict[str, Any]:
+    bias = config.flag("use_bias", False)
+    return {
+        **_turning(config, 2, 128),
+        "qkv_bias": bias,
+        "attention_out_bias": bias,
+        "ffn_bias": bias,
+    }
+
+
+def _ernie_moe(config: ModelValues) -> dict[str, Any]:
+    config.asked |= _UNUSED
+    for key, value in _FIXED.items():
+        if config.values.get(key, value) != value or config.get(key, value) is None:
+            raise config.unsupported(f"{key}={config.get(key)}")
+    if config.number("moe_norm_min", 1e-12) > _LEAST_SUM:
+        raise config.unsupported(f"moe_norm_min={config.get('moe_norm_min')}")
+    config.positive("num_key_value_heads", 4)  # null is not allowed
+    fields, width = _turning(config, 4, None), config.positive("moe_intermediate_size", 1536)
+    fields["experts"] = experts(
+        config,
+        ("moe_num_experts", "moe_k"),
+        default=64,
+        default_picked=6,
+        ffn_size=width,
+        shared_ffn_size=max(0, config.integer("moe_num_shared_experts", 2)) * width,
+        correction_bias=True,
+        router_float32=True,
+    )
+    first, last = config.integer("moe_layer_start_index", 1), config.integer("moe_layer_end_index", -1)
+    last, step = fields["num_layers"] - 1 if last == -1 else last, config.positive("moe_layer_interval", 1)
+    return layers_of_experts(fields, lambda i: first <= i <= last and (i + 1) % step == 0)
+
+
+_NAMES = replace(LLAMA, neighbours_turn=True)
+_BIASES = dict.fromkeys(("qkv_bias", "attention_out_bias", "ffn_bias"), "use_bias")
+ERNIE = Family(
+    name="ernie",
+    readers={"Ernie4_5ForCausalLM": _ernie},
+    model_types={"ernie4_5": "Ernie4_5ForCausalLM"},
+    names=_NAMES,
+    keys=KEYS | _BIASES,
+    about="ERNIE 4.5 0.3B",
+)
+ERNIE_MOE = Family(
+    name="ernie-moe",
+    readers={"Ernie4_5_MoeForCausalLM": _ernie_moe},
+    model_types={"ernie4_5_moe": "Ernie4_5_MoeForCausalLM"},
+    names=replace(_NAMES, correction="mlp.moe_statics.e_score_correction_bias[0]", further_layers=True),
+    keys=EXPERT_KEYS
+    | {
+        "experts.num_experts": "moe_num_experts",
+        "experts.shared_ffn_size": "moe_num_shared_experts",
+        "layers": "moe_layer_start_index, moe_layer_end_index or moe_layer_interval",
+    },
+    about="ERNIE 4.5 21B-A3B and 300B-A47B",
+    refused="images; layers that predict further tokens are left out",
+)

@@ -1,0 +1,51 @@
+"""Phi 1, 1.5 and 2: attention beside feed-forward by one LayerNorm, biases everywhere, half of each head turns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ..model_config import ModelValues
+from ..names import LLAMA
+from ..rotary_config import RopeKeys
+from .common import rotary
+from .family import Family
+
+
+def _phi(config: ModelValues) -> dict[str, Any]:
+    if config.flag("qk_layernorm", False):
+        raise config.unsupported("qk_layernorm=true (LayerNorm of queries and keys)")
+    return {
+        **rotary(
+            config,
+            default_heads=None,
+            default_head_dim=None,
+            default_max=2048,
+            rope=RopeKeys(default_turned=0.5),
+            eps=("layer_norm_eps", 1e-5),
+            act=("hidden_act", "gelu_new"),
+        ),
+        "norm": "layer",
+        "norms": "shared",
+        "gated_ffn": False,
+        "qkv_bias": True,
+        "attention_out_bias": True,
+        "ffn_bias": True,
+        "head_bias": True,
+    }
+
+
+PHI = Family(
+    name="phi",
+    readers={"PhiForCausalLM": _phi},
+    model_types={"phi": "PhiForCausalLM"},
+    names=replace(
+        LLAMA,
+        attention_out="self_attn.dense",
+        gate="",
+        up="mlp.fc1",
+        down="mlp.fc2",
+        final_norm="model.final_layernorm",
+    ),
+    about="Phi 1, 1.5 and 2",
+)

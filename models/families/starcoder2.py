@@ -1,0 +1,48 @@
+"""Starcoder 2: LayerNorm, a feed-forward block without gate, a window, and one key that says of all biases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ..model_config import ModelValues
+from ..names import LLAMA
+from .common import rotary
+from .family import KEYS, Family
+
+# Of published files; transformers goes by others (hidden_act, norm_epsilon).
+_UNUSED = {"activation_function", "layer_norm_epsilon", "mlp_type", "norm_type", "scale_attn_weights"}
+_UNUSED |= {"attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"}
+
+
+def _starcoder2(config: ModelValues) -> dict[str, Any]:
+    config.asked |= _UNUSED
+    config.positive("num_key_value_heads", 2)  # null is not allowed
+    bias = config.flag("use_bias", True)
+    return {
+        **rotary(
+            config,
+            default_heads=2,
+            default_head_dim=None,
+            default_max=4096,
+            eps=("norm_epsilon", 1e-5),
+            act=("hidden_act", "gelu_pytorch_tanh"),
+            tied=True,
+        ),
+        "norm": "layer",
+        "gated_ffn": False,
+        "qkv_bias": bias,
+        "attention_out_bias": bias,
+        "ffn_bias": bias,
+        "sliding_window": config.positive_or_null("sliding_window"),
+    }
+
+
+STARCODER2 = Family(
+    name="starcoder2",
+    readers={"Starcoder2ForCausalLM": _starcoder2},
+    model_types={"starcoder2": "Starcoder2ForCausalLM"},
+    names=replace(LLAMA, gate="", up="mlp.c_fc", down="mlp.c_proj"),
+    keys=KEYS | {"qkv_bias": "use_bias", "attention_out_bias": "use_bias", "ffn_bias": "use_bias"},
+    about="Starcoder 2",
+)

@@ -29,7 +29,7 @@ from ..drawing.png import write_figures
 from ..drawing.svg import figures
 from ..drawing.timeline_block import timeline_scripts, timeline_section
 from ..drawing.timeline_columns import MAX_BOXES, TimelineColumns, pack_columns, tick_seconds
-from ..drawing.timeline_png import TimelineWindow, timeline_window, write_timeline
+from ..drawing.timeline_png import TimelineWindow, write_timeline
 from ..explain.run_words import words_section
 from ..ledger.causes import Cause
 from ..ledger.fleet import Fleet, replica_name
@@ -101,7 +101,7 @@ class DrawnRuns:
         for label, fleet in fleets:
             drawn.runs[label] = fleet_chart_data(fleet)
             drawn.columns.append(pack_columns(*fleet.parts[0], drawn.tick, MAX_BOXES // count))
-            drawn.windows[label] = timeline_window(fleet.ledgers[0])
+            drawn.windows[label] = TimelineWindow.of(fleet.ledgers[0])
         return drawn
 
     @property

@@ -18,7 +18,6 @@ from .changes import Change, Shown, candidates, with_policy
 from .even_split import even_split
 from .explanation import METRICS, Explanation, Interval, Outcome
 from .finding import find_causes
-from .hypotheticals import Hypothetical, hypotheticals
 from .known_costs import known_of
 from .roots import Root
 from .twin import Twin, twin_of
@@ -36,7 +35,6 @@ _LEAST_GAIN = 0.005  # share of the metric that a chunk of twice the size, or a 
 _SCREENING_SHARE = 0.5  # of the time: one replay without noise of each change
 _LEAST_SEEDS = 3
 _LEAST_OUTCOMES = 3  # that are replayed on seeds however long it takes
-_HYPOTHETICAL_SEEDS = 4
 _REPLAYS = 50  # that should fit into the time; else fewer of the requests are replayed
 _LEAST_REQUESTS = 50
 _ARRIVAL_BOUND = 1.1  # a makespan at most so many times as long as until the last arrival cannot become much shorter
@@ -105,7 +103,7 @@ def explain(
 def quick_explanation(
     run: AnalysedRun, *, seconds: float = 2.0, command_of: CommandOf = lambda setting, overrides: None
 ) -> Explanation | None:
-    """Explain a run in about `seconds`, for the end of a command: the likeliest changes on few seeds, no hypotheticals.
+    """Explain a run in about `seconds`, for the end of a command: the likeliest changes on few seeds.
 
     None where the run cannot be replayed, or not in that time.
     """
@@ -115,7 +113,7 @@ def quick_explanation(
     try:
         search = _Search(twin_of(run.record, run.ledger, run.info.config), "auto", TOLERANCE, until)
         search.command_of = command_of
-        return search.run(_LEAST_SEEDS + 1, imagines=False)
+        return search.run(_LEAST_SEEDS + 1)
     except (ConfigError, PipelineError):
         return None
 
@@ -150,19 +148,16 @@ class _Search:
         items = max(_LEAST_REQUESTS, round(share * len(twin.items)))
         self.what_if = WhatIf(twin, items=items) if items < len(twin.items) else whole
 
-    def run(self, seeds: int, tried: Sequence[Mapping[str, Any]] = (), *, imagines: bool = True) -> Explanation:
-        """Return the explanation; without `imagines` there are no hypotheticals in it."""
+    def run(self, seeds: int, tried: Sequence[Mapping[str, Any]] = ()) -> Explanation:
+        """Return the explanation by the changes of `tried`, or by our own."""
         screened = list(self._tried(tried)) if tried else self._screened()
         chosen = screened if tried else _choice(screened)
-        imagined: list[Hypothetical] = []
-        if imagines and not tried:
-            imagined += hypotheticals(self.twin.setting, self.twin.base, self.twin.ledger)
-        seeds = self._affordable(seeds, len(chosen), len(imagined))
+        seeds = self._affordable(seeds, len(chosen))
         outcomes = []
         for number, each in enumerate(chosen):
             if number >= _LEAST_OUTCOMES and perf_counter() > self.until:
                 break
-            self.on_progress(each.change.label, number, len(chosen) + len(imagined))
+            self.on_progress(each.change.label, number, len(chosen))
             saves = self.what_if.savings(each.setting, each.screening, seeds, self.error)
             note = self._note(each, {metric: interval.middle for metric, interval in saves.items()})
             overrides = each.change.overrides
@@ -171,28 +166,12 @@ class _Search:
                 Outcome(each.change.label, overrides, command, saves, note, each.screening.beyond, each.is_trade)
             )
         outcomes.sort(key=lambda outcome: _place(outcome.saves[self.metric], is_trade=outcome.is_trade))
-        imaginary = []
-        for number, wish in enumerate(imagined, len(chosen)):
-            if perf_counter() > self.until:
-                break
-            self.on_progress(wish.change, number, len(chosen) + len(imagined))
-            saves = self.what_if.savings(
-                wish.setting,
-                self.what_if.screen(wish.setting),
-                min(seeds, _HYPOTHETICAL_SEEDS),
-                self.error,
-                is_paired=True,
-                is_even=wish.is_even,
-            )
-            imaginary.append(Outcome(wish.change, (), None, saves))
-        imaginary.sort(key=lambda outcome: -outcome.saves[self.metric].middle)
         return Explanation(
             metric=self.metric,
             run=self.run_values,
             error=self.error,
             outcomes=tuple(outcomes),
             worse=() if tried else tuple(self._worse(screened)),
-            hypotheticals=tuple(imaginary),
             requests=len(self.twin.items),
             replayed=len(self.what_if.twin.items),
             seeds=seeds,
@@ -292,11 +271,11 @@ class _Search:
         is_trade = any(screening.values[metric] > most[metric] for metric in METRICS if metric != self.metric)
         return _Screened(change, setting, screening, saves, is_trade)
 
-    def _affordable(self, seeds: int, chosen: int, imagined: int) -> int:
+    def _affordable(self, seeds: int, chosen: int) -> int:
         """Return how many seeds there is time for."""
         if not self.what_if.is_noisy:
             return 1
-        left = self.until - perf_counter() - imagined * _HYPOTHETICAL_SEEDS * self.what_if.seconds
+        left = self.until - perf_counter()
         return max(_LEAST_SEEDS, min(seeds, int(left / max(1e-9, self.what_if.seconds * (chosen + 1)))))
 
     def _worse(self, screened: Sequence[_Screened]) -> Iterator[Outcome]:

@@ -69,11 +69,6 @@ def changes_table(explanation: Explanation) -> FittingTable:
     return _outcomes("What would change it", explanation.outcomes, explanation.metric, caption)
 
 
-def hypotheticals_table(explanation: Explanation) -> FittingTable:
-    """Make the table of what no key makes."""
-    return _outcomes("What no key changes", explanation.hypotheticals, explanation.metric)
-
-
 def worse_line(explanation: Explanation) -> str:
     """Write the changes that would not help, each with what it saves, which is negative; empty where there is none."""
     metric = explanation.metric

@@ -70,14 +70,7 @@ class WhatIf:
         return Screening(values, share_beyond(self.shown, record), ranks)
 
     def savings(
-        self,
-        setting: Setting,
-        screening: Screening,
-        seeds: int,
-        error: Mapping[str, float],
-        *,
-        is_paired: bool = False,
-        is_even: bool = False,
+        self, setting: Setting, screening: Screening, seeds: int, error: Mapping[str, float]
     ) -> dict[str, Interval]:
         """Replay another setting on seeds, and return by metric the share that it saves.
 
@@ -86,21 +79,17 @@ class WhatIf:
             screening: its replay without noise, which serves where seeds do not differ.
             seeds: replays.
             error: the twin's own, by metric.
-            is_paired: whether the range is of the mean effect under equal noise, not of a pair of runs.
-            is_even: whether the setting has no noise.
         """
         if not self.is_noisy:
             return self.rough(screening, error)
         bounds = self._bounds(setting) if screening.beyond > 0 else []
         base = [self.replayed(seed) for seed in range(seeds)]
-        quiet = screening.values
-        changed = [quiet if is_even else values_of(self.twin.replay(seed, setting)) for seed in range(seeds)]
+        changed = [values_of(self.twin.replay(seed, setting)) for seed in range(seeds)]
         return {
             metric: interval_of(
                 [each[metric] for each in base],
                 [each[metric] for each in changed],
-                self._model(metric, error, screening, bounds, is_paired=is_paired),
-                is_paired=is_paired,
+                self._model(metric, error, screening, bounds),
             )
             for metric in METRICS
         }
@@ -123,13 +112,7 @@ class WhatIf:
         return [values_of(self.twin.replay(None, replace(setting, costs=costs))) for costs in (shortest, longest)]
 
     def _model(
-        self,
-        metric: str,
-        error: Mapping[str, float],
-        screening: Screening,
-        bounds: Sequence[Values] = (),
-        *,
-        is_paired: bool = False,
+        self, metric: str, error: Mapping[str, float], screening: Screening, bounds: Sequence[Values] = ()
     ) -> ModelError:
         """Return how far off learned stage times, and other runs of a real machine, may put a metric's ratio.
 
@@ -142,7 +125,7 @@ class WhatIf:
             _REPLAY_ERROR * error[metric],
             _BEYOND_ERROR * screening.beyond,
             _RANKS_ERROR * screening.other_ranks,
-            math.sqrt(2) * _RUN_ERROR[metric] if self.twin.is_real and not is_paired else 0.0,
+            math.sqrt(2) * _RUN_ERROR[metric] if self.twin.is_real else 0.0,
         )
         reach = [0.0, *(_log_ratio(screening.values[metric], each[metric]) for each in bounds)]
         return ModelError(_CHANGE_ERROR, math.hypot(*parts), min(reach), max(reach))
@@ -203,9 +186,7 @@ def values_of(record: RunRecord) -> Values:
     }
 
 
-def interval_of(
-    base: Sequence[float], changed: Sequence[float], model: ModelError, *, is_paired: bool = False
-) -> Interval:
+def interval_of(base: Sequence[float], changed: Sequence[float], model: ModelError) -> Interval:
     """Return the share that a change saves, with the range of nine of ten pairs of runs: one as it was, one changed.
 
     Each of the two runs has noise of its own, which seeds show. The middle is the mean over the seeds, which are
@@ -215,10 +196,9 @@ def interval_of(
         base: values of the run as it was, one for each seed.
         changed: the same of the change.
         model: how far stage times may put it off.
-        is_paired: whether the range is of the mean effect under equal noise, not of a pair of runs.
     """
     ratios = [_log_ratio(before, after) for before, after in zip(base, changed, strict=True)]
-    noise = 0.0 if is_paired else _log_variance(base) + _log_variance(changed)
+    noise = _log_variance(base) + _log_variance(changed)
     if len(ratios) > 1:
         noise += variance(ratios) / len(ratios)
     return _interval(fmean(ratios), noise, len(ratios), model)

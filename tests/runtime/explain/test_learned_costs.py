@@ -10,10 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from gapless.parallel.placement import StageLink
-from gapless.runtime.cost.stage_costs import MicroBatchShape
+from gapless.runtime.explain.learned_operators import LearnedOperators
 from gapless.runtime.explain.learned_run import learn_run
-from gapless.runtime.explain.scaled_operators import scaled_costs
 from gapless.runtime.explain.twin import Twin, error_of
 from gapless.runtime.explain.what_if import share_beyond
 from gapless.runtime.ledger.ledger import Ledger
@@ -68,16 +66,6 @@ def test_a_seed_draws_the_same_again(twin: Twin) -> None:
     assert spans[2][-1] == pytest.approx(spans[0][-1], rel=0.1)
 
 
-def test_slower_stage_and_faster_links(twin: Twin) -> None:
-    costs, shape, link = twin.setting.costs, MicroBatchShape([(200, 100)], 4, 900, 4), StageLink(between_nodes=True)
-    scaled = scaled_costs(costs, stages=[1.0, 2.0], links=0.5)
-    first, second = costs.seconds(shape)
-    assert scaled.seconds(shape) == pytest.approx([first, 2 * second])
-    sends = [each.operators[0].send(50, link=link, scatter_gather=True) for each in (costs, scaled)]
-    assert sends[1] == pytest.approx(sends[0] / 2)
-    assert sends[0] > 0
-
-
 @pytest.mark.parametrize("seed", [6, 27, 33])
 def test_times_that_no_content_explains_are_learned_as_noise(seed: int) -> None:
     """A machine that does much else may show nothing of what a layer takes."""
@@ -95,7 +83,11 @@ def test_times_that_no_content_explains_are_learned_as_noise(seed: int) -> None:
 def test_slow_stage_is_told_from_the_head() -> None:
     config = simulated_config(num_prompts=120)
     whole = learned_twin(config)
-    slow = replace(whole.setting, costs=scaled_costs(whole.setting.costs, stages=[1.0, 1.4]))
+    costs = whole.setting.costs
+    first, second = costs.operators
+    assert isinstance(second, LearnedOperators)
+    slower = LearnedOperators(second.weights, key_share=second.key_share, slower=1.4 * second.slower, link=second.link)
+    slow = replace(whole.setting, costs=costs.with_operators([first, slower]))
     fit = learn_run(config, whole.replay(setting=slow)).fit
     assert whole.learned is not None
     before = whole.learned.fit.slower

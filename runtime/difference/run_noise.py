@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..core.micro_batch_columns import Floats
+from ..core.student import t_quantile
 from ..ledger.fleet import Fleet
 from .difference import compute_rows
 
@@ -15,10 +16,6 @@ _PIECES = 8  # of a run
 # Half the range of one run in standard deviations: ranges of two as noisy ones overlap where their difference is within
 # 1.645 of its own.
 _HALF = 1.645 / np.sqrt(2)
-
-
-# Student's t at 95%, by degrees of freedom from 1 on (Fisher and Yates, Statistical Tables, table III).
-_STUDENT = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +47,7 @@ def noise_by_repeats(base: float, run: float, repeats: tuple[Sequence[float], Se
     if not freedom:
         return None
     squares = sum(float(np.square(np.array(values) - np.mean(values)).sum()) for values in repeats)
-    student = _STUDENT[freedom - 1] if freedom <= len(_STUDENT) else 1.645 + 1.67 / freedom
-    half = float(student / np.sqrt(2) * np.sqrt(squares / freedom))
+    half = float(t_quantile(0.1, freedom) / np.sqrt(2) * np.sqrt(squares / freedom))
     counts = (len(repeats[0]), len(repeats[1]))
     return Noise((base - half, base + half), (run - half, run + half), counts)
 

@@ -16,7 +16,7 @@ from ..simulation.setting import Setting
 from .analysed_run import AnalysedRun
 from .changes import Change, Shown, candidates, with_policy
 from .even_split import even_split
-from .explanation import METRICS, Explanation, Interval, Outcome
+from .explanation import METRIC_NAMES, METRICS, Explanation, Interval, Outcome
 from .finding import find_causes
 from .known_costs import known_of
 from .roots import Root
@@ -40,7 +40,6 @@ _LEAST_REQUESTS = 50
 _ARRIVAL_BOUND = 1.1  # a makespan at most so many times as long as until the last arrival cannot become much shorter
 _NOTED_BEYOND = 0.05  # share of compute time beyond the sizes of the run from which on it is noted
 _NOTED_COST = 0.1  # share by which another metric grows from which on it is noted
-_NAMES = {"duration": "the run", "p99_itl_ms": "p99 TBT", "p99_ttft_ms": "p99 TTFT"}
 TOLERANCE = 0.5  # share by which another metric may grow, by default
 _SECONDS_A_MICRO_BATCH = 60e-6  # of a replay, with its share of reading the record; measured, compiled
 
@@ -295,7 +294,8 @@ class _Search:
             notes.append(f"{share} of its compute time is in micro-batches of sizes that the run has not shown")
         for metric in METRICS:
             if metric != self.metric and saves[metric] < -_NOTED_COST:
-                notes.append(f"{_NAMES[metric]} takes {1 - saves[metric]:.2g} times as long")
+                what = "the run" if metric == "duration" else METRIC_NAMES[metric]
+                notes.append(f"{what} takes {1 - saves[metric]:.2g} times as long")
         return "; ".join(notes)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-METRICS = ("duration", "p99_itl_ms", "p99_ttft_ms")  # keys of summary.json that changes are judged by
+# What changes are judged by: keys of summary.json, and their names.
+METRIC_NAMES = {"duration": "duration", "p99_itl_ms": "p99 TBT", "p99_ttft_ms": "p99 TTFT"}
+METRICS = tuple(METRIC_NAMES)
 
 
 @dataclass(frozen=True, slots=True)

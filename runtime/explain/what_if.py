@@ -9,6 +9,7 @@ from statistics import fmean, variance
 from time import perf_counter
 
 from ..core.run_record import RunRecord
+from ..core.student import t_quantile
 from ..ledger.latencies import latencies, p99
 from ..simulation.setting import Setting
 from .bounded_costs import BoundedCosts
@@ -18,7 +19,8 @@ from .twin import Twin
 
 Values = dict[str, float]  # seconds or milliseconds by metric
 
-_Z = 1.6449  # standard normal deviate that one in twenty exceeds: nine of ten lie within it on both sides
+_OUTSIDE = 0.1  # of outcomes, on both sides of a range
+_Z = 1.6449  # standard normal deviate that nine of ten lie within, on both sides
 _REPLAY_ERROR = 0.5  # share of the twin's own error that a change may keep
 # Standard deviations of the logarithm of what learned stage times foretell. Those of `_FIT_ERROR` are from savings that
 # twins of simulated runs foretold, learned as of real ones, beside the true ones (docs/explain.md#how-good-ranges-are).
@@ -205,20 +207,10 @@ def interval_of(base: Sequence[float], changed: Sequence[float], model: ModelErr
 
 
 def _interval(ratio: float, noise: float, count: int, model: ModelError) -> Interval:
-    spread = (_deviate(count - 1) * math.sqrt(noise), _Z * model.relative * ratio, _Z * model.absolute)
+    sure = t_quantile(_OUTSIDE, count - 1) if count > 1 else _Z
+    spread = (sure * math.sqrt(noise), _Z * model.relative * ratio, _Z * model.absolute)
     most, least = ratio + math.hypot(*spread, model.high), ratio - math.hypot(*spread, model.low)
     return Interval(1 - math.exp(ratio), 1 - math.exp(most), 1 - math.exp(least))
-
-
-def _deviate(freedom: int) -> float:
-    """Return what Student's t exceeds once in twenty.
-
-    It is computed by the first terms of an expansion (Abramowitz and Stegun, 26.7.5).
-    """
-    if freedom < 1:
-        return _Z
-    first, second = (_Z**3 + _Z) / 4, (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / 96
-    return _Z + first / freedom + second / freedom**2
 
 
 def _log_ratio(before: float, after: float) -> float:

@@ -20,8 +20,8 @@ from .explanation import METRIC_NAMES, METRICS, Explanation, Interval, Outcome
 from .finding import find_causes
 from .known_costs import known_of
 from .roots import Root
-from .twin import Twin, twin_of
-from .what_if import Screening, Values, WhatIf, values_of
+from .twin import Twin, Values, twin_of, values_of
+from .what_if import Screening, WhatIf
 
 Objective = Literal["auto", "duration", "p99_itl_ms", "p99_ttft_ms"]
 CommandOf = Callable[[Setting, Sequence[str]], str | None]  # the run's command under a setting that overrides make
@@ -93,9 +93,7 @@ def explain(
     Raises:
         ConfigError: a change of `tried` is wrong or does not fit.
     """
-    until = perf_counter() + seconds
-    search = _Search(twin, objective, tolerance, until)
-    search.command_of, search.on_progress = command_of, on_progress
+    search = _Search(twin, objective, tolerance, perf_counter() + seconds, command_of, on_progress)
     return search.run(seeds, tried)
 
 
@@ -110,9 +108,8 @@ def quick_explanation(
         return None
     until = perf_counter() + seconds
     try:
-        search = _Search(twin_of(run.record, run.ledger, run.info.config), "auto", TOLERANCE, until)
-        search.command_of = command_of
-        return search.run(_LEAST_SEEDS + 1)
+        twin = twin_of(run.record, run.ledger, run.info.config)
+        return _Search(twin, "auto", TOLERANCE, until, command_of).run(_LEAST_SEEDS + 1)
     except (ConfigError, PipelineError):
         return None
 
@@ -131,18 +128,25 @@ class _Screened:
 class _Search:
     """Looks for the changes that save most."""
 
-    def __init__(self, twin: Twin, objective: Objective, tolerance: float, until: float) -> None:
+    def __init__(
+        self,
+        twin: Twin,
+        objective: Objective,
+        tolerance: float,
+        until: float,
+        command_of: CommandOf,
+        on_progress: OnProgress = lambda what, done, of: None,
+    ) -> None:
         self.twin = twin
         self.tolerance = tolerance
         self.until = until
         self.begun = perf_counter()
-        self.command_of: CommandOf = lambda setting, overrides: None
-        self.on_progress: OnProgress = lambda what, done, of: None
+        self.command_of = command_of
+        self.on_progress = on_progress
         self.run_values = values_of(twin.base)
         self.metric = self._metric(objective)
         whole = WhatIf(twin)
-        error = twin.error
-        self.error = {"duration": error.makespan, "p99_itl_ms": error.p99_tbt, "p99_ttft_ms": error.p99_ttft}
+        self.error = twin.error
         share = (until - perf_counter()) / (_REPLAYS * whole.seconds)
         items = max(_LEAST_REQUESTS, round(share * len(twin.items)))
         self.what_if = WhatIf(twin, items=items) if items < len(twin.items) else whole

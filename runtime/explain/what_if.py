@@ -10,14 +10,11 @@ from time import perf_counter
 
 from ..core.run_record import RunRecord
 from ..core.student import t_quantile
-from ..ledger.latencies import latencies, p99
 from ..simulation.setting import Setting
 from .bounded_costs import BoundedCosts
 from .explanation import METRICS, Interval
 from .observations import SizesShown
-from .twin import Twin
-
-Values = dict[str, float]  # seconds or milliseconds by metric
+from .twin import Twin, Values, values_of
 
 _OUTSIDE = 0.1  # of outcomes, on both sides of a range
 _Z = 1.6449  # standard normal deviate that nine of ten lie within, on both sides
@@ -172,20 +169,6 @@ def share_beyond(shown: SizesShown, record: RunRecord) -> float:
         return 0.0
     total = sum(span.end - span.begin for span in record.spans)
     return sum(span.end - span.begin for span in record.spans if span.micro_batch in beyond) / (total or 1.0)
-
-
-def values_of(record: RunRecord) -> Values:
-    """Return what a run came to, by metric, as `summary.json` has it."""
-    requests = record.requests
-    begin = record.start
-    tokens = [request.token_times[-1] for request in requests if request.token_times]
-    end = max([*tokens, *(span.end for span in record.spans)], default=begin)
-    latency = latencies(requests)
-    return {
-        "duration": end - begin,
-        "p99_itl_ms": p99(latency["itl"]),
-        "p99_ttft_ms": p99(latency["ttft"]),
-    }
 
 
 def interval_of(base: Sequence[float], changed: Sequence[float], model: ModelError) -> Interval:

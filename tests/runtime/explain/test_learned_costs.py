@@ -12,10 +12,9 @@ import pytest
 
 from gapless.runtime.explain.learned_operators import LearnedOperators
 from gapless.runtime.explain.learned_run import learn_run
-from gapless.runtime.explain.twin import Twin, error_of
+from gapless.runtime.explain.twin import Twin
 from gapless.runtime.explain.what_if import share_beyond
-from gapless.runtime.ledger.ledger import Ledger
-from tests.support.explained_runs import learned_twin, run, simulated_config
+from tests.support.explained_runs import errors_of, learned_twin, run, simulated_config
 
 
 @pytest.fixture(scope="module", params=["sarathi", "orca_best", "token_budget"])
@@ -24,10 +23,9 @@ def twin(request: pytest.FixtureRequest) -> Twin:
 
 
 def test_replay_is_the_run(twin: Twin) -> None:
-    error = error_of(twin.replay(), twin.base, twin.ledger)
-    assert abs(error.makespan) < 0.01
-    assert max(map(abs, error.busy)) < 0.01
-    assert max(abs(error.p99_tbt), abs(error.p99_ttft)) < 0.02
+    error = errors_of(twin.replay(), twin.base)
+    assert max(abs(error[name]) for name in ("duration", "busy 0", "busy 1")) < 0.01
+    assert max(abs(error["p99_itl_ms"]), abs(error["p99_ttft_ms"])) < 0.02
 
 
 @pytest.mark.parametrize(
@@ -45,9 +43,8 @@ def test_replay_is_the_run(twin: Twin) -> None:
 def test_what_is_learned_carries_over(twin: Twin, overrides: Mapping[str, object], within: float) -> None:
     setting = twin.changed(overrides)
     real = run(setting.config)
-    error = error_of(twin.replay(setting=setting), real, Ledger(real))
-    assert abs(error.makespan) < within
-    assert max(map(abs, error.busy)) < within
+    error = errors_of(twin.replay(setting=setting), real)
+    assert max(abs(each) for name, each in error.items() if not name.startswith("p99")) < within
 
 
 def test_sizes_that_the_run_has_not_shown_are_counted(twin: Twin) -> None:

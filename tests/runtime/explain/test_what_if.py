@@ -17,8 +17,8 @@ from gapless.runtime.explain.bounded_costs import BoundedCosts
 from gapless.runtime.explain.explain_json import read_explanation, write_explanation
 from gapless.runtime.explain.explain_run import explain, quick_explanation
 from gapless.runtime.explain.explanation import METRICS
-from gapless.runtime.explain.twin import make_twin
-from gapless.runtime.explain.what_if import ModelError, WhatIf, interval_of, values_of
+from gapless.runtime.explain.twin import make_twin, values_of
+from gapless.runtime.explain.what_if import ModelError, WhatIf, interval_of
 from gapless.runtime.ledger.fleet import Fleet
 from gapless.runtime.ledger.summary import summarize
 from gapless.runtime.simulation.run import start

@@ -48,15 +48,17 @@ from .metrics import (
     SPEED,
     THROUGHPUT,
     Metric,
+    RowUnit,
     Spread,
     has_any,
     lower_is_better,
     metric_of,
     number,
     ranked,
+    ratio_text,
+    row_unit,
     spread,
 )
-from .row_units import RowUnit, ratio_text, row_unit
 from .run_groups import RunGroup, differing_keys, settings
 from .verdict import verdict
 

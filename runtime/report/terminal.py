@@ -18,7 +18,6 @@ from ..drawing.formatting import cause_label, ms_text, percent_text, seconds_tex
 from ..ledger.blame import Blame
 from ..ledger.causes import CAUSES, Cause
 from ..ledger.fleet import Fleet
-from ..ledger.ledger import Ledger
 from .blame_section import request_name, top_requests
 from .metrics import (
     BY_CAUSE,
@@ -61,7 +60,7 @@ RANKING_METRICS = tuple(
 )
 
 
-def bubble_table(times: Ledger | Fleet) -> FittingTable:
+def bubble_table(times: Fleet) -> FittingTable:
     """Make the table of idle time: by cause its seconds, its share of all stage time, and its seconds on each stage.
 
     Causes without idle time are left out. If the console has no room for all stages, the first, the busiest, the idlest
@@ -77,7 +76,7 @@ def bubble_table(times: Ledger | Fleet) -> FittingTable:
     return FittingTable([partial(_bubbles_of, times, shown) for shown in wanted])
 
 
-def _bubbles_of(times: Ledger | Fleet, stages: Mapping[int, str]) -> Table:
+def _bubbles_of(times: Fleet, stages: Mapping[int, str]) -> Table:
     """Make the table of idle time with a column for each of `stages`: their numbers, and a remark for the heading."""
     table = Table(title="Idle time", title_justify="left", caption_justify="left")
     table.add_column("cause", no_wrap=True)

@@ -125,7 +125,7 @@ def _choice(runs: Mapping[str, TimelineWindow], seconds: float) -> list[str]:
     if all(run.shares.seconds <= seconds for run in runs.values()):
         return ["(the whole run)"]
     each = "each run's" if len(runs) > 1 else "the run's"
-    return [f"({each} {seconds_text(seconds)} whose idle time by cause is about the most like the whole run's)"]
+    return [f"({each} {seconds_text(seconds)} whose stage time is spent the most like the whole run's)"]
 
 
 def _draw(axes: Axes, run: TimelineWindow, start: float, end: float, seconds: float) -> set[Cause]:

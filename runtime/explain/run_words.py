@@ -27,8 +27,9 @@ class RunWords:
         self.layers: list[int] | None = None if layers is None else list(layers)
         hidden, dtype = _group(model, "architecture").get("hidden_size"), model.get("dtype")
         is_wide = dtype == "float32" or (dtype == "auto" and _group(config, "hardware").get("device") == "cpu")
-        is_known = hidden is not None and dtype is not None
-        self.token_bytes = float(hidden * (4 if is_wide else 2)) if is_known else None
+        self.token_bytes: float | None = None
+        if hidden is not None and dtype is not None:
+            self.token_bytes = float(hidden * (4 if is_wide else 2))
 
     @property
     def who(self) -> str:

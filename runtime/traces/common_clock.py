@@ -96,7 +96,10 @@ def _order(first: int, second: int, matched: Sequence[tuple[Transfer, Transfer]]
 
 def _move(trace: RankTrace, ahead: float) -> None:
     """Put the times of a rank whose clock is `ahead` seconds ahead on the reference's."""
+
+    def moved(time: float) -> float:
+        return time - ahead
+
     trace.computes = trace.computes - ahead
-    trace.steps, trace.sends, trace.receives = (
-        with_times(each, lambda time: time - ahead) for each in (trace.steps, trace.sends, trace.receives)
-    )
+    trace.steps = with_times(trace.steps, moved)
+    trace.sends, trace.receives = with_times(trace.sends, moved), with_times(trace.receives, moved)

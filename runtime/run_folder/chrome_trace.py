@@ -113,19 +113,11 @@ class _Trace:
                 on.setdefault(number, []).append((stage, begin, length))
         numbers, columns = sorted(on), self.ledger.micro_batches
         for number, place in zip(numbers, columns.places(np.array(numbers, np.int64)).tolist(), strict=True):
-            kind, arguments = self._about_micro_batch(number, place)
+            kind, about = self._about_micro_batch(number, place)
             last = len(on[number]) - 1
             for at, (stage, begin, length) in enumerate(on[number]):
                 track = {"pid": _PROCESS, "tid": stage + 1}
-                yield {
-                    **track,
-                    "cat": "compute",
-                    "name": kind,
-                    "ph": "X",
-                    "ts": begin,
-                    "dur": length,
-                    "args": arguments,
-                }
+                yield {**track, "cat": "compute", "name": kind, "ph": "X", "ts": begin, "dur": length, "args": about}
                 if last:
                     phase = "s" if at == 0 else "f" if at == last else "t"
                     flow = {"cat": "flow", "name": "micro-batch", "bp": "e", "ph": phase, "id": number + 1, "ts": begin}

@@ -19,7 +19,7 @@ from ..ledger.causes import BUBBLES, CAUSES, UNEVEN_WORK, Cause
 from ..simulation.make_costs import make_costs
 from .artifact import Artifact, Row, Simulate, markdown_table, number
 from .bound import bubble_free_seconds
-from .outcome import RunOutcome, outcome_of
+from .outcome import RunOutcome
 
 NAME = "Figure 12"
 ORCA, SARATHI, TENSOR, EQUAL = "TP-PP Orca", "TP-PP SARATHI", "TP-only", "TP-PP equal_time"
@@ -36,7 +36,7 @@ RATIOS = (
 
 def figure12(config: SimulateConfig, simulate: Simulate) -> Artifact:
     """Simulate the paper's systems and the policy `equal_time`, beside the lower bound of the makespan."""
-    ours = {name: outcome_of(simulate(each, name)) for name, each in systems(config).items()}
+    ours = {name: RunOutcome(simulate(each, name)) for name, each in systems(config).items()}
     plan, requests = make_plan(config), ours[SARATHI]
     least = bubble_free_seconds(make_costs(config, plan), requests.inputs, requests.outputs, plan.limits.batch)
     rows = [*_batches(config), *_ratios(ours, f"{len(requests.inputs):,} requests")]

@@ -23,8 +23,7 @@ from gapless.runtime.core.run_record import RunRecord
 from gapless.runtime.explain.analysed_run import AnalysedRun
 from gapless.runtime.explain.explain_run import explain
 from gapless.runtime.explain.explanation import METRICS
-from gapless.runtime.explain.twin import changed_config, make_twin
-from gapless.runtime.explain.what_if import values_of
+from gapless.runtime.explain.twin import changed_config, make_twin, values_of
 from gapless.runtime.run_folder.read import read_run_folder
 from gapless.runtime.run_folder.run_info import RunInfo
 from gapless.runtime.run_folder.write import write_run_data

@@ -24,7 +24,7 @@ import httpx2
 import numpy as np
 
 from gapless import read_run
-from gapless.runtime.drawing.timeline_png import timeline_window, write_timeline
+from gapless.runtime.drawing.timeline_png import TimelineWindow, write_timeline
 from gapless.runtime.ledger.causes import CAUSES, Cause
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.run_folder.read import read_run_folder
@@ -129,7 +129,7 @@ def draw_bubble(folder: Path, scene: Scene, cause: Cause, image: Path) -> None:
         ledger = Ledger(read_run_folder(path).load())
         at_worst = scene.all_at_worst or not runs
         window = densest(ledger, cause, scene.seconds) if at_worst else central(ledger, scene.seconds)
-        runs[path.name[3:]] = timeline_window(ledger, window)
+        runs[path.name[3:]] = TimelineWindow.of(ledger, window)
     say(str(write_timeline(image, runs)))
 
 

@@ -106,8 +106,6 @@ def run(config: ExplainConfig, prepared: PreparedExplanation, run_dir: Path) -> 
         console.print(Text(f"  {first.command}"), soft_wrap=True)
         if first.note:
             print_words(console, Text(f"  with it, {first.note}"))
-    if explanation.hypotheticals:
-        console.print(tables.hypotheticals_table(explanation))
     for line in (tables.worse_line(explanation), *explanation.notes):
         if line:
             print_words(console, Text(line))

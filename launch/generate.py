@@ -140,7 +140,7 @@ def run(config: GenerateConfig, prepared: Prepared, run_dir: Path, launcher: Lau
     print_words(console, Text.assemble((throughput(summary), "bold")))
     show_words(console, analysed.words)
     console.print(latency_table(summary))
-    console.print(bubble_table(analysed.ledger))
+    console.print(bubble_table(analysed.fleet))
     for line in (*fault_lines(summary), *straggler_lines(summary)):
         print_words(console, Text(line))
     for label, file in (("outputs", path), ("report", run_dir / "report.html")):

@@ -176,11 +176,6 @@ class _Side:
         return _all_rows(self._ledgers, self._features)
 
 
-def compute_rows(fleet: Fleet) -> tuple[Floats, Floats]:
-    """Return the features of all micro-batches of a run [N, features], and the compute seconds of all stages [N]."""
-    return _all_rows(fleet.ledgers, [ledger.micro_batches.features for ledger in fleet.ledgers])
-
-
 def _all_rows(ledgers: Sequence[Ledger], features: Sequence[Floats]) -> tuple[Floats, Floats]:
     rows, seconds = [], []
     for ledger, own in zip(ledgers, features, strict=True):

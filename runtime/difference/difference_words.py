@@ -69,7 +69,7 @@ def paragraphs(difference: RunDifference) -> list[list[str]]:
     found, noise = difference.makespan, difference.makespan_noise
     makespan = [_makespan(found)]
     if _moves(found):
-        chance = _noise(noise)
+        chance = _noise(difference)
         origin = list(_origin(found))
         makespan += [chance, *origin] if noise is not None and noise.covers else [*origin, chance]
     makespan += _requests(difference)
@@ -214,18 +214,19 @@ def _request(change: RequestChange) -> str:
     return f"{change.name} ({prompt:,} prompt and {output:,} output tokens), {seconds_text(abs(change.change))}"
 
 
-def _noise(noise: Noise | None) -> str:
+def _noise(difference: RunDifference) -> str:
+    """Say whether the difference may be chance."""
+    noise = difference.makespan_noise
     if noise is None:
-        return ""
+        return (
+            "" if difference.is_exact else "One run of each does not show what varies from run to run: repeats=5 does."
+        )
     ranges = " and ".join(
         f"{name} {seconds_text(max(0.0, low))} to {seconds_text(high)}"
         for name, (low, high) in ((BASE, noise.base), (RUN, noise.run))
     )
-    by_repeats = max(noise.repeats) > 1
-    how = "by its repeats" if by_repeats else "by the scatter of its stage times"
     within = "may be chance" if noise.covers else "is more than chance"
-    hint = "" if by_repeats else "; only repeats show what else varies from run to run"
-    return f"The difference {within}: {how}, a run varies so far: {ranges}{hint}."
+    return f"The difference {within}: by its repeats, a run varies so far: {ranges}."
 
 
 def _tail(name: str, found: TailDifference, noise: Noise | None, stage_names: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from ..run_folder.read import RunFolder, load_fleet
 from ..run_folder.titles import is_simulated
 from .difference import MakespanDifference, compare_makespans
 from .request_difference import RequestDifference, compare_requests
-from .run_noise import Noise, makespan_range, noise_by_repeats
+from .run_noise import Noise, noise_by_repeats
 from .tail_difference import Latency, TailDifference, compare_tails
 
 BASE, RUN = "BASE", "RUN"  # what the two are called
@@ -92,25 +92,17 @@ class RunDifference:
 
     @cached_property
     def makespan_noise(self) -> Noise | None:
-        """How far the makespans are by chance; None where they are exact."""
-        if self.is_exact:
-            return None
-        found = self.makespan
-        repeats = noise_by_repeats(found.base, found.run, self._values("duration", 1.0))
-        base, run = (makespan_range(fleet, found.weights) for fleet in self.fleets)
-        return repeats or Noise(base, run, (1, 1))
+        """How far the makespans are by chance; None where they are exact, or no repeats show it."""
+        return self._noise(self.makespan.base, self.makespan.run, "duration", 1.0)
 
     def tail_noise(self, latency: Latency) -> Noise | None:
-        """Return how far a P99 is by chance; None where it is exact."""
-        if self.is_exact:
-            return None
-        base, run = self.tails[latency].base, self.tails[latency].run
-        repeats = noise_by_repeats(base.seconds, run.seconds, self._values(f"p99_{latency}_ms", 1e-3))
-        return repeats or Noise((base.low, base.high), (run.low, run.high), (1, 1))
+        """Return how far a P99 is by chance; None where it is exact, or no repeats show it."""
+        tail = self.tails[latency]
+        return self._noise(tail.base.seconds, tail.run.seconds, f"p99_{latency}_ms", 1e-3)
 
-    def _values(self, key: str, unit: float) -> tuple[list[float], list[float]]:
-        base, run = ([unit * float(folder.summary[key]) for folder in mine] for mine in self._repeats)
-        return base, run
+    def _noise(self, base: float, run: float, key: str, unit: float) -> Noise | None:
+        repeats = [[unit * float(folder.summary[key]) for folder in mine] for mine in self._repeats]
+        return None if self.is_exact else noise_by_repeats(base, run, repeats)
 
 
 def _median(folders: Sequence[RunFolder]) -> RunFolder:

@@ -1,4 +1,4 @@
-"""How much a number of a run varies from run to run: by its repeats, or else by the scatter within it."""
+"""How much a number of a run varies from run to run, by its repeats."""
 
 from __future__ import annotations
 
@@ -7,18 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..core.micro_batch_columns import Floats
-from ..ledger.fleet import Fleet
-from .difference import compute_rows
+from ..core.student import t_quantile
 
-_PIECES = 8  # of a run
-# Half the range of one run in standard deviations: ranges of two as noisy ones overlap where their difference is within
-# 1.645 of its own.
-_HALF = 1.645 / np.sqrt(2)
-
-
-# Student's t at 95%, by degrees of freedom from 1 on (Fisher and Yates, Statistical Tables, table III).
-_STUDENT = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
+_OUTSIDE = 0.1  # of pairs of equal runs that differ by more than chance is taken to
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +21,6 @@ class Noise:
 
     base: tuple[float, float]
     run: tuple[float, float]
-    repeats: tuple[int, int]  # of each; (1, 1): by the scatter within the runs
 
     @property
     def covers(self) -> bool:
@@ -38,7 +28,7 @@ class Noise:
         return self.base[0] <= self.run[1] and self.run[0] <= self.base[1]
 
 
-def noise_by_repeats(base: float, run: float, repeats: tuple[Sequence[float], Sequence[float]]) -> Noise | None:
+def noise_by_repeats(base: float, run: float, repeats: Sequence[Sequence[float]]) -> Noise | None:
     """Return the noise of a number, as the repeats of both runs scatter around their means; None where neither has any.
 
     Args:
@@ -50,27 +40,5 @@ def noise_by_repeats(base: float, run: float, repeats: tuple[Sequence[float], Se
     if not freedom:
         return None
     squares = sum(float(np.square(np.array(values) - np.mean(values)).sum()) for values in repeats)
-    student = _STUDENT[freedom - 1] if freedom <= len(_STUDENT) else 1.645 + 1.67 / freedom
-    half = float(student / np.sqrt(2) * np.sqrt(squares / freedom))
-    counts = (len(repeats[0]), len(repeats[1]))
-    return Noise((base - half, base + half), (run - half, run + half), counts)
-
-
-def makespan_range(fleet: Fleet, weights: Floats) -> tuple[float, float]:
-    """Return the range of a run's makespan.
-
-    It is as if a run were as much slower or faster than another one as its eighths are than each other.
-
-    Args:
-        fleet: the run.
-        weights: seconds of each feature over all stages: what the micro-batches of an eighth should take.
-    """
-    rows, seconds = compute_rows(fleet)
-    foreseen = rows @ weights
-    took = (seconds > 0) & (foreseen > 0)
-    if took.sum() < 2 * _PIECES:
-        return fleet.span_seconds, fleet.span_seconds
-    pieces = np.arange(int(took.sum())) * _PIECES // int(took.sum())
-    ratio = np.bincount(pieces, seconds[took]) / np.bincount(pieces, foreseen[took])
-    half = float(_HALF * ratio.std(ddof=1) / ratio.mean()) * fleet.span_seconds
-    return fleet.span_seconds - half, fleet.span_seconds + half
+    half = t_quantile(_OUTSIDE, freedom) * float(np.sqrt(squares / freedom / 2))
+    return Noise((base - half, base + half), (run - half, run + half))

@@ -26,7 +26,6 @@ TAIL_PARTS = (*(part.name.lower() for part in Part), *(part.name.lower() for par
 _SHARE = 0.99  # the percentile
 _BAND = 0.01  # share of the intervals that are read around it
 _LEAST = 20  # intervals
-_SURE = 1.645  # standard deviations that nine of ten values lie within
 _TOLERANCE = 1e-9  # of the two percentiles
 
 
@@ -36,7 +35,6 @@ class Tail:
 
     Attributes:
         seconds: the P99.
-        low, high: within these it varies by chance, as the run has only so many micro-batches.
         parts: seconds by `TAIL_PARTS`, which sum to the P99.
         by_stage: the seconds of each stage's `StagePart`s.
         intervals: how many were read.
@@ -46,8 +44,6 @@ class Tail:
     """
 
     seconds: float
-    low: float
-    high: float
     parts: Mapping[str, float]
     by_stage: Sequence[Mapping[str, float]]
     intervals: int
@@ -137,9 +133,7 @@ class _Intervals:
             return None
         chosen = chosen[np.argsort(self._seconds[chosen], kind="stable")]
         lengths = self._seconds[chosen]
-        spread = _SURE * np.sqrt(_SHARE * (1 - _SHARE) / len(np.unique(self._micro_batches[chosen])))
-        shares = np.clip([_SHARE, _SHARE - spread, _SHARE + spread], 0, 1)
-        exact, low, high = np.percentile(lengths, 100 * shares).tolist()
+        exact = float(np.percentile(lengths, 100 * _SHARE))
         size = min(len(chosen), max(_LEAST, round(_BAND * len(chosen))))
         first = round(_SHARE * (len(chosen) - 1)) - size // 2
         first = min(max(0, first), len(chosen) - size)
@@ -160,8 +154,6 @@ class _Intervals:
         names = [part.name.lower() for part in StagePart]
         return Tail(
             exact,
-            low,
-            high,
             dict(zip(TAIL_PARTS, summed, strict=True)),
             [dict(zip(names, row, strict=True)) for row in of_stages.tolist()],
             size,

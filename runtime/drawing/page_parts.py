@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
@@ -76,6 +76,15 @@ def swatch(name: str) -> str:
 def idle_swatch(cause: Cause) -> str:
     """Render a sample of a cause's colour, hatched as in the timeline."""
     return f'<i class="swatch {HATCHES[cause]}" style="background-color:var(--{css_name(cause)})"></i>'
+
+
+def words_section(words: Sequence[str]) -> str:
+    """Render sentences as the first paragraph of a page; empty if there are none."""
+    if not words:
+        return ""
+    first, *rest = [html.escape(sentence) for sentence in words]
+    more = f"<p>{' '.join(rest)}</p>" if rest else ""
+    return f'<section class="verdict"><p><b>{first}</b></p>{more}</section>\n'
 
 
 def notes_list(notes: Iterable[str]) -> str:

@@ -10,14 +10,15 @@ from ..core.micro_batch_columns import Floats, Ints
 from .chart import Series
 
 MAX_POINTS = 600
+_CELLS = 64  # on each side of a scatter's grid
 NUM_INTERVALS = 240  # intervals of time that a long series is averaged over
 
 
-def thin(x: Floats, y: Floats, points: int = MAX_POINTS) -> tuple[Floats, Floats]:
+def thin(x: Floats, y: Floats) -> tuple[Floats, Floats]:
     """Thin a long series: keep its first and last point, and the smallest and largest y of each section."""
-    if len(x) <= points:
+    if len(x) <= MAX_POINTS:
         return x, y
-    bounds = np.linspace(0, len(x), points // 2 + 1).astype(np.int64)
+    bounds = np.linspace(0, len(x), MAX_POINTS // 2 + 1).astype(np.int64)
     starts = bounds[:-1]
     kept = {0, len(x) - 1}
     for a, b in zip(starts.tolist(), bounds[1:].tolist(), strict=True):
@@ -26,27 +27,25 @@ def thin(x: Floats, y: Floats, points: int = MAX_POINTS) -> tuple[Floats, Floats
     return x[index], y[index]
 
 
-def thin_cdf(values: Floats, points: int = MAX_POINTS) -> tuple[Floats, Floats]:
-    """Return the points of a cumulative distribution: values, and the share of values up to each.
+def thin_cdf(values: Floats) -> tuple[Floats, Floats]:
+    """Return the points of a cumulative distribution of ascending values: some of these, and the share up to each.
 
-    Args:
-        values: Sorted, ascending.
-        points: How many values are kept at most, evenly spaced and with both ends.
+    Those that are kept are evenly spaced, with both ends.
     """
-    index = np.linspace(0, len(values) - 1, min(points, len(values))).astype(np.int64)
+    index = np.linspace(0, len(values) - 1, min(MAX_POINTS, len(values))).astype(np.int64)
     return values[index], (index + 1) / len(values)
 
 
-def thin_points(x: Floats, y: Floats, cells: int = 64) -> tuple[Floats, Floats]:
-    """Thin a scatter: keep one point per cell of a `cells` x `cells` grid, and the extremes of both axes."""
-    if len(x) <= cells * 4:
+def thin_points(x: Floats, y: Floats) -> tuple[Floats, Floats]:
+    """Thin a scatter: keep one point per cell of a grid, and the extremes of both axes."""
+    if len(x) <= _CELLS * 4:
         return x, y
 
     def cell(values: Floats) -> Ints:
         low, high = float(values.min()), float(values.max())
-        return np.minimum(((values - low) / max(high - low, 1e-12) * cells).astype(np.int64), cells - 1)
+        return np.minimum(((values - low) / max(high - low, 1e-12) * _CELLS).astype(np.int64), _CELLS - 1)
 
-    _, first = np.unique(cell(x) * cells + cell(y), return_index=True)
+    _, first = np.unique(cell(x) * _CELLS + cell(y), return_index=True)
     index = np.union1d(first, [x.argmin(), x.argmax(), y.argmin(), y.argmax()])
     return x[index], y[index]
 
@@ -58,8 +57,7 @@ def counter(label: str, at: Floats, values: Floats, colour: str) -> Series:
     """
     if len(at) <= MAX_POINTS:
         return Series(label, at, values, colour)
-    edges = np.linspace(float(at[0]), float(at[-1]), NUM_INTERVALS + 1)
-    place = np.clip(np.searchsorted(edges, at, side="right") - 1, 0, NUM_INTERVALS - 1)
+    edges, place = _intervals(at, float(at[-1]))
     low, high = np.full(NUM_INTERVALS, np.inf), np.full(NUM_INTERVALS, -np.inf)
     np.minimum.at(low, place, values)
     np.maximum.at(high, place, values)
@@ -69,24 +67,27 @@ def counter(label: str, at: Floats, values: Floats, colour: str) -> Series:
     return Series(label, edges[:-1][kept], mean, colour, band=(low[kept], high[kept]))
 
 
-def average_over_time(
-    at: Floats, values: Sequence[Floats], end: float, num_intervals: int = NUM_INTERVALS
-) -> tuple[Floats, list[Floats], bool]:
-    """Average values over intervals of time, if there are more values than `num_intervals`.
+def average_over_time(at: Floats, values: Sequence[Floats], end: float) -> tuple[Floats, list[Floats], bool]:
+    """Average values over intervals of time, if there are more values than `NUM_INTERVALS`.
 
     Args:
         at: Ascending times of the values.
         values: Arrays with a value for each time.
         end: End of the last interval.
-        num_intervals: How many intervals there are at most.
 
     Returns:
         The edges of the intervals; for each array its value in each interval, 0 in an interval without a time; and
         whether the values are averages. If not, each value holds until the next time.
     """
-    if len(at) <= num_intervals:
-        return np.append(at, max(end, float(at[-1]) if len(at) else end)), list(values), False
-    edges = np.linspace(float(at[0]), max(end, float(at[-1])), num_intervals + 1)
-    place = np.clip(np.searchsorted(edges, at, side="right") - 1, 0, num_intervals - 1)
-    count = np.maximum(np.bincount(place, minlength=num_intervals), 1)
-    return edges, [np.bincount(place, weights=v, minlength=num_intervals) / count for v in values], True
+    end = max(end, float(at[-1]) if len(at) else end)
+    if len(at) <= NUM_INTERVALS:
+        return np.append(at, end), list(values), False
+    edges, place = _intervals(at, end)
+    count = np.maximum(np.bincount(place, minlength=NUM_INTERVALS), 1)
+    return edges, [np.bincount(place, weights=v, minlength=NUM_INTERVALS) / count for v in values], True
+
+
+def _intervals(at: Floats, end: float) -> tuple[Floats, Ints]:
+    """Return the edges of intervals from the first of these times to `end`, and in which of them each lies."""
+    edges = np.linspace(float(at[0]), end, NUM_INTERVALS + 1)
+    return edges, np.clip(np.searchsorted(edges, at, side="right") - 1, 0, NUM_INTERVALS - 1)

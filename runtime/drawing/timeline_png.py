@@ -17,7 +17,7 @@ from ..ledger.lanes import Lane
 from ..ledger.ledger import Ledger
 from .formatting import cause_label, css_name, percent_text, seconds_text, short_cause_label
 from .png import DPI, FONT, light_palette, paper_style
-from .typical_window import TimeShares, typical_windows
+from .typical_window import TimeShares
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 WIDTH = 7.0  # inches: both columns of a two-column paper
 LANE_HEIGHT = 0.34  # inches
 LETTER_WIDTH = 0.055  # inches, about
-MICRO_BATCHES = 14  # on a stage, in a window that is not given
+MICRO_BATCHES = 20  # on a stage, in a window that is not given
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class TimelineWindow:
         contents: For each stage, of each of its micro-batches: prompt tokens, decodes, KV tokens that they attend to.
         shares: What stage time goes to, in the run and in windows.
         faults: Of the pipeline, with their repairs.
-        window: Start and end, in seconds from the run's start; None: a typical window, which `write_timeline` finds.
+        window: Start and end, in seconds from the run's start; None: a typical window, which `windows_of` finds.
     """
 
     t0: float
@@ -51,37 +51,29 @@ class TimelineWindow:
     faults: list[FaultRecord]
     window: tuple[float, float] | None
 
+    @classmethod
+    def of(cls, ledger: Ledger, window: tuple[float, float] | None = None) -> TimelineWindow:
+        """Take from a run what a window of it is drawn from."""
+        columns, contents = ledger.micro_batches, []
+        for lane in ledger.lanes:
+            places = columns.places(lane.micro_batch)
+            held = [values_at(column, places) for column in (columns.prefill, columns.decodes, columns.context)]
+            contents.append(np.stack(held, axis=1))
+        return cls(ledger.t0, ledger.lanes, ledger.idle_columns, contents, TimeShares(ledger), ledger.faults, window)
+
     @property
     def seconds_shown(self) -> float:
         """Seconds that a window of some micro-batches lasts on average."""
         return self.shares.seconds * MICRO_BATCHES / max(1, *(len(lane.begin) for lane in self.lanes))
 
 
-def timeline_window(ledger: Ledger, window: tuple[float, float] | None = None) -> TimelineWindow:
-    """Take from a run what a window of it is drawn from.
-
-    Args:
-        ledger: The run's ledger.
-        window: Start and end, in seconds from the run's start; None: a typical window.
-    """
-    columns, contents = ledger.micro_batches, []
-    for lane in ledger.lanes:
-        places = columns.places(lane.micro_batch)
-        held = [values_at(column, places) for column in (columns.prefill, columns.decodes, columns.context)]
-        contents.append(np.stack(held, axis=1))
-    shares = TimeShares(ledger)
-    return TimelineWindow(ledger.t0, ledger.lanes, ledger.idle_columns, contents, shares, ledger.faults, window)
-
-
 def windows_of(runs: Sequence[TimelineWindow]) -> list[tuple[float, float]]:
     """Return start and end of each run's window: the one that was given, or a typical one.
 
-    Typical windows are as long as some micro-batches take in the slowest run, or longer; all are of one length.
+    Typical windows are as long as some micro-batches take in the slowest run.
     """
-    free = [run for run in runs if run.window is None]
-    seconds = max((run.seconds_shown for run in free), default=0.0)
-    typical = iter(typical_windows([run.shares for run in free], seconds) if free else [])
-    return [run.window or next(typical).ends for run in runs]
+    seconds = max((run.seconds_shown for run in runs if run.window is None), default=0.0)
+    return [run.window or run.shares.typical(seconds) for run in runs]
 
 
 def write_timeline(path: Path, runs: Mapping[str, TimelineWindow]) -> Path:
@@ -133,7 +125,7 @@ def _choice(runs: Mapping[str, TimelineWindow], seconds: float) -> list[str]:
     if all(run.shares.seconds <= seconds for run in runs.values()):
         return ["(the whole run)"]
     each = "each run's" if len(runs) > 1 else "the run's"
-    return [f"({each} {seconds_text(seconds)} whose idle time by cause is about the most like the whole run's)"]
+    return [f"({each} {seconds_text(seconds)} whose stage time is spent the most like the whole run's)"]
 
 
 def _draw(axes: Axes, run: TimelineWindow, start: float, end: float, seconds: float) -> set[Cause]:

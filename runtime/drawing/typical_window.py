@@ -1,9 +1,6 @@
-"""Finds the window of a run that is typical of it: stages idle there for the same causes and as long as in the run."""
+"""Finds the window of a run that is typical of it: stage time goes there to what it goes to in the whole run."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,29 +8,8 @@ from ..core.micro_batch_columns import Floats, values_at
 from ..ledger.causes import CAUSES
 from ..ledger.ledger import Ledger
 
-LENGTHS = (1.0, 1.5, 2.0, 3.0, 4.0)  # of a window, as multiples of the length asked for
-NEAR = 0.05  # a window this near to its run needs no more length
-SLACK = 0.01  # of windows this near to the nearest one, that is taken whose compute is nearest too
 _MOST_STARTS = 20_000
 _SAME = 3  # decimals by which distances differ: of windows alike, the one in the middle of the run is taken
-
-
-@dataclass(frozen=True, slots=True)
-class TypicalWindow:
-    """A window of a run, in seconds from the run's start.
-
-    `distance` is the part of its stage time that would have to idle for another cause, or compute, or compute no more,
-    for the window to have the run's shares of idle causes: 0 is the same mix, 1 has nothing in common.
-    """
-
-    start: float
-    end: float
-    distance: float
-
-    @property
-    def ends(self) -> tuple[float, float]:
-        """Its start and end."""
-        return self.start, self.end
 
 
 class TimeShares:
@@ -80,43 +56,31 @@ class TimeShares:
         """Return the share of a window in which stages idle."""
         return float(self.within(np.array([start]), end - start)[0, : len(CAUSES)].sum())
 
-    def distances(self, starts: Floats, seconds: float) -> tuple[Floats, Floats]:
-        """How far these windows are from the run by idle causes (`TypicalWindow.distance`), and by all shares."""
-        apart = self.within(starts, seconds) - self.run
-        idle = apart[:, : len(CAUSES)]
-        by_cause: Floats = (np.abs(idle).sum(axis=1) + np.abs(idle.sum(axis=1))) / 2
-        by_all: Floats = np.abs(apart).sum(axis=1) / 2
-        return by_cause, by_all
+    def distances(self, starts: Floats, seconds: float) -> Floats:
+        """Return how far the windows of `seconds` from these starts are from the run.
 
-    def typical(self, seconds: float) -> TypicalWindow:
-        """Find the window of `seconds` that is nearest to the run; all of a run that is no longer than that."""
-        if seconds >= self.seconds:
-            return TypicalWindow(0.0, max(self.seconds, 1e-6), 0.0)
+        That is the part of their stage time that would have to go elsewhere for the run's shares: 0 is the same mix, 1
+        has nothing in common.
+        """
+        distances: Floats = np.abs(self.within(starts, seconds) - self.run).sum(axis=1) / 2
+        return distances
+
+    def typical(self, seconds: float) -> tuple[float, float]:
+        """Return start and end of the window of `seconds` that is nearest to the run; all of a run no longer than that.
+
+        They are seconds from the run's start.
+        """
         last = self.seconds - seconds
+        if last <= 0:
+            return 0.0, max(self.seconds, 1e-6)
         starts = np.append(self.begins[self.begins < last].clip(min=0.0), last)
         starts = starts[:: -(-len(starts) // _MOST_STARTS)]
-        by_cause, by_all = self.distances(starts, seconds)
         from_middle = np.abs(starts - last / 2)
-        is_near = by_cause <= by_cause.min() + SLACK
-        best = np.lexsort((from_middle, by_all.round(_SAME), ~is_near))[0]
-        return TypicalWindow(float(starts[best]), float(starts[best]) + seconds, float(by_cause[best]))
+        start = float(starts[np.lexsort((from_middle, self.distances(starts, seconds).round(_SAME)))[0]])
+        return start, start + seconds
 
 
 def _seconds_until(start: Floats, end: Floats) -> tuple[Floats, Floats]:
     """Return the edges of these intervals, in order, and how many seconds of them have passed at each."""
     until = np.cumsum(end - start)
     return np.stack([start, end], axis=1).ravel(), np.stack([until - (end - start), until], axis=1).ravel()
-
-
-def typical_windows(runs: Sequence[TimeShares], seconds: float) -> list[TypicalWindow]:
-    """Find the typical window of each run, all of one length.
-
-    That is `seconds`, or up to four times as long where the windows of that length are unlike their runs. Of lengths
-    that are alike, it is the shortest: a record that was read back, whose times are rounded, has the same windows.
-    """
-    found: list[list[TypicalWindow]] = []
-    for length in LENGTHS:
-        found.append([run.typical(seconds * length) for run in runs])
-        if max(window.distance for window in found[-1]) <= NEAR:
-            return found[-1]
-    return min(found, key=lambda windows: round(max(window.distance for window in windows), _SAME))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ..drawing.chart import Axis, Chart, Series, series_colour
+from ..drawing.chart import Axis, Chart, Series, series_colour, stacked_bars
 
 
 def line_chart(name: str, title: str, x: Axis, y: Axis, lines: Mapping[str, Mapping[int, float]]) -> Chart:
@@ -20,9 +20,5 @@ def line_chart(name: str, title: str, x: Axis, y: Axis, lines: Mapping[str, Mapp
 
 def bar_chart(name: str, title: str, axis: Axis, bars: Mapping[str, Mapping[str, float]]) -> Chart:
     """Make a chart of stacked bars: by category the lengths of its parts, which are the same ones in each."""
-    categories, parts = tuple(bars), list(next(iter(bars.values())))
-    series = tuple(
-        Series(part, np.zeros(len(bars)), np.array([each[part] for each in bars.values()]), series_colour(place))
-        for place, part in enumerate(parts)
-    )
-    return Chart(name, title, "bars", axis, Axis(""), series, categories=categories)
+    colours = {part: series_colour(place) for place, part in enumerate(next(iter(bars.values())))}
+    return stacked_bars(name, title, axis, list(bars.items()), colours)

@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from ...conf.policies import (
-    EqualTimeConfig,
-    OrcaBestConfig,
-    OrcaWorstConfig,
-    RequestLevelConfig,
-    SchedulerConfig,
-    TokenBudgetConfig,
-)
+from ...conf.policies import EqualTimeConfig, OrcaBestConfig
 from ...conf.schema import SimulateConfig
 from ...models.memory import BYTES, MemoryModel
 from ..drawing.chart import Axis, Chart, Series, series_colour
@@ -27,34 +19,12 @@ from ..ledger.causes import BUBBLES, CAUSES, UNEVEN_WORK, Cause
 from ..simulation.make_costs import make_costs
 from .artifact import Artifact, Row, Simulate, markdown_table, number
 from .bound import bubble_free_seconds
-from .outcome import RunOutcome, outcome_of
+from .outcome import RunOutcome
 
 NAME = "Figure 12"
 ORCA, SARATHI, TENSOR, EQUAL = "TP-PP Orca", "TP-PP SARATHI", "TP-only", "TP-PP equal_time"
 TENSOR_BATCH = 11  # B of a replica with eight tensor-parallel ranks (5.3)
 TENSOR_REPLICAS = 8
-STATED = "as stated"
-
-# Host time of a vLLM-like engine per iteration, in milliseconds: medians for Llama-2-70B on four A100s at 24 requests
-# (microsoft/vidur's CPU overheads, MIT). BEFORE schedules and makes the batch, AFTER handles its outputs, and RAY is
-# what passing each micro-batch through Ray adds (a mean).
-BEFORE, AFTER, RAY = 0.404 + 0.853, 0.535, 6.782
-
-FEWER_REQUESTS = 2000  # maximum number of requests in the runs that vary a parameter
-# Orca with any number of whole prompts in a micro-batch (4.5), its worst case, FasterTransformer.
-OTHER_BASELINES: Mapping[str, SchedulerConfig] = {
-    "Orca, any number of prompts": TokenBudgetConfig(budget=1 << 30),
-    "Orca's worst case": OrcaWorstConfig(),
-    "request-level": RequestLevelConfig(),
-}
-# Parameters that the paper does not state, varied one at a time.
-VARIANTS: Mapping[str, Mapping[str, Any]] = {
-    f"host turnaround of {BEFORE + AFTER:.1f} ms": {"dispatch_ms": BEFORE, "result_ms": AFTER},
-    f"steps through Ray, {BEFORE + RAY + AFTER:.1f} ms": {"dispatch_ms": BEFORE + RAY, "result_ms": AFTER},
-    "host overhead of layers and stages": {"host": True},
-    "sends not sharded over the ranks": {"scatter_gather": False},
-    "sends not sharded, and a stage waits for them": {"scatter_gather": False, "overlap_sends": False},
-}
 # Each ratio: the quantity, the paper's number, the system above and the system below.
 RATIOS = (
     ("median bubble time: Orca / SARATHI", 6.29, ORCA, SARATHI),
@@ -65,44 +35,19 @@ RATIOS = (
 
 
 def figure12(config: SimulateConfig, simulate: Simulate) -> Artifact:
-    """Simulate the paper's systems with the stated parameters, then vary others one at a time, over fewer requests.
-
-    The policy `equal_time` and the lower bound of the makespan are reported beside them.
-    """
-    seen: dict[SimulateConfig, RunOutcome] = {}
-
-    def outcome(varied: SimulateConfig, name: str) -> RunOutcome:
-        if varied not in seen:
-            seen[varied] = outcome_of(simulate(varied, name))
-        return seen[varied]
-
-    ours = {name: outcome(each, name) for name, each in systems(config).items()}
-    few = replace(config, workload=replace(config.workload, num_prompts=min(FEWER_REQUESTS, len(ours[SARATHI].inputs))))
-    by_variant: dict[str, dict[str, RunOutcome]] = {}
-    for variant, keys in {STATED: {}, **VARIANTS, "all of these": _all(VARIANTS)}.items():
-        changed = systems(replace(few, simulation=replace(config.simulation, **keys)))
-        by_variant[variant] = {name: outcome(changed[name], f"{name}, {variant}") for name in (ORCA, SARATHI, TENSOR)}
-    batch = config.scheduler.batch
-    others = {
-        name: outcome(replace(few, scheduler=replace(policy, batch=batch)), name)
-        for name, policy in OTHER_BASELINES.items()
-    }
-
-    rows = [*_batches(config), *_ratios(ours, f"{STATED}, {len(ours[SARATHI].inputs):,} requests")]
-    for variant, by_name in by_variant.items():
-        plus = "" if variant == STATED else "+ "
-        if plus or few.workload != config.workload:
-            rows += _ratios(by_name, f"{plus}{variant}, {few.workload.num_prompts:,} requests")
+    """Simulate the paper's systems and the policy `equal_time`, beside the lower bound of the makespan."""
+    ours = {name: RunOutcome(simulate(each, name)) for name, each in systems(config).items()}
     plan, requests = make_plan(config), ours[SARATHI]
     least = bubble_free_seconds(make_costs(config, plan), requests.inputs, requests.outputs, plan.limits.batch)
+    rows = [*_batches(config), *_ratios(ours, f"{len(requests.inputs):,} requests")]
     for name in (ORCA, SARATHI, EQUAL):
-        quantity, setting = f"makespan / bound: {name}", f"{STATED}; bound {number(least)} s"
-        rows.append(Row(NAME, quantity, setting, None, ours[name].seconds / least))
+        quantity = f"makespan / bound: {name}"
+        rows.append(Row(NAME, quantity, f"bound {number(least)} s", None, ours[name].seconds / least))
     return Artifact(
         "Figure 12: bubbles and completions over 64 GPUs",
         tuple(rows),
         (_bubbles_chart(ours), _completions_chart(ours)),
-        (*_notes(ours, least), *_orca_notes(ours, others, by_variant[STATED]), *_variants_notes(by_variant)),
+        (*_notes(ours, least), _orca_note(ours[ORCA], ours[SARATHI])),
     )
 
 
@@ -147,10 +92,6 @@ def _ratios(ours: Mapping[str, RunOutcome], setting: str) -> list[Row]:
         if below:  # a short run may have no bubbles at all
             rows.append(Row(NAME, quantity, setting, paper, above / below))
     return rows
-
-
-def _all(variants: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    return {key: value for keys in variants.values() for key, value in keys.items()}
 
 
 def _bubbles_chart(ours: Mapping[str, RunOutcome]) -> Chart:
@@ -199,27 +140,9 @@ def _notes(ours: Mapping[str, RunOutcome], least: float) -> tuple[str, ...]:
     )
 
 
-def _orca_notes(
-    ours: Mapping[str, RunOutcome], others: Mapping[str, RunOutcome], stated: Mapping[str, RunOutcome]
-) -> tuple[str, ...]:
-    """Explain Orca's makespan, and compare other baselines over fewer requests.
-
-    Args:
-        ours: Outcomes with the stated parameters, by system.
-        others: Outcomes of other baselines over fewer requests.
-        stated: Outcomes with the stated parameters over fewer requests, by system.
-    """
-    orca, fast, base = ours[ORCA], ours[SARATHI], stated[SARATHI]
+def _orca_note(orca: RunOutcome, fast: RunOutcome) -> str:
+    """Explain Orca's makespan beside SARATHI's, `fast`."""
     whole_ms, decodes_ms = 1e3 * orca.with_chunk.seconds, 1e3 * orca.decodes_only.seconds
-    lines = [
-        [
-            name,
-            f"{each.seconds / base.seconds:.2f}",
-            number(each.value("median") / (base.value("median") or np.nan)),
-            f"{each.idle_share(UNEVEN_WORK):.1%}",
-        ]
-        for name, each in {"Orca's best case": stated[ORCA], **others}.items()
-    ]
     return (
         f"Orca's compute alone, on its busiest stage, would take {number(orca.busiest)} s, "
         f"{orca.busiest / fast.seconds:.2f} times SARATHI's makespan; with bubbles it is "
@@ -229,31 +152,5 @@ def _orca_notes(
         f"whole prompt and {number(decodes_ms)} ms for one of decodes: each prompt holds up the seven others in "
         "flight, unless they carry prompts too. So what Orca loses hangs on how prompts fall together, which the "
         "paper does not tell of its simulator, and the three ratios with Orca in them hang on it; that of TP-only to "
-        "SARATHI does not. "
-        f"Over the same {len(base.inputs):,} requests, others stand thus to SARATHI:",
-        markdown_table(["", "makespan / SARATHI", "median bubble time / SARATHI", "PB1 to PB3, imbalance"], lines),
-    )
-
-
-def _variants_notes(by_variant: Mapping[str, Mapping[str, RunOutcome]]) -> tuple[str, ...]:
-    """Report how each variant changes the makespan of each system."""
-    names = (ORCA, SARATHI, TENSOR)
-    first, last, lines = by_variant[STATED], list(by_variant.values())[-1], []
-    ratios = [ours[ORCA].value("median") / (ours[SARATHI].value("median") or np.nan) for ours in (first, last)]
-    for variant, ours in by_variant.items():
-        texts = [number(ours[name].seconds) for name in names]
-        if variant != STATED:
-            changes = [ours[name].seconds / first[name].seconds - 1 for name in names]
-            texts = [f"{text} ({change:+.1%})" for text, change in zip(texts, changes, strict=True)]
-        lines.append([variant, *texts])
-    return (
-        "What the stated parameters leave open moves the makespan thus. The host's turnaround is that of a vLLM-like "
-        f"engine as microsoft/vidur measured it (Llama-2-70B, four A100s, 24 requests): {BEFORE:.2f} ms before a step, "
-        f"{AFTER:.2f} ms after it, {RAY:.1f} ms more where each step goes through Ray. It comes to each micro-batch's "
-        "way through the pipeline, and with eight in flight the next waits for a slot.",
-        markdown_table(["makespan (s)", *names], lines),
-        "The ratio of bubble times is one over a small number, and whatever interrupts the pipeline brings it down: "
-        f"SARATHI's median is {number(first[SARATHI].value('median'))} s as stated and "
-        f"{number(last[SARATHI].value('median'))} s with all of these, the ratio {number(ratios[0])} and "
-        f"{number(ratios[1])}.",
+        "SARATHI does not."
     )

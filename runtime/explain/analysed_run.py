@@ -26,7 +26,7 @@ from .explain_json import read_explanation
 from .explanation import Explanation, Outcome
 from .finding import Findings, find_causes, join_findings
 from .known_costs import known_costs
-from .run_words import chunk_of, policy_name, stage_layers, token_bytes
+from .run_words import RunWords
 from .words import sentences
 
 Explain = Callable[["AnalysedRun"], Explanation | None]
@@ -142,7 +142,7 @@ class AnalysedRun:
     @cached_property
     def findings(self) -> Findings:
         """What made the run longer, the largest part first."""
-        fleet, layers = self.fleet, stage_layers(self.info.config)
+        fleet, layers = self.fleet, RunWords(self.info.config).layers
         if not fleet.is_several:
             known = self.costs(self.record, self.info.config)
             return find_causes(self.record, self.ledger, layers, fleet.stragglers[0], known)
@@ -169,16 +169,9 @@ class AnalysedRun:
     @cached_property
     def words(self) -> list[str]:
         """What cost the run most, what that comes from, and what would change it: a sentence each."""
-        config = self.info.config
-        return sentences(
-            self.findings,
-            self.advice,
-            "duration" if self.explanation is None else self.explanation.metric,
-            policy=policy_name(config),
-            chunk=chunk_of(config),
-            token_bytes=token_bytes(config),
-            is_ours=not any(record.unknown for record in self.fleet.records),
-        )
+        metric = "duration" if self.explanation is None else self.explanation.metric
+        is_ours = not any(record.unknown for record in self.fleet.records)
+        return sentences(self.findings, self.advice, metric, RunWords(self.info.config), is_ours=is_ours)
 
     def folder(self, path: Path) -> RunFolder:
         """Return its folder at `path`, with the records that it has in memory."""

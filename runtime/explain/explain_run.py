@@ -16,13 +16,12 @@ from ..simulation.setting import Setting
 from .analysed_run import AnalysedRun
 from .changes import Change, Shown, candidates, with_policy
 from .even_split import even_split
-from .explanation import METRICS, Explanation, Interval, Outcome
+from .explanation import METRIC_NAMES, METRICS, Explanation, Interval, Outcome
 from .finding import find_causes
-from .hypotheticals import Hypothetical, hypotheticals
 from .known_costs import known_of
 from .roots import Root
-from .twin import Twin, twin_of
-from .what_if import Screening, Values, WhatIf, values_of
+from .twin import Twin, Values, twin_of, values_of
+from .what_if import Screening, WhatIf
 
 Objective = Literal["auto", "duration", "p99_itl_ms", "p99_ttft_ms"]
 CommandOf = Callable[[Setting, Sequence[str]], str | None]  # the run's command under a setting that overrides make
@@ -36,13 +35,11 @@ _LEAST_GAIN = 0.005  # share of the metric that a chunk of twice the size, or a 
 _SCREENING_SHARE = 0.5  # of the time: one replay without noise of each change
 _LEAST_SEEDS = 3
 _LEAST_OUTCOMES = 3  # that are replayed on seeds however long it takes
-_HYPOTHETICAL_SEEDS = 4
 _REPLAYS = 50  # that should fit into the time; else fewer of the requests are replayed
 _LEAST_REQUESTS = 50
 _ARRIVAL_BOUND = 1.1  # a makespan at most so many times as long as until the last arrival cannot become much shorter
 _NOTED_BEYOND = 0.05  # share of compute time beyond the sizes of the run from which on it is noted
 _NOTED_COST = 0.1  # share by which another metric grows from which on it is noted
-_NAMES = {"duration": "the run", "p99_itl_ms": "p99 TBT", "p99_ttft_ms": "p99 TTFT"}
 TOLERANCE = 0.5  # share by which another metric may grow, by default
 _SECONDS_A_MICRO_BATCH = 60e-6  # of a replay, with its share of reading the record; measured, compiled
 
@@ -96,16 +93,14 @@ def explain(
     Raises:
         ConfigError: a change of `tried` is wrong or does not fit.
     """
-    until = perf_counter() + seconds
-    search = _Search(twin, objective, tolerance, until)
-    search.command_of, search.on_progress = command_of, on_progress
+    search = _Search(twin, objective, tolerance, perf_counter() + seconds, command_of, on_progress)
     return search.run(seeds, tried)
 
 
 def quick_explanation(
     run: AnalysedRun, *, seconds: float = 2.0, command_of: CommandOf = lambda setting, overrides: None
 ) -> Explanation | None:
-    """Explain a run in about `seconds`, for the end of a command: the likeliest changes on few seeds, no hypotheticals.
+    """Explain a run in about `seconds`, for the end of a command: the likeliest changes on few seeds.
 
     None where the run cannot be replayed, or not in that time.
     """
@@ -113,9 +108,8 @@ def quick_explanation(
         return None
     until = perf_counter() + seconds
     try:
-        search = _Search(twin_of(run.record, run.ledger, run.info.config), "auto", TOLERANCE, until)
-        search.command_of = command_of
-        return search.run(_LEAST_SEEDS + 1, imagines=False)
+        twin = twin_of(run.record, run.ledger, run.info.config)
+        return _Search(twin, "auto", TOLERANCE, until, command_of).run(_LEAST_SEEDS + 1)
     except (ConfigError, PipelineError):
         return None
 
@@ -134,35 +128,39 @@ class _Screened:
 class _Search:
     """Looks for the changes that save most."""
 
-    def __init__(self, twin: Twin, objective: Objective, tolerance: float, until: float) -> None:
+    def __init__(
+        self,
+        twin: Twin,
+        objective: Objective,
+        tolerance: float,
+        until: float,
+        command_of: CommandOf,
+        on_progress: OnProgress = lambda what, done, of: None,
+    ) -> None:
         self.twin = twin
         self.tolerance = tolerance
         self.until = until
         self.begun = perf_counter()
-        self.command_of: CommandOf = lambda setting, overrides: None
-        self.on_progress: OnProgress = lambda what, done, of: None
+        self.command_of = command_of
+        self.on_progress = on_progress
         self.run_values = values_of(twin.base)
         self.metric = self._metric(objective)
         whole = WhatIf(twin)
-        error = twin.error
-        self.error = {"duration": error.makespan, "p99_itl_ms": error.p99_tbt, "p99_ttft_ms": error.p99_ttft}
+        self.error = twin.error
         share = (until - perf_counter()) / (_REPLAYS * whole.seconds)
         items = max(_LEAST_REQUESTS, round(share * len(twin.items)))
         self.what_if = WhatIf(twin, items=items) if items < len(twin.items) else whole
 
-    def run(self, seeds: int, tried: Sequence[Mapping[str, Any]] = (), *, imagines: bool = True) -> Explanation:
-        """Return the explanation; without `imagines` there are no hypotheticals in it."""
+    def run(self, seeds: int, tried: Sequence[Mapping[str, Any]] = ()) -> Explanation:
+        """Return the explanation by the changes of `tried`, or by our own."""
         screened = list(self._tried(tried)) if tried else self._screened()
         chosen = screened if tried else _choice(screened)
-        imagined: list[Hypothetical] = []
-        if imagines and not tried:
-            imagined += hypotheticals(self.twin.setting, self.twin.base, self.twin.ledger)
-        seeds = self._affordable(seeds, len(chosen), len(imagined))
+        seeds = self._affordable(seeds, len(chosen))
         outcomes = []
         for number, each in enumerate(chosen):
             if number >= _LEAST_OUTCOMES and perf_counter() > self.until:
                 break
-            self.on_progress(each.change.label, number, len(chosen) + len(imagined))
+            self.on_progress(each.change.label, number, len(chosen))
             saves = self.what_if.savings(each.setting, each.screening, seeds, self.error)
             note = self._note(each, {metric: interval.middle for metric, interval in saves.items()})
             overrides = each.change.overrides
@@ -171,28 +169,12 @@ class _Search:
                 Outcome(each.change.label, overrides, command, saves, note, each.screening.beyond, each.is_trade)
             )
         outcomes.sort(key=lambda outcome: _place(outcome.saves[self.metric], is_trade=outcome.is_trade))
-        imaginary = []
-        for number, wish in enumerate(imagined, len(chosen)):
-            if perf_counter() > self.until:
-                break
-            self.on_progress(wish.change, number, len(chosen) + len(imagined))
-            saves = self.what_if.savings(
-                wish.setting,
-                self.what_if.screen(wish.setting),
-                min(seeds, _HYPOTHETICAL_SEEDS),
-                self.error,
-                is_paired=True,
-                is_even=wish.is_even,
-            )
-            imaginary.append(Outcome(wish.change, (), None, saves))
-        imaginary.sort(key=lambda outcome: -outcome.saves[self.metric].middle)
         return Explanation(
             metric=self.metric,
             run=self.run_values,
             error=self.error,
             outcomes=tuple(outcomes),
             worse=() if tried else tuple(self._worse(screened)),
-            hypotheticals=tuple(imaginary),
             requests=len(self.twin.items),
             replayed=len(self.what_if.twin.items),
             seeds=seeds,
@@ -292,11 +274,11 @@ class _Search:
         is_trade = any(screening.values[metric] > most[metric] for metric in METRICS if metric != self.metric)
         return _Screened(change, setting, screening, saves, is_trade)
 
-    def _affordable(self, seeds: int, chosen: int, imagined: int) -> int:
+    def _affordable(self, seeds: int, chosen: int) -> int:
         """Return how many seeds there is time for."""
         if not self.what_if.is_noisy:
             return 1
-        left = self.until - perf_counter() - imagined * _HYPOTHETICAL_SEEDS * self.what_if.seconds
+        left = self.until - perf_counter()
         return max(_LEAST_SEEDS, min(seeds, int(left / max(1e-9, self.what_if.seconds * (chosen + 1)))))
 
     def _worse(self, screened: Sequence[_Screened]) -> Iterator[Outcome]:
@@ -316,7 +298,8 @@ class _Search:
             notes.append(f"{share} of its compute time is in micro-batches of sizes that the run has not shown")
         for metric in METRICS:
             if metric != self.metric and saves[metric] < -_NOTED_COST:
-                notes.append(f"{_NAMES[metric]} takes {1 - saves[metric]:.2g} times as long")
+                what = "the run" if metric == "duration" else METRIC_NAMES[metric]
+                notes.append(f"{what} takes {1 - saves[metric]:.2g} times as long")
         return "; ".join(notes)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-METRICS = ("duration", "p99_itl_ms", "p99_ttft_ms")  # keys of summary.json that changes are judged by
+# What changes are judged by: keys of summary.json, and their names.
+METRIC_NAMES = {"duration": "duration", "p99_itl_ms": "p99 TBT", "p99_ttft_ms": "p99 TTFT"}
+METRICS = tuple(METRIC_NAMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +24,9 @@ class Outcome:
     """What a change of a run's setting would do.
 
     Attributes:
-        change: in words or as keys, as in "scheduler=equal_time" or "links twice as fast".
-        overrides: of the command line, which make the change; empty where no key does.
-        command: the run's command with them; None where no key makes the change, or the command is not known.
+        change: as keys, for people: "scheduler=equal_time".
+        overrides: of the command line, which make the change.
+        command: the run's command with them; None where it is not known.
         saves: by metric, the share of the run's own value that the change saves; negative where it costs.
         note: what a reader should know: other metrics that grow, sizes that the run has not shown.
         beyond: share of its compute time in micro-batches of sizes that the run has not shown, where times are learned.
@@ -48,9 +50,8 @@ class Explanation:
         metric: by which changes are ranked.
         run: the run's own value of each metric.
         error: by metric, the replay of the run as it was against the run: replayed / measured - 1.
-        outcomes: changes that keys make: those that are sure to save by the low end, then the others.
+        outcomes: changes that were replayed: those that are sure to save by the low end, then the others.
         worse: changes that would not help, without seeds: the one of each kind that costs least.
-        hypotheticals: changes that no key makes, by what they save.
         requests: of the run. replayed: the first of them, which were replayed.
         seeds: replays of each change.
         notes: what the replay leaves out or assumes, a line each.
@@ -61,7 +62,6 @@ class Explanation:
     error: Mapping[str, float]
     outcomes: tuple[Outcome, ...]
     worse: tuple[Outcome, ...]
-    hypotheticals: tuple[Outcome, ...]
     requests: int
     replayed: int
     seeds: int

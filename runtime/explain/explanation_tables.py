@@ -10,11 +10,10 @@ from rich.text import Text
 
 from ..drawing.fitting_table import FittingTable
 from ..drawing.formatting import ms_text, percent_text, seconds_text
-from .explanation import METRICS, Explanation, Interval, Outcome
+from .explanation import METRIC_NAMES, METRICS, Explanation, Interval, Outcome
 from .finding import COMPUTED, Findings
 from .words import root_name
 
-METRIC_NAMES = {"duration": "duration", "p99_itl_ms": "p99 TBT", "p99_ttft_ms": "p99 TTFT"}
 _NOTED_BEYOND = 0.05  # share of compute time in sizes that the run has not shown from which on a row is marked
 _MOST_CAUSES = 10
 _LEAST_CAUSE = 0.005  # of stage time, from which on a cause is listed
@@ -67,11 +66,6 @@ def changes_table(explanation: Explanation) -> FittingTable:
     if any(outcome.is_trade for outcome in explanation.outcomes):
         caption += "\n+ a trade: another metric gets longer than is tolerated (tolerance)"
     return _outcomes("What would change it", explanation.outcomes, explanation.metric, caption)
-
-
-def hypotheticals_table(explanation: Explanation) -> FittingTable:
-    """Make the table of what no key makes."""
-    return _outcomes("What no key changes", explanation.hypotheticals, explanation.metric)
 
 
 def worse_line(explanation: Explanation) -> str:

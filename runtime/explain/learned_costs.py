@@ -183,13 +183,15 @@ class LayerFit:
         add(at(2 * most), (straight + 2 * at(most)) / 2)
         return found
 
-    def draw(self, generator: np.random.Generator) -> LayerWeights:
-        """Return the weights of a fit to blocks of the run that are drawn with repetition: a bootstrap."""
+    def drawn(self, costs: StageCosts, generator: np.random.Generator) -> StageCosts:
+        """Return costs of this fit by the weights of one to blocks of the run drawn with repetition: a bootstrap."""
         n = len(self._grams)
         counts = np.bincount(generator.integers(n, size=n), minlength=n)
         gram = np.tensordot(counts, self._grams, 1) + self._prior
         found = non_negative(gram, np.tensordot(counts, self._moments, 1))
-        return LayerWeights(self._knots, self._tile, tuple(found.tolist()))
+        weights = LayerWeights(self._knots, self._tile, tuple(found.tolist()))
+        operators = [source for source in costs.operators if isinstance(source, LearnedOperators)]
+        return costs.with_operators([source.drawn(weights) for source in operators])
 
     def costs(self, layers: Sequence[int], links: Sequence[LinkSeconds], *, tp: int = 1, old_tp: int = 1) -> StageCosts:
         """Return the costs of so many layers in each stage, over `tp` ranks each instead of the run's `old_tp`.

@@ -21,7 +21,6 @@ from .learned_host import LearnedHost
 from .noise import BlockBootstrap, DrawnNoise
 from .noisy_pipeline import NoisyPipeline
 from .observations import Observations
-from .scaled_operators import drawn_costs
 
 _BOOTSTRAP_BLOCKS = 32  # of a run's micro-batches
 _LEAST = 8  # micro-batches that something can be learned of
@@ -89,7 +88,7 @@ class LearnedRun:
         if seed is None:
             how |= {"dispatch_s": control.dispatch, "result_s": control.result, "turnaround_s": control.turnaround}
             return SimulatedPipeline(setting.costs, **how)
-        costs = setting.costs if in_order else drawn_costs(setting.costs, self.fit.draw(np.random.default_rng(seed)))
+        costs = setting.costs if in_order else self.fit.drawn(setting.costs, np.random.default_rng(seed))
         tp, own_tp = config.parallel.tp, self.config.parallel.tp
         stages = [stage * tp // own_tp for stage in range(config.parallel.pp)]
         noise = DrawnNoise(self.noise, seed, stages, in_order=in_order)

@@ -21,21 +21,13 @@ from ..run_folder.titles import is_simulated
 from ..simulation.replicas import Replica, make_replicas, run_fleet
 from ..simulation.setting import Setting, make_setting
 from ..workload import WorkItem
+from .explanation import METRICS
 from .learned_run import LearnedRun, learn_run
 from .requests_of_record import requests_of
 
+Values = dict[str, float]  # by metric of `METRICS`: seconds or milliseconds, or relative errors
+
 _ERROR_SEEDS = range(5)
-
-
-@dataclass(frozen=True, slots=True)
-class TwinError:
-    """Relative errors of a replay against the run: replayed / real - 1; 0 where the run has nothing to compare."""
-
-    makespan: float
-    busy: tuple[float, ...]  # seconds of compute by stage
-    bubble: float  # seconds of bubbles, of all stages
-    p99_tbt: float
-    p99_ttft: float
 
 
 @dataclass
@@ -62,17 +54,16 @@ class Twin:
     learned: LearnedRun | None = None
     is_real: bool = False
 
-    def replay(self, seed: int | None = None, setting: Setting | None = None) -> RunRecord:
+    def replay(self, seed: int | None = None, setting: Setting | None = None, *, in_order: bool = False) -> RunRecord:
         """Replay the run's requests and return the record.
 
         Args:
             seed: draws noise; the same seed draws the same for every setting as far as settings can share it. None: no
                 noise. The disturbances of a simulated run are then its own.
             setting: None: the run's own.
+            in_order: learned times are those of a machine that is slow when it was in the run.
         """
-        return self._replayed(setting or self.setting, seed)
-
-    def _replayed(self, setting: Setting, seed: int | None, *, in_order: bool = False) -> RunRecord:
+        setting = setting or self.setting
         if self.learned is None:
             [replica] = make_replicas(setting, repeat=1 if seed is None else 2 + seed)
         else:
@@ -96,26 +87,21 @@ class Twin:
         return make_setting(config) if self.learned is None else self.learned.setting(config)
 
     @cached_property
-    def error(self) -> TwinError:
-        """How far the replay is off.
+    def error(self) -> Values:
+        """How far the replay is off, by metric: replayed / real - 1; 0 where the run has nothing to compare.
 
         Learned times are replayed on a machine that is slow when the run's was: each micro-batch takes after another
         one of about its time and size. It is the median of a few such replays. How much the machine's noise matters
-        shows in replays of several seeds.
+        shows in replays of several seeds. The seconds for which the run had failed do not count where replays do not.
         """
-        if self.learned is None:
-            return error_of(self.replay(), self.base, self.ledger)
-        errors = [
-            error_of(self._replayed(self.setting, seed, in_order=True), self.base, self.ledger) for seed in _ERROR_SEEDS
-        ]
-        busy = zip(*(error.busy for error in errors), strict=True)
-        return TwinError(
-            makespan=median(error.makespan for error in errors),
-            busy=tuple(median(stage) for stage in busy),
-            bubble=median(error.bubble for error in errors),
-            p99_tbt=median(error.p99_tbt for error in errors),
-            p99_ttft=median(error.p99_ttft for error in errors),
-        )
+        real = values_of(self.base)
+        if self.learned is not None:
+            real["duration"] -= sum(fault.seconds or 0.0 for fault in self.base.faults)
+            replays = [values_of(self.replay(seed, in_order=True)) for seed in _ERROR_SEEDS]
+        else:
+            replays = [values_of(self.replay())]
+        replayed = {metric: median(each[metric] for each in replays) for metric in METRICS}
+        return {metric: replayed[metric] / value - 1 if value > 0 else 0.0 for metric, value in real.items()}
 
 
 def make_twin(folder: RunFolder) -> Twin:
@@ -224,23 +210,15 @@ def changed_config(config: SimulateConfig, overrides: Mapping[str, Any]) -> Simu
     return build(SimulateConfig, mapping)
 
 
-def error_of(replayed: RunRecord, real: RunRecord, its: Ledger) -> TwinError:
-    """Compare a replay with the run; where only the run had faults, without the seconds for which it had failed."""
-    ours = Ledger(replayed)
-    down = 0.0 if replayed.faults else sum(fault.seconds or 0.0 for fault in real.faults)
-    latency, its_latency = latencies(replayed.requests), latencies(real.requests)
-
-    def tail(name: str) -> float:
-        return _relative(p99(latency[name]), p99(its_latency[name]))
-
-    return TwinError(
-        makespan=_relative(ours.span_seconds, its.span_seconds - down),
-        busy=tuple(_relative(ours.busy_seconds(s), its.busy_seconds(s)) for s in range(its.num_stages)),
-        bubble=_relative(ours.bubble_fraction_inner * ours.span_seconds, its.bubble_fraction_inner * its.span_seconds),
-        p99_tbt=tail("itl"),
-        p99_ttft=tail("ttft"),
-    )
-
-
-def _relative(ours: float, its: float) -> float:
-    return ours / its - 1 if its > 0 else 0.0
+def values_of(record: RunRecord) -> Values:
+    """Return what a run came to, by metric, as `summary.json` has it."""
+    requests = record.requests
+    begin = record.start
+    tokens = [request.token_times[-1] for request in requests if request.token_times]
+    end = max([*tokens, *(span.end for span in record.spans)], default=begin)
+    latency = latencies(requests)
+    return {
+        "duration": end - begin,
+        "p99_itl_ms": p99(latency["itl"]),
+        "p99_ttft_ms": p99(latency["ttft"]),
+    }

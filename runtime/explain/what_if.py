@@ -9,16 +9,15 @@ from statistics import fmean, variance
 from time import perf_counter
 
 from ..core.run_record import RunRecord
-from ..ledger.latencies import latencies, p99
+from ..core.student import t_quantile
 from ..simulation.setting import Setting
 from .bounded_costs import BoundedCosts
 from .explanation import METRICS, Interval
 from .observations import SizesShown
-from .twin import Twin
+from .twin import Twin, Values, values_of
 
-Values = dict[str, float]  # seconds or milliseconds by metric
-
-_Z = 1.6449  # standard normal deviate that one in twenty exceeds: nine of ten lie within it on both sides
+_OUTSIDE = 0.1  # of outcomes, on both sides of a range
+_Z = 1.6449  # standard normal deviate that nine of ten lie within, on both sides
 _REPLAY_ERROR = 0.5  # share of the twin's own error that a change may keep
 # Standard deviations of the logarithm of what learned stage times foretell. Those of `_FIT_ERROR` are from savings that
 # twins of simulated runs foretold, learned as of real ones, beside the true ones (docs/explain.md#how-good-ranges-are).
@@ -70,14 +69,7 @@ class WhatIf:
         return Screening(values, share_beyond(self.shown, record), ranks)
 
     def savings(
-        self,
-        setting: Setting,
-        screening: Screening,
-        seeds: int,
-        error: Mapping[str, float],
-        *,
-        is_paired: bool = False,
-        is_even: bool = False,
+        self, setting: Setting, screening: Screening, seeds: int, error: Mapping[str, float]
     ) -> dict[str, Interval]:
         """Replay another setting on seeds, and return by metric the share that it saves.
 
@@ -86,21 +78,17 @@ class WhatIf:
             screening: its replay without noise, which serves where seeds do not differ.
             seeds: replays.
             error: the twin's own, by metric.
-            is_paired: whether the range is of the mean effect under equal noise, not of a pair of runs.
-            is_even: whether the setting has no noise.
         """
         if not self.is_noisy:
             return self.rough(screening, error)
         bounds = self._bounds(setting) if screening.beyond > 0 else []
         base = [self.replayed(seed) for seed in range(seeds)]
-        quiet = screening.values
-        changed = [quiet if is_even else values_of(self.twin.replay(seed, setting)) for seed in range(seeds)]
+        changed = [values_of(self.twin.replay(seed, setting)) for seed in range(seeds)]
         return {
             metric: interval_of(
                 [each[metric] for each in base],
                 [each[metric] for each in changed],
-                self._model(metric, error, screening, bounds, is_paired=is_paired),
-                is_paired=is_paired,
+                self._model(metric, error, screening, bounds),
             )
             for metric in METRICS
         }
@@ -123,13 +111,7 @@ class WhatIf:
         return [values_of(self.twin.replay(None, replace(setting, costs=costs))) for costs in (shortest, longest)]
 
     def _model(
-        self,
-        metric: str,
-        error: Mapping[str, float],
-        screening: Screening,
-        bounds: Sequence[Values] = (),
-        *,
-        is_paired: bool = False,
+        self, metric: str, error: Mapping[str, float], screening: Screening, bounds: Sequence[Values] = ()
     ) -> ModelError:
         """Return how far off learned stage times, and other runs of a real machine, may put a metric's ratio.
 
@@ -142,7 +124,7 @@ class WhatIf:
             _REPLAY_ERROR * error[metric],
             _BEYOND_ERROR * screening.beyond,
             _RANKS_ERROR * screening.other_ranks,
-            math.sqrt(2) * _RUN_ERROR[metric] if self.twin.is_real and not is_paired else 0.0,
+            math.sqrt(2) * _RUN_ERROR[metric] if self.twin.is_real else 0.0,
         )
         reach = [0.0, *(_log_ratio(screening.values[metric], each[metric]) for each in bounds)]
         return ModelError(_CHANGE_ERROR, math.hypot(*parts), min(reach), max(reach))
@@ -189,23 +171,7 @@ def share_beyond(shown: SizesShown, record: RunRecord) -> float:
     return sum(span.end - span.begin for span in record.spans if span.micro_batch in beyond) / (total or 1.0)
 
 
-def values_of(record: RunRecord) -> Values:
-    """Return what a run came to, by metric, as `summary.json` has it."""
-    requests = record.requests
-    begin = record.start
-    tokens = [request.token_times[-1] for request in requests if request.token_times]
-    end = max([*tokens, *(span.end for span in record.spans)], default=begin)
-    latency = latencies(requests)
-    return {
-        "duration": end - begin,
-        "p99_itl_ms": p99(latency["itl"]),
-        "p99_ttft_ms": p99(latency["ttft"]),
-    }
-
-
-def interval_of(
-    base: Sequence[float], changed: Sequence[float], model: ModelError, *, is_paired: bool = False
-) -> Interval:
+def interval_of(base: Sequence[float], changed: Sequence[float], model: ModelError) -> Interval:
     """Return the share that a change saves, with the range of nine of ten pairs of runs: one as it was, one changed.
 
     Each of the two runs has noise of its own, which seeds show. The middle is the mean over the seeds, which are
@@ -215,30 +181,19 @@ def interval_of(
         base: values of the run as it was, one for each seed.
         changed: the same of the change.
         model: how far stage times may put it off.
-        is_paired: whether the range is of the mean effect under equal noise, not of a pair of runs.
     """
     ratios = [_log_ratio(before, after) for before, after in zip(base, changed, strict=True)]
-    noise = 0.0 if is_paired else _log_variance(base) + _log_variance(changed)
+    noise = _log_variance(base) + _log_variance(changed)
     if len(ratios) > 1:
         noise += variance(ratios) / len(ratios)
     return _interval(fmean(ratios), noise, len(ratios), model)
 
 
 def _interval(ratio: float, noise: float, count: int, model: ModelError) -> Interval:
-    spread = (_deviate(count - 1) * math.sqrt(noise), _Z * model.relative * ratio, _Z * model.absolute)
+    sure = t_quantile(_OUTSIDE, count - 1) if count > 1 else _Z
+    spread = (sure * math.sqrt(noise), _Z * model.relative * ratio, _Z * model.absolute)
     most, least = ratio + math.hypot(*spread, model.high), ratio - math.hypot(*spread, model.low)
     return Interval(1 - math.exp(ratio), 1 - math.exp(most), 1 - math.exp(least))
-
-
-def _deviate(freedom: int) -> float:
-    """Return what Student's t exceeds once in twenty.
-
-    It is computed by the first terms of an expansion (Abramowitz and Stegun, 26.7.5).
-    """
-    if freedom < 1:
-        return _Z
-    first, second = (_Z**3 + _Z) / 4, (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / 96
-    return _Z + first / freedom + second / freedom**2
 
 
 def _log_ratio(before: float, after: float) -> float:

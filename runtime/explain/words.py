@@ -6,11 +6,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from ..core.numbers import counted
 from ..drawing.formatting import cause_label, percent_text, seconds_text
 from ..ledger.causes import Cause
-from .explanation import Outcome
+from .explanation import METRIC_NAMES, Outcome
 from .finding import LEAST_SHARE, Finding, Findings
 from .roots import Root
+from .run_words import RunWords
 
 _MOST_HERE = 0.8  # of a root's seconds on one replica, from which on a sentence is about that replica
 _MOST_SENTENCES = 3
@@ -21,17 +23,14 @@ _LARGE_CHUNK = 0.5  # of the median prompt, from which on a chunk cuts prompts i
 _KV_FULL = 0.7  # of the KV blocks in use while requests wait, from which on the cache is the bound
 _NAMED = 0.1  # of idle time without work, from which on one kind of it is named
 _LEAST_THINK_S = 0.001  # from an answer to the next request, from which on it is named
-_METRICS = {"duration": "the run", "p99_itl_ms": "the p99 TBT", "p99_ttft_ms": "the p99 TTFT"}
 
 
 def sentences(
     findings: Findings,
     advice: Sequence[Outcome] | None = None,
     metric: str = "duration",
+    about: RunWords | None = None,
     *,
-    policy: str | None = None,
-    chunk: int | None = None,
-    token_bytes: float | None = None,
     is_ours: bool = True,
 ) -> list[str]:
     """Say in two or three sentences what cost a run most, what that comes from, and what would change it.
@@ -41,9 +40,7 @@ def sentences(
         advice: changes that are worth making by replays, the best first, which is named with its interval; None where
             nothing was replayed.
         metric: by which they are ranked.
-        policy: the run's, which is named where it is the cause, and not recommended again.
-        chunk: most prompt tokens of a micro-batch, where its policy has such a bound.
-        token_bytes: of one token's activation between two stages, where they are known.
+        about: the run: its policy is named where it is the cause, and not recommended again.
         is_ours: whether gapless ran it, so that its keys can make a change.
 
     Returns:
@@ -56,7 +53,7 @@ def sentences(
         return [*_unexplained(findings), _nothing(findings), *_advised(advice, metric)]
     if not findings.busy_share and largest.root == Root.FEW_REQUESTS:
         return ["No request was there."]
-    said, about = _WORDS[largest.root], _About(policy, chunk, token_bytes)
+    said, about = _WORDS[largest.root], about or RunWords({})
     first = said.first.format(_part(largest)) if isinstance(said.first, str) else said.first(largest, about)
     lines = [_placed(largest, first)]
     change = said.change if isinstance(said.change, str) else said.change(largest, about)
@@ -86,17 +83,16 @@ def _without_keys(text: str) -> str:
 
 
 def _nothing(findings: Findings) -> str:
-    largest = next(iter(findings.ranked), None)
-    most = f"the largest cause, {root_name(largest)}, takes {_part(largest)}" if largest is not None else ""
-    if findings.bound_share is None:
+    largest, share = next(iter(findings.ranked), None), findings.bound_share
+    if share is None:
         who = "the stage computes" if findings.num_stages == 1 else "the stages compute"
-        text = f"No idle time is worth removing: {who} {percent_text(findings.busy_share)} of the time"
-        return f"{text}, and {most}." if most else f"{text}."
-    share = findings.bound_share
-    bound = f"{seconds_text(share * findings.span)}, {percent_text(share)} of it"
-    by = "by the cost model" if findings.is_foretold else "as its own micro-batches show"
-    text = f"Nothing large slowed this run: of {seconds_text(findings.span)}, the work itself takes {bound}, {by}"
-    return f"{text}; {most}." if most else f"{text}."
+        text, and_ = f"No idle time is worth removing: {who} {percent_text(findings.busy_share)} of the time", ", and"
+    else:
+        bound = f"{seconds_text(share * findings.span)}, {percent_text(share)} of it"
+        by = "by the cost model" if findings.is_foretold else "as its own micro-batches show"
+        text = f"Nothing large slowed this run: of {seconds_text(findings.span)}, the work itself takes {bound}, {by}"
+        and_ = ";"
+    return f"{text}{and_} the largest cause, {root_name(largest)}, takes {_part(largest)}." if largest else f"{text}."
 
 
 def root_name(finding: Finding) -> str:
@@ -139,7 +135,8 @@ def _saving(change: Outcome, metric: str, would_save: str = "would save") -> str
     saves, but = change.saves[metric], f", but {change.note}" if change.is_trade else ""
     low, high = f"{100 * saves.low:.1f}", f"{100 * saves.high:.1f}"
     interval = f" ({low} to {high})" if low != high else ""
-    return f"{change.change} {would_save} {percent_text(saves.middle)} of {_METRICS[metric]}{interval}{but}"
+    of = "run" if metric == "duration" else METRIC_NAMES[metric]
+    return f"{change.change} {would_save} {percent_text(saves.middle)} of the {of}{interval}{but}"
 
 
 def _part(finding: Finding, share: float = 1.0, *, of: str = "stage time") -> str:
@@ -163,11 +160,11 @@ def _others(finding: Finding) -> str:
 
 
 def _waiting(finding: Finding) -> str:
-    others = "the other stage waits" if finding.evidence["stages"] == 2 else "the other stages wait"
-    return f"{others} for it for {_part(finding, of='all stage time')}"
+    others = "stage waits" if finding.evidence["stages"] == 2 else "stages wait"
+    return f"the other {others} for it for {_part(finding, of='all stage time')}"
 
 
-def _slow_stage(finding: Finding, about: _About) -> str:
+def _slow_stage(finding: Finding, about: RunWords) -> str:
     evidence = finding.evidence
     took = f"{_times(evidence['ratio'])} as long as {_others(finding)}"
     layers = f"{evidence['layers']:.0f} of {evidence['of_layers']:.0f} layers" if "layers" in evidence else ""
@@ -183,7 +180,7 @@ def _slow_stage(finding: Finding, about: _About) -> str:
     return f"Stage {finding.stage} takes {took} for the same micro-batches{layers}: {_waiting(finding)}."
 
 
-def _lm_head(finding: Finding, about: _About) -> str:
+def _lm_head(finding: Finding, about: RunWords) -> str:
     evidence = finding.evidence
     ratio, of_prompts = _times(evidence["ratio_of_decodes"]), evidence["ratio_of_prompts"]
     beside = "but not for those with prompts" if of_prompts < 1.15 else f"{_times(of_prompts)} for those with prompts"
@@ -193,20 +190,19 @@ def _lm_head(finding: Finding, about: _About) -> str:
     )
 
 
-def _straggler(finding: Finding, about: _About) -> str:
+def _straggler(finding: Finding, about: RunWords) -> str:
     evidence, ratio = finding.evidence, _times(finding.evidence["ratio"])
     when = f"from {evidence['start_s']:,.1f} s to {evidence['end_s']:,.1f} s"
     return f"Stage {finding.stage} computed {ratio} as long as usual {when}: {_waiting(finding)}."
 
 
-def _micro_batches(finding: Finding, about: _About) -> str:
+def _micro_batches(finding: Finding, about: RunWords) -> str:
     evidence, by_cause = finding.evidence, finding.by_cause
     assert finding.cause is not None
     name = _PB.get(finding.cause, "Imbalance between chunks")
-    text = f"{name} takes {_part(finding, by_cause[finding.cause] / sum(by_cause.values()))}"
-    least = 0.1 * by_cause[finding.cause]
-    others = [name for cause, name in _PB.items() if cause != finding.cause and by_cause[cause] >= least]
-    if others:
+    own = by_cause[finding.cause]
+    text = f"{name} takes {_part(finding, own / sum(by_cause.values()))}"
+    if others := [name for cause, name in _PB.items() if cause != finding.cause and by_cause[cause] >= 0.1 * own]:
         text += f", and with {' and '.join(others)} {percent_text(finding.share)}"
     if "low" not in evidence:
         return f"{text}."
@@ -231,13 +227,13 @@ def _compared(cause: Cause, evidence: Mapping[str, float]) -> str:
     return f"chunks of one size read {between} tokens of the prompt before them"
 
 
-def _even_policy(finding: Finding, about: _About) -> str:
+def _even_policy(finding: Finding, about: RunWords) -> str:
     if about.policy == "equal_time":
         return "Micro-batches that are more alike (scheduler.chunk)"
     return "A policy that evens out micro-batches (scheduler=equal_time)"
 
 
-def _transport(finding: Finding, about: _About) -> str:
+def _transport(finding: Finding, about: RunWords) -> str:
     evidence, share = finding.evidence, _part(finding)
     if evidence.get("kv_transfer_s", 0.0) >= 0.5 * finding.there:
         return f"KV caches from the other pool were under way for {share}."
@@ -245,7 +241,7 @@ def _transport(finding: Finding, about: _About) -> str:
     if "link_s" not in evidence or finding.stage is None:
         return f"{text}."
     tokens = evidence["tokens"]
-    what = f"{tokens:,.0f} token{'' if tokens == 1 else 's'}"
+    what = counted(round(tokens), "token")
     if about.token_bytes is not None:
         rate = evidence["tokens_per_s"] * about.token_bytes
         what += f", {tokens * about.token_bytes / 1e6:,.2g} MB, at {rate / 1e9:,.2g} GB/s"
@@ -253,7 +249,7 @@ def _transport(finding: Finding, about: _About) -> str:
     return f"{text}: from stage {finding.stage} to stage {finding.stage + 1} {took} in the median for {what}."
 
 
-def _control(finding: Finding, about: _About) -> str:
+def _control(finding: Finding, about: RunWords) -> str:
     evidence = finding.evidence
     text = f"The coordinator dispatched late for {_part(finding)}"
     if "late_s" not in evidence:
@@ -263,7 +259,7 @@ def _control(finding: Finding, about: _About) -> str:
     return f"{text}: the stages waited {seconds_text(evidence['late_s'])} in the median for the dispatch of {which}."
 
 
-def _few_requests(finding: Finding, about: _About) -> str:
+def _few_requests(finding: Finding, about: RunWords) -> str:
     evidence, by_cause = finding.evidence, finding.by_cause
     none, flying = by_cause[Cause.STARVED_NO_REQUEST], by_cause.get(Cause.STARVED_IN_FLIGHT, 0.0)
     none, flying = none / (none + flying), flying / (none + flying)
@@ -287,7 +283,7 @@ def _clients(evidence: Mapping[str, float]) -> str:
     return f"; the client {after}, with {_few(count)} unfinished at most"
 
 
-def _dealing(finding: Finding, about: _About) -> str:
+def _dealing(finding: Finding, about: RunWords) -> str:
     running, waiting = finding.evidence["running"], finding.evidence["waiting"]
     text = f"All requests that ran were in flight for {_part(finding)}, {_few(running)} at a time"
     if waiting >= 1:
@@ -295,7 +291,7 @@ def _dealing(finding: Finding, about: _About) -> str:
     return f"{text}: {about.who} put them into fewer micro-batches than there are stages."
 
 
-def _kv_full(finding: Finding, about: _About) -> str:
+def _kv_full(finding: Finding, about: RunWords) -> str:
     evidence = finding.evidence
     text = f"The KV cache had no room for waiting requests for {_part(finding)}"
     if "blocks" not in evidence:
@@ -306,26 +302,25 @@ def _kv_full(finding: Finding, about: _About) -> str:
     )
 
 
-def _recovery(finding: Finding, about: _About) -> str:
-    count, longest = finding.evidence["faults"], seconds_text(finding.evidence["longest_s"])
-    faults = f"{count:.0f} fault{'' if count == 1 else 's'}"
+def _recovery(finding: Finding, about: RunWords) -> str:
+    faults, longest = counted(int(finding.evidence["faults"]), "fault"), seconds_text(finding.evidence["longest_s"])
     return f"The pipeline had failed for {_part(finding)}: {faults}, the longest repaired after {longest}."
 
 
-def _fill_drain(finding: Finding, about: _About) -> str:
+def _fill_drain(finding: Finding, about: RunWords) -> str:
     if finding.evidence.get("unused_s", 0.0) > 0:
         return f"No work was there for {_part(finding)}, before the first and after the last micro-batch."
     count = f"{finding.evidence['micro_batches']:,.0f} micro-batches"
     return f"Filling and draining the pipeline takes {_part(finding)} of this short run, which has {count}."
 
 
-def _longer_run(finding: Finding, about: _About) -> str:
+def _longer_run(finding: Finding, about: RunWords) -> str:
     if finding.where:
         return "Fewer such replicas, requests that are dealt more evenly, or a longer run would fill that time."
     return "A longer run has less of it."
 
 
-def _overload(finding: Finding, about: _About) -> str:
+def _overload(finding: Finding, about: RunWords) -> str:
     evidence = finding.evidence
     served = _few(evidence["served_per_s"])
     return (
@@ -335,7 +330,7 @@ def _overload(finding: Finding, about: _About) -> str:
     )
 
 
-def _small_chunk(finding: Finding, about: _About) -> str:
+def _small_chunk(finding: Finding, about: RunWords) -> str:
     return (
         f"The chunk is too small: micro-batches with prompts, of {_few(finding.evidence['tokens'])} prompt tokens in "
         f"the median, take {_part(finding)} longer than as many tokens in large ones, since each reads all weights."
@@ -349,7 +344,7 @@ def _bound_of_batches(finding: Finding) -> Root:
     return Root.KV_FULL if finding.evidence["kv_share"] >= _KV_FULL else Root.SMALL_BATCH
 
 
-def _small_batch(finding: Finding, about: _About) -> str:
+def _small_batch(finding: Finding, about: RunWords) -> str:
     evidence, share, by = finding.evidence, _part(finding), _bound_of_batches(finding)
     rows, running = evidence["rows"], _few(evidence["running"])
     read = f"all weights are read for {_few(rows)} token{'' if rows == 1 else 's'} at a time"
@@ -366,39 +361,26 @@ def _small_batch(finding: Finding, about: _About) -> str:
     return f"{text} while {_few(evidence['waiting'])} wait: {why}."
 
 
-def _larger_batch(finding: Finding, about: _About) -> str:
+def _larger_batch(finding: Finding, about: RunWords) -> str:
     by = _bound_of_batches(finding)
     if by == Root.SMALL_BATCH:
         return "More requests at a time (scheduler.max_batch, scheduler.batch) would save most of that."
     return _MORE_BLOCKS if by == Root.KV_FULL else _MORE_REQUESTS
 
 
-def _depth(finding: Finding, about: _About) -> str:
+def _depth(finding: Finding, about: RunWords) -> str:
     depth = finding.evidence["depth"]
     are = "micro-batch is" if depth == 1 else "micro-batches are"
     return f"Only {depth:.0f} {are} in flight, fewer than there are stages: they wait for {_part(finding)}."
 
 
-def _contention(finding: Finding, about: _About) -> str:
+def _contention(finding: Finding, about: RunWords) -> str:
     where, who = ("", "ranks") if finding.stage is None else (f" on stage {finding.stage}", "it")
     text = f"Processor contention{where} takes {_part(finding)}: {who} could have computed"
     return f"{text}, and waited for a processor that others had."
 
 
-class _About(NamedTuple):
-    """What is known of a run beside its findings, as `sentences` takes it."""
-
-    policy: str | None
-    chunk: int | None
-    token_bytes: float | None
-
-    @property
-    def who(self) -> str:
-        """Name the policy."""
-        return "the policy" if self.policy is None else f"the policy {self.policy}"
-
-
-_Text = str | Callable[[Finding, _About], str]
+_Text = str | Callable[[Finding, RunWords], str]
 
 
 class _Words(NamedTuple):

@@ -76,10 +76,6 @@ class Ledger:
                 intervals.append(IdleInterval(stage, start, end, CAUSES[cause], awaited[place]))
         return intervals
 
-    def stage_name(self, stage: int) -> str:
-        """Return the name of a stage for people."""
-        return f"stage {stage}"
-
     def busy_seconds(self, stage: int | None = None) -> float:
         """Return the compute seconds of a stage; None: of all."""
         return sum(self._busy) if stage is None else self._busy[stage]

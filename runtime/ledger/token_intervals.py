@@ -57,12 +57,6 @@ def stage_part(part: StagePart, stage: int) -> int:
     return len(Part) + len(StagePart) * stage + part
 
 
-def part_names(num_stages: int) -> list[str]:
-    """Return the names of all columns, such as `queue` or `compute 0`."""
-    stages = [f"{part.name.lower()} {stage}" for stage in range(num_stages) for part in StagePart]
-    return [part.name.lower() for part in Part] + stages
-
-
 @dataclass(frozen=True, slots=True)
 class Windows:
     """The windows that intervals are cut into: in each, the interval follows one micro-batch of its request.
@@ -124,7 +118,6 @@ class TokenIntervals:
         start: [n] seconds on the coordinator's clock.
         end: [n].
         micro_batch: [n] number of the one that brought the token; -1 where the record has none.
-        names: of the parts, a column each.
         table: [rows, parts] seconds. Intervals that are alike share a row.
         row: [n] the row of each interval.
         windows: of the micro-batches in each interval.
@@ -139,7 +132,6 @@ class TokenIntervals:
 
     def __init__(self, record: RunRecord, lanes: Sequence[Lane] | None = None) -> None:
         self.lanes = list(lanes_of(record.spans, record.num_stages) if lanes is None else lanes)
-        self.names = part_names(len(self.lanes))
         self.paths = MicroBatchPaths.of(record, self.lanes)
         self.waits = CoordinatorWaits(record.micro_batches)
         self._read_tokens(record)
@@ -179,18 +171,8 @@ class TokenIntervals:
         """[n] the length of each."""
         return self.end - self.start
 
-    @property
-    def parts(self) -> Floats:
-        """[n, parts] the seconds of the parts of each, which sum to its length. Large: rather index `table`."""
-        return self.table[self.row]
-
     def __len__(self) -> int:
         return len(self.end)
-
-    def total(self, chosen: Bools | Ints) -> dict[str, float]:
-        """Sum the parts of some intervals, by name."""
-        times = np.bincount(self.row[chosen], minlength=len(self.table))
-        return dict(zip(self.names, (times @ self.table).tolist(), strict=True))
 
     def _cut(self, record: RunRecord, before: Ints, last: Ints, rows: Ints) -> Windows:
         """Cut intervals into windows, and windows into parts. Windows of decodes that are alike are cut once.
@@ -210,7 +192,7 @@ class TokenIntervals:
         queued = np.concatenate([np.zeros(len(alike), np.bool_), own.queued])
         away = {len(alike) + window: when for window, when in self._away(record, own).items()}
         dispatched = np.clip(self.paths.dispatched[row], start, end)
-        parts = np.zeros((len(row), len(self.names)))
+        parts = np.zeros((len(row), stage_part(StagePart.WAIT, len(self.lanes))))
         parts[:, : Part.RESULT], gone, back = self._cut_wait(start, dispatched, queued, away)
         self._cut_path(parts, row, dispatched, end)
         interval, entry = np.concatenate([decodes, own.interval]), np.concatenate([last[decodes], own.entry])
@@ -309,7 +291,7 @@ class TokenIntervals:
         row[windows.interval] = windows.kind
         others = np.flatnonzero(counts != 1)
         row[others] = len(windows.parts) + np.arange(len(others))
-        joined = np.zeros((len(others), len(self.names)))
+        joined = np.zeros((len(others), windows.parts.shape[1]))
         in_others = np.flatnonzero((counts != 1)[windows.interval])
         summed_in = np.searchsorted(others, windows.interval[in_others])
         np.add.at(joined, summed_in, windows.parts[windows.kind[in_others]])

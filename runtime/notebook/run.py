@@ -14,7 +14,7 @@ from ...conf.user_path import user_path
 from ..core.run_record import RunRecord
 from ..drawing.chart import Chart
 from ..drawing.formatting import cause_label, ms_text, percent_text, seconds_text
-from ..drawing.timeline_png import timeline_window
+from ..drawing.timeline_png import TimelineWindow
 from ..explain.analysed_run import AnalysedRun
 from ..explain.explain_json import read_explanation
 from ..explain.explanation import Explanation
@@ -189,7 +189,7 @@ class Run:
             if window is not None and not window[0] < window[1]:
                 raise ConfigError(f"window={window}: must be its start, then its end, in seconds from the run's start")
             runs = zip(self.replicas, self.fleet.ledgers, strict=True)
-            return timeline_figure({run.title: timeline_window(ledger, window) for run, ledger in runs})
+            return timeline_figure({run.title: TimelineWindow.of(ledger, window) for run, ledger in runs})
         if window is not None:
             raise ConfigError(f"window: only the {TIMELINE} has one")
         if name not in self._charts:

@@ -24,13 +24,13 @@ from ..drawing.page_parts import (
     table,
     template,
     whole_page,
+    words_section,
 )
 from ..drawing.png import write_figures
 from ..drawing.svg import figures
 from ..drawing.timeline_block import timeline_scripts, timeline_section
 from ..drawing.timeline_columns import MAX_BOXES, TimelineColumns, pack_columns, tick_seconds
-from ..drawing.timeline_png import TimelineWindow, timeline_window, write_timeline
-from ..explain.run_words import words_section
+from ..drawing.timeline_png import TimelineWindow, write_timeline
 from ..ledger.causes import Cause
 from ..ledger.fleet import Fleet, replica_name
 from ..run_folder.files import PREFILL_KEY, REPLICAS_KEY
@@ -48,15 +48,17 @@ from .metrics import (
     SPEED,
     THROUGHPUT,
     Metric,
+    RowUnit,
     Spread,
     has_any,
     lower_is_better,
     metric_of,
     number,
     ranked,
+    ratio_text,
+    row_unit,
     spread,
 )
-from .row_units import RowUnit, ratio_text, row_unit
 from .run_groups import RunGroup, differing_keys, settings
 from .verdict import verdict
 
@@ -101,7 +103,7 @@ class DrawnRuns:
         for label, fleet in fleets:
             drawn.runs[label] = fleet_chart_data(fleet)
             drawn.columns.append(pack_columns(*fleet.parts[0], drawn.tick, MAX_BOXES // count))
-            drawn.windows[label] = timeline_window(fleet.ledgers[0])
+            drawn.windows[label] = TimelineWindow.of(fleet.ledgers[0])
         return drawn
 
     @property
@@ -173,7 +175,7 @@ def render_comparison(
             "title": html.escape(title),
             "subtitle": html.escape(_subtitle(groups, compared)),
             "notes": notes_list(error_notes(run.summary for group in groups for run in group.runs)),
-            "verdict": _verdict(groups) if compared == "setting" else words_section(words),
+            "verdict": words_section(verdict(groups) if compared == "setting" else words),
             "table": (_side_by_side if len(groups) <= MAX_COLUMNS else _ranking)(groups, sort, judged=whole is None),
             "table_note": html.escape(_table_note(groups, sort) if whole is None else _pools_note(whole)),
             "timeline": timeline_section(
@@ -195,14 +197,6 @@ def _faults(groups: Sequence[RunGroup], drawn: DrawnRuns) -> list[dict[str, Any]
     """Return the faults of the runs that are drawn, each with its run's label."""
     shown = [group for group in groups if group.label in drawn.runs]
     return [{**fault, "run": group.label} for group in shown for fault in group.median_run.summary.get("faults") or ()]
-
-
-def _verdict(groups: Sequence[RunGroup]) -> str:
-    """Render the verdict as a section; empty if there is nothing to compare."""
-    first, *rest = [html.escape(sentence) for sentence in verdict(groups)] or [""]
-    if not first:
-        return ""
-    return f'<section class="verdict"><p><b>{first}</b></p><p>{" ".join(rest)}</p></section>'
 
 
 def _subtitle(groups: Sequence[RunGroup], compared: str) -> str:

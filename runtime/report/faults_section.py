@@ -6,16 +6,11 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..drawing.chart import Axis, Chart, series_colour, stacked_bars
-from ..drawing.formatting import seconds_text, time_unit
+from ..drawing.formatting import seconds_text
 from ..drawing.page_parts import table
-from ..drawing.svg import figures
 from .terminal import met_the_next, stages_left, straggler_lines
 
-_REST = "rest"  # of a repair, between its parts
-_REPLAY = "replay"
-_AFTER = {_REST: "s7", _REPLAY: "s6"}  # parts that come last, and their colours
-_MAX_BARS = 40
+_LEAST_REST = 1e-3  # seconds of a repair between its parts, from which on they are named
 
 
 def faults_section(faults: Sequence[Mapping[str, Any]]) -> str:
@@ -36,6 +31,7 @@ def faults_section(faults: Sequence[Mapping[str, Any]]) -> str:
         "requests again",
         "tokens again",
         "until it had recovered",
+        "of that",
         "replay",
     )
     rows = (
@@ -44,15 +40,14 @@ def faults_section(faults: Sequence[Mapping[str, Any]]) -> str:
         f"<td>{html.escape(fault['text'])}</td>"
         f"<td>{', '.join(map(str, fault['ranks'])) or '-'}</td><td>{fault['requests']:,}</td>"
         f"<td>{fault['tokens']:,}</td><td>{_seconds(fault)}</td>"
-        f"<td>{_replay(fault)}</td></tr>"
+        f'<td class="parts">{html.escape(_parts(fault))}</td><td>{_replay(fault)}</td></tr>'
         for fault in faults
     )
     return (
         '<section>\n  <h2>Faults</h2>\n  <p class="hint">A fault lasts from the last sign of progress until all stages '
         "ran again. Unfinished requests then begin again with the tokens that they had: <i>replay</i> is the "
         "time that a stage computed these again, in the mean of all stages.</p>\n"
-        f'  <div class="scroll">{table(heads, rows)}</div>\n'
-        f"  {figures([fault_parts(faults)])}\n</section>\n\n"
+        f'  <div class="scroll">{table(heads, rows)}</div>\n</section>\n\n'
     )
 
 
@@ -68,32 +63,12 @@ def stragglers_section(summary: Mapping[str, Any]) -> str:
     )
 
 
-def fault_parts(faults: Sequence[Mapping[str, Any]]) -> Chart:
-    """Make a bar for each fault of the seconds from the last sign of progress on.
-
-    It shows them until the fault was detected, then the parts of the repair, then the replay. Of many faults, the first
-    `_MAX_BARS` have one.
-    """
-    num_faults, faults = len(faults), faults[:_MAX_BARS]
-    seconds = [_parts(fault) for fault in faults]
-    unit, factor = time_unit(max(sum(row.values()) for row in seconds))
-    rows = [
-        (f"{fault.get('run', number)}: {fault['time']:,.1f} s", {name: part * factor for name, part in row.items()})
-        for number, (fault, row) in enumerate(zip(faults, seconds, strict=True), 1)
-    ]
-    names = [name for name in dict.fromkeys(name for row in seconds for name in row) if name not in _AFTER]
-    colours = {name: series_colour(number) for number, name in enumerate(names)} | _AFTER
-    title = "Parts of each fault and its repair"
-    if num_faults > _MAX_BARS:
-        title = f"Parts of the first {_MAX_BARS} of {num_faults:,} faults and their repairs"
-    return stacked_bars("faults", title, Axis("time", unit), rows, colours)
-
-
-def _parts(fault: Mapping[str, Any]) -> dict[str, float]:
-    """Return the seconds of each part. What lies between them is a part too, and so is the replay."""
+def _parts(fault: Mapping[str, Any]) -> str:
+    """Write the seconds of each part, and what lies between them."""
     parts: dict[str, float] = {name: max(0.0, seconds) for name, seconds in fault["parts"].items()}
     rest = (fault["seconds"] or 0.0) - sum(parts.values())
-    return parts | ({_REST: rest} if rest > 1e-3 else {}) | ({_REPLAY: fault["replay"]} if fault["replay"] else {})
+    parts |= {"rest": rest} if rest > _LEAST_REST else {}
+    return ", ".join(f"{name} {seconds_text(seconds)}" for name, seconds in parts.items())
 
 
 def _seconds(fault: Mapping[str, Any]) -> str:

@@ -23,12 +23,12 @@ from ..drawing.page_parts import (
     table,
     template,
     whole_page,
+    words_section,
 )
 from ..drawing.svg import figures
 from ..drawing.timeline_block import timeline_scripts, timeline_section
 from ..drawing.timeline_columns import pack_columns, tick_seconds
 from ..explain.analysed_run import AnalysedRun
-from ..explain.run_words import words_section
 from ..ledger.causes import BUBBLES, STARVED, Cause
 from ..ledger.ledger import Ledger
 from ..ledger.predictions import prediction_error

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from rich import box
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.measure import Measurement
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from ..core.numbers import counted
 from ..core.run_record import RunRecord
+from ..drawing.fitting_table import FittingTable
 from ..drawing.formatting import cause_label, ms_text, percent_text, seconds_text
 from ..ledger.blame import Blame
 from ..ledger.causes import CAUSES, Cause
+from ..ledger.fleet import Fleet
 from .blame_section import request_name, top_requests
 from .metrics import (
     BY_CAUSE,
@@ -59,70 +60,25 @@ RANKING_METRICS = tuple(
 )
 
 
-class StageActivity(Protocol):
-    """Busy and idle seconds of each stage, as a run's `Ledger` and a `Fleet` report them."""
-
-    @property
-    def num_stages(self) -> int:
-        """The number of stages; of a fleet, of all replicas."""
-        ...
-
-    @property
-    def stage_seconds(self) -> float:
-        """The seconds of the run times the stages."""
-        ...
-
-    @property
-    def bubble_fraction_inner(self) -> float:
-        """The share of idle time in bubbles of all stage-seconds."""
-        ...
-
-    def busy_seconds(self, stage: int | None = None) -> float:
-        """Return the seconds in which a stage computed, or all did."""
-        ...
-
-    def seconds_by_cause(self, stage: int | None = None) -> dict[Cause, float]:
-        """Return the idle seconds of a stage, or of all, for every cause."""
-        ...
-
-    def stage_name(self, stage: int) -> str:
-        """Return the name of a stage for people."""
-        ...
-
-
-def bubble_table(times: StageActivity, *, title: str | None = "Idle time") -> RenderableType:
+def bubble_table(times: Fleet) -> FittingTable:
     """Make the table of idle time: by cause its seconds, its share of all stage time, and its seconds on each stage.
 
     Causes without idle time are left out. If the console has no room for all stages, the first, the busiest, the idlest
     and the last have a column; if that is too wide, fewer have.
     """
-    return _BubbleTable(times, title)
+    stages = list(range(times.num_stages))
+    busy = [times.busy_seconds(stage) for stage in stages]
+    busiest = busy.index(max(busy))
+    marked = {stages[0]: "", stages[-1]: "", busy.index(min(busy)): "idlest", busiest: "busiest"}
+    wanted = [dict.fromkeys(stages, "") if len(stages) > 1 else {}]
+    for kept in (marked.keys(), {0, busiest, stages[-1]}, {busiest}, ()):
+        wanted.append({stage: marked[stage] for stage in sorted(kept)})
+    return FittingTable([partial(_bubbles_of, times, shown) for shown in wanted])
 
 
-@dataclass(frozen=True, slots=True)
-class _BubbleTable:
-    """The table of idle time, with as many stages as the console has room for."""
-
-    times: StageActivity
-    title: str | None
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        times, stages = self.times, list(range(self.times.num_stages))
-        busy = [times.busy_seconds(stage) for stage in stages]
-        marked = {stages[0]: "", stages[-1]: "", busy.index(min(busy)): "idlest", busy.index(max(busy)): "busiest"}
-        wanted = [dict.fromkeys(stages, "") if len(stages) > 1 else {}]
-        for keep in (sorted(marked), sorted({0, busy.index(max(busy)), stages[-1]}), [busy.index(max(busy))], []):
-            wanted.append({stage: marked[stage] for stage in keep})
-        for shown in wanted:
-            table = _bubbles_of(times, self.title, shown)
-            if _fits(table, console, options):
-                break
-        yield table
-
-
-def _bubbles_of(times: StageActivity, title: str | None, stages: Mapping[int, str]) -> Table:
+def _bubbles_of(times: Fleet, stages: Mapping[int, str]) -> Table:
     """Make the table of idle time with a column for each of `stages`: their numbers, and a remark for the heading."""
-    table = Table(title=title, title_justify="left", caption_justify="left")
+    table = Table(title="Idle time", title_justify="left", caption_justify="left")
     table.add_column("cause", no_wrap=True)
     heads = (times.stage_name(stage) + (f"\n{remark}" if remark else "") for stage, remark in stages.items())
     share = "of stage time" if len(stages) in (0, times.num_stages) else "of stage\ntime"
@@ -149,13 +105,9 @@ def _bubbles_of(times: StageActivity, title: str | None, stages: Mapping[int, st
     return table
 
 
-def _fits(table: Table, console: Console, options: ConsoleOptions) -> bool:
-    return Measurement.get(console, options.update(max_width=10_000), table).maximum <= options.max_width
-
-
-def latency_table(summary: Mapping[str, Any], *, title: str | None = "Latency") -> Table:
+def latency_table(summary: Mapping[str, Any]) -> Table:
     """Make the table of TTFT, TBT, TPOT, end-to-end latency and KV transfers, if any: mean, p50, p90, p99."""
-    table = Table(title=title, title_justify="left")
+    table = Table(title="Latency", title_justify="left")
     table.add_column("", no_wrap=True)
     for name in ("mean", "p50", "p90", "p99"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -173,40 +125,21 @@ def blame_table(record: RunRecord, blame: Blame) -> RenderableType:
     Where the console is narrow, it leaves out what the requests themselves lost, then their sizes.
     """
     places = top_requests(blame, _MOST_BLAMED)
-    return _BlameTable(record, blame, places) if places else ""
+    return FittingTable([partial(_blame_of, record, blame, places, n) for n in (5, 4, 3, 2)]) if places else ""
 
 
-@dataclass(frozen=True, slots=True)
-class _BlameTable:
-    """The table of the requests that cost others most, with as many columns as the console has room for."""
-
-    record: RunRecord
-    blame: Blame
-    places: Sequence[int]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        heads = ["cost TTFT", "cost TBT", "prompt", "output", "lost"]
-        while len(heads) > 2 and not _fits(self._table(heads), console, options):
-            heads.pop()
-        yield self._table(heads)
-
-    def _table(self, heads: Sequence[str]) -> Table:
-        table = Table(title="Who cost others time", title_justify="left")
-        table.add_column("", no_wrap=True, overflow="ellipsis")
-        for name in heads:
-            table.add_column(name, justify="right", no_wrap=True)
-        ttft, tbt = self.blame.ttft, self.blame.tbt
-        for place in self.places:
-            request = self.record.requests[place]
-            cells = {
-                "cost TTFT": seconds_text(float(ttft.cost[place])),
-                "cost TBT": seconds_text(float(tbt.cost[place])),
-                "prompt": f"{request.prompt_tokens:,}",
-                "output": f"{request.output_tokens:,}",
-                "lost": seconds_text(float(ttft.lost[place] + tbt.lost[place])),
-            }
-            table.add_row(Text(request_name(request)), *(cells[name] for name in heads))
-        return table
+def _blame_of(record: RunRecord, blame: Blame, places: Sequence[int], columns: int) -> Table:
+    table = Table(title="Who cost others time", title_justify="left")
+    table.add_column("", no_wrap=True, overflow="ellipsis")
+    for name in ("cost TTFT", "cost TBT", "prompt", "output", "lost")[:columns]:
+        table.add_column(name, justify="right", no_wrap=True)
+    for place in places:
+        request, ttft, tbt = record.requests[place], blame.ttft, blame.tbt
+        cost, lost = (ttft.cost[place], tbt.cost[place]), ttft.lost[place] + tbt.lost[place]
+        sizes = f"{request.prompt_tokens:,}", f"{request.output_tokens:,}"
+        cells = *(seconds_text(float(each)) for each in cost), *sizes, seconds_text(float(lost))
+        table.add_row(Text(request_name(request)), *cells[:columns])
+    return table
 
 
 def stages_left(count: int) -> str:
@@ -257,43 +190,27 @@ def straggler_lines(summary: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-@dataclass(frozen=True, slots=True)
-class _ComparisonTable:
-    """A comparison that fits the console: columns continue below, and a ranking leaves out its last metrics."""
-
-    groups: Sequence[RunGroup]
-    sort: str
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        if len(self.groups) <= MAX_COLUMNS:
-            side_by_side = len(self.groups)
-            while side_by_side > 1 and not all(_fits(part, console, options) for part in self._parts(side_by_side)):
-                side_by_side -= 1
-            yield from self._parts(side_by_side)
-            return
-        metrics = [metric for metric in RANKING_METRICS if has_any(self.groups, metric)]
-        if self.sort not in [metric.key for metric in metrics]:
-            metrics.insert(0, metric_of(self.sort))
-        while len(metrics) > 1 and not _fits(_ranking(self.groups, self.sort, metrics), console, options):
-            metrics.pop()
-        yield _ranking(self.groups, self.sort, metrics)
-
-    def _parts(self, side_by_side: int) -> Iterator[Table]:
-        """Yield the tables of the settings, at most `side_by_side` in each."""
-        for first in range(0, len(self.groups), side_by_side):
-            yield _columns(self.groups, first, side_by_side)
-
-
-def comparison_table(groups: Sequence[RunGroup], *, sort: str = THROUGHPUT.key) -> RenderableType:
+def comparison_table(groups: Sequence[RunGroup], *, sort: str = THROUGHPUT.key) -> FittingTable:
     """Make the table of a comparison: settings as columns, metrics as rows. More than eight settings are a ranking.
 
-    Values are medians over the repeats, with the largest deviation from the median in percent. The best is bold.
+    Values are medians over the repeats, with the largest deviation from the median in percent. The best is bold. Where
+    the console is narrow, columns continue below, and a ranking leaves out its last metrics.
 
     Args:
         groups: The settings, each with its runs.
         sort: Key of summary.json that orders a ranking.
     """
-    return _ComparisonTable(groups, sort)
+    if len(groups) <= MAX_COLUMNS:
+        return FittingTable([partial(_side_by_side, groups, count) for count in range(len(groups), 0, -1)])
+    metrics = [metric for metric in RANKING_METRICS if has_any(groups, metric)]
+    if sort not in [metric.key for metric in metrics]:
+        metrics.insert(0, metric_of(sort))
+    return FittingTable([partial(_ranking, groups, sort, metrics[:n]) for n in range(len(metrics), 0, -1)])
+
+
+def _side_by_side(groups: Sequence[RunGroup], count: int) -> Group:
+    """Make the tables of the settings, at most `count` in each."""
+    return Group(*(_columns(groups, first, count) for first in range(0, len(groups), count)))
 
 
 def _columns(groups: Sequence[RunGroup], start: int, count: int) -> Table:

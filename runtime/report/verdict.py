@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..drawing.formatting import ms_text
-from .metrics import THROUGHPUT, Metric, Spread, metric_of, ranked, spread
-from .row_units import ratio_text, row_unit
+from .metrics import THROUGHPUT, Metric, Spread, metric_of, ranked, ratio_text, row_unit, spread
 from .run_groups import RunGroup
 
 TAILS = (metric_of("p99_itl_ms"), metric_of("p99_ttft_ms"))

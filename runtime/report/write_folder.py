@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..core.garbage_collection import without_collector
 from ..drawing.png import write_figures
-from ..drawing.timeline_png import timeline_window, write_timeline
+from ..drawing.timeline_png import TimelineWindow, write_timeline
 from ..explain.analysed_run import AnalysedRun
 from ..explain.explain_json import write_explanation
 from ..run_folder.files import PREFILL_KEY, replica_folder
@@ -48,7 +48,7 @@ def write_report(path: Path, run: AnalysedRun, *, figures: bool = False) -> None
     (path / PAGE).write_text(render_report(run), encoding="utf-8")
     if figures:
         write_figures(path / "figures", charts_of_run(run.charts), simulated=is_simulated(run.info.config))
-        write_timeline(path / "figures" / "timeline.png", {run.title: timeline_window(run.ledger)})
+        write_timeline(path / "figures" / "timeline.png", {run.title: TimelineWindow.of(run.ledger)})
 
 
 def _write_fleet_report(path: Path, run: AnalysedRun, *, figures: bool) -> None:

@@ -1,9 +1,14 @@
-"""The files of a run folder: their names, and how those that are compressed are opened."""
+"""The files of a run folder: their names, and how those that are compressed are written."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from gzip import GzipFile
+from itertools import islice
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 SUMMARY = "summary.json"
 RECORD = "record.jsonl.gz"
@@ -26,3 +31,9 @@ def gzip_file(path: Path) -> GzipFile:
 def replica_folder(number: int) -> str:
     """Return the name of a replica's run folder inside its fleet's."""
     return f"replica_{number}"
+
+
+def batches(items: Iterator[T], size: int) -> Iterator[list[T]]:
+    """Yield the items in lists of `size`, to be written at once; the last may be shorter."""
+    while batch := list(islice(items, size)):
+        yield batch

@@ -54,34 +54,16 @@ def nanoseconds(seconds: Floats) -> Ints:
     return np.rint(seconds * 1e9).astype(np.int64)
 
 
-def text_cells(texts: Sequence[bytes]) -> Cells:
-    """Return the cells of a text each row, none with a zero byte."""
-    array = np.array(texts, np.bytes_)
-    return array.view(np.uint8).reshape(len(texts), array.itemsize)
-
-
 def text_by_code(codes: Ints, texts: Sequence[str]) -> Cells:
     """Return the text of each code, an index of `texts`; empty for -1."""
-    cells: Cells = text_cells([text.encode() for text in (*texts, "")])[codes]
+    array = np.array([text.encode() for text in (*texts, "")], np.bytes_)
+    cells: Cells = array.view(np.uint8).reshape(len(array), array.itemsize)[codes]
     return cells
-
-
-def text_where(condition: Bools, text: str) -> Cells:
-    """Write the text where the condition holds, else nothing."""
-    return text_by_code(np.where(condition, 0, -1), [text])
-
-
-def joined(pieces: Sequence[Cells | bytes]) -> bytes:
-    """Join the rows, each of its cells of all columns with the bytes between them that all rows share."""
-    (rows, *others) = {len(piece) for piece in pieces if not isinstance(piece, bytes)}
-    assert not others, "columns of one table are of one length"
-    arrays = (np.frombuffer(piece, np.uint8) if isinstance(piece, bytes) else piece for piece in pieces)
-    columns = [np.broadcast_to(array, (rows, array.shape[-1])) for array in arrays]
-    text = np.concatenate(columns, axis=1).ravel()
-    dense: bytes = text[text != 0].tobytes()
-    return dense
 
 
 def csv_rows(columns: Sequence[Cells]) -> bytes:
     """Write the rows of a CSV file whose cells need no quotes."""
-    return joined([*[piece for column in columns for piece in (b",", column)][1:], b"\n"])
+    ends = [np.full((len(columns[0]), 1), ord(end), np.uint8) for end in "," * (len(columns) - 1) + "\n"]
+    text = np.concatenate([piece for pair in zip(columns, ends, strict=True) for piece in pair], axis=1).ravel()
+    dense: bytes = text[text != 0].tobytes()
+    return dense

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from itertools import islice
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -16,13 +15,11 @@ from ..ledger.blame import Blame
 from ..ledger.fleet import Fleet
 from ..ledger.ledger import Ledger
 from .chrome_trace import write_trace
-from .files import RECORD, REQUESTS, SPANS, STAGE_TIMES, SUMMARY, TRACE, gzip_file
+from .files import RECORD, REQUESTS, SPANS, STAGE_TIMES, SUMMARY, TRACE, batches, gzip_file
 from .record_jsonl import record_lines
 from .requests_csv import fleet_request_rows, request_rows, write_requests
 from .spans_csv import span_rows
 from .stage_times_json import stage_times_text
-
-T = TypeVar("T")
 
 _LINES_AT_ONCE = 20_000
 
@@ -42,7 +39,7 @@ def write_run_data(path: Path, summary: Mapping[str, Any], record: RunRecord, le
             stream.write(rows)
     encode = msgspec.json.Encoder().encode_lines
     with gzip_file(path / RECORD) as stream:
-        for lines in _batches(record_lines(record, ledger.t0)):
+        for lines in batches(record_lines(record, ledger.t0), _LINES_AT_ONCE):
             stream.write(encode(lines))
     if record.stage_weights is not None:
         (path / STAGE_TIMES).write_text(stage_times_text(record.stage_weights), encoding="utf-8")
@@ -63,8 +60,3 @@ def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
     """Write `summary.json` into `path`, which is made if need be."""
     path.mkdir(parents=True, exist_ok=True)
     (path / SUMMARY).write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-
-
-def _batches(items: Iterator[T]) -> Iterator[list[T]]:
-    while batch := list(islice(items, _LINES_AT_ONCE)):
-        yield batch

@@ -3,21 +3,18 @@
 A receive cannot end before its send began, and no rank leaves a collective that another has not entered. Each such
 pair bounds the difference of two clocks from one side; messages back bound it from the other. Over ranks that send
 each other nothing the bounds add: all of them together are shortest paths in a graph whose edges are the bounds.
-Where no constant difference fits, one that grows linearly may: a line over time between the hulls of the bounds
-(Duda, Harrus, Haddad and Bernard, "Estimating global time in distributed systems", ICDCS 1987).
+Clocks are taken not to drift: a trace lasts for seconds.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from ..core.micro_batch_columns import Floats
-from .drift import ClockLine, drift_between
 
 _ROUNDING = 1e-6  # seconds: traces round times to microseconds
 _RELAXED_UNTIL = 1e-9  # seconds to which a contradiction is found
@@ -50,18 +47,18 @@ class ClockFit:
     """Where a rank's clock lies beside the reference rank's, and how well the trace says so.
 
     Attributes:
-        line: of the rank's clock beside the reference's.
-        low: least value of its `ahead`; -infinity where nothing bounds it from below.
-        high: its greatest value; infinity where nothing bounds it from above.
+        ahead: seconds by which the rank's clock is ahead of the reference's.
+        low: the least that it may be; -infinity where nothing bounds it from below.
+        high: the most; infinity where nothing bounds it from above.
         same_clock: both read one clock.
         pairs: pairs of events that bound it.
         by_other_ranks: ways over other ranks bound it closer than events between the two.
-        contradiction: seconds by which the pairs contradict each other under every offset and drift.
+        contradiction: seconds by which the pairs contradict each other under every offset.
     """
 
     rank: int
     reference: int
-    line: ClockLine = field(default_factory=ClockLine)
+    ahead: float = 0.0
     low: float = -math.inf
     high: float = math.inf
     same_clock: bool = False
@@ -74,7 +71,7 @@ class ClockFit:
         """How far `ahead` may be off, in seconds; None where nothing bounds it from one side."""
         if math.isinf(self.low) or math.isinf(self.high):
             return None
-        return max(self.high - self.line.ahead, self.line.ahead - self.low, 0.0)
+        return max(self.high - self.ahead, self.ahead - self.low, 0.0)
 
     @property
     def text(self) -> str:
@@ -87,7 +84,7 @@ class ClockFit:
             return f"{clocks}: no message bounds their offset from {theirs}; times are as recorded"
         if self.contradiction > 0:
             return (
-                f"{clocks}: no offset from {theirs} fits all {messages}; {_lie(self.line.ahead)} {theirs}, "
+                f"{clocks}: no offset from {theirs} fits all {messages}; {_lie(self.ahead)} {theirs}, "
                 f"{_shown(self.contradiction / 2)} are left unexplained at most"
             )
         if self.half_width is None:
@@ -98,8 +95,7 @@ class ClockFit:
                 "that, as if the fastest took no time"
             )
         ways = "over other ranks" if self.by_other_ranks else "both ways"
-        drift = f" and gain {self.line.drift * 1e6:+.1f} µs a second" if self.line.drift else ""
-        return f"{clocks} lie {_lie(self.line.ahead, self.half_width)} {theirs}{drift}, from {messages} {ways}"
+        return f"{clocks} lie {_lie(self.ahead, self.half_width)} {theirs}, from {messages} {ways}"
 
 
 def _lie(ahead: float, half_width: float | None = None) -> str:
@@ -134,57 +130,22 @@ def fit_clocks(clocks: Mapping[int, str], orders: Iterable[Order]) -> dict[int, 
 
 def _fit(num_clocks: int, orders: Sequence[Order]) -> list[ClockFit]:
     """Return the fit of each clock to clock 0; `orders` are between clocks."""
-    constant = _Constant.of(num_clocks, orders)
-    lines: dict[int, ClockLine] = {}
-    if constant.contradiction:
-        lines = _drifts(num_clocks, orders)
-        mapped = [_mapped(order, lines) for order in orders]
-        rest = _Constant.of(num_clocks, mapped)
-        if rest.contradiction < constant.contradiction:
-            constant = rest if rest.contradiction or not _fits(mapped) else rest.unmoved()
-        else:
-            lines = {}
-    touching = [sum(len(o.before) for o in orders if clock in (o.first, o.second)) for clock in range(num_clocks)]
+    room = np.full((num_clocks, num_clocks), np.inf)
+    np.fill_diagonal(room, 0.0)
+    for order in orders:
+        room[order.first, order.second] = min(room[order.first, order.second], float(order.room.min()))
+    relaxed = _least_relaxation(room)
+    room += relaxed
+    most = _closed(room)
+    is_direct = (room[0] <= most[0]) & (room[:, 0] <= most[:, 0])
+    contradiction = 2 * relaxed if relaxed > _ROUNDING else 0.0
     fits = []
-    for clock in range(num_clocks):
-        line = lines.get(clock, ClockLine())
-        ahead = line.ahead + (1.0 + line.drift) * float(constant.ahead[clock])
-        low, high = float(constant.low[clock]), float(constant.high[clock])
-        if clock in lines:
-            low, high = ahead - line.half_width, ahead + line.half_width
-        direct = sum(len(o.before) for o in orders if {o.first, o.second} == {0, clock})
-        pairs = direct if constant.is_direct[clock] else touching[clock]
-        line, by_others = replace(line, ahead=ahead), not constant.is_direct[clock]
-        fits.append(ClockFit(clock, 0, line, low, high, False, pairs, by_others, constant.contradiction))
+    for clock, ahead in enumerate(_chosen(most).tolist()):
+        ends = {0, clock} if is_direct[clock] else {clock}
+        pairs = sum(len(o.before) for o in orders if ends <= {o.first, o.second})
+        low, high = -float(most[clock, 0]), float(most[0, clock])
+        fits.append(ClockFit(clock, 0, ahead, low, high, False, pairs, not is_direct[clock], contradiction))
     return fits
-
-
-@dataclass(frozen=True, slots=True)
-class _Constant:
-    """Offsets of clocks that do not drift, by clock: seconds ahead of clock 0, with their bounds."""
-
-    ahead: Floats
-    low: Floats
-    high: Floats
-    is_direct: npt.NDArray[np.bool_]
-    contradiction: float
-
-    @classmethod
-    def of(cls, num_clocks: int, orders: Sequence[Order]) -> _Constant:
-        room = np.full((num_clocks, num_clocks), np.inf)
-        np.fill_diagonal(room, 0.0)
-        for order in orders:
-            room[order.first, order.second] = min(room[order.first, order.second], float(order.room.min()))
-        relaxed = _least_relaxation(room)
-        room += relaxed
-        most = _closed(room)
-        is_direct = (room[0] <= most[0]) & (room[:, 0] <= most[:, 0])
-        contradiction = 2 * relaxed if relaxed > _ROUNDING else 0.0
-        return cls(_chosen(most), -most[:, 0], most[0], is_direct, contradiction)
-
-    def unmoved(self) -> _Constant:
-        """Return the same bounds with all offsets at 0, which they allow."""
-        return replace(self, ahead=np.zeros(len(self.ahead)))
 
 
 def _closed(room: Floats) -> Floats:
@@ -229,37 +190,3 @@ def _chosen(most: Floats) -> Floats:
         ahead[clock] = sum(bounds) / max(1, len(bounds))
         chosen.append(clock)
     return ahead
-
-
-def _drifts(num_clocks: int, orders: Sequence[Order]) -> dict[int, ClockLine]:
-    """Return the lines of the clocks that messages both ways connect with clock 0, directly or clock by clock."""
-    lines = {0: ClockLine()}
-    reached = [0]
-    for known in reached:
-        for clock in range(num_clocks):
-            if clock in lines:
-                continue
-            out = [order for order in orders if (order.first, order.second) == (known, clock)]
-            back = [order for order in orders if (order.first, order.second) == (clock, known)]
-            if not out or not back:
-                continue
-            line = drift_between(
-                np.concatenate([lines[known].on_reference(order.before) for order in out]),
-                np.concatenate([order.after - order.least for order in out]),
-                np.concatenate([lines[known].on_reference(order.after) for order in back]),
-                np.concatenate([order.before + order.least for order in back]),
-            )
-            if line is not None:
-                lines[clock] = replace(line, half_width=line.half_width + lines[known].half_width)
-                reached.append(clock)
-    return lines
-
-
-def _mapped(order: Order, lines: Mapping[int, ClockLine]) -> Order:
-    before = lines.get(order.first, ClockLine()).on_reference(order.before)
-    after = lines.get(order.second, ClockLine()).on_reference(order.after)
-    return replace(order, before=before, after=after)
-
-
-def _fits(orders: Sequence[Order]) -> bool:
-    return all(float(order.room.min()) >= -_ROUNDING for order in orders)

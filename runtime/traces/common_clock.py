@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from .clock_skew import Order, fit_clocks
-from .drift import ClockLine
 from .matching import match_transfers, shift_between
 from .rank_trace import RankTrace, Transfer, with_times
 from .stage_spans import stage_spans
@@ -23,7 +22,7 @@ def align_clocks(lanes: Sequence[RankTrace]) -> list[str]:
     orders = _orders(lanes)
     fits = fit_clocks(_clocks(lanes, orders), orders)
     for trace in lanes:
-        _move(trace, fits[trace.rank].line)
+        _move(trace, fits[trace.rank].ahead)
     others = [fits[trace.rank] for trace in lanes[1:]]
     if others and all(fit.same_clock for fit in others):
         every = "Both" if len(lanes) == 2 else f"All {len(lanes)}"
@@ -95,11 +94,12 @@ def _order(first: int, second: int, matched: Sequence[tuple[Transfer, Transfer]]
     return [Order(first, second, before, after, least)]
 
 
-def _move(trace: RankTrace, line: ClockLine) -> None:
-    def moved(time: float) -> float:
-        return float(line.on_reference(np.array(time)))
+def _move(trace: RankTrace, ahead: float) -> None:
+    """Put the times of a rank whose clock is `ahead` seconds ahead on the reference's."""
 
-    if line.ahead or line.drift:
-        trace.computes = line.on_reference(trace.computes)
-        trace.steps = with_times(trace.steps, moved)
-        trace.sends, trace.receives = with_times(trace.sends, moved), with_times(trace.receives, moved)
+    def moved(time: float) -> float:
+        return time - ahead
+
+    trace.computes = trace.computes - ahead
+    trace.steps = with_times(trace.steps, moved)
+    trace.sends, trace.receives = with_times(trace.sends, moved), with_times(trace.receives, moved)

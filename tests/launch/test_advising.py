@@ -33,7 +33,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 def explanation(saves: Interval) -> Explanation:
     outcome = Outcome("scheduler=equal_time", ("scheduler=equal_time",), None, dict.fromkeys(METRICS, saves))
     values = dict.fromkeys(METRICS, 1.0)
-    return Explanation("duration", values, values, (outcome,), (), (), requests=30, replayed=30, seeds=4)
+    return Explanation("duration", values, values, (outcome,), (), requests=30, replayed=30, seeds=4)
 
 
 def test_a_report_names_the_advice_that_its_folder_keeps(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from gapless.models.tokenizer import ByteTokenizer
 from gapless.runtime.core.run_record import RunRecord
 from gapless.runtime.explain.learned_run import learn_run
 from gapless.runtime.explain.requests_of_record import requests_of
-from gapless.runtime.explain.twin import Twin
+from gapless.runtime.explain.twin import Twin, values_of
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.run_folder.read import RunFolder, read_run_folder
 from gapless.runtime.simulation.run import simulated
@@ -58,3 +58,14 @@ def learned_twin(config: SimulateConfig) -> Twin:
     learned = learn_run(config, record)
     found = requests_of(record, config.workload, config.block_size)
     return Twin(learned.setting(config), found.items, config.workload, record, Ledger(record), found.notes, learned)
+
+
+def errors_of(replayed: RunRecord, real: RunRecord) -> dict[str, float]:
+    """Return by metric, and for the compute of each stage, how far a replay is off: replayed / real - 1."""
+    ours, its = ({**values_of(record), **_busy(record)} for record in (replayed, real))
+    return {name: ours[name] / value - 1 if value else 0.0 for name, value in its.items()}
+
+
+def _busy(record: RunRecord) -> dict[str, float]:
+    ledger = Ledger(record)
+    return {f"busy {stage}": ledger.busy_seconds(stage) for stage in range(ledger.num_stages)}

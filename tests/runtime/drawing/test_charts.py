@@ -201,9 +201,9 @@ def test_thinning_keeps_ends_and_extremes(count: int):
 
 def test_an_average_over_time_keeps_the_sum():
     at, values = np.linspace(0, 100, 5001), np.random.default_rng(0).uniform(1, 9, 5001)
-    edges, (mean,), averaged = thinning.average_over_time(at, [values], 101.0, num_intervals=50)
+    edges, (mean,), averaged = thinning.average_over_time(at, [values], 101.0)
     assert averaged
-    assert (len(edges), len(mean)) == (51, 50)
+    assert (len(edges), len(mean)) == (thinning.NUM_INTERVALS + 1, thinning.NUM_INTERVALS)
     counts, _ = np.histogram(at, edges)
     assert (mean * counts).sum() == pytest.approx(values.sum())
     edges, (same,), averaged = thinning.average_over_time(at[:9], [values[:9]], 7.0)

@@ -17,13 +17,9 @@ from gapless.runtime.explain.bounded_costs import BoundedCosts
 from gapless.runtime.explain.explain_json import read_explanation, write_explanation
 from gapless.runtime.explain.explain_run import explain, quick_explanation
 from gapless.runtime.explain.explanation import METRICS
-from gapless.runtime.explain.hypotheticals import hypotheticals
-from gapless.runtime.explain.scaled_operators import scaled_costs
-from gapless.runtime.explain.twin import make_twin
-from gapless.runtime.explain.what_if import ModelError, WhatIf, interval_of, values_of
-from gapless.runtime.ledger.causes import Cause
+from gapless.runtime.explain.twin import make_twin, values_of
+from gapless.runtime.explain.what_if import ModelError, WhatIf, interval_of
 from gapless.runtime.ledger.fleet import Fleet
-from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.ledger.summary import summarize
 from gapless.runtime.simulation.run import start
 from tests.support.explained_runs import learned_twin, run, simulated_config, workload_of, written
@@ -79,25 +75,6 @@ def test_a_change_of_a_noisy_run_lands_in_its_range(tmp_path: Path) -> None:
         inside += saves.low <= 1 - pair[1] / pair[0] <= saves.high
     assert saves.low < saves.high
     assert inside >= 24
-
-
-def test_hypotheticals_remove_what_they_say(tmp_path: Path) -> None:
-    config = simulated_config(request_rate=30.0)
-    config = replace(config, parallel=replace(config.parallel, layers=(20, 12)))
-    twin = make_twin(written(tmp_path, run(config), config))
-    ledger = Ledger(twin.base)
-    found = {each.change: each for each in hypotheticals(twin.setting, twin.base, ledger)}
-    slower = found["stage 0 takes 1.25 times as long"].setting
-    assert values_of(twin.replay(None, slower))["duration"] > values_of(twin.base)["duration"]
-    faster = replace(twin.setting, costs=scaled_costs(twin.setting.costs, links=0.0))
-    record = twin.replay(None, faster)
-    spans = {(span.micro_batch, span.stage): span for span in record.spans}
-    assert all(spans[number, 1].input == spans[number, 0].end for number, stage in spans if stage == 0)
-    removed = {"links take no time": Cause.TRANSPORT, "the coordinator takes no time": Cause.CONTROL}
-    assert removed.keys() & found.keys()
-    for change in removed.keys() & found.keys():
-        left = Ledger(twin.replay(None, found[change].setting)).seconds_by_cause()[removed[change]]
-        assert left < 0.05 * ledger.seconds_by_cause()[removed[change]]
 
 
 def test_explanation_names_the_planted_cause(tmp_path: Path) -> None:

@@ -14,10 +14,11 @@ from gapless.conf.build import to_mapping
 from gapless.conf.schema import SimulateConfig
 from gapless.launch.compose import compose_one
 from gapless.launch.turns import requests
+from gapless.runtime.drawing.page_parts import words_section
 from gapless.runtime.explain.explanation import Interval, Outcome
 from gapless.runtime.explain.finding import Finding, Findings
 from gapless.runtime.explain.roots import Root
-from gapless.runtime.explain.run_words import words_section
+from gapless.runtime.explain.run_words import RunWords
 from gapless.runtime.explain.words import sentences
 from gapless.runtime.ledger.causes import CAUSES, Cause
 from gapless.runtime.ledger.fleet import Fleet
@@ -109,7 +110,7 @@ def test_replicas() -> None:
 
 def advised(fleet: Fleet, config: SimulateConfig, advice: Sequence[Outcome], metric: str = "duration") -> list[str]:
     found = analysed(fleet, to_mapping(config)).findings
-    return sentences(found, advice, metric, policy=config.scheduler.name)
+    return sentences(found, advice, metric, RunWords({"scheduler": {"name": config.scheduler.name}}))
 
 
 SAVES = {"duration": Interval(0.072, 0.061, 0.080)}

@@ -32,7 +32,9 @@ def check(record: RunRecord) -> tuple[TokenIntervals, Blame]:
     for charges, chosen in ((blame.ttft, intervals.is_ttft), (blame.tbt, ~intervals.is_ttft)):
         assert charges.cost.sum() + charges.unrecorded == pytest.approx(charges.lost.sum(), rel=1e-6, abs=1e-9)
         assert (charges.cost >= 0).all()
-        most = np.bincount(intervals.place[chosen], intervals.parts[chosen][:, others].sum(axis=1), len(charges.lost))
+        most = np.bincount(
+            intervals.place[chosen], intervals.table[intervals.row[chosen]][:, others].sum(axis=1), len(charges.lost)
+        )
         assert (charges.lost >= 0).all()
         assert (charges.lost <= most + 1e-6).all()
     return intervals, blame

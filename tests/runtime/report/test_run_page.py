@@ -220,9 +220,10 @@ def test_filling_does_not_look_at_what_it_filled_in():
 def test_tables_for_the_terminal():
     record = simulated_run(2, 120)
     ledger = Ledger(record)
-    summary = summarize(Fleet([record], ledgers=[ledger]))
+    fleet = Fleet([record], ledgers=[ledger])
+    summary = summarize(fleet)
     console = Console(width=110, record=True, force_terminal=False, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(terminal.bubble_table(ledger))
+    console.print(terminal.bubble_table(fleet))
     console.print(terminal.latency_table(summary))
     text = console.export_text()
     for word in ("stage 0", "stage 1", "transport", "idle", "bubbles: ", "TTFT", "TBT", "end to end", "p99"):

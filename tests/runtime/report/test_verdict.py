@@ -9,8 +9,7 @@ import pytest
 
 from gapless.runtime.drawing.chart import numbered_points
 from gapless.runtime.report.comparison_charts import TAILS, throughput_against
-from gapless.runtime.report.metrics import metric_of
-from gapless.runtime.report.row_units import ratio_text, row_unit
+from gapless.runtime.report.metrics import metric_of, ratio_text, row_unit
 from gapless.runtime.report.run_groups import RunGroup, group_runs
 from gapless.runtime.report.verdict import verdict
 from gapless.runtime.report.write_comparison import write_comparison

@@ -10,15 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapless.runtime.run_folder.text_columns import (
-    csv_rows,
-    decimals,
-    integers,
-    joined,
-    text_by_code,
-    text_cells,
-    text_where,
-)
+from gapless.runtime.run_folder.text_columns import csv_rows, decimals, integers, text_by_code
 
 NAMES = ("transport", "pb1_prefill_size", "x")
 whole = st.integers(-(10**17), 10**17)
@@ -51,10 +43,3 @@ def test_zeros():
     ]
     assert csv_rows([integers(units)]).decode().split() == list(map(str, units.tolist()))
     assert csv_rows([integers(np.array([], np.int64)), text_by_code(np.array([], np.int64), NAMES)]) == b""
-
-
-def test_what_all_rows_have_alike():
-    counts = np.array([0, 1, 12])
-    words = text_cells([b"a", b"", b"ccc"])
-    pieces = [b"<", integers(counts, counts > 0), text_where(counts > 1, " of "), words, b">\n"]
-    assert joined(pieces) == b"<a>\n<1>\n<12 of ccc>\n"

@@ -318,8 +318,8 @@ def test_looking_ahead_changes_no_output(policy: str, w: dict, ends_early: bool)
             assert decode.start + 1 < requests[decode.request].max_len, "a decode after the last token"
     Ledger(coordinator.record).check()
     intervals = TokenIntervals(coordinator.record)
-    assert intervals.parts.sum(axis=1) == pytest.approx(intervals.seconds, abs=1e-9)
-    assert intervals.parts.min(initial=0.0) >= 0.0
+    assert intervals.table[intervals.row].sum(axis=1) == pytest.approx(intervals.seconds, abs=1e-9)
+    assert intervals.table[intervals.row].min(initial=0.0) >= 0.0
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gapless.runtime.core.micro_batch_columns import Floats
-from gapless.runtime.traces.clock_skew import ClockFit, Order, fit_clocks
+from gapless.runtime.traces.clock_skew import Order, fit_clocks
 from tests.support.tiers import examples
 
 LEAST = 20e-6  # seconds of the fastest message
@@ -19,28 +19,20 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 class Clock:
-    """A clock that is `ahead` seconds ahead of true time at 0, and gains `drift` a second."""
+    """A clock that is `ahead` seconds ahead of true time."""
 
-    def __init__(self, ahead: float, drift: float = 0.0) -> None:
-        self.ahead, self.drift = ahead, drift
+    def __init__(self, ahead: float) -> None:
+        self.ahead = ahead
 
     def shows(self, true: Floats) -> Floats:
-        return true + self.ahead + self.drift * true
+        return true + self.ahead
 
 
-def sent(
-    rng: np.random.Generator, clocks: list[Clock], first: int, second: int, count: int, seconds: float = 10.0
-) -> Order:
-    """Messages from `first` to `second` over `seconds`; some of them wait long for the receiver."""
-    began = np.sort(rng.uniform(0.0, seconds, count))
+def sent(rng: np.random.Generator, clocks: list[Clock], first: int, second: int, count: int) -> Order:
+    """Messages from `first` to `second` over ten seconds; some of them wait long for the receiver."""
+    began = np.sort(rng.uniform(0.0, 10.0, count))
     ended = began + LEAST + rng.exponential(200e-6, count)
     return Order(first, second, clocks[first].shows(began), clocks[second].shows(ended))
-
-
-def error(fit: ClockFit, clocks: list[Clock], seconds: float = 10.0) -> float:
-    """Return the most by which a rank's times, put on the clock of rank 0, are off."""
-    true = np.linspace(0.0, seconds, 21)
-    return float(np.abs(fit.line.on_reference(clocks[fit.rank].shows(true)) - clocks[0].shows(true)).max())
 
 
 @settings(max_examples=examples(60))
@@ -50,7 +42,7 @@ def test_true_offset_lies_within_the_bounds(seed: int, ahead: float, out: int, b
     fit = fit_clocks({0: "a", 1: "b"}, [sent(rng, clocks, 0, 1, out), sent(rng, clocks, 1, 0, back)])[1]
     assert fit.low - 1e-9 <= ahead <= fit.high + 1e-9
     assert fit.half_width is not None
-    assert error(fit, clocks) <= fit.half_width + 1e-9
+    assert abs(fit.ahead - ahead) <= fit.half_width + 1e-9
     assert fit.pairs == out + back
     assert not fit.by_other_ranks
 
@@ -63,7 +55,7 @@ def test_bounds_are_tight_over_symmetric_links() -> None:
     back = Order(1, 0, clocks[1].shows(began), clocks[0].shows(began + LEAST))
     fit = fit_clocks({0: "a", 1: "b"}, [out, back])[1]
     assert fit.half_width == pytest.approx(LEAST, abs=1e-9)
-    assert fit.line.ahead == pytest.approx(-1.204e-3, abs=1e-9)
+    assert fit.ahead == pytest.approx(-1.204e-3, abs=1e-9)
     assert fit.text == "clocks of rank 1 lie 1.204 ms ± 0.020 ms behind rank 0's, from 200 messages both ways"
     known = [Order(o.first, o.second, o.before, o.after, LEAST) for o in (out, back)]
     assert fit_clocks({0: "a", 1: "b"}, known)[1].half_width == pytest.approx(0.0, abs=1e-9)
@@ -82,32 +74,9 @@ def test_bounds_add_over_a_chain(seed: int, aheads: list[float]) -> None:
     for rank, ahead in enumerate(aheads, 1):
         assert fits[rank].low - 1e-9 <= ahead <= fits[rank].high + 1e-9
         assert fits[rank].by_other_ranks == (rank > 1)
-    together = {rank: fits[rank].line.ahead for rank in range(len(clocks))}
+    together = {rank: fits[rank].ahead for rank in range(len(clocks))}
     for order in orders:  # the offsets fit each other, not only rank 0's
         assert order.room.min() >= together[order.second] - together[order.first] - 1e-9
-
-
-@settings(max_examples=examples(40))
-@given(seeds, st.floats(-0.1, 0.1), st.floats(5e-5, 4e-4), st.booleans())
-def test_drift_is_found_where_no_constant_offset_fits(seed: int, ahead: float, drift: float, slow: bool) -> None:
-    rng, clocks = np.random.default_rng(seed), [Clock(0.0), Clock(ahead, -drift if slow else drift)]
-    orders = [sent(rng, clocks, 0, 1, 300, 60.0), sent(rng, clocks, 1, 0, 300, 60.0)]
-    fit = fit_clocks({0: "a", 1: "b"}, orders)[1]
-    assert fit.line.drift == pytest.approx(clocks[1].drift, rel=0.2)
-    assert not fit.contradiction
-    assert fit.half_width is not None
-    assert error(fit, clocks, 60.0) <= fit.half_width + 2e-6
-    assert "both ways" in fit.text
-    assert f"{fit.line.drift * 1e6:+.1f} µs a second" in fit.text
-
-
-def test_drift_adds_over_a_chain() -> None:
-    rng, clocks = np.random.default_rng(1), [Clock(0.0), Clock(0.02, 1e-4), Clock(-0.01, -2e-4)]
-    orders = [sent(rng, clocks, a, b, 400, 60.0) for a, b in ((0, 1), (1, 0), (1, 2), (2, 1))]
-    fits = fit_clocks({0: "a", 1: "b", 2: "c"}, orders)
-    for rank in (1, 2):
-        assert error(fits[rank], clocks, 60.0) <= (fits[rank].half_width or 0.0) + 2e-6
-        assert fits[rank].line.drift == pytest.approx(clocks[rank].drift, rel=0.1)
 
 
 @settings(max_examples=examples(30))
@@ -131,16 +100,16 @@ def test_messages_one_way_bound_one_side() -> None:
     began = np.arange(0.0, 1.0, 0.01)
     late, early = Order(0, 1, began, began + 310e-6), Order(0, 1, began, began - 2e-3)
     fit = fit_clocks({0: "a", 1: "b"}, [late])[1]
-    assert (fit.line.ahead, fit.half_width, fit.low) == (pytest.approx(310e-6), None, -np.inf)
+    assert (fit.ahead, fit.half_width, fit.low) == (pytest.approx(310e-6), None, -np.inf)
     assert fit.text == (
         "clocks of rank 1 lie at most 0.310 ms ahead of rank 0's, bounded from one side only, by 100 messages; "
         "taken as just that, as if the fastest took no time"
     )
     fit = fit_clocks({0: "a", 1: "b"}, [early])[1]
-    assert fit.line.ahead == pytest.approx(-2e-3)
+    assert fit.ahead == pytest.approx(-2e-3)
     assert fit.text.startswith("clocks of rank 1 lie at least 2.000 ms behind")
     reverse = fit_clocks({0: "a", 1: "b"}, [Order(1, 0, began, began + 310e-6)])[1]
-    assert reverse.line.ahead == pytest.approx(-310e-6)
+    assert reverse.ahead == pytest.approx(-310e-6)
     assert reverse.text.startswith("clocks of rank 1 lie at most 0.310 ms behind")
 
 
@@ -148,7 +117,7 @@ def test_ranks_of_one_host_share_a_clock() -> None:
     began = np.arange(0.0, 1.0, 0.01)
     orders = [Order(0, 1, began, began - 1e-3), Order(1, 2, began, began + LEAST), Order(2, 0, began, began + LEAST)]
     fits = fit_clocks({0: "node1", 1: "node1", 2: "node2"}, orders)
-    assert fits[1].line.ahead == 0.0
+    assert fits[1].ahead == 0.0
     assert fits[1].half_width == 0.0
     assert fits[1].text == "ranks 0 and 1 read one clock: their offset is 0"
     assert fits[2].half_width == pytest.approx(LEAST)

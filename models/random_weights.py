@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Collection, Mapping
 
 import torch
+from torch import Tensor
 
 from ..conf.architecture import Architecture
 from ..parallel.quantized_matrix import QuantizedMatrix
@@ -25,13 +26,13 @@ class RandomTensors:
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], seed: int) -> None:
         self._shapes = shapes
         self._seed = seed
-        self._last: tuple[str, int, torch.Tensor] | None = None
+        self._last: tuple[str, int, Tensor] | None = None
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Return the shape of a tensor, None if the architecture has none of this name."""
         return self._shapes.get(name)
 
-    def read(self, name: str, rows: slice, columns: slice | None) -> torch.Tensor:
+    def read(self, name: str, rows: slice, columns: slice | None) -> Tensor:
         """Draw a tensor's rows and columns; they are the same however the tensor is cut."""
         if columns is None:
             return torch.full((rows.stop - rows.start,), 0.0 if name.endswith("bias") else 1.0)
@@ -57,7 +58,7 @@ class RandomTensors:
     def close(self) -> None:
         """Close nothing."""
 
-    def _block(self, name: str, block: int, per_block: int) -> torch.Tensor:
+    def _block(self, name: str, block: int, per_block: int) -> Tensor:
         if self._last is None or self._last[:2] != (name, block):
             digest = hashlib.blake2b(f"{self._seed}/{name}/{block}".encode(), digest_size=8).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from ..conf.architecture import Architecture, LayerKind
 from ..parallel import huge_pages
@@ -40,8 +40,8 @@ class StageInputs:
     """What a stage needs of a micro-batch beside the previous stage's activation, on the stage's device."""
 
     num_tokens: int
-    token_ids: torch.Tensor | None  # [T], on the first stage
-    positions: torch.Tensor  # [T]
+    token_ids: Tensor | None  # [T], on the first stage
+    positions: Tensor  # [T]
     contexts: Sequence[BatchContext]  # by layer of the stage, the same one for layers of a kind and group
     last_context: BatchContext  # of the stage's last layer, where it computes fewer rows
 
@@ -174,7 +174,7 @@ class Stage(nn.Module):
         return self.device.type == "cuda" and self.arch.latent is None and not waits
 
     @torch.inference_mode()
-    def prepare(self, batch: RaggedBatch, sampled_R: torch.Tensor | None = None) -> StageInputs:
+    def prepare(self, batch: RaggedBatch, sampled_R: Tensor | None = None) -> StageInputs:
         """Make what can be made of a micro-batch before the previous stage's activation arrives.
 
         It waits for nothing, so that several micro-batches may be prepared ahead, in another thread too. On CUDA it
@@ -217,7 +217,7 @@ class Stage(nn.Module):
         return StageInputs(batch.num_tokens, token_ids, positions_T, contexts, last_context)
 
     @torch.inference_mode()
-    def forward(self, inputs: StageInputs, hidden_TH: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, inputs: StageInputs, hidden_TH: Tensor | None = None) -> Tensor:
         """Compute a micro-batch, and write its keys and values to the cache.
 
         The last layer of the last stage computes attention and feed-forward for the rows that sample alone.
@@ -232,7 +232,7 @@ class Stage(nn.Module):
         """
         return self.finish(*self.compute_layers(inputs, hidden_TH))
 
-    def compute_layers(self, inputs: StageInputs, hidden_TH: torch.Tensor | None = None) -> Parts:
+    def compute_layers(self, inputs: StageInputs, hidden_TH: Tensor | None = None) -> Parts:
         """Compute the embedding, on the first stage, and all layers, as `forward` does. The sum is their output."""
         assert (hidden_TH is None) == self.mesh.is_first, self.mesh
         x_TH: Parts = (self.embed(inputs.token_ids, inputs.positions) if hidden_TH is None else hidden_TH), None
@@ -243,21 +243,21 @@ class Stage(nn.Module):
             x_TH = layer(x_TH, context, keys, values)
         return x_TH
 
-    def embed(self, token_ids_T: torch.Tensor | None, positions_T: torch.Tensor) -> torch.Tensor:
+    def embed(self, token_ids_T: Tensor | None, positions_T: Tensor) -> Tensor:
         """Return the first layer's input [T, H], on the first stage."""
         assert self.embedding is not None
-        x_TH: torch.Tensor = self.embedding(token_ids_T)
+        x_TH: Tensor = self.embedding(token_ids_T)
         if self._embedding_scale != 1.0:
             x_TH.mul_(self._embedding_scale)
         if self.position_embedding is not None:
             x_TH = x_TH + F.embedding(positions_T, self.position_embedding)
         return x_TH
 
-    def finish(self, x_TH: torch.Tensor, added_TH: torch.Tensor | None = None) -> torch.Tensor:
+    def finish(self, x_TH: Tensor, added_TH: Tensor | None = None) -> Tensor:
         """Return the last layer's output, x + added, or its logits, float32, on the last stage."""
         if self.head is None or self.final_norm is None:
             return x_TH if added_TH is None else x_TH.add_(added_TH)
-        logits: torch.Tensor = self.head(self.final_norm(x_TH, added_TH))
+        logits: Tensor = self.head(self.final_norm(x_TH, added_TH))
         if self.arch.logit_scale != 1.0:
             logits.mul_(self.arch.logit_scale)
         if (cap := self.arch.logit_softcap) is not None:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from . import nccl
 from .cpp_library import ELEMENTS
@@ -190,7 +191,7 @@ class Groups:
         assert dist.get_process_group_ranks(pp) == mesh.pp_groups[mesh.tp_rank], mesh
         return tp, pp
 
-    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, x: Tensor) -> Tensor:
         """Sum `x`, which must be contiguous, over the ranks of the stage, in place."""
         assert x.is_contiguous()
         if self._shared is not None and x.dtype in ELEMENTS:
@@ -199,7 +200,7 @@ class Groups:
             dist.all_reduce(x, group=self.tp)
         return x
 
-    def all_gather(self, x_RV: torch.Tensor) -> torch.Tensor:
+    def all_gather(self, x_RV: Tensor) -> Tensor:
         """Return the tensors [R, V] of the stage's ranks side by side, [R, tp * V]."""
         if self.mesh.tp == 1 or not len(x_RV):
             return x_RV if self.mesh.tp == 1 else x_RV.new_empty(0, self.mesh.tp * x_RV.shape[1])
@@ -210,7 +211,7 @@ class Groups:
         dist.all_gather_into_tensor(parts, x_RV.contiguous(), group=self.tp)
         return parts.view(self.mesh.tp, R, V).transpose(0, 1).reshape(R, self.mesh.tp * V)
 
-    def deal_rows(self, x_RV: torch.Tensor) -> torch.Tensor:
+    def deal_rows(self, x_RV: Tensor) -> Tensor:
         """Return this rank's rows (`Mesh.share_of`) of what `all_gather` returns, [share, tp * V].
 
         A rank is sent the columns of its own rows only.

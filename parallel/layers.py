@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from .groups import Groups
 from .megatron import ModelParallelConfig, tensor_parallel
@@ -26,7 +26,7 @@ from .tiled import TiledWeight
 from .weight_format import WeightFormat
 
 # A sum in two parts: the norm that follows adds the second to the first, in place. None: the first is all of it.
-Parts = tuple[torch.Tensor, torch.Tensor | None]
+Parts = tuple[Tensor, Tensor | None]
 
 _TENSOR_CORE_ALIGNMENT = 8  # a rank's rows of the vocabulary are a multiple of it
 
@@ -46,7 +46,7 @@ def _config(groups: Groups, dtype: torch.dtype) -> ModelParallelConfig:
     )
 
 
-def _no_init(weight: torch.Tensor) -> torch.Tensor:
+def _no_init(weight: Tensor) -> Tensor:
     return weight
 
 
@@ -59,7 +59,7 @@ def _empty_matrix(layer: nn.Module, out_size: int, in_size: int, format: WeightF
     """Return the matrix, to be filled, of a layer with quantized weights, and free the layer's plain weight."""
     if format is None:
         return None
-    weight: torch.Tensor = layer.weight  # type: ignore[assignment]
+    weight: Tensor = layer.weight  # type: ignore[assignment]
     layer.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
     return QuantizedMatrix.empty(out_size, in_size, format, weight.device)
 
@@ -70,7 +70,7 @@ def _pack_table(layer: VocabParallelEmbedding | ReplicatedEmbedding) -> None:
         layer.quantized = None
 
 
-def _look_up(layer: VocabParallelEmbedding | ReplicatedEmbedding, rows_T: torch.Tensor) -> torch.Tensor:
+def _look_up(layer: VocabParallelEmbedding | ReplicatedEmbedding, rows_T: Tensor) -> Tensor:
     return F.embedding(rows_T, layer.weight) if layer.packed is None else layer.packed.rows(rows_T)
 
 
@@ -83,8 +83,8 @@ def _pack(layer: ColumnParallelLinear | RowParallelLinear) -> None:
 
 
 def _multiply(
-    layer: ColumnParallelLinear | RowParallelLinear | ReplicatedLinear, x: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
+    layer: ColumnParallelLinear | RowParallelLinear | ReplicatedLinear, x: Tensor, bias: Tensor | None
+) -> Tensor:
     """Return x @ weight.T + bias by the layer's packed weight, if it has one."""
     return F.linear(x, layer.weight, bias) if layer.packed is None else layer.packed.linear(x, bias)
 
@@ -116,11 +116,11 @@ class ColumnParallelLinear(tensor_parallel.ColumnParallelLinear):
         """Lay the weight out for the products of this device, if there is something to gain."""
         _pack(self)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Return this rank's share of the output features, [T, out / tp], with their bias."""
         return _multiply(self, x, self.bias)
 
-    def gated_silu(self, x: torch.Tensor) -> torch.Tensor | None:
+    def gated_silu(self, x: Tensor) -> Tensor | None:
         """Return silu(gate) * up of this rank's outputs [gate; up]; None where the weight's product has no such end."""
         packed = self.packed
         if not isinstance(packed, TiledWeight) or self.bias is not None or not packed.has_whole_halves:
@@ -167,18 +167,18 @@ class RowParallelLinear(tensor_parallel.RowParallelLinear):
         """Lay the weight out for the products of this device, if there is something to gain."""
         _pack(self)
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> Parts:
+    def forward(self, x: Tensor, residual: Tensor) -> Parts:
         """Return the sum of residual, bias and all ranks' products, [T, out]; the product adds the first if it can."""
         if self._groups.mesh.tp == 1 and self.packed is not None:
             return self.packed.linear(x, self.bias, residual), None
         return residual, self.product(x)
 
-    def product(self, x: torch.Tensor) -> torch.Tensor:
+    def product(self, x: Tensor) -> Tensor:
         """Return the sum of bias and all ranks' products, [T, out]."""
         part = self.partial(x)
         return self._groups.all_reduce(part) if self._groups.mesh.tp > 1 else part
 
-    def partial(self, x: torch.Tensor) -> torch.Tensor:
+    def partial(self, x: Tensor) -> Tensor:
         """Return this rank's part of that sum, [T, out]."""
         bias = self.bias if self._groups.mesh.tp_rank == 0 else None  # once in the sum, and within a product
         return _multiply(self, x, bias)
@@ -215,7 +215,7 @@ class VocabParallelEmbedding(tensor_parallel.VocabParallelEmbedding):
         """Lay quantized rows out; others stay as they are."""
         _pack_table(self)
 
-    def forward(self, token_ids_T: torch.Tensor) -> torch.Tensor:
+    def forward(self, token_ids_T: Tensor) -> Tensor:
         """Return the embeddings [T, H], summed over the ranks: each adds those of its own share."""
         if self._groups.mesh.tp == 1:
             return _look_up(self, token_ids_T)
@@ -248,7 +248,7 @@ class ReplicatedEmbedding(nn.Module):
         """Lay quantized rows out; others stay as they are."""
         _pack_table(self)
 
-    def forward(self, token_ids_T: torch.Tensor) -> torch.Tensor:
+    def forward(self, token_ids_T: Tensor) -> Tensor:
         """Return the embeddings [T, H]."""
         return _look_up(self, token_ids_T)
 
@@ -266,7 +266,7 @@ class ReplicatedLinear(nn.Module):
         """Lay the weight out for the products of this device, if there is something to gain."""
         self.packed = take_packed(self)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Return x @ weight.T + bias, [T, out]."""
         return _multiply(self, x, self.bias)
 
@@ -304,7 +304,7 @@ class LMHead(ColumnParallelLinear):
         embedding.packed = embedding.packed or take_table(embedding)
         self.packed, self.weight = embedding.packed or take_rows(embedding.weight), embedding.weight
 
-    def forward(self, x_RH: torch.Tensor) -> torch.Tensor:
+    def forward(self, x_RH: Tensor) -> Tensor:
         """Return the logits, float32, of this rank's share of the rows (`Mesh.share_of`), [share, V].
 
         Products of a CPU's own sum and write them in float32. Others write the weights' type, in which likely tokens of

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .cpp_library import ELEMENTS, NoLibraryError, load
 from .tiled import TiledWeight, can_tile
@@ -39,22 +39,20 @@ _BLOCKS_A_THREAD = 4  # at least, so that threads have about as many each
 class PackedWeight:
     """A weight [out, in] in oneDNN's layout."""
 
-    def __init__(self, weight: torch.Tensor) -> None:
+    def __init__(self, weight: Tensor) -> None:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, _TYPICAL_ROWS)
         self._out_size, self._in_size = weight.shape
         self._block = _find_block(self._packed, weight)
         self._most_rows = _MOST_ROWS.get((weight.dtype, self._block), 0)
 
-    def linear(
-        self, x: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def linear(self, x: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         """Return x @ weight.T + bias + residual, [T, out]."""
         if not len(x):
             return x.new_zeros(0, self._out_size)
         if len(x) <= self._most_rows and self._has_work_for_all_threads:
             return self._few_rows(x, bias, residual)
         if residual is None:
-            out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, bias, "none", [], "")
+            out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, bias, "none", [], "")
         else:
             out = torch.ops.mkldnn._linear_pointwise.binary(x, residual, self._packed, bias, "add")
         return out
@@ -63,7 +61,7 @@ class PackedWeight:
     def _has_work_for_all_threads(self) -> bool:
         return self._out_size >= _BLOCKS_A_THREAD * _OUTPUTS * torch.get_num_threads()
 
-    def _few_rows(self, x: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None) -> torch.Tensor:
+    def _few_rows(self, x: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
         x, out = x.contiguous(), x.new_empty(len(x), self._out_size)
         if residual is not None:
             residual = residual.contiguous()
@@ -94,7 +92,7 @@ def _product(dtype: torch.dtype) -> Callable[..., Any]:
     return product
 
 
-def _find_block(packed: torch.Tensor, weight: torch.Tensor) -> int:
+def _find_block(packed: Tensor, weight: Tensor) -> int:
     """Return the outputs of a block of the packed weight; 0 where our product is not there or cannot read the layout.
 
     oneDNN does not promise a layout, so the first and the last block are compared with the weight itself, in words of 4
@@ -119,14 +117,14 @@ def _find_block(packed: torch.Tensor, weight: torch.Tensor) -> int:
     return 0
 
 
-def can_pack(weight: torch.Tensor) -> bool:
+def can_pack(weight: Tensor) -> bool:
     """Return whether oneDNN runs, and gains, on the weight's device and with its type."""
     if weight.device.type != "cpu" or weight.dtype not in ELEMENTS or not torch.backends.mkldnn.is_available():
         return False
     return weight.dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def pack(weight: torch.Tensor) -> PackedWeight | TiledWeight | None:
+def pack(weight: Tensor) -> PackedWeight | TiledWeight | None:
     """Lay a weight out for the processor's products; None where torch's own must do."""
     if can_tile(weight):
         return TiledWeight(weight.detach())
@@ -135,7 +133,7 @@ def pack(weight: torch.Tensor) -> PackedWeight | TiledWeight | None:
 
 def take_packed(linear: nn.Module) -> PackedWeight | TiledWeight | None:
     """Pack a layer's weight and free it; None, and the layer as it is, where that cannot be."""
-    weight: torch.Tensor = linear.weight  # type: ignore[assignment]
+    weight: Tensor = linear.weight  # type: ignore[assignment]
     packed = pack(weight)
     if packed is None:
         return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ctypes import c_int32
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .packed import PackedWeight, can_pack
 from .tiled import TiledWeight, can_tile
@@ -18,7 +18,7 @@ from .tiled import TiledWeight, can_tile
 class PackedTable(PackedWeight):
     """A packed weight [out, in] whose rows can be read; only where `can_be_read`."""
 
-    def __init__(self, weight: torch.Tensor) -> None:
+    def __init__(self, weight: Tensor) -> None:
         super().__init__(weight)
         self._dtype = weight.dtype
         if self.can_be_read:
@@ -32,14 +32,14 @@ class PackedTable(PackedWeight):
         """Whether oneDNN's layout is one that is known."""
         return self._block > 0
 
-    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+    def rows(self, ids: Tensor) -> Tensor:
         """Return the weight's rows, [T, in]."""
         return self._words[ids // self._block, :, ids % self._block].view(self._dtype)
 
 
 def take_table(embedding: nn.Module) -> PackedTable | TiledWeight | None:
     """Pack an embedding's weight and free it; None, and the embedding as it is, where that cannot be."""
-    weight: torch.Tensor = embedding.weight  # type: ignore[assignment]
+    weight: Tensor = embedding.weight  # type: ignore[assignment]
     if weight.dtype != torch.bfloat16 or not can_pack(weight):
         return None
     table = TiledWeight(weight.detach()) if can_tile(weight) else PackedTable(weight.detach())

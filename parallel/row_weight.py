@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from .cpp_library import ELEMENTS, find
 
@@ -22,14 +23,14 @@ _MOST_ROWS = {torch.float32: 96, torch.bfloat16: 8}  # torch's product packs the
 class RowWeight:
     """A weight [out, in] as it was loaded, on a CPU."""
 
-    def __init__(self, weight: torch.Tensor, library: CDLL) -> None:
+    def __init__(self, weight: Tensor, library: CDLL) -> None:
         assert weight.is_contiguous()
         library.linear.argtypes = (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64)
         library.linear.restype = None
         self._weight = weight
         self._linear = library.linear
 
-    def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    def linear(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return x @ weight.T + bias, [T, out]."""
         if not 0 < len(x) <= _MOST_ROWS[x.dtype]:
             return F.linear(x, self._weight, bias)
@@ -38,7 +39,7 @@ class RowWeight:
         return out if bias is None else out.add_(bias)
 
 
-def take_rows(weight: torch.Tensor) -> RowWeight | None:
+def take_rows(weight: Tensor) -> RowWeight | None:
     """Make the product of a weight that stays as it is; None where torch's own must do."""
     if weight.device.type != "cpu" or weight.dtype not in ELEMENTS:
         return None

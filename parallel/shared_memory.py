@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from .cpp_library import ELEMENTS, NoLibraryError, load
 from .frames import ConnectionLost
@@ -71,7 +72,7 @@ class SharedMemory:
         assert memory is not None
         return cls(memory, rank, size, capacity, timeout_s)
 
-    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, x: Tensor) -> Tensor:
         """Sum the contiguous tensor `x`, of a type of `ELEMENTS`, in place; the same to the bit on all ranks.
 
         Raises:
@@ -80,7 +81,7 @@ class SharedMemory:
         self._check(_library(x.dtype).all_reduce(*self._common, x.data_ptr(), x.numel(), self._timeout_s))
         return x
 
-    def all_gather(self, x_RV: torch.Tensor) -> torch.Tensor:
+    def all_gather(self, x_RV: Tensor) -> Tensor:
         """Return the ranks' tensors [R, V], whose rows are whole words of 4 bytes, side by side, [R, size * V].
 
         Raises:
@@ -94,7 +95,7 @@ class SharedMemory:
         )
         return out.view(x_RV.dtype)
 
-    def deal_rows(self, x_RV: torch.Tensor, shares: Sequence[range]) -> torch.Tensor:
+    def deal_rows(self, x_RV: Tensor, shares: Sequence[range]) -> Tensor:
         """Return this rank's of the `shares` of rows, which follow each other, of what `all_gather` returns.
 
         Raises:

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from . import huge_pages
 from .cpp_library import find
@@ -22,7 +23,7 @@ _SIZE = 32  # outputs of a block, and inputs of a tile
 class TiledWeight:
     """A weight [out, in] in blocks of 32 outputs: pair after pair of inputs, the pairs of all outputs side by side."""
 
-    def __init__(self, weight: torch.Tensor) -> None:
+    def __init__(self, weight: Tensor) -> None:
         self._out_size, self._in_size = weight.shape
         pairs = weight.contiguous().view(torch.int32).unflatten(0, (-1, _SIZE))
         self._pairs = huge_pages.copy(pairs.transpose(1, 2))  # [out / 32, in / 2, 32]
@@ -31,13 +32,11 @@ class TiledWeight:
         assert library.multiplies_tiles()  # asks the kernel for tiles, too
         self._linear, self._gated = library.linear_tiled, library.gated_silu_tiled
 
-    def linear(
-        self, x: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def linear(self, x: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         """Return x @ weight.T + bias + residual, [T, out]."""
         return self._multiply(x, bias, residual, x.dtype)
 
-    def gated_silu(self, x: torch.Tensor) -> torch.Tensor:
+    def gated_silu(self, x: Tensor) -> Tensor:
         """Return silu(x @ gate.T) * (x @ up.T), [T, out / 2], of a weight [gate; up] whose halves are whole blocks."""
         x, size = x.contiguous(), self._out_size // 2
         assert size % _SIZE == 0
@@ -50,13 +49,11 @@ class TiledWeight:
         """Whether `gated_silu` may be called."""
         return self._out_size % (2 * _SIZE) == 0
 
-    def logits(self, x: torch.Tensor) -> torch.Tensor:
+    def logits(self, x: Tensor) -> Tensor:
         """Return x @ weight.T as it was summed, float32, [T, out]."""
         return self._multiply(x, None, None, torch.float32)
 
-    def _multiply(
-        self, x: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None, dtype: torch.dtype
-    ) -> torch.Tensor:
+    def _multiply(self, x: Tensor, bias: Tensor | None, residual: Tensor | None, dtype: torch.dtype) -> Tensor:
         x, out = x.contiguous(), x.new_empty(len(x), self._out_size, dtype=dtype)
         if residual is not None:
             residual = residual.contiguous()
@@ -73,12 +70,12 @@ class TiledWeight:
         )
         return out
 
-    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+    def rows(self, ids: Tensor) -> Tensor:
         """Return the weight's rows, [T, in]."""
         return self._pairs[ids // _SIZE, :, ids % _SIZE].view(torch.bfloat16)
 
 
-def can_tile(weight: torch.Tensor) -> bool:
+def can_tile(weight: Tensor) -> bool:
     """Return whether the processor has tiles, and the weight's sizes fill them."""
     if weight.device.type != "cpu" or weight.dtype != torch.bfloat16 or any(size % _SIZE for size in weight.shape):
         return False

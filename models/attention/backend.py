@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import torch
+from torch import Tensor
 
 from ..batch import RaggedBatch
 
@@ -42,7 +42,7 @@ class AttentionBackend(Protocol):
         """Compute what the layers share for a micro-batch: slots and masks. Called once a micro-batch."""
         ...
 
-    def attend(self, q_TKGD: torch.Tensor, keys_SKD: torch.Tensor, values_SKD: torch.Tensor, plan: Any) -> torch.Tensor:
+    def attend(self, q_TKGD: Tensor, keys_SKD: Tensor, values_SKD: Tensor, plan: Any) -> Tensor:
         """Compute one layer's attention: queries [T, K, G, D], with G query heads a KV head, to [T, K * G * D].
 
         The keys and values of this batch must be in the cache already.

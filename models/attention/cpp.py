@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..batch import Decodes, RaggedBatch
 from ..kernels.cpp import CppKernels
@@ -78,9 +79,7 @@ class CppBackend(AttentionBackend):
             row += chunk.length
         return chunks
 
-    def attend(
-        self, q_TKGD: torch.Tensor, keys_SKD: torch.Tensor, values_SKD: torch.Tensor, plan: CppPlan
-    ) -> torch.Tensor:
+    def attend(self, q_TKGD: Tensor, keys_SKD: Tensor, values_SKD: Tensor, plan: CppPlan) -> Tensor:
         """See `AttentionBackend.attend`. The operators read the cache in place, without gathering keys."""
         q_TKGD = q_TKGD.contiguous()
         out = torch.empty_like(q_TKGD)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..batch import RaggedBatch, tables_of
 from ..transfers import upload
@@ -32,7 +33,7 @@ class FlashPlan:
     rows: slice  # of the batch
     given: tuple[Any, ...]  # what the operator is given after queries, keys and values
     options: dict[str, Any]
-    gather: torch.Tensor | None  # [keys] int32: slots that are copied together first; None: read in place
+    gather: Tensor | None  # [keys] int32: slots that are copied together first; None: read in place
 
 
 class FlashBackend(AttentionBackend):
@@ -67,7 +68,7 @@ class FlashBackend(AttentionBackend):
 
     def _plan(
         self, rows: slice, starts: np.ndarray, lengths: np.ndarray, tables: np.ndarray
-    ) -> tuple[np.ndarray, Callable[[torch.Tensor], FlashPlan]]:
+    ) -> tuple[np.ndarray, Callable[[Tensor], FlashPlan]]:
         """Plan a call, of `starts` and `lengths` [B] and KV blocks `tables` [B, M].
 
         Returns:
@@ -90,7 +91,7 @@ class FlashBackend(AttentionBackend):
             casting="same_kind",
         )
 
-        def on_device(words: torch.Tensor) -> FlashPlan:
+        def on_device(words: Tensor) -> FlashPlan:
             numbers = words.view(torch.int32)[: len(packed)]
             query_ends, key_begins, used_B, firsts_B, rest = numbers.split([B + 1, B + 1, B, B, B * M])
             hides = self.window is not None and most > self.window
@@ -104,9 +105,7 @@ class FlashBackend(AttentionBackend):
 
         return np.resize(packed, len(packed) + len(packed) % 2).view(np.int64), on_device
 
-    def attend(
-        self, q_TKGD: torch.Tensor, keys_SKD: torch.Tensor, values_SKD: torch.Tensor, plan: list[FlashPlan]
-    ) -> torch.Tensor:
+    def attend(self, q_TKGD: Tensor, keys_SKD: Tensor, values_SKD: Tensor, plan: list[FlashPlan]) -> Tensor:
         """See `AttentionBackend.attend`."""
         q = q_TKGD.flatten(1, 2)
         if self.paged:
@@ -172,9 +171,7 @@ def _are_in_a_row(tables: np.ndarray, firsts: np.ndarray, lasts: np.ndarray) -> 
     return not (counts & (np.diff(tables, axis=1) != 1)).any()
 
 
-def _slots(
-    tables: torch.Tensor, firsts: torch.Tensor, begins: torch.Tensor, used: torch.Tensor, total: int, size: int
-) -> torch.Tensor:
+def _slots(tables: Tensor, firsts: Tensor, begins: Tensor, used: Tensor, total: int, size: int) -> Tensor:
     """Return on the device the slots of `used` keys from position `firsts` on, request by request, [total] int32."""
     device = tables.device
     request = torch.repeat_interleave(torch.arange(len(used), device=device), used, output_size=total)
@@ -182,11 +179,11 @@ def _slots(
     return tables[request, position // size] * size + position % size
 
 
-def _attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: FlashPlan) -> torch.Tensor:
+def _attention(q: Tensor, keys: Tensor, values: Tensor, plan: FlashPlan) -> Tensor:
     """Return what the queries [rows, heads, D] of a call attend to, [rows, heads * D]."""
     if plan.gather is not None:
         keys, values = keys.index_select(0, plan.gather), values.index_select(0, plan.gather)
-    out: torch.Tensor = torch.ops.aten._flash_attention_forward(q, keys, values, *plan.given, **plan.options)[0]
+    out: Tensor = torch.ops.aten._flash_attention_forward(q, keys, values, *plan.given, **plan.options)[0]
     return out.flatten(1)
 
 

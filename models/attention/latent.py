@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from ...conf.latent import LatentConfig
 from ..batch import RaggedBatch, Segment
@@ -21,7 +21,7 @@ class LatentPlan:
 
     expanded: list[SegmentPlan]  # chunks whose keys and values are made of their latents
     rest: Any  # the plan of all other rows, which attend to latents; None: there are none
-    rows: slice | torch.Tensor  # which these are
+    rows: slice | Tensor  # which these are
 
 
 def expands(latent: LatentConfig, chunk: Segment) -> bool:
@@ -72,6 +72,6 @@ class LatentBackend(AttentionBackend):
         where = upload([own], self.sdpa.device)[0] if kept else slice(row, batch.num_tokens)
         return LatentPlan(expanded, self.inner.plan(rest), where)
 
-    def attend(self, q_TKGD: torch.Tensor, keys_SKD: torch.Tensor, values_SKD: torch.Tensor, plan: Any) -> torch.Tensor:
+    def attend(self, q_TKGD: Tensor, keys_SKD: Tensor, values_SKD: Tensor, plan: Any) -> Tensor:
         """Compute the attention of a plan's `rest`, as `inner` does."""
         return self.inner.attend(q_TKGD, keys_SKD, values_SKD, plan)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from ..batch import RaggedBatch, Segment
 from ..cache_rows import read_rows
@@ -20,8 +21,8 @@ class SegmentPlan:
     """The plan for the attention of one segment, which is a chunk or a decode."""
 
     rows: slice  # of the batch
-    slots: slice | torch.Tensor  # of the keys that the segment may attend to
-    mask: torch.Tensor | None = None  # additive [rows, keys]; None: every row attends to every key
+    slots: slice | Tensor  # of the keys that the segment may attend to
+    mask: Tensor | None = None  # additive [rows, keys]; None: every row attends to every key
     is_causal: bool = False  # the mask is a triangle, since the chunk begins its request
 
 
@@ -30,8 +31,8 @@ class PaddedPlan:
     """The plan for the attention of all B decodes in one call, padded to the M keys of the longest."""
 
     rows: slice  # of the batch
-    slots: torch.Tensor  # [B * M]
-    mask: torch.Tensor  # additive [B, 1, 1, M]
+    slots: Tensor  # [B * M]
+    mask: Tensor  # additive [B, 1, 1, M]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +112,7 @@ class SdpaBackend(AttentionBackend):
         row = batch.num_chunk_tokens
         return PaddedPlan(slice(row, row + B), slots_BM.view(-1), mask_BM[:, None, None])
 
-    def attend(
-        self, q_TKGD: torch.Tensor, keys_SKD: torch.Tensor, values_SKD: torch.Tensor, plan: SdpaPlan
-    ) -> torch.Tensor:
+    def attend(self, q_TKGD: Tensor, keys_SKD: Tensor, values_SKD: Tensor, plan: SdpaPlan) -> Tensor:
         """See `AttentionBackend.attend`. Keys and values are gathered from the cache before each call of SDPA."""
         K, G, D = q_TKGD.shape[1:]
         out = q_TKGD.new_empty(plan.num_tokens, K * G * D)
@@ -125,7 +124,7 @@ class SdpaBackend(AttentionBackend):
         """Return the first position that a query at `position` attends to."""
         return 0 if self.window is None else max(0, position - self.window + 1)
 
-    def _slots(self, segment: Segment, first: int) -> slice | torch.Tensor:
+    def _slots(self, segment: Segment, first: int) -> slice | Tensor:
         slots = slots_of(segment.blocks, first, segment.context, self.block_size)
         if isinstance(slots, range):
             return slice(slots.start, slots.stop)
@@ -134,7 +133,7 @@ class SdpaBackend(AttentionBackend):
 
 def chunk_mask(
     start: int, length: int, first: int, window: int | None, dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
+) -> Tensor:
     """Return the additive mask of a chunk, [length, start + length - first], on the device (paper Figure 6).
 
     Row i is the query at position start + i. Column j is the key at position first + j. A query attends to itself and
@@ -148,14 +147,12 @@ def chunk_mask(
     return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
 
 
-def read_slots(cache_SKD: torch.Tensor, slots: slice | torch.Tensor, q_TKGD: torch.Tensor) -> torch.Tensor:
+def read_slots(cache_SKD: Tensor, slots: slice | Tensor, q_TKGD: Tensor) -> Tensor:
     """Return the keys or values at `slots`, [1, K, keys, D], as `read_rows` does, for queries `q_TKGD`."""
     return read_rows(cache_SKD, slots, q_TKGD.shape[3], q_TKGD.dtype).transpose(0, 1).unsqueeze(0)
 
 
-def attend_chunks(
-    q_TKGD: torch.Tensor, keys_SKD: torch.Tensor, values_SKD: torch.Tensor, plans: list[SegmentPlan], out: torch.Tensor
-) -> None:
+def attend_chunks(q_TKGD: Tensor, keys_SKD: Tensor, values_SKD: Tensor, plans: list[SegmentPlan], out: Tensor) -> None:
     """Compute the attention of each chunk into its rows of `out`, [T, K * G * D]."""
     K, G, D = q_TKGD.shape[1:]
     for plan in plans:
@@ -172,11 +169,7 @@ def attend_chunks(
 
 
 def attend_decodes(
-    q_TKGD: torch.Tensor,
-    keys_SKD: torch.Tensor,
-    values_SKD: torch.Tensor,
-    plan: list[SegmentPlan] | PaddedPlan,
-    out: torch.Tensor,
+    q_TKGD: Tensor, keys_SKD: Tensor, values_SKD: Tensor, plan: list[SegmentPlan] | PaddedPlan, out: Tensor
 ) -> None:
     """Compute the attention of each decode into its row of `out`, [T, K * G * D].
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..batch import RaggedBatch, Segment
 from ..kv_cache import slots_of
@@ -27,7 +28,7 @@ class PartPlan:
 
     rows: slice  # of the batch
     bias: Any  # BlockDiagonalCausalWithOffsetGappyKeysMask
-    gather: torch.Tensor | None = None  # slots to copy; None: read from the cache
+    gather: Tensor | None = None  # slots to copy; None: read from the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +50,7 @@ class XformersBackend(AttentionBackend):
     """
 
     def __init__(
-        self,
-        *,
-        block_size: int,
-        num_blocks: int,
-        window: int | None,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, *, block_size: int, num_blocks: int, window: int | None, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.about = ""
         self.block_size = block_size
@@ -95,9 +90,7 @@ class XformersBackend(AttentionBackend):
         )
         return PartPlan(slice(row, row + sum(s.length for s in segments)), bias, gather)
 
-    def attend(
-        self, q_TKGD: torch.Tensor, keys_SKD: torch.Tensor, values_SKD: torch.Tensor, plan: XformersPlan
-    ) -> torch.Tensor:
+    def attend(self, q_TKGD: Tensor, keys_SKD: Tensor, values_SKD: Tensor, plan: XformersPlan) -> Tensor:
         """See `AttentionBackend.attend`."""
         K, G, D = q_TKGD.shape[1:]
         out = q_TKGD.new_empty(plan.num_tokens, K * G * D)
@@ -109,16 +102,14 @@ class XformersBackend(AttentionBackend):
         return out
 
 
-def _attention(q_TKGD: torch.Tensor, keys_SKD: torch.Tensor, values_SKD: torch.Tensor, part: PartPlan) -> torch.Tensor:
+def _attention(q_TKGD: Tensor, keys_SKD: Tensor, values_SKD: Tensor, part: PartPlan) -> Tensor:
     """Compute attention, [T, K * G * D]. Keys and values are expanded to their G query heads without a copy."""
     from xformers.ops import fmha
 
     T, _, G, _ = q_TKGD.shape
     q = q_TKGD.contiguous()[None]
     keys, values = (x[None, :, :, None].expand(-1, -1, -1, G, -1) for x in (keys_SKD, values_SKD))
-    attended: torch.Tensor = fmha.memory_efficient_attention_forward(
-        q, keys, values, attn_bias=part.bias, op=fmha.flash.FwOp
-    )
+    attended: Tensor = fmha.memory_efficient_attention_forward(q, keys, values, attn_bias=part.bias, op=fmha.flash.FwOp)
     return attended.reshape(T, -1)
 
 

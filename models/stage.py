@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..conf.architecture import Architecture, LayerKind
 from ..parallel import huge_pages
 from ..parallel.groups import Groups
-from ..parallel.layers import PACKED, LMHead, Parts, ReplicatedEmbedding, VocabParallelEmbedding
+from ..parallel.layers import LMHead, Packable, Parts, ReplicatedEmbedding, VocabParallelEmbedding
 from ..parallel.processor import multiplies_bfloat16
 from .attention.backend import AttentionBackend
 from .attention.select import make_backend
@@ -150,7 +150,7 @@ class Stage(nn.Module):
     def pack(self) -> None:
         """Lay the loaded weights of linear layers out for the products of this device. They cannot be loaded again."""
         for module in self.modules():
-            if isinstance(module, (*PACKED, RoutedExperts)):
+            if isinstance(module, Packable | RoutedExperts):
                 module.pack()
                 huge_pages.give_back()
 

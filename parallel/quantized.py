@@ -7,7 +7,6 @@ rows, weights become numbers once for all of them, in a cache. Products with int
 from __future__ import annotations
 
 from ctypes import CDLL, Structure, addressof, byref, c_int64, c_void_p, cast
-from functools import cache
 from pathlib import Path
 from typing import Protocol
 
@@ -16,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import huge_pages
-from .cpp_library import ELEMENTS, find
+from .cpp_library import ELEMENTS, addresses, find
 from .cuda_products import KeptMatrix, choose_product
 from .packed import pack
 from .quantized_matrix import QuantizedMatrix, dequantize, pack_codes
@@ -99,10 +98,8 @@ class QuantizedWeight:
         self._scales = huge_pages.copy(_blocks(matrix.scales.to(kind)))
         offsets = matrix.offsets
         self._offsets = None if offsets is None else huge_pages.copy(_blocks(offsets.to(kind)))
-        at = None if self._offsets is None else self._offsets.data_ptr()
-        pointers = (self._codes.data_ptr(), self._scales.data_ptr(), at)
         sizes = (self._out_size, self._codes.shape[1], groups, words, self._bits, halves, format.zero)
-        self._matrix = _Matrix(*pointers, *sizes)
+        self._matrix = _Matrix(*addresses(self._codes, self._scales, self._offsets), *sizes)
         self._at = byref(self._matrix)
         self._least_tiled = _LEAST_TILED
 
@@ -124,24 +121,14 @@ class QuantizedWeight:
     def linear(self, x: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         """Return x @ weight.T + bias + residual, [T, out]."""
         x, out = self._inputs(x), x.new_empty(len(x), self._out_size)
-        if residual is not None:
-            residual = residual.contiguous()
-        self._linear(
-            self._at,
-            x.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            None if residual is None else residual.data_ptr(),
-            out.data_ptr(),
-            *x.shape,
-            self._rounds,
-            self._least_tiled,
-        )
+        residual = None if residual is None else residual.contiguous()
+        self._linear(self._at, *addresses(x, bias, residual, out), *x.shape, self._rounds, self._least_tiled)
         return out
 
     def logits(self, x: Tensor) -> Tensor:
         """Return x @ weight.T as it was summed, float32, [T, out]."""
         x, out = self._inputs(x), x.new_empty(len(x), self._out_size, dtype=torch.float32)
-        self._logits(self._at, x.data_ptr(), out.data_ptr(), *x.shape, self._rounds, self._least_tiled)
+        self._logits(self._at, *addresses(x, out), *x.shape, self._rounds, self._least_tiled)
         return out
 
     def _inputs(self, x: Tensor) -> Tensor:
@@ -179,18 +166,10 @@ def _are_halves(numbers: Tensor, error: float) -> bool:
     return bool(((numbers.half().float() - numbers).abs() <= error * numbers.abs()).all())
 
 
-@cache
 def _library(dtype: torch.dtype) -> CDLL | None:
     """Load the products; None where they cannot be compiled."""
-    library = find(Path(__file__).with_suffix(".cpp"), dtype)
-    if library is None:
-        return None
-    library.linear.argtypes = (*(c_void_p,) * 5, *(c_int64,) * 4)
-    library.linear.restype = None
-    library.logits.argtypes = (*(c_void_p,) * 3, *(c_int64,) * 4)
-    library.logits.restype = None
-    library.reads_halves.restype = c_int64
-    return library
+    source = Path(__file__).with_suffix(".cpp")
+    return find(source, dtype, linear=5 * "p" + 4 * "i", logits=3 * "p" + 4 * "i", reads_halves=":i")
 
 
 def make_product(matrix: QuantizedMatrix, dtype: torch.dtype) -> Product:

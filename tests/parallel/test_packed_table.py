@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from gapless.parallel.groups import Groups
 from gapless.parallel.layers import LMHead, VocabParallelEmbedding
 from gapless.parallel.mesh import Mesh
-from gapless.parallel.packed import can_pack
-from gapless.parallel.packed_table import PackedTable, take_table
+from gapless.parallel.packed import PackedWeight, can_pack, take_packed
 from gapless.parallel.rendezvous import Rendezvous
 from gapless.parallel.tiled import TiledWeight
 from tests.support.tiers import examples
@@ -29,7 +28,7 @@ TYPES = [dtype for dtype in (torch.float32, torch.bfloat16) if can_pack(torch.em
 @settings(max_examples=examples(60), deadline=None)
 def test_rows_are_those_that_were_packed(blocks: int, size: int, ids: list[int], dtype: torch.dtype) -> None:
     weight = torch.randn(64 * blocks, 2 * size, generator=torch.Generator().manual_seed(size)).to(dtype)
-    table = PackedTable(weight)
+    table = PackedWeight(weight)
     if table.can_be_read:  # oneDNN pads some sizes
         at = torch.tensor([n * blocks for n in ids], dtype=torch.int64)
         assert torch.equal(table.rows(at), weight[at])
@@ -48,7 +47,7 @@ def test_a_tied_head_and_its_embedding_hold_one_weight(vocab: int, dtype: torch.
         head.tie(embedding)
         for module in (embedding, head):
             module.pack()
-        assert isinstance(head.packed, PackedTable | TiledWeight) == is_packed
+        assert isinstance(head.packed, PackedWeight | TiledWeight) == is_packed
         assert len(head.weight) == len(embedding.weight) == (0 if is_packed else len(weight))
         ids = torch.tensor([3, 99, 0])
         assert torch.equal(embedding(ids), weight[ids])
@@ -60,5 +59,5 @@ def test_a_tied_head_and_its_embedding_hold_one_weight(vocab: int, dtype: torch.
 
 
 def test_other_types_stay() -> None:
-    assert take_table(torch.nn.Embedding(64, 8, dtype=torch.float16)) is None
-    assert take_table(torch.nn.Embedding(64, 8)) is None
+    for dtype in (torch.float16, torch.float32):
+        assert take_packed(torch.nn.Embedding(64, 8, dtype=dtype), is_table=True) is None

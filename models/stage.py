@@ -15,7 +15,7 @@ from ..parallel import huge_pages
 from ..parallel.groups import Groups
 from ..parallel.layers import LMHead, Packable, Parts, ReplicatedEmbedding, VocabParallelEmbedding
 from ..parallel.processor import multiplies_bfloat16
-from .attention.backend import AttentionBackend
+from .attention.backend import AttentionBackend, AttentionSizes
 from .attention.select import make_backend
 from .batch import RaggedBatch
 from .batch_context import BatchContext
@@ -100,19 +100,21 @@ class Stage(nn.Module):
         )
         own = make_kernels(kernels, dtype=dtype, device=device)
         self.fallback_reason = own.fallback_reason
+        sizes = AttentionSizes(
+            block_size=block_size,
+            num_blocks=self.cache.num_blocks,
+            head_dim=arch.head_dim,
+            dtype=dtype,
+            device=device,
+            cache_dtype=cache_dtype,
+        )
         self.attentions = {
             window: make_backend(
                 attention,
                 own,
-                block_size=block_size,
-                num_blocks=self.cache.num_blocks,
-                window=window,
-                dtype=dtype,
-                device=device,
-                head_dim=arch.head_dim,
+                replace(sizes, window=window),
                 softcap=arch.attention_softcap,
                 has_sinks=arch.attention_sinks,
-                cache_dtype=cache_dtype,
                 latent=arch.latent,
             )
             for window in dict.fromkeys(kind.window for kind in self.kinds)

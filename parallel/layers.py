@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from .groups import Groups
 from .megatron import ModelParallelConfig, tensor_parallel
-from .packed import take_packed
+from .packed import pack
 from .quantized import Product, QuantizedWeight, TableProduct, make_product, make_table
 from .quantized_matrix import QuantizedMatrix
 from .row_weight import take_rows
@@ -56,13 +56,13 @@ def _forget_group(layer: Any) -> None:
     layer.tp_group = None
 
 
-class Packable(nn.Module):
+class Packable:
     """A layer whose weight is laid out for the products of this device once it is loaded.
 
     With a format, `quantized` is the weight, to be filled, until `pack` lays it out, and `weight` has no rows.
     """
 
-    weight: Tensor
+    weight: nn.Parameter
     quantized: QuantizedMatrix | None = None
 
     def pack(self) -> None:
@@ -72,9 +72,11 @@ class Packable(nn.Module):
     def _hold(self, out_size: int, in_size: int, format: Format) -> None:
         """Hold the weight in a format, if there is one, in place of numbers."""
         if format is not None:
-            device = self.weight.device
-            self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
-            self.quantized = QuantizedMatrix.empty(out_size, in_size, format, device)
+            self.quantized = QuantizedMatrix.empty(out_size, in_size, format, self.weight.device)
+            self._free()
+
+    def _free(self) -> None:
+        self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
 
 
 class _Linear(Packable):
@@ -82,10 +84,11 @@ class _Linear(Packable):
 
     def pack(self) -> None:
         """See `Packable.pack`."""
-        if self.quantized is None:
-            self.packed = take_packed(self)
-        else:
+        if self.quantized is not None:
             self.packed, self.quantized = make_product(self.quantized, self.weight.dtype), None
+        elif (packed := pack(self.weight)) is not None:
+            self.packed = packed
+            self._free()
 
     def _multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Return x @ weight.T + bias by the packed weight, if there is one."""
@@ -99,6 +102,13 @@ class _Table(Packable):
         """Lay quantized rows out; others stay as they are."""
         if self.quantized is not None:
             self.packed, self.quantized = make_table(self.quantized, self.weight.dtype), None
+
+    def pack_for_head(self) -> None:
+        """Lay the weight out for the products of a head too, if there is something to gain."""
+        self.pack()
+        if self.packed is None and (packed := pack(self.weight, is_table=True)) is not None:
+            self.packed = packed
+            self._free()
 
     def _look_up(self, rows_T: Tensor) -> Tensor:
         return F.embedding(rows_T, self.weight) if self.packed is None else self.packed.rows(rows_T)
@@ -198,7 +208,7 @@ class VocabParallelEmbedding(_Table, tensor_parallel.VocabParallelEmbedding):
         return self._groups.all_reduce(self._look_up(rows_T).masked_fill_(absent_T[:, None], 0.0))
 
 
-class ReplicatedEmbedding(_Table):
+class ReplicatedEmbedding(_Table, nn.Module):
     """Maps token ids [T] to [T, H]. Each rank holds the whole vocabulary, so that ranks need not communicate."""
 
     def __init__(
@@ -213,7 +223,7 @@ class ReplicatedEmbedding(_Table):
         return self._look_up(token_ids_T)
 
 
-class ReplicatedLinear(_Linear):
+class ReplicatedLinear(_Linear, nn.Module):
     """Maps [T, in] to [T, out]. Each rank holds the whole weight."""
 
     def __init__(self, in_size: int, out_size: int, *, bias: bool, dtype: torch.dtype, groups: Groups) -> None:
@@ -249,8 +259,7 @@ class LMHead(ColumnParallelLinear):
             super().pack()
             return
         (embedding,) = self._tied
-        embedding.pack()
-        embedding.packed = embedding.packed or take_packed(embedding, is_table=True)
+        embedding.pack_for_head()
         self.packed, self.weight = embedding.packed or take_rows(embedding.weight), embedding.weight
 
     def forward(self, x_RH: Tensor) -> Tensor:

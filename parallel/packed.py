@@ -16,7 +16,7 @@ from ctypes import CDLL, c_int32
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .cpp_library import ELEMENTS, addresses, find
 from .tiled import TiledWeight, can_tile
@@ -112,23 +112,16 @@ def can_pack(weight: Tensor) -> bool:
     return weight.dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def pack(weight: Tensor) -> PackedWeight | TiledWeight | None:
-    """Lay a weight out for the processor's products; None where torch's own must do."""
-    if can_tile(weight):
-        return TiledWeight(weight.detach())
-    return PackedWeight(weight.detach()) if can_pack(weight) else None
-
-
-def take_packed(layer: nn.Module, *, is_table: bool = False) -> PackedWeight | TiledWeight | None:
-    """Pack a layer's weight and free it; None, and the layer as it is, where that cannot be.
+def pack(weight: Tensor, *, is_table: bool = False) -> PackedWeight | TiledWeight | None:
+    """Lay a weight out for the processor's products; None where torch's own must do.
 
     A table is an embedding that is the LM head too: the head multiplies with it, and rows are read out of the blocks.
     In bfloat16 a product of 1 to 64 rows takes 0.5 to 0.8 of the time of the one that reads the weight as it was loaded
     (49,152 x 576, a core with AMX), which stays for float32 (`row_weight.py`): up to 16 rows that one is as fast.
     """
-    weight: Tensor = layer.weight  # type: ignore[assignment]
-    packed = None if is_table and weight.dtype != torch.bfloat16 else pack(weight)
-    if packed is None or (is_table and not packed.can_be_read):
+    if can_tile(weight):
+        return TiledWeight(weight.detach())
+    if not can_pack(weight) or (is_table and weight.dtype != torch.bfloat16):
         return None
-    layer.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
-    return packed
+    packed = PackedWeight(weight.detach())
+    return packed if packed.can_be_read or not is_table else None

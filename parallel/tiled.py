@@ -22,8 +22,6 @@ _SIZE = 32  # outputs of a block, and inputs of a tile
 class TiledWeight:
     """A weight [out, in] in blocks of 32 outputs: pair after pair of inputs, the pairs of all outputs side by side."""
 
-    can_be_read = True
-
     def __init__(self, weight: Tensor) -> None:
         self._out_size, self._in_size = weight.shape
         pairs = weight.contiguous().view(torch.int32).unflatten(0, (-1, _SIZE))

@@ -1,10 +1,12 @@
-"""The protocol through which a decoder layer computes attention."""
+"""What a decoder layer computes attention through."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from ..batch import RaggedBatch
@@ -30,24 +32,52 @@ class FixedPlans(Protocol):
         ...
 
 
-class AttentionBackend(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSizes:
+    """What attention is computed over.
+
+    Attributes:
+        block_size: slots of a block of the KV cache.
+        num_blocks: of the KV cache.
+        head_dim: D, of queries and keys.
+        window: a token attends to itself and the window - 1 tokens before it; None: to all tokens before it.
+        dtype: of queries, and of the cache where `cache_dtype` is auto.
+        cache_dtype: `cache.dtype`.
+    """
+
+    block_size: int
+    num_blocks: int = 0
+    head_dim: int = 0
+    window: int | None = None
+    dtype: torch.dtype = torch.float32
+    device: torch.device = torch.device("cpu")  # noqa: RUF009
+    cache_dtype: str = "auto"
+
+    def first_key(self, position: int) -> int:
+        """Return the first position that a query at `position` attends to."""
+        return 0 if self.window is None else max(0, position - self.window + 1)
+
+
+class AttentionBackend:
     """Computes causal attention of a ragged batch over the paged KV cache, separately for chunks and for decodes.
 
     `about` says in a line which backend it is, and why this one was chosen; empty on a CPU.
     """
 
-    about: str
+    def __init__(self, sizes: AttentionSizes) -> None:
+        self.about = ""
+        self.sizes = sizes
 
     def plan(self, batch: RaggedBatch) -> Any:
         """Compute what the layers share for a micro-batch: slots and masks. Called once a micro-batch."""
-        ...
+        raise NotImplementedError
 
     def attend(self, q_TKGD: Tensor, keys_SKD: Tensor, values_SKD: Tensor, plan: Any) -> Tensor:
         """Compute one layer's attention: queries [T, K, G, D], with G query heads a KV head, to [T, K * G * D].
 
         The keys and values of this batch must be in the cache already.
         """
-        ...
+        raise NotImplementedError
 
     def fixed_plans(self, max_rows: int, max_keys: int, scratch_block: int) -> FixedPlans | None:
         """Make plans for up to `max_rows` decodes over up to `max_keys` keys each. None: this backend has none.

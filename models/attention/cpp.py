@@ -16,7 +16,7 @@ from torch import Tensor
 from ..batch import Decodes, RaggedBatch
 from ..kernels.cpp import CppKernels
 from ..kv_cache import slot_runs
-from .backend import AttentionBackend
+from .backend import AttentionBackend, AttentionSizes
 from .sdpa import SdpaBackend, SegmentPlan, attend_chunks
 
 
@@ -51,18 +51,14 @@ class CppBackend(AttentionBackend):
     """Reads every page of keys and values in place, once for each block of queries.
 
     Args:
-        window: a token attends to itself and the window - 1 tokens before it; None: to all tokens before it.
         sdpa: computes the chunks; None: the C++ operator does.
     """
 
-    def __init__(
-        self, kernels: CppKernels, *, block_size: int, window: int | None, sdpa: SdpaBackend | None = None
-    ) -> None:
-        self.about = ""
+    def __init__(self, kernels: CppKernels, sizes: AttentionSizes, sdpa: SdpaBackend | None = None) -> None:
+        super().__init__(sizes)
         self.sdpa = sdpa
         self.kernels = kernels
-        self.block_size = block_size
-        self.window = window or sys.maxsize
+        self.window = sizes.window or sys.maxsize
 
     def plan(self, batch: RaggedBatch) -> CppPlan:
         """Compute for each chunk the runs of slots that its keys lie in; decodes go by their block tables."""
@@ -73,8 +69,8 @@ class CppBackend(AttentionBackend):
     def _plan_chunks(self, batch: RaggedBatch) -> list[ChunkPlan]:
         chunks, row = [], 0
         for chunk in batch.chunks:
-            begin = max(0, chunk.start - self.window + 1)
-            runs = slot_runs(chunk.blocks, begin, chunk.context, self.block_size)
+            begin = self.sizes.first_key(chunk.start)
+            runs = slot_runs(chunk.blocks, begin, chunk.context, self.sizes.block_size)
             chunks.append(ChunkPlan(slice(row, row + chunk.length), chunk.start, begin, runs))
             row += chunk.length
         return chunks
@@ -105,7 +101,7 @@ class CppBackend(AttentionBackend):
                 values_SKD,
                 decodes.starts,
                 decodes.tables,
-                block_size=self.block_size,
+                block_size=self.sizes.block_size,
                 window=self.window,
                 out_BKGD=out[rows],
             )

@@ -19,8 +19,8 @@ from torch import Tensor
 from ..batch import RaggedBatch, tables_of
 from ..transfers import upload
 from ..work_memory import PAGE_STEP
-from .backend import AttentionBackend, FixedPlans
-from .probe import lacks_half, probe
+from .backend import AttentionBackend, AttentionSizes, FixedPlans
+from .probe import lacks_half, probe, probed_sizes
 
 _LEAST_BOUND = 1024  # keys
 _CONSTANTS = 0.0, True, False  # no dropout, causal, no debug mask
@@ -43,15 +43,11 @@ class FlashBackend(AttentionBackend):
     other. Otherwise those of all requests of the call are copied together first.
 
     Args:
-        window: a token attends to itself and the window - 1 tokens before it; None: to all tokens before it.
         paged: the operator reads block tables (`why_not_paged` says whether that runs).
     """
 
-    def __init__(self, *, block_size: int, window: int | None, device: torch.device, paged: bool) -> None:
-        self.about = ""
-        self.block_size = block_size
-        self.window = window
-        self.device = device
+    def __init__(self, sizes: AttentionSizes, *, paged: bool) -> None:
+        super().__init__(sizes)
         self.paged = paged
 
     def plan(self, batch: RaggedBatch) -> list[FlashPlan]:
@@ -63,7 +59,7 @@ class FlashBackend(AttentionBackend):
         if len(batch.decodes):
             starts, tables = batch.decodes.starts, batch.decodes.tables
             calls.append(self._plan(slice(row, batch.num_tokens), starts, np.ones_like(starts), tables))
-        uploaded = upload([words for words, _ in calls], self.device) if calls else []
+        uploaded = upload([words for words, _ in calls], self.sizes.device) if calls else []
         return [on_device(words) for words, (_, on_device) in zip(uploaded, calls, strict=True)]
 
     def _plan(
@@ -74,10 +70,10 @@ class FlashBackend(AttentionBackend):
         Returns:
             Pairs of int32 as int64, and what makes the plan of their copy on the device.
         """
-        contexts, size, paged = starts + lengths, self.block_size, self.paged
+        contexts, size, window, paged = starts + lengths, self.sizes.block_size, self.sizes.window, self.paged
         firsts = np.zeros_like(starts)  # positions of the first keys that are read
-        if self.window is not None and not paged:
-            firsts = (starts - self.window + 1).clip(0)
+        if window is not None and not paged:
+            firsts = (starts - window + 1).clip(0)
         used = contexts - firsts
         begins, most, total = np.cumsum(used) - used, int(used.max()), int(used.sum())
         tables = tables[:, : -(-int(contexts.max()) // size)]
@@ -94,8 +90,8 @@ class FlashBackend(AttentionBackend):
         def on_device(words: Tensor) -> FlashPlan:
             numbers = words.view(torch.int32)[: len(packed)]
             query_ends, key_begins, used_B, firsts_B, rest = numbers.split([B + 1, B + 1, B, B, B * M])
-            hides = self.window is not None and most > self.window
-            options = {"window_size_left": self.window - 1 if hides else None, "seqused_k": used_B}  # type: ignore[operator]
+            left = window - 1 if window is not None and most > window else None
+            options: dict[str, Any] = {"window_size_left": left, "seqused_k": used_B}
             gather = None
             if paged:
                 options["block_table"] = rest.view(B, M)
@@ -109,7 +105,7 @@ class FlashBackend(AttentionBackend):
         """See `AttentionBackend.attend`."""
         q = q_TKGD.flatten(1, 2)
         if self.paged:
-            keys_SKD, values_SKD = (x.unflatten(0, (-1, self.block_size)) for x in (keys_SKD, values_SKD))
+            keys_SKD, values_SKD = (x.unflatten(0, (-1, self.sizes.block_size)) for x in (keys_SKD, values_SKD))
         if len(plan) == 1:
             return _attention(q, keys_SKD, values_SKD, plan[0])
         return torch.cat([_attention(q[each.rows], keys_SKD, values_SKD, each) for each in plan])
@@ -122,9 +118,7 @@ class FlashBackend(AttentionBackend):
         """
         if not self.paged:
             return None
-        if self.window is not None:
-            max_keys = min(max_keys, self.window)
-        return FixedFlashPlans(max_rows, max_keys, self.block_size, scratch_block, self.device)
+        return FixedFlashPlans(max_rows, min(max_keys, self.sizes.window or max_keys), self.sizes, scratch_block)
 
 
 class FixedFlashPlans(FixedPlans):
@@ -135,12 +129,13 @@ class FixedFlashPlans(FixedPlans):
     whose keys are far fewer fills few parts, and multiprocessors idle. So each bound is four times the one before.
     """
 
-    def __init__(self, max_rows: int, max_keys: int, block_size: int, scratch_block: int, device: torch.device) -> None:
+    def __init__(self, max_rows: int, max_keys: int, sizes: AttentionSizes, scratch_block: int) -> None:
+        device = sizes.device
         self.bounds = [*takewhile(lambda keys: keys < max_keys, (_LEAST_BOUND << 2 * i for i in count())), max_keys]
         self._scratch_block = scratch_block
         self._query_ends = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
         self._used = torch.ones(max_rows, dtype=torch.int32, device=device)
-        width = -(-max_keys // block_size)
+        width = -(-max_keys // sizes.block_size)
         self._tables = torch.full((max_rows, width), scratch_block, dtype=torch.int32, device=device)
 
     def of(self, rows: int, bound: int) -> list[FlashPlan]:
@@ -187,17 +182,15 @@ def _attention(q: Tensor, keys: Tensor, values: Tensor, plan: FlashPlan) -> Tens
     return out.flatten(1)
 
 
-def why_not(dtype: torch.dtype, device: torch.device, head_dim: int) -> str | None:
+def why_not(sizes: AttentionSizes) -> str | None:
     """Return why FlashAttention does not run here. None: it runs, and has computed small cases correctly."""
-    backend = FlashBackend(block_size=16, window=None, device=device, paged=False)
-    return lacks_half(dtype, device, head_dim) or probe(backend, dtype, device, head_dim, block_size=16)
+    return lacks_half(sizes) or probe(FlashBackend(probed_sizes(sizes, 16), paged=False))
 
 
-def why_not_paged(dtype: torch.dtype, device: torch.device, head_dim: int, block_size: int) -> str | None:
+def why_not_paged(sizes: AttentionSizes) -> str | None:
     """Return why it does not read block tables, where `why_not` is None. None: it does, and computes correctly."""
-    if block_size % PAGE_STEP:
-        return f"it reads pages in steps of {PAGE_STEP} tokens, and cache.block_size={block_size}"
+    if sizes.block_size % PAGE_STEP:
+        return f"it reads pages in steps of {PAGE_STEP} tokens, and cache.block_size={sizes.block_size}"
     if "block_table" not in str(torch.ops.aten._flash_attention_forward.default._schema):
         return f"that of torch {torch.__version__} reads no pages"
-    backend = FlashBackend(block_size=block_size, window=None, device=device, paged=True)
-    return probe(backend, dtype, device, head_dim, block_size=block_size)
+    return probe(FlashBackend(probed_sizes(sizes, sizes.block_size), paged=True))

@@ -47,6 +47,7 @@ class LatentBackend(AttentionBackend):
     """
 
     def __init__(self, inner: AttentionBackend, latent: LatentConfig, sdpa: SdpaBackend) -> None:
+        super().__init__(sdpa.sizes)
         self.about = inner.about
         self.inner = inner
         self.latent = latent
@@ -69,7 +70,7 @@ class LatentBackend(AttentionBackend):
             return LatentPlan(expanded, None, slice(0, 0))
         own = np.concatenate([*rows, np.arange(row, batch.num_tokens)])
         rest = RaggedBatch(batch.token_ids[own], kept, batch.decodes, np.arange(0))
-        where = upload([own], self.sdpa.device)[0] if kept else slice(row, batch.num_tokens)
+        where = upload([own], self.sizes.device)[0] if kept else slice(row, batch.num_tokens)
         return LatentPlan(expanded, self.inner.plan(rest), where)
 
     def attend(self, q_TKGD: Tensor, keys_SKD: Tensor, values_SKD: Tensor, plan: Any) -> Tensor:

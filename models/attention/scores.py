@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..cache_rows import read_rows
+from .backend import AttentionSizes
 from .sdpa import PaddedPlan, SdpaBackend, SdpaPlan, chunk_mask, read_slots
 
 _MOST_SCORES = 1 << 23  # in memory at once, float32
@@ -18,12 +19,10 @@ class ScoresBackend(SdpaBackend):
         softcap: scores s become softcap * tanh(s / softcap); None: they stay.
     """
 
-    def __init__(
-        self, *, block_size: int, window: int | None, dtype: torch.dtype, device: torch.device, softcap: float | None
-    ) -> None:
-        super().__init__(block_size=block_size, window=window, dtype=dtype, device=device)
+    def __init__(self, sizes: AttentionSizes, softcap: float | None) -> None:
+        super().__init__(sizes)
         self.softcap = softcap
-        self.about = "torch's products, for capped scores or sinks" if device.type == "cuda" else ""
+        self.about = "torch's products, for capped scores or sinks" if sizes.device.type == "cuda" else ""
 
     def attend(
         self, q_TKGD: Tensor, keys_SKD: Tensor, values_SKD: Tensor, plan: SdpaPlan, sinks: Tensor | None = None
@@ -37,7 +36,7 @@ class ScoresBackend(SdpaBackend):
             first, last = segment.rows.start, segment.rows.stop
             mask = segment.mask
             if segment.is_causal:
-                mask = chunk_mask(0, last - first, 0, self.window, self.dtype, self.device)
+                mask = chunk_mask(0, last - first, 0, self.sizes)
             step = max(1, _MOST_SCORES // (K * G * keys.shape[2]))
             for row in range(first, last, step):
                 rows = slice(row, min(row + step, last))

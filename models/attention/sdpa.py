@@ -13,7 +13,7 @@ from ..batch import RaggedBatch, Segment
 from ..cache_rows import read_rows
 from ..kv_cache import slots_of
 from ..transfers import upload
-from .backend import AttentionBackend
+from .backend import AttentionBackend, AttentionSizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +48,7 @@ class SdpaBackend(AttentionBackend):
     """Calls SDPA once for each chunk, and for decodes once each on a CPU or once for all on a GPU.
 
     On a CPU, decodes read views of the cache. On a GPU, they are padded to the longest.
-
-    Args:
-        window: a token attends to itself and the window - 1 tokens before it; None: to all tokens before it.
     """
-
-    def __init__(self, *, block_size: int, window: int | None, dtype: torch.dtype, device: torch.device) -> None:
-        self.about = ""
-        self.block_size = block_size
-        self.window = window
-        self.dtype = dtype
-        self.device = device
 
     def plan(self, batch: RaggedBatch) -> SdpaPlan:
         """Compute the slots of each chunk's and each decode's keys, and the masks."""
@@ -75,40 +65,39 @@ class SdpaBackend(AttentionBackend):
 
     def plan_chunk(self, chunk: Segment, row: int) -> SegmentPlan:
         """Compute the slots and the mask of a chunk whose first row of the batch is `row`."""
-        first = self._first_key(chunk.start)
+        first, window = self.sizes.first_key(chunk.start), self.sizes.window
         rows, slots = slice(row, row + chunk.length), self._slots(chunk, first)
         if chunk.length == 1:
             return SegmentPlan(rows, slots)
-        if chunk.start == 0 and (self.window is None or chunk.length <= self.window):
+        if chunk.start == 0 and (window is None or chunk.length <= window):
             return SegmentPlan(rows, slots, is_causal=True)
-        mask = chunk_mask(chunk.start, chunk.length, first, self.window, self.dtype, self.device)
-        return SegmentPlan(rows, slots, mask)
+        return SegmentPlan(rows, slots, chunk_mask(chunk.start, chunk.length, first, self.sizes))
 
     def plan_decodes(self, batch: RaggedBatch) -> list[SegmentPlan] | PaddedPlan:
         """Compute the slots of each decode, or, on a GPU with several, of all of them padded to one length."""
-        if self.device.type != "cpu" and len(batch.decodes) > 1:
+        if self.sizes.device.type != "cpu" and len(batch.decodes) > 1:
             return self.plan_padded(batch)
         row = batch.num_chunk_tokens
         return [
-            SegmentPlan(slice(row + i, row + i + 1), self._slots(decode, self._first_key(decode.start)))
+            SegmentPlan(slice(row + i, row + i + 1), self._slots(decode, self.sizes.first_key(decode.start)))
             for i, decode in enumerate(batch.decodes)
         ]
 
     def plan_padded(self, batch: RaggedBatch) -> PaddedPlan:
         """Plan all decodes as one call. Slots and mask are computed on the device, of the starts and the tables."""
         starts, tables = batch.decodes.starts, batch.decodes.tables
-        B = len(starts)
-        firsts = np.zeros_like(starts) if self.window is None else (starts - self.window + 1).clip(0)
+        B, size, device, window = len(starts), self.sizes.block_size, self.sizes.device, self.sizes.window
+        firsts = np.zeros_like(starts) if window is None else (starts - window + 1).clip(0)
         M = int((starts - firsts).max()) + 1
         arrays = [starts, firsts, tables.astype(np.int64).reshape(-1)]
-        starts_B, firsts_B, blocks = upload(arrays, self.device)
-        positions_BM = firsts_B[:, None] + torch.arange(M, device=self.device)
+        starts_B, firsts_B, blocks = upload(arrays, device)
+        positions_BM = firsts_B[:, None] + torch.arange(M, device=device)
         absent_BM = positions_BM > starts_B[:, None]
         # Instead of a key that is absent, the first is read: slots that were never written may hold NaN.
         positions_BM = torch.where(absent_BM, firsts_B[:, None], positions_BM)
-        blocks_BM = blocks.view(B, -1).gather(1, positions_BM // self.block_size)
-        slots_BM = blocks_BM * self.block_size + positions_BM % self.block_size
-        mask_BM = torch.zeros(B, M, dtype=self.dtype, device=self.device).masked_fill_(absent_BM, float("-inf"))
+        blocks_BM = blocks.view(B, -1).gather(1, positions_BM // size)
+        slots_BM = blocks_BM * size + positions_BM % size
+        mask_BM = torch.zeros(B, M, dtype=self.sizes.dtype, device=device).masked_fill_(absent_BM, float("-inf"))
         row = batch.num_chunk_tokens
         return PaddedPlan(slice(row, row + B), slots_BM.view(-1), mask_BM[:, None, None])
 
@@ -120,25 +109,20 @@ class SdpaBackend(AttentionBackend):
         attend_decodes(q_TKGD, keys_SKD, values_SKD, plan.decodes, out)
         return out
 
-    def _first_key(self, position: int) -> int:
-        """Return the first position that a query at `position` attends to."""
-        return 0 if self.window is None else max(0, position - self.window + 1)
-
     def _slots(self, segment: Segment, first: int) -> slice | Tensor:
-        slots = slots_of(segment.blocks, first, segment.context, self.block_size)
+        slots = slots_of(segment.blocks, first, segment.context, self.sizes.block_size)
         if isinstance(slots, range):
             return slice(slots.start, slots.stop)
-        return upload([slots], self.device)[0]
+        return upload([slots], self.sizes.device)[0]
 
 
-def chunk_mask(
-    start: int, length: int, first: int, window: int | None, dtype: torch.dtype, device: torch.device
-) -> Tensor:
+def chunk_mask(start: int, length: int, first: int, sizes: AttentionSizes) -> Tensor:
     """Return the additive mask of a chunk, [length, start + length - first], on the device (paper Figure 6).
 
     Row i is the query at position start + i. Column j is the key at position first + j. A query attends to itself and
     the tokens before it, to at most `window` tokens in total.
     """
+    window, dtype, device = sizes.window, sizes.dtype, sizes.device
     queries = torch.arange(start, start + length, device=device)[:, None]
     keys = torch.arange(first, start + length, device=device)
     hidden = keys > queries

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ..batch import RaggedBatch, Segment
 from ..kv_cache import slots_of
 from ..transfers import upload
-from .backend import AttentionBackend
-from .probe import lacks_half, probe
+from .backend import AttentionBackend, AttentionSizes
+from .probe import lacks_half, probe, probed_sizes
 from .sdpa import SdpaBackend, SegmentPlan, attend_chunks
 
 
@@ -44,26 +43,18 @@ class XformersBackend(AttentionBackend):
     """Calls xformers once for all chunks and once for all decodes.
 
     Where a chunk reaches past the sliding window, all chunks of the micro-batch go through SDPA instead.
-
-    Args:
-        window: a token attends to itself and the window - 1 tokens before it; None: to all tokens before it.
     """
 
-    def __init__(
-        self, *, block_size: int, num_blocks: int, window: int | None, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self.about = ""
-        self.block_size = block_size
-        self.num_slots = num_blocks * block_size
-        self.window = window
-        self.device = device
-        self.sdpa = SdpaBackend(block_size=block_size, window=window, dtype=dtype, device=device)
+    def __init__(self, sizes: AttentionSizes) -> None:
+        super().__init__(sizes)
+        self.sdpa = SdpaBackend(sizes)
 
     def plan(self, batch: RaggedBatch) -> XformersPlan:
         """Compute the bias of all chunks and that of all decodes; chunks go to SDPA if a context exceeds the window."""
         parts: list[PartPlan] = []
         windowed: list[SegmentPlan] = []
-        if self.window is not None and any(c.context > self.window for c in batch.chunks):
+        window = self.sizes.window
+        if window is not None and any(c.context > window for c in batch.chunks):
             windowed = self.sdpa.plan_chunks(batch)
         elif batch.chunks:
             parts.append(self._plan_part(batch.chunks, 0))
@@ -74,19 +65,17 @@ class XformersBackend(AttentionBackend):
     def _plan_part(self, segments: Sequence[Segment], row: int) -> PartPlan:
         from xformers.ops.fmha.attn_bias import BlockDiagonalCausalWithOffsetGappyKeysMask
 
-        slots = []
-        for segment in segments:
-            first = 0 if self.window is None else max(0, segment.start - self.window + 1)
-            slots.append(slots_of(segment.blocks, first, segment.context, self.block_size))
+        size, device = self.sizes.block_size, self.sizes.device
+        slots = [slots_of(s.blocks, self.sizes.first_key(s.start), s.context, size) for s in segments]
         lengths = [len(s) for s in slots]
         gather = None
         if all(isinstance(s, range) for s in slots):
-            starts = [int(s[0]) for s in slots] + [self.num_slots]
+            starts = [int(s[0]) for s in slots] + [self.sizes.num_blocks * size]
         else:
-            (gather,) = upload([np.concatenate([np.asarray(s, dtype=np.int64) for s in slots])], self.device)
+            (gather,) = upload([np.concatenate([np.asarray(s, dtype=np.int64) for s in slots])], device)
             starts = np.cumsum([0, *lengths]).tolist()
         bias = BlockDiagonalCausalWithOffsetGappyKeysMask.from_seqlens(
-            [s.length for s in segments], starts, lengths, device=self.device
+            [s.length for s in segments], starts, lengths, device=device
         )
         return PartPlan(slice(row, row + sum(s.length for s in segments)), bias, gather)
 
@@ -113,7 +102,6 @@ def _attention(q_TKGD: Tensor, keys_SKD: Tensor, values_SKD: Tensor, part: PartP
     return attended.reshape(T, -1)
 
 
-def why_not(dtype: torch.dtype, device: torch.device, head_dim: int) -> str | None:
+def why_not(sizes: AttentionSizes) -> str | None:
     """Return why xformers does not run here. None: it runs, and has computed small cases correctly."""
-    backend = XformersBackend(block_size=16, num_blocks=8, window=None, dtype=dtype, device=device)
-    return lacks_half(dtype, device, head_dim) or probe(backend, dtype, device, head_dim, block_size=16)
+    return lacks_half(sizes) or probe(XformersBackend(probed_sizes(sizes, 16)))

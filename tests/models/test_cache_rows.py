@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gapless.conf.errors import ConfigError
+from gapless.models.attention.backend import AttentionSizes
 from gapless.models.attention.select import make_backend
 from gapless.models.cache_rows import CACHE_DTYPES, empty_rows, read_rows, write_rows
 from gapless.models.kernels.cpp import CppKernels
@@ -79,4 +80,4 @@ def test_backends_that_read_no_rows_of_8_bits_are_refused(name: str, monkeypatch
     monkeypatch.setattr(f"gapless.models.attention.{name}.why_not", lambda *_: None)
     sizes = {"block_size": 4, "num_blocks": 4, "window": None, "dtype": torch.bfloat16, "device": CPU, "head_dim": 8}
     with pytest.raises(ConfigError, match=rf"attention={name}: reads keys in the model's dtype, not cache.dtype=int8"):
-        make_backend(name, TorchKernels(), **sizes, cache_dtype="int8")
+        make_backend(name, TorchKernels(), AttentionSizes(**sizes, cache_dtype="int8"))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gapless.parallel.groups import Groups
 from gapless.parallel.layers import LMHead, VocabParallelEmbedding
 from gapless.parallel.mesh import Mesh
-from gapless.parallel.packed import PackedWeight, can_pack, take_packed
+from gapless.parallel.packed import PackedWeight, can_pack, pack
 from gapless.parallel.rendezvous import Rendezvous
 from gapless.parallel.tiled import TiledWeight
 from tests.support.tiers import examples
@@ -60,4 +60,4 @@ def test_a_tied_head_and_its_embedding_hold_one_weight(vocab: int, dtype: torch.
 
 def test_other_types_stay() -> None:
     for dtype in (torch.float16, torch.float32):
-        assert take_packed(torch.nn.Embedding(64, 8, dtype=dtype), is_table=True) is None
+        assert pack(torch.empty(64, 8, dtype=dtype), is_table=True) is None

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...parallel.cpp_library import addresses
 from ..batch import Decodes, RaggedBatch
-from ..kernels.cpp import CppKernels
+from ..kernels.cpp import CppKernels, cache_arguments
 from ..kv_cache import slot_runs
 from .backend import AttentionBackend, AttentionSizes
 from .sdpa import SdpaBackend, SegmentPlan, attend_chunks
@@ -31,20 +32,11 @@ class ChunkPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class DecodePlan:
-    """The plan for the attention of all decodes."""
-
-    rows: slice  # of the batch
-    decodes: Decodes
-
-
-@dataclass(frozen=True, slots=True)
 class CppPlan:
-    """The plan for the attention of a micro-batch."""
+    """The plan for the attention of a micro-batch, whose last rows are the decodes."""
 
-    num_tokens: int
     chunks: Sequence[ChunkPlan | SegmentPlan]
-    decodes: DecodePlan | None
+    decodes: Decodes
 
 
 class CppBackend(AttentionBackend):
@@ -57,14 +49,13 @@ class CppBackend(AttentionBackend):
     def __init__(self, kernels: CppKernels, sizes: AttentionSizes, sdpa: SdpaBackend | None = None) -> None:
         super().__init__(sizes)
         self.sdpa = sdpa
-        self.kernels = kernels
+        self._library = kernels.attention
         self.window = sizes.window or sys.maxsize
 
     def plan(self, batch: RaggedBatch) -> CppPlan:
         """Compute for each chunk the runs of slots that its keys lie in; decodes go by their block tables."""
         chunks = self._plan_chunks(batch) if self.sdpa is None else self.sdpa.plan_chunks(batch)
-        rows = slice(batch.num_chunk_tokens, batch.num_tokens)
-        return CppPlan(batch.num_tokens, chunks, DecodePlan(rows, batch.decodes) if len(batch.decodes) else None)
+        return CppPlan(chunks, batch.decodes)
 
     def _plan_chunks(self, batch: RaggedBatch) -> list[ChunkPlan]:
         chunks, row = [], 0
@@ -78,31 +69,29 @@ class CppBackend(AttentionBackend):
     def attend(self, q_TKGD: Tensor, keys_SKD: Tensor, values_SKD: Tensor, plan: CppPlan) -> Tensor:
         """See `AttentionBackend.attend`. The operators read the cache in place, without gathering keys."""
         q_TKGD = q_TKGD.contiguous()
-        out = torch.empty_like(q_TKGD)
+        out, T = torch.empty_like(q_TKGD), len(q_TKGD)
         for chunk in plan.chunks:
             if isinstance(chunk, SegmentPlan):
-                attend_chunks(q_TKGD, keys_SKD, values_SKD, [chunk], out.view(plan.num_tokens, -1))
-                continue
-            self.kernels.attend_chunk(
-                q_TKGD[chunk.rows],
-                keys_SKD,
-                values_SKD,
-                chunk.runs,
-                begin=chunk.begin,
-                start=chunk.start,
-                window=self.window,
-                out_NKGD=out[chunk.rows],
-            )
-        if plan.decodes is not None:
-            rows, decodes = plan.decodes.rows, plan.decodes.decodes
-            self.kernels.attend_decodes(
-                q_TKGD[rows],
-                keys_SKD,
-                values_SKD,
-                decodes.starts,
-                decodes.tables,
-                block_size=self.sizes.block_size,
-                window=self.window,
-                out_BKGD=out[rows],
-            )
-        return out.view(plan.num_tokens, -1)
+                attend_chunks(q_TKGD, keys_SKD, values_SKD, [chunk], out.view(T, -1))
+            else:
+                self.attend_chunk(q_TKGD[chunk.rows], keys_SKD, values_SKD, chunk, out[chunk.rows])
+        if len(plan.decodes):
+            rows = slice(T - len(plan.decodes), T)
+            self.attend_decodes(q_TKGD[rows], keys_SKD, values_SKD, plan.decodes, out[rows])
+        return out.view(T, -1)
+
+    def attend_chunk(self, q: Tensor, keys_SKD: Tensor, values_SKD: Tensor, plan: ChunkPlan, out: Tensor) -> None:
+        """Compute the attention of a chunk's rows, [N, K, G, D], into `out`."""
+        N, K, G, D = q.shape
+        cache, (at, to), runs = cache_arguments(keys_SKD, values_SKD), addresses(q, out), plan.runs.ctypes.data
+        own = (at, runs, plan.begin, plan.start, N, self.window, to)
+        self._library.attend_chunk(*cache, *own, K, G, D, D**-0.5)
+
+    def attend_decodes(self, q: Tensor, keys_SKD: Tensor, values_SKD: Tensor, decodes: Decodes, out: Tensor) -> None:
+        """Compute the attention of the decodes' rows, [B, K, G, D], into `out`."""
+        starts, tables = decodes.starts, decodes.tables
+        assert starts.dtype == np.int64 and starts.flags.c_contiguous  # noqa: PT018
+        assert tables.dtype == np.int32 and tables.flags.c_contiguous  # noqa: PT018
+        cache, (at, to), D = cache_arguments(keys_SKD, values_SKD), addresses(q, out), q.shape[3]
+        own = (at, starts.ctypes.data, tables.ctypes.data, tables.shape[1], self.sizes.block_size, self.window, to)
+        self._library.attend_decodes(*cache, *own, *q.shape, D**-0.5)

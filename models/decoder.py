@@ -8,6 +8,7 @@ query heads, their key head, their value head.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -70,12 +71,9 @@ class Attention(nn.Module):
         )
         self.qk_norm: HeadNorm | WidthNorm | None = None
         if arch.qk_norm:
-            by_head = arch.qk_norm_over == "head"
-            self.qk_norm = (
-                HeadNorm(D, arch.norm_eps, dtype=dtype, device=device)
-                if by_head
-                else WidthNorm(arch, groups, dtype=dtype)
-            )
+            self.qk_norm = WidthNorm(arch, groups, dtype=dtype)
+            if arch.qk_norm_over == "head":
+                self.qk_norm = HeadNorm(D, arch.norm_eps, dtype=dtype, device=device)
         self.sinks: nn.Parameter | None = None
         if arch.attention_sinks:
             self.sinks = nn.Parameter(torch.empty(arch.num_heads // groups.mesh.tp, dtype=dtype, device=device))
@@ -107,27 +105,11 @@ class Attention(nn.Module):
         return out if self.factor == 1.0 else out.mul_(self.factor)
 
 
-def _silu(x: Tensor) -> Tensor:
-    return F.silu(x)
-
-
-def _gelu(x: Tensor) -> Tensor:
-    return F.gelu(x)
-
-
-def _gelu_tanh(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
-
-
-def _relu(x: Tensor) -> Tensor:
-    return F.relu(x)
-
-
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": _silu,
-    "gelu": _gelu,
-    "gelu_tanh": _gelu_tanh,
-    "relu": _relu,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
 }
 
 
@@ -174,7 +156,7 @@ class FeedForward(nn.Module):
         return self.fc2.partial(self._hidden(x_TH))
 
     def _hidden(self, x_TH: Tensor) -> Tensor:
-        if self.gated and self.activation is _silu:
+        if self.gated and self.activation is F.silu:
             fused = self.fc1.gated_silu(x_TH)
             hidden = self.kernels.gated_silu(self.fc1(x_TH)) if fused is None else fused
         elif self.gated:

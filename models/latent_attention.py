@@ -22,7 +22,7 @@ from .attention.sdpa import SegmentPlan
 from .batch_context import BatchContext
 from .cache_rows import read_rows
 from .kernels.kernels import Kernels
-from .norm import RMSNorm
+from .norm import Norm
 from .rope import rotate
 
 _NORM_EPS = 1e-6  # of the latents' norms, whatever the model's
@@ -53,8 +53,8 @@ class LatentAttention(nn.Module):
         H, N, device = arch.hidden_size, arch.num_heads, groups.device
         self.scale = latent.query_dim**-0.5 if arch.attention_scale is None else arch.attention_scale
 
-        def norm(size: int) -> RMSNorm:
-            return RMSNorm(size, _NORM_EPS, kernels, dtype=dtype, device=device)
+        def norm(size: int) -> Norm:
+            return Norm(size, _NORM_EPS, kernels, dtype=dtype, device=device)
 
         self.down = ReplicatedLinear(
             H, self.query_rank + latent.cached, bias=latent.down_bias, dtype=dtype, groups=groups

@@ -9,27 +9,15 @@ from ..conf.architecture import Architecture
 from .kernels.kernels import Kernels
 
 
-class RMSNorm(nn.Module):
-    """Computes x / rms(x) * weight over the last dimension."""
+class Norm(nn.Module):
+    """RMSNorm over the last dimension, or LayerNorm where it has a bias, as `Kernels.norm` computes them."""
 
-    def __init__(self, size: int, eps: float, kernels: Kernels, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, size: int, eps: float, kernels: Kernels, *, bias: bool = False, dtype: torch.dtype, device: torch.device
+    ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size, dtype=dtype, device=device))
-        self.kernels = kernels
-        self.eps = eps
-
-    def forward(self, x_TH: Tensor, added_TH: Tensor | None = None) -> Tensor:
-        """Add `added_TH` to x, in place, and return the sum's norm, [T, H]."""
-        return self.kernels.norm(x_TH, added_TH, self.weight, None, self.eps)
-
-
-class LayerNorm(nn.Module):
-    """Computes (x - mean(x)) / std(x) * weight + bias over the last dimension."""
-
-    def __init__(self, size: int, eps: float, kernels: Kernels, *, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(size, dtype=dtype, device=device))
-        self.bias = nn.Parameter(torch.empty(size, dtype=dtype, device=device))
+        self.bias = nn.Parameter(torch.empty(size, dtype=dtype, device=device)) if bias else None
         self.kernels = kernels
         self.eps = eps
 
@@ -38,7 +26,6 @@ class LayerNorm(nn.Module):
         return self.kernels.norm(x_TH, added_TH, self.weight, self.bias, self.eps)
 
 
-def make_norm(arch: Architecture, kernels: Kernels, *, dtype: torch.dtype, device: torch.device) -> RMSNorm | LayerNorm:
+def make_norm(arch: Architecture, kernels: Kernels, *, dtype: torch.dtype, device: torch.device) -> Norm:
     """Make the norm that `arch` names, over the hidden size."""
-    kind = RMSNorm if arch.norm == "rms" else LayerNorm
-    return kind(arch.hidden_size, arch.norm_eps, kernels, dtype=dtype, device=device)
+    return Norm(arch.hidden_size, arch.norm_eps, kernels, bias=arch.norm == "layer", dtype=dtype, device=device)

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from ..conf.architecture import Architecture
-from ..parallel.quantized_matrix import QuantizedMatrix
-from ..parallel.weight_format import WeightFormat
+from .checkpoint import TensorSource
 
 _BLOCK_ELEMENTS = 1 << 20
 _WEIGHT_STD = 0.02
 
 
-class RandomTensors:
+class RandomTensors(TensorSource):
     """Random tensors from a seed: normal matrices with a standard deviation of 0.02, norms of 1, biases of 0.
 
-    A `TensorSource`. Each block of rows has a generator of its own, seeded by the tensor's name and the block. So a
+    Each block of rows has a generator of its own, seeded by the tensor's name and the block. So a
     rank makes only the blocks that it holds, and the model is the same on every mesh.
     """
 
@@ -43,20 +41,6 @@ class RandomTensors:
             part = self._block(name, block, per_block)
             parts.append(part[max(rows.start - first, 0) : rows.stop - first, columns])
         return torch.cat(parts) if len(parts) > 1 else parts[0]
-
-    def format(self, name: str) -> WeightFormat | None:
-        """See `TensorSource.format`."""
-        return None
-
-    def read_quantized(self, name: str, rows: slice, columns: slice) -> QuantizedMatrix:
-        """See `TensorSource.read_quantized`."""
-        raise AssertionError(f"{name} is not quantized")
-
-    def check(self, arch: Architecture, names: Collection[str]) -> None:
-        """See `TensorSource.check`: any are there."""
-
-    def close(self) -> None:
-        """Close nothing."""
 
     def _block(self, name: str, block: int, per_block: int) -> Tensor:
         if self._last is None or self._last[:2] != (name, block):

@@ -39,7 +39,6 @@ class PaddedPlan:
 class SdpaPlan:
     """The plan for the attention of a micro-batch."""
 
-    num_tokens: int
     chunks: list[SegmentPlan]
     decodes: list[SegmentPlan] | PaddedPlan
 
@@ -52,7 +51,7 @@ class SdpaBackend(AttentionBackend):
 
     def plan(self, batch: RaggedBatch) -> SdpaPlan:
         """Compute the slots of each chunk's and each decode's keys, and the masks."""
-        return SdpaPlan(batch.num_tokens, self.plan_chunks(batch), self.plan_decodes(batch))
+        return SdpaPlan(self.plan_chunks(batch), self.plan_decodes(batch))
 
     def plan_chunks(self, batch: RaggedBatch) -> list[SegmentPlan]:
         """Compute the slots and the mask of each chunk of a batch, in their order."""
@@ -104,7 +103,7 @@ class SdpaBackend(AttentionBackend):
     def attend(self, q_TKGD: Tensor, keys_SKD: Tensor, values_SKD: Tensor, plan: SdpaPlan) -> Tensor:
         """See `AttentionBackend.attend`. Keys and values are gathered from the cache before each call of SDPA."""
         K, G, D = q_TKGD.shape[1:]
-        out = q_TKGD.new_empty(plan.num_tokens, K * G * D)
+        out = q_TKGD.new_empty(len(q_TKGD), K * G * D)
         attend_chunks(q_TKGD, keys_SKD, values_SKD, plan.chunks, out)
         attend_decodes(q_TKGD, keys_SKD, values_SKD, plan.decodes, out)
         return out
@@ -136,6 +135,13 @@ def read_slots(cache_SKD: Tensor, slots: slice | Tensor, q_TKGD: Tensor) -> Tens
     return read_rows(cache_SKD, slots, q_TKGD.shape[3], q_TKGD.dtype).transpose(0, 1).unsqueeze(0)
 
 
+def read_padded(cache_SKD: Tensor, plan: PaddedPlan, q_TKGD: Tensor) -> Tensor:
+    """Return the keys or values of a plan, [B, K, M, D], as `read_rows` does, for queries `q_TKGD`."""
+    K, D = q_TKGD.shape[1], q_TKGD.shape[3]
+    rows = read_rows(cache_SKD, plan.slots, D, q_TKGD.dtype)
+    return rows.view(plan.rows.stop - plan.rows.start, -1, K, D).transpose(1, 2)
+
+
 def attend_chunks(q_TKGD: Tensor, keys_SKD: Tensor, values_SKD: Tensor, plans: list[SegmentPlan], out: Tensor) -> None:
     """Compute the attention of each chunk into its rows of `out`, [T, K * G * D]."""
     K, G, D = q_TKGD.shape[1:]
@@ -161,13 +167,9 @@ def attend_decodes(
     """
     K, G, D = q_TKGD.shape[1:]
     if isinstance(plan, PaddedPlan):
-        B = plan.rows.stop - plan.rows.start
-        keys, values = (
-            read_rows(cache, plan.slots, D, q_TKGD.dtype).view(B, -1, K, D).transpose(1, 2)
-            for cache in (keys_SKD, values_SKD)
-        )
+        keys, values = (read_padded(cache, plan, q_TKGD) for cache in (keys_SKD, values_SKD))
         attended = F.scaled_dot_product_attention(q_TKGD[plan.rows], keys, values, attn_mask=plan.mask)
-        out[plan.rows] = attended.reshape(B, -1)
+        out[plan.rows] = attended.flatten(1)
         return
     for decode in plan:
         attended = F.scaled_dot_product_attention(

@@ -34,7 +34,6 @@ class PartPlan:
 class XformersPlan:
     """The plan for the attention of a micro-batch."""
 
-    num_tokens: int
     parts: list[PartPlan]
     windowed: list[SegmentPlan]  # chunks, for SDPA, where one reaches past the window: no mask has gaps and a window
 
@@ -60,7 +59,7 @@ class XformersBackend(AttentionBackend):
             parts.append(self._plan_part(batch.chunks, 0))
         if len(batch.decodes):
             parts.append(self._plan_part(list(batch.decodes), batch.num_chunk_tokens))
-        return XformersPlan(batch.num_tokens, parts, windowed)
+        return XformersPlan(parts, windowed)
 
     def _plan_part(self, segments: Sequence[Segment], row: int) -> PartPlan:
         from xformers.ops.fmha.attn_bias import BlockDiagonalCausalWithOffsetGappyKeysMask
@@ -82,7 +81,7 @@ class XformersBackend(AttentionBackend):
     def attend(self, q_TKGD: Tensor, keys_SKD: Tensor, values_SKD: Tensor, plan: XformersPlan) -> Tensor:
         """See `AttentionBackend.attend`."""
         K, G, D = q_TKGD.shape[1:]
-        out = q_TKGD.new_empty(plan.num_tokens, K * G * D)
+        out = q_TKGD.new_empty(len(q_TKGD), K * G * D)
         attend_chunks(q_TKGD, keys_SKD, values_SKD, plan.windowed, out)
         for part in plan.parts:
             keys = keys_SKD if part.gather is None else keys_SKD.index_select(0, part.gather)

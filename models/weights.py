@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ..conf.architecture import Architecture
-from ..parallel.layers import ReplicatedEmbedding, RowParallelLinear, padded_vocab
+from ..parallel.layers import Packable, ReplicatedEmbedding, RowParallelLinear, padded_vocab
 from ..parallel.mesh import Mesh
 from ..parallel.quantized_matrix import QuantizedMatrix
 from .checkpoint import TensorSource
@@ -28,20 +27,6 @@ from .quantization.matrices import converted
 from .stage import Stage
 
 _BLOCK_BYTES = 4 << 20
-
-
-class Layer(Protocol):
-    """A layer with a weight, which is either numbers or a quantized matrix."""
-
-    @property
-    def weight(self) -> Tensor:
-        """The numbers, where they are not quantized."""
-        ...
-
-    @property
-    def quantized(self) -> QuantizedMatrix | None:
-        """The matrix, where it is quantized and not yet packed."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +126,7 @@ def _blocks(G: int, R: int, step: int) -> Iterator[tuple[int, int, int]]:
     return ((g, first, min(first + step, R)) for g in range(G) for first in range(0, R, step))
 
 
-def _view(layer: Layer, of: Callable[[Tensor], Tensor]) -> Tensor | QuantizedMatrix:
+def _view(layer: Packable, of: Callable[[Tensor], Tensor]) -> Tensor | QuantizedMatrix:
     """Return a view of some rows of a layer's weight, which `of` makes of a matrix with these rows."""
     return _of(layer.weight if layer.quantized is None else layer.quantized, of)
 
@@ -178,7 +163,7 @@ def plan_pieces(stage: Stage) -> Iterator[Piece]:
         yield from _vocab_rows(name, stage.head, arch, mesh)
 
 
-def _vocab_rows(name: str, layer: Layer, arch: Architecture, mesh: Mesh) -> Iterator[Piece]:
+def _vocab_rows(name: str, layer: Packable, arch: Architecture, mesh: Mesh) -> Iterator[Piece]:
     """Yield this rank's rows of the vocabulary, and set the rows of its padding to zero."""
     total = padded_vocab(arch.vocab_size, mesh.tp) // mesh.tp
     first = mesh.tp_rank * total

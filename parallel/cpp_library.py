@@ -7,7 +7,6 @@ both share one pool of threads.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import hashlib
 import logging
@@ -25,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ..conf.user_path import user_cache
+from . import processor
 
 _log = logging.getLogger(__name__)
 _HEADERS = sorted(Path(__file__).parent.glob("*.h"))
@@ -105,7 +105,7 @@ def _load(source: Path, flags: tuple[str, ...]) -> ctypes.CDLL:
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise NoLibraryError("there is no C++ compiler (c++, g++ or clang++)")
-    words = (" ".join(flags), compiler, _processor())
+    words = (" ".join(flags), compiler, platform.machine(), *(sorted(processor.flags()) or [platform.processor()]))
     headers = {*_HEADERS, *source.parent.glob("*.h")}
     files = (path.read_bytes() for path in (source, *sorted(headers)))
     parts = (*files, *(word.encode() for word in words))
@@ -145,12 +145,3 @@ def _openmp() -> list[str]:
     folder = Path(torch.__file__).parent / "lib"
     found = sorted(folder.glob("libgomp*.so*"))
     return [f"-Wl,--no-as-needed,{found[0]}"] if found else []
-
-
-def _processor() -> str:
-    """Return what `-march=native` depends on."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith(("flags", "Features")):
-                return line
-    return f"{platform.machine()} {platform.processor()}"

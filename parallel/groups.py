@@ -77,10 +77,8 @@ class Groups:
             assert world is not None
             assert world.size() == 1, "this process is a rank of a larger mesh"
             return cls(mesh, device, world, world, owned=False)
-        tp, pp = cls._connect(rendezvous, mesh, device, timeout_s)
-        groups = cls(mesh, device, tp, pp)
-        groups._share_memory(timeout_s)
-        groups._meet()
+        groups = cls(mesh, device, *cls._connect(rendezvous, mesh, device, timeout_s))
+        groups._meet(timeout_s)
         return groups
 
     def restart(self, rendezvous: Rendezvous, timeout_s: float) -> None:
@@ -89,15 +87,16 @@ class Groups:
         self.close()
         self._may_abort.clear()
         self._connected = self._connect(rendezvous, self.mesh, self.device, timeout_s)
-        self._share_memory(timeout_s)
-        self._meet()
+        self._meet(timeout_s)
 
-    def _meet(self) -> None:
-        """Exchange a word with each rank that this one will talk to.
+    def _meet(self, timeout_s: float) -> None:
+        """Share memory with the ranks of the stage, on a CPU, and exchange a word with each that this one will talk to.
 
         NCCL connects two ranks at their first word, and blocks meanwhile. Stages take turns, so that no stage waits for
         more than its neighbours.
         """
+        if self.mesh.tp > 1 and self.device.type == "cpu":
+            self._shared = SharedMemory.open(self.tp, timeout_s)
         mesh, word, heard = self.mesh, *torch.zeros(2, 1, device=self.device)
         for is_send in (False, True) if mesh.stage % 2 else (True, False):
             if is_send and not mesh.is_last:
@@ -144,15 +143,9 @@ class Groups:
         self._may_abort.wait(_HEARING_S)
         torch.cuda.set_device(self.device)
         if dist.is_initialized():
-            if (
-                self._connected is not None
-            ):  # no graph captures it, and the device may wait for it, and with it the host
+            if self._connected is not None:  # no graph captures it, and the device, and so the host, may wait for it
                 dist.distributed_c10d._abort_process_group(self.pp)
             dist.distributed_c10d._abort_process_group()
-
-    def _share_memory(self, timeout_s: float) -> None:
-        if self.mesh.tp > 1 and self.device.type == "cpu":
-            self._shared = SharedMemory.open(self.tp, timeout_s)
 
     @staticmethod
     def _connect(

@@ -11,7 +11,7 @@ import mmap
 import os
 import secrets
 from collections.abc import Sequence
-from ctypes import POINTER, c_double, c_int64, c_void_p
+from ctypes import c_int64
 from functools import cache
 from pathlib import Path
 
@@ -87,13 +87,7 @@ class SharedMemory:
         Raises:
             RuntimeError: a rank did not come in time.
         """
-        x_RW = x_RV.contiguous().view(torch.float32)  # words, which are copied and not read
-        R, W = x_RW.shape
-        out = x_RW.new_empty(R, self._size * W)
-        self._check(
-            _library(torch.float32).all_gather(*self._common, x_RW.data_ptr(), R, W, self._timeout_s, out.data_ptr())
-        )
-        return out.view(x_RV.dtype)
+        return self._gather(x_RV, [range(len(x_RV))], 0)
 
     def deal_rows(self, x_RV: Tensor, shares: Sequence[range]) -> Tensor:
         """Return this rank's of the `shares` of rows, which follow each other, of what `all_gather` returns.
@@ -101,12 +95,15 @@ class SharedMemory:
         Raises:
             RuntimeError: a rank did not come in time.
         """
-        x_RW = x_RV.contiguous().view(torch.float32)
-        W, ends = x_RW.shape[1], (c_int64 * (self._size + 1))(0, *(share.stop for share in shares))
-        out = x_RW.new_empty(len(shares[self._rank]), self._size * W)
-        self._check(
-            _library(torch.float32).deal_rows(*self._common, x_RW.data_ptr(), ends, W, self._timeout_s, out.data_ptr())
-        )
+        return self._gather(x_RV, shares, self._rank)
+
+    def _gather(self, x_RV: Tensor, shares: Sequence[range], own: int) -> Tensor:
+        """Return the rows of one of the shares."""
+        x_RW = x_RV.contiguous().view(torch.float32)  # words, which are copied and not read
+        W, ends = x_RW.shape[1], (c_int64 * (len(shares) + 1))(0, *(share.stop for share in shares))
+        out = x_RW.new_empty(len(shares[own]), self._size * W)
+        given = (x_RW.data_ptr(), ends, len(shares), own, W, self._timeout_s, out.data_ptr())
+        self._check(_library(torch.float32).gather(*self._common, *given))
         return out.view(x_RV.dtype)
 
     def end(self) -> None:
@@ -127,14 +124,9 @@ def _library(dtype: torch.dtype) -> ctypes.CDLL:
     Raises:
         NoLibraryError: they cannot be compiled here.
     """
-    library = load(Path(__file__).with_suffix(".cpp"), dtype)
-    common = (c_void_p, c_int64, c_int64, c_int64, POINTER(c_int64), POINTER(c_int64), c_void_p)
-    library.all_reduce.argtypes = (*common, c_int64, c_double)
-    library.all_gather.argtypes = (*common, c_int64, c_int64, c_double, c_void_p)
-    library.deal_rows.argtypes = (*common, POINTER(c_int64), c_int64, c_double, c_void_p)
-    for function in (library.all_reduce, library.all_gather, library.deal_rows):
-        function.restype = c_int64
-    return library
+    common = "piii" + "ppp"
+    gather = common + "piii" + "dp" + ":i"
+    return load(Path(__file__).with_suffix(".cpp"), dtype, all_reduce=common + "id:i", gather=gather)
 
 
 def _path(token: bytes) -> Path:

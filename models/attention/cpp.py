@@ -16,7 +16,6 @@ from torch import Tensor
 from ...parallel.cpp_library import addresses
 from ..batch import Decodes, RaggedBatch
 from ..kernels.cpp import CppKernels, cache_arguments
-from ..kv_cache import slot_runs
 from .backend import AttentionBackend, AttentionSizes
 from .sdpa import SdpaBackend, SegmentPlan, attend_chunks
 
@@ -27,8 +26,7 @@ class ChunkPlan:
 
     rows: slice  # of the batch
     start: int  # position of the first token
-    begin: int  # the first position that it attends to
-    runs: np.ndarray  # [runs, 2] from there on: first slot, number of slots
+    table: np.ndarray  # the request's KV blocks, int32
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +51,11 @@ class CppBackend(AttentionBackend):
         self.window = sizes.window or sys.maxsize
 
     def plan(self, batch: RaggedBatch) -> CppPlan:
-        """Compute for each chunk the runs of slots that its keys lie in; decodes go by their block tables."""
-        chunks = self._plan_chunks(batch) if self.sdpa is None else self.sdpa.plan_chunks(batch)
-        return CppPlan(chunks, batch.decodes)
-
-    def _plan_chunks(self, batch: RaggedBatch) -> list[ChunkPlan]:
-        chunks, row = [], 0
-        for chunk in batch.chunks:
-            begin = self.sizes.first_key(chunk.start)
-            runs = slot_runs(chunk.blocks, begin, chunk.context, self.sizes.block_size)
-            chunks.append(ChunkPlan(slice(row, row + chunk.length), chunk.start, begin, runs))
-            row += chunk.length
-        return chunks
+        """Gather the block table of each chunk, unless SDPA computes it; decodes go by those that they have."""
+        if self.sdpa is not None:
+            return CppPlan(self.sdpa.plan_chunks(batch), batch.decodes)
+        chunks = zip(batch.chunk_rows, batch.chunks, strict=True)
+        return CppPlan([ChunkPlan(rows, c.start, np.array(c.blocks, np.int32)) for rows, c in chunks], batch.decodes)
 
     def attend(self, q_TKGD: Tensor, keys_SKD: Tensor, values_SKD: Tensor, plan: CppPlan) -> Tensor:
         """See `AttentionBackend.attend`. The operators read the cache in place, without gathering keys."""
@@ -83,8 +74,8 @@ class CppBackend(AttentionBackend):
     def attend_chunk(self, q: Tensor, keys_SKD: Tensor, values_SKD: Tensor, plan: ChunkPlan, out: Tensor) -> None:
         """Compute the attention of a chunk's rows, [N, K, G, D], into `out`."""
         N, K, G, D = q.shape
-        cache, (at, to), runs = cache_arguments(keys_SKD, values_SKD), addresses(q, out), plan.runs.ctypes.data
-        own = (at, runs, plan.begin, plan.start, N, self.window, to)
+        cache, (at, to) = cache_arguments(keys_SKD, values_SKD), addresses(q, out)
+        own = (at, plan.table.ctypes.data, self.sizes.block_size, plan.start, N, self.window, to)
         self._library.attend_chunk(*cache, *own, K, G, D, D**-0.5)
 
     def attend_decodes(self, q: Tensor, keys_SKD: Tensor, values_SKD: Tensor, decodes: Decodes, out: Tensor) -> None:

@@ -55,15 +55,13 @@ class LatentBackend(AttentionBackend):
 
     def plan(self, batch: RaggedBatch) -> LatentPlan:
         """Plan the chunks that are expanded apart from all other rows."""
-        expanded, kept, rows = [], [], []
-        row = 0
-        for chunk in batch.chunks:
+        expanded, kept, rows, row = [], [], [], batch.num_chunk_tokens
+        for chunk, own_rows in zip(batch.chunks, batch.chunk_rows, strict=True):
             if expands(self.latent, chunk):
-                expanded.append(self.sdpa.plan_chunk(chunk, row))
+                expanded.append(self.sdpa.plan_chunk(chunk, own_rows))
             else:
                 kept.append(chunk)
-                rows.append(np.arange(row, row + chunk.length))
-            row += chunk.length
+                rows.append(np.arange(own_rows.start, own_rows.stop))
         if not expanded:
             return LatentPlan([], self.inner.plan(batch), slice(0, batch.num_tokens))
         if not kept and not len(batch.decodes):

@@ -55,17 +55,12 @@ class SdpaBackend(AttentionBackend):
 
     def plan_chunks(self, batch: RaggedBatch) -> list[SegmentPlan]:
         """Compute the slots and the mask of each chunk of a batch, in their order."""
-        plans = []
-        row = 0
-        for chunk in batch.chunks:
-            plans.append(self.plan_chunk(chunk, row))
-            row += chunk.length
-        return plans
+        return [self.plan_chunk(*each) for each in zip(batch.chunks, batch.chunk_rows, strict=True)]
 
-    def plan_chunk(self, chunk: Segment, row: int) -> SegmentPlan:
-        """Compute the slots and the mask of a chunk whose first row of the batch is `row`."""
+    def plan_chunk(self, chunk: Segment, rows: slice) -> SegmentPlan:
+        """Compute the slots and the mask of a chunk that has these rows of the batch."""
         first, window = self.sizes.first_key(chunk.start), self.sizes.window
-        rows, slots = slice(row, row + chunk.length), self._slots(chunk, first)
+        slots = self._slots(chunk, first)
         if chunk.length == 1:
             return SegmentPlan(rows, slots)
         if chunk.start == 0 and (window is None or chunk.length <= window):

@@ -419,14 +419,17 @@ void attend_decodes(int64_t kind, const void* keys, const void* values, int64_t 
 }
 
 // Attention of a chunk of `length` tokens, queries[length, K, G, D], to out of the same shape. Its first token is at
-// position `start`, and `runs` hold the slots from position `begin` to the last token's. The cache is as for decodes.
+// position `start`, and `table` has its request's blocks. The cache is as for decodes.
 void attend_chunk(int64_t kind, const void* keys, const void* values, int64_t cache_head, const Element* queries,
-                  const int64_t* runs, int64_t begin, int64_t start, int64_t length, int64_t window, Element* out,
+                  const int32_t* table, int64_t block_size, int64_t start, int64_t length, int64_t window, Element* out,
                   int64_t K, int64_t G, int64_t D, float scale) {
+    const int64_t begin = std::max<int64_t>(0, start - window + 1);
+    std::vector<int64_t> runs;
+    find_runs(table, begin, start + length, block_size, runs);
     with_kind(kind, [&](auto number) {
         typedef decltype(number) C;
-        attend_chunk_over((const C*)keys, (const C*)values, cache_head, queries, runs, begin, start, length, window,
-                          out, K, G, D, scale);
+        attend_chunk_over((const C*)keys, (const C*)values, cache_head, queries, runs.data(), begin, start, length,
+                          window, out, K, G, D, scale);
     });
 }
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from ...parallel.cpp_library import addresses, load
 from ..cache_rows import CACHE_DTYPES
 from ..head_norm import HeadNorm
+from .kernels import Kernels
 
 _CACHE = "ippi"  # kind of its numbers, keys, values, stride of a head
 _HEADS = "pii"  # queries and keys, or values, with strides of a token and of a head
@@ -18,16 +19,14 @@ _DECODES, _CHUNK = _CACHE + "ppp" + "iii" + "p" + 4 * "i" + "f", _CACHE + "pp" +
 _KINDS = {CACHE_DTYPES["int8"]: 1, CACHE_DTYPES["fp8"]: 2}  # others are the library's elements
 
 
-class CppKernels:
-    """Calls the C++ operators. A `Kernels` for contiguous tensors of one type on a CPU.
+class CppKernels(Kernels):
+    """Calls the C++ operators, for contiguous tensors of one type on a CPU.
 
     The KV cache must be laid out as [K, S, D].
 
     Raises:
         NoLibraryError: they cannot be compiled here.
     """
-
-    fallback_reason = ""
 
     def __init__(self, dtype: torch.dtype) -> None:
         own, attention = (Path(__file__).with_name(name) for name in ("kernels.cpp", "attention.cpp"))

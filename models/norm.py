@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..conf.architecture import Architecture
 from .kernels.kernels import Kernels
 
 
@@ -24,8 +23,3 @@ class Norm(nn.Module):
     def forward(self, x_TH: Tensor, added_TH: Tensor | None = None) -> Tensor:
         """Add `added_TH` to x, in place, and return the sum's norm, [T, H]."""
         return self.kernels.norm(x_TH, added_TH, self.weight, self.bias, self.eps)
-
-
-def make_norm(arch: Architecture, kernels: Kernels, *, dtype: torch.dtype, device: torch.device) -> Norm:
-    """Make the norm that `arch` names, over the hidden size."""
-    return Norm(arch.hidden_size, arch.norm_eps, kernels, bias=arch.norm == "layer", dtype=dtype, device=device)

@@ -24,7 +24,7 @@ from .decoder import DecoderLayer
 from .experts.routed import RoutedExperts
 from .kernels.select import make_kernels
 from .kv_cache import KVCache, positions, slot_mapping
-from .norm import make_norm
+from .layer_build import LayerBuild
 from .quantization.formats import ModelFormats, plain_formats
 from .rope import RotaryEmbedding
 from .transfers import upload
@@ -119,17 +119,9 @@ class Stage(nn.Module):
             )
             for window in dict.fromkeys(kind.window for kind in self.kinds)
         }
+        build = LayerBuild(arch, groups, own, dtype)
         self.decoder = nn.ModuleList(
-            DecoderLayer(
-                arch,
-                kind,
-                groups,
-                self.attentions[kind.window],
-                own,
-                dtype=dtype,
-                formats=formats.layers[i],
-                whole_experts=whole_experts,
-            )
+            DecoderLayer(build, kind, self.attentions[kind.window], formats.layers[i], whole_experts=whole_experts)
             for i, kind in zip(layers, self.kinds, strict=True)
         )
         turning = dict.fromkeys(map(rotation, self.kinds if arch.position == "rope" else ()))
@@ -141,7 +133,7 @@ class Stage(nn.Module):
         self.final_norm: nn.Module | None = None
         self.head: LMHead | None = None
         if self.mesh.is_last:
-            self.final_norm = make_norm(arch, own, dtype=dtype, device=device)
+            self.final_norm = build.norm()
             self.head = LMHead(H, arch.vocab_size, dtype=dtype, groups=groups, format=formats.head)
             if arch.tie_embeddings and self.embedding is not None:
                 assert isinstance(self.embedding, VocabParallelEmbedding), "the head holds a slice of the vocabulary"

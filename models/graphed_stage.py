@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..conf.architecture import LayerKind
-from .attention.backend import FixedPlans
+from .attention.flash import FixedFlashPlans
 from .batch_context import BatchContext
 from .decoder import DecoderLayer
 from .stage import Stage, StageInputs, rotation
@@ -72,7 +72,7 @@ class GraphedStage:
         plans = None
         if len(stage.attentions) == len(self._slots) == 1:
             plans = stage.attention.fixed_plans(N, min(arch.max_position, num_slots), num_slots // block_size)
-        self._plans: FixedPlans | None = plans
+        self._plans: FixedFlashPlans | None = plans
         works: dict[tuple[str, int, int], Work] = {}  # by rows, and by place of a piece, or by bound of the plans
         for rows in reversed(BUCKETS):
             if plans is not None:

@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..batch import RaggedBatch
-
-
-class FixedPlans(Protocol):
-    """Plans for decodes alone whose tensors stay where they are, so that a CUDA graph may hold attention.
-
-    `bounds` has the most keys of a row by plan, ascending.
-    """
-
-    bounds: Sequence[int]
-
-    def of(self, rows: int, bound: int) -> Any:
-        """Return the plan for `rows` rows of at most `bound` keys, which goes by what was loaded last."""
-        ...
-
-    def load(self, plan: Any, rows: int) -> int | None:
-        """Copy a micro-batch's plan, padded to `rows` rows, and return its bound.
-
-        None: it is not of decodes alone, or exceeds the bounds.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +58,8 @@ class AttentionBackend:
         """
         raise NotImplementedError
 
-    def fixed_plans(self, max_rows: int, max_keys: int, scratch_block: int) -> FixedPlans | None:
-        """Make plans for up to `max_rows` decodes over up to `max_keys` keys each. None: this backend has none.
+    def fixed_plans(self, max_rows: int, max_keys: int, scratch_block: int) -> Any:
+        """Make `FixedFlashPlans` for up to `max_rows` decodes over up to `max_keys` keys each; None: there are none.
 
         A row that pads reads a key of `scratch_block`, which no request owns.
         """

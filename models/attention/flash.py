@@ -19,7 +19,7 @@ from torch import Tensor
 from ..batch import RaggedBatch, tables_of
 from ..transfers import upload
 from ..work_memory import PAGE_STEP
-from .backend import AttentionBackend, AttentionSizes, FixedPlans
+from .backend import AttentionBackend, AttentionSizes
 from .probe import lacks_half, probe, probed_sizes
 
 _LEAST_BOUND = 1024  # keys
@@ -121,8 +121,11 @@ class FlashBackend(AttentionBackend):
         return FixedFlashPlans(max_rows, min(max_keys, self.sizes.window or max_keys), self.sizes, scratch_block)
 
 
-class FixedFlashPlans(FixedPlans):
-    """Plans over buffers, with constants in place of a micro-batch's numbers: a query a row, and `bound` keys.
+class FixedFlashPlans:
+    """Plans for decodes alone whose tensors stay where they are, so that a CUDA graph may hold attention.
+
+    They have constants in place of a micro-batch's numbers: a query a row, and `bound` keys. `bounds` has the most keys
+    of a row by plan, ascending.
 
     By the bound the operator chooses into how many parts it splits keys, and how long these are
     (`set_params_splitkv` in torch's flash_api.cpp, `n_blocks_per_split` in FlashAttention's flash_fwd_kernel.h). A row
@@ -139,13 +142,16 @@ class FixedFlashPlans(FixedPlans):
         self._tables = torch.full((max_rows, width), scratch_block, dtype=torch.int32, device=device)
 
     def of(self, rows: int, bound: int) -> list[FlashPlan]:
-        """See `FixedPlans.of`."""
+        """Return the plan for `rows` rows of at most `bound` keys, which goes by what was loaded last."""
         ends = self._query_ends[: rows + 1]
         options = {"window_size_left": None, "seqused_k": self._used[:rows], "block_table": self._tables[:rows]}
         return [FlashPlan(slice(0, rows), (ends, ends, 1, bound, *_CONSTANTS), options, None)]
 
     def load(self, plan: list[FlashPlan], rows: int) -> int | None:
-        """See `FixedPlans.load`. A chunk of one token is computed as a decode is."""
+        """Copy a micro-batch's plan, padded to `rows` rows, and return its bound.
+
+        None: it is not of decodes alone, or exceeds the bounds. A chunk of one token is computed as a decode is.
+        """
         _, _, max_queries, most, *_ = plan[0].given
         if len(plan) > 1 or max_queries > 1 or most > self.bounds[-1]:
             return None

@@ -279,28 +279,23 @@ class Packed(_InWords):
         return _unpacked(layer.read("weight_zero_point", words, groups).T, self.bits)[:, within].T
 
 
-@dataclass(frozen=True, slots=True)
-class Awq(Scheme):
-    """AWQ's gemm layout: 4 bits, packed along outputs, eight a word in an order of its own.
+@dataclass(frozen=True, kw_only=True)
+class Awq(_InWords):
+    """AWQ's gemm layout: 4 bits, packed along outputs, eight a word in an order of its own."""
 
-    Attributes:
-        group: inputs of a group; None: all.
-    """
-
-    group: int | None
+    bits: int = 4
+    is_symmetric: bool = False
+    needs_order: bool = False
+    order = "g_idx"  # which no such checkpoint has
 
     def parts(self, out_size: int, in_size: int) -> dict[str, StoredTensor]:
         """See `Scheme.parts`."""
-        groups = -(-in_size // (self.group or in_size))
+        groups, words = self._groups(in_size), -(-out_size // self._in_word)
         return {
-            "qweight": StoredTensor((in_size, -(-out_size // 8)), _WORDS),
-            "qzeros": StoredTensor((groups, -(-out_size // 8)), _WORDS),
+            "qweight": StoredTensor((in_size, words), _WORDS),
+            "qzeros": StoredTensor((groups, words), _WORDS),
             "scales": StoredTensor((groups, out_size)),
         }
-
-    def format(self, in_size: int) -> WeightFormat:
-        """See `Scheme.format`."""
-        return WeightFormat(4, math.gcd(self.group or in_size, in_size), has_offsets=True)
 
     def read(self, layer: StoredLayer, rows: slice, columns: slice) -> QuantizedMatrix:
         """See `Scheme.read`."""

@@ -34,8 +34,7 @@ class LayerBuild:
     def norm(self) -> Norm:
         """Make the norm that the model has over its hidden size."""
         arch, device = self.arch, self.groups.device
-        has_bias = arch.norm == "layer"
-        return Norm(arch.hidden_size, arch.norm_eps, self.kernels, bias=has_bias, dtype=self.dtype, device=device)
+        return Norm(arch.hidden_size, arch.norm_eps, self.kernels, kind=arch.norm, dtype=self.dtype, device=device)
 
     def empty(self, *shape: int) -> nn.Parameter:
         """Make a parameter that is to be loaded."""

@@ -9,14 +9,14 @@ from .kernels.kernels import Kernels
 
 
 class Norm(nn.Module):
-    """RMSNorm over the last dimension, or LayerNorm where it has a bias, as `Kernels.norm` computes them."""
+    """The norm that `Architecture.norm` names, over the last dimension, as `Kernels.norm` computes it."""
 
     def __init__(
-        self, size: int, eps: float, kernels: Kernels, *, bias: bool = False, dtype: torch.dtype, device: torch.device
+        self, size: int, eps: float, kernels: Kernels, *, kind: str = "rms", dtype: torch.dtype, device: torch.device
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size, dtype=dtype, device=device))
-        self.bias = nn.Parameter(torch.empty(size, dtype=dtype, device=device)) if bias else None
+        self.bias = nn.Parameter(torch.empty(size, dtype=dtype, device=device)) if kind == "layer" else None
         self.kernels = kernels
         self.eps = eps
 

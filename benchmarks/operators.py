@@ -25,6 +25,7 @@ import torch
 from gapless import LLM
 from gapless.conf.sampling import SamplingParams
 from gapless.conf.schema import ModelConfig
+from gapless.models.attention.cpp import CppBackend
 from gapless.models.huggingface import resolve_architecture
 from gapless.models.kernels.cpp import CppKernels
 from gapless.parallel.layers import LMHead
@@ -110,16 +111,16 @@ def head(layer: Any, x: Any) -> tuple[str, float, float]:
     return "LM head (tied)", 2.0 * len(x) * layer.weight.numel(), ELEMENT * layer.weight.numel()
 
 
-def decodes(_: Any, q: Any, keys: Any, values: Any, starts: Any, *__: Any, **___: Any) -> tuple[str, float, float]:
+def decodes(_: Any, q: Any, keys: Any, values: Any, decodes: Any, *__: Any) -> tuple[str, float, float]:
     B, K, G, D = q.shape
-    context = int(starts.sum()) + B
+    context = int(decodes.starts.sum()) + B
     return "attention of decodes", 4.0 * context * K * G * D, 2.0 * ELEMENT * context * K * D
 
 
-def chunk(_: Any, q: Any, *__: Any, start: int, **___: Any) -> tuple[str, float, float]:
+def chunk(_: Any, q: Any, keys: Any, values: Any, plan: Any, *__: Any) -> tuple[str, float, float]:
     N, K, G, D = q.shape
-    pairs = N * start + N * (N + 1) / 2
-    return "attention of chunks", 4.0 * pairs * K * G * D, 2.0 * ELEMENT * (start + N) * K * D
+    pairs = N * plan.start + N * (N + 1) / 2
+    return "attention of chunks", 4.0 * pairs * K * G * D, 2.0 * ELEMENT * (plan.start + N) * K * D
 
 
 def small(name: str, factor: float) -> Callable[..., tuple[str, float, float]]:
@@ -135,8 +136,8 @@ CALLS: tuple[tuple[type, str, Callable[..., tuple[str, float, float]]], ...] = (
     (PackedWeight, "linear", product),
     (QuantizedWeight, "linear", product),
     (LMHead, "forward", head),
-    (CppKernels, "attend_decodes", decodes),
-    (CppKernels, "attend_chunk", chunk),
+    (CppBackend, "attend_decodes", decodes),
+    (CppBackend, "attend_chunk", chunk),
     (CppKernels, "norm", small("norm, gate, rotation, cache", 2.0)),
     (CppKernels, "gated_silu", small("norm, gate, rotation, cache", 1.5)),
     (CppKernels, "rotate_and_write", small("norm, gate, rotation, cache", 2.5)),

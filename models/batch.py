@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -93,6 +94,12 @@ class RaggedBatch:
     def num_chunk_tokens(self) -> int:
         """The tokens of all chunks, which come before those of the decodes."""
         return len(self.token_ids) - len(self.decodes)
+
+    @property
+    def chunk_rows(self) -> list[slice]:
+        """The rows of each chunk."""
+        ends = accumulate((chunk.length for chunk in self.chunks), initial=0)
+        return [slice(first, last) for first, last in pairwise(ends)]
 
     def sampled(self) -> RaggedBatch:
         """Return the batch of `sample_rows` alone, in their order: of a chunk the last rows, and each decode."""

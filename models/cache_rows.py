@@ -8,6 +8,7 @@ the largest (`int8`), or by 1/16 of itself (`fp8`, e4m3 of OCP's 8-bit floating 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from .memory import kv_row_width
 
@@ -15,7 +16,7 @@ CACHE_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 _MOST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 
-def write_rows(cache_SKD: torch.Tensor, slots_T: torch.Tensor, x_TKD: torch.Tensor) -> None:
+def write_rows(cache_SKD: Tensor, slots_T: Tensor, x_TKD: Tensor) -> None:
     """Write keys or values to their slots of the cache. A head with a number that is not finite becomes NaN."""
     dtype = cache_SKD.dtype
     if dtype not in _MOST:
@@ -32,7 +33,7 @@ def write_rows(cache_SKD: torch.Tensor, slots_T: torch.Tensor, x_TKD: torch.Tens
     cache_SKD.view(torch.uint8).index_copy_(0, slots_T, rows)
 
 
-def read_rows(cache_SKD: torch.Tensor, slots: slice | torch.Tensor, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
+def read_rows(cache_SKD: Tensor, slots: slice | Tensor, head_dim: int, dtype: torch.dtype) -> Tensor:
     """Return keys or values at `slots`, [slots, K, D], in `dtype`, which is the cache's where that has no scales.
 
     They are a view of the cache where that has no scales and the slots are consecutive.
@@ -51,14 +52,8 @@ def read_rows(cache_SKD: torch.Tensor, slots: slice | torch.Tensor, head_dim: in
 
 
 def empty_rows(
-    num_kv_heads: int,
-    num_slots: int,
-    head_dim: int,
-    *,
-    dtype: torch.dtype,
-    cache_dtype: str,
-    device: torch.device,
-) -> torch.Tensor:
+    num_kv_heads: int, num_slots: int, head_dim: int, *, dtype: torch.dtype, cache_dtype: str, device: torch.device
+) -> Tensor:
     """Make a cache of keys or values that is not initialized, [S, K, D], or [S, K, width] for rows of 8 bits."""
     stored = CACHE_DTYPES.get(cache_dtype, dtype)
     width = kv_row_width(head_dim, cache_dtype)

@@ -10,11 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..conf import strict_json
 from ..conf.build import is_unicode
 from ..conf.errors import ConfigError
 from .gguf.file import open_gguf
 from .gguf.tokenizer import special_tokens
+from .json_file import read_if_there
 
 _TEXT_PARTS = {
     "text": "text",
@@ -288,12 +288,12 @@ def _read_gguf(path: Path) -> tuple[str | None, dict[str, Any]]:
 def _read_folder(path: Path) -> tuple[str | None, dict[str, Any]]:
     """Return the template in a tokenizer's folder and its special tokens."""
     folder = path if path.is_dir() else path.parent
-    config = _read(folder / "tokenizer_config.json")
+    config = read_if_there(folder / "tokenizer_config.json")
     if (source := _source(folder, config)) is None:
         return None, {}
     special = config.copy()
     if "added_tokens_decoder" not in config:  # the newer form of both files
-        special |= {name: token for name, token in _read(folder / "special_tokens_map.json").items() if token}
+        special |= {name: token for name, token in read_if_there(folder / "special_tokens_map.json").items() if token}
     special = {name: value for name, value in special.items() if name.endswith("_token")}
     if isinstance(named := config.get("extra_special_tokens"), dict):
         special |= named
@@ -310,22 +310,12 @@ def _source(folder: Path, config: dict[str, Any]) -> str | None:
             raise ConfigError(f"{file}: not UTF-8 ({error})") from error
     found = config.get("chat_template")
     if found is None:
-        found = _read(folder / "chat_template.json").get("chat_template")
+        found = read_if_there(folder / "chat_template.json").get("chat_template")
     if isinstance(found, list):
         found = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
     if isinstance(found, dict):
         found = found.get("default")
     return found if isinstance(found, str) else None
-
-
-def _read(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        found = strict_json.loads(file.read_text(encoding="utf-8-sig"))
-    except ValueError as error:
-        raise ConfigError(f"{file}: not JSON ({error})") from error
-    return found if isinstance(found, dict) else {}
 
 
 def _to_json(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -47,24 +47,24 @@ class StoredTensor:
     optional: bool = False
 
 
-class TensorSource(Protocol):
+class TensorSource:
     """A source of tensors by name, from which a rank reads only the slices that it holds."""
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Return the shape of the whole tensor; None where there is no tensor of this name."""
-        ...
+        raise NotImplementedError
 
     def read(self, name: str, rows: slice, columns: slice | None) -> torch.Tensor:
         """Read a slice to the CPU, in the source's own type. `columns` is None for a vector."""
-        ...
+        raise NotImplementedError
 
     def format(self, name: str) -> WeightFormat | None:
         """Return the format in which the source has a weight's numbers; None where they are floats or it has none."""
-        ...
+        return None
 
     def read_quantized(self, name: str, rows: slice, columns: slice) -> QuantizedMatrix:
         """Read a slice of the [out, in] weight in that format, in smaller groups where the columns cut some."""
-        ...
+        raise AssertionError(f"{name} is not quantized")
 
     def check(self, arch: Architecture, names: Collection[str]) -> None:
         """Check that files have the tensors `names` in the shapes of `arch`, and no unknown tensors.
@@ -72,11 +72,9 @@ class TensorSource(Protocol):
         Raises:
             ConfigError: a tensor is missing, has the wrong shape or type, or is not part of the architecture.
         """
-        ...
 
     def close(self) -> None:
         """Close what is open."""
-        ...
 
 
 def check_shape(
@@ -110,8 +108,8 @@ def check_shape(
         raise ConfigError(f"{where}: tensor {names} has shape {list(found)}, not {list(expected)}{why()}")
 
 
-class SafetensorsFolder:
-    """The tensors of a Hugging Face folder, in one safetensors file or several. A `TensorSource`.
+class SafetensorsFolder(TensorSource):
+    """The tensors of a Hugging Face folder, in one safetensors file or several.
 
     A tensor is found under its name with or without a leading `base_model.model.`, `model.` or `transformer.`.
 
@@ -168,14 +166,6 @@ class SafetensorsFolder:
     def parts(self, name: str, shape: tuple[int, ...]) -> dict[str, StoredTensor]:
         """Return the tensors that hold the numbers of one of the architecture's."""
         return {name: StoredTensor(shape)}
-
-    def format(self, name: str) -> WeightFormat | None:
-        """See `TensorSource.format`."""
-        return None
-
-    def read_quantized(self, name: str, rows: slice, columns: slice) -> QuantizedMatrix:
-        """See `TensorSource.read_quantized`."""
-        raise AssertionError(f"{name} is not quantized")
 
     def shape(self, name: str, types: Collection[str] = FLOATS) -> tuple[int, ...] | None:
         """Return the shape of the whole tensor; None where there is no tensor of this name.

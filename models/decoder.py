@@ -8,14 +8,13 @@ query heads, their key head, their value head.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..conf.architecture import Architecture, LayerKind
-from ..parallel.groups import Groups
-from ..parallel.layers import ColumnParallelLinear, Parts, RowParallelLinear
+from ..conf.architecture import LayerKind
+from ..parallel.layers import Parts, RowParallelLinear
 from .attention.backend import AttentionBackend
 from .attention.latent import LatentBackend
 from .attention.scores import ScoresBackend
@@ -23,10 +22,9 @@ from .attention.tiled import TiledBackend
 from .batch_context import BatchContext
 from .experts.block import Experts
 from .head_norm import HeadNorm, WidthNorm
-from .kernels.kernels import Kernels
 from .latent_attention import LatentAttention
+from .layer_build import LayerBuild
 from .layout import norm_places
-from .norm import make_norm
 from .quantization.formats import LayerFormats
 
 
@@ -37,48 +35,21 @@ class Attention(nn.Module):
     attention.
     """
 
-    def __init__(
-        self,
-        arch: Architecture,
-        groups: Groups,
-        backend: AttentionBackend,
-        kernels: Kernels,
-        *,
-        dtype: torch.dtype,
-        formats: LayerFormats,
-    ) -> None:
+    def __init__(self, build: LayerBuild, backend: AttentionBackend, formats: LayerFormats) -> None:
         super().__init__()
-        D, device = arch.head_dim, groups.device
+        arch, tp, H, D = build.arch, build.groups.mesh.tp, build.arch.hidden_size, build.arch.head_dim
+        N, K = arch.num_heads, arch.num_kv_heads
         self.backend = backend
-        self.kernels = kernels
-        self.shape = (-1, arch.num_kv_heads // groups.mesh.tp, arch.num_heads // arch.num_kv_heads + 2, D)
-        self.qkv = ColumnParallelLinear(
-            arch.hidden_size,
-            (arch.num_heads + 2 * arch.num_kv_heads) * D,
-            bias=arch.qkv_bias,
-            dtype=dtype,
-            groups=groups,
-            format=formats.qkv,
-        )
-        self.out = RowParallelLinear(
-            arch.num_heads * D,
-            arch.hidden_size,
-            bias=arch.attention_out_bias,
-            dtype=dtype,
-            groups=groups,
-            format=formats.out,
-        )
+        self.kernels = build.kernels
+        self.shape = (-1, K // tp, N // K + 2, D)
+        self.qkv = build.column(H, (N + 2 * K) * D, bias=arch.qkv_bias, format=formats.qkv)
+        self.out = build.row(N * D, H, bias=arch.attention_out_bias, format=formats.out)
         self.qk_norm: HeadNorm | WidthNorm | None = None
         if arch.qk_norm:
-            by_head = arch.qk_norm_over == "head"
-            self.qk_norm = (
-                HeadNorm(D, arch.norm_eps, dtype=dtype, device=device)
-                if by_head
-                else WidthNorm(arch, groups, dtype=dtype)
-            )
-        self.sinks: nn.Parameter | None = None
-        if arch.attention_sinks:
-            self.sinks = nn.Parameter(torch.empty(arch.num_heads // groups.mesh.tp, dtype=dtype, device=device))
+            self.qk_norm = WidthNorm(arch, build.groups, dtype=build.dtype)
+            if arch.qk_norm_over == "head":
+                self.qk_norm = HeadNorm(D, arch.norm_eps, dtype=build.dtype, device=build.groups.device)
+        self.sinks = build.empty(N // tp) if arch.attention_sinks else None
         self.query_factor = 1.0 if arch.attention_scale is None else arch.attention_scale * D**0.5
         self.factor = arch.residual_scale
 
@@ -107,31 +78,15 @@ class Attention(nn.Module):
         return out if self.factor == 1.0 else out.mul_(self.factor)
 
 
-def _silu(x: Tensor) -> Tensor:
-    return F.silu(x)
-
-
-def _gelu(x: Tensor) -> Tensor:
-    return F.gelu(x)
-
-
-def _gelu_tanh(x: Tensor) -> Tensor:
-    return F.gelu(x, approximate="tanh")
-
-
-def _relu(x: Tensor) -> Tensor:
-    return F.relu(x)
-
-
 def _relu2(x: Tensor) -> Tensor:
     return F.relu(x).square_()
 
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": _silu,
-    "gelu": _gelu,
-    "gelu_tanh": _gelu_tanh,
-    "relu": _relu,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
     "relu2": _relu2,
 }
 
@@ -144,26 +99,17 @@ class FeedForward(nn.Module):
     Where it is gated, it is fc2(act(gate(x)) * up(x)), and fc1 holds this rank's rows [gate; up].
     """
 
-    def __init__(
-        self,
-        arch: Architecture,
-        groups: Groups,
-        kernels: Kernels,
-        *,
-        dtype: torch.dtype,
-        formats: LayerFormats,
-        size: int | None = None,
-    ) -> None:
+    def __init__(self, build: LayerBuild, formats: LayerFormats, size: int | None = None) -> None:
         super().__init__()
-        size = size or arch.ffn_size
-        self.size, self.tp = size, groups.mesh.tp
-        self.kernels = kernels
+        arch = build.arch
+        size, H, bias = size or arch.ffn_size, arch.hidden_size, arch.ffn_bias
+        self.size, self.tp = size, build.groups.mesh.tp
+        self.kernels = build.kernels
         self.gated = arch.gated_ffn
         self.activation = _ACTIVATIONS[arch.activation]
         self.factor = arch.residual_scale
-        width, H, bias = size * (2 if self.gated else 1), arch.hidden_size, arch.ffn_bias
-        self.fc1 = ColumnParallelLinear(H, width, bias=bias, dtype=dtype, groups=groups, format=formats.fc1)
-        self.fc2 = RowParallelLinear(size, H, bias=bias, dtype=dtype, groups=groups, format=formats.fc2)
+        self.fc1 = build.column(H, size * (2 if self.gated else 1), bias=bias, format=formats.fc1)
+        self.fc2 = build.row(size, H, bias=bias, format=formats.fc2)
 
     def forward(self, x_TH: Tensor, residual: Tensor) -> Parts:
         """Return `residual` + fc2(act(fc1(x))), [T, H]."""
@@ -179,7 +125,7 @@ class FeedForward(nn.Module):
         return self.fc2.partial(self._hidden(x_TH))
 
     def _hidden(self, x_TH: Tensor) -> Tensor:
-        if self.gated and self.activation is _silu:
+        if self.gated and self.activation is F.silu:
             fused = self.fc1.gated_silu(x_TH)
             hidden = self.kernels.gated_silu(self.fc1(x_TH)) if fused is None else fused
         elif self.gated:
@@ -204,40 +150,36 @@ class DecoderLayer(nn.Module):
 
     def __init__(
         self,
-        arch: Architecture,
+        build: LayerBuild,
         kind: LayerKind,
-        groups: Groups,
         backend: AttentionBackend,
-        kernels: Kernels,
-        *,
-        dtype: torch.dtype,
         formats: LayerFormats,
+        *,
         whole_experts: bool = False,
     ) -> None:
         super().__init__()
-        places = norm_places(arch)
+        arch, places = build.arch, norm_places(build.arch)
 
         def norm(place: str) -> nn.Module | None:
-            return make_norm(arch, kernels, dtype=dtype, device=groups.device) if place in places else None
+            return build.norm() if place in places else None
 
         self.is_parallel = arch.norms in ("parallel", "shared")
         self.attention_norm = norm("attention_norm")
         self.attention: Attention | LatentAttention
         if isinstance(backend, LatentBackend):
-            self.attention = LatentAttention(arch, groups, backend, kernels, dtype=dtype, format=formats.out)
+            self.attention = LatentAttention(build, backend, formats.out)
         else:
-            self.attention = Attention(arch, groups, backend, kernels, dtype=dtype, formats=formats)
+            self.attention = Attention(build, backend, formats)
         self.attention_norm_after = norm("attention_norm_after")
         self.ffn_norm = norm("ffn_norm")
         self.ffn_norm_after = norm("ffn_norm_after")
         self.ffn: FeedForward | Experts
         if arch.experts is None or not kind.experts:
-            self.ffn = FeedForward(arch, groups, kernels, dtype=dtype, formats=formats)
+            self.ffn = FeedForward(build, formats)
         else:
-            size = arch.experts.shared_ffn_size
-            own = formats.shared
-            shared = FeedForward(arch, groups, kernels, dtype=dtype, formats=own, size=size) if size else None
-            self.ffn = Experts(arch, groups, shared, whole=whole_experts, dtype=dtype, formats=formats.experts)
+            size, dtype = arch.experts.shared_ffn_size, build.dtype
+            shared = FeedForward(build, formats.shared, size) if size else None
+            self.ffn = Experts(arch, build.groups, shared, whole=whole_experts, dtype=dtype, formats=formats.experts)
 
     def forward(self, x_TH: Parts, context: BatchContext, keys_SKD: Tensor, values_SKD: Tensor) -> Parts:
         """Compute the layer for `context.rows` (None: all); write the keys and values of all tokens to the cache."""

@@ -14,9 +14,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from ..conf.architecture import LayerKind
-from .attention.backend import FixedPlans
+from .attention.flash import FixedFlashPlans
 from .batch_context import BatchContext
 from .decoder import DecoderLayer
 from .stage import Stage, StageInputs, rotation
@@ -60,7 +61,7 @@ class GraphedStage:
             group: torch.full((N,), stage.cache.scratch_slot, dtype=torch.int64, device=device)
             for group in dict.fromkeys(stage.groups)
         }
-        self._ropes: dict[LayerKind | None, tuple[torch.Tensor, torch.Tensor]] = {
+        self._ropes: dict[LayerKind | None, tuple[Tensor, Tensor]] = {
             kind: tuple(torch.zeros(N, 1, 1, D // 2, dtype=dtype, device=device) for _ in range(2))  # type: ignore[misc]
             for kind in stage.ropes
         }
@@ -71,7 +72,7 @@ class GraphedStage:
         plans = None
         if len(stage.attentions) == len(self._slots) == 1:
             plans = stage.attention.fixed_plans(N, min(arch.max_position, num_slots), num_slots // block_size)
-        self._plans: FixedPlans | None = plans
+        self._plans: FixedFlashPlans | None = plans
         works: dict[tuple[str, int, int], Work] = {}  # by rows, and by place of a piece, or by bound of the plans
         for rows in reversed(BUCKETS):
             if plans is not None:
@@ -123,7 +124,7 @@ class GraphedStage:
         return piece
 
     @staticmethod
-    def _keep(hidden: torch.Tensor, x: torch.Tensor, added: torch.Tensor | None = None) -> None:
+    def _keep(hidden: Tensor, x: Tensor, added: Tensor | None = None) -> None:
         """Write x + added to the buffer `hidden`, which x may be."""
         if x is not hidden:
             hidden.copy_(x)
@@ -131,11 +132,11 @@ class GraphedStage:
             hidden.add_(added)
 
     @torch.inference_mode()
-    def forward(self, inputs: StageInputs, hidden_TH: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, inputs: StageInputs, hidden_TH: Tensor | None = None) -> Tensor:
         """Compute a micro-batch as `Stage.forward` does."""
         T, rows = inputs.num_tokens, bucket(inputs.num_tokens)
         if rows is None:
-            out: torch.Tensor = self.stage(inputs, hidden_TH)
+            out: Tensor = self.stage(inputs, hidden_TH)
             return out
         self._load(inputs, hidden_TH, rows)
         bound = None
@@ -169,7 +170,7 @@ class GraphedStage:
             self._works["piece", rows, i + 1]()
         return T
 
-    def _load(self, inputs: StageInputs, hidden_TH: torch.Tensor | None, rows: int) -> None:
+    def _load(self, inputs: StageInputs, hidden_TH: Tensor | None, rows: int) -> None:
         """Copy a micro-batch's inputs to the buffers."""
         T = inputs.num_tokens
         if hidden_TH is not None:

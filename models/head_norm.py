@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from ..conf.architecture import Architecture
 from ..parallel.groups import Groups
@@ -20,7 +20,7 @@ class HeadNorm(nn.Module):
         self.shape = (head_dim,)
         self.eps = eps
 
-    def forward(self, qk: torch.Tensor) -> torch.Tensor:
+    def forward(self, qk: Tensor) -> Tensor:
         """Normalize each head of queries and keys, [T, K, G + 1, D]; the last head of each group is the key."""
         normed = F.rms_norm(qk, self.shape, None, self.eps)
         normed[:, :, :-1] *= self.query_weight
@@ -40,7 +40,7 @@ class WidthNorm(nn.Module):
         self.eps = arch.norm_eps
         self._groups = groups
 
-    def forward(self, qkv_TKED: torch.Tensor) -> None:
+    def forward(self, qkv_TKED: Tensor) -> None:
         """Normalize the queries and the keys among [T, K, G + 2, D], in place."""
         parts = qkv_TKED[:, :, :-2], qkv_TKED[:, :, -2:-1]
         squares = torch.stack([part.float().square().sum((1, 2, 3)) for part in parts])

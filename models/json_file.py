@@ -43,3 +43,8 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: must hold a JSON object")
     return values
+
+
+def read_if_there(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file as `read_object` does; an empty one where there is no file."""
+    return read_object(path) if path.is_file() else {}

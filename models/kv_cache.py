@@ -55,36 +55,16 @@ class KVCache:
         self.values = [values[place] for place in places]
 
 
-def _runs(blocks: Sequence[int] | np.ndarray, first: int, last: int, block_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the blocks of positions first .. last-1, and where among them a run of consecutive blocks begins."""
-    lo, hi = first // block_size, -(-last // block_size)
-    assert hi <= len(blocks), (last, block_size, len(blocks))
-    owned = np.asarray(blocks[lo:hi], dtype=np.int64)
-    return owned, np.flatnonzero(owned[1:] - owned[:-1] != 1) + 1
-
-
 def slots_of(blocks: Sequence[int] | np.ndarray, first: int, last: int, block_size: int) -> range | np.ndarray:
     """Return the slots of positions first .. last-1 of a request, as a range where its blocks are consecutive."""
-    owned, breaks = _runs(blocks, first, last, block_size)
-    offset = first % block_size
-    if not len(breaks):
+    lo, hi = first // block_size, -(-last // block_size)
+    assert hi <= len(blocks), (last, block_size, len(blocks))
+    owned, offset = np.asarray(blocks[lo:hi], dtype=np.int64), first % block_size
+    if (np.diff(owned) == 1).all():
         start = int(owned[0]) * block_size + offset
         return range(start, start + last - first)
     slots = owned[:, None] * block_size + np.arange(block_size)
     return slots.reshape(-1)[offset : offset + last - first]
-
-
-def slot_runs(blocks: Sequence[int] | np.ndarray, first: int, last: int, block_size: int) -> np.ndarray:
-    """Return the slots of positions first .. last-1 of a request as runs, [runs, 2] int64: first slot, and number."""
-    owned, breaks = _runs(blocks, first, last, block_size)
-    bounds = np.concatenate([[0], breaks, [len(owned)]])
-    runs = np.empty((len(breaks) + 1, 2), dtype=np.int64)
-    runs[:, 0] = owned[bounds[:-1]] * block_size
-    runs[:, 1] = (bounds[1:] - bounds[:-1]) * block_size
-    offset = first % block_size
-    runs[0] += offset, -offset
-    runs[-1, 1] -= -last % block_size
-    return runs
 
 
 def slot_mapping(batch: RaggedBatch, block_size: int) -> np.ndarray:

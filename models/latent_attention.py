@@ -13,16 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..conf.architecture import Architecture
-from ..parallel.groups import Groups
-from ..parallel.layers import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
+from ..parallel.layers import ReplicatedLinear
 from ..parallel.weight_format import WeightFormat
 from .attention.latent import LatentBackend, LatentPlan
 from .attention.sdpa import SegmentPlan
 from .batch_context import BatchContext
 from .cache_rows import read_rows
-from .kernels.kernels import Kernels
-from .norm import RMSNorm
+from .layer_build import LayerBuild
+from .norm import Norm
 from .rope import rotate
 
 _NORM_EPS = 1e-6  # of the latents' norms, whatever the model's
@@ -34,44 +32,29 @@ class LatentAttention(nn.Module):
     Its parts are called one by one, as those of `Attention`. `format` is that of the output projection.
     """
 
-    def __init__(
-        self,
-        arch: Architecture,
-        groups: Groups,
-        backend: LatentBackend,
-        kernels: Kernels,
-        *,
-        dtype: torch.dtype,
-        format: WeightFormat | None = None,
-    ) -> None:
+    def __init__(self, build: LayerBuild, backend: LatentBackend, format: WeightFormat | None = None) -> None:
         super().__init__()
+        arch, groups = build.arch, build.groups
         assert arch.latent is not None
         self.latent = latent = arch.latent
         self.heads = arch.num_heads // groups.mesh.tp
         self.backend = backend
         self.query_rank = latent.query_rank or 0
-        H, N, device = arch.hidden_size, arch.num_heads, groups.device
+        H, N = arch.hidden_size, arch.num_heads
         self.scale = latent.query_dim**-0.5 if arch.attention_scale is None else arch.attention_scale
 
-        def norm(size: int) -> RMSNorm:
-            return RMSNorm(size, _NORM_EPS, kernels, dtype=dtype, device=device)
+        def norm(size: int) -> Norm:
+            return Norm(size, _NORM_EPS, build.kernels, dtype=build.dtype, device=groups.device)
 
-        self.down = ReplicatedLinear(
-            H, self.query_rank + latent.cached, bias=latent.down_bias, dtype=dtype, groups=groups
-        )
+        width = self.query_rank + latent.cached
+        self.down = ReplicatedLinear(H, width, bias=latent.down_bias, dtype=build.dtype, groups=groups)
         self.query_norm = norm(self.query_rank) if self.query_rank else None
         self.norm = norm(latent.rank)
-        self.query = ColumnParallelLinear(
-            self.query_rank or H, N * latent.query_dim, bias=False, dtype=dtype, groups=groups
-        )
-        key, value = (
-            torch.empty(self.heads, size, latent.rank, dtype=dtype, device=device)
-            for size in (latent.head_dim, latent.value_dim)
-        )
-        self.up_key, self.up_value = nn.Parameter(key), nn.Parameter(value)  # make keys and values of latents
-        self.out = RowParallelLinear(
-            N * latent.value_dim, H, bias=arch.attention_out_bias, dtype=dtype, groups=groups, format=format
-        )
+        self.query = build.column(self.query_rank or H, N * latent.query_dim, bias=False)
+        # These make keys and values of latents.
+        self.up_key = build.empty(self.heads, latent.head_dim, latent.rank)
+        self.up_value = build.empty(self.heads, latent.value_dim, latent.rank)
+        self.out = build.row(N * latent.value_dim, H, bias=arch.attention_out_bias, format=format)
         self.sinks = None
 
     def project(

@@ -198,10 +198,8 @@ class MemoryModel:
         return rest_bytes <= _MAX_REPLICA_SHARE * self.stages[stage].memory_gib * _GIB
 
     def _weights(self, stage: int, layers: range) -> int:
-        mesh, whole = (
-            Mesh(self.parallel.pp, self.parallel.tp, stage * self.parallel.tp),
-            self.replicates_embedding(stage),
-        )
+        pp, tp, whole = self.parallel.pp, self.parallel.tp, self.replicates_embedding(stage)
+        mesh = Mesh(pp, tp, stage * tp)
         return weight_bytes(self.arch, mesh, layers, self.dtype_bytes, replicate_embedding=whole, formats=self.formats)
 
     def _fixed(self, stage: int, layers: range) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from .ranking import NO_TOKEN, logprobs_of, slices
+from .ranking import logprobs_of, slices
 from .sampling import SampledToken
 from .transfers import Download, upload
 
@@ -34,10 +34,6 @@ class PendingLogprobs:
 
     def read(self) -> list[SampledToken]:
         """Wait for them, and return each row's token with them. Any thread may call it."""
-        found = []
         columns = [[array.tolist() for array in download.read()] for download in self._downloads]
         each = (row for part in columns for row in zip(*part, strict=True))
-        for token, num_top, (score, rank, ids, scores) in zip(self._tokens, self._num_tops, each, strict=True):
-            top = [(i, s) for i, s in zip(ids[:num_top], scores, strict=False) if i != NO_TOKEN]
-            found.append(SampledToken(token, score, rank, top))
-        return found
+        return [SampledToken.of(*given) for given in zip(self._tokens, self._num_tops, each, strict=True)]

@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import torch
+from torch import Tensor
 
-from ..conf.architecture import Architecture
-from ..parallel.quantized_matrix import QuantizedMatrix
-from ..parallel.weight_format import WeightFormat
+from .checkpoint import TensorSource
 
 _BLOCK_ELEMENTS = 1 << 20
 _WEIGHT_STD = 0.02
 
 
-class RandomTensors:
+class RandomTensors(TensorSource):
     """Random tensors from a seed: normal matrices with a standard deviation of 0.02, norms of 1, biases of 0.
 
-    A `TensorSource`. Each block of rows has a generator of its own, seeded by the tensor's name and the block. So a
+    Each block of rows has a generator of its own, seeded by the tensor's name and the block. So a
     rank makes only the blocks that it holds, and the model is the same on every mesh.
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], seed: int) -> None:
         self._shapes = shapes
         self._seed = seed
-        self._last: tuple[str, int, torch.Tensor] | None = None
+        self._last: tuple[str, int, Tensor] | None = None
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Return the shape of a tensor, None if the architecture has none of this name."""
         return self._shapes.get(name)
 
-    def read(self, name: str, rows: slice, columns: slice | None) -> torch.Tensor:
+    def read(self, name: str, rows: slice, columns: slice | None) -> Tensor:
         """Draw a tensor's rows and columns; they are the same however the tensor is cut."""
         if columns is None:
             return torch.full((rows.stop - rows.start,), 0.0 if name.endswith("bias") else 1.0)
@@ -43,21 +42,7 @@ class RandomTensors:
             parts.append(part[max(rows.start - first, 0) : rows.stop - first, columns])
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
-    def format(self, name: str) -> WeightFormat | None:
-        """See `TensorSource.format`."""
-        return None
-
-    def read_quantized(self, name: str, rows: slice, columns: slice) -> QuantizedMatrix:
-        """See `TensorSource.read_quantized`."""
-        raise AssertionError(f"{name} is not quantized")
-
-    def check(self, arch: Architecture, names: Collection[str]) -> None:
-        """See `TensorSource.check`: any are there."""
-
-    def close(self) -> None:
-        """Close nothing."""
-
-    def _block(self, name: str, block: int, per_block: int) -> torch.Tensor:
+    def _block(self, name: str, block: int, per_block: int) -> Tensor:
         if self._last is None or self._last[:2] != (name, block):
             digest = hashlib.blake2b(f"{self._seed}/{name}/{block}".encode(), digest_size=8).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)

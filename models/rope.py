@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 
 from ..conf.architecture import Architecture, LayerKind, RopeScaling
 
 
-def inverse_frequencies(kind: LayerKind, turned: int, max_position: int = 1) -> torch.Tensor:
+def inverse_frequencies(kind: LayerKind, turned: int, max_position: int = 1) -> Tensor:
     """Return the radians by which each pair of `turned` elements turns per position, [turned / 2] float32.
 
     `max_position` decides which factors of a longrope scaling hold.
@@ -33,7 +34,7 @@ def inverse_frequencies(kind: LayerKind, turned: int, max_position: int = 1) -> 
     return _llama3(frequencies, scaling)
 
 
-def _llama3(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
+def _llama3(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
     """Divide low frequencies by `factor`, keep high ones, and blend those between."""
     waves_in_context = scaling.original_max_position * frequencies / (2 * math.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
@@ -41,7 +42,7 @@ def _llama3(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
     return (1 - kept) * frequencies / scaling.factor + kept * frequencies
 
 
-def _yarn(base: float, D: int, scaling: RopeScaling) -> torch.Tensor:
+def _yarn(base: float, D: int, scaling: RopeScaling) -> Tensor:
     """Divide the frequencies that turn slowly in the training's context by `factor`, and blend by a linear ramp."""
 
     def element(turns: float) -> float:
@@ -77,20 +78,20 @@ class RotaryEmbedding:
         self.dtype = dtype
         self._table = self._compute(_FIRST_POSITIONS)
 
-    def at(self, positions_T: torch.Tensor, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def at(self, positions_T: Tensor, end: int) -> tuple[Tensor, Tensor]:
         """Return cosines and sines, each [T, 1, 1, D / 2], of positions below `end`."""
         if end > len(self._table[0]):
             self._table = self._compute(1 << (end - 1).bit_length())
         cos, sin = self._table
         return cos.index_select(0, positions_T), sin.index_select(0, positions_T)
 
-    def _compute(self, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _compute(self, end: int) -> tuple[Tensor, Tensor]:
         positions = torch.arange(end, device=self.frequencies.device, dtype=torch.float32)
         angles = (positions[:, None] * self.frequencies)[:, None, None]
         return (angles.cos() * self._scale).to(self.dtype), (angles.sin() * self._scale).to(self.dtype)
 
 
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate [T, ..., D] by position. Element i of a head pairs with element i + D / 2."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     a, b = x.chunk(2, dim=-1)

@@ -21,6 +21,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,6 +43,12 @@ class SampledToken:
     logprob: float | None = None
     rank: int | None = None  # among the row's logits, from 1
     top: list[tuple[int, float]] = field(default_factory=list)  # the k best tokens, each with its logprob
+
+    @classmethod
+    def of(cls, token: int, k: int, row: Sequence[Any]) -> SampledToken:
+        """Make a token with the logprobs of its row, as `logprobs_of` returns them, of which `k` were asked for."""
+        score, rank, ids, scores = row
+        return cls(token, score, rank, [(i, s) for i, s in zip(ids[:k], scores, strict=False) if i != NO_TOKEN])
 
 
 class Sampler:
@@ -164,9 +171,7 @@ class PendingTokens:
         tokens, *columns = (array.tolist() for array in self._download.read())
         sampled = list(map(SampledToken, tokens))
         for place, rows in enumerate(self._logprobs):
-            of_rows = zip(rows, *columns[4 * place : 4 * place + 4], strict=True)
-            for (r, num_top), score, rank, top_ids, top_scores in of_rows:
+            for (r, k), *row in zip(rows, *columns[4 * place : 4 * place + 4], strict=True):
                 if tokens[r] != NO_TOKEN:
-                    top = [(i, s) for i, s in zip(top_ids[:num_top], top_scores, strict=False) if i != NO_TOKEN]
-                    sampled[r] = SampledToken(tokens[r], score, rank, top)
+                    sampled[r] = SampledToken.of(tokens[r], k, row)
         return sampled

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from ..conf.architecture import Architecture, LayerKind
 from ..parallel import huge_pages
 from ..parallel.groups import Groups
-from ..parallel.layers import PACKED, LMHead, Parts, ReplicatedEmbedding, VocabParallelEmbedding
+from ..parallel.layers import LMHead, Packable, Parts, ReplicatedEmbedding, VocabParallelEmbedding
 from ..parallel.processor import multiplies_bfloat16
-from .attention.backend import AttentionBackend
+from .attention.backend import AttentionBackend, AttentionSizes
 from .attention.select import make_backend
 from .batch import RaggedBatch
 from .batch_context import BatchContext
@@ -24,7 +24,7 @@ from .decoder import DecoderLayer
 from .experts.routed import RoutedExperts
 from .kernels.select import make_kernels
 from .kv_cache import KVCache, positions, slot_mapping
-from .norm import make_norm
+from .layer_build import LayerBuild
 from .quantization.formats import ModelFormats, plain_formats
 from .rope import RotaryEmbedding
 from .transfers import upload
@@ -40,8 +40,8 @@ class StageInputs:
     """What a stage needs of a micro-batch beside the previous stage's activation, on the stage's device."""
 
     num_tokens: int
-    token_ids: torch.Tensor | None  # [T], on the first stage
-    positions: torch.Tensor  # [T]
+    token_ids: Tensor | None  # [T], on the first stage
+    positions: Tensor  # [T]
     contexts: Sequence[BatchContext]  # by layer of the stage, the same one for layers of a kind and group
     last_context: BatchContext  # of the stage's last layer, where it computes fewer rows
 
@@ -100,34 +100,28 @@ class Stage(nn.Module):
         )
         own = make_kernels(kernels, dtype=dtype, device=device)
         self.fallback_reason = own.fallback_reason
+        sizes = AttentionSizes(
+            block_size=block_size,
+            num_blocks=self.cache.num_blocks,
+            head_dim=arch.head_dim,
+            dtype=dtype,
+            device=device,
+            cache_dtype=cache_dtype,
+        )
         self.attentions = {
             window: make_backend(
                 attention,
                 own,
-                block_size=block_size,
-                num_blocks=self.cache.num_blocks,
-                window=window,
-                dtype=dtype,
-                device=device,
-                head_dim=arch.head_dim,
+                replace(sizes, window=window),
                 softcap=arch.attention_softcap,
                 has_sinks=arch.attention_sinks,
-                cache_dtype=cache_dtype,
                 latent=arch.latent,
             )
             for window in dict.fromkeys(kind.window for kind in self.kinds)
         }
+        build = LayerBuild(arch, groups, own, dtype)
         self.decoder = nn.ModuleList(
-            DecoderLayer(
-                arch,
-                kind,
-                groups,
-                self.attentions[kind.window],
-                own,
-                dtype=dtype,
-                formats=formats.layers[i],
-                whole_experts=whole_experts,
-            )
+            DecoderLayer(build, kind, self.attentions[kind.window], formats.layers[i], whole_experts=whole_experts)
             for i, kind in zip(layers, self.kinds, strict=True)
         )
         turning = dict.fromkeys(map(rotation, self.kinds if arch.position == "rope" else ()))
@@ -140,7 +134,7 @@ class Stage(nn.Module):
         self.head: LMHead | None = None
         self.head_bias: nn.Parameter | None = None
         if self.mesh.is_last:
-            self.final_norm = make_norm(arch, own, dtype=dtype, device=device)
+            self.final_norm = build.norm()
             self.head = LMHead(H, arch.vocab_size, dtype=dtype, groups=groups, format=formats.head)
             if arch.tie_embeddings and self.embedding is not None:
                 assert isinstance(self.embedding, VocabParallelEmbedding), "the head holds a slice of the vocabulary"
@@ -153,7 +147,7 @@ class Stage(nn.Module):
     def pack(self) -> None:
         """Lay the loaded weights of linear layers out for the products of this device. They cannot be loaded again."""
         for module in self.modules():
-            if isinstance(module, (*PACKED, RoutedExperts)):
+            if isinstance(module, Packable | RoutedExperts):
                 module.pack()
                 huge_pages.give_back()
 
@@ -177,7 +171,7 @@ class Stage(nn.Module):
         return self.device.type == "cuda" and self.arch.latent is None and not waits
 
     @torch.inference_mode()
-    def prepare(self, batch: RaggedBatch, sampled_R: torch.Tensor | None = None) -> StageInputs:
+    def prepare(self, batch: RaggedBatch, sampled_R: Tensor | None = None) -> StageInputs:
         """Make what can be made of a micro-batch before the previous stage's activation arrives.
 
         It waits for nothing, so that several micro-batches may be prepared ahead, in another thread too. On CUDA it
@@ -220,7 +214,7 @@ class Stage(nn.Module):
         return StageInputs(batch.num_tokens, token_ids, positions_T, contexts, last_context)
 
     @torch.inference_mode()
-    def forward(self, inputs: StageInputs, hidden_TH: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, inputs: StageInputs, hidden_TH: Tensor | None = None) -> Tensor:
         """Compute a micro-batch, and write its keys and values to the cache.
 
         The last layer of the last stage computes attention and feed-forward for the rows that sample alone.
@@ -235,7 +229,7 @@ class Stage(nn.Module):
         """
         return self.finish(*self.compute_layers(inputs, hidden_TH))
 
-    def compute_layers(self, inputs: StageInputs, hidden_TH: torch.Tensor | None = None) -> Parts:
+    def compute_layers(self, inputs: StageInputs, hidden_TH: Tensor | None = None) -> Parts:
         """Compute the embedding, on the first stage, and all layers, as `forward` does. The sum is their output."""
         assert (hidden_TH is None) == self.mesh.is_first, self.mesh
         x_TH: Parts = (self.embed(inputs.token_ids, inputs.positions) if hidden_TH is None else hidden_TH), None
@@ -246,21 +240,21 @@ class Stage(nn.Module):
             x_TH = layer(x_TH, context, keys, values)
         return x_TH
 
-    def embed(self, token_ids_T: torch.Tensor | None, positions_T: torch.Tensor) -> torch.Tensor:
+    def embed(self, token_ids_T: Tensor | None, positions_T: Tensor) -> Tensor:
         """Return the first layer's input [T, H], on the first stage."""
         assert self.embedding is not None
-        x_TH: torch.Tensor = self.embedding(token_ids_T)
+        x_TH: Tensor = self.embedding(token_ids_T)
         if self._embedding_scale != 1.0:
             x_TH.mul_(self._embedding_scale)
         if self.position_embedding is not None:
             x_TH = x_TH + F.embedding(positions_T, self.position_embedding)
         return x_TH
 
-    def finish(self, x_TH: torch.Tensor, added_TH: torch.Tensor | None = None) -> torch.Tensor:
+    def finish(self, x_TH: Tensor, added_TH: Tensor | None = None) -> Tensor:
         """Return the last layer's output, x + added, or its logits, float32, on the last stage."""
         if self.head is None or self.final_norm is None:
             return x_TH if added_TH is None else x_TH.add_(added_TH)
-        logits: torch.Tensor = self.head(self.final_norm(x_TH, added_TH))
+        logits: Tensor = self.head(self.final_norm(x_TH, added_TH))
         if self.head_bias is not None:
             logits.add_(self.head_bias)
         if self.arch.logit_scale != 1.0:

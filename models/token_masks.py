@@ -118,10 +118,7 @@ class TokenMasks:
         return masks if rows else None
 
     def _advance(
-        self,
-        new: list[_New],
-        segments: list[tuple[int, int, Sequence[int]]],
-        rows: list[tuple[int, int]],
+        self, new: list[_New], segments: list[tuple[int, int, Sequence[int]]], rows: list[tuple[int, int]]
     ) -> RowMasks:
         if self._failure is not None:
             raise self._failure

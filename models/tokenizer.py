@@ -10,7 +10,7 @@ import codecs
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..conf.errors import ConfigError
 from ..conf.user_path import user_path
@@ -24,11 +24,20 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what incomplete or invalid UTF-8 d
 _NUM_BYTES = 256
 
 
-class Tokenizer(Protocol):
-    """The tokenizer that the engine uses."""
+class Tokenizer:
+    """The tokenizer that the engine uses. As it stands here no text can be encoded, and no token has any.
 
-    vocab_size: int  # all ids are below it
-    eos_token_ids: tuple[int, ...]  # from the tokenizer's own files; the checkpoint may have more
+    Args:
+        vocab_size: all ids are below it.
+
+    Attributes:
+        eos_token_ids: from the tokenizer's own files; the checkpoint may have more.
+    """
+
+    eos_token_ids: tuple[int, ...] = ()
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """Return the token ids of a prompt, with the special tokens that the tokenizer adds only if `add_special`.
@@ -36,41 +45,43 @@ class Tokenizer(Protocol):
         Raises:
             ConfigError: the model has no embedding for an id, since tokenizer and weights do not belong together.
         """
-        ...
+        raise ConfigError("model.tokenizer=none: prompts must be token ids; set model.tokenizer for text")
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """Return the text of token ids. Ids that the tokenizer does not know are skipped."""
-        ...
+        return ""
 
     def token_bytes(self, token: int) -> bytes | None:
         """Return the bytes that a token adds to the text, in UTF-8; None where they depend on its neighbours."""
-        ...
+        return b""
 
     def is_partial(self, token: int) -> bool:
         """Return whether the text of this token may change with the tokens after it."""
-        ...
+        return False
 
     def is_silent(self, token: int, skip_special: bool = True) -> bool:
         """Return whether `decode` skips this token: it is unknown to the tokenizer, or special."""
-        ...
+        return True
 
 
-class ByteTokenizer:
+class NoTokenizer(Tokenizer):
+    """A tokenizer for models that are used with token ids only."""
+
+
+class ByteTokenizer(Tokenizer):
     """A tokenizer for models that have none: ids 0 to 255 are UTF-8 bytes. Other ids decode to no text.
 
     Raises:
         ConfigError: the model's vocabulary is smaller than 256.
     """
 
-    eos_token_ids: tuple[int, ...] = ()
-
     def __init__(self, vocab_size: int) -> None:
+        super().__init__(vocab_size)
         if vocab_size < _NUM_BYTES:
             raise ConfigError(
                 f"model.architecture.vocab_size={vocab_size}: must be {_NUM_BYTES} or more without a tokenizer "
                 "(prompts are UTF-8 bytes then); or set model.tokenizer"
             )
-        self.vocab_size = vocab_size
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """Return the bytes of the text in UTF-8; there are no special tokens."""
@@ -93,36 +104,7 @@ class ByteTokenizer:
         return token >= _NUM_BYTES
 
 
-class NoTokenizer:
-    """A tokenizer for models that are used with token ids only: text cannot be encoded, and outputs have no text."""
-
-    eos_token_ids: tuple[int, ...] = ()
-
-    def __init__(self, vocab_size: int) -> None:
-        self.vocab_size = vocab_size
-
-    def encode(self, text: str, add_special: bool = True) -> list[int]:
-        """Raise `ConfigError`: there is no way from text to ids."""
-        raise ConfigError("model.tokenizer=none: prompts must be token ids; set model.tokenizer for text")
-
-    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
-        """Return no text."""
-        return ""
-
-    def token_bytes(self, token: int) -> bytes:
-        """Return nothing: no token adds to the text."""
-        return b""
-
-    def is_partial(self, token: int) -> bool:
-        """Return False: no token has text that could change."""
-        return False
-
-    def is_silent(self, token: int, skip_special: bool = True) -> bool:
-        """Return True: no token has text."""
-        return True
-
-
-class FileTokenizer:
+class FileTokenizer(Tokenizer):
     """A tokenizer of the `tokenizers` library.
 
     Args:
@@ -135,6 +117,7 @@ class FileTokenizer:
     def __init__(
         self, inner: tokenizers.Tokenizer, arch_vocab_size: int, eos_tokens: Sequence[str] = (), source: str = ""
     ) -> None:
+        super().__init__(max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1)
         inner.no_truncation()
         inner.no_padding()
         self._inner = inner
@@ -144,7 +127,6 @@ class FileTokenizer:
         kinds = _decoder_kinds(inner)
         self._byte_level = _byte_level_table() if kinds == ["ByteLevel"] else None
         self._byte_fallback = "ByteFallback" in kinds
-        self.vocab_size = max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         ids = (inner.token_to_id(token) for token in eos_tokens)
         self.eos_token_ids = tuple(dict.fromkeys(i for i in ids if i is not None))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..conf.errors import ConfigError
-from .json_file import read_object, refuse_pointer
+from .json_file import read_if_there, refuse_pointer
 
 if TYPE_CHECKING:
     import tokenizers
@@ -57,7 +57,7 @@ def read_tokenizer(folder: Path, file: Path) -> tuple[tokenizers.Tokenizer, list
 def _read(file: Path) -> dict[str, Any]:
     """Return the object in a file; an empty one where there is no file."""
     try:
-        return read_object(file) if file.is_file() else {}
+        return read_if_there(file)
     except ConfigError as error:
         raise ConfigError(f"model.tokenizer={error}") from error
 

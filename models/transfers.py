@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 
-def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
+def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
     """Return each of `arrays`, 1-D int64 or float64, as a tensor on the device. On a CPU they share their memory.
 
     On CUDA they are views of one tensor, copied once, in the order of the current stream: what is queued there later
@@ -30,7 +31,7 @@ def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Ten
 class Download:
     """The copy of tensors, int64 or float64, to the host: queued when it is made, waited for when it is read."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = list(tensors)
         self._copied: torch.cuda.Event | None = None
         if tensors[0].device.type == "cuda":

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..conf.architecture import Architecture
-from ..parallel.layers import ReplicatedEmbedding, RowParallelLinear, padded_vocab
+from ..parallel.layers import Packable, ReplicatedEmbedding, RowParallelLinear, padded_vocab
 from ..parallel.mesh import Mesh
 from ..parallel.quantized_matrix import QuantizedMatrix
 from .checkpoint import TensorSource
@@ -30,20 +29,6 @@ from .stage import Stage
 _BLOCK_BYTES = 4 << 20
 
 
-class Layer(Protocol):
-    """A layer with a weight, which is either numbers or a quantized matrix."""
-
-    @property
-    def weight(self) -> torch.Tensor:
-        """The numbers, where they are not quantized."""
-        ...
-
-    @property
-    def quantized(self) -> QuantizedMatrix | None:
-        """The matrix, where it is quantized and not yet packed."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A slice of a checkpoint's tensor, and the view of a parameter that it is loaded into.
@@ -54,12 +39,12 @@ class Piece:
     """
 
     name: str
-    target: torch.Tensor | QuantizedMatrix
+    target: Tensor | QuantizedMatrix
     row: int = 0  # the first
     column: int = 0  # the first
     transposed: bool = False  # the file has [in, out]
     stride: int = 0  # rows from the first of a group to the first of the next; 0: as many as it has
-    order: torch.Tensor | None = None  # of each head's elements among the rows, as the target has them; None: as read
+    order: Tensor | None = None  # of each head's elements among the rows, as the target has them; None: as read
     scale: float = 1.0  # the target is the slice times this
     offset: float = 0.0  # plus this
 
@@ -73,23 +58,23 @@ class Piece:
         if self.stride:
             for g in range(self._shape[0]):
 
-                def of_group(rows: torch.Tensor, g: int = g) -> torch.Tensor:
+                def of_group(rows: Tensor, g: int = g) -> Tensor:
                     return rows[g : g + 1]
 
                 start = self.row + g * self.stride
                 replace(self, target=_of(self.target, of_group), row=start, stride=0).load(source)
             return
-        if isinstance(self.target, torch.Tensor):
+        if isinstance(self.target, Tensor):
             self._load_numbers(source, self.target)
         else:
             self._load_quantized(source, self.target)
         if self.order is not None:
             _of(self.target, self._reorder)
         if self.scale != 1.0 or self.offset:
-            assert isinstance(self.target, torch.Tensor), self.name
+            assert isinstance(self.target, Tensor), self.name
             self.target.mul_(self.scale).add_(self.offset)
 
-    def _reorder(self, rows: torch.Tensor) -> torch.Tensor:
+    def _reorder(self, rows: Tensor) -> Tensor:
         """Put the rows of each head in order, in place."""
         assert self.order is not None
         D = len(self.order)
@@ -99,7 +84,7 @@ class Piece:
 
     @property
     def _shape(self) -> torch.Size:
-        return (self.target if isinstance(self.target, torch.Tensor) else self.target.codes).shape
+        return (self.target if isinstance(self.target, Tensor) else self.target.codes).shape
 
     def _load_quantized(self, source: TensorSource, target: QuantizedMatrix) -> None:
         G, R, width = target.codes.shape
@@ -114,7 +99,7 @@ class Piece:
                 assert block.offsets is not None, self.name
                 target.offsets[g, first:last] = block.offsets
 
-    def _load_numbers(self, source: TensorSource, target: torch.Tensor) -> None:
+    def _load_numbers(self, source: TensorSource, target: Tensor) -> None:
         G, R = target.shape[:2]
         if target.dim() == 2:
             target.copy_(source.read(self.name, slice(self.row, self.row + G * R), None).view(G, R))
@@ -141,22 +126,20 @@ def _blocks(G: int, R: int, step: int) -> Iterator[tuple[int, int, int]]:
     return ((g, first, min(first + step, R)) for g in range(G) for first in range(0, R, step))
 
 
-def _view(layer: Layer, of: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor | QuantizedMatrix:
+def _view(layer: Packable, of: Callable[[Tensor], Tensor]) -> Tensor | QuantizedMatrix:
     """Return a view of some rows of a layer's weight, which `of` makes of a matrix with these rows."""
     return _of(layer.weight if layer.quantized is None else layer.quantized, of)
 
 
-def _of(
-    matrix: torch.Tensor | QuantizedMatrix, view: Callable[[torch.Tensor], torch.Tensor]
-) -> torch.Tensor | QuantizedMatrix:
+def _of(matrix: Tensor | QuantizedMatrix, view: Callable[[Tensor], Tensor]) -> Tensor | QuantizedMatrix:
     """Return a view of some rows of a matrix, which `view` makes of each of its tensors."""
-    if isinstance(matrix, torch.Tensor):
+    if isinstance(matrix, Tensor):
         return view(matrix)
     offsets = None if matrix.offsets is None else view(matrix.offsets)
     return QuantizedMatrix(matrix.format, view(matrix.codes), view(matrix.scales), offsets)
 
 
-def _alone(matrix: torch.Tensor) -> torch.Tensor:
+def _alone(matrix: Tensor) -> Tensor:
     """Return the matrix as one group of rows."""
     return matrix[None]
 
@@ -182,7 +165,7 @@ def plan_pieces(stage: Stage) -> Iterator[Piece]:
         yield Piece(names.head_bias, stage.head_bias[None])
 
 
-def _vocab_rows(name: str, layer: Layer, arch: Architecture, mesh: Mesh) -> Iterator[Piece]:
+def _vocab_rows(name: str, layer: Packable, arch: Architecture, mesh: Mesh) -> Iterator[Piece]:
     """Yield this rank's rows of the vocabulary, and set the rows of its padding to zero."""
     total = padded_vocab(arch.vocab_size, mesh.tp) // mesh.tp
     first = mesh.tp_rank * total
@@ -197,7 +180,7 @@ def _norm_pieces(name: str, norm: nn.Module, offset: float) -> Iterator[Piece]:
         yield Piece(f"{name}.{kind}", parameter[None], offset=offset if kind == "weight" else 0.0)
 
 
-def turning_order(arch: Architecture, names: Names) -> torch.Tensor | None:
+def turning_order(arch: Architecture, names: Names) -> Tensor | None:
     """Return the order of a head's elements in which element i turns with element i + D / 2, and the last stay.
 
     Kernels turn whole heads so; elements that stay are turned by an angle of 0. Scores do not change if queries and
@@ -243,7 +226,7 @@ def _ffn_pieces(
         rows, row = slice(i * F, (i + 1) * F), before.get(name, 0) + rank * F
         before[name] = before.get(name, 0) + F * ffn.tp
 
-        def of_half(matrix: torch.Tensor, rows: slice = rows) -> torch.Tensor:
+        def of_half(matrix: Tensor, rows: slice = rows) -> Tensor:
             return matrix[None, rows]
 
         yield Piece(f"{name}.weight", _view(ffn.fc1, of_half), row=row, transposed=transposed)
@@ -278,7 +261,7 @@ def _expert_pieces(ffn: Experts, names: Names, prefix: str, arch: Architecture, 
         own, (gate_up, down) = names.of_expert(routed.first + e), routed.weights(e)
         for i, name in enumerate(own[:2]):
 
-            def of_half(matrix: torch.Tensor, i: int = i) -> torch.Tensor:
+            def of_half(matrix: Tensor, i: int = i) -> Tensor:
                 return matrix[None, i * F : (i + 1) * F]
 
             before = i * arch.expert_size if own[0] == own[1] else 0  # rows of the gate, in one tensor with up
@@ -323,7 +306,7 @@ def _qkv_pieces(attention: Attention, names: Names, prefix: str, arch: Architect
             row, stride = before.get(name, 0) + rank * K * count * D, 0
             before[name] = before.get(name, 0) + arch.num_kv_heads * count * D
 
-        def of_part(rows: torch.Tensor, part: slice = part) -> torch.Tensor:
+        def of_part(rows: Tensor, part: slice = part) -> Tensor:
             return rows.view(K, G + 2, D, -1)[:, part].flatten(1, 2)
 
         weight = _view(attention.qkv, of_part)
@@ -344,7 +327,7 @@ def _latent_pieces(attention: LatentAttention, names: Names, prefix: str, rank: 
     """Yield the projections to latents and queries, and this rank's heads of what is made of them."""
     own, latent, width = names.latent, attention.latent, attention.query_rank
 
-    def order(still: int) -> torch.Tensor | None:
+    def order(still: int) -> Tensor | None:
         """Return the order of `still` elements and those that turn, in which halves turn together."""
         if not latent.neighbours_turn:
             return None

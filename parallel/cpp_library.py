@@ -7,7 +7,6 @@ both share one pool of threads.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import hashlib
 import logging
@@ -22,11 +21,14 @@ from functools import cache
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from ..conf.user_path import user_cache
+from . import processor
 
 _log = logging.getLogger(__name__)
 _HEADERS = sorted(Path(__file__).parent.glob("*.h"))
+_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float, "d": ctypes.c_double}
 ELEMENTS = {torch.float32: "float", torch.bfloat16: "BFloat16"}  # the types that a library may be had for
 _FLAGS = (
     f"-I{Path(__file__).parent}",
@@ -49,25 +51,48 @@ class NoLibraryError(Exception):
 
 
 @cache
-def load(source: Path, dtype: torch.dtype = torch.float32) -> ctypes.CDLL:
+def load(source: Path, dtype: torch.dtype = torch.float32, **functions: str) -> ctypes.CDLL:
     """Load the library of a C++ file for tensors of a type of `ELEMENTS`, compiled before or now.
+
+    Args:
+        source: the file.
+        dtype: of the tensors.
+        functions: what each function takes, a letter an argument, and behind a colon what it returns, if anything: a
+            pointer (p), int64_t (i), float (f) or double (d).
 
     Raises:
         NoLibraryError: there is no compiler, or it failed.
     """
     try:
-        return _load(source, (*_FLAGS, f"-DELEMENT={ELEMENTS[dtype]}"))
+        library = _load(source, (*_FLAGS, f"-DELEMENT={ELEMENTS[dtype]}"))
     except NoLibraryError as error:
         _log_unused(source.name, str(error))
         raise
+    for name, types in functions.items():
+        function, (arguments, _, result) = getattr(library, name), types.partition(":")
+        function.argtypes, function.restype = [_TYPES[each] for each in arguments], _TYPES.get(result)
+    return library
 
 
-def find(source: Path, dtype: torch.dtype) -> ctypes.CDLL | None:
+@cache
+def find(source: Path, dtype: torch.dtype, **functions: str) -> ctypes.CDLL | None:
     """Load as `load` does; None where the library cannot be had."""
     try:
-        return load(source, dtype)
+        return load(source, dtype, **functions)
     except NoLibraryError:
         return None
+
+
+@cache
+def find_tiled(source: Path, **functions: str) -> ctypes.CDLL | None:
+    """Load as `find` does what computes with AMX's tiles, in bfloat16; None where the processor has none."""
+    library = find(source, torch.bfloat16, multiplies_tiles=":i", **functions)
+    return library if library is not None and library.multiplies_tiles() else None  # asks the kernel for them, too
+
+
+def addresses(*tensors: Tensor | None) -> list[int | None]:
+    """Return where the numbers of tensors begin, as a function takes them; None is a null pointer."""
+    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
 @cache
@@ -80,7 +105,7 @@ def _load(source: Path, flags: tuple[str, ...]) -> ctypes.CDLL:
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise NoLibraryError("there is no C++ compiler (c++, g++ or clang++)")
-    words = (" ".join(flags), compiler, _processor())
+    words = (" ".join(flags), compiler, platform.machine(), *(sorted(processor.flags()) or [platform.processor()]))
     headers = {*_HEADERS, *source.parent.glob("*.h")}
     files = (path.read_bytes() for path in (source, *sorted(headers)))
     parts = (*files, *(word.encode() for word in words))
@@ -120,12 +145,3 @@ def _openmp() -> list[str]:
     folder = Path(torch.__file__).parent / "lib"
     found = sorted(folder.glob("libgomp*.so*"))
     return [f"-Wl,--no-as-needed,{found[0]}"] if found else []
-
-
-def _processor() -> str:
-    """Return what `-march=native` depends on."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith(("flags", "Features")):
-                return line
-    return f"{platform.machine()} {platform.processor()}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from .quantized_matrix import QuantizedMatrix
 from .weight_format import WeightFormat
@@ -24,13 +25,11 @@ class KeptMatrix:
     def __init__(self, matrix: QuantizedMatrix, dtype: torch.dtype) -> None:
         self._matrix, self._dtype = matrix, dtype
 
-    def linear(
-        self, x: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def linear(self, x: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         """Return x @ weight.T + bias + residual, [T, out]."""
         return _added(F.linear(x, self._matrix.dequantized().to(self._dtype), bias), None, residual)
 
-    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+    def rows(self, ids: Tensor) -> Tensor:
         """Return the weight's rows, [T, in]."""
         of = self._matrix
         offsets = None if of.offsets is None else of.offsets[ids]
@@ -44,9 +43,7 @@ class Float8Weight:
         self._weight = matrix.codes.view(torch.float8_e4m3fn).t()
         self._scales = matrix.scales.t().contiguous()
 
-    def linear(
-        self, x: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def linear(self, x: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         """Return x @ weight.T + bias + residual, [T, out]."""
         scale = _largest(x) / _E4M3_MOST
         rounded = (x.float() / scale).clamp_(-_E4M3_MOST, _E4M3_MOST).to(torch.float8_e4m3fn)
@@ -61,9 +58,7 @@ class Int8Weight:
         self._weight = (matrix.codes ^ matrix.format.zero).view(torch.int8).t()
         self._scales = matrix.scales.flatten()
 
-    def linear(
-        self, x: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def linear(self, x: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         """Return x @ weight.T + bias + residual, [T, out]."""
         scale = _largest(x) / 127.5
         rounded = (x.float() / scale).round_().clamp_(-128, 127).to(torch.int8)
@@ -80,15 +75,13 @@ class Int4Weight:
         self._weight = torch.ops.aten._convert_weight_to_int4pack(swapped, _TILES)
         self._terms = int4_terms(matrix).to(dtype)
 
-    def linear(
-        self, x: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def linear(self, x: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         """Return x @ weight.T + bias + residual, [T, out]."""
         out = torch.ops.aten._weight_int4pack_mm(x.contiguous(), self._weight, self._group, self._terms)
         return _added(out, bias, residual)
 
 
-def int4_terms(matrix: QuantizedMatrix) -> torch.Tensor:
+def int4_terms(matrix: QuantizedMatrix) -> Tensor:
     """Return scale and offset of scale * (code - 8) + offset, [groups, out, 2]."""
     zero = matrix.format.zero
     offsets = torch.zeros_like(matrix.scales) if matrix.offsets is None else matrix.offsets + zero * matrix.scales
@@ -115,12 +108,12 @@ def choose_product(
     return KeptMatrix
 
 
-def _largest(x: torch.Tensor) -> torch.Tensor:
+def _largest(x: Tensor) -> Tensor:
     """Return each row's largest absolute value, float32, [T, 1], never zero."""
     return x.abs().amax(-1, keepdim=True).float().clamp_(min=torch.finfo(torch.float32).tiny * 1024)
 
 
-def _added(out: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None) -> torch.Tensor:
+def _added(out: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
     for term in (bias, residual):
         if term is not None:
             out = out.add_(term)

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from . import nccl
 from .cpp_library import ELEMENTS
@@ -76,10 +77,8 @@ class Groups:
             assert world is not None
             assert world.size() == 1, "this process is a rank of a larger mesh"
             return cls(mesh, device, world, world, owned=False)
-        tp, pp = cls._connect(rendezvous, mesh, device, timeout_s)
-        groups = cls(mesh, device, tp, pp)
-        groups._share_memory(timeout_s)
-        groups._meet()
+        groups = cls(mesh, device, *cls._connect(rendezvous, mesh, device, timeout_s))
+        groups._meet(timeout_s)
         return groups
 
     def restart(self, rendezvous: Rendezvous, timeout_s: float) -> None:
@@ -88,15 +87,16 @@ class Groups:
         self.close()
         self._may_abort.clear()
         self._connected = self._connect(rendezvous, self.mesh, self.device, timeout_s)
-        self._share_memory(timeout_s)
-        self._meet()
+        self._meet(timeout_s)
 
-    def _meet(self) -> None:
-        """Exchange a word with each rank that this one will talk to.
+    def _meet(self, timeout_s: float) -> None:
+        """Share memory with the ranks of the stage, on a CPU, and exchange a word with each that this one will talk to.
 
         NCCL connects two ranks at their first word, and blocks meanwhile. Stages take turns, so that no stage waits for
         more than its neighbours.
         """
+        if self.mesh.tp > 1 and self.device.type == "cpu":
+            self._shared = SharedMemory.open(self.tp, timeout_s)
         mesh, word, heard = self.mesh, *torch.zeros(2, 1, device=self.device)
         for is_send in (False, True) if mesh.stage % 2 else (True, False):
             if is_send and not mesh.is_last:
@@ -143,15 +143,9 @@ class Groups:
         self._may_abort.wait(_HEARING_S)
         torch.cuda.set_device(self.device)
         if dist.is_initialized():
-            if (
-                self._connected is not None
-            ):  # no graph captures it, and the device may wait for it, and with it the host
+            if self._connected is not None:  # no graph captures it, and the device, and so the host, may wait for it
                 dist.distributed_c10d._abort_process_group(self.pp)
             dist.distributed_c10d._abort_process_group()
-
-    def _share_memory(self, timeout_s: float) -> None:
-        if self.mesh.tp > 1 and self.device.type == "cpu":
-            self._shared = SharedMemory.open(self.tp, timeout_s)
 
     @staticmethod
     def _connect(
@@ -190,7 +184,7 @@ class Groups:
         assert dist.get_process_group_ranks(pp) == mesh.pp_groups[mesh.tp_rank], mesh
         return tp, pp
 
-    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, x: Tensor) -> Tensor:
         """Sum `x`, which must be contiguous, over the ranks of the stage, in place."""
         assert x.is_contiguous()
         if self._shared is not None and x.dtype in ELEMENTS:
@@ -199,7 +193,7 @@ class Groups:
             dist.all_reduce(x, group=self.tp)
         return x
 
-    def all_gather(self, x_RV: torch.Tensor) -> torch.Tensor:
+    def all_gather(self, x_RV: Tensor) -> Tensor:
         """Return the tensors [R, V] of the stage's ranks side by side, [R, tp * V]."""
         if self.mesh.tp == 1 or not len(x_RV):
             return x_RV if self.mesh.tp == 1 else x_RV.new_empty(0, self.mesh.tp * x_RV.shape[1])
@@ -210,7 +204,7 @@ class Groups:
         dist.all_gather_into_tensor(parts, x_RV.contiguous(), group=self.tp)
         return parts.view(self.mesh.tp, R, V).transpose(0, 1).reshape(R, self.mesh.tp * V)
 
-    def deal_rows(self, x_RV: torch.Tensor) -> torch.Tensor:
+    def deal_rows(self, x_RV: Tensor) -> Tensor:
         """Return this rank's rows (`Mesh.share_of`) of what `all_gather` returns, [share, tp * V].
 
         A rank is sent the columns of its own rows only.

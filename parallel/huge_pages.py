@@ -15,6 +15,7 @@ import mmap
 from ctypes import CDLL
 
 import torch
+from torch import Tensor
 
 _ARENA = 64 << 20  # bytes that are reserved at once, of which only those that are written to take memory
 _ALIGNMENT = 64  # bytes
@@ -29,7 +30,7 @@ class _Arena:
             memory.madvise(mmap.MADV_HUGEPAGE)
         self._bytes, self._used = torch.frombuffer(memory, dtype=torch.uint8), 0
 
-    def cut(self, size: int) -> torch.Tensor | None:
+    def cut(self, size: int) -> Tensor | None:
         begin = self._used
         if begin + size > len(self._bytes):
             return None
@@ -40,7 +41,7 @@ class _Arena:
 _arena = _Arena(mmap.PAGESIZE)
 
 
-def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+def empty(*shape: int, dtype: torch.dtype) -> Tensor:
     """Return a tensor on the CPU that is to be filled."""
     global _arena
     size = math.prod(shape) * dtype.itemsize
@@ -58,6 +59,6 @@ def give_back() -> None:
         CDLL(None).malloc_trim(0)
 
 
-def copy(tensor: torch.Tensor) -> torch.Tensor:
+def copy(tensor: Tensor) -> Tensor:
     """Return a contiguous copy of a tensor on the CPU."""
     return empty(*tensor.shape, dtype=tensor.dtype).copy_(tensor)

@@ -13,20 +13,21 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from .groups import Groups
 from .megatron import ModelParallelConfig, tensor_parallel
-from .packed import take_packed
-from .packed_table import take_table
+from .packed import pack
 from .quantized import Product, QuantizedWeight, TableProduct, make_product, make_table
 from .quantized_matrix import QuantizedMatrix
-from .row_weight import RowWeight, take_rows
+from .row_weight import take_rows
 from .tiled import TiledWeight
 from .weight_format import WeightFormat
 
 # A sum in two parts: the norm that follows adds the second to the first, in place. None: the first is all of it.
-Parts = tuple[torch.Tensor, torch.Tensor | None]
+Parts = tuple[Tensor, Tensor | None]
+
+Format = WeightFormat | None  # of a layer's weight; None: numbers of the layer's type
 
 _TENSOR_CORE_ALIGNMENT = 8  # a rank's rows of the vocabulary are a multiple of it
 
@@ -46,7 +47,7 @@ def _config(groups: Groups, dtype: torch.dtype) -> ModelParallelConfig:
     )
 
 
-def _no_init(weight: torch.Tensor) -> torch.Tensor:
+def _no_init(weight: Tensor) -> Tensor:
     return weight
 
 
@@ -55,72 +56,81 @@ def _forget_group(layer: Any) -> None:
     layer.tp_group = None
 
 
-def _empty_matrix(layer: nn.Module, out_size: int, in_size: int, format: WeightFormat | None) -> QuantizedMatrix | None:
-    """Return the matrix, to be filled, of a layer with quantized weights, and free the layer's plain weight."""
-    if format is None:
-        return None
-    weight: torch.Tensor = layer.weight  # type: ignore[assignment]
-    layer.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
-    return QuantizedMatrix.empty(out_size, in_size, format, weight.device)
+class Packable:
+    """A layer whose weight is laid out for the products of this device once it is loaded.
 
-
-def _pack_table(layer: VocabParallelEmbedding | ReplicatedEmbedding) -> None:
-    if layer.quantized is not None:
-        layer.packed = make_table(layer.quantized, layer.weight.dtype)
-        layer.quantized = None
-
-
-def _look_up(layer: VocabParallelEmbedding | ReplicatedEmbedding, rows_T: torch.Tensor) -> torch.Tensor:
-    return F.embedding(rows_T, layer.weight) if layer.packed is None else layer.packed.rows(rows_T)
-
-
-def _pack(layer: ColumnParallelLinear | RowParallelLinear) -> None:
-    if layer.quantized is None:
-        layer.packed = take_packed(layer)
-    else:
-        layer.packed = make_product(layer.quantized, layer.weight.dtype)
-        layer.quantized = None
-
-
-def _multiply(
-    layer: ColumnParallelLinear | RowParallelLinear | ReplicatedLinear, x: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
-    """Return x @ weight.T + bias by the layer's packed weight, if it has one."""
-    return F.linear(x, layer.weight, bias) if layer.packed is None else layer.packed.linear(x, bias)
-
-
-class ColumnParallelLinear(tensor_parallel.ColumnParallelLinear):
-    """Maps [T, in] to [T, out / tp]. Each rank holds a share of the output features.
-
-    With a `format`, `quantized` is the weight, to be filled, until `pack` lays it out.
+    With a format, `quantized` is the weight, to be filled, until `pack` lays it out, and `weight` has no rows.
     """
 
+    weight: nn.Parameter
+    quantized: QuantizedMatrix | None = None
+
+    def pack(self) -> None:
+        """Lay the weight out for the products of this device, if there is something to gain."""
+        raise NotImplementedError
+
+    def _hold(self, out_size: int, in_size: int, format: Format) -> None:
+        """Hold the weight in a format, if there is one, in place of numbers."""
+        if format is not None:
+            self.quantized = QuantizedMatrix.empty(out_size, in_size, format, self.weight.device)
+            self._free()
+
+    def _free(self) -> None:
+        self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
+
+
+class _Linear(Packable):
+    packed: Product | None = None
+
+    def pack(self) -> None:
+        """See `Packable.pack`."""
+        if self.quantized is not None:
+            self.packed, self.quantized = make_product(self.quantized, self.weight.dtype), None
+        elif (packed := pack(self.weight)) is not None:
+            self.packed = packed
+            self._free()
+
+    def _multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Return x @ weight.T + bias by the packed weight, if there is one."""
+        return F.linear(x, self.weight, bias) if self.packed is None else self.packed.linear(x, bias)
+
+
+class _Table(Packable):
+    packed: TableProduct | None = None
+
+    def pack(self) -> None:
+        """Lay quantized rows out; others stay as they are."""
+        if self.quantized is not None:
+            self.packed, self.quantized = make_table(self.quantized, self.weight.dtype), None
+
+    def pack_for_head(self) -> None:
+        """Lay the weight out for the products of a head too, if there is something to gain."""
+        self.pack()
+        if self.packed is None and (packed := pack(self.weight, is_table=True)) is not None:
+            self.packed = packed
+            self._free()
+
+    def _look_up(self, rows_T: Tensor) -> Tensor:
+        return F.embedding(rows_T, self.weight) if self.packed is None else self.packed.rows(rows_T)
+
+
+class ColumnParallelLinear(_Linear, tensor_parallel.ColumnParallelLinear):
+    """Maps [T, in] to [T, out / tp]. Each rank holds a share of the output features."""
+
     def __init__(
-        self,
-        in_size: int,
-        out_size: int,
-        *,
-        bias: bool,
-        dtype: torch.dtype,
-        groups: Groups,
-        format: WeightFormat | None = None,
+        self, in_size: int, out_size: int, *, bias: bool, dtype: torch.dtype, groups: Groups, format: Format = None
     ) -> None:
         super().__init__(
             in_size, out_size, config=_config(groups, dtype), init_method=_no_init, bias=bias, tp_group=groups.tp
         )
         _forget_group(self)
-        self.quantized = _empty_matrix(self, self.output_size_per_partition, in_size, format)
-        self.packed: Product | RowWeight | None = None
+        self._hold(self.output_size_per_partition, in_size, format)
 
-    def pack(self) -> None:
-        """Lay the weight out for the products of this device, if there is something to gain."""
-        _pack(self)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Return this rank's share of the output features, [T, out / tp], with their bias."""
-        return _multiply(self, x, self.bias)
+        return self._multiply(x, self.bias)
 
-    def gated_silu(self, x: torch.Tensor) -> torch.Tensor | None:
+    def gated_silu(self, x: Tensor) -> Tensor | None:
         """Return silu(gate) * up of this rank's outputs [gate; up]; None where the weight's product has no such end."""
         packed = self.packed
         if not isinstance(packed, TiledWeight) or self.bias is not None or not packed.has_whole_halves:
@@ -128,22 +138,15 @@ class ColumnParallelLinear(tensor_parallel.ColumnParallelLinear):
         return packed.gated_silu(x)
 
 
-class RowParallelLinear(tensor_parallel.RowParallelLinear):
+class RowParallelLinear(_Linear, tensor_parallel.RowParallelLinear):
     """Maps [T, in / tp] to [T, out], which is to be added to a residual of that shape.
 
-    Each rank holds a share of the input features; the results are summed. With a `format`, `quantized` is the weight,
-    to be filled, until `pack` lays it out. Its groups lie within a rank's inputs; one for all is one for each rank's.
+    Each rank holds a share of the input features; the results are summed. Groups of a `format` lie within a rank's
+    inputs; one for all is one for each rank's.
     """
 
     def __init__(
-        self,
-        in_size: int,
-        out_size: int,
-        *,
-        bias: bool,
-        dtype: torch.dtype,
-        groups: Groups,
-        format: WeightFormat | None = None,
+        self, in_size: int, out_size: int, *, bias: bool, dtype: torch.dtype, groups: Groups, format: Format = None
     ) -> None:
         super().__init__(
             in_size,
@@ -160,44 +163,30 @@ class RowParallelLinear(tensor_parallel.RowParallelLinear):
         own_inputs = self.input_size_per_partition
         if format is not None and format.group == in_size:
             format = replace(format, group=own_inputs)
-        self.quantized = _empty_matrix(self, out_size, own_inputs, format)
-        self.packed: Product | None = None
+        self._hold(out_size, own_inputs, format)
 
-    def pack(self) -> None:
-        """Lay the weight out for the products of this device, if there is something to gain."""
-        _pack(self)
-
-    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> Parts:
+    def forward(self, x: Tensor, residual: Tensor) -> Parts:
         """Return the sum of residual, bias and all ranks' products, [T, out]; the product adds the first if it can."""
         if self._groups.mesh.tp == 1 and self.packed is not None:
             return self.packed.linear(x, self.bias, residual), None
         return residual, self.product(x)
 
-    def product(self, x: torch.Tensor) -> torch.Tensor:
+    def product(self, x: Tensor) -> Tensor:
         """Return the sum of bias and all ranks' products, [T, out]."""
         part = self.partial(x)
         return self._groups.all_reduce(part) if self._groups.mesh.tp > 1 else part
 
-    def partial(self, x: torch.Tensor) -> torch.Tensor:
+    def partial(self, x: Tensor) -> Tensor:
         """Return this rank's part of that sum, [T, out]."""
         bias = self.bias if self._groups.mesh.tp_rank == 0 else None  # once in the sum, and within a product
-        return _multiply(self, x, bias)
+        return self._multiply(x, bias)
 
 
-class VocabParallelEmbedding(tensor_parallel.VocabParallelEmbedding):
-    """Maps token ids [T] to [T, H]. Each rank holds a share of the padded vocabulary; the results are summed.
-
-    With a `format`, `quantized` is the table, to be filled, until `pack` lays it out.
-    """
+class VocabParallelEmbedding(_Table, tensor_parallel.VocabParallelEmbedding):
+    """Maps token ids [T] to [T, H]. Each rank holds a share of the padded vocabulary; the results are summed."""
 
     def __init__(
-        self,
-        vocab_size: int,
-        hidden_size: int,
-        *,
-        dtype: torch.dtype,
-        groups: Groups,
-        format: WeightFormat | None = None,
+        self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, groups: Groups, format: Format = None
     ) -> None:
         super().__init__(
             padded_vocab(vocab_size, groups.mesh.tp),
@@ -208,80 +197,50 @@ class VocabParallelEmbedding(tensor_parallel.VocabParallelEmbedding):
         )
         _forget_group(self)
         self._groups = groups
-        self.quantized = _empty_matrix(self, self.num_embeddings_per_partition, hidden_size, format)
-        self.packed: TableProduct | None = None
+        self._hold(self.num_embeddings_per_partition, hidden_size, format)
 
-    def pack(self) -> None:
-        """Lay quantized rows out; others stay as they are."""
-        _pack_table(self)
-
-    def forward(self, token_ids_T: torch.Tensor) -> torch.Tensor:
+    def forward(self, token_ids_T: Tensor) -> Tensor:
         """Return the embeddings [T, H], summed over the ranks: each adds those of its own share."""
         if self._groups.mesh.tp == 1:
-            return _look_up(self, token_ids_T)
+            return self._look_up(token_ids_T)
         absent_T = (token_ids_T < self.vocab_start_index) | (token_ids_T >= self.vocab_end_index)
         rows_T = (token_ids_T - self.vocab_start_index).masked_fill_(absent_T, 0)
-        return self._groups.all_reduce(_look_up(self, rows_T).masked_fill_(absent_T[:, None], 0.0))
+        return self._groups.all_reduce(self._look_up(rows_T).masked_fill_(absent_T[:, None], 0.0))
 
 
-class ReplicatedEmbedding(nn.Module):
-    """Maps token ids [T] to [T, H]. Each rank holds the whole vocabulary, so that ranks need not communicate.
-
-    With a `format`, `quantized` is the table, to be filled, until `pack` lays it out.
-    """
+class ReplicatedEmbedding(_Table, nn.Module):
+    """Maps token ids [T] to [T, H]. Each rank holds the whole vocabulary, so that ranks need not communicate."""
 
     def __init__(
-        self,
-        vocab_size: int,
-        hidden_size: int,
-        *,
-        dtype: torch.dtype,
-        groups: Groups,
-        format: WeightFormat | None = None,
+        self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, groups: Groups, format: Format = None
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size, dtype=dtype, device=groups.device))
-        self.quantized = _empty_matrix(self, vocab_size, hidden_size, format)
-        self.packed: TableProduct | None = None
+        self._hold(vocab_size, hidden_size, format)
 
-    def pack(self) -> None:
-        """Lay quantized rows out; others stay as they are."""
-        _pack_table(self)
-
-    def forward(self, token_ids_T: torch.Tensor) -> torch.Tensor:
+    def forward(self, token_ids_T: Tensor) -> Tensor:
         """Return the embeddings [T, H]."""
-        return _look_up(self, token_ids_T)
+        return self._look_up(token_ids_T)
 
 
-class ReplicatedLinear(nn.Module):
+class ReplicatedLinear(_Linear, nn.Module):
     """Maps [T, in] to [T, out]. Each rank holds the whole weight."""
 
     def __init__(self, in_size: int, out_size: int, *, bias: bool, dtype: torch.dtype, groups: Groups) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(out_size, in_size, dtype=dtype, device=groups.device))
         self.bias = nn.Parameter(torch.empty(out_size, dtype=dtype, device=groups.device)) if bias else None
-        self.packed: Product | None = None
 
-    def pack(self) -> None:
-        """Lay the weight out for the products of this device, if there is something to gain."""
-        self.packed = take_packed(self)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Return x @ weight.T + bias, [T, out]."""
-        return _multiply(self, x, self.bias)
+        return self._multiply(x, self.bias)
 
 
 class LMHead(ColumnParallelLinear):
     """Maps [R, H] to logits over the whole vocabulary, without its padding, of the rows that this rank samples."""
 
     def __init__(
-        self,
-        hidden_size: int,
-        vocab_size: int,
-        *,
-        dtype: torch.dtype,
-        groups: Groups,
-        format: WeightFormat | None = None,
+        self, hidden_size: int, vocab_size: int, *, dtype: torch.dtype, groups: Groups, format: Format = None
     ) -> None:
         padded = padded_vocab(vocab_size, groups.mesh.tp)
         super().__init__(hidden_size, padded, bias=False, dtype=dtype, groups=groups, format=format)
@@ -300,11 +259,10 @@ class LMHead(ColumnParallelLinear):
             super().pack()
             return
         (embedding,) = self._tied
-        embedding.pack()
-        embedding.packed = embedding.packed or take_table(embedding)
+        embedding.pack_for_head()
         self.packed, self.weight = embedding.packed or take_rows(embedding.weight), embedding.weight
 
-    def forward(self, x_RH: torch.Tensor) -> torch.Tensor:
+    def forward(self, x_RH: Tensor) -> Tensor:
         """Return the logits, float32, of this rank's share of the rows (`Mesh.share_of`), [share, V].
 
         Products of a CPU's own sum and write them in float32. Others write the weights' type, in which likely tokens of
@@ -313,8 +271,3 @@ class LMHead(ColumnParallelLinear):
         packed = self.packed
         logits = packed.logits(x_RH) if isinstance(packed, QuantizedWeight | TiledWeight) else super().forward(x_RH)
         return self._groups.deal_rows(logits)[:, : self.vocab_size].float()
-
-
-PACKED = (  # what has `pack`
-    *(ColumnParallelLinear, RowParallelLinear, ReplicatedLinear, VocabParallelEmbedding, ReplicatedEmbedding),
-)

@@ -12,17 +12,13 @@ Weights of bfloat16 have products of their own where there is AMX (`tiled.py`).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from ctypes import POINTER, c_int32, c_int64, c_void_p, cast
-from functools import cache
+from ctypes import CDLL, c_int32
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from torch import nn
+from torch import Tensor
 
-from .cpp_library import ELEMENTS, NoLibraryError, load
+from .cpp_library import ELEMENTS, addresses, find
 from .tiled import TiledWeight, can_tile
 
 # oneDNN makes code for each number of rows and shape of weight that it meets, half a millisecond and about a megabyte.
@@ -39,22 +35,20 @@ _BLOCKS_A_THREAD = 4  # at least, so that threads have about as many each
 class PackedWeight:
     """A weight [out, in] in oneDNN's layout."""
 
-    def __init__(self, weight: torch.Tensor) -> None:
+    def __init__(self, weight: Tensor) -> None:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, _TYPICAL_ROWS)
-        self._out_size, self._in_size = weight.shape
+        self._dtype, (self._out_size, self._in_size) = weight.dtype, weight.shape
         self._block = _find_block(self._packed, weight)
         self._most_rows = _MOST_ROWS.get((weight.dtype, self._block), 0)
 
-    def linear(
-        self, x: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def linear(self, x: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         """Return x @ weight.T + bias + residual, [T, out]."""
         if not len(x):
             return x.new_zeros(0, self._out_size)
         if len(x) <= self._most_rows and self._has_work_for_all_threads:
             return self._few_rows(x, bias, residual)
         if residual is None:
-            out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, bias, "none", [], "")
+            out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, bias, "none", [], "")
         else:
             out = torch.ops.mkldnn._linear_pointwise.binary(x, residual, self._packed, bias, "add")
         return out
@@ -63,81 +57,71 @@ class PackedWeight:
     def _has_work_for_all_threads(self) -> bool:
         return self._out_size >= _BLOCKS_A_THREAD * _OUTPUTS * torch.get_num_threads()
 
-    def _few_rows(self, x: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None) -> torch.Tensor:
+    def _few_rows(self, x: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
         x, out = x.contiguous(), x.new_empty(len(x), self._out_size)
-        if residual is not None:
-            residual = residual.contiguous()
-        _product(x.dtype)(
-            x.data_ptr(),
-            torch.ops.mkldnn.data_ptr(self._packed),
-            None if bias is None else bias.data_ptr(),
-            None if residual is None else residual.data_ptr(),
-            out.data_ptr(),
-            len(x),
-            self._in_size,
-            self._out_size,
-            self._block,
-        )
+        residual = None if residual is None else residual.contiguous()
+        library = _library(x.dtype)
+        assert library is not None
+        weight, sizes = torch.ops.mkldnn.data_ptr(self._packed), (self._in_size, self._out_size, self._block)
+        library.linear(x.data_ptr(), weight, *addresses(bias, residual, out), len(x), *sizes)
         return out
 
+    @property
+    def can_be_read(self) -> bool:
+        """Whether `rows` may be called: oneDNN's layout is one that is known."""
+        return self._block > 0
 
-@cache
-def _product(dtype: torch.dtype) -> Callable[..., Any]:
-    """Return the product of few rows.
-
-    Raises:
-        NoLibraryError: it cannot be compiled here.
-    """
-    product = load(Path(__file__).with_suffix(".cpp"), dtype).linear
-    product.argtypes = (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64)
-    product.restype = None
-    return product
+    def rows(self, ids: Tensor) -> Tensor:
+        """Return the weight's rows, [T, in]."""
+        words = _words(self._packed, self._out_size, self._block)
+        return words[ids // self._block, :, ids % self._block].view(self._dtype)
 
 
-def _find_block(packed: torch.Tensor, weight: torch.Tensor) -> int:
+def _library(dtype: torch.dtype) -> CDLL | None:
+    return find(Path(__file__).with_suffix(".cpp"), dtype, linear=5 * "p" + 4 * "i")
+
+
+def _words(packed: Tensor, outputs: int, block: int) -> Tensor:
+    """Return a packed weight in words of 4 bytes, which are one number or two, [outputs / block, words, block]."""
+    count = torch.ops.mkldnn._nbytes(packed) // 4
+    buffer = (c_int32 * count).from_address(torch.ops.mkldnn.data_ptr(packed))
+    return torch.frombuffer(buffer, dtype=torch.int32).view(-1, count // outputs, block)
+
+
+def _find_block(packed: Tensor, weight: Tensor) -> int:
     """Return the outputs of a block of the packed weight; 0 where our product is not there or cannot read the layout.
 
-    oneDNN does not promise a layout, so the first and the last block are compared with the weight itself, in words of 4
-    bytes, which are one number or two.
+    oneDNN does not promise a layout, so the first and the last block are compared with the weight itself.
     """
     outputs, inputs = weight.shape
     if outputs % _OUTPUTS or inputs * weight.itemsize % 4:
         return 0
-    if torch.ops.mkldnn._nbytes(packed) != weight.numel() * weight.itemsize:
+    if torch.ops.mkldnn._nbytes(packed) != weight.numel() * weight.itemsize or _library(weight.dtype) is None:
         return 0
-    try:
-        _product(weight.dtype)
-    except NoLibraryError:
-        return 0
-    words = weight.detach().view(torch.int32).numpy()
-    address = cast(torch.ops.mkldnn.data_ptr(packed), POINTER(c_int32))
     for block in (64, 32):
-        values = np.ctypeslib.as_array(address, (outputs // block, words.shape[1], block))
-        own = words.reshape(-1, block, words.shape[1]).transpose(0, 2, 1)
-        if all(np.array_equal(values[at], own[at]) for at in (0, -1)):
+        found, own = _words(packed, outputs, block), weight.view(torch.int32).unflatten(0, (-1, block)).transpose(1, 2)
+        if all(found[at].equal(own[at]) for at in (0, -1)):
             return block
     return 0
 
 
-def can_pack(weight: torch.Tensor) -> bool:
+def can_pack(weight: Tensor) -> bool:
     """Return whether oneDNN runs, and gains, on the weight's device and with its type."""
     if weight.device.type != "cpu" or weight.dtype not in ELEMENTS or not torch.backends.mkldnn.is_available():
         return False
     return weight.dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def pack(weight: torch.Tensor) -> PackedWeight | TiledWeight | None:
-    """Lay a weight out for the processor's products; None where torch's own must do."""
+def pack(weight: Tensor, *, is_table: bool = False) -> PackedWeight | TiledWeight | None:
+    """Lay a weight out for the processor's products; None where torch's own must do.
+
+    A table is an embedding that is the LM head too: the head multiplies with it, and rows are read out of the blocks.
+    In bfloat16 a product of 1 to 64 rows takes 0.5 to 0.8 of the time of the one that reads the weight as it was loaded
+    (49,152 x 576, a core with AMX), which stays for float32 (`row_weight.py`): up to 16 rows that one is as fast.
+    """
     if can_tile(weight):
         return TiledWeight(weight.detach())
-    return PackedWeight(weight.detach()) if can_pack(weight) else None
-
-
-def take_packed(linear: nn.Module) -> PackedWeight | TiledWeight | None:
-    """Pack a layer's weight and free it; None, and the layer as it is, where that cannot be."""
-    weight: torch.Tensor = linear.weight  # type: ignore[assignment]
-    packed = pack(weight)
-    if packed is None:
+    if not can_pack(weight) or (is_table and weight.dtype != torch.bfloat16):
         return None
-    linear.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
-    return packed
+    packed = PackedWeight(weight.detach())
+    return packed if packed.can_be_read or not is_table else None

@@ -7,15 +7,15 @@ rows, weights become numbers once for all of them, in a cache. Products with int
 from __future__ import annotations
 
 from ctypes import CDLL, Structure, addressof, byref, c_int64, c_void_p, cast
-from functools import cache
 from pathlib import Path
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from . import huge_pages
-from .cpp_library import ELEMENTS, find
+from .cpp_library import ELEMENTS, addresses, find
 from .cuda_products import KeptMatrix, choose_product
 from .packed import pack
 from .quantized_matrix import QuantizedMatrix, dequantize, pack_codes
@@ -30,9 +30,7 @@ _LEAST_TILED = 4  # rows, where the processor has tiles: fewer are as fast witho
 class Product(Protocol):
     """A weight [out, in], laid out for the products of a device."""
 
-    def linear(
-        self, x: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def linear(self, x: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         """Return x @ weight.T + bias + residual, [T, out]."""
         ...
 
@@ -40,7 +38,7 @@ class Product(Protocol):
 class TableProduct(Product, Protocol):
     """One whose rows can be read too: an embedding's."""
 
-    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+    def rows(self, ids: Tensor) -> Tensor:
         """Return the weight's rows, [T, in]."""
         ...
 
@@ -48,17 +46,15 @@ class TableProduct(Product, Protocol):
 class DequantizedWeight:
     """A weight that is quantized in its file only."""
 
-    def __init__(self, weight: torch.Tensor) -> None:
+    def __init__(self, weight: Tensor) -> None:
         self._weight = weight
 
-    def linear(
-        self, x: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def linear(self, x: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         """Return x @ weight.T + bias + residual, [T, out]."""
         out = F.linear(x, self._weight, bias)
         return out if residual is None else out.add_(residual)
 
-    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+    def rows(self, ids: Tensor) -> Tensor:
         """Return the weight's rows, [T, in]."""
         return F.embedding(ids, self._weight)
 
@@ -102,10 +98,8 @@ class QuantizedWeight:
         self._scales = huge_pages.copy(_blocks(matrix.scales.to(kind)))
         offsets = matrix.offsets
         self._offsets = None if offsets is None else huge_pages.copy(_blocks(offsets.to(kind)))
-        at = None if self._offsets is None else self._offsets.data_ptr()
-        pointers = (self._codes.data_ptr(), self._scales.data_ptr(), at)
         sizes = (self._out_size, self._codes.shape[1], groups, words, self._bits, halves, format.zero)
-        self._matrix = _Matrix(*pointers, *sizes)
+        self._matrix = _Matrix(*addresses(self._codes, self._scales, self._offsets), *sizes)
         self._at = byref(self._matrix)
         self._least_tiled = _LEAST_TILED
 
@@ -115,7 +109,7 @@ class QuantizedWeight:
         assert self._group == self._format.group, "inputs need padding"
         return addressof(self._matrix), self._rounds, self._least_tiled
 
-    def _padded_codes(self, matrix: QuantizedMatrix) -> torch.Tensor:
+    def _padded_codes(self, matrix: QuantizedMatrix) -> Tensor:
         """Return words of codes, int32, [out, words], where each group and all inputs are padded."""
         codes = matrix.codes
         if self._bits != matrix.format.bits or self._group != matrix.format.group:
@@ -124,39 +118,27 @@ class QuantizedWeight:
             codes = pack_codes(codes, self._bits)
         return _padded(codes, -codes.shape[1] % (_INPUTS * self._bits // 8)).view(torch.int32)
 
-    def linear(
-        self, x: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def linear(self, x: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         """Return x @ weight.T + bias + residual, [T, out]."""
         x, out = self._inputs(x), x.new_empty(len(x), self._out_size)
-        if residual is not None:
-            residual = residual.contiguous()
-        self._linear(
-            self._at,
-            x.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            None if residual is None else residual.data_ptr(),
-            out.data_ptr(),
-            *x.shape,
-            self._rounds,
-            self._least_tiled,
-        )
+        residual = None if residual is None else residual.contiguous()
+        self._linear(self._at, *addresses(x, bias, residual, out), *x.shape, self._rounds, self._least_tiled)
         return out
 
-    def logits(self, x: torch.Tensor) -> torch.Tensor:
+    def logits(self, x: Tensor) -> Tensor:
         """Return x @ weight.T as it was summed, float32, [T, out]."""
         x, out = self._inputs(x), x.new_empty(len(x), self._out_size, dtype=torch.float32)
-        self._logits(self._at, x.data_ptr(), out.data_ptr(), *x.shape, self._rounds, self._least_tiled)
+        self._logits(self._at, *addresses(x, out), *x.shape, self._rounds, self._least_tiled)
         return out
 
-    def _inputs(self, x: torch.Tensor) -> torch.Tensor:
+    def _inputs(self, x: Tensor) -> Tensor:
         """Return rows as the codes are laid out, with zeros where a group is padded."""
         if self._group != self._format.group:
             padding = (0, self._group - self._format.group)
             x = F.pad(x.unflatten(1, (-1, self._format.group)), padding).flatten(1)
         return x.contiguous()
 
-    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+    def rows(self, ids: Tensor) -> Tensor:
         """Return the weight's rows, [T, in]."""
         block, row = ids // _OUTPUTS, ids % _OUTPUTS
         matrix = QuantizedMatrix(self._format, self._codes[block, :, row].view(torch.uint8), self._scales)
@@ -168,34 +150,26 @@ class QuantizedWeight:
         return dequantize(self._format, codes.flatten(1), scales, offsets).to(self._dtype)
 
 
-def _blocks(rows: torch.Tensor) -> torch.Tensor:
+def _blocks(rows: Tensor) -> Tensor:
     """Return [blocks, columns, 32] of [out, columns], padded with zeros."""
-    blocks: torch.Tensor = _padded(rows, 0, -len(rows) % _OUTPUTS).unflatten(0, (-1, _OUTPUTS))
+    blocks: Tensor = _padded(rows, 0, -len(rows) % _OUTPUTS).unflatten(0, (-1, _OUTPUTS))
     return blocks.transpose(1, 2)
 
 
-def _padded(rows: torch.Tensor, columns: int, more_rows: int = 0) -> torch.Tensor:
+def _padded(rows: Tensor, columns: int, more_rows: int = 0) -> Tensor:
     """Return rows with zeros after each and after the last; themselves, not a copy, where none are asked for."""
     return F.pad(rows, (0, columns, 0, more_rows)) if columns or more_rows else rows
 
 
-def _are_halves(numbers: torch.Tensor, error: float) -> bool:
+def _are_halves(numbers: Tensor, error: float) -> bool:
     """Return whether numbers are of half precision, but for a relative error."""
     return bool(((numbers.half().float() - numbers).abs() <= error * numbers.abs()).all())
 
 
-@cache
 def _library(dtype: torch.dtype) -> CDLL | None:
     """Load the products; None where they cannot be compiled."""
-    library = find(Path(__file__).with_suffix(".cpp"), dtype)
-    if library is None:
-        return None
-    library.linear.argtypes = (*(c_void_p,) * 5, *(c_int64,) * 4)
-    library.linear.restype = None
-    library.logits.argtypes = (*(c_void_p,) * 3, *(c_int64,) * 4)
-    library.logits.restype = None
-    library.reads_halves.restype = c_int64
-    return library
+    source = Path(__file__).with_suffix(".cpp")
+    return find(source, dtype, linear=5 * "p" + 4 * "i", logits=3 * "p" + 4 * "i", reads_halves=":i")
 
 
 def make_product(matrix: QuantizedMatrix, dtype: torch.dtype) -> Product:

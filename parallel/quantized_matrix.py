@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from .weight_format import WeightFormat
 
@@ -26,9 +27,9 @@ class QuantizedMatrix:
     """
 
     format: WeightFormat
-    codes: torch.Tensor
-    scales: torch.Tensor
-    offsets: torch.Tensor | None = None
+    codes: Tensor
+    scales: Tensor
+    offsets: Tensor | None = None
 
     @classmethod
     def empty(cls, out_size: int, in_size: int, format: WeightFormat, device: torch.device | str) -> QuantizedMatrix:
@@ -46,20 +47,18 @@ class QuantizedMatrix:
         """Outputs and inputs."""
         return len(self.codes), self.codes.shape[1] * 8 // self.format.bits
 
-    def unpacked(self) -> torch.Tensor:
+    def unpacked(self) -> Tensor:
         """Return the codes, one a byte, [out, in]."""
         if self.format.bits == 8:
             return self.codes
         return torch.stack((self.codes & 15, self.codes >> 4), dim=-1).flatten(1)
 
-    def dequantized(self) -> torch.Tensor:
+    def dequantized(self) -> Tensor:
         """Return the numbers, float32, [out, in]."""
         return dequantize(self.format, self.unpacked(), self.scales, self.offsets)
 
 
-def dequantize(
-    format: WeightFormat, codes: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor | None
-) -> torch.Tensor:
+def dequantize(format: WeightFormat, codes: Tensor, scales: Tensor, offsets: Tensor | None) -> Tensor:
     """Return the numbers, float32, of codes [N, in], one a byte, with their scales and offsets [N, in / group]."""
     if not format.is_float:
         numbers = codes.float() - (format.zero if offsets is None else 0)
@@ -67,12 +66,12 @@ def dequantize(
         numbers = codes.view(torch.float8_e4m3fn).float()
     else:
         numbers = torch.tensor(E2M1, device=codes.device)[codes.int()]
-    groups: torch.Tensor = numbers.unflatten(1, (-1, format.group)) * scales[..., None]
+    groups: Tensor = numbers.unflatten(1, (-1, format.group)) * scales[..., None]
     if offsets is not None:
         groups += offsets[..., None]
     return groups.flatten(1)
 
 
-def pack_codes(codes: torch.Tensor, bits: int) -> torch.Tensor:
+def pack_codes(codes: Tensor, bits: int) -> Tensor:
     """Return codes [out, in], one a byte, as `QuantizedMatrix` holds them."""
     return codes if bits == 8 else codes[:, ::2] | codes[:, 1::2] << 4

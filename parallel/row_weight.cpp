@@ -59,17 +59,10 @@ void products(const Element* x, const Element* weight, Element* out, int64_t H, 
         }
 }
 
-template <int O>
+template <int O, int R = kRows>
 void all_rows(const Element* x, const Element* weight, Element* out, int64_t rows, int64_t H, int64_t V) {
-    int64_t r = 0;
-    for (; r + kRows <= rows; r += kRows) products<kRows, O>(x + r * H, weight, out + r * V, H, V);
-    switch (rows - r) {
-        case 5: return products<5, O>(x + r * H, weight, out + r * V, H, V);
-        case 4: return products<4, O>(x + r * H, weight, out + r * V, H, V);
-        case 3: return products<3, O>(x + r * H, weight, out + r * V, H, V);
-        case 2: return products<2, O>(x + r * H, weight, out + r * V, H, V);
-        case 1: return products<1, O>(x + r * H, weight, out + r * V, H, V);
-    }
+    for (; rows >= R; rows -= R, x += R * H, out += R * V) products<R, O>(x, weight, out, H, V);
+    if constexpr (R > 1) all_rows<O, R - 1>(x, weight, out, rows, H, V);
 }
 
 }  // namespace

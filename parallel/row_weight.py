@@ -8,13 +8,14 @@ torch's product packs it anew at each call. For up to 64 rows that takes two to 
 
 from __future__ import annotations
 
-from ctypes import CDLL, c_int64, c_void_p
+from ctypes import CDLL
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from .cpp_library import ELEMENTS, find
+from .cpp_library import ELEMENTS, addresses, find
 
 _MOST_ROWS = {torch.float32: 96, torch.bfloat16: 8}  # torch's product packs the weight, which more rows are worth
 
@@ -22,25 +23,26 @@ _MOST_ROWS = {torch.float32: 96, torch.bfloat16: 8}  # torch's product packs the
 class RowWeight:
     """A weight [out, in] as it was loaded, on a CPU."""
 
-    def __init__(self, weight: torch.Tensor, library: CDLL) -> None:
+    def __init__(self, weight: Tensor, library: CDLL) -> None:
         assert weight.is_contiguous()
-        library.linear.argtypes = (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64)
-        library.linear.restype = None
-        self._weight = weight
-        self._linear = library.linear
+        self._weight, self._linear = weight, library.linear
 
-    def linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """Return x @ weight.T + bias, [T, out]."""
+    def linear(self, x: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+        """Return x @ weight.T + bias + residual, [T, out]."""
         if not 0 < len(x) <= _MOST_ROWS[x.dtype]:
-            return F.linear(x, self._weight, bias)
+            out = F.linear(x, self._weight, bias)
+            return out if residual is None else out.add_(residual)
         x, out = x.contiguous(), x.new_empty(len(x), len(self._weight))
-        self._linear(x.data_ptr(), self._weight.data_ptr(), out.data_ptr(), *x.shape, len(self._weight))
-        return out if bias is None else out.add_(bias)
+        self._linear(*addresses(x, self._weight, out), *x.shape, len(self._weight))
+        for term in (bias, residual):
+            if term is not None:
+                out.add_(term)
+        return out
 
 
-def take_rows(weight: torch.Tensor) -> RowWeight | None:
+def take_rows(weight: Tensor) -> RowWeight | None:
     """Make the product of a weight that stays as it is; None where torch's own must do."""
     if weight.device.type != "cpu" or weight.dtype not in ELEMENTS:
         return None
-    library = find(Path(__file__).with_suffix(".cpp"), weight.dtype)
+    library = find(Path(__file__).with_suffix(".cpp"), weight.dtype, linear="pppiii")
     return None if library is None else RowWeight(weight.detach(), library)

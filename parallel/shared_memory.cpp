@@ -84,52 +84,29 @@ int64_t all_reduce(char* base, int64_t rank, int64_t size, int64_t capacity, con
     return 0;
 }
 
-// out[R, size * n] = the ranks' x[R, n] side by side.
-int64_t all_gather(char* base, int64_t rank, int64_t size, int64_t capacity, const std::atomic<int64_t>* ended,
-                   int64_t* round, const float* x, int64_t R,
-                   int64_t n, double timeout_s, float* out) {
+// out[ends[own + 1] - ends[own], size * n] = those rows of the ranks' x[ends[shares], n] side by side. A round has as many
+// rows of each share, so that all ranks copy at the same time.
+int64_t gather(char* base, int64_t rank, int64_t size, int64_t capacity, const std::atomic<int64_t>* ended,
+               int64_t* round, const float* x, const int64_t* ends, int64_t shares, int64_t own, int64_t n,
+               double timeout_s, float* out) {
     const Memory memory{base, rank, size, capacity, ended};
-    const int64_t most = std::min(n, capacity), rows = capacity / most;  // of a round
-    for (int64_t column = 0; column < n; column += most) {
-        const int64_t width = std::min(most, n - column);
-        for (int64_t row = 0; row < R; row += rows) {
-            const int64_t count = std::min(rows, R - row);
-            float* own = memory.buffer(rank, ++*round);
-            for (int64_t r = 0; r < count; ++r)
-                std::memcpy(own + r * width, x + (row + r) * n + column, width * sizeof(float));
-            if (!memory.meet(*round, timeout_s)) return 1;
-            for (int64_t other = 0; other < size; ++other)
-                for (int64_t r = 0; r < count; ++r)
-                    std::memcpy(out + ((row + r) * size + other) * n + column,
-                                memory.buffer(other, *round) + r * width, width * sizeof(float));
-        }
-    }
-    return 0;
-}
-
-// out[ends[rank + 1] - ends[rank], size * n] = those rows of the ranks' x[ends[size], n] side by side. A round has as
-// many rows of each rank's share, so that all of them copy at the same time.
-int64_t deal_rows(char* base, int64_t rank, int64_t size, int64_t capacity, const std::atomic<int64_t>* ended,
-                  int64_t* round, const float* x, const int64_t* ends,
-                  int64_t n, double timeout_s, float* out) {
-    const Memory memory{base, rank, size, capacity, ended};
-    const int64_t most = std::min(n, capacity / size), rows = capacity / size / most;  // of a share in a round
+    const int64_t most = std::min(n, capacity / shares), rows = capacity / shares / most;  // of a share in a round
     int64_t longest = 0;
-    for (int64_t other = 0; other < size; ++other) longest = std::max(longest, ends[other + 1] - ends[other]);
+    for (int64_t share = 0; share < shares; ++share) longest = std::max(longest, ends[share + 1] - ends[share]);
     for (int64_t column = 0; column < n; column += most) {
         const int64_t width = std::min(most, n - column);
         for (int64_t row = 0; row < longest; row += rows) {
             const auto count = [&](int64_t of) { return std::min(rows, ends[of + 1] - ends[of] - row); };
-            float* own = memory.buffer(rank, ++*round);
-            for (int64_t other = 0; other < size; ++other)
-                for (int64_t r = 0; r < count(other); ++r)
-                    std::memcpy(own + (other * rows + r) * width, x + (ends[other] + row + r) * n + column,
+            float* part = memory.buffer(rank, ++*round);
+            for (int64_t share = 0; share < shares; ++share)
+                for (int64_t r = 0; r < count(share); ++r)
+                    std::memcpy(part + (share * rows + r) * width, x + (ends[share] + row + r) * n + column,
                                 width * sizeof(float));
             if (!memory.meet(*round, timeout_s)) return 1;
             for (int64_t other = 0; other < size; ++other)
-                for (int64_t r = 0; r < count(rank); ++r)
+                for (int64_t r = 0; r < count(own); ++r)
                     std::memcpy(out + ((row + r) * size + other) * n + column,
-                                memory.buffer(other, *round) + (rank * rows + r) * width, width * sizeof(float));
+                                memory.buffer(other, *round) + (own * rows + r) * width, width * sizeof(float));
         }
     }
     return 0;

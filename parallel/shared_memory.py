@@ -11,12 +11,13 @@ import mmap
 import os
 import secrets
 from collections.abc import Sequence
-from ctypes import POINTER, c_double, c_int64, c_void_p
+from ctypes import c_int64
 from functools import cache
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from .cpp_library import ELEMENTS, NoLibraryError, load
 from .frames import ConnectionLost
@@ -71,7 +72,7 @@ class SharedMemory:
         assert memory is not None
         return cls(memory, rank, size, capacity, timeout_s)
 
-    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, x: Tensor) -> Tensor:
         """Sum the contiguous tensor `x`, of a type of `ELEMENTS`, in place; the same to the bit on all ranks.
 
         Raises:
@@ -80,32 +81,29 @@ class SharedMemory:
         self._check(_library(x.dtype).all_reduce(*self._common, x.data_ptr(), x.numel(), self._timeout_s))
         return x
 
-    def all_gather(self, x_RV: torch.Tensor) -> torch.Tensor:
+    def all_gather(self, x_RV: Tensor) -> Tensor:
         """Return the ranks' tensors [R, V], whose rows are whole words of 4 bytes, side by side, [R, size * V].
 
         Raises:
             RuntimeError: a rank did not come in time.
         """
-        x_RW = x_RV.contiguous().view(torch.float32)  # words, which are copied and not read
-        R, W = x_RW.shape
-        out = x_RW.new_empty(R, self._size * W)
-        self._check(
-            _library(torch.float32).all_gather(*self._common, x_RW.data_ptr(), R, W, self._timeout_s, out.data_ptr())
-        )
-        return out.view(x_RV.dtype)
+        return self._gather(x_RV, [range(len(x_RV))], 0)
 
-    def deal_rows(self, x_RV: torch.Tensor, shares: Sequence[range]) -> torch.Tensor:
+    def deal_rows(self, x_RV: Tensor, shares: Sequence[range]) -> Tensor:
         """Return this rank's of the `shares` of rows, which follow each other, of what `all_gather` returns.
 
         Raises:
             RuntimeError: a rank did not come in time.
         """
-        x_RW = x_RV.contiguous().view(torch.float32)
-        W, ends = x_RW.shape[1], (c_int64 * (self._size + 1))(0, *(share.stop for share in shares))
-        out = x_RW.new_empty(len(shares[self._rank]), self._size * W)
-        self._check(
-            _library(torch.float32).deal_rows(*self._common, x_RW.data_ptr(), ends, W, self._timeout_s, out.data_ptr())
-        )
+        return self._gather(x_RV, shares, self._rank)
+
+    def _gather(self, x_RV: Tensor, shares: Sequence[range], own: int) -> Tensor:
+        """Return the rows of one of the shares."""
+        x_RW = x_RV.contiguous().view(torch.float32)  # words, which are copied and not read
+        W, ends = x_RW.shape[1], (c_int64 * (len(shares) + 1))(0, *(share.stop for share in shares))
+        out = x_RW.new_empty(len(shares[own]), self._size * W)
+        given = (x_RW.data_ptr(), ends, len(shares), own, W, self._timeout_s, out.data_ptr())
+        self._check(_library(torch.float32).gather(*self._common, *given))
         return out.view(x_RV.dtype)
 
     def end(self) -> None:
@@ -126,14 +124,9 @@ def _library(dtype: torch.dtype) -> ctypes.CDLL:
     Raises:
         NoLibraryError: they cannot be compiled here.
     """
-    library = load(Path(__file__).with_suffix(".cpp"), dtype)
-    common = (c_void_p, c_int64, c_int64, c_int64, POINTER(c_int64), POINTER(c_int64), c_void_p)
-    library.all_reduce.argtypes = (*common, c_int64, c_double)
-    library.all_gather.argtypes = (*common, c_int64, c_int64, c_double, c_void_p)
-    library.deal_rows.argtypes = (*common, POINTER(c_int64), c_int64, c_double, c_void_p)
-    for function in (library.all_reduce, library.all_gather, library.deal_rows):
-        function.restype = c_int64
-    return library
+    common = "piii" + "ppp"
+    gather = common + "piii" + "dp" + ":i"
+    return load(Path(__file__).with_suffix(".cpp"), dtype, all_reduce=common + "id:i", gather=gather)
 
 
 def _path(token: bytes) -> Path:

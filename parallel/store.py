@@ -9,13 +9,12 @@ from __future__ import annotations
 import threading
 import time
 from datetime import timedelta
-from typing import Literal
 
 import msgspec
 from torch.distributed import Store
 
 from .frames import STORE, ConnectionLost, FrameSocket
-from .store_server import Question
+from .store_server import Operation, Question
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05  # between two looks for a key that is awaited
 _answer = msgspec.msgpack.Decoder(bytes | int | bool | None)
@@ -48,11 +47,7 @@ class ControlStore(Store):
         self._is_ended.set()
 
     def _ask(
-        self,
-        operation: Literal["set", "get", "add", "check", "delete"],
-        keys: list[str],
-        value: bytes = b"",
-        amount: int = 0,
+        self, operation: Operation, keys: list[str], value: bytes = b"", amount: int = 0
     ) -> bytes | int | bool | None:
         keys = [self._prefix + key for key in keys]
         question = msgspec.msgpack.encode(Question(operation, keys, value, amount))

@@ -12,11 +12,13 @@ import msgspec
 
 from .frames import STORE, ConnectionLost, FrameSocket
 
+Operation = Literal["set", "get", "add", "check", "delete"]
+
 
 class Question(msgspec.Struct, frozen=True, array_like=True):
     """What a rank asks of the store. A number is held as its decimal digits, as torch's stores do."""
 
-    operation: Literal["set", "get", "add", "check", "delete"]
+    operation: Operation
     keys: list[str]
     value: bytes
     amount: int

@@ -7,14 +7,14 @@ time. The product itself is as fast for 256 rows, and for 32 it takes three quar
 
 from __future__ import annotations
 
-from ctypes import CDLL, c_int64, c_void_p
-from functools import cache
+from ctypes import CDLL
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from . import huge_pages
-from .cpp_library import find
+from .cpp_library import addresses, find_tiled
 
 _SIZE = 32  # outputs of a block, and inputs of a tile
 
@@ -22,27 +22,24 @@ _SIZE = 32  # outputs of a block, and inputs of a tile
 class TiledWeight:
     """A weight [out, in] in blocks of 32 outputs: pair after pair of inputs, the pairs of all outputs side by side."""
 
-    def __init__(self, weight: torch.Tensor) -> None:
+    def __init__(self, weight: Tensor) -> None:
         self._out_size, self._in_size = weight.shape
         pairs = weight.contiguous().view(torch.int32).unflatten(0, (-1, _SIZE))
         self._pairs = huge_pages.copy(pairs.transpose(1, 2))  # [out / 32, in / 2, 32]
         library = _library()
         assert library is not None
-        assert library.multiplies_tiles()  # asks the kernel for tiles, too
         self._linear, self._gated = library.linear_tiled, library.gated_silu_tiled
 
-    def linear(
-        self, x: torch.Tensor, bias: torch.Tensor | None = None, residual: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def linear(self, x: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         """Return x @ weight.T + bias + residual, [T, out]."""
         return self._multiply(x, bias, residual, x.dtype)
 
-    def gated_silu(self, x: torch.Tensor) -> torch.Tensor:
+    def gated_silu(self, x: Tensor) -> Tensor:
         """Return silu(x @ gate.T) * (x @ up.T), [T, out / 2], of a weight [gate; up] whose halves are whole blocks."""
         x, size = x.contiguous(), self._out_size // 2
         assert size % _SIZE == 0
         out = x.new_empty(len(x), size)
-        self._gated(x.data_ptr(), self._pairs.data_ptr(), out.data_ptr(), *x.shape, size)
+        self._gated(*addresses(x, self._pairs, out), *x.shape, size)
         return out
 
     @property
@@ -50,49 +47,29 @@ class TiledWeight:
         """Whether `gated_silu` may be called."""
         return self._out_size % (2 * _SIZE) == 0
 
-    def logits(self, x: torch.Tensor) -> torch.Tensor:
+    def logits(self, x: Tensor) -> Tensor:
         """Return x @ weight.T as it was summed, float32, [T, out]."""
         return self._multiply(x, None, None, torch.float32)
 
-    def _multiply(
-        self, x: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None, dtype: torch.dtype
-    ) -> torch.Tensor:
+    def _multiply(self, x: Tensor, bias: Tensor | None, residual: Tensor | None, dtype: torch.dtype) -> Tensor:
         x, out = x.contiguous(), x.new_empty(len(x), self._out_size, dtype=dtype)
-        if residual is not None:
-            residual = residual.contiguous()
-        self._linear(
-            x.data_ptr(),
-            self._pairs.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-            None if residual is None else residual.data_ptr(),
-            out.data_ptr(),
-            len(x),
-            self._in_size,
-            self._out_size,
-            dtype == torch.float32,
-        )
+        residual = None if residual is None else residual.contiguous()
+        sizes = len(x), self._in_size, self._out_size
+        self._linear(*addresses(x, self._pairs, bias, residual, out), *sizes, dtype == torch.float32)
         return out
 
-    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+    def rows(self, ids: Tensor) -> Tensor:
         """Return the weight's rows, [T, in]."""
         return self._pairs[ids // _SIZE, :, ids % _SIZE].view(torch.bfloat16)
 
 
-def can_tile(weight: torch.Tensor) -> bool:
+def can_tile(weight: Tensor) -> bool:
     """Return whether the processor has tiles, and the weight's sizes fill them."""
     if weight.device.type != "cpu" or weight.dtype != torch.bfloat16 or any(size % _SIZE for size in weight.shape):
         return False
-    library = _library()
-    return library is not None and bool(library.multiplies_tiles())
+    return _library() is not None
 
 
-@cache
 def _library() -> CDLL | None:
-    library = find(Path(__file__).with_name("packed.cpp"), torch.bfloat16)
-    if library is None:
-        return None
-    library.linear_tiled.argtypes = (*(c_void_p,) * 5, *(c_int64,) * 4)
-    library.gated_silu_tiled.argtypes = (*(c_void_p,) * 3, *(c_int64,) * 3)
-    library.linear_tiled.restype = library.gated_silu_tiled.restype = None
-    library.multiplies_tiles.restype = c_int64
-    return library
+    source = Path(__file__).with_name("packed.cpp")
+    return find_tiled(source, linear_tiled=5 * "p" + 4 * "i", gated_silu_tiled="pppiii")

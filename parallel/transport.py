@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from .device_clock import DeviceClock
 from .mesh import Mesh
@@ -31,12 +32,7 @@ class Arrival:
     """A receive that has been posted."""
 
     def __init__(
-        self,
-        slice_: torch.Tensor,
-        work: dist.Work,
-        shape: tuple[int, int],
-        groups: Groups,
-        stream: torch.cuda.Stream | None,
+        self, slice_: Tensor, work: dist.Work, shape: tuple[int, int], groups: Groups, stream: torch.cuda.Stream | None
     ) -> None:
         self._slice = slice_
         self._work = work
@@ -44,7 +40,7 @@ class Arrival:
         self._groups = groups
         self._stream = stream
 
-    def wait(self, clock: DeviceClock) -> tuple[torch.Tensor, Any]:
+    def wait(self, clock: DeviceClock) -> tuple[Tensor, Any]:
         """Return the activation [T, H], and the moment of its arrival.
 
         On a CPU this waits for it. On CUDA the current stream does, and the host goes on.
@@ -70,7 +66,7 @@ class Transport:
         self._hidden_size = hidden_size
         self._dtype = dtype
         self._depth = depth
-        self._sending: deque[tuple[dist.Work, torch.Tensor]] = deque()
+        self._sending: deque[tuple[dist.Work, Tensor]] = deque()
         self._stream = torch.cuda.Stream(groups.device) if groups.device.type == "cuda" else None
 
     @property
@@ -87,7 +83,7 @@ class Transport:
         assert work is not None
         return Arrival(slice_, work, (num_tokens, self._hidden_size), self._groups, self._stream)
 
-    def send(self, hidden_TH: torch.Tensor) -> None:
+    def send(self, hidden_TH: Tensor) -> None:
         """Start to send the activation [T, H] to the next stage. The caller must not write to it afterwards."""
         flat = hidden_TH.contiguous().view(-1)
         share = flat.numel() // self._mesh.tp

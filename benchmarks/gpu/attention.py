@@ -10,6 +10,7 @@ from functools import partial
 import torch
 
 from gapless.conf.errors import ConfigError
+from gapless.models.attention.backend import AttentionSizes
 from gapless.models.attention.sdpa import SdpaBackend
 from gapless.models.batch import RaggedBatch, Segment
 
@@ -94,7 +95,7 @@ def _compared(task: Task, name: str, head_dim: int, group: int, block_size: int,
     for case in cases(block_size, task.small):
         sizes = {"head_dim": head_dim, "num_blocks": case.num_blocks, "block_size": block_size, "window": window}
         tested = backend(name, task.device, **sizes)
-        exact = SdpaBackend(block_size=block_size, window=window, dtype=torch.float32, device=torch.device(task.device))
+        exact = SdpaBackend(AttentionSizes(block_size=block_size, window=window, device=torch.device(task.device)))
         given = _tensors(task, case, block_size, group, head_dim)
         with torch.inference_mode():
             found = tested.attend(*given, tested.plan(case.batch)).float()

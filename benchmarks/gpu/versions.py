@@ -15,7 +15,7 @@ import torch
 import gapless
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import ModelConfig
-from gapless.models.attention.backend import AttentionBackend
+from gapless.models.attention.backend import AttentionBackend, AttentionSizes
 from gapless.models.attention.sdpa import SdpaBackend
 from gapless.models.attention.select import make_backend
 from gapless.models.kernels.select import make_kernels
@@ -52,12 +52,9 @@ def backend(
     return make_backend(
         name,
         make_kernels("auto", dtype=dtype, device=where),
-        block_size=block_size,
-        num_blocks=num_blocks,
-        window=window,
-        dtype=dtype,
-        device=where,
-        head_dim=head_dim,
+        AttentionSizes(
+            block_size=block_size, num_blocks=num_blocks, window=window, dtype=dtype, device=where, head_dim=head_dim
+        ),
     )
 
 

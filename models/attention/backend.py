@@ -1,56 +1,65 @@
-"""The protocol through which a decoder layer computes attention."""
+"""What a decoder layer computes attention through."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..batch import RaggedBatch
 
 
-class FixedPlans(Protocol):
-    """Plans for decodes alone whose tensors stay where they are, so that a CUDA graph may hold attention.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSizes:
+    """What attention is computed over.
 
-    `bounds` has the most keys of a row by plan, ascending.
+    Attributes:
+        block_size: slots of a block of the KV cache.
+        num_blocks: of the KV cache.
+        head_dim: D, of queries and keys.
+        window: a token attends to itself and the window - 1 tokens before it; None: to all tokens before it.
+        dtype: of queries, and of the cache where `cache_dtype` is auto.
+        cache_dtype: `cache.dtype`.
     """
 
-    bounds: Sequence[int]
+    block_size: int
+    num_blocks: int = 0
+    head_dim: int = 0
+    window: int | None = None
+    dtype: torch.dtype = torch.float32
+    device: torch.device = torch.device("cpu")  # noqa: RUF009
+    cache_dtype: str = "auto"
 
-    def of(self, rows: int, bound: int) -> Any:
-        """Return the plan for `rows` rows of at most `bound` keys, which goes by what was loaded last."""
-        ...
-
-    def load(self, plan: Any, rows: int) -> int | None:
-        """Copy a micro-batch's plan, padded to `rows` rows, and return its bound.
-
-        None: it is not of decodes alone, or exceeds the bounds.
-        """
-        ...
+    def first_key(self, position: int) -> int:
+        """Return the first position that a query at `position` attends to."""
+        return 0 if self.window is None else max(0, position - self.window + 1)
 
 
-class AttentionBackend(Protocol):
+class AttentionBackend:
     """Computes causal attention of a ragged batch over the paged KV cache, separately for chunks and for decodes.
 
     `about` says in a line which backend it is, and why this one was chosen; empty on a CPU.
     """
 
-    about: str
+    def __init__(self, sizes: AttentionSizes) -> None:
+        self.about = ""
+        self.sizes = sizes
 
     def plan(self, batch: RaggedBatch) -> Any:
         """Compute what the layers share for a micro-batch: slots and masks. Called once a micro-batch."""
-        ...
+        raise NotImplementedError
 
-    def attend(self, q_TKGD: torch.Tensor, keys_SKD: torch.Tensor, values_SKD: torch.Tensor, plan: Any) -> torch.Tensor:
+    def attend(self, q_TKGD: Tensor, keys_SKD: Tensor, values_SKD: Tensor, plan: Any) -> Tensor:
         """Compute one layer's attention: queries [T, K, G, D], with G query heads a KV head, to [T, K * G * D].
 
         The keys and values of this batch must be in the cache already.
         """
-        ...
+        raise NotImplementedError
 
-    def fixed_plans(self, max_rows: int, max_keys: int, scratch_block: int) -> FixedPlans | None:
-        """Make plans for up to `max_rows` decodes over up to `max_keys` keys each. None: this backend has none.
+    def fixed_plans(self, max_rows: int, max_keys: int, scratch_block: int) -> Any:
+        """Make `FixedFlashPlans` for up to `max_rows` decodes over up to `max_keys` keys each; None: there are none.
 
         A row that pads reads a key of `scratch_block`, which no request owns.
         """

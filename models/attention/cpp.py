@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from ...parallel.cpp_library import addresses
 from ..batch import Decodes, RaggedBatch
-from ..kernels.cpp import CppKernels
-from ..kv_cache import slot_runs
-from .backend import AttentionBackend
+from ..kernels.cpp import CppKernels, cache_arguments
+from .backend import AttentionBackend, AttentionSizes
 from .sdpa import SdpaBackend, SegmentPlan, attend_chunks
 
 
@@ -25,89 +26,63 @@ class ChunkPlan:
 
     rows: slice  # of the batch
     start: int  # position of the first token
-    begin: int  # the first position that it attends to
-    runs: np.ndarray  # [runs, 2] from there on: first slot, number of slots
-
-
-@dataclass(frozen=True, slots=True)
-class DecodePlan:
-    """The plan for the attention of all decodes."""
-
-    rows: slice  # of the batch
-    decodes: Decodes
+    table: np.ndarray  # the request's KV blocks, int32
 
 
 @dataclass(frozen=True, slots=True)
 class CppPlan:
-    """The plan for the attention of a micro-batch."""
+    """The plan for the attention of a micro-batch, whose last rows are the decodes."""
 
-    num_tokens: int
     chunks: Sequence[ChunkPlan | SegmentPlan]
-    decodes: DecodePlan | None
+    decodes: Decodes
 
 
 class CppBackend(AttentionBackend):
     """Reads every page of keys and values in place, once for each block of queries.
 
     Args:
-        window: a token attends to itself and the window - 1 tokens before it; None: to all tokens before it.
         sdpa: computes the chunks; None: the C++ operator does.
     """
 
-    def __init__(
-        self, kernels: CppKernels, *, block_size: int, window: int | None, sdpa: SdpaBackend | None = None
-    ) -> None:
-        self.about = ""
+    def __init__(self, kernels: CppKernels, sizes: AttentionSizes, sdpa: SdpaBackend | None = None) -> None:
+        super().__init__(sizes)
         self.sdpa = sdpa
-        self.kernels = kernels
-        self.block_size = block_size
-        self.window = window or sys.maxsize
+        self._library = kernels.attention
+        self.window = sizes.window or sys.maxsize
 
     def plan(self, batch: RaggedBatch) -> CppPlan:
-        """Compute for each chunk the runs of slots that its keys lie in; decodes go by their block tables."""
-        chunks = self._plan_chunks(batch) if self.sdpa is None else self.sdpa.plan_chunks(batch)
-        rows = slice(batch.num_chunk_tokens, batch.num_tokens)
-        return CppPlan(batch.num_tokens, chunks, DecodePlan(rows, batch.decodes) if len(batch.decodes) else None)
+        """Gather the block table of each chunk, unless SDPA computes it; decodes go by those that they have."""
+        if self.sdpa is not None:
+            return CppPlan(self.sdpa.plan_chunks(batch), batch.decodes)
+        chunks = zip(batch.chunk_rows, batch.chunks, strict=True)
+        return CppPlan([ChunkPlan(rows, c.start, np.array(c.blocks, np.int32)) for rows, c in chunks], batch.decodes)
 
-    def _plan_chunks(self, batch: RaggedBatch) -> list[ChunkPlan]:
-        chunks, row = [], 0
-        for chunk in batch.chunks:
-            begin = max(0, chunk.start - self.window + 1)
-            runs = slot_runs(chunk.blocks, begin, chunk.context, self.block_size)
-            chunks.append(ChunkPlan(slice(row, row + chunk.length), chunk.start, begin, runs))
-            row += chunk.length
-        return chunks
-
-    def attend(
-        self, q_TKGD: torch.Tensor, keys_SKD: torch.Tensor, values_SKD: torch.Tensor, plan: CppPlan
-    ) -> torch.Tensor:
+    def attend(self, q_TKGD: Tensor, keys_SKD: Tensor, values_SKD: Tensor, plan: CppPlan) -> Tensor:
         """See `AttentionBackend.attend`. The operators read the cache in place, without gathering keys."""
         q_TKGD = q_TKGD.contiguous()
-        out = torch.empty_like(q_TKGD)
+        out, T = torch.empty_like(q_TKGD), len(q_TKGD)
         for chunk in plan.chunks:
             if isinstance(chunk, SegmentPlan):
-                attend_chunks(q_TKGD, keys_SKD, values_SKD, [chunk], out.view(plan.num_tokens, -1))
-                continue
-            self.kernels.attend_chunk(
-                q_TKGD[chunk.rows],
-                keys_SKD,
-                values_SKD,
-                chunk.runs,
-                begin=chunk.begin,
-                start=chunk.start,
-                window=self.window,
-                out_NKGD=out[chunk.rows],
-            )
-        if plan.decodes is not None:
-            rows, decodes = plan.decodes.rows, plan.decodes.decodes
-            self.kernels.attend_decodes(
-                q_TKGD[rows],
-                keys_SKD,
-                values_SKD,
-                decodes.starts,
-                decodes.tables,
-                block_size=self.block_size,
-                window=self.window,
-                out_BKGD=out[rows],
-            )
-        return out.view(plan.num_tokens, -1)
+                attend_chunks(q_TKGD, keys_SKD, values_SKD, [chunk], out.view(T, -1))
+            else:
+                self.attend_chunk(q_TKGD[chunk.rows], keys_SKD, values_SKD, chunk, out[chunk.rows])
+        if len(plan.decodes):
+            rows = slice(T - len(plan.decodes), T)
+            self.attend_decodes(q_TKGD[rows], keys_SKD, values_SKD, plan.decodes, out[rows])
+        return out.view(T, -1)
+
+    def attend_chunk(self, q: Tensor, keys_SKD: Tensor, values_SKD: Tensor, plan: ChunkPlan, out: Tensor) -> None:
+        """Compute the attention of a chunk's rows, [N, K, G, D], into `out`."""
+        N, K, G, D = q.shape
+        cache, (at, to) = cache_arguments(keys_SKD, values_SKD), addresses(q, out)
+        own = (at, plan.table.ctypes.data, self.sizes.block_size, plan.start, N, self.window, to)
+        self._library.attend_chunk(*cache, *own, K, G, D, D**-0.5)
+
+    def attend_decodes(self, q: Tensor, keys_SKD: Tensor, values_SKD: Tensor, decodes: Decodes, out: Tensor) -> None:
+        """Compute the attention of the decodes' rows, [B, K, G, D], into `out`."""
+        starts, tables = decodes.starts, decodes.tables
+        assert starts.dtype == np.int64 and starts.flags.c_contiguous  # noqa: PT018
+        assert tables.dtype == np.int32 and tables.flags.c_contiguous  # noqa: PT018
+        cache, (at, to), D = cache_arguments(keys_SKD, values_SKD), addresses(q, out), q.shape[3]
+        own = (at, starts.ctypes.data, tables.ctypes.data, tables.shape[1], self.sizes.block_size, self.window, to)
+        self._library.attend_decodes(*cache, *own, *q.shape, D**-0.5)

@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..batch import RaggedBatch, tables_of
 from ..transfers import upload
 from ..work_memory import PAGE_STEP
-from .backend import AttentionBackend, FixedPlans
-from .probe import lacks_half, probe
+from .backend import AttentionBackend, AttentionSizes
+from .probe import lacks_half, probe, probed_sizes
 
 _LEAST_BOUND = 1024  # keys
 _CONSTANTS = 0.0, True, False  # no dropout, causal, no debug mask
@@ -32,7 +33,7 @@ class FlashPlan:
     rows: slice  # of the batch
     given: tuple[Any, ...]  # what the operator is given after queries, keys and values
     options: dict[str, Any]
-    gather: torch.Tensor | None  # [keys] int32: slots that are copied together first; None: read in place
+    gather: Tensor | None  # [keys] int32: slots that are copied together first; None: read in place
 
 
 class FlashBackend(AttentionBackend):
@@ -42,15 +43,11 @@ class FlashBackend(AttentionBackend):
     other. Otherwise those of all requests of the call are copied together first.
 
     Args:
-        window: a token attends to itself and the window - 1 tokens before it; None: to all tokens before it.
         paged: the operator reads block tables (`why_not_paged` says whether that runs).
     """
 
-    def __init__(self, *, block_size: int, window: int | None, device: torch.device, paged: bool) -> None:
-        self.about = ""
-        self.block_size = block_size
-        self.window = window
-        self.device = device
+    def __init__(self, sizes: AttentionSizes, *, paged: bool) -> None:
+        super().__init__(sizes)
         self.paged = paged
 
     def plan(self, batch: RaggedBatch) -> list[FlashPlan]:
@@ -62,21 +59,21 @@ class FlashBackend(AttentionBackend):
         if len(batch.decodes):
             starts, tables = batch.decodes.starts, batch.decodes.tables
             calls.append(self._plan(slice(row, batch.num_tokens), starts, np.ones_like(starts), tables))
-        uploaded = upload([words for words, _ in calls], self.device) if calls else []
+        uploaded = upload([words for words, _ in calls], self.sizes.device) if calls else []
         return [on_device(words) for words, (_, on_device) in zip(uploaded, calls, strict=True)]
 
     def _plan(
         self, rows: slice, starts: np.ndarray, lengths: np.ndarray, tables: np.ndarray
-    ) -> tuple[np.ndarray, Callable[[torch.Tensor], FlashPlan]]:
+    ) -> tuple[np.ndarray, Callable[[Tensor], FlashPlan]]:
         """Plan a call, of `starts` and `lengths` [B] and KV blocks `tables` [B, M].
 
         Returns:
             Pairs of int32 as int64, and what makes the plan of their copy on the device.
         """
-        contexts, size, paged = starts + lengths, self.block_size, self.paged
+        contexts, size, window, paged = starts + lengths, self.sizes.block_size, self.sizes.window, self.paged
         firsts = np.zeros_like(starts)  # positions of the first keys that are read
-        if self.window is not None and not paged:
-            firsts = (starts - self.window + 1).clip(0)
+        if window is not None and not paged:
+            firsts = (starts - window + 1).clip(0)
         used = contexts - firsts
         begins, most, total = np.cumsum(used) - used, int(used.max()), int(used.sum())
         tables = tables[:, : -(-int(contexts.max()) // size)]
@@ -90,11 +87,11 @@ class FlashBackend(AttentionBackend):
             casting="same_kind",
         )
 
-        def on_device(words: torch.Tensor) -> FlashPlan:
+        def on_device(words: Tensor) -> FlashPlan:
             numbers = words.view(torch.int32)[: len(packed)]
             query_ends, key_begins, used_B, firsts_B, rest = numbers.split([B + 1, B + 1, B, B, B * M])
-            hides = self.window is not None and most > self.window
-            options = {"window_size_left": self.window - 1 if hides else None, "seqused_k": used_B}  # type: ignore[operator]
+            left = window - 1 if window is not None and most > window else None
+            options: dict[str, Any] = {"window_size_left": left, "seqused_k": used_B}
             gather = None
             if paged:
                 options["block_table"] = rest.view(B, M)
@@ -104,13 +101,11 @@ class FlashBackend(AttentionBackend):
 
         return np.resize(packed, len(packed) + len(packed) % 2).view(np.int64), on_device
 
-    def attend(
-        self, q_TKGD: torch.Tensor, keys_SKD: torch.Tensor, values_SKD: torch.Tensor, plan: list[FlashPlan]
-    ) -> torch.Tensor:
+    def attend(self, q_TKGD: Tensor, keys_SKD: Tensor, values_SKD: Tensor, plan: list[FlashPlan]) -> Tensor:
         """See `AttentionBackend.attend`."""
         q = q_TKGD.flatten(1, 2)
         if self.paged:
-            keys_SKD, values_SKD = (x.unflatten(0, (-1, self.block_size)) for x in (keys_SKD, values_SKD))
+            keys_SKD, values_SKD = (x.unflatten(0, (-1, self.sizes.block_size)) for x in (keys_SKD, values_SKD))
         if len(plan) == 1:
             return _attention(q, keys_SKD, values_SKD, plan[0])
         return torch.cat([_attention(q[each.rows], keys_SKD, values_SKD, each) for each in plan])
@@ -123,35 +118,40 @@ class FlashBackend(AttentionBackend):
         """
         if not self.paged:
             return None
-        if self.window is not None:
-            max_keys = min(max_keys, self.window)
-        return FixedFlashPlans(max_rows, max_keys, self.block_size, scratch_block, self.device)
+        return FixedFlashPlans(max_rows, min(max_keys, self.sizes.window or max_keys), self.sizes, scratch_block)
 
 
-class FixedFlashPlans(FixedPlans):
-    """Plans over buffers, with constants in place of a micro-batch's numbers: a query a row, and `bound` keys.
+class FixedFlashPlans:
+    """Plans for decodes alone whose tensors stay where they are, so that a CUDA graph may hold attention.
+
+    They have constants in place of a micro-batch's numbers: a query a row, and `bound` keys. `bounds` has the most keys
+    of a row by plan, ascending.
 
     By the bound the operator chooses into how many parts it splits keys, and how long these are
     (`set_params_splitkv` in torch's flash_api.cpp, `n_blocks_per_split` in FlashAttention's flash_fwd_kernel.h). A row
     whose keys are far fewer fills few parts, and multiprocessors idle. So each bound is four times the one before.
     """
 
-    def __init__(self, max_rows: int, max_keys: int, block_size: int, scratch_block: int, device: torch.device) -> None:
+    def __init__(self, max_rows: int, max_keys: int, sizes: AttentionSizes, scratch_block: int) -> None:
+        device = sizes.device
         self.bounds = [*takewhile(lambda keys: keys < max_keys, (_LEAST_BOUND << 2 * i for i in count())), max_keys]
         self._scratch_block = scratch_block
         self._query_ends = torch.arange(max_rows + 1, dtype=torch.int32, device=device)
         self._used = torch.ones(max_rows, dtype=torch.int32, device=device)
-        width = -(-max_keys // block_size)
+        width = -(-max_keys // sizes.block_size)
         self._tables = torch.full((max_rows, width), scratch_block, dtype=torch.int32, device=device)
 
     def of(self, rows: int, bound: int) -> list[FlashPlan]:
-        """See `FixedPlans.of`."""
+        """Return the plan for `rows` rows of at most `bound` keys, which goes by what was loaded last."""
         ends = self._query_ends[: rows + 1]
         options = {"window_size_left": None, "seqused_k": self._used[:rows], "block_table": self._tables[:rows]}
         return [FlashPlan(slice(0, rows), (ends, ends, 1, bound, *_CONSTANTS), options, None)]
 
     def load(self, plan: list[FlashPlan], rows: int) -> int | None:
-        """See `FixedPlans.load`. A chunk of one token is computed as a decode is."""
+        """Copy a micro-batch's plan, padded to `rows` rows, and return its bound.
+
+        None: it is not of decodes alone, or exceeds the bounds. A chunk of one token is computed as a decode is.
+        """
         _, _, max_queries, most, *_ = plan[0].given
         if len(plan) > 1 or max_queries > 1 or most > self.bounds[-1]:
             return None
@@ -172,9 +172,7 @@ def _are_in_a_row(tables: np.ndarray, firsts: np.ndarray, lasts: np.ndarray) -> 
     return not (counts & (np.diff(tables, axis=1) != 1)).any()
 
 
-def _slots(
-    tables: torch.Tensor, firsts: torch.Tensor, begins: torch.Tensor, used: torch.Tensor, total: int, size: int
-) -> torch.Tensor:
+def _slots(tables: Tensor, firsts: Tensor, begins: Tensor, used: Tensor, total: int, size: int) -> Tensor:
     """Return on the device the slots of `used` keys from position `firsts` on, request by request, [total] int32."""
     device = tables.device
     request = torch.repeat_interleave(torch.arange(len(used), device=device), used, output_size=total)
@@ -182,25 +180,23 @@ def _slots(
     return tables[request, position // size] * size + position % size
 
 
-def _attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: FlashPlan) -> torch.Tensor:
+def _attention(q: Tensor, keys: Tensor, values: Tensor, plan: FlashPlan) -> Tensor:
     """Return what the queries [rows, heads, D] of a call attend to, [rows, heads * D]."""
     if plan.gather is not None:
         keys, values = keys.index_select(0, plan.gather), values.index_select(0, plan.gather)
-    out: torch.Tensor = torch.ops.aten._flash_attention_forward(q, keys, values, *plan.given, **plan.options)[0]
+    out: Tensor = torch.ops.aten._flash_attention_forward(q, keys, values, *plan.given, **plan.options)[0]
     return out.flatten(1)
 
 
-def why_not(dtype: torch.dtype, device: torch.device, head_dim: int) -> str | None:
+def why_not(sizes: AttentionSizes) -> str | None:
     """Return why FlashAttention does not run here. None: it runs, and has computed small cases correctly."""
-    backend = FlashBackend(block_size=16, window=None, device=device, paged=False)
-    return lacks_half(dtype, device, head_dim) or probe(backend, dtype, device, head_dim, block_size=16)
+    return lacks_half(sizes) or probe(FlashBackend(probed_sizes(sizes, 16), paged=False))
 
 
-def why_not_paged(dtype: torch.dtype, device: torch.device, head_dim: int, block_size: int) -> str | None:
+def why_not_paged(sizes: AttentionSizes) -> str | None:
     """Return why it does not read block tables, where `why_not` is None. None: it does, and computes correctly."""
-    if block_size % PAGE_STEP:
-        return f"it reads pages in steps of {PAGE_STEP} tokens, and cache.block_size={block_size}"
+    if sizes.block_size % PAGE_STEP:
+        return f"it reads pages in steps of {PAGE_STEP} tokens, and cache.block_size={sizes.block_size}"
     if "block_table" not in str(torch.ops.aten._flash_attention_forward.default._schema):
         return f"that of torch {torch.__version__} reads no pages"
-    backend = FlashBackend(block_size=block_size, window=None, device=device, paged=True)
-    return probe(backend, dtype, device, head_dim, block_size=block_size)
+    return probe(FlashBackend(probed_sizes(sizes, sizes.block_size), paged=True))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from ...conf.latent import LatentConfig
 from ..batch import RaggedBatch, Segment
@@ -21,7 +21,7 @@ class LatentPlan:
 
     expanded: list[SegmentPlan]  # chunks whose keys and values are made of their latents
     rest: Any  # the plan of all other rows, which attend to latents; None: there are none
-    rows: slice | torch.Tensor  # which these are
+    rows: slice | Tensor  # which these are
 
 
 def expands(latent: LatentConfig, chunk: Segment) -> bool:
@@ -47,6 +47,7 @@ class LatentBackend(AttentionBackend):
     """
 
     def __init__(self, inner: AttentionBackend, latent: LatentConfig, sdpa: SdpaBackend) -> None:
+        super().__init__(sdpa.sizes)
         self.about = inner.about
         self.inner = inner
         self.latent = latent
@@ -54,24 +55,22 @@ class LatentBackend(AttentionBackend):
 
     def plan(self, batch: RaggedBatch) -> LatentPlan:
         """Plan the chunks that are expanded apart from all other rows."""
-        expanded, kept, rows = [], [], []
-        row = 0
-        for chunk in batch.chunks:
+        expanded, kept, rows, row = [], [], [], batch.num_chunk_tokens
+        for chunk, own_rows in zip(batch.chunks, batch.chunk_rows, strict=True):
             if expands(self.latent, chunk):
-                expanded.append(self.sdpa.plan_chunk(chunk, row))
+                expanded.append(self.sdpa.plan_chunk(chunk, own_rows))
             else:
                 kept.append(chunk)
-                rows.append(np.arange(row, row + chunk.length))
-            row += chunk.length
+                rows.append(np.arange(own_rows.start, own_rows.stop))
         if not expanded:
             return LatentPlan([], self.inner.plan(batch), slice(0, batch.num_tokens))
         if not kept and not len(batch.decodes):
             return LatentPlan(expanded, None, slice(0, 0))
         own = np.concatenate([*rows, np.arange(row, batch.num_tokens)])
         rest = RaggedBatch(batch.token_ids[own], kept, batch.decodes, np.arange(0))
-        where = upload([own], self.sdpa.device)[0] if kept else slice(row, batch.num_tokens)
+        where = upload([own], self.sizes.device)[0] if kept else slice(row, batch.num_tokens)
         return LatentPlan(expanded, self.inner.plan(rest), where)
 
-    def attend(self, q_TKGD: torch.Tensor, keys_SKD: torch.Tensor, values_SKD: torch.Tensor, plan: Any) -> torch.Tensor:
+    def attend(self, q_TKGD: Tensor, keys_SKD: Tensor, values_SKD: Tensor, plan: Any) -> Tensor:
         """Compute the attention of a plan's `rest`, as `inner` does."""
         return self.inner.attend(q_TKGD, keys_SKD, values_SKD, plan)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 
 from ..batch import RaggedBatch, Segment
-from .backend import AttentionBackend
+from .backend import AttentionBackend, AttentionSizes
 from .sdpa import SdpaBackend
 
+_BLOCKS = 8  # of the cache
 
-def lacks_half(dtype: torch.dtype, device: torch.device, head_dim: int) -> str | None:
+
+def lacks_half(sizes: AttentionSizes) -> str | None:
     """Return what operators of half precision on CUDA lack, whose heads have at most 256 elements; None: nothing."""
-    if device.type != "cuda":
+    dtype, head_dim = sizes.dtype, sizes.head_dim
+    if sizes.device.type != "cuda":
         return "needs CUDA"
     if dtype not in (torch.bfloat16, torch.float16):
         return f"needs model.dtype=bfloat16 or float16, not {str(dtype).removeprefix('torch.')}"
@@ -21,21 +27,25 @@ def lacks_half(dtype: torch.dtype, device: torch.device, head_dim: int) -> str |
     return None
 
 
-def probe(
-    backend: AttentionBackend, dtype: torch.dtype, device: torch.device, head_dim: int, *, block_size: int
-) -> str | None:
-    """Compare a backend without a window with SDPA in float32. Returns what is wrong, in one line, or None.
+def probed_sizes(sizes: AttentionSizes, block_size: int) -> AttentionSizes:
+    """Return the sizes of a backend that is to be probed."""
+    return replace(sizes, block_size=block_size, num_blocks=_BLOCKS, window=None)
+
+
+def probe(backend: AttentionBackend) -> str | None:
+    """Compare a backend of `probed_sizes` with SDPA in float32. Returns what is wrong, in one line, or None.
 
     The batches have a chunk behind a prefix and two decodes, whose blocks lie in the cache out of order: those of each
     request follow each other in the first batch, and are scattered in the second.
     """
+    sizes = backend.sizes
+    block_size, shape = sizes.block_size, (2, sizes.head_dim)
     try:
-        generator = torch.Generator(device).manual_seed(0)
-        q = torch.randn(7, 2, 2, head_dim, device=device, dtype=dtype, generator=generator)
-        keys, values = (
-            torch.randn(8 * block_size, 2, head_dim, device=device, dtype=dtype, generator=generator) for _ in range(2)
-        )
-        exact = SdpaBackend(block_size=block_size, window=None, dtype=torch.float32, device=device)
+        generator = torch.Generator(sizes.device).manual_seed(0)
+        draw = partial(torch.randn, dtype=sizes.dtype, device=sizes.device, generator=generator)
+        q = draw(7, 2, *shape)
+        keys, values = (draw(_BLOCKS * block_size, *shape) for _ in range(2))
+        exact = SdpaBackend(replace(sizes, dtype=torch.float32))
         error = 0.0
         for chunk, decode in (([6, 7], [3, 4]), ([7, 2], [5, 1])):
             chunks = [Segment(start=block_size - 2, length=5, blocks=chunk)]

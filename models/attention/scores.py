@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..cache_rows import read_rows
-from .sdpa import PaddedPlan, SdpaBackend, SdpaPlan, chunk_mask, read_slots
+from .backend import AttentionSizes
+from .sdpa import PaddedPlan, SdpaBackend, SdpaPlan, chunk_mask, read_padded, read_slots
 
 _MOST_SCORES = 1 << 23  # in memory at once, float32
 
@@ -18,44 +18,33 @@ class ScoresBackend(SdpaBackend):
         softcap: scores s become softcap * tanh(s / softcap); None: they stay.
     """
 
-    def __init__(
-        self, *, block_size: int, window: int | None, dtype: torch.dtype, device: torch.device, softcap: float | None
-    ) -> None:
-        super().__init__(block_size=block_size, window=window, dtype=dtype, device=device)
+    def __init__(self, sizes: AttentionSizes, softcap: float | None) -> None:
+        super().__init__(sizes)
         self.softcap = softcap
-        self.about = "torch's products, for capped scores or sinks" if device.type == "cuda" else ""
+        self.about = "torch's products, for capped scores or sinks" if sizes.device.type == "cuda" else ""
 
     def attend(
         self, q_TKGD: Tensor, keys_SKD: Tensor, values_SKD: Tensor, plan: SdpaPlan, sinks: Tensor | None = None
     ) -> Tensor:
         """See `AttentionBackend.attend`. `sinks`: of each of the K * G heads, a score that takes a share."""
-        K, G, D = q_TKGD.shape[1:]
-        out = q_TKGD.new_empty(plan.num_tokens, K, G, D)
+        K, G = q_TKGD.shape[1:3]
+        out, own_sinks = q_TKGD.new_empty(q_TKGD.shape), None if sinks is None else sinks.view(K, G, 1)
         decodes = [] if isinstance(plan.decodes, PaddedPlan) else plan.decodes
         for segment in (*plan.chunks, *decodes):
             keys, values = (read_slots(cache, segment.slots, q_TKGD) for cache in (keys_SKD, values_SKD))
             first, last = segment.rows.start, segment.rows.stop
-            mask = segment.mask
-            if segment.is_causal:
-                mask = chunk_mask(0, last - first, 0, self.window, self.dtype, self.device)
+            mask = chunk_mask(0, last - first, 0, self.sizes) if segment.is_causal else segment.mask
             step = max(1, _MOST_SCORES // (K * G * keys.shape[2]))
             for row in range(first, last, step):
                 rows = slice(row, min(row + step, last))
                 q = q_TKGD[rows].permute(1, 2, 0, 3)  # [K, G, R, D]
                 own = None if mask is None else mask[row - first : rows.stop - first]
-                attended = self._weigh(q[None], keys, values, own, None if sinks is None else sinks.view(K, G, 1))
-                out[rows] = attended[0].permute(2, 0, 1, 3)
-        if isinstance(plan.decodes, PaddedPlan):
-            rows, slots = plan.decodes.rows, plan.decodes.slots
-            keys, values = (
-                read_rows(cache, slots, D, q_TKGD.dtype).view(rows.stop - rows.start, -1, K, D).transpose(1, 2)
-                for cache in (keys_SKD, values_SKD)
-            )
-            q = q_TKGD[rows].unsqueeze(3)  # [B, K, G, 1, D]
-            mask = plan.decodes.mask[:, None]
-            attended = self._weigh(q, keys, values, mask, None if sinks is None else sinks.view(K, G, 1))
-            out[rows] = attended[:, :, :, 0]
-        return out.view(plan.num_tokens, -1)
+                out[rows] = self._weigh(q[None], keys, values, own, own_sinks)[0].permute(2, 0, 1, 3)
+        if isinstance(padded := plan.decodes, PaddedPlan):
+            keys, values = (read_padded(cache, padded, q_TKGD) for cache in (keys_SKD, values_SKD))
+            q = q_TKGD[padded.rows].unsqueeze(3)  # [B, K, G, 1, D]
+            out[padded.rows] = self._weigh(q, keys, values, padded.mask[:, None], own_sinks)[:, :, :, 0]
+        return out.view(len(out), -1)
 
     def _weigh(
         self, q_BKGRD: Tensor, keys_BKSD: Tensor, values_BKSD: Tensor, mask: Tensor | None, sinks_KG1: Tensor | None

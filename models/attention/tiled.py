@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ctypes import CDLL, Structure, byref, c_float, c_int64, c_void_p
 from dataclasses import dataclass
-from functools import cache
 from itertools import accumulate
 from pathlib import Path
 
@@ -12,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...parallel.cpp_library import find
+from ...parallel.cpp_library import addresses, find_tiled
 from ..batch import RaggedBatch, tables_of
-from .backend import AttentionBackend
+from .backend import AttentionBackend, AttentionSizes
 
 _KEYS, _NUMBERS = 16, 32  # of a tile: blocks and heads have a multiple of them
 _SOURCE = Path(__file__).parents[1] / "kernels" / "tiled_attention.cpp"
@@ -53,18 +52,15 @@ class TiledBackend(AttentionBackend):
     """Reads keys and values in place, of chunks and decodes in one call.
 
     Args:
-        window: a token attends to itself and the window - 1 tokens before it; None: to all tokens before it.
         softcap: scores s become softcap * tanh(s / softcap); None: they stay.
     """
 
-    def __init__(self, *, block_size: int, window: int | None, softcap: float | None = None) -> None:
-        self.about = ""
-        self.block_size = block_size
-        self._window = window or np.iinfo(np.int32).max
+    def __init__(self, sizes: AttentionSizes, softcap: float | None = None) -> None:
+        super().__init__(sizes)
+        self._window = sizes.window or np.iinfo(np.int32).max
         self._softcap = softcap or 0.0
         library = _library()
         assert library is not None
-        assert library.multiplies_tiles()  # asks the kernel for tiles, too
         self._attend = library.attend
 
     def plan(self, batch: RaggedBatch) -> TiledPlan:
@@ -88,26 +84,18 @@ class TiledBackend(AttentionBackend):
         out = torch.empty_like(q_TKGD)
         sinks = None if sinks is None else sinks.float().contiguous()
         assert keys_SKD.stride()[::2] == values_SKD.stride()[::2] == (D, 1)
-        cache = _Cache(keys_SKD.data_ptr(), values_SKD.data_ptr(), keys_SKD.stride(1), self.block_size, K, G, D)
-        scores = _Scores(D**-0.5, self._softcap, None if sinks is None else sinks.data_ptr(), self._window)
-        self._attend(byref(cache), byref(plan.segments), byref(scores), q_TKGD.data_ptr(), out.data_ptr())
+        cache = _Cache(*addresses(keys_SKD, values_SKD), keys_SKD.stride(1), self.sizes.block_size, K, G, D)
+        scores = _Scores(D**-0.5, self._softcap, *addresses(sinks), self._window)
+        self._attend(byref(cache), byref(plan.segments), byref(scores), *addresses(q_TKGD, out))
         return out.flatten(1)
 
 
-def runs(dtype: torch.dtype, device: torch.device, head_dim: int, block_size: int) -> bool:
+def runs(sizes: AttentionSizes) -> bool:
     """Return whether the processor has tiles, and these sizes fill them."""
-    if device.type != "cpu" or dtype != torch.bfloat16 or head_dim % _NUMBERS or block_size % _KEYS:
+    if sizes.device.type != "cpu" or sizes.dtype != torch.bfloat16:
         return False
-    library = _library()
-    return library is not None and bool(library.multiplies_tiles())
+    return sizes.head_dim % _NUMBERS == sizes.block_size % _KEYS == 0 and _library() is not None
 
 
-@cache
 def _library() -> CDLL | None:
-    library = find(_SOURCE, torch.bfloat16)
-    if library is None:
-        return None
-    library.attend.argtypes = (c_void_p,) * 5
-    library.attend.restype = None
-    library.multiplies_tiles.restype = c_int64
-    return library
+    return find_tiled(_SOURCE, attend="ppppp")

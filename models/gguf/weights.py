@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ...conf.architecture import Architecture
 from ...conf.errors import ConfigError
 from ...parallel.weight_format import WeightFormat
-from ..checkpoint import check_shape
+from ..checkpoint import TensorSource, check_shape
 from ..layout import names_of, tensor_shapes
 from ..names import Names
 from .file import open_gguf
@@ -86,8 +86,8 @@ FORMATS = {
 _TYPES = ("F32", "F16", "BF16", *FORMATS)
 
 
-class GgufTensors:
-    """The tensors of a GGUF file. A `TensorSource`.
+class GgufTensors(TensorSource):
+    """The tensors of a GGUF file, which stays closed between two reads.
 
     llama.cpp's LLaMA turns neighbouring elements of a head, where the published checkpoints turn halves. So the file
     has the rows of queries and keys in another order, which is undone here, as is that of Falcon: all queries, then
@@ -183,9 +183,6 @@ class GgufTensors:
         if not isinstance(order, slice):
             data = data[order.numpy() - first]
         return read_blocks(kind.name, FORMATS[kind.name], data, block, columns)
-
-    def close(self) -> None:
-        """Close nothing: no file stays open between two reads."""
 
     def _order(self, name: str, rows: slice) -> torch.Tensor | slice:
         """Return the file's rows that are `rows` of the checkpoint."""

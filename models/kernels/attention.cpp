@@ -94,6 +94,17 @@ inline void prefetch(const C* cache, const int64_t* offsets, int64_t D) {
         for (int64_t d = 0; d < width; d += 64 / sizeof(C)) __builtin_prefetch(cache + offsets[j] + d);
 }
 
+// Calls `use` with the slot of each of the positions begin .. end - 1 of a request with blocks `table`.
+template <class Use>
+inline void for_slots(const int32_t* table, int64_t block_size, int64_t begin, int64_t end, Use use) {
+    for (int64_t position = begin; position < end;) {
+        const int64_t offset = position % block_size, count = std::min(block_size - offset, end - position);
+        const int64_t first = table[position / block_size] * block_size + offset;
+        for (int64_t slot = first; slot < first + count; ++slot) use(slot);
+        position += count;
+    }
+}
+
 // What a thread needs for one KV head of a decode.
 struct DecodeBuffers {
     std::vector<float> scores, out;
@@ -282,10 +293,10 @@ struct ChunkBuffers {
 
 // Attention of the query tokens [first, last) of a chunk over one KV head, block of keys by block of keys, with the
 // running maximum and sum of FlashAttention (arXiv 2205.14135). Token i is at position start + i and attends to itself
-// and to at most `window` - 1 positions before it, which begin at position `begin`, the first of `runs`.
+// and to at most `window` - 1 positions before it.
 template <class C>
-void attend_block(const Element* q, int64_t q_token, const C* keys, const C* values, const int64_t* runs,
-                  int64_t begin, int64_t start, int64_t first, int64_t last, int64_t window, int64_t G, int64_t D,
+void attend_block(const Element* q, int64_t q_token, const C* keys, const C* values, const int32_t* table,
+                  int64_t block_size, int64_t start, int64_t first, int64_t last, int64_t window, int64_t G, int64_t D,
                   float scale, ChunkBuffers& use, Element* out) {
     const int64_t width = padded(D, kColumns), num = (last - first) * G, rows = padded(num, kRows);
     use.queries.assign(rows * D, 0.0f);
@@ -298,18 +309,17 @@ void attend_block(const Element* q, int64_t q_token, const C* keys, const C* val
     for (int64_t i = first; i < last; ++i)
         for (int64_t j = 0; j < G * D; ++j) use.queries[(i - first) * G * D + j] = scale * float(q[i * q_token + j]);
 
-    const int64_t lowest = std::max(begin, start + first - window + 1), end = start + last;
-    int64_t run = 0, run_begin = begin;  // the run that holds `position`, and the position of its first slot
+    const int64_t lowest = std::max<int64_t>(0, start + first - window + 1), end = start + last;
     for (int64_t position = lowest; position < end; position += kKeys) {
         const int64_t count = std::min(kKeys, end - position);
-        for (int64_t j = 0; j < count; ++j) {
-            while (position + j >= run_begin + runs[2 * run + 1]) run_begin += runs[2 * run++ + 1];
-            const int64_t slot = runs[2 * run] + position + j - run_begin;
+        int64_t j = 0;
+        for_slots(table, block_size, position, position + count, [&](int64_t slot) {
             const C *key = keys + slot * row_width<C>(D), *value = values + slot * row_width<C>(D);
             const float key_scale = row_scale(key, D), value_scale = row_scale(value, D);
             for (int64_t d = 0; d < D; ++d) use.keys[d * kKeys + j] = key_scale * float(key[d]);
             for (int64_t d = 0; d < D; ++d) use.values[j * width + d] = value_scale * float(value[d]);
-        }
+            ++j;
+        });
         const int64_t columns = padded(count, kColumns);
         for (int64_t d = 0; d < D; ++d)
             std::fill(use.keys.data() + d * kKeys + count, use.keys.data() + d * kKeys + columns, 0.0f);
@@ -342,21 +352,6 @@ void attend_block(const Element* q, int64_t q_token, const C* keys, const C* val
     }
 }
 
-// Finds the slots of positions begin .. end - 1 of a request with blocks `table`: of each run of consecutive blocks the
-// first slot and the number of slots.
-void find_runs(const int32_t* table, int64_t begin, int64_t end, int64_t block_size, std::vector<int64_t>& runs) {
-    runs.clear();
-    for (int64_t position = begin; position < end;) {
-        const int64_t block = position / block_size, offset = position % block_size;
-        const int64_t slot = table[block] * block_size + offset, count = std::min(block_size - offset, end - position);
-        if (!runs.empty() && runs[runs.size() - 2] + runs.back() == slot)
-            runs.back() += count;
-        else
-            runs.insert(runs.end(), {slot, count});
-        position += count;
-    }
-}
-
 template <class C>
 void attend_decodes_over(const C* keys, const C* values, int64_t cache_head, const Element* queries,
                          const int64_t* starts, const int32_t* tables, int64_t M, int64_t block_size, int64_t window,
@@ -364,17 +359,15 @@ void attend_decodes_over(const C* keys, const C* values, int64_t cache_head, con
 #pragma omp parallel
     {
         DecodeBuffers use;
-        std::vector<int64_t> runs, offsets;
+        std::vector<int64_t> offsets;
 #pragma omp for schedule(dynamic) collapse(2)
         for (int64_t b = 0; b < B; ++b) {
             for (int64_t k = 0; k < K; ++k) {
                 const int64_t end = starts[b] + 1, begin = std::max<int64_t>(0, end - window), at = (b * K + k) * G * D;
-                find_runs(tables + b * M, begin, end, block_size, runs);
                 const int64_t num_keys = end - begin, width = row_width<C>(D);
                 offsets.resize(num_keys + 2 * kLanes);
                 int64_t* to = offsets.data();
-                for (size_t i = 0; i < runs.size(); i += 2)
-                    for (int64_t j = 0; j < runs[i + 1]; ++j) *to++ = (runs[i] + j) * width;
+                for_slots(tables + b * M, block_size, begin, end, [&](int64_t slot) { *to++ = slot * width; });
                 std::fill(to, offsets.data() + offsets.size(), to[-1]);
                 attend_head(queries + at, keys + k * cache_head, values + k * cache_head, offsets.data(), num_keys, G,
                             D, scale, use, out + at);
@@ -384,9 +377,9 @@ void attend_decodes_over(const C* keys, const C* values, int64_t cache_head, con
 }
 
 template <class C>
-void attend_chunk_over(const C* keys, const C* values, int64_t cache_head, const Element* queries, const int64_t* runs,
-                       int64_t begin, int64_t start, int64_t length, int64_t window, Element* out, int64_t K, int64_t G,
-                       int64_t D, float scale) {
+void attend_chunk_over(const C* keys, const C* values, int64_t cache_head, const Element* queries, const int32_t* table,
+                       int64_t block_size, int64_t start, int64_t length, int64_t window, Element* out, int64_t K,
+                       int64_t G, int64_t D, float scale) {
     const int64_t tokens = std::max<int64_t>(1, 96 / G), blocks = (length + tokens - 1) / tokens;
 #pragma omp parallel
     {
@@ -395,8 +388,8 @@ void attend_chunk_over(const C* keys, const C* values, int64_t cache_head, const
         for (int64_t task = 0; task < K * blocks; ++task) {
             const int64_t k = task % K, block = blocks - 1 - task / K;  // the longest first
             const int64_t first = block * tokens, last = std::min(length, first + tokens), at = k * G * D;
-            attend_block(queries + at, K * G * D, keys + k * cache_head, values + k * cache_head, runs, begin, start,
-                         first, last, window, G, D, scale, use, out + at);
+            attend_block(queries + at, K * G * D, keys + k * cache_head, values + k * cache_head, table, block_size,
+                         start, first, last, window, G, D, scale, use, out + at);
         }
     }
 }
@@ -419,14 +412,14 @@ void attend_decodes(int64_t kind, const void* keys, const void* values, int64_t 
 }
 
 // Attention of a chunk of `length` tokens, queries[length, K, G, D], to out of the same shape. Its first token is at
-// position `start`, and `runs` hold the slots from position `begin` to the last token's. The cache is as for decodes.
+// position `start`, and `table` has its request's blocks. The cache is as for decodes.
 void attend_chunk(int64_t kind, const void* keys, const void* values, int64_t cache_head, const Element* queries,
-                  const int64_t* runs, int64_t begin, int64_t start, int64_t length, int64_t window, Element* out,
+                  const int32_t* table, int64_t block_size, int64_t start, int64_t length, int64_t window, Element* out,
                   int64_t K, int64_t G, int64_t D, float scale) {
     with_kind(kind, [&](auto number) {
         typedef decltype(number) C;
-        attend_chunk_over((const C*)keys, (const C*)values, cache_head, queries, runs, begin, start, length, window,
-                          out, K, G, D, scale);
+        attend_chunk_over((const C*)keys, (const C*)values, cache_head, queries, table, block_size, start, length,
+                          window, out, K, G, D, scale);
     });
 }
 

@@ -2,48 +2,25 @@
 
 from __future__ import annotations
 
-import ctypes
-from ctypes import c_float, c_int64, c_void_p
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ...parallel.cpp_library import load
+from ...parallel.cpp_library import addresses, load
 from ..cache_rows import CACHE_DTYPES
 from ..head_norm import HeadNorm
+from .kernels import Kernels
 
-_CACHE = (c_int64, c_void_p, c_void_p, c_int64)  # kind of its numbers, keys, values, stride of a head
-_SIGNATURES = {
-    "add_and_norm": (*5 * (c_void_p,), c_int64, c_int64, c_float),
-    "gated_silu": (c_void_p, c_void_p, c_int64, c_int64),
-    "rotate_and_write": (
-        *_CACHE,
-        *2 * (c_void_p, c_int64, c_int64),  # queries and keys, then values, with strides of a token and of a head
-        *(c_void_p, c_void_p, c_float),
-        *4 * (c_void_p,),
-        *4 * (c_int64,),
-    ),
-}
-_ATTENTION = {
-    "attend_decodes": (*_CACHE, *3 * (c_void_p,), *3 * (c_int64,), c_void_p, *4 * (c_int64,), c_float),
-    "attend_chunk": (*_CACHE, *2 * (c_void_p,), *4 * (c_int64,), c_void_p, *3 * (c_int64,), c_float),
-}
+_CACHE = "ippi"  # kind of its numbers, keys, values, stride of a head
+_HEADS = "pii"  # queries and keys, or values, with strides of a token and of a head
+_ROTATE_AND_WRITE = _CACHE + 2 * _HEADS + "ppf" + 4 * "p" + 4 * "i"
+_DECODES, _CHUNK = _CACHE + "ppp" + "iii" + "p" + 4 * "i" + "f", _CACHE + "pp" + "iiii" + "p" + "iii" + "f"
 _KINDS = {CACHE_DTYPES["int8"]: 1, CACHE_DTYPES["fp8"]: 2}  # others are the library's elements
 
 
-def _load(name: str, dtype: torch.dtype, signatures: dict[str, tuple[Any, ...]]) -> ctypes.CDLL:
-    library: ctypes.CDLL = load(Path(__file__).with_name(name), dtype)
-    for function_name, arguments in signatures.items():
-        function = getattr(library, function_name)
-        function.argtypes, function.restype = arguments, None
-    return library
-
-
-class CppKernels:
-    """Calls the C++ operators. A `Kernels` for contiguous tensors of one type on a CPU.
+class CppKernels(Kernels):
+    """Calls the C++ operators, for contiguous tensors of one type on a CPU.
 
     The KV cache must be laid out as [K, S, D].
 
@@ -51,11 +28,10 @@ class CppKernels:
         NoLibraryError: they cannot be compiled here.
     """
 
-    fallback_reason = ""
-
     def __init__(self, dtype: torch.dtype) -> None:
-        self._library = _load("kernels.cpp", dtype, _SIGNATURES)
-        self._attention = _load("attention.cpp", dtype, _ATTENTION)
+        own, attention = (Path(__file__).with_name(name) for name in ("kernels.cpp", "attention.cpp"))
+        self._library = load(own, dtype, add_and_norm="pppppiif", gated_silu="ppii", rotate_and_write=_ROTATE_AND_WRITE)
+        self.attention = load(attention, dtype, attend_decodes=_DECODES, attend_chunk=_CHUNK)
         self.dtype = dtype
 
     def norm(self, x_TH: Tensor, term_TH: Tensor | None, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor:
@@ -65,15 +41,14 @@ class CppKernels:
         out = torch.empty_like(x_TH)
         assert x_TH.is_contiguous()
         assert term_TH is None or term_TH.is_contiguous()
-        pointers = [None if x is None else x.data_ptr() for x in (x_TH, term_TH, weight_H, bias_H, out)]
-        self._library.add_and_norm(*pointers, *x_TH.shape, eps)
+        self._library.add_and_norm(*addresses(x_TH, term_TH, weight_H, bias_H, out), *x_TH.shape, eps)
         return out
 
     def gated_silu(self, hidden_TF: Tensor) -> Tensor:
         """See `Kernels.gated_silu`."""
         T, width = hidden_TF.shape
-        out = hidden_TF.new_empty(T, width // 2)
-        self._library.gated_silu(hidden_TF.contiguous().data_ptr(), out.data_ptr(), T, width // 2)
+        hidden_TF, out = hidden_TF.contiguous(), hidden_TF.new_empty(T, width // 2)
+        self._library.gated_silu(*addresses(hidden_TF, out), T, width // 2)
         return out
 
     def rotate_and_write(
@@ -91,106 +66,21 @@ class CppKernels:
         queries = qkv_TKED.new_empty(T, K, E - 2, D) if out_TKGD is None else out_TKGD
         assert queries.is_contiguous()
         assert qkv_TKED.stride()[2:] == (D, 1)
-        values_TKD, own = qkv_TKED[:, :, -1], head_norm
-        weights: tuple[int | None, int | None, float] = (None, None, 0.0)
-        if own is not None:
-            weights = (own.query_weight.data_ptr(), own.key_weight.data_ptr(), own.eps)
-        cos, sin = (None, None) if rope is None else (rope[0].data_ptr(), rope[1].data_ptr())
+        values_TKD, own, (cos, sin) = qkv_TKED[:, :, -1], head_norm, rope or (None, None)
+        weights = (None, None) if own is None else (own.query_weight, own.key_weight)
+        heads = (part for of in (qkv_TKED, values_TKD) for part in (of.data_ptr(), *of.stride()[:2]))
         self._library.rotate_and_write(
-            *_cache(key_cache_SKD, value_cache_SKD),
-            qkv_TKED.data_ptr(),
-            *qkv_TKED.stride()[:2],
-            values_TKD.data_ptr(),
-            *values_TKD.stride()[:2],
-            *weights,
-            cos,
-            sin,
-            slots_T.data_ptr(),
-            queries.data_ptr(),
-            T,
-            K,
-            E - 2,
-            D,
+            *cache_arguments(key_cache_SKD, value_cache_SKD),
+            *heads,
+            *addresses(*weights),
+            0.0 if own is None else own.eps,
+            *addresses(cos, sin, slots_T, queries),
+            *(T, K, E - 2, D),
         )
         return queries
 
-    def attend_decodes(
-        self,
-        q_BKGD: Tensor,
-        keys_SKD: Tensor,
-        values_SKD: Tensor,
-        starts_B: np.ndarray,
-        tables_BM: np.ndarray,
-        *,
-        block_size: int,
-        window: int,
-        out_BKGD: Tensor,
-    ) -> None:
-        """Compute the attention of B decodes into `out_BKGD`; it and `q_BKGD` are contiguous.
 
-        Decode b is at position `starts_B[b]`, int64, and attends to itself and to at most `window` - 1 tokens before
-        it. `tables_BM` has the blocks of each, int32.
-        """
-        B, K, G, D = q_BKGD.shape
-        assert q_BKGD.is_contiguous()
-        assert out_BKGD.is_contiguous()
-        assert tables_BM.dtype == np.int32
-        assert starts_B.dtype == np.int64
-        assert tables_BM.flags.c_contiguous
-        assert starts_B.flags.c_contiguous
-        self._attention.attend_decodes(
-            *_cache(keys_SKD, values_SKD),
-            q_BKGD.data_ptr(),
-            starts_B.ctypes.data,
-            tables_BM.ctypes.data,
-            tables_BM.shape[1],
-            block_size,
-            window,
-            out_BKGD.data_ptr(),
-            B,
-            K,
-            G,
-            D,
-            D**-0.5,
-        )
-
-    def attend_chunk(
-        self,
-        q_NKGD: Tensor,
-        keys_SKD: Tensor,
-        values_SKD: Tensor,
-        runs: np.ndarray,
-        *,
-        begin: int,
-        start: int,
-        window: int,
-        out_NKGD: Tensor,
-    ) -> None:
-        """Compute the attention of a chunk of N tokens into `out_NKGD`; it and `q_NKGD` are contiguous.
-
-        The chunk's first token is at position `start`. Each attends to itself and to at most `window` - 1 tokens before
-        it. `runs` hold the slots of the positions from `begin` on, each a first slot and a number of slots, int64.
-        """
-        N, K, G, D = q_NKGD.shape
-        assert q_NKGD.is_contiguous()
-        assert out_NKGD.is_contiguous()
-        self._attention.attend_chunk(
-            *_cache(keys_SKD, values_SKD),
-            q_NKGD.data_ptr(),
-            runs.ctypes.data,
-            begin,
-            start,
-            N,
-            window,
-            out_NKGD.data_ptr(),
-            K,
-            G,
-            D,
-            D**-0.5,
-        )
-
-
-def _cache(keys_SKD: Tensor, values_SKD: Tensor) -> tuple[int, int, int, int]:
+def cache_arguments(keys_SKD: Tensor, values_SKD: Tensor) -> tuple[int | None, ...]:
     """Return what the operators are told of a layer's cache, as `_CACHE` has it."""
     assert keys_SKD.stride()[::2] == values_SKD.stride()[::2] == (keys_SKD.shape[2], 1)
-    return _KINDS.get(keys_SKD.dtype, 0), keys_SKD.data_ptr(), values_SKD.data_ptr(), keys_SKD.stride(1)
+    return _KINDS.get(keys_SKD.dtype, 0), *addresses(keys_SKD, values_SKD), keys_SKD.stride(1)

@@ -1,8 +1,6 @@
-"""The protocol of a layer's small operators, and torch's own ones, which run on any device."""
+"""A layer's small operators: torch's own, which run on any device, and what others must compute too."""
 
 from __future__ import annotations
-
-from typing import Protocol
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,8 +10,8 @@ from ..head_norm import HeadNorm
 from ..rope import rotate
 
 
-class Kernels(Protocol):
-    """Computes what a layer does between its matrix products and attention.
+class Kernels:
+    """Computes what a layer does between its matrix products and attention, by torch's operators.
 
     Sizes: T tokens, H hidden size, F feed-forward size, K KV heads with G query heads each, D elements of a head, S
     slots of the KV cache.
@@ -22,18 +20,23 @@ class Kernels(Protocol):
     Triton's on CUDA. Empty: nothing stands in.
     """
 
-    fallback_reason: str
+    fallback_reason = ""
 
     def norm(self, x_TH: Tensor, term_TH: Tensor | None, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor:
         """Add `term_TH` to x, in place, and return the norm of the sum, [T, H].
 
         It is x / rms(x) * weight (RMSNorm), and with a bias (x - mean(x)) / std(x) * weight + bias (LayerNorm).
         """
-        ...
+        if term_TH is not None:
+            x_TH.add_(term_TH)
+        if bias_H is None:
+            return F.rms_norm(x_TH, weight_H.shape, weight_H, eps)
+        return F.layer_norm(x_TH, weight_H.shape, weight_H, bias_H, eps)
 
     def gated_silu(self, hidden_TF: Tensor) -> Tensor:
         """Return silu(gate) * up, [T, F], of [gate; up], [T, 2 F]. May write to its input."""
-        ...
+        gate, up = hidden_TF.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
 
     def rotate_and_write(
         self,
@@ -59,39 +62,6 @@ class Kernels(Protocol):
         Returns:
             The queries, [T, K, G, D].
         """
-        ...
-
-
-class TorchKernels:
-    """Calls torch's operators."""
-
-    def __init__(self, fallback_reason: str = "") -> None:
-        self.fallback_reason = fallback_reason
-
-    def norm(self, x_TH: Tensor, term_TH: Tensor | None, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor:
-        """See `Kernels.norm`."""
-        if term_TH is not None:
-            x_TH.add_(term_TH)
-        if bias_H is None:
-            return F.rms_norm(x_TH, weight_H.shape, weight_H, eps)
-        return F.layer_norm(x_TH, weight_H.shape, weight_H, bias_H, eps)
-
-    def gated_silu(self, hidden_TF: Tensor) -> Tensor:
-        """See `Kernels.gated_silu`."""
-        gate, up = hidden_TF.chunk(2, dim=-1)
-        return F.silu(gate).mul_(up)
-
-    def rotate_and_write(
-        self,
-        qkv_TKED: Tensor,
-        head_norm: HeadNorm | None,
-        rope: tuple[Tensor, Tensor] | None,
-        slots_T: Tensor,
-        key_cache_SKD: Tensor,
-        value_cache_SKD: Tensor,
-        out_TKGD: Tensor | None = None,
-    ) -> Tensor:
-        """See `Kernels.rotate_and_write`."""
         qk_TKED = qkv_TKED[:, :, :-1] if head_norm is None else head_norm(qkv_TKED[:, :, :-1])
         if rope is not None:
             qk_TKED = rotate(qk_TKED, *rope)
@@ -99,3 +69,10 @@ class TorchKernels:
         write_rows(value_cache_SKD, slots_T, qkv_TKED[:, :, -1])
         queries = qk_TKED[:, :, :-1]
         return queries if out_TKGD is None else out_TKGD.copy_(queries)
+
+
+class TorchKernels(Kernels):
+    """Calls torch's operators alone."""
+
+    def __init__(self, fallback_reason: str = "") -> None:
+        self.fallback_reason = fallback_reason

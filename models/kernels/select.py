@@ -26,15 +26,11 @@ def make_kernels(name: str, *, dtype: torch.dtype, device: torch.device) -> Kern
             reason = str(error)
     elif name in ("auto", "triton") and device.type == "cuda":
         try:
-            return _make_triton(device)
+            from .triton import TritonKernels
+
+            return TritonKernels(device)
         except Exception as error:  # its own, or that of the import, of a compiler or of the driver
             reason = f"Triton does not run here ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
     if name in _FOR:
         raise ConfigError(f"model.kernels={name}: {reason or f'they are for {_FOR[name]}'}; torch runs anywhere")
     return TorchKernels(reason)
-
-
-def _make_triton(device: torch.device) -> Kernels:
-    from .triton import TritonKernels
-
-    return TritonKernels(device)

@@ -5,6 +5,7 @@
 
 #include <limits>
 
+#include "exponential.h"
 #include "tiles.h"
 
 struct Cache {  // of one layer: keys and values [K, slots, D], whose heads are `head` numbers apart
@@ -110,17 +111,11 @@ inline void score_keys(const Element* keys, int64_t D, int64_t key, Buffers& use
     if (TILES > 3) _tile_stored(3, use.scores[3][key], kStep);
 }
 
-// e^x of numbers up to 0, to some units in the last place, by Cephes' polynomial as in `exponential.h`. Below -87 it is 0.
+// e^x of numbers up to 0, to some units in the last place, as in `exponential.h`. Below -87 it is 0.
 inline Vector powers(Vector x) {
     const __m512 least = _mm512_set1_ps(-87.0f), clamped = _mm512_max_ps((__m512)x, least);
     const __m512 n = _mm512_roundscale_ps(clamped * _mm512_set1_ps(1.44269504f), 8);
-    const Vector r = (Vector)clamped - (Vector)n * 0.693359375f + (Vector)n * 2.12194440e-4f;
-    Vector p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
+    const Vector p = small_exponential((Vector)clamped - (Vector)n * 0.693359375f + (Vector)n * 2.12194440e-4f);
     return (Vector)_mm512_maskz_scalef_ps(_mm512_cmp_ps_mask((__m512)x, least, _CMP_GT_OQ), (__m512)p, n);
 }
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..cache_rows import CACHE_DTYPES
 from ..head_norm import HeadNorm
-from .kernels import TorchKernels
+from .kernels import Kernels
 
 _GATE_BLOCK = 1024  # elements of a gate that one program computes
 
@@ -97,8 +97,8 @@ def _rotate_and_write(
     tl.store(values + slot, tl.load(source + (G + 1) * D + at, mask=at < D, other=0.0), mask=at < D)
 
 
-class TritonKernels:
-    """Launches the kernels on the current stream. A `Kernels` for tensors of any floating type on CUDA.
+class TritonKernels(Kernels):
+    """Launches the kernels on the current stream, for tensors of any floating type on CUDA.
 
     The KV cache must be laid out as [S, K, D].
 
@@ -106,8 +106,6 @@ class TritonKernels:
         Exception: Triton does not run here. It says so when a kernel is first launched: it needs the device's driver
             and, for some versions, a C compiler.
     """
-
-    fallback_reason = ""
 
     def __init__(self, device: torch.device) -> None:
         self.gated_silu(torch.zeros(1, 2, device=device))
@@ -143,7 +141,7 @@ class TritonKernels:
     ) -> Tensor:
         """See `Kernels.rotate_and_write`. Rows of 8 bits are written by torch's operators."""
         if key_cache_SKD.dtype in CACHE_DTYPES.values():
-            return TorchKernels().rotate_and_write(
+            return super().rotate_and_write(
                 qkv_TKED, head_norm, rope, slots_T, key_cache_SKD, value_cache_SKD, out_TKGD
             )
         T, K, E, D = qkv_TKED.shape

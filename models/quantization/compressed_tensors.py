@@ -110,9 +110,5 @@ def _scheme(group: ModelValues, stored: str) -> Scheme:
     rounds = kind == "int" and inputs.get("num_bits") == 8 and inputs.get("type", "int") == "int"
     by_row = extent in ("tensor", "channel")  # what an integer product can take out of its sum
     return Bytes(
-        kind == "float",
-        extent,
-        block,
-        is_symmetric=symmetric,
-        int8_activations=rounds and by_row and symmetric,
+        kind == "float", extent, block, is_symmetric=symmetric, int8_activations=rounds and by_row and symmetric
     )

@@ -75,10 +75,7 @@ def _gptq(values: ModelValues) -> SchemeOf:
         if is_left(name):
             return None
         own = dict(values.values)
-        for (
-            pattern,
-            changes,
-        ) in rules.items():  # GPTQModel's: `-:` leaves a layer as it is, `+:` or nothing changes keys
+        for pattern, changes in rules.items():  # GPTQModel's: `-:` leaves a layer as it is; others change keys
             if re.match(_bare(pattern), name):
                 if pattern.startswith("-:"):
                     return None
@@ -119,7 +116,7 @@ def _awq(values: ModelValues) -> SchemeOf:
         raise values.wrong("bits", "4")
     if not values.flag("zero_point", True):
         raise values.wrong("zero_point", "true")
-    kept, awq = values.names("modules_to_not_convert"), Awq(_group(values))
+    kept, awq = values.names("modules_to_not_convert"), Awq(group=_group(values))
     return lambda name: None if _is_outer(name) or any(each in name for each in kept) else awq
 
 

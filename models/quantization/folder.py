@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ from ...conf.architecture import Architecture
 from ...conf.errors import ConfigError
 from ..checkpoint import SafetensorsFolder, StoredTensor, bare_name
 from ..layout import linear_weights, names_of, tensor_shapes
-from .schemes import Mxfp4Blocks, Scheme, SchemeOf
+from .schemes import Mxfp4Blocks, SchemeOf, StoredLayer
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +31,7 @@ class QuantizedFolder(SafetensorsFolder):
     def __init__(self, folder: Path, arch: Architecture, scheme_of: SchemeOf) -> None:
         super().__init__(folder)
         shapes = tensor_shapes(arch)
-        self._layers: dict[str, _Layer] = {}
+        self._layers: dict[str, StoredLayer] = {}
         of_router = (f"{names_of(arch).router}.weight", names_of(arch).shared_gate)
         for name, transposed in linear_weights(arch).items():
             scheme = scheme_of(name.removesuffix(".weight"))
@@ -42,7 +41,7 @@ class QuantizedFolder(SafetensorsFolder):
             rows, columns = shapes[name]
             size = (columns, rows) if transposed else (rows, columns)
             prefix, bracket, part = name.removesuffix("weight").partition("[")
-            layer = _Layer(self, prefix, bracket + part, size, scheme, transposed)
+            layer = StoredLayer(self, prefix, bracket + part, size, scheme, transposed)
             # Most tools leave out what routes tokens, and do not say so in the config.
             if not name.endswith(of_router) or any(layer.has(part) for part in scheme.parts(*size) if part != "weight"):
                 self._layers[name] = layer
@@ -97,35 +96,3 @@ class QuantizedFolder(SafetensorsFolder):
 
     def _check_others(self, arch: Architecture, known: Collection[str]) -> None:
         super()._check_others(arch, {*known, *(bare_name(name) for name in self._extras)})
-
-
-@dataclass(slots=True)
-class _Layer:
-    """A linear layer whose weight is quantized, a `StoredLayer`."""
-
-    folder: SafetensorsFolder
-    prefix: str
-    suffix: str  # which part of the tensors it is
-    shape: tuple[int, int]
-    scheme: Scheme
-    is_transposed: bool
-    _is_ordered: bool | None = None
-
-    @property
-    def is_ordered(self) -> bool:
-        """See `StoredLayer.is_ordered`."""
-        if self._is_ordered is None:
-            self._is_ordered = self.scheme.is_ordered(self)
-        return self._is_ordered
-
-    def tensor(self, part: str) -> str:
-        """Return the name of one of its tensors."""
-        return f"{self.prefix}{part}{self.suffix}"
-
-    def has(self, name: str) -> bool:
-        """See `StoredLayer.has`."""
-        return self.folder.has(self.tensor(name))
-
-    def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> torch.Tensor:
-        """See `StoredLayer.read`."""
-        return self.folder.tensor(self.tensor(name), rows, columns)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 
 from ...parallel.quantized_matrix import E2M1, QuantizedMatrix, pack_codes
 from ...parallel.weight_format import WeightFormat
@@ -12,7 +13,7 @@ from ...parallel.weight_format import WeightFormat
 _E4M3_MAX = 448.0
 
 
-def cut_groups(values: torch.Tensor, group: int, columns: slice) -> tuple[torch.Tensor, int]:
+def cut_groups(values: Tensor, group: int, columns: slice) -> tuple[Tensor, int]:
     """Return the scales or offsets of a slice of columns, and the columns that each is for.
 
     Args:
@@ -63,18 +64,18 @@ def _halves(matrix: QuantizedMatrix) -> QuantizedMatrix:
     return QuantizedMatrix(own, whole[matrix.unpacked().int()], matrix.scales / 2)
 
 
-def with_groups_of_one(codes: torch.Tensor, bits: int, scales: torch.Tensor, zeros: torch.Tensor) -> QuantizedMatrix:
+def with_groups_of_one(codes: Tensor, bits: int, scales: Tensor, zeros: Tensor) -> QuantizedMatrix:
     """Return the matrix of codes whose every column has scales and zeros [rows, columns] of its own."""
     format = WeightFormat(bits, 1, has_offsets=True)
     return QuantizedMatrix(format, codes, scales, -scales * zeros)
 
 
-def nibbles(data: torch.Tensor) -> torch.Tensor:
+def nibbles(data: Tensor) -> Tensor:
     """Return the two halves of each byte of the last dimension, the lower one first."""
     return torch.stack((data & 15, data >> 4), dim=-1).flatten(-2)
 
 
-def round_to(numbers: torch.Tensor, format: WeightFormat) -> QuantizedMatrix:
+def round_to(numbers: Tensor, format: WeightFormat) -> QuantizedMatrix:
     """Round numbers [out, in] to the nearest of a format, whose range covers each group.
 
     Integers with offsets go from a group's least number to its greatest; others are symmetric about 0.
@@ -95,5 +96,5 @@ def round_to(numbers: torch.Tensor, format: WeightFormat) -> QuantizedMatrix:
     return QuantizedMatrix(format, pack_codes(whole, format.bits), scales, offsets)
 
 
-def _divisor(scales: torch.Tensor) -> torch.Tensor:
+def _divisor(scales: Tensor) -> Tensor:
     return scales.masked_fill(scales == 0, 1.0)[..., None]

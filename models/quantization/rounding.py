@@ -17,8 +17,8 @@ from .formats import rounded_formats
 from .matrices import round_to
 
 
-class RoundedTensors:
-    """The tensors of another source, its matrices rounded as `rounded_formats` says. A `TensorSource`.
+class RoundedTensors(TensorSource):
+    """The tensors of another source, its matrices rounded as `rounded_formats` says.
 
     Each rank rounds what it holds: a row that is cut among ranks has a scale for each part.
     """

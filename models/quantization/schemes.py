@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from ...parallel.weight_format import WeightFormat
-from ..checkpoint import FLOATS, StoredTensor
+from ..checkpoint import FLOATS, SafetensorsFolder, StoredTensor
 
 if TYPE_CHECKING:
     import torch
@@ -25,23 +25,43 @@ _WORD_BITS = 32
 _AWQ_NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
-class StoredLayer(Protocol):
-    """The tensors of one linear layer, by their names within it."""
+@dataclass(slots=True)
+class StoredLayer:
+    """The tensors of a linear layer whose weight is quantized, by their names within it.
 
-    shape: tuple[int, int]  # of the weight, [out, in]
+    Attributes:
+        prefix: of the tensors' names in the folder.
+        suffix: which part of the tensors it is.
+        shape: of the weight, [out, in].
+        is_transposed: the checkpoint's weight would be [in, out].
+    """
+
+    folder: SafetensorsFolder
+    prefix: str
+    suffix: str
+    shape: tuple[int, int]
+    scheme: Scheme
+    is_transposed: bool
+    _is_ordered: bool | None = None
 
     @property
     def is_ordered(self) -> bool:
         """What `Scheme.is_ordered` returns of them."""
-        ...
+        if self._is_ordered is None:
+            self._is_ordered = self.scheme.is_ordered(self)
+        return self._is_ordered
+
+    def tensor(self, part: str) -> str:
+        """Return the name of one of its tensors."""
+        return f"{self.prefix}{part}{self.suffix}"
 
     def has(self, name: str) -> bool:
         """Return whether there is such a tensor."""
-        ...
+        return self.folder.has(self.tensor(name))
 
     def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> torch.Tensor:
         """Read a slice of a tensor, or all of it. One that is no matrix has neither rows nor columns."""
-        ...
+        return self.folder.tensor(self.tensor(name), rows, columns)
 
 
 class Scheme:
@@ -135,7 +155,7 @@ class _InWords(Scheme):
         codes = _bytes(self._words(layer, rows, words))
         codes = codes[:, within.start * self.bits // 8 : within.stop * self.bits // 8]
         if layer.is_ordered:
-            groups, at = slice(0, -(-layer.shape[1] // group)), layer.read(self.order)[columns].long()
+            groups, at = slice(0, self._groups(layer.shape[1])), layer.read(self.order)[columns].long()
             scales, zeros = self._scales(layer, rows, groups), self._zeros(layer, rows, groups)
             return with_groups_of_one(codes, self.bits, scales.float()[:, at], zeros[:, at])
         groups, _ = cover(columns, group)
@@ -146,7 +166,7 @@ class _InWords(Scheme):
         """See `Scheme.wrong`."""
         if not layer.has(self.order):
             return None
-        groups, most = layer.read(self.order), -(-layer.shape[1] // (self.group or layer.shape[1]))
+        groups, most = layer.read(self.order), self._groups(layer.shape[1])
         low, high = int(groups.min()), int(groups.max())
         is_right = (low, high) == (-1, -1) or 0 <= low <= high < most
         return None if is_right else f"{self.order} names groups {low} to {high} of {most}"
@@ -164,6 +184,9 @@ class _InWords(Scheme):
     @property
     def _in_word(self) -> int:
         return _WORD_BITS // self.bits
+
+    def _groups(self, in_size: int) -> int:
+        return -(-in_size // (self.group or in_size))
 
     def _words(self, layer: StoredLayer, rows: slice, words: slice) -> torch.Tensor:
         """Read words of codes, [rows, words]."""
@@ -191,7 +214,7 @@ class Gptq(_InWords):
 
     def parts(self, out_size: int, in_size: int) -> dict[str, StoredTensor]:
         """See `Scheme.parts`."""
-        groups = -(-in_size // (self.group or in_size))
+        groups = self._groups(in_size)
         return {
             "qweight": StoredTensor((-(-in_size // self._in_word), out_size), _WORDS),
             "qzeros": StoredTensor((groups, -(-out_size // self._in_word)), _WORDS),
@@ -202,7 +225,7 @@ class Gptq(_InWords):
     def wrong(self, layer: StoredLayer) -> str | None:
         """See `Scheme.wrong`."""
         if self.is_symmetric:
-            groups = slice(0, -(-layer.shape[1] // (self.group or layer.shape[1])))
+            groups = slice(0, self._groups(layer.shape[1]))
             if bool((self._zeros(layer, slice(0, layer.shape[0]), groups) != 1 << (self.bits - 1)).any()):
                 return "qzeros differ from half the range, though the config says sym=true"
         return super().wrong(layer)
@@ -226,7 +249,7 @@ class Packed(_InWords):
 
     def parts(self, out_size: int, in_size: int) -> dict[str, StoredTensor]:
         """See `Scheme.parts`."""
-        groups = -(-in_size // (self.group or in_size))
+        groups = self._groups(in_size)
         zeros = StoredTensor((-(-out_size // self._in_word), groups), _WORDS)
         return ({} if self.is_symmetric else {"weight_zero_point": zeros}) | {
             "weight_packed": StoredTensor((out_size, -(-in_size // self._in_word)), _WORDS),
@@ -256,28 +279,23 @@ class Packed(_InWords):
         return _unpacked(layer.read("weight_zero_point", words, groups).T, self.bits)[:, within].T
 
 
-@dataclass(frozen=True, slots=True)
-class Awq(Scheme):
-    """AWQ's gemm layout: 4 bits, packed along outputs, eight a word in an order of its own.
+@dataclass(frozen=True, kw_only=True)
+class Awq(_InWords):
+    """AWQ's gemm layout: 4 bits, packed along outputs, eight a word in an order of its own."""
 
-    Attributes:
-        group: inputs of a group; None: all.
-    """
-
-    group: int | None
+    bits: int = 4
+    is_symmetric: bool = False
+    needs_order: bool = False
+    order = "g_idx"  # which no such checkpoint has
 
     def parts(self, out_size: int, in_size: int) -> dict[str, StoredTensor]:
         """See `Scheme.parts`."""
-        groups = -(-in_size // (self.group or in_size))
+        groups, words = self._groups(in_size), -(-out_size // self._in_word)
         return {
-            "qweight": StoredTensor((in_size, -(-out_size // 8)), _WORDS),
-            "qzeros": StoredTensor((groups, -(-out_size // 8)), _WORDS),
+            "qweight": StoredTensor((in_size, words), _WORDS),
+            "qzeros": StoredTensor((groups, words), _WORDS),
             "scales": StoredTensor((groups, out_size)),
         }
-
-    def format(self, in_size: int) -> WeightFormat:
-        """See `Scheme.format`."""
-        return WeightFormat(4, math.gcd(self.group or in_size, in_size), has_offsets=True)
 
     def read(self, layer: StoredLayer, rows: slice, columns: slice) -> QuantizedMatrix:
         """See `Scheme.read`."""

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from gapless.conf.errors import ConfigError
 from gapless.models.attention import scores
+from gapless.models.attention.backend import AttentionSizes
 from gapless.models.attention.scores import ScoresBackend
 from gapless.models.attention.sdpa import PaddedPlan, SdpaBackend, attend_decodes, chunk_mask
 from gapless.models.attention.select import make_backend
@@ -50,7 +51,7 @@ def compositions(n: int) -> list[list[int]]:
 
 def test_figure_6_third_chunk() -> None:
     """In chunks of four, the third attends to the eight keys before it and to a triangle of its own."""
-    seen = chunk_mask(8, 4, 0, None, torch.float32, CPU) == 0
+    seen = chunk_mask(8, 4, 0, AttentionSizes(block_size=BLOCK)) == 0
     assert seen.sum(-1).tolist() == [9, 10, 11, 12]
     assert all(row[: 9 + i].all() for i, row in enumerate(seen))
 
@@ -61,7 +62,7 @@ def test_every_split_of_a_prompt_is_the_full_prefill(window: int | None, blocks:
     n, K, G, D = 7, 2, 3, 8
     q, k, v = torch.randn(n, K, G, D), torch.randn(n, K, D), torch.randn(n, K, D)
     expected = full_attention(q, k, v, window)
-    backend = SdpaBackend(block_size=BLOCK, window=window, dtype=torch.float32, device=CPU)
+    backend = SdpaBackend(AttentionSizes(block_size=BLOCK, window=window))
     for sizes in compositions(n):
         keys, values = torch.full((12, K, D), float("nan")), torch.full((12, K, D), float("nan"))
         start = 0
@@ -87,12 +88,7 @@ def test_capped_scores_and_sinks_are_those_of_the_full_prefill(
     backend = make_backend(
         "auto",
         TorchKernels(),
-        block_size=BLOCK,
-        num_blocks=3,
-        window=window,
-        dtype=torch.float32,
-        device=CPU,
-        head_dim=D,
+        AttentionSizes(block_size=BLOCK, num_blocks=3, window=window, head_dim=D),
         softcap=softcap,
         has_sinks=has_sinks,
     )
@@ -133,9 +129,9 @@ def test_xformers_plan_sees_what_sdpa_sees(batch: RaggedBatch, window: int | Non
     """The bias class of xformers, materialized over the keys that its operator would get, gives SDPA's result."""
     K, G, D, T = 2, 2, 8, batch.num_tokens
     q, keys, values = torch.randn(T, K, G, D), torch.randn(40, K, D), torch.randn(40, K, D)
-    sdpa = SdpaBackend(block_size=BLOCK, window=window, dtype=torch.float32, device=CPU)
+    sdpa = SdpaBackend(AttentionSizes(block_size=BLOCK, window=window))
     expected = sdpa.attend(q, keys, values, sdpa.plan(batch))
-    tested = XformersBackend(block_size=BLOCK, num_blocks=10, window=window, dtype=torch.float32, device=CPU)
+    tested = XformersBackend(AttentionSizes(block_size=BLOCK, num_blocks=10, window=window))
     plan = tested.plan(batch)
     covered = torch.zeros(T, dtype=torch.int64)
     for windowed in plan.windowed:
@@ -158,7 +154,7 @@ def test_xformers_plan_sees_what_sdpa_sees(batch: RaggedBatch, window: int | Non
 def test_padded_decodes_are_the_single_ones() -> None:
     """A GPU computes all decodes in one padded call. NaN in unwritten slots does not reach the result."""
     batch, K, G, D = MIXED[1], 2, 2, 8
-    backend = SdpaBackend(block_size=BLOCK, window=None, dtype=torch.float32, device=CPU)
+    backend = SdpaBackend(AttentionSizes(block_size=BLOCK))
     q = torch.randn(9, K, G, D)
     keys, values = (torch.full((40, K, D), float("nan")) for _ in range(2))
     for decode in batch.decodes:
@@ -183,11 +179,11 @@ def test_slots_in_a_row_are_a_range() -> None:
 def test_xformers_on_a_cpu_is_refused_in_one_line() -> None:
     arguments = {"block_size": 4, "num_blocks": 4, "window": None, "dtype": torch.float32, "device": CPU, "head_dim": 8}
     with pytest.raises(ConfigError, match=r"model\.attention=xformers: needs CUDA") as caught:
-        make_backend("xformers", TorchKernels(), **arguments)
+        make_backend("xformers", TorchKernels(), AttentionSizes(**arguments))
     assert "\n" not in str(caught.value)
-    assert isinstance(make_backend("auto", TorchKernels(), **arguments), SdpaBackend)
+    assert isinstance(make_backend("auto", TorchKernels(), AttentionSizes(**arguments)), SdpaBackend)
     with pytest.raises(ConfigError, match=r"model\.attention=flash: caps no scores"):
-        make_backend("flash", TorchKernels(), **arguments, softcap=50.0)
+        make_backend("flash", TorchKernels(), AttentionSizes(**arguments), softcap=50.0)
 
 
 @pytest.mark.gpu
@@ -197,18 +193,13 @@ def test_xformers_on_a_cpu_is_refused_in_one_line() -> None:
 def test_cuda_gives_what_the_cpu_gives(batch: RaggedBatch, name: str) -> None:
     K, G, D = 2, 2, 64
     q, keys, values = torch.randn(9, K, G, D)[: batch.num_tokens], torch.randn(40, K, D), torch.randn(40, K, D)
-    cpu = SdpaBackend(block_size=BLOCK, window=None, dtype=torch.float32, device=CPU)
+    cpu = SdpaBackend(AttentionSizes(block_size=BLOCK))
     expected = cpu.attend(q, keys, values, cpu.plan(batch))
     device = torch.device("cuda")
     backend = make_backend(
         name,
         TorchKernels(),
-        block_size=BLOCK,
-        num_blocks=10,
-        window=None,
-        dtype=torch.bfloat16,
-        device=device,
-        head_dim=D,
+        AttentionSizes(block_size=BLOCK, num_blocks=10, dtype=torch.bfloat16, device=device, head_dim=D),
     )
     q, keys, values = (x.to(device, torch.bfloat16) for x in (q, keys, values))
     found = backend.attend(q, keys, values, backend.plan(batch))

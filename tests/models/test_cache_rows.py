@@ -6,7 +6,10 @@ import pytest
 import torch
 
 from gapless.conf.errors import ConfigError
+from gapless.models.attention.backend import AttentionSizes
+from gapless.models.attention.cpp import CppBackend
 from gapless.models.attention.select import make_backend
+from gapless.models.batch import RaggedBatch, Segment
 from gapless.models.cache_rows import CACHE_DTYPES, empty_rows, read_rows, write_rows
 from gapless.models.kernels.cpp import CppKernels
 from gapless.models.kernels.kernels import TorchKernels
@@ -65,13 +68,10 @@ def test_every_number_of_fp8_is_read_exactly() -> None:
     write_rows(keys, torch.tensor([0]), numbers.view(1, 1, D) * scale / 448)
     assert torch.equal(read_rows(keys, slice(0, 1), D, torch.float32).view(-1), numbers)
     for dtype in (torch.float32, torch.bfloat16):  # attention to one key alone is its value
-        q, out = torch.randn(1, 1, 1, D).to(dtype), torch.empty(1, 1, 1, D, dtype=dtype)
-        kernels, sizes = CppKernels(dtype), {"window": 9, "begin": 0, "start": 0}
-        kernels.attend_chunk(q, keys, keys, torch.tensor([[0, 1]]).numpy(), **sizes, out_NKGD=out)
-        assert torch.equal(out.view(-1).float(), numbers)
-        starts, tables = torch.tensor([0]).numpy(), torch.tensor([[0]], dtype=torch.int32).numpy()
-        kernels.attend_decodes(q, keys, keys, starts, tables, block_size=1, window=9, out_BKGD=out)
-        assert torch.equal(out.view(-1).float(), numbers)
+        q, own = torch.randn(1, 1, 1, D).to(dtype), [Segment(0, 1, [0])]
+        backend = CppBackend(CppKernels(dtype), AttentionSizes(block_size=1, window=9))
+        for batch in (RaggedBatch.of([0], own, [], []), RaggedBatch.of([0], [], own, [])):
+            assert torch.equal(backend.attend(q, keys, keys, backend.plan(batch)).view(-1).float(), numbers)
 
 
 @pytest.mark.parametrize("name", ["flash", "xformers"])
@@ -79,4 +79,4 @@ def test_backends_that_read_no_rows_of_8_bits_are_refused(name: str, monkeypatch
     monkeypatch.setattr(f"gapless.models.attention.{name}.why_not", lambda *_: None)
     sizes = {"block_size": 4, "num_blocks": 4, "window": None, "dtype": torch.bfloat16, "device": CPU, "head_dim": 8}
     with pytest.raises(ConfigError, match=rf"attention={name}: reads keys in the model's dtype, not cache.dtype=int8"):
-        make_backend(name, TorchKernels(), **sizes, cache_dtype="int8")
+        make_backend(name, TorchKernels(), AttentionSizes(**sizes, cache_dtype="int8"))

@@ -16,8 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gapless.conf.errors import ConfigError
 from gapless.models.attention import flash
+from gapless.models.attention.backend import AttentionSizes
 from gapless.models.attention.flash import FlashBackend
-from gapless.models.attention.probe import probe
+from gapless.models.attention.probe import probe, probed_sizes
 from gapless.models.attention.sdpa import SdpaBackend
 from gapless.models.attention.select import make_backend, why_not
 from gapless.models.attention.xformers import XformersBackend
@@ -89,9 +90,9 @@ def test_it_computes_what_sdpa_does(
     num_blocks = 1 + max(int(np.max(s.blocks)) for s in (*batch.chunks, *batch.decodes))
     q = torch.randn(batch.num_tokens, K, G, D)
     keys, values = (torch.randn(num_blocks * block, K, D) for _ in range(2))
-    exact = SdpaBackend(block_size=block, window=window, dtype=torch.float32, device=CPU)
+    exact = SdpaBackend(AttentionSizes(block_size=block, window=window))
     expected = exact.attend(q, keys, values, exact.plan(batch))
-    tested = FlashBackend(block_size=block, window=window, device=CPU, paged=block == 256)
+    tested = FlashBackend(AttentionSizes(block_size=block, window=window), paged=block == 256)
     plan = tested.plan(batch)
     torch.testing.assert_close(tested.attend(q, keys, values, plan), expected, atol=1e-5, rtol=1e-5)
     assert len(plan) == bool(batch.chunks) + bool(len(batch.decodes))
@@ -104,8 +105,8 @@ def test_the_probe_finds_a_right_result_and_says_all_that_is_wrong(
     on_cpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def tried(block: int, *, paged: bool) -> str | None:
-        backend = FlashBackend(block_size=block, window=None, device=CPU, paged=paged)
-        return probe(backend, torch.bfloat16, CPU, 16, block_size=block)
+        sizes = probed_sizes(AttentionSizes(block_size=1, head_dim=16, dtype=torch.bfloat16), block)
+        return probe(FlashBackend(sizes, paged=paged))
 
     assert tried(16, paged=False) is None
     assert tried(256, paged=True) is None
@@ -146,7 +147,7 @@ def test_a_layer_on_cuda_is_one_operator_a_kind(kind: str, block: int, scattered
     """A mixed batch has two calls, and one that joins them. Scattered keys are copied first, by two more a call."""
     batch, K = batch_of(*KINDS[kind], block, scattered=scattered), 2
     with FakeCuda(), torch.inference_mode():
-        backend = FlashBackend(block_size=block, window=None, device=CUDA, paged=block == 256)
+        backend = FlashBackend(AttentionSizes(block_size=block, device=CUDA), paged=block == 256)
         plan = backend.plan(batch)
         q = torch.empty(batch.num_tokens, K, G, D, dtype=torch.bfloat16, device=CUDA)
         cache = torch.empty(256 * block, K, D, dtype=torch.bfloat16, device=CUDA)
@@ -164,7 +165,7 @@ def test_a_layer_on_cuda_is_one_operator_a_kind(kind: str, block: int, scattered
 def test_a_plan_is_one_copy_to_the_device() -> None:
     batch = batch_of(*KINDS["mixed"], 256, scattered=True)
     with FakeCuda():
-        backend = FlashBackend(block_size=256, window=None, device=CUDA, paged=True)
+        backend = FlashBackend(AttentionSizes(block_size=256, device=CUDA), paged=True)
         with Operators() as counted:
             backend.plan(batch)
     assert counted.names.count("aten._to_copy.default") == 1
@@ -175,7 +176,7 @@ def test_no_kernel_depends_on_how_many_decodes_there_are_or_how_long() -> None:
     generator = np.random.default_rng(0)
     constants, names = set(), set()
     with FakeCuda(), torch.inference_mode():
-        backend = FlashBackend(block_size=256, window=None, device=CUDA, paged=True)
+        backend = FlashBackend(AttentionSizes(block_size=256, device=CUDA), paged=True)
         cache = torch.empty(64 * 256, 2, 128, dtype=torch.bfloat16, device=CUDA)
         starts = generator.integers(1, 3000, 3)
         for _ in range(60):
@@ -200,7 +201,7 @@ def test_no_kernel_depends_on_how_many_decodes_there_are_or_how_long() -> None:
 
 
 def test_a_plan_over_buffers_pads_with_a_key_of_the_scratch_block() -> None:
-    backend = FlashBackend(block_size=256, window=None, device=CPU, paged=True)
+    backend = FlashBackend(AttentionSizes(block_size=256), paged=True)
     plans = backend.fixed_plans(8, 1024, scratch_block=99)
     assert plans is not None
     given = [plans.of(rows, 1024)[0] for rows in (4, 8)]
@@ -227,15 +228,15 @@ def test_a_plan_over_buffers_pads_with_a_key_of_the_scratch_block() -> None:
 def test_a_plan_over_buffers_takes_single_tokens_within_the_window(
     chunks: list[tuple[int, int]], starts: list[int], is_loaded: bool
 ) -> None:
-    backend = FlashBackend(block_size=256, window=300, device=CPU, paged=True)
+    backend = FlashBackend(AttentionSizes(block_size=256, window=300), paged=True)
     plans = backend.fixed_plans(8, 1024, scratch_block=99)
     assert plans is not None
     assert plans.load(backend.plan(batch_of(chunks, starts, 256, scattered=True)), 2) == (300 if is_loaded else None)
-    assert FlashBackend(block_size=16, window=None, device=CPU, paged=False).fixed_plans(8, 1024, 99) is None
+    assert FlashBackend(AttentionSizes(block_size=16), paged=False).fixed_plans(8, 1024, 99) is None
 
 
 def test_a_plan_over_buffers_splits_keys_by_the_least_bound_that_holds_them() -> None:
-    backend = FlashBackend(block_size=256, window=None, device=CPU, paged=True)
+    backend = FlashBackend(AttentionSizes(block_size=256), paged=True)
     plans = backend.fixed_plans(8, 20_000, scratch_block=99)
     assert plans is not None
     assert plans.bounds == [1024, 4096, 16384, 20_000]
@@ -264,7 +265,7 @@ def test_stages_with_it_mix_no_devices_and_wait_for_nothing(
 
 def choose(name: str, dtype: torch.dtype, device: torch.device, kernels: Any = TORCH, block: int = 16) -> Any:
     return make_backend(
-        name, kernels, block_size=block, num_blocks=4, window=None, dtype=dtype, device=device, head_dim=64
+        name, kernels, AttentionSizes(block_size=block, num_blocks=4, dtype=dtype, device=device, head_dim=64)
     )
 
 
@@ -325,10 +326,12 @@ def test_on_a_cpu_auto_is_cpp_or_sdpa_and_no_line() -> None:
 @pytest.mark.parametrize("head_dim", [264, 60])
 def test_heads_that_the_operator_does_not_take(head_dim: int) -> None:
     reason = f"needs heads of at most 256 in steps of 8, not {head_dim}"
-    assert why_not("flash", torch.bfloat16, CUDA, head_dim) == reason
-    assert why_not("sdpa", torch.bfloat16, CUDA, head_dim) is None
+    sizes = AttentionSizes(block_size=16, head_dim=head_dim, dtype=torch.bfloat16, device=CUDA)
+    assert why_not("flash", sizes) == reason
+    assert why_not("sdpa", sizes) is None
 
 
 def test_a_build_without_the_operator_says_so() -> None:
     """A build of torch without CUDA has no FlashAttention: the probe finds out, and passes on what torch says."""
-    assert "cuda" in str(why_not("flash", torch.bfloat16, torch.device("cuda"), 64)).lower()
+    sizes = AttentionSizes(block_size=16, head_dim=64, dtype=torch.bfloat16, device=torch.device("cuda"))
+    assert "cuda" in str(why_not("flash", sizes)).lower()

@@ -10,6 +10,7 @@ import torch
 
 from gapless.conf.architecture import Architecture
 from gapless.models.attention import flash
+from gapless.models.attention.backend import AttentionSizes
 from gapless.models.attention.flash import FlashBackend
 from gapless.models.batch import RaggedBatch, Segment
 from gapless.models.cuda_graphs import capture_graphs
@@ -110,7 +111,7 @@ class Pages:
             self.plain, self.other = twins(arch, mesh, CPU, torch.float32, PAGES, PAGE)
         for stage in (self.plain, self.other):
             window = arch.sliding_window
-            stage.attentions[window] = FlashBackend(block_size=PAGE, window=window, device=CPU, paged=True)
+            stage.attentions[window] = FlashBackend(AttentionSizes(block_size=PAGE, window=window), paged=True)
             for layer in stage.decoder:
                 layer.attention.backend = stage.attention  # type: ignore[union-attr, assignment]
         plans = self.other.attention.fixed_plans(1, arch.max_position, 0)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gapless.conf.errors import ConfigError
+from gapless.models.attention.backend import AttentionSizes
 from gapless.models.attention.cpp import CppBackend
 from gapless.models.attention.sdpa import SdpaBackend
 from gapless.models.batch import RaggedBatch, Segment
@@ -141,9 +142,9 @@ def test_attention(
     keys, values = (empty_rows(K, 4 * blocks, D, dtype=dtype, cache_dtype=cache_dtype, device=CPU) for _ in range(2))
     for each in (keys, values):
         write_rows(each, torch.arange(4 * blocks), torch.randn(4 * blocks, K, D).to(dtype))
-    sdpa = SdpaBackend(block_size=4, window=window, dtype=dtype, device=CPU) if chunks_by_sdpa else None
-    tested = CppBackend(CppKernels(dtype), block_size=4, window=window, sdpa=sdpa)
-    exact = SdpaBackend(block_size=4, window=window, dtype=torch.float64, device=CPU)
+    sdpa = SdpaBackend(AttentionSizes(block_size=4, window=window, dtype=dtype)) if chunks_by_sdpa else None
+    tested = CppBackend(CppKernels(dtype), AttentionSizes(block_size=4, window=window), sdpa=sdpa)
+    exact = SdpaBackend(AttentionSizes(block_size=4, window=window, dtype=torch.float64))
     exact_rows = [read_rows(each, slice(None), D, torch.float64).double() for each in (keys, values)]
     tolerance = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2**-8, "atol": 1e-5}
     if chunks_by_sdpa:
@@ -160,7 +161,7 @@ def test_what_is_not_finite_stays_so(cpp: CppKernels) -> None:
     batch = RaggedBatch.of([0] * 4, [Segment(0, 3, [0])], [Segment(2, 1, [1])], [])
     q, keys, values = torch.randn(4, 1, 2, 64).to(cpp.dtype), cache(1, 8, 64, cpp.dtype), cache(1, 8, 64, cpp.dtype)
     keys[1], keys[5] = float("nan"), float("nan")
-    backend = CppBackend(cpp, block_size=4, window=None)
+    backend = CppBackend(cpp, AttentionSizes(block_size=4))
     out = backend.attend(q, keys, values, backend.plan(batch)).isnan().any(-1)
     assert out.tolist() == [False, True, True, True]
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gapless.models.attention.backend import AttentionSizes
 from gapless.models.attention.select import make_backend
 from gapless.models.attention.tiled import TiledBackend, runs
 from gapless.models.batch import RaggedBatch, Segment
@@ -17,23 +20,15 @@ from tests.support.tiers import examples
 
 CPU = torch.device("cpu")
 
-pytestmark = pytest.mark.skipif(
-    not runs(torch.bfloat16, CPU, 32, 16), reason="this processor has no AMX, or there is no compiler"
-)
+HAS_TILES = runs(AttentionSizes(block_size=16, head_dim=32, dtype=torch.bfloat16))
+pytestmark = pytest.mark.skipif(not HAS_TILES, reason="this processor has no AMX, or there is no compiler")
 
 
-def backend_of(head_dim: int, block_size: int = 16, **keys: object) -> object:
+def backend_of(head_dim: int, block_size: int = 16, cache_dtype: str = "auto", **keys: Any) -> object:
     """Choose the backend of a CPU in bfloat16."""
-    return make_backend(
-        "auto",
-        make_kernels("auto", dtype=torch.bfloat16, device=CPU),
-        block_size=block_size,
-        num_blocks=4,
-        dtype=torch.bfloat16,
-        device=CPU,
-        head_dim=head_dim,
-        **{"window": None, **keys},  # type: ignore[arg-type]
-    )
+    kernels = make_kernels("auto", dtype=torch.bfloat16, device=CPU)
+    sizes = {"block_size": block_size, "head_dim": head_dim, "cache_dtype": cache_dtype}
+    return make_backend("auto", kernels, AttentionSizes(**sizes, dtype=torch.bfloat16), **keys)  # type: ignore[arg-type]
 
 
 @given(
@@ -86,7 +81,7 @@ def test_it_is_plain_attention(
         expected.append(full_attention(q, k, v, window, softcap, sinks)[start:])
     q = torch.cat(queries).bfloat16()
     batch = RaggedBatch.of([0] * len(q), segments[: len(chunks)], segments[len(chunks) :], [])
-    backend = TiledBackend(block_size=block_size, window=window, softcap=softcap)
+    backend = TiledBackend(AttentionSizes(block_size=block_size, window=window), softcap=softcap)
     found = backend.attend(q, keys, values, backend.plan(batch), sinks)
     torch.testing.assert_close(found.double(), torch.cat(expected).double(), rtol=2**-6, atol=2**-6)
 

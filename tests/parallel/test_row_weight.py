@@ -48,8 +48,10 @@ def test_it_reads_what_is_not_finite_and_rows_that_lie_apart() -> None:
 def test_torchs_product_stays_for_other_types_and_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     assert take_rows(torch.randn(4, 4, dtype=torch.float16)) is None
 
-    def fail(source: Path, dtype: torch.dtype) -> None:
+    def fail(source: Path, dtype: torch.dtype, **functions: str) -> None:
         raise NoLibraryError("there is no C++ compiler")
 
+    cpp_library.find.cache_clear()
     monkeypatch.setattr(cpp_library, "load", fail)
     assert take_rows(torch.randn(4, 4)) is None
+    cpp_library.find.cache_clear()

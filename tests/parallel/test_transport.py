@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gapless.parallel.device_clock import HostClock
+from gapless.parallel.device_clock import DeviceClock
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.transport import Transport
@@ -25,7 +25,7 @@ def activation(number: int) -> torch.Tensor:
 
 
 def check(groups: Groups) -> None:
-    mesh, clock = groups.mesh, HostClock()
+    mesh, clock = groups.mesh, DeviceClock()
     transport = Transport(groups, HIDDEN, torch.float32, DEPTH)
     if mesh.is_first:
         for number in range(len(TOKENS)):

@@ -21,7 +21,7 @@ from gapless.models.build_stage import build_stage
 from gapless.models.graphed_stage import GraphedStage
 from gapless.models.huggingface import resolve_architecture
 from gapless.models.stage import Stage
-from gapless.parallel.device_clock import HostClock
+from gapless.parallel.device_clock import DeviceClock
 from gapless.parallel.groups import Groups
 from gapless.parallel.split import split_layers
 from gapless.parallel.transport import Transport
@@ -53,7 +53,7 @@ def step(
     """One micro-batch through all stages: the argmax of each sampled row, on all ranks; logits on the last stage."""
     mesh, hidden = stage.mesh, None
     if not mesh.is_first:
-        hidden, _ = transport.post_receive(batch.num_tokens).wait(HostClock())
+        hidden, _ = transport.post_receive(batch.num_tokens).wait(DeviceClock())
     out = forward(stage.prepare(batch), hidden)
     if not mesh.is_last:
         transport.send(out)

@@ -230,7 +230,7 @@ class _Arguments:
             self._model = word
             self.overrides.append(f"model={word}")
             is_name = model_choice(word) == (word, {}) and word in group_names("model")
-            if is_name and load_group("model", word)["weights"] == "random":
+            if is_name and "weights" not in load_group("model", word):
                 _log.warning("%s: a shape with random weights; a checkpoint is a folder or a name with a /", word)
 
 

@@ -270,7 +270,7 @@ def _make_service(
     if config.serve.replicas == 1:
         client = EngineClient(config, intake.tokenizer, metrics, log, numbers=numbers)
     else:
-        client = ReplicaSet(config, intake.tokenizer, metrics, log, num_blocks=plan.num_blocks, numbers=numbers)
+        client = ReplicaSet(config, intake.tokenizer, metrics, log, kv_tokens=plan.kv_tokens, numbers=numbers)
     shown = plain(to_mapping(config))
     template = intake.chat_template
     has_chat = template is not None

@@ -76,10 +76,7 @@ class Search:
         self.on_progress: OnProgress = lambda activity, done, total, best: None  # called as the search advances
         tp, pp, replicas = self.space.grids()[0]
         plan = self.space.setting(self.space.first(tp, pp, replicas)).plan
-        context = plan.max_model_len
-        if config.cache.num_blocks is not None:
-            context = min(context, config.cache.num_blocks * config.block_size)
-        self.demands = make_demands(config.workload, plan, context, config.seeds, config.most_seeds - config.seeds)
+        self.demands = make_demands(config.workload, plan, plan.room, config.seeds, config.most_seeds - config.seeds)
 
     @property
     def demand(self) -> Demand:

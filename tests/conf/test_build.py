@@ -217,7 +217,7 @@ def test_policy_is_picked_by_its_name(name: str) -> None:
         (HardwareConfig, "hardware", {"memory_gib": "2"}, "hardware.memory_gib='2': must be a number"),
         (HardwareConfig, "hardware", {"memory_gib": float("nan")}, "hardware.memory_gib=nan: must be a finite number"),
         (HardwareConfig, "hardware", {"memory_gib": False}, "hardware.memory_gib=False: must be a number"),
-        (ClusterConfig, "cluster", {"network_adapters": 0}, "cluster.network_adapters=0: must be null, or 1 or more"),
+        (ClusterConfig, "cluster", {"network_adapters": 0}, "cluster.network_adapters=0: must be null or 1 or more"),
         (
             ClusterConfig,
             "cluster",

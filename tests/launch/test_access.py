@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from openai.types.responses import ResponseFailedEvent
 from prometheus_client.parser import text_string_to_metric_families
 
 from gapless.launch.cli import main
@@ -237,6 +238,14 @@ def test_an_error_within_a_stream_counts_as_one(tmp_path: Path) -> None:
         headers = {"x-request-id": "late"}
         answer = httpx2.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=60)
         assert (answer.status_code, "within serve.timeout_s=0.2" in answer.text) == (200, True)
+        asked = {"input": "import os", "max_output_tokens": 1900, "stream": True, "ignore_eos": True}
+        failed = httpx2.post(f"{server.url}/v1/responses", json=asked, timeout=60).text.strip().split("\n\n")
+        event, data = failed[-2].split("\n")
+        assert (event, failed[-1]) == ("event: response.failed", "data: [DONE]")
+        end = ResponseFailedEvent.model_validate_json(data.removeprefix("data: "), strict=True)
+        assert (end.response.status, end.sequence_number) == ("failed", len(failed) - 2)
+        assert end.response.error is not None
+        assert (end.response.error.code, "serve.timeout_s=0.2" in end.response.error.message) == ("server_error", True)
         line = line_of(server, "late")
         assert (line["level"], line["message"]) == ("error", "POST /v1/completions 504")
         assert line["error"] == "the answer was not complete within serve.timeout_s=0.2"

@@ -51,19 +51,11 @@ _FAMILIES: dict[type, tuple[str, Mapping[str, type]]] = {  # configs whose `name
 _SCALARS = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
 _PLURALS = {int: "integers", float: "numbers", str: "strings", bool: "booleans"}
 _MAY_BE_INFINITE = ("workload.request_rate", "workload.burstiness")
-_GRIDS = (
-    "local",
-    "pp2",
-    "tp2",
-    "tp2_pp2",
-    "tp2_pp4",
-    "tp4",
-    "tp4_pp2",
-    "tp8",
-    "tp8_pp2",
-    "tp8_pp4",
-    "tp8_pp8",
-)  # shown
+_WITHOUT_FILES: dict[str, Mapping[str, Any]] = {  # groups, with their choices; any other grid of ranks is one too
+    "scheduler": POLICY_CONFIGS,
+    "workload": WORKLOAD_CONFIGS,
+    "parallel": dict.fromkeys(["local", "pp2", "tp2", "tp2_pp2", "tp4", "tp4_pp2", "tp8", "tp8_pp2", "tp8_pp8"]),
+}
 _GRID = re.compile(r"(?=.)(?:tp([1-9]\d{0,5}))?(?:(?:^|_)pp([1-9]\d{0,5}))?")
 _LARGEST_INTEGER = (1 << 31) - 1  # of a count or a size; seeds have bounds of their own
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml takes a tenth of the time
@@ -177,15 +169,15 @@ def leaves(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def defaults(cls: type) -> dict[str, Any]:
-    """Return the defaults of the schema in plain form; of policies and workloads, those of the keys that all have.
+    """Return the defaults of the schema in plain form, without those of the policy or the workload that is chosen.
 
     The YAML of a command or of a choice says only what differs from these.
     """
     hints, found = fields(cls), {}
     for field in dataclasses.fields(cls):
         key, make = key_of(field.name), field.default_factory
-        if dataclasses.is_dataclass(hint := hints[key]):
-            is_given = make is not dataclasses.MISSING and hint not in _FAMILIES
+        if dataclasses.is_dataclass(hint := hints[key]) and hint not in _FAMILIES:
+            is_given = make is not dataclasses.MISSING
             found[key] = to_mapping(make()) if is_given else defaults(typing.cast(type, hint))  # type: ignore[misc]
         elif field.default is not dataclasses.MISSING:
             found[key] = list(field.default) if isinstance(field.default, tuple) else field.default
@@ -204,10 +196,10 @@ def value_text(value: Any) -> str:
 def group_names(group: str) -> list[str]:
     """Return the choices of a config group, sorted: the names of its YAML files, `folder/name` for one in a folder.
 
-    Of rank grids, which need no files, these are some.
+    Policies, workloads and rank grids have no files; of these, some are named.
     """
-    if group == "parallel":
-        return sorted(_GRIDS)
+    if group in _WITHOUT_FILES:
+        return sorted(_WITHOUT_FILES[group])
 
     def names(folder: Traversable, prefix: str) -> Iterator[str]:
         for entry in folder.iterdir():
@@ -220,7 +212,7 @@ def group_names(group: str) -> list[str]:
 
 
 def load_group(group: str, name: str, key: str | None = None) -> dict[str, Any]:
-    """Load one choice of a config group: the contents of `conf/<group>/<name>.yaml`, or a rank grid as its name says.
+    """Load a choice of a group: of `conf/<group>/<name>.yaml`, a policy's or workload's defaults, or a grid's ranks.
 
     Raises:
         ConfigError: no such choice, naming `key` or the group.
@@ -229,6 +221,8 @@ def load_group(group: str, name: str, key: str | None = None) -> dict[str, Any]:
         return grid
     if name not in (names := group_names(group)):
         raise ConfigError(f"{key or group}={name}: unknown{nearest(name, names)}")
+    if (members := _WITHOUT_FILES.get(group)) is not None:
+        return {"name": name} | defaults(members[name])
     return typing.cast(dict[str, Any], _read(f"{group}/{name}"))
 
 
@@ -239,10 +233,7 @@ def grid_of(name: str) -> dict[str, int] | None:
 
 
 def load_command(command: str) -> tuple[dict[str, Any], dict[str, str | None]]:
-    """Load what a command has in place of the schema's defaults, and its groups with their default choices.
-
-    They stand in `conf/<command>.yaml`. None stands for a group of which nothing is chosen.
-    """
+    """Load the keys of `conf/<command>.yaml`, and the command's groups with their default choices; None: of none."""
     primary = _read(command)
     choices = {
         group: entry[group]

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from .architecture import Architecture
 from .clusters import ClusterConfig
@@ -22,6 +22,7 @@ from .serving import ServingConfig
 from .simulation import SimulationConfig
 from .workloads import FixedConfig, SloConfig, WorkloadConfig
 
+E = TypeVar("E", bound="EngineConfig")
 _MAX_RANKS = 65_536
 _MAX_DEPTH = 10_000
 _WHOLE_BATCHES = ("request_level", "orca_worst")  # policies whose requests enter together
@@ -248,6 +249,13 @@ class EngineConfig:
         is_flash = self.model.attention in ("auto", "flash") and self.cache.dtype == "auto"
         wanted = 256 if is_half and is_flash else 16
         return self.cache.block_size or wanted
+
+
+def recast(config: EngineConfig, cls: type[E], **changes: Any) -> E:
+    """Return a config of another class, of the keys that both have alike, with some changes."""
+    own = {each.name: each.type for each in fields(config)}
+    shared = {each.name: getattr(config, each.name) for each in fields(cls) if own.get(each.name) == each.type}
+    return cls(**(shared | changes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

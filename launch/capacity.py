@@ -14,12 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from ..conf.build import to_mapping
-from ..conf.schema import SimulateConfig
+from ..conf.schema import SimulateConfig, recast
 from ..conf.tuning import CapacityConfig
 from ..runtime.core.numbers import counted
 from .overrides import command_line
-from .progress import Steps, shown, versions
-from .prompts import TextInput
+from .progress import Steps, print_files, versions
+from .prompts import StandardInput
 from .results import plain
 from .turns import labels
 
@@ -47,7 +47,7 @@ class PreparedCapacity:
     demands: list[Demand]
 
 
-def prepare(config: CapacityConfig, stdin: TextInput) -> PreparedCapacity:
+def prepare(config: CapacityConfig, stdin: StandardInput) -> PreparedCapacity:
     """Check a search before anything is simulated.
 
     Raises:
@@ -59,19 +59,7 @@ def prepare(config: CapacityConfig, stdin: TextInput) -> PreparedCapacity:
     policies = config.policies or (config.scheduler,)
     settings = {}
     for label, policy in zip(labels(policies), policies, strict=True):
-        own = SimulateConfig(
-            model=config.model,
-            hardware=config.hardware,
-            cluster=config.cluster,
-            parallel=config.parallel,
-            scheduler=policy,
-            cache=config.cache,
-            seed=config.seed,
-            workload=config.workload,
-            simulation=config.simulation,
-            engine=config.engine,
-        )
-        settings[label] = make_setting(own)
+        settings[label] = make_setting(recast(config, SimulateConfig, scheduler=policy, policies=()))
     plans = [setting.plan for setting in settings.values()]
     more = config.most_seeds - config.seeds if len(settings) > 1 else 0
     room = min(plan.room for plan in plans)
@@ -142,7 +130,7 @@ def run(config: CapacityConfig, prepared: PreparedCapacity, run_dir: Path, launc
         console.print(line, soft_wrap=isinstance(line, Text))
     path = run_dir / "capacity.json"
     path.write_text(json.dumps(_numbers(search), indent=2) + "\n", encoding="utf-8")
-    console.print(Text.assemble(("numbers  ", "bold"), shown(path)), soft_wrap=True)
+    print_files(console, ("numbers", path))
     return 0 if search.is_met else SLO_NOT_MET
 
 

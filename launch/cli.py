@@ -134,7 +134,7 @@ def _asked(arguments: list[str]) -> str:
 
 def _run_plain(command: Command, arguments: list[str]) -> None:
     from .compose import from_arguments
-    from .job import StandardInput
+    from .prompts import StandardInput
 
     assert command.positional
     config = from_arguments(arguments, command.config, command.positional, command.others)

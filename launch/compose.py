@@ -413,7 +413,7 @@ def _take_policy_files(given: dict[str, str]) -> dict[str, Choice]:
 
 
 def _store(cls: type[EngineConfig], parallel: str) -> None:
-    """Store what `conf/` has no file of where hydra finds it: the defaults of the schema, and rank grids."""
+    """Store what has no file where hydra finds it: the schema's defaults, policies, workloads, rank grids."""
     from hydra.core.config_store import ConfigStore
 
     store = ConfigStore.instance().store
@@ -421,6 +421,9 @@ def _store(cls: type[EngineConfig], parallel: str) -> None:
     for name in {*group_names("parallel"), *re.findall(r"\w+", parallel)}:
         if (grid := grid_of(name)) is not None:
             store(group="parallel", name=name, node=grid)
+    for group in families(cls):
+        for name in group_names(group):
+            store(group=group, name=name, node=load_group(group, name))
 
 
 def _is_grid(key: str, name: str) -> bool:

@@ -28,7 +28,7 @@ from ..conf.schema import ServeConfig
 from ..conf.serving import ServingConfig
 from ..runtime.core.numbers import counted
 from .progress import versions
-from .prompts import TextInput
+from .prompts import StandardInput
 from .results import plain
 from .stderr_log import as_configured
 
@@ -63,7 +63,7 @@ class PreparedServer:
     keys: Keys
 
 
-def prepare(config: ServeConfig, stdin: TextInput) -> PreparedServer:
+def prepare(config: ServeConfig, stdin: StandardInput) -> PreparedServer:
     """Check a server before anything starts.
 
     Raises:

@@ -73,7 +73,7 @@ def command_page(command: Command) -> str:
 
 
 def groups_page() -> str:
-    """Return the page of every group with its choices, each as its file says; a rank grid has none."""
+    """Return the page of every group with its choices, each as its file says, or, where it has none, with its keys."""
     lines = ["# Groups and their choices", ""]
     for group, meaning in GROUPS.items():
         lines += [f"## {group}", "", f"`{group}=CHOICE`: {_text(meaning)}.", ""]

@@ -161,7 +161,7 @@ class ResponseAnswer(Answer):
 
     def _body(self, status: str) -> dict[str, Any]:
         usage = None
-        if status != "in_progress":
+        if status not in ("in_progress", "failed"):
             usage = {
                 "input_tokens": self._prompt_tokens,
                 "input_tokens_details": {"cached_tokens": self._cached_tokens},

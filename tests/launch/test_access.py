@@ -20,6 +20,7 @@ import pytest
 from openai.types.responses import ResponseFailedEvent
 from prometheus_client.parser import text_string_to_metric_families
 
+import gapless.models
 from gapless.launch.cli import main
 from gapless.launch.server.keys import Keys
 from gapless.launch.stderr_log import one_word
@@ -233,7 +234,10 @@ def test_traces_have_the_names_of_the_conventions(server: Server, collector: Col
 
 @pytest.mark.slow
 def test_an_error_within_a_stream_counts_as_one(tmp_path: Path) -> None:
-    with serving(tmp_path, *TINY, "serve.timeout_s=0.2", "serve.log_format=json") as server:
+    shutil.copytree(Path(gapless.models.__path__[0]) / "shipped", tmp_path / "model")
+    (tmp_path / "model/chat_template.jinja").write_text("{% for each in messages %}{{ each.content }}{% endfor %}")
+    own = ("model=./model", "serve.model_name=shipped", "serve.timeout_s=0.2", "serve.log_format=json")
+    with serving(tmp_path, *TINY, *own) as server:
         body = BODY | {"max_tokens": 2000, "stream": True, "ignore_eos": True}
         headers = {"x-request-id": "late"}
         answer = httpx2.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=60)

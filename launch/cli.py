@@ -138,7 +138,7 @@ def _run_plain(command: Command, arguments: list[str]) -> None:
 
     assert command.positional
     config = from_arguments(arguments, command.config, command.positional, command.others)
-    module = import_module(f".{command.module}", __package__)
+    module = import_module(f".{command.name}", __package__)
     module.run(config, module.prepare(config, StandardInput()), Path.cwd())
 
 

@@ -281,7 +281,7 @@ class _CommandLine(Generic[E]):
                 del parsed[key]
         for mapping in mappings:
             build(SchedulerConfig, mapping, "scheduler")
-        return _literal(mappings)
+        return literal(mappings)
 
     def _compose(self, point: dict[str, str], swept: Iterable[str]) -> ComposedRun[E]:
         """Compose a point. In the groups that are `swept`, keys that the point's own choice lacks are left out."""
@@ -430,12 +430,12 @@ def _is_grid(key: str, name: str) -> bool:
     return key == "parallel" and grid_of(name) is not None
 
 
-def _literal(value: Any) -> str:
+def literal(value: Any) -> str:
     """Write a plain value in hydra's grammar."""
     if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{_literal(below)}" for key, below in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{literal(below)}" for key, below in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ",".join(map(_literal, value)) + "]"
+        return "[" + ",".join(map(literal, value)) + "]"
     return quote(value) if isinstance(value, str) else value_text(value)
 
 

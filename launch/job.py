@@ -44,7 +44,7 @@ def run(command: Command, overrides: Sequence[str], *, multirun: bool) -> int:
     if not command.has_ranks:  # numpy's threads would start, spin and multiply nothing
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     stdin = StandardInput()
-    module = import_module(f".{command.module}", __package__)
+    module = import_module(f".{command.name}", __package__)
     with without_collector():
         points = compose_all(overrides, cls, command.name, multirun=multirun)
         configs = [point.config for point in points]

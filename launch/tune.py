@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -127,13 +127,7 @@ def _numbers(search: Search, found: SearchResult, commands: dict[str, str]) -> d
         return {
             "setting": f.candidate.label,
             "overrides": overrides(search.space.config_of(f.candidate), "simulate"),
-            "mean": f.interval.mean,
-            "half_width_95": f.interval.half,
-            "if_times_are_off": None if f.off is None else asdict(f.off),
-            "by_seed": [capacity.rate for capacity in f.capacities],
-            "verdict": f.verdict,
-            "less_than_best": asdict(f.behind),
-            "limit": f.capacities[0].why,
+            **f.known,
             **f.numbers,
         }
 

@@ -302,7 +302,6 @@ class Search:
             if verdict in ("tie", "equal"):
                 candidates[number].why = f"cannot be told apart from the best; {own.why}"
             setting, capacities = self.space.setting(candidate), by_seed.found[number]
-            numbers = measure(setting, self.demand, own.rate)
             self.on_progress("if stage times are off", len(found), len(kept), own.rate)
             off = error_range(
                 setting,
@@ -313,7 +312,16 @@ class Search:
                 token_times=self._token_times,
                 on_trial=self._count,
             )
-            found.append(Finalist(candidate, capacities, numbers, compared.differences[place], verdict, off))
+            found.append(
+                Finalist(
+                    candidate=candidate,
+                    capacities=capacities,
+                    behind=compared.differences[place],
+                    verdict=verdict,
+                    off=off,
+                    numbers=measure(setting, self.demand, own.rate),
+                )
+            )
         return found
 
     def _closest(self, tried: Sequence[TriedCandidate]) -> list[Approach]:

@@ -173,12 +173,12 @@ def defaults(cls: type) -> dict[str, Any]:
 
     The YAML of a command or of a choice says only what differs from these.
     """
-    hints, found = fields(cls), {}
+    found: dict[str, Any] = {}
     for field in dataclasses.fields(cls):
         key, make = key_of(field.name), field.default_factory
-        if dataclasses.is_dataclass(hint := hints[key]) and hint not in _FAMILIES:
-            is_given = make is not dataclasses.MISSING
-            found[key] = to_mapping(make()) if is_given else defaults(typing.cast(type, hint))  # type: ignore[misc]
+        if dataclasses.is_dataclass(hint := fields(cls)[key]) and hint not in _FAMILIES:
+            nested = typing.cast(type, hint)
+            found[key] = defaults(nested) if make is dataclasses.MISSING else to_mapping(make())
         elif field.default is not dataclasses.MISSING:
             found[key] = list(field.default) if isinstance(field.default, tuple) else field.default
     return found

@@ -176,6 +176,4 @@ class SloConfig:
     """most milliseconds from arrival to the last token"""
 
     def __post_init__(self) -> None:
-        for key in ("ttft_ms", "tpot_ms", "tbt_ms", "e2el_ms"):
-            value = getattr(self, key)
-            check(f"slo.{key}", value, value is None or value > 0, "null or above 0")
+        check_each("slo.", self, lambda ms: ms > 0, "above 0", "ttft_ms", "tpot_ms", "tbt_ms", "e2el_ms")

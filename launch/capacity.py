@@ -17,6 +17,7 @@ from ..conf.build import to_mapping
 from ..conf.schema import SimulateConfig, recast
 from ..conf.tuning import CapacityConfig
 from ..runtime.core.numbers import counted
+from ..runtime.drawing.formatting import ms_text
 from .overrides import command_line
 from .progress import Steps, print_files, versions
 from .prompts import StandardInput
@@ -209,8 +210,8 @@ def _rows(search: _Search) -> TextTable:
                 own.interval.text,
                 range_text(own.off),
                 behind_text(own.behind, own.verdict) if search.is_met and len(search.found) > 1 else "-",
-                _ms(trial.ttft_p99_ms if trial else None),
-                _ms(trial.tbt_p99_ms if trial else None),
+                ms_text(trial.ttft_p99_ms if trial else None),
+                ms_text(trial.tbt_p99_ms if trial else None),
                 " ".join(rate_text(capacity.rate) for capacity in own.capacities),
                 limit_text(own.capacities[0]),
             )
@@ -248,18 +249,12 @@ def _numbers(search: _Search) -> dict[str, Any]:
 def asked_text(config: CapacityConfig, demand: Demand) -> str:
     """Write what a setting must carry as `TTFT p99 2 s, TBT p99 200 ms, zipf, 400 requests`."""
     bounds = (("TTFT", config.slo.ttft_p99_ms), ("TBT", config.slo.tbt_p99_ms))
-    parts = [f"{name} p99 {_ms(bound)}" for name, bound in bounds if bound is not None]
+    parts = [f"{name} p99 {ms_text(bound)}" for name, bound in bounds if bound is not None]
     parts.append(config.workload.name)
     if demand.clients is not None:
         parts.append(counted(demand.clients, "client"))
     seconds = config.workload.duration_s
     return ", ".join([*parts, counted(len(demand), "request") if seconds is None else f"{seconds:g} s"])
-
-
-def _ms(value: float | None) -> str:
-    from ..runtime.drawing.formatting import ms_text
-
-    return ms_text(value)
 
 
 def terminal_table(rows: TextTable, title: str, width: int) -> Table:

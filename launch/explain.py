@@ -145,17 +145,6 @@ def _values(text: str, *, simulated: bool) -> tuple[str, list[Any]]:
     if key.partition(".")[0] not in allowed:
         raise ConfigError(f"{key}: cannot be replayed; a change is of {', '.join(allowed[:-1])} or {allowed[-1]}")
     try:
-        return key, [yaml.safe_load(part) for part in _split(value)]
+        return key, yaml.safe_load(f"[{value or 'null'}]")
     except yaml.YAMLError:
         raise ConfigError(f"{text}: not a value that YAML can read") from None
-
-
-def _split(text: str) -> Iterator[str]:
-    """Yield the parts between commas that stand outside of brackets."""
-    depth, begin = 0, 0
-    for place, character in enumerate(text):
-        depth += (character in "[{(") - (character in "]})")
-        if character == "," and depth == 0:
-            yield text[begin:place]
-            begin = place + 1
-    yield text[begin:]

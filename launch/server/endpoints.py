@@ -55,19 +55,7 @@ async def _ask_completion(service: Service, body: CompletionBody) -> Asked:
             tokenizer.decode(ids) if is_cut or not isinstance(p, str) else p
             for p, ids in zip(body.prompts, prompts, strict=True)
         ]
-    answer = CompletionAnswer(
-        service.model,
-        prompts,
-        body.n,
-        body.stream_options,
-        tokenizer,
-        echoes=echoes,
-        skip_special_tokens=body.skip_special_tokens,
-        is_echo_only=body.max_tokens == 0,
-        num_prompt_logprobs=body.prompt_logprobs,
-        return_token_ids=body.return_token_ids,
-    )
-    return Asked(body, prompts, params, answer)
+    return Asked(body, prompts, params, CompletionAnswer(service.model, prompts, body, tokenizer, echoes))
 
 
 async def _ask_chat(service: Service, body: ChatBody) -> Asked:
@@ -77,35 +65,17 @@ async def _ask_chat(service: Service, body: ChatBody) -> Asked:
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     messages = checked(body.messages, "messages")
     prompts, speech, params = await _ask_turn(service, body, messages, asked, logprobs, body.add_special_tokens)
-    answer = ChatAnswer(
-        service.model,
-        prompts,
-        body.n,
-        body.stream_options,
-        service.intake.tokenizer,
-        top_logprobs=body.top_logprobs or 0,
-        return_token_ids=body.return_token_ids,
-        speech=speech,
-    )
-    return Asked(body, prompts, params, answer)
+    return Asked(body, prompts, params, ChatAnswer(service.model, prompts, body, service.intake.tokenizer, speech))
 
 
 async def _ask_response(service: Service, body: ResponseBody) -> Asked:
     first = [{"role": "system", "content": body.instructions}] if body.instructions else []
     messages = [*first, *checked(body.messages, "input")]
     prompts, speech, params = await _ask_turn(service, body, messages, body.max_output_tokens, body.num_logprobs)
-    answer = ResponseAnswer(
-        service.model,
-        prompts,
-        1,
-        None,
-        service.intake.tokenizer,
-        top_logprobs=body.top_logprobs or 0,
-        speech=speech,
-        asked=body.model_dump(include={"instructions", "max_output_tokens", "metadata"})
-        | body.model_dump(include={"tools", "tool_choice", "parallel_tool_calls", "reasoning"}, exclude_none=True)
-        | {"temperature": params.temperature, "top_p": params.top_p},
-    )
+    said = body.model_dump(include={"instructions", "max_output_tokens", "metadata"})
+    said |= body.model_dump(include={"tools", "tool_choice", "parallel_tool_calls", "reasoning"}, exclude_none=True)
+    said |= {"temperature": params.temperature, "top_p": params.top_p}
+    answer = ResponseAnswer(service.model, prompts, body, service.intake.tokenizer, speech, asked=said)
     return Asked(body, prompts, params, answer)
 
 
@@ -113,8 +83,7 @@ async def _ask_message(service: Service, body: MessagesBody) -> Asked:
     if body.max_tokens is None:
         raise ApiError(400, "max_tokens: must be given", param="max_tokens")
     prompts, speech, params = await _ask_turn(service, body, checked(body.chat, "messages"), body.max_tokens, None)
-    answer = MessageAnswer(service.model, prompts, 1, None, service.intake.tokenizer, speech=speech)
-    return Asked(body, prompts, params, answer)
+    return Asked(body, prompts, params, MessageAnswer(service.model, prompts, body, service.intake.tokenizer, speech))
 
 
 MESSAGES = Route("/v1/messages", "Answer Anthropic's messages", MessagesBody, _ask_message)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
-from typing import get_args
+from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -26,7 +26,7 @@ _E2E_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240
 
 Labels = dict[str, str]
 _Kind = GaugeMetricFamily | CounterMetricFamily
-_Read = Callable[[Snapshot], Mapping[object, float]]  # a snapshot's values, by the values of a label
+_Read = Callable[[Snapshot], Mapping[Any, float]]  # a snapshot's values, by the values of a label
 _METHODS = ("GET", "HEAD", "OPTIONS", "POST", "-")
 
 
@@ -178,16 +178,16 @@ class Metrics(Collector):
         return family
 
 
-def _slowdown(found: Snapshot) -> Mapping[object, float]:
+def _slowdown(found: Snapshot) -> Mapping[Any, float]:
     slow = {each.stage: each.slowdown for each in found.slow}
     return {stage: slow.get(stage, 1.0) for stage in range(len(found.slow_seconds))}
 
 
-def _repaired(found: Snapshot) -> Mapping[object, float]:
+def _repaired(found: Snapshot) -> Mapping[Any, float]:
     return {reason: found.recovery.repaired.get(reason, 0) for reason in get_args(FaultReason)}
 
 
-def _waiting(found: Snapshot) -> Mapping[object, float]:
+def _waiting(found: Snapshot) -> Mapping[Any, float]:
     is_short = found.is_short_of_kv
     return {"kv_full": found.waiting if is_short else 0, "slots": 0 if is_short else found.waiting}
 

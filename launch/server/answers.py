@@ -5,16 +5,17 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
+from ...conf.sampling import SamplingParams
 from ...models.tokenizer import Detokenizer, Tokenizer
 from ...runtime.engine.outputs import CompletionOutput, Logprob
 from .engine_client import Delta
 from .errors import ApiError
-from .requests import CompletionBody, SamplingBody, StreamOptions
+from .requests import CompletionBody, SamplingBody, StreamOptions, each_output
 from .tools.dialect import Speech
 from .tools.reader import Arguments, Called, Part, Reader, Reasoned, Said
 
@@ -360,3 +361,18 @@ class ChatAnswer(Answer):
                 key = "content" if isinstance(part, Said) else "reasoning_content"
                 found[key] = found.get(key, "") + part.text
         return found | ({"tool_calls": list(calls.values())} if calls else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request asks for: its prompts as token ids, how to sample `body.n` outputs of each, and the answer."""
+
+    body: SamplingBody
+    prompts: Sequence[Sequence[int]]
+    params: SamplingParams
+    answer: Answer
+
+    @property
+    def outputs(self) -> list[tuple[Sequence[int], SamplingParams]]:
+        """The prompt and the parameters of each output, in their order."""
+        return [(prompt, each) for prompt in self.prompts for each in each_output(self.params, self.body.n)]

@@ -12,8 +12,7 @@ from ...conf.errors import ConfigError
 from ...conf.sampling import SamplingParams
 from ...models.chat_template import ChatTemplateError, checked_messages
 from ...runtime.engine.intake import PromptTooLong
-from .answers import ChatAnswer, CompletionAnswer
-from .asked import Asked
+from .answers import Asked, ChatAnswer, CompletionAnswer
 from .engine_client import Call
 from .errors import TOO_LONG, ApiError
 from .messages import MessageAnswer

@@ -51,6 +51,11 @@ _FAMILIES: dict[type, tuple[str, Mapping[str, type]]] = {  # configs whose `name
 _SCALARS = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
 _PLURALS = {int: "integers", float: "numbers", str: "strings", bool: "booleans"}
 _MAY_BE_INFINITE = ("workload.request_rate", "workload.burstiness")
+_WITHOUT_FILES: dict[str, Mapping[str, Any]] = {  # groups, with their choices; any other grid of ranks is one too
+    "scheduler": POLICY_CONFIGS,
+    "workload": WORKLOAD_CONFIGS,
+    "parallel": dict.fromkeys(["local", "pp2", "tp2", "tp2_pp2", "tp4", "tp4_pp2", "tp8", "tp8_pp2", "tp8_pp8"]),
+}
 _GRID = re.compile(r"(?=.)(?:tp([1-9]\d{0,5}))?(?:(?:^|_)pp([1-9]\d{0,5}))?")
 _LARGEST_INTEGER = (1 << 31) - 1  # of a count or a size; seeds have bounds of their own
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml takes a tenth of the time
@@ -163,6 +168,22 @@ def leaves(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{key}", value
 
 
+def defaults(cls: type) -> dict[str, Any]:
+    """Return the defaults of the schema in plain form, without those of the policy or the workload that is chosen.
+
+    The YAML of a command or of a choice says only what differs from these.
+    """
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):
+        key, make = key_of(field.name), field.default_factory
+        if dataclasses.is_dataclass(hint := fields(cls)[key]) and hint not in _FAMILIES:
+            nested = typing.cast(type, hint)
+            found[key] = defaults(nested) if make is dataclasses.MISSING else to_mapping(make())
+        elif field.default is not dataclasses.MISSING:
+            found[key] = list(field.default) if isinstance(field.default, tuple) else field.default
+    return found
+
+
 def value_text(value: Any) -> str:
     """Write a plain value as the command line takes it; the mapping of a policy is written by its name."""
     if value is None or isinstance(value, bool):
@@ -173,7 +194,12 @@ def value_text(value: Any) -> str:
 
 
 def group_names(group: str) -> list[str]:
-    """Return the choices of a config group, sorted: the names of its YAML files, `folder/name` for one in a folder."""
+    """Return the choices of a config group, sorted: the names of its YAML files, `folder/name` for one in a folder.
+
+    Policies, workloads and rank grids have no files; of these, some are named.
+    """
+    if group in _WITHOUT_FILES:
+        return sorted(_WITHOUT_FILES[group])
 
     def names(folder: Traversable, prefix: str) -> Iterator[str]:
         for entry in folder.iterdir():
@@ -186,30 +212,28 @@ def group_names(group: str) -> list[str]:
 
 
 def load_group(group: str, name: str, key: str | None = None) -> dict[str, Any]:
-    """Load one choice of a config group: of `conf/<group>/<name>.yaml`, or a rank grid as its name says.
+    """Load a choice of a group: of `conf/<group>/<name>.yaml`, a policy's or workload's defaults, or a grid's ranks.
 
     Raises:
         ConfigError: no such choice, naming `key` or the group.
     """
-    names = group_names(group)
-    if group == "parallel" and name not in names and (grid := grid_of(name)) is not None:
-        return load_group(group, "local") | grid
-    if name not in names:
+    if group == "parallel" and (grid := grid_of(name)) is not None:
+        return grid
+    if name not in (names := group_names(group)):
         raise ConfigError(f"{key or group}={name}: unknown{nearest(name, names)}")
+    if (members := _WITHOUT_FILES.get(group)) is not None:
+        return {"name": name} | defaults(members[name])
     return typing.cast(dict[str, Any], _read(f"{group}/{name}"))
 
 
 def grid_of(name: str) -> dict[str, int] | None:
-    """Return the ranks that `tpN`, `ppM` or `tpN_ppM` names; None for any other name."""
-    match = _GRID.fullmatch(name)
+    """Return the ranks that `local`, `tpN`, `ppM` or `tpN_ppM` names; None for any other name."""
+    match = _GRID.fullmatch("tp1" if name == "local" else name)
     return match and {"tp": int(match[1] or 1), "pp": int(match[2] or 1)}
 
 
 def load_command(command: str) -> tuple[dict[str, Any], dict[str, str | None]]:
-    """Load a command's own keys, and its groups with their default choices, from `conf/<command>.yaml`.
-
-    None stands for a group of which nothing is chosen.
-    """
+    """Load the keys of `conf/<command>.yaml`, and the command's groups with their default choices; None: of none."""
     primary = _read(command)
     choices = {
         group: entry[group]
@@ -231,8 +255,8 @@ def load_hardware(name: str, key: str = "hardware") -> HardwareConfig:
 
 
 def _read(name: str) -> Any:
-    text = resources.files(__package__).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
-    return yaml.load(text, _Loader) or {}
+    file = resources.files(__package__).joinpath(f"{name}.yaml")
+    return (yaml.load(file.read_text(encoding="utf-8"), _Loader) if file.is_file() else None) or {}
 
 
 def model_choice(model: str | os.PathLike[str]) -> tuple[str, dict[str, str]]:
@@ -306,11 +330,9 @@ def compose_engine(
     mapping: dict[str, Any] = {
         "model": load_group("model", choice) | extra,
         "hardware": load_group("hardware", hardware),
-        "cluster": load_group("cluster", "default"),
-        "parallel": load_group("parallel", "local"),
+        "parallel": {"pp": pp, "tp": tp, "launcher": launcher},
         "scheduler": policy_mapping(scheduler) if is_policy_file(scheduler) else load_group("scheduler", scheduler),
     }
-    mapping["parallel"] |= {"pp": pp, "tp": tp, "launcher": launcher}
     for key, value in (overrides or {}).items():
         assign(mapping, key, value)
     return locate(build(EngineConfig, mapping))

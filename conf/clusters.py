@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .costs import LinkConfig
-from .errors import check
+from .errors import check, check_each
 
 AllReduceAlgorithm = Literal["ring", "tree", "two_level"]
 
@@ -42,11 +42,8 @@ class ClusterConfig:
     """sends between racks, over one adapter"""
 
     def __post_init__(self) -> None:
-        check("cluster.devices_per_node", self.devices_per_node, self.devices_per_node >= 1, "1 or more")
-        for name in ("network_adapters", "nodes_per_rack"):
-            value = getattr(self, name)
-            check(f"cluster.{name}", value, value is None or value >= 1, "null, or 1 or more")
-        check("cluster.oversubscription", self.oversubscription, self.oversubscription >= 1, "1 or more")
+        numbers = ("devices_per_node", "network_adapters", "nodes_per_rack", "oversubscription")
+        check_each("cluster.", self, lambda n: n >= 1, "1 or more", *numbers)
         algorithms = list(self.all_reduce_algorithms)
         check("cluster.all_reduce_algorithms", algorithms, bool(algorithms), "one or several of ring, tree, two_level")
         for name in ("all_reduce", "node", "network", "spine"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from .errors import ConfigError, check
+from .errors import ConfigError, check, check_each
 
 _KEY = "simulation.disaggregation"
 
@@ -36,17 +36,10 @@ class DisaggregationConfig:
     def __post_init__(self) -> None:
         pool = self.prefill_replicas
         check(f"{_KEY}.prefill_replicas", pool, pool is None or 1 <= pool <= 10_000, "null or 1 to 10000")
-        for name in ("prefill_tp", "prefill_pp"):
-            value = getattr(self, name)
-            check(f"{_KEY}.{name}", value, value is None or value >= 1, "null or 1 or more")
-        check(f"{_KEY}.prefill_chunk", self.prefill_chunk, self.prefill_chunk >= 1, "1 or more")
-        layers = self.prefill_layers
-        check(
-            f"{_KEY}.prefill_layers",
-            layers and list(layers),
-            layers is None or min(layers, default=0) >= 1,
-            "null or counts of 1 or more, one a stage",
-        )
+        check_each(f"{_KEY}.", self, lambda n: n >= 1, "1 or more", "prefill_tp", "prefill_pp", "prefill_chunk")
+        layers, right = self.prefill_layers, "null or counts of 1 or more, one a stage"
+        is_split = layers is None or min(layers, default=0) >= 1
+        check(f"{_KEY}.prefill_layers", layers and list(layers), is_split, right)
         for name in ("prefill_tp", "prefill_pp", "prefill_layers", "prefill_hardware"):
             if pool is None and getattr(self, name) is not None:
                 raise ConfigError(f"{_KEY}.{name}: there is no prefill pool without {_KEY}.prefill_replicas")

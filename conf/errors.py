@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 
 class ConfigError(ValueError):
@@ -22,3 +24,23 @@ def check(key: str, value: object, holds: bool, right: str) -> None:
     """Raise a `ConfigError` that says what is `right` for the key, unless the condition `holds`."""
     if not holds:
         raise ConfigError(f"{key}={value!r}: must be {right}")
+
+
+def check_each(prefix: str, config: Any, holds: Callable[[Any], bool], right: str, *names: str) -> None:
+    """Check several keys of a config by one rule; those whose default is null may be null.
+
+    Args:
+        prefix: of the keys: `scheduler.`.
+        config: a dataclass that has them as fields.
+        holds: the rule, of a value.
+        right: says it.
+        names: of the fields.
+
+    Raises:
+        ConfigError: the rule does not hold for one.
+    """
+    nullable = {field.name for field in dataclasses.fields(config) if field.default is None}
+    for name in names:
+        value = getattr(config, name)
+        is_null = value is None and name in nullable
+        check(prefix + name, value, is_null or holds(value), f"null or {right}" if name in nullable else right)

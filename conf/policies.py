@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from .errors import check
+from .errors import check, check_each
 
 _MOST_DRAFTS = 64  # a guess that long is hardly ever right to its end
 
@@ -52,7 +52,7 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         is_batch = self.batch is None or self.batch == "slots" or self.batch >= 1
         check("scheduler.batch", self.batch, is_batch, "null, slots, or 1 or more")
-        check("scheduler.max_batch", self.max_batch, self.max_batch >= 1, "1 or more")
+        check_each("scheduler.", self, lambda n: n >= 1, "1 or more", "max_batch")
         share = self.max_prefill_share
         check("scheduler.max_prefill_share", share, 0 < share <= 1, "above 0, 1 at most")
         check("scheduler.drafts", self.drafts, 0 <= self.drafts <= _MOST_DRAFTS, f"0 to {_MOST_DRAFTS}")
@@ -128,7 +128,7 @@ class SarathiConfig(SchedulerConfig):
     def __post_init__(self) -> None:
         SchedulerConfig.__post_init__(self)
         check("scheduler.chunk", self.chunk, self.chunk == "auto" or self.chunk >= 1, "auto or 1 or more")
-        check("scheduler.tile", self.tile, self.tile is None or self.tile >= 1, "null or 1 or more")
+        check_each("scheduler.", self, lambda n: n >= 1, "1 or more", "tile")
 
     @property
     def rule(self) -> str:
@@ -165,14 +165,9 @@ class TokenThrottleConfig(SchedulerConfig):
 
     def __post_init__(self) -> None:
         SchedulerConfig.__post_init__(self)
-        check("scheduler.iterations", self.iterations, self.iterations >= 1, "1 or more")
-        check("scheduler.min_prefill_tokens", self.min_prefill_tokens, self.min_prefill_tokens >= 1, "1 or more")
-        check(
-            "scheduler.max_prefill_tokens",
-            self.max_prefill_tokens,
-            self.max_prefill_tokens >= self.min_prefill_tokens,
-            f"{self.min_prefill_tokens} or more",
-        )
+        least = self.min_prefill_tokens
+        check_each("scheduler.", self, lambda n: n >= 1, "1 or more", "iterations", "min_prefill_tokens")
+        check_each("scheduler.", self, lambda n: n >= least, f"{least} or more", "max_prefill_tokens")
         check("scheduler.kv_reserve", self.kv_reserve, 0 <= self.kv_reserve < 1, "in [0, 1)")
 
 
@@ -198,15 +193,10 @@ class EqualTimeConfig(SchedulerConfig):
     def __post_init__(self) -> None:
         SchedulerConfig.__post_init__(self)
         check("scheduler.chunk", self.chunk, self.chunk == "auto" or self.chunk >= 1, "auto or 1 or more")
-        check("scheduler.target_ms", self.target_ms, self.target_ms is None or self.target_ms > 0, "null or above 0")
-        check(
-            "scheduler.iterations",
-            self.iterations,
-            self.iterations is None or self.iterations >= 1,
-            "null or 1 or more",
-        )
-        check("scheduler.max_prefill_tokens", self.max_prefill_tokens, self.max_prefill_tokens >= 1, "1 or more")
-        check("scheduler.tile", self.tile, self.tile is None or self.tile >= 1, "null or 1 or more")
+        check_each("scheduler.", self, lambda ms: ms > 0, "above 0", "target_ms")
+        growth = self.iterations
+        check("scheduler.iterations", growth, growth is None or growth >= 1, "null or 1 or more")
+        check_each("scheduler.", self, lambda n: n >= 1, "1 or more", "max_prefill_tokens", "tile")
 
     def depth(self, pp: int, fixed: int | None = None) -> Depth:
         """Return a depth of up to one more than the stages.

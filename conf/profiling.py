@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .errors import check
+from .errors import check_each
 from .schema import EngineConfig
 
 
@@ -36,9 +36,6 @@ class ProfileConfig(EngineConfig):
 
     def __post_init__(self) -> None:
         EngineConfig.__post_init__(self)
-        for key in ("samples", "max_decodes"):
-            check(key, getattr(self, key), getattr(self, key) >= 1, "1 or more")
-        check("max_tokens", self.max_tokens, self.max_tokens >= 16, "16 or more")
-        check("max_context", self.max_context, self.max_context is None or self.max_context >= 16, "null or 16 or more")
-        check("num_layers", self.num_layers, self.num_layers is None or self.num_layers >= 1, "null or 1 or more")
-        check("neighbours", self.neighbours, self.neighbours is None or self.neighbours >= 0, "null or 0 or more")
+        check_each("", self, lambda n: n >= 1, "1 or more", "samples", "max_decodes", "num_layers")
+        check_each("", self, lambda n: n >= 16, "16 or more", "max_tokens", "max_context")
+        check_each("", self, lambda n: n >= 0, "0 or more", "neighbours")

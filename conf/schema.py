@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 from .architecture import Architecture
 from .clusters import ClusterConfig
 from .costs import AttentionKernels, CostsConfig
-from .errors import ConfigError, check
+from .errors import ConfigError, check, check_each
 from .policies import EqualTimeConfig, SchedulerConfig
 from .sampling import SamplingParams
 from .serving import ServingConfig
 from .simulation import SimulationConfig
 from .workloads import FixedConfig, SloConfig, WorkloadConfig
 
+E = TypeVar("E", bound="EngineConfig")
 _MAX_RANKS = 65_536
 _MAX_DEPTH = 10_000
 _WHOLE_BATCHES = ("request_level", "orca_worst")  # policies whose requests enter together
@@ -72,18 +73,9 @@ class ModelConfig:
     architecture: Architecture | None = None
 
     def __post_init__(self) -> None:
-        check(
-            "model.max_model_len",
-            self.max_model_len,
-            self.max_model_len is None or self.max_model_len >= 2,
-            "null or 2 or more",
-        )
-        check(
-            "model.weights",
-            self.weights,
-            bool(self.weights),
-            "random, shipped, smollm2, a folder, a name on the hub or a GGUF file",
-        )
+        check_each("model.", self, lambda length: length >= 2, "2 or more", "max_model_len")
+        right = "random, shipped, smollm2, a folder, a name on the hub or a GGUF file"
+        check("model.weights", self.weights, bool(self.weights), right)
         if self.weights == "random" and self.architecture is None:
             raise ConfigError(
                 f"model={self.name}: weights=random needs an architecture; choose a model by name or set model.weights"
@@ -174,36 +166,27 @@ class ParallelConfig:
     """seconds after which a stage that finds no place in the cluster gives its layers to the others; null: never"""
 
     def __post_init__(self) -> None:
-        check("parallel.pp", self.pp, 1 <= self.pp <= _MAX_RANKS, f"1 to {_MAX_RANKS}")
-        check("parallel.tp", self.tp, 1 <= self.tp <= _MAX_RANKS, f"1 to {_MAX_RANKS}")
-        is_depth = self.depth is None or 1 <= self.depth <= _MAX_DEPTH
-        check("parallel.depth", self.depth, is_depth, f"null or 1 to {_MAX_DEPTH}")
-        check("parallel.threads", self.threads, self.threads is None or 1 <= self.threads <= 4096, "null or 1 to 4096")
-        check("parallel.start_timeout_s", self.start_timeout_s, self.start_timeout_s > 0, "above 0")
-        check("parallel.step_timeout_s", self.step_timeout_s, self.step_timeout_s > 0, "above 0")
+        check_each("parallel.", self, lambda n: 1 <= n <= _MAX_RANKS, f"1 to {_MAX_RANKS}", "pp", "tp")
+        check_each("parallel.", self, lambda n: 1 <= n <= _MAX_DEPTH, f"1 to {_MAX_DEPTH}", "depth")
+        check_each("parallel.", self, lambda n: 1 <= n <= 4096, "1 to 4096", "threads")
+        seconds = ("start_timeout_s", "step_timeout_s", "recovery_window_s")
+        check_each("parallel.", self, lambda each: each > 0, "above 0", *seconds)
         check("parallel.max_recoveries", self.max_recoveries, 0 <= self.max_recoveries <= 10**6, "0 to 1000000")
-        check("parallel.recovery_window_s", self.recovery_window_s, self.recovery_window_s > 0, "above 0")
         after = self.resplit_after_s
         check("parallel.resplit_after_s", after, after is None or after >= 0, "null or 0 or more")
         check("parallel.spares", self.spares, 0 <= self.spares <= _MAX_RANKS, f"0 to {_MAX_RANKS}")
         if isinstance(self.layers, tuple):
-            check(
-                "parallel.layers",
-                list(self.layers),
-                len(self.layers) == self.pp and min(self.layers) >= 1,
-                f"{self.pp} counts of 1 or more, one a stage",
-            )
+            counts = list(self.layers)
+            are_counts = len(counts) == self.pp and min(counts) >= 1
+            check("parallel.layers", counts, are_counts, f"{self.pp} counts of 1 or more, one a stage")
         if self.stage_speeds is not None:
             speeds = list(self.stage_speeds)
             are_speeds = len(speeds) == self.pp and min(speeds) > 0
             check("parallel.stage_speeds", speeds, are_speeds, f"{self.pp} numbers above 0, one a stage")
         if self.launcher == "local":
-            check(
-                "parallel.launcher",
-                "local",
-                self.world_size == 1,
-                f"ray or torchrun for {self.world_size} ranks (pp={self.pp} x tp={self.tp}); local runs one rank",
-            )
+            grid = f"{self.world_size} ranks (pp={self.pp} x tp={self.tp})"
+            right = f"ray or torchrun for {grid}; local runs one rank"
+            check("parallel.launcher", "local", self.world_size == 1, right)
 
     def layer_counts(self, num_layers: int) -> tuple[int, ...] | None:
         """Return how many layers each stage has, of so many; None: the balanced split."""
@@ -238,8 +221,7 @@ class CacheConfig:
     """whether requests that begin with the same tokens share the KV blocks of these"""
 
     def __post_init__(self) -> None:
-        check("cache.block_size", self.block_size, self.block_size is None or self.block_size >= 1, "null or 1 or more")
-        check("cache.num_blocks", self.num_blocks, self.num_blocks is None or self.num_blocks >= 1, "null or 1 or more")
+        check_each("cache.", self, lambda n: n >= 1, "1 or more", "block_size", "num_blocks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,6 +249,13 @@ class EngineConfig:
         is_flash = self.model.attention in ("auto", "flash") and self.cache.dtype == "auto"
         wanted = 256 if is_half and is_flash else 16
         return self.cache.block_size or wanted
+
+
+def recast(config: EngineConfig, cls: type[E], **changes: Any) -> E:
+    """Return a config of another class, of the keys that both have alike, with some changes."""
+    own = {each.name: each.type for each in fields(config)}
+    shared = {each.name: getattr(config, each.name) for each in fields(cls) if own.get(each.name) == each.type}
+    return cls(**(shared | changes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,13 +349,9 @@ class SimulateConfig(ComparisonConfig):
 
     def __post_init__(self) -> None:
         ComparisonConfig.__post_init__(self)
-        devices = self.simulation.devices
-        check(
-            "simulation.devices",
-            devices and list(devices),
-            devices is None or len(devices) == self.parallel.pp,
-            f"null or {self.parallel.pp} names of hardware, one a stage",
-        )
+        devices, stages = self.simulation.devices, self.parallel.pp
+        right = f"null or {stages} names of hardware, one a stage"
+        check("simulation.devices", devices and list(devices), devices is None or len(devices) == stages, right)
         if self.simulation.disaggregation.is_on:
             _check_disaggregation(self)
 
@@ -380,12 +365,8 @@ def _check_disaggregation(config: SimulateConfig) -> None:
     pool = "simulation.disaggregation.prefill_replicas"
     check("experiment", config.experiment, config.experiment is None, f"null where there is {pool}")
     for policy in (*config.policies, config.scheduler):
-        check(
-            "scheduler",
-            policy.name,
-            policy.name not in _WHOLE_BATCHES,
-            f"a policy whose requests come and go one by one where there is {pool}",
-        )
+        right = f"a policy whose requests come and go one by one where there is {pool}"
+        check("scheduler", policy.name, policy.name not in _WHOLE_BATCHES, right)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .errors import check
+from .errors import check, check_each
 
 ToolFormatName = Literal[
     "harmony",
@@ -99,26 +99,15 @@ class ServingConfig:
         check("serve.api_keys", "[...]", all(self.api_keys), "keys that are not empty")
         is_tls = self.ssl_certfile is not None or (self.ssl_keyfile is None and self.ssl_ca_certs is None)
         check("serve.ssl_certfile", self.ssl_certfile, is_tls, "a file where ssl_keyfile or ssl_ca_certs is one")
-        for name in ("requests_per_minute", "tokens_per_minute"):
-            most = getattr(self, name)
-            check(f"serve.{name}", most, most is None or most >= 1, "null or 1 or more")
         is_url = self.otlp_endpoint is None or re.fullmatch(r"https?://\S+", self.otlp_endpoint) is not None
         check("serve.otlp_endpoint", self.otlp_endpoint, is_url, "null or http://HOST:PORT/v1/traces")
         is_origin = all(each == "*" or re.fullmatch(r"[\w.+-]+://[^/]+", each) for each in self.allowed_origins)
-        check(
-            "serve.allowed_origins",
-            list(self.allowed_origins),
-            is_origin,
-            "SCHEME://HOST[:PORT] or '*'",
-        )
+        check("serve.allowed_origins", list(self.allowed_origins), is_origin, "SCHEME://HOST[:PORT] or '*'")
         check("serve.replicas", self.replicas, 1 <= self.replicas <= 1024, "1 to 1024")
-        check("serve.max_waiting", self.max_waiting, self.max_waiting >= 1, "1 or more")
+        counts = ("max_waiting", "max_connections", "requests_per_minute", "tokens_per_minute")
+        check_each("serve.", self, lambda n: n >= 1, "1 or more", *counts)
         check("serve.max_body_mib", self.max_body_mib, 0 < self.max_body_mib <= 1024, "above 0, 1024 at most")
-        check("serve.max_connections", self.max_connections, self.max_connections >= 1, "1 or more")
-        check("serve.read_timeout_s", self.read_timeout_s, 0 < self.read_timeout_s < math.inf, "above 0")
-        check("serve.keep_alive_s", self.keep_alive_s, 0 < self.keep_alive_s < math.inf, "above 0")
-        check("serve.write_timeout_s", self.write_timeout_s, 0 < self.write_timeout_s < math.inf, "above 0")
-        is_timeout = self.timeout_s is None or 0 < self.timeout_s < math.inf
-        check("serve.timeout_s", self.timeout_s, is_timeout, "null or above 0")
+        seconds = ("read_timeout_s", "keep_alive_s", "write_timeout_s", "timeout_s")
+        check_each("serve.", self, lambda each: 0 < each < math.inf, "above 0", *seconds)
         check("serve.journal", self.journal, self.journal != "", "null or a file")
         check("serve.drain_s", self.drain_s, 0 <= self.drain_s < math.inf, "0 or more")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from .disaggregation import DisaggregationConfig
-from .errors import ConfigError, check
+from .errors import ConfigError, check, check_each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,20 +40,12 @@ class FaultsConfig:
 
     def __post_init__(self) -> None:
         key, mtbf, at = "simulation.faults", self.rank_mtbf_s, self.at
-        check(f"{key}.rank_mtbf_s", mtbf, mtbf is None or mtbf > 0, "null or above 0")
+        check_each(f"{key}.", self, lambda s: s > 0, "above 0", "rank_mtbf_s")
         check(f"{key}.at", at and list(at), at is None or min(at, default=0.0) >= 0, "null or seconds of 0 or more")
         check(f"{key}.at", at and list(at), at is None or mtbf is None, f"null where {key}.rank_mtbf_s draws them")
         check(f"{key}.hang_share", self.hang_share, 0 <= self.hang_share <= 1, "in [0, 1]")
-        for name in (
-            "detect_process_s",
-            "detect_hang_s",
-            "stop_s",
-            "start_s",
-            "start_with_spare_s",
-            "rendezvous_s",
-            "weights_s",
-        ):
-            check(f"{key}.{name}", getattr(self, name), getattr(self, name) >= 0, "0 or more")
+        parts = ("stop_s", "start_s", "start_with_spare_s", "rendezvous_s", "weights_s")
+        check_each(f"{key}.", self, lambda s: s >= 0, "0 or more", "detect_process_s", "detect_hang_s", *parts)
 
     @property
     def are_any(self) -> bool:
@@ -114,23 +106,13 @@ class SimulationConfig:
         if self.disaggregation.is_on:
             pool = "simulation.disaggregation.prefill_replicas"
             check("simulation.record", "false", self.record, f"true where there is {pool}")
-            check(
-                "simulation.devices",
-                self.devices and list(self.devices),
-                self.devices is None,
-                f"null where there is {pool}; simulation.disaggregation.prefill_hardware is that pool's",
-            )
+            right = f"null where there is {pool}; simulation.disaggregation.prefill_hardware is that pool's"
+            check("simulation.devices", self.devices and list(self.devices), self.devices is None, right)
             if self.faults.are_any:
                 raise ConfigError(f"simulation.faults: must be empty where there is {pool}; leave one of the two out")
-        for key in ("dispatch_ms", "result_ms", "jitter"):
-            check(f"simulation.{key}", getattr(self, key), getattr(self, key) >= 0, "0 or more")
-        check("simulation.straggler_rate", self.straggler_rate, 0 <= self.straggler_rate <= 1, "in [0, 1]")
-        check("simulation.draft_acceptance", self.draft_acceptance, 0 <= self.draft_acceptance <= 1, "in [0, 1]")
+        check_each("simulation.", self, lambda v: v >= 0, "0 or more", "dispatch_ms", "result_ms", "jitter")
+        check_each("simulation.", self, lambda p: 0 <= p <= 1, "in [0, 1]", "straggler_rate", "draft_acceptance")
         check("simulation.expert_skew", self.expert_skew, 0 <= self.expert_skew <= 10, "in [0, 10]")
         check("simulation.straggler_factor", self.straggler_factor, self.straggler_factor >= 1, "1 or more")
-        check(
-            "simulation.cost",
-            self.cost,
-            self.cost != "measured" or self.profile is not None,
-            "auto or analytic where simulation.profile names no folder",
-        )
+        is_known = self.cost != "measured" or self.profile is not None
+        check("simulation.cost", self.cost, is_known, "auto or analytic where simulation.profile names no folder")

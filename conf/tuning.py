@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from .errors import ConfigError, check
+from .errors import ConfigError, check, check_each
 from .policies import SchedulerConfig
 from .schema import CacheConfig, EngineConfig
 from .simulation import SimulationConfig
@@ -25,9 +25,7 @@ class TailSlo:
     """most milliseconds of the p99 of TBT over all gaps between tokens; null: no bound"""
 
     def __post_init__(self) -> None:
-        for key in ("ttft_p99_ms", "tbt_p99_ms"):
-            value = getattr(self, key)
-            check(f"slo.{key}", value, value is None or value > 0, "null or above 0")
+        check_each("slo.", self, lambda ms: ms > 0, "above 0", "ttft_p99_ms", "tbt_p99_ms")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,25 +50,19 @@ class CapacityConfig(EngineConfig):
     def __post_init__(self) -> None:
         EngineConfig.__post_init__(self)
         check("seeds", self.seeds, 1 <= self.seeds <= 30, "1 to 30")
-        check(
-            "max_seeds",
-            self.max_seeds,
-            self.max_seeds is None or self.seeds <= self.max_seeds <= _MAX_SEEDS,
-            f"null or {self.seeds} (seeds) to {_MAX_SEEDS}",
-        )
+        right = f"{self.seeds} (seeds) to {_MAX_SEEDS}"
+        check_each("", self, lambda n: self.seeds <= n <= _MAX_SEEDS, right, "max_seeds")
         check("precision", self.precision, 1e-4 <= self.precision <= 0.5, "in [0.0001, 0.5]")
         if self.workload.max_concurrency is None:
             self._check_open()
         else:
             rate = self.workload.request_rate
             check("workload.request_rate", rate, rate is None, "null where clients (max_concurrency) set it")
-        pool = self.simulation.disaggregation.prefill_replicas
-        check(
-            "simulation.disaggregation.prefill_replicas",
-            pool,
-            pool is None,
+        pool, right = (
+            self.simulation.disaggregation.prefill_replicas,
             "null: gapless simulate has prefill pools, a search has none",
         )
+        check("simulation.disaggregation.prefill_replicas", pool, pool is None, right)
 
     def _check_open(self) -> None:
         """Check what a search for a request rate needs, which a closed loop does not."""

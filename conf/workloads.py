@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from .errors import ConfigError, check
+from .errors import ConfigError, check, check_each
 
 MAX_REQUESTS = 100_000_000  # whose lengths and arrivals fit into memory
 
@@ -46,37 +46,16 @@ class WorkloadConfig:
     """seed of lengths, arrivals and random prompts"""
 
     def __post_init__(self) -> None:
-        is_number = self.num_prompts is None or 1 <= self.num_prompts <= MAX_REQUESTS
-        check("workload.num_prompts", self.num_prompts, is_number, f"null or 1 to {MAX_REQUESTS}")
-        check(
-            "workload.request_rate",
-            self.request_rate,
-            self.request_rate is None or self.request_rate > 0,
-            "null, inf or above 0",
-        )
-        check("workload.burstiness", self.burstiness, self.burstiness > 0, "above 0")
-        check(
-            "workload.max_concurrency",
-            self.max_concurrency,
-            self.max_concurrency is None or self.max_concurrency >= 1,
-            "null or 1 or more",
-        )
+        most, rate = f"1 to {MAX_REQUESTS}", self.request_rate
+        check_each("workload.", self, lambda n: 1 <= n <= MAX_REQUESTS, most, "num_prompts", "distinct_prompts")
+        check("workload.request_rate", rate, rate is None or rate > 0, "null, inf or above 0")
+        check_each("workload.", self, lambda v: v > 0, "above 0", "burstiness", "duration_s", "deadline_ms")
+        check_each("workload.", self, lambda n: n >= 1, "1 or more", "max_concurrency", "users")
         check("workload.think_ms", self.think_ms, self.think_ms >= 0, "0 or more")
         is_loop = self.max_concurrency is not None
         check("workload.think_ms", self.think_ms, is_loop or not self.think_ms, "0 where max_concurrency is null")
-        seconds, distinct = self.duration_s, self.distinct_prompts
-        check("workload.duration_s", seconds, seconds is None or seconds > 0, "null or above 0")
         is_count = 0 <= self.warmup_requests <= MAX_REQUESTS
         check("workload.warmup_requests", self.warmup_requests, is_count, f"0 to {MAX_REQUESTS}")
-        right = distinct is None or 1 <= distinct <= MAX_REQUESTS
-        check("workload.distinct_prompts", distinct, right, f"null or 1 to {MAX_REQUESTS}")
-        check("workload.users", self.users, self.users >= 1, "1 or more")
-        check(
-            "workload.deadline_ms",
-            self.deadline_ms,
-            self.deadline_ms is None or self.deadline_ms > 0,
-            "null or above 0",
-        )
         check("workload.priorities", "[]", bool(self.priorities), "one priority or more")
         check("workload.seed", self.seed, 0 <= self.seed < 1 << 32, "0 to 4294967295")
 
@@ -103,7 +82,7 @@ class FixedConfig(WorkloadConfig):
         for key in ("input_len", "output_len"):
             value = getattr(self, key)
             check(f"workload.{key}", value, value is None or value >= 1, "null or 1 or more")
-        check("workload.pd_ratio", self.pd_ratio, self.pd_ratio is None or self.pd_ratio > 0, "null or above 0")
+        check_each("workload.", self, lambda ratio: ratio > 0, "above 0", "pd_ratio")
         check("workload.range_ratio", self.range_ratio, 0 <= self.range_ratio < 1, "in [0, 1)")
         if [self.input_len, self.output_len, self.pd_ratio].count(None) != 1:
             raise ConfigError("workload=fixed: give two of input_len, output_len and pd_ratio, and null for the third")
@@ -153,8 +132,7 @@ class TraceConfig(WorkloadConfig):
         WorkloadConfig.__post_init__(self)
         check("workload.path", self.path, bool(self.path), "the file of the trace")
         check("workload.time_scale", self.time_scale, self.time_scale > 0, "above 0")
-        size = self.hash_block_size
-        check("workload.hash_block_size", size, size is None or size >= 1, "null or 1 or more")
+        check_each("workload.", self, lambda size: size >= 1, "1 or more", "hash_block_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,9 +151,7 @@ class ShareGptConfig(WorkloadConfig):
     def __post_init__(self) -> None:
         WorkloadConfig.__post_init__(self)
         check("workload.path", self.path, bool(self.path), "the JSON file of the conversations")
-        check(
-            "workload.output_len", self.output_len, self.output_len is None or self.output_len >= 1, "null or 1 or more"
-        )
+        check_each("workload.", self, lambda length: length >= 1, "1 or more", "output_len")
 
 
 WORKLOAD_CONFIGS: dict[str, type[WorkloadConfig]] = {
@@ -200,6 +176,4 @@ class SloConfig:
     """most milliseconds from arrival to the last token"""
 
     def __post_init__(self) -> None:
-        for key in ("ttft_ms", "tpot_ms", "tbt_ms", "e2el_ms"):
-            value = getattr(self, key)
-            check(f"slo.{key}", value, value is None or value > 0, "null or above 0")
+        check_each("slo.", self, lambda ms: ms > 0, "above 0", "ttft_ms", "tpot_ms", "tbt_ms", "e2el_ms")

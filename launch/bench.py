@@ -17,7 +17,7 @@ from ..conf.policies import SchedulerConfig
 from ..conf.schema import BenchConfig
 from .bench_url import PreparedLoad, prepare_load, run_load
 from .progress import Meter, print_words, shown, starting, throughput
-from .prompts import TextInput
+from .prompts import StandardInput
 from .results import compare, folder_of, log_cut_requests, show_one, write_turn
 from .turns import Turn, expected, make_plans, policies, requests, turns
 
@@ -44,7 +44,7 @@ class PreparedBench:
     context: int
 
 
-def prepare(config: BenchConfig, stdin: TextInput) -> PreparedBench | PreparedLoad:
+def prepare(config: BenchConfig, stdin: StandardInput) -> PreparedBench | PreparedLoad:
     """Check a comparison before anything starts.
 
     Raises:

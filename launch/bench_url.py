@@ -18,7 +18,7 @@ from ..conf.errors import ConfigError
 from ..conf.schema import BenchConfig
 from ..conf.workloads import WorkloadConfig
 from .load_client import Target, find_target, send_all
-from .progress import Meter, print_words, shown, throughput
+from .progress import Meter, print_files, print_words, throughput
 from .results import compare, folder_of, log_cut_requests, write_turn
 from .turns import Turn, expected, requests_of
 
@@ -106,7 +106,7 @@ def run_load(config: BenchConfig, prepared: PreparedLoad, run_dir: Path, *, brie
     from ..runtime.report.terminal import latency_table
 
     console.print(latency_table(done[0].summary))
-    console.print(Text.assemble(("report   ", "bold"), shown(run_dir / "report.html")), soft_wrap=True)
+    print_files(console, ("report", run_dir / "report.html"))
 
 
 def _send(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,23 +14,22 @@ from rich.table import Table
 from rich.text import Text
 
 from ..conf.build import to_mapping
-from ..conf.schema import SimulateConfig
+from ..conf.schema import SimulateConfig, recast
 from ..conf.tuning import CapacityConfig
 from ..runtime.core.numbers import counted
+from ..runtime.drawing.formatting import ms_text
 from .overrides import command_line
-from .progress import Steps, shown, versions
-from .prompts import TextInput
+from .progress import Steps, print_files, versions
+from .prompts import StandardInput
 from .results import plain
 from .turns import labels
 
 if TYPE_CHECKING:
     from ..runtime.pipeline.launcher import Launcher
     from ..runtime.simulation.setting import Setting
-    from ..runtime.tuning.capacity import Capacity
     from ..runtime.tuning.closest import Approach
     from ..runtime.tuning.demand import Demand
-    from ..runtime.tuning.error_range import ErrorRange
-    from ..runtime.tuning.paired import Comparison
+    from ..runtime.tuning.search_result import Ranked
     from ..runtime.tuning.tables import TextTable
     from ..runtime.tuning.trial import Trial
 
@@ -47,7 +46,7 @@ class PreparedCapacity:
     demands: list[Demand]
 
 
-def prepare(config: CapacityConfig, stdin: TextInput) -> PreparedCapacity:
+def prepare(config: CapacityConfig, stdin: StandardInput) -> PreparedCapacity:
     """Check a search before anything is simulated.
 
     Raises:
@@ -59,19 +58,7 @@ def prepare(config: CapacityConfig, stdin: TextInput) -> PreparedCapacity:
     policies = config.policies or (config.scheduler,)
     settings = {}
     for label, policy in zip(labels(policies), policies, strict=True):
-        own = SimulateConfig(
-            model=config.model,
-            hardware=config.hardware,
-            cluster=config.cluster,
-            parallel=config.parallel,
-            scheduler=policy,
-            cache=config.cache,
-            seed=config.seed,
-            workload=config.workload,
-            simulation=config.simulation,
-            engine=config.engine,
-        )
-        settings[label] = make_setting(own)
+        settings[label] = make_setting(recast(config, SimulateConfig, scheduler=policy, policies=()))
     plans = [setting.plan for setting in settings.values()]
     more = config.most_seeds - config.seeds if len(settings) > 1 else 0
     room = min(plan.room for plan in plans)
@@ -83,24 +70,20 @@ class _Search:
     """The results of a search.
 
     Attributes:
-        found: by policy, its capacity on each seed.
-        compared: the policies compared with the best one.
-        ranges: by policy, its capacity if stage times are off; None where their error is not known.
+        found: by policy, its capacity on each seed, beside the others.
         near: the settings that come closest to the SLO, of policies that meet it at no rate.
     """
 
     config: CapacityConfig
     settings: dict[str, Setting]
     demands: list[Demand]
-    found: dict[str, list[Capacity]]
-    compared: Comparison
-    ranges: dict[str, ErrorRange | None]
+    found: dict[str, Ranked]
     near: list[Approach]
 
     @property
     def unmet(self) -> list[str]:
         """The policies that meet the SLO at no rate, on any seed."""
-        return [label for label, of_seeds in self.found.items() if not any(one.rate for one in of_seeds)]
+        return [label for label, own in self.found.items() if not any(one.rate for one in own.capacities)]
 
     @property
     def is_met(self) -> bool:
@@ -108,18 +91,20 @@ class _Search:
         return len(self.unmet) < len(self.found)
 
     @property
-    def ties(self) -> list[str]:
+    def ties(self) -> dict[str, Ranked]:
         """The policies that cannot be told apart from the best."""
-        names = list(self.found)
-        return [names[number] for number in self.compared.tied] if self.is_met else []
+        from ..runtime.tuning.search_result import tied
+
+        ties = tied(self.found.values()) if self.is_met else []
+        return {label: own for label, own in self.found.items() if own in ties}
 
     @property
     def ties_note(self) -> str:
         """The sentence that names the policies that cannot be told apart; empty if there are none."""
         from ..runtime.tuning.tables import tie_text
 
-        behind = [self.compared.differences[number] for number in self.compared.tied] if self.ties else []
-        return tie_text(self.ties, behind, "They are in the order in which they were named.")
+        behind = [own.behind for own in self.ties.values()]
+        return tie_text(list(self.ties), behind, "They are in the order in which they were named.")
 
     @property
     def asked(self) -> float | None:
@@ -142,7 +127,7 @@ def run(config: CapacityConfig, prepared: PreparedCapacity, run_dir: Path, launc
         console.print(line, soft_wrap=isinstance(line, Text))
     path = run_dir / "capacity.json"
     path.write_text(json.dumps(_numbers(search), indent=2) + "\n", encoding="utf-8")
-    console.print(Text.assemble(("numbers  ", "bold"), shown(path)), soft_wrap=True)
+    print_files(console, ("numbers", path))
     return 0 if search.is_met else SLO_NOT_MET
 
 
@@ -152,6 +137,7 @@ def _search(config: CapacityConfig, prepared: PreparedCapacity, steps: Steps) ->
     from ..runtime.tuning.closest import closest
     from ..runtime.tuning.error_range import error_range
     from ..runtime.tuning.paired import compare
+    from ..runtime.tuning.search_result import Ranked
     from ..runtime.tuning.tables import rate_text
 
     settings, demands = prepared.settings, prepared.demands
@@ -165,12 +151,13 @@ def _search(config: CapacityConfig, prepared: PreparedCapacity, steps: Steps) ->
     by_seed = SeededCapacities(list(settings.values()), demands, slo, precision, on_trial=report)
     least = min(config.seeds, len(demands))
     compared = compare(by_seed.rate, len(names), least=least, most=len(demands), resolution=precision)
-    found = dict(zip(names, by_seed.found, strict=True))
-    ranges = {}
-    for number, (label, of_seeds) in enumerate(found.items()):
+    found = {}
+    for number, (label, capacities) in enumerate(zip(names, by_seed.found, strict=True)):
         steps.update(f"{label}: if stage times are off", number, len(names))
-        ranges[label] = error_range(settings[label], demands[0], slo, of_seeds, precision)
-    search = _Search(config, settings, demands, found, compared, ranges, [])
+        off = error_range(settings[label], demands[0], slo, capacities, precision)
+        behind, verdict = compared.differences[number], compared.verdicts[number]
+        found[label] = Ranked(capacities=capacities, behind=behind, verdict=verdict, off=off)
+    search = _Search(config, settings, demands, found, [])
     if search.unmet:
         steps.update("which comes closest to the SLO", len(settings), len(settings))
         unmet = {label: settings[label] for label in search.unmet}
@@ -191,15 +178,15 @@ def _lines(search: _Search, width: int) -> Iterator[Table | Text]:
     yield terminal_table(_rows(search), f"capacity: {asked_text(config, demand)}", width)
     if search.ties_note:
         yield Text(search.ties_note, "bold")
-    for label, of_seeds in search.found.items():
-        if any(capacity.not_monotone for capacity in of_seeds):
+    for label, own in search.found.items():
+        if any(capacity.not_monotone for capacity in own.capacities):
             yield Text(f"{label}: a higher rate passed too, but a rate between the two failed: the lower one counts")
-        if of_seeds[0].rate > 0.0:
-            workload = demand.config_at(config.workload, of_seeds[0].rate)
+        if own.rate > 0.0:
+            workload = demand.config_at(config.workload, own.rate)
             yield Text(command_line(replace(search.settings[label].config, workload=workload), "simulate"))
     asked = search.asked
     if asked is not None and search.is_met:
-        carried = [label for label, of_seeds in search.found.items() if min(one.rate for one in of_seeds) >= asked]
+        carried = [label for label, own in search.found.items() if own.interval.lowest >= asked]
         by = f"carried by {', '.join(carried)}" if carried else "not carried"
         yield Text.assemble(("asked    ", "bold"), f"{rate_text(asked)} requests/s: {by}")
     if search.is_met:
@@ -212,23 +199,21 @@ def _lines(search: _Search, width: int) -> Iterator[Table | Text]:
 
 
 def _rows(search: _Search) -> TextTable:
-    from ..runtime.tuning.capacity import ConfidenceInterval
     from ..runtime.tuning.tables import TextTable, behind_text, limit_text, range_text, rate_text
 
     rows = []
-    compared = zip(search.compared.differences, search.compared.verdicts, strict=True)
-    for (label, of_seeds), (behind, verdict) in zip(search.found.items(), compared, strict=True):
-        trial = of_seeds[0].trial
+    for label, own in search.found.items():
+        trial = own.capacities[0].trial
         rows.append(
             (
                 label,
-                ConfidenceInterval.from_rates([capacity.rate for capacity in of_seeds]).text,
-                range_text(search.ranges[label]),
-                behind_text(behind, verdict) if search.is_met and len(search.found) > 1 else "-",
-                _ms(trial.ttft_p99_ms if trial else None),
-                _ms(trial.tbt_p99_ms if trial else None),
-                " ".join(rate_text(capacity.rate) for capacity in of_seeds),
-                limit_text(of_seeds[0]),
+                own.interval.text,
+                range_text(own.off),
+                behind_text(own.behind, own.verdict) if search.is_met and len(search.found) > 1 else "-",
+                ms_text(trial.ttft_p99_ms if trial else None),
+                ms_text(trial.tbt_p99_ms if trial else None),
+                " ".join(rate_text(capacity.rate) for capacity in own.capacities),
+                limit_text(own.capacities[0]),
             )
         )
     heads = ("policy", "requests/s", "if times are off", "less than the best", "TTFT p99", "TBT p99", "by seed")
@@ -237,30 +222,17 @@ def _rows(search: _Search) -> TextTable:
 
 def _numbers(search: _Search) -> dict[str, Any]:
     """Return what `capacity.json` holds."""
-    from ..runtime.tuning.capacity import ConfidenceInterval
-
     rows = []
-    compared = zip(search.compared.differences, search.compared.verdicts, strict=True)
-    for (label, of_seeds), (behind, verdict) in zip(search.found.items(), compared, strict=True):
-        own, off = of_seeds[0], search.ranges[label]
-        interval = ConfidenceInterval.from_rates([capacity.rate for capacity in of_seeds])
-        rows.append(
-            {
-                "policy": label,
-                "mean": interval.mean,
-                "half_width_95": interval.half,
-                "if_times_are_off": None if off is None else asdict(off),
-                "verdict": verdict,
-                "less_than_best": asdict(behind),
-                "by_seed": [capacity.rate for capacity in of_seeds],
-                "p99_ttft_ms": own.trial and own.trial.ttft_p99_ms,
-                "p99_tbt_ms": own.trial and own.trial.tbt_p99_ms,
-                "limit": own.why,
-                "not_monotone": any(capacity.not_monotone for capacity in of_seeds),
-                "simulations": sum(len(capacity.trials) for capacity in of_seeds),
-                "requests": sum(capacity.requests for capacity in of_seeds),
-            }
-        )
+    for label, own in search.found.items():
+        trial = own.capacities[0].trial
+        further = {
+            "p99_ttft_ms": trial and trial.ttft_p99_ms,
+            "p99_tbt_ms": trial and trial.tbt_p99_ms,
+            "not_monotone": any(capacity.not_monotone for capacity in own.capacities),
+            "simulations": sum(len(capacity.trials) for capacity in own.capacities),
+            "requests": sum(capacity.requests for capacity in own.capacities),
+        }
+        rows.append({"policy": label, **own.known, **further})
     error = next(iter(search.settings.values())).error
     return {
         "config": plain(to_mapping(search.config)),
@@ -268,7 +240,7 @@ def _numbers(search: _Search) -> dict[str, Any]:
         "asked_rate": search.asked,
         "capacities": rows,
         "cost_error": None if error is None else error.numbers,
-        "ties": search.ties,
+        "ties": list(search.ties),
         "ties_note": search.ties_note,
         "closest": [approach.numbers() for approach in search.near],
     }
@@ -277,18 +249,12 @@ def _numbers(search: _Search) -> dict[str, Any]:
 def asked_text(config: CapacityConfig, demand: Demand) -> str:
     """Write what a setting must carry as `TTFT p99 2 s, TBT p99 200 ms, zipf, 400 requests`."""
     bounds = (("TTFT", config.slo.ttft_p99_ms), ("TBT", config.slo.tbt_p99_ms))
-    parts = [f"{name} p99 {_ms(bound)}" for name, bound in bounds if bound is not None]
+    parts = [f"{name} p99 {ms_text(bound)}" for name, bound in bounds if bound is not None]
     parts.append(config.workload.name)
     if demand.clients is not None:
         parts.append(counted(demand.clients, "client"))
     seconds = config.workload.duration_s
     return ", ".join([*parts, counted(len(demand), "request") if seconds is None else f"{seconds:g} s"])
-
-
-def _ms(value: float | None) -> str:
-    from ..runtime.drawing.formatting import ms_text
-
-    return ms_text(value)
 
 
 def terminal_table(rows: TextTable, title: str, width: int) -> Table:

@@ -19,7 +19,7 @@ from ..conf.errors import ConfigError
 from ..conf.schema import ChatConfig
 from ..models.chat_template import Conversation
 from .progress import printable, shown, starting, versions
-from .prompts import TextInput
+from .prompts import StandardInput
 
 if TYPE_CHECKING:
     from ..runtime.core.messages import Span
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 _HELP = "/reset begins a new conversation, /quit or Ctrl-D ends; Ctrl-C stops an answer"
 
 
-def prepare(config: ChatConfig, stdin: TextInput) -> Plan:
+def prepare(config: ChatConfig, stdin: StandardInput) -> Plan:
     """Check the model before anything starts.
 
     Raises:

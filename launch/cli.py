@@ -134,11 +134,11 @@ def _asked(arguments: list[str]) -> str:
 
 def _run_plain(command: Command, arguments: list[str]) -> None:
     from .compose import from_arguments
-    from .job import StandardInput
+    from .prompts import StandardInput
 
     assert command.positional
     config = from_arguments(arguments, command.config, command.positional, command.others)
-    module = import_module(f".{command.module}", __package__)
+    module = import_module(f".{command.name}", __package__)
     module.run(config, module.prepare(config, StandardInput()), Path.cwd())
 
 

@@ -21,18 +21,17 @@ from ..conf.tuning import CapacityConfig, TuneConfig
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command of `gapless`. `conf/<name>.yaml` holds the defaults of its config.
+    """A command of `gapless`.
 
-    Its module has two functions. `prepare(config, stdin)` checks a run and returns what it has made for that: plans,
-    workload, prompts. `run(config, prepared, run_dir)` takes that and does the work.
+    Its module, `launch/<name>.py`, has two functions. `prepare(config, stdin)` checks a run and returns what it has
+    made for that: plans, workload, prompts. `run(config, prepared, run_dir)` takes that and does the work.
 
     A command with a `positional` key runs no requests. Hydra does not compose it: it has no groups and no sweep, and it
-    writes into the folder that it is given. For the other commands `conf/<name>.yaml` is hydra's, and `run` also takes
-    a `launcher`.
+    writes into the folder that it is given. For the other commands `conf/<name>.yaml` is hydra's: their groups, and
+    what they have in place of the schema's defaults. Their `run` also takes a `launcher`.
 
     Attributes:
         config: the schema of its config.
-        module: the name of the module in `launch/` that runs it.
         positional: the key whose value is the list of bare arguments.
         others: the key whose value is the list of overrides of keys that `config` lacks.
         has_ranks: whether it has ranks, which a launcher starts.
@@ -44,7 +43,6 @@ class Command:
     name: str
     summary: str
     config: type[EngineConfig] | type[ReportConfig] | type[DiffConfig] | type[ExplainConfig]
-    module: str
     examples: tuple[str, ...]
     positional: str | None = None
     others: str | None = None
@@ -61,7 +59,6 @@ COMMANDS = {
             "generate",
             "runs prompts through the pipeline; texts to the terminal, JSONL and a report to the run folder",
             GenerateConfig,
-            "generate",
             (
                 'gapless generate prompt="import os"',
                 "gapless generate parallel=pp2 prompts=shipped scheduler.chunk=128",
@@ -73,17 +70,12 @@ COMMANDS = {
             "chat",
             "a conversation with a model in the terminal, with the speed and idle time of each answer",
             ChatConfig,
-            "chat",
-            (
-                "gapless chat",
-                "gapless chat model=./my-llama.gguf parallel=pp2 'system=Answer in one sentence.'",
-            ),
+            ("gapless chat", "gapless chat model=./my-llama.gguf parallel=pp2 'system=Answer in one sentence.'"),
         ),
         Command(
             "serve",
             "an OpenAI-compatible HTTP server over the pipeline, with metrics, health and a live page",
             ServeConfig,
-            "serve",
             (
                 "gapless serve ./my-llama parallel=pp2",
                 "gapless serve parallel=pp2 scheduler=equal_time serve.port=9000 'serve.api_keys=[@keys]'",
@@ -95,7 +87,6 @@ COMMANDS = {
             "bench",
             "one workload through one or several policies on one pipeline; a table and a report that compare them",
             BenchConfig,
-            "bench",
             (
                 "gapless bench parallel=pp2 workload.input_len=512 workload.output_len=64 workload.num_prompts=32",
                 "gapless bench scheduler=orca_best,sarathi parallel=pp2 workload=zipf workload.max_len=2048 repeats=5",
@@ -109,7 +100,6 @@ COMMANDS = {
             "simulate",
             "one workload through one or several policies on a simulated cluster, by measured or fitted operator times",
             SimulateConfig,
-            "simulate",
             (
                 "gapless simulate model=gpt3-175b scheduler=orca_best,sarathi,equal_time workload.num_prompts=1000",
                 "gapless simulate model=llama2-70b parallel=tp8 simulation.replicas=8 workload.request_rate=20",
@@ -123,7 +113,6 @@ COMMANDS = {
             "profile",
             "measures a model's operators on this machine, for gapless simulate, and how well they predict",
             ProfileConfig,
-            "profile",
             (
                 "gapless profile model=llama-160m parallel=pp2 parallel.threads=1",
                 "gapless profile check=profiles/llama-160m_cpu_pp2",
@@ -135,7 +124,6 @@ COMMANDS = {
             "capacity",
             "the highest request rate that meets an SLO on a simulated cluster, with its confidence from seeds",
             CapacityConfig,
-            "capacity",
             (
                 "gapless capacity model=llama2-70b parallel=tp8 slo.ttft_p99_ms=2000 slo.tbt_p99_ms=100",
                 "gapless capacity scheduler=sarathi,equal_time parallel=tp4_pp2 workload.num_prompts=1000 seeds=5",
@@ -146,7 +134,6 @@ COMMANDS = {
             "tune",
             "searches tp x pp x replicas, split, chunk, depth and policy for the highest request rate within an SLO",
             TuneConfig,
-            "tune",
             (
                 "gapless tune model=llama2-70b hardware=a100-80g nodes=1 slo.ttft_p99_ms=2000 slo.tbt_p99_ms=100",
                 "gapless tune nodes=2 workload=trace workload.path=trace.csv.gz workload.num_prompts=1000",
@@ -158,7 +145,6 @@ COMMANDS = {
             "report",
             "reads run folders: the report of one again, or the comparison of several; also other engines' traces",
             ReportConfig,
-            "report",
             (
                 "gapless report runs/DATE_TIME",
                 "gapless report multirun/DATE_TIME sort=p99_itl_ms out=comparison",
@@ -171,7 +157,6 @@ COMMANDS = {
             "diff",
             "compares two runs: what was changed, and which causes, stages and requests changed makespan and tails",
             DiffConfig,
-            "diff",
             (
                 "gapless diff runs/first runs/second",
                 "gapless diff multirun/DATE_TIME/0 multirun/DATE_TIME/1 out=difference",
@@ -182,7 +167,6 @@ COMMANDS = {
             "explain",
             "what would change a run, and by how much: replays it with other policies, chunks, depths and splits",
             ExplainConfig,
-            "explain",
             (
                 "gapless explain runs/DATE_TIME",
                 "gapless explain runs/DATE_TIME scheduler.chunk=256,512 parallel.depth=3 objective=p99_itl_ms",

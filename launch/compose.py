@@ -22,6 +22,7 @@ from ..conf.build import (
     GROUPS,
     assign,
     build,
+    defaults,
     dotted_keys,
     families,
     fields,
@@ -93,7 +94,7 @@ def compose_all(
 
     given = _by_key(overrides)
     own = _take_policy_files(given)
-    _store_grids(given.get("parallel", ""))
+    _store(cls, given.get("parallel", ""))
     _check_keys(given, cls, command, own)
     with _hydra(command) as loader:
         try:
@@ -280,7 +281,7 @@ class _CommandLine(Generic[E]):
                 del parsed[key]
         for mapping in mappings:
             build(SchedulerConfig, mapping, "scheduler")
-        return _literal(mappings)
+        return literal(mappings)
 
     def _compose(self, point: dict[str, str], swept: Iterable[str]) -> ComposedRun[E]:
         """Compose a point. In the groups that are `swept`, keys that the point's own choice lacks are left out."""
@@ -300,7 +301,8 @@ class _CommandLine(Generic[E]):
         # An experiment also chooses from the other groups.
         choices = {} if "experiment" in point else {group: point.get(group, name) for group, name in chosen.items()}
         groups = {group: load_group(group, name) for group, name in choices.items() if name in group_names(group)}
-        present = {key for key, _ in leaves(own | groups)} | chosen.keys()  # hydra takes other keys only with ++
+        present = {key for part in (defaults(self.cls), own, groups) for key, _ in leaves(part)}
+        present |= chosen.keys()  # hydra takes other keys only with ++
         texts = [f"{'' if key in present or '/' in key else '++'}{key}={text}" for key, text in point.items()]
         mode = f"hydra.mode={'MULTIRUN' if self.multirun else 'RUN'}"
         composed = compose(self.command, [*texts, mode], return_hydra_config=True)
@@ -410,25 +412,30 @@ def _take_policy_files(given: dict[str, str]) -> dict[str, Choice]:
     return own
 
 
-def _store_grids(value: str) -> None:
-    """Make each rank grid in the value of `parallel` that is no file a choice of that group in hydra."""
+def _store(cls: type[EngineConfig], parallel: str) -> None:
+    """Store what has no file where hydra finds it: the schema's defaults, policies, workloads, rank grids."""
     from hydra.core.config_store import ConfigStore
 
-    for name in set(re.findall(r"\w+", value)) - set(group_names("parallel")):
-        if _is_grid("parallel", name):
-            ConfigStore.instance().store(group="parallel", name=name, node=load_group("parallel", name))
+    store = ConfigStore.instance().store
+    store(name="schema", node=defaults(cls))
+    for name in {*group_names("parallel"), *re.findall(r"\w+", parallel)}:
+        if (grid := grid_of(name)) is not None:
+            store(group="parallel", name=name, node=grid)
+    for group in families(cls):
+        for name in group_names(group):
+            store(group=group, name=name, node=load_group(group, name))
 
 
 def _is_grid(key: str, name: str) -> bool:
     return key == "parallel" and grid_of(name) is not None
 
 
-def _literal(value: Any) -> str:
+def literal(value: Any) -> str:
     """Write a plain value in hydra's grammar."""
     if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{_literal(below)}" for key, below in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{literal(below)}" for key, below in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ",".join(map(_literal, value)) + "]"
+        return "[" + ",".join(map(literal, value)) + "]"
     return quote(value) if isinstance(value, str) else value_text(value)
 
 

@@ -12,9 +12,9 @@ from rich.text import Text
 from ..conf.difference import DiffConfig
 from ..conf.errors import ConfigError
 from ..conf.user_path import user_path
-from .output_path import check_folder
-from .progress import print_words, shown
-from .prompts import TextInput
+from .output_path import check_folder, new_folder
+from .progress import print_files, print_words, shown
+from .prompts import StandardInput
 from .report import folders
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ NEW_FOLDER = "difference"
 Sides = tuple[Sequence["RunFolder"], Sequence["RunFolder"]]  # the base run and its repeats, the other and its own
 
 
-def prepare(config: DiffConfig, stdin: TextInput) -> Sides:
+def prepare(config: DiffConfig, stdin: StandardInput) -> Sides:
     """Check and read the folders before anything is written.
 
     Raises:
@@ -52,7 +52,7 @@ def run(config: DiffConfig, sides: Sides, run_dir: Path) -> None:
     from ..runtime.difference.write_difference import NUMBERS, PAGE, write_difference
 
     difference = RunDifference(*sides)
-    path = user_path(config.out, "out") if config.out is not None else _new_folder(user_path(config.runs[1]))
+    path = user_path(config.out, "out") if config.out is not None else new_folder(user_path(config.runs[1]), NEW_FOLDER)
     write_difference(path, difference)
     console = Console(highlight=False)
     for name, folder, repeats in zip((BASE, RUN), difference.folders, difference.repeats, strict=True):
@@ -65,8 +65,7 @@ def run(config: DiffConfig, sides: Sides, run_dir: Path) -> None:
     if difference.tails:
         console.print(tail_table(difference.tails))
     console.print(request_table(difference.requests))
-    for name, file in (("numbers", path / NUMBERS), ("report", path / PAGE)):
-        console.print(Text.assemble((f"{name:9}", "bold"), shown(file)), soft_wrap=True)
+    print_files(console, ("numbers", path / NUMBERS), ("report", path / PAGE))
 
 
 def _side(text: str) -> list[RunFolder]:
@@ -79,9 +78,3 @@ def _side(text: str) -> list[RunFolder]:
         labels = ", ".join(group.label for group in groups[:3]) + (", ..." if len(groups) > 3 else "")
         raise ConfigError(f"{text}: holds runs of {len(groups)} settings ({labels}); give the folder of one of them")
     return found
-
-
-def _new_folder(beside: Path) -> Path:
-    """Return a folder that is not there yet, beside a run's."""
-    names = (NEW_FOLDER if number == 1 else f"{NEW_FOLDER}_{number}" for number in range(1, 10_000))
-    return next(path for path in (beside.absolute().parent / name for name in names) if not path.exists())

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..conf.schema import SimulateConfig
-from .progress import PLAIN_EVERY_S, shown
+from .progress import Steps, print_files
 from .turns import requests
 
 if TYPE_CHECKING:
@@ -23,8 +21,6 @@ if TYPE_CHECKING:
     from ..runtime.experiments import Row
     from ..runtime.simulation.setting import Setting
     from ..runtime.workload import Workload
-
-_log = logging.getLogger(__name__)
 
 
 def check(config: SimulateConfig) -> None:
@@ -54,10 +50,11 @@ def run(config: SimulateConfig, run_dir: Path) -> None:
 
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     assert config.experiment is not None
-    with _progress(errors, config.experiment) as show:
+    with Steps(errors, config.experiment) as steps:
+        numbers = itertools.count()
 
         def simulate(varied: SimulateConfig, name: str) -> Sequence[RunRecord]:
-            show(name)
+            steps.update(name, next(numbers), None)
             return _records(varied)
 
         artifact = EXPERIMENTS[config.experiment](config, simulate)
@@ -67,8 +64,7 @@ def run(config: SimulateConfig, run_dir: Path) -> None:
         console.print(Markdown(note))
         console.print()
     console.print(Text(error_text(make_setting(config).error)), soft_wrap=True)
-    for label, path in (("numbers", run_dir / "paper.json"), *(("plot", figure) for figure in figures)):
-        console.print(Text.assemble((f"{label:9}", "bold"), shown(path)), soft_wrap=True)
+    print_files(console, ("numbers", run_dir / "paper.json"), *(("plot", figure) for figure in figures))
 
 
 def table(title: str, rows: Sequence[Row]) -> Table:
@@ -98,21 +94,3 @@ def _records(config: SimulateConfig) -> list[RunRecord]:
     from ..runtime.simulation.run import simulated
 
     return [replica.record for replica in simulated(*_prepare(config))]
-
-
-@contextmanager
-def _progress(console: Console, experiment: str) -> Iterator[Callable[[str], None]]:
-    """Show which simulation runs: in place on a terminal, else as a plain line every few seconds."""
-    if console.is_terminal:
-        with console.status(Text(experiment)) as status:
-            yield lambda name: status.update(Text(f"{experiment}: {name}"))
-        return
-    printed = time.monotonic()
-
-    def plain(name: str) -> None:
-        nonlocal printed
-        if time.monotonic() - printed >= PLAIN_EVERY_S:
-            printed = time.monotonic()
-            _log.info("%s: %s", experiment, name)
-
-    yield plain

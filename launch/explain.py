@@ -18,8 +18,8 @@ from ..conf.explaining import ExplainConfig
 from ..conf.schema import SimulateConfig
 from ..conf.user_path import user_path
 from .output_path import check_folder
-from .progress import Steps, print_words, shown
-from .prompts import TextInput
+from .progress import Steps, print_files, print_words, shown
+from .prompts import StandardInput
 from .report import folders
 from .results import show_words
 from .run_command import command_writer
@@ -39,7 +39,7 @@ class PreparedExplanation:
     tried: list[dict[str, Any]]
 
 
-def prepare(config: ExplainConfig, stdin: TextInput) -> PreparedExplanation:
+def prepare(config: ExplainConfig, stdin: StandardInput) -> PreparedExplanation:
     """Check the folder and the changes before anything is replayed.
 
     Raises:
@@ -111,7 +111,7 @@ def run(config: ExplainConfig, prepared: PreparedExplanation, run_dir: Path) -> 
             print_words(console, Text(line))
     path = folder.path if config.out is None else user_path(config.out, "out")
     path.mkdir(parents=True, exist_ok=True)
-    console.print(Text.assemble(("numbers  ", "bold"), shown(write_explanation(path, explanation))), soft_wrap=True)
+    print_files(console, ("numbers", write_explanation(path, explanation)))
 
 
 def _changes(overrides: Sequence[str], *, simulated: bool) -> Iterator[dict[str, Any]]:
@@ -143,17 +143,6 @@ def _values(text: str, *, simulated: bool) -> tuple[str, list[Any]]:
     if key.partition(".")[0] not in allowed:
         raise ConfigError(f"{key}: cannot be replayed; a change is of {', '.join(allowed[:-1])} or {allowed[-1]}")
     try:
-        return key, [yaml.safe_load(part) for part in _split(value)]
+        return key, yaml.safe_load(f"[{value or 'null'}]")
     except yaml.YAMLError:
         raise ConfigError(f"{text}: not a value that YAML can read") from None
-
-
-def _split(text: str) -> Iterator[str]:
-    """Yield the parts between commas that stand outside of brackets."""
-    depth, begin = 0, 0
-    for place, character in enumerate(text):
-        depth += (character in "[{(") - (character in "]})")
-        if character == "," and depth == 0:
-            yield text[begin:place]
-            begin = place + 1
-    yield text[begin:]

@@ -24,8 +24,8 @@ from ..conf.user_path import user_path
 from .advising import quick_advice
 from .output_path import check_writable, is_open, open_output
 from .progress import Meter, print_words, printable, shown, starting, throughput, versions
-from .prompts import Prompt, TextInput, read_prompts
-from .results import show_words
+from .prompts import Prompt, StandardInput, read_prompts
+from .results import show_one
 
 if TYPE_CHECKING:
     from ..runtime.engine.outputs import CompletionOutput, Logprob, RequestOutput
@@ -46,7 +46,7 @@ class Prepared:
     prompts: list[Prompt]
 
 
-def prepare(config: GenerateConfig, stdin: TextInput) -> Prepared:
+def prepare(config: GenerateConfig, stdin: StandardInput) -> Prepared:
     """Check a run before anything starts.
 
     Raises:
@@ -101,7 +101,6 @@ def run(config: GenerateConfig, prepared: Prepared, run_dir: Path, launcher: Lau
         from ..runtime.explain.analysed_run import AnalysedRun
         from ..runtime.explain.known_costs import known_costs
         from ..runtime.pipeline.protocol import PipelineError
-        from ..runtime.report.terminal import bubble_table, fault_lines, latency_table, straggler_lines
         from ..runtime.report.write_folder import write_run_folder
         from ..runtime.run_folder.run_info import RunInfo
 
@@ -136,15 +135,8 @@ def run(config: GenerateConfig, prepared: Prepared, run_dir: Path, launcher: Lau
         if rest > 0:
             of = "prompt" if rest == 1 else "prompts"
             console.print(Text(f"… and the texts of {rest} more {of} in {shown(path)}", "dim"), soft_wrap=True)
-    summary = analysed.summary
-    print_words(console, Text.assemble((throughput(summary), "bold")))
-    show_words(console, analysed.words)
-    console.print(latency_table(summary))
-    console.print(bubble_table(analysed.fleet))
-    for line in (*fault_lines(summary), *straggler_lines(summary)):
-        print_words(console, Text(line))
-    for label, file in (("outputs", path), ("report", run_dir / "report.html")):
-        console.print(Text.assemble((f"{label:9}", "bold"), shown(file)), soft_wrap=True)
+    print_words(console, Text.assemble((throughput(analysed.summary), "bold")))
+    show_one(console, run_dir, analysed, ("outputs", path))
     failed = [output.index for output in outputs.in_order if any(o.finish_reason == "error" for o in output.outputs)]
     if failed:
         raise PipelineError(

@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from ..conf import build
 from ..conf.build import GROUPS, describe, dotted_keys, group_names, leaves, load_command, load_group, value_text
 from ..conf.errors import ConfigError
 from ..conf.meanings import meanings
@@ -174,7 +175,7 @@ def _whole(command: Command) -> str:
 def defaults_of(command: Command) -> tuple[dict[str, Any], dict[str, str | None]]:
     """Return the defaults of a command: of its keys with those of the groups that it chooses, and these choices."""
     own, chosen = load_command(command.name)
-    defaults = dict(leaves(own))
+    defaults = dict(leaves(build.defaults(command.config))) | dict(leaves(own))
     for group, choice in chosen.items():
         if choice is not None:
             defaults |= {f"{group}.{key}": value for key, value in leaves(load_group(group, choice))}

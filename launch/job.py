@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -21,6 +20,7 @@ from .commands import Command
 from .compose import ComposedRun, compose_all, to_config
 from .hydra_job import run_by_launcher, run_here
 from .output_path import check_folder
+from .prompts import StandardInput
 from .stderr_log import PROGRAM, messages_on_stderr
 
 if TYPE_CHECKING:
@@ -29,20 +29,6 @@ if TYPE_CHECKING:
     from ..runtime.pipeline.launcher import Launcher
 
 _log = logging.getLogger(__name__)
-
-
-class StandardInput:
-    """Standard input, read once however many runs a sweep has."""
-
-    @property
-    def is_terminal(self) -> bool:
-        """Whether standard input is a terminal or closed, so that no data waits in it."""
-        return sys.stdin is None or sys.stdin.closed or sys.stdin.isatty()
-
-    @cached_property
-    def data(self) -> bytes:
-        """All of standard input. It is read when first asked for, and kept."""
-        return sys.stdin.buffer.read()
 
 
 def run(command: Command, overrides: Sequence[str], *, multirun: bool) -> int:
@@ -58,7 +44,7 @@ def run(command: Command, overrides: Sequence[str], *, multirun: bool) -> int:
     if not command.has_ranks:  # numpy's threads would start, spin and multiply nothing
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     stdin = StandardInput()
-    module = import_module(f".{command.module}", __package__)
+    module = import_module(f".{command.name}", __package__)
     with without_collector():
         points = compose_all(overrides, cls, command.name, multirun=multirun)
         configs = [point.config for point in points]

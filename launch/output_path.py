@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import re
 import tempfile
@@ -79,6 +80,12 @@ def check_folder(path: Path, key: str) -> None:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{key}={path}: {_reason(error)}; give a folder that can be written") from None
+
+
+def new_folder(beside: Path, name: str) -> Path:
+    """Return a folder of that name, or with a number behind it, that is not there yet beside another."""
+    names = (name if number == 1 else f"{name}_{number}" for number in itertools.count(1))
+    return next(path for path in (beside.absolute().parent / each for each in names) if not path.exists())
 
 
 def _reason(error: OSError | ValueError) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from functools import cache
 
-from ..conf.schema import EngineConfig
+from ..conf.schema import EngineConfig, ParallelConfig
 
 _BUSY = 0.75  # processes a core that want to run, over the last minute, above which the machine counts as busy
 
@@ -13,10 +13,20 @@ _BUSY = 0.75  # processes a core that want to run, over the last minute, above w
 def oversubscription(config: EngineConfig) -> str | None:
     """Return one line that says what is short and what to set. None: nothing is, or the ranks may be elsewhere."""
     parallel = config.parallel
-    elsewhere = parallel.ray_address or (parallel.started_by == "ray" and os.environ.get("RAY_ADDRESS"))
-    if config.hardware.device != "cpu" or elsewhere or parallel.started_by not in ("local", "ray"):
+    if config.hardware.device != "cpu" or not are_here(parallel):
         return None
-    return _hint(parallel.world_size, parallel.threads, _cores(), _load_before())
+    return _hint(parallel.world_size, parallel.threads, cores(), _load_before())
+
+
+def are_here(parallel: ParallelConfig) -> bool:
+    """Return whether all ranks run on this machine."""
+    is_cluster = parallel.ray_address is not None or "RAY_ADDRESS" in os.environ
+    return parallel.started_by == "local" or (parallel.started_by == "ray" and not is_cluster)
+
+
+def cores() -> int:
+    """Return the cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _hint(ranks: int, threads: int | None, cores: int, load: float) -> str | None:
@@ -28,10 +38,6 @@ def _hint(ranks: int, threads: int | None, cores: int, load: float) -> str | Non
         cure = "; parallel.threads=1 may be faster" if each > 1 else ""
         return f"{load:.1f} processes already want this machine's cores ({cores}), so that times will vary{cure}"
     return None
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @cache

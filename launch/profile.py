@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
-from rich.text import Text
 
 from ..conf.errors import ConfigError
 from ..conf.profiling import ProfileConfig
 from ..conf.user_path import user_path
 from . import import_tables
-from .progress import can_redraw, shown, starting, versions
-from .prompts import TextInput
+from .progress import can_redraw, print_files, starting, versions
+from .prompts import StandardInput
 
 if TYPE_CHECKING:
     from ..runtime.cost.profile_folder import ProfileFolder
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def prepare(config: ProfileConfig, stdin: TextInput) -> ProfilePlan | ProfileFolder | OperatorTables:
+def prepare(config: ProfileConfig, stdin: StandardInput) -> ProfilePlan | ProfileFolder | OperatorTables:
     """Check a profile before anything is measured.
 
     Returns:
@@ -92,7 +91,7 @@ def run(
     if config.pipeline:
         measure_pipeline(plan, folder, config.samples, errors, launcher)
     show_errors(console, folder)
-    console.print(Text.assemble(("profile  ", "bold"), shown(run_dir)), soft_wrap=True)
+    print_files(console, ("profile", run_dir))
 
 
 def measure_operators(plan: ProfilePlan, folder: ProfileFolder, samples: int, errors: Console) -> None:

@@ -108,12 +108,12 @@ class Steps:
     def __exit__(self, *error: object) -> None:
         self._bar.stop()
 
-    def update(self, what: str, done: int, of: int) -> None:
-        """Show `what` is under way, and that `done` of `of` steps are over."""
+    def update(self, what: str, done: int, of: int | None) -> None:
+        """Show `what` is under way, and that `done` of `of` steps are over; None: nobody knows of how many."""
         self._bar.update(self._task, completed=done, total=of, what=what)
         if self._bar.disable and time.monotonic() - self._printed >= PLAIN_EVERY_S:
             self._printed = time.monotonic()
-            _log.info("%s: %d/%d %s", self._name, done, of, what)
+            _log.info("%s: %s %s", self._name, done if of is None else f"{done}/{of}", what)
 
 
 def can_redraw(console: Console) -> bool:
@@ -172,6 +172,12 @@ def _until_first_start() -> float:
 def print_words(console: Console, text: Text) -> None:
     """Print a text: on a terminal in lines that end between words, else, as into a pipe, as the lines that it has."""
     console.print(text, soft_wrap=not console.is_terminal)
+
+
+def print_files(console: Console, *files: tuple[str, Path]) -> None:
+    """Print where files are, each with what it is."""
+    for what, file in files:
+        console.print(Text.assemble((f"{what:9}", "bold"), shown(file)), soft_wrap=True)
 
 
 def printable(text: str) -> str:

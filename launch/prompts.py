@@ -7,12 +7,14 @@ import io
 import itertools
 import json
 import re
+import sys
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cached_property
 from importlib import resources
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from ..conf.build import build, is_unicode, to_mapping
 from ..conf.errors import ConfigError, nearest
@@ -30,18 +32,18 @@ _IGNORED = ("model", "max_completion_tokens", "stream", "user", "metadata")  # o
 _LONGEST_LINE = 16 << 20  # bytes; a context of a million tokens takes about 4 MiB of text, or 8 MiB of token ids
 
 
-class TextInput(Protocol):
-    """Standard input, or what stands in for it."""
+class StandardInput:
+    """Standard input, read once however many runs a sweep has."""
 
     @property
     def is_terminal(self) -> bool:
-        """Whether the input is a terminal or closed, so that no data waits in it."""
-        ...
+        """Whether standard input is a terminal or closed, so that no data waits in it."""
+        return sys.stdin is None or sys.stdin.closed or sys.stdin.isatty()
 
-    @property
+    @cached_property
     def data(self) -> bytes:
-        """All bytes of the input, the same however often it is asked for."""
-        ...
+        """All of standard input. It is read when first asked for, and kept."""
+        return sys.stdin.buffer.read()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ class Prompt:
         return self.text if self.text is not None else f"[{len(self.token_ids or ())} token ids] "
 
 
-def read_prompts(config: GenerateConfig, stdin: TextInput) -> list[Prompt]:
+def read_prompts(config: GenerateConfig, stdin: StandardInput) -> list[Prompt]:
     """Read the prompts that `config` names, at least one.
 
     Raises:

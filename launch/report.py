@@ -15,9 +15,9 @@ from ..conf.errors import ConfigError, nearest
 from ..conf.schema import ReportConfig
 from ..conf.user_path import user_path
 from . import import_traces
-from .output_path import check_folder
-from .progress import print_words, shown, throughput
-from .prompts import TextInput
+from .output_path import check_folder, new_folder
+from .progress import print_files, print_words, shown, throughput
+from .prompts import StandardInput
 from .results import show_words
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _MOST_MOMENTS = 3  # of a run, that the terminal shows
 SWEEP = "multirun.yaml"  # the file in a sweep's own folder
 
 
-def prepare(config: ReportConfig, stdin: TextInput) -> list[RunFolder] | ImportedRun:
+def prepare(config: ReportConfig, stdin: StandardInput) -> list[RunFolder] | ImportedRun:
     """Check and read the folders, or the traces to import, before anything is written.
 
     Raises:
@@ -46,8 +46,6 @@ def prepare(config: ReportConfig, stdin: TextInput) -> list[RunFolder] | Importe
     if len(found) > 1 and config.sort not in keys:
         hint = nearest(config.sort, keys)
         raise ConfigError(f"sort={config.sort}: no number of these runs' summary.json{hint}")
-    if config.out is not None and user_path(config.out, "out").exists() and not user_path(config.out, "out").is_dir():
-        raise ConfigError(f"out={config.out}: must be a folder")
     if config.out is not None:
         check_folder(user_path(config.out, "out"), "out")
     return found
@@ -154,8 +152,7 @@ def _destination(config: ReportConfig) -> Path:
     first = user_path(config.runs[0])
     if len(config.runs) == 1:
         return first
-    names = (NEW_FOLDER if number == 1 else f"{NEW_FOLDER}_{number}" for number in range(1, 10_000))
-    return next(path for path in (first.parent / name for name in names) if not path.exists())
+    return new_folder(first, NEW_FOLDER)
 
 
 def _show_one(console: Console, config: ReportConfig, folder: RunFolder) -> None:
@@ -200,5 +197,4 @@ def _remarks(summary: dict[str, Any]) -> Iterator[str]:
 def _print_paths(console: Console, path: Path, *, figures: bool, numbers: bool) -> None:
     lines = [("numbers", path / "comparison.csv")] if numbers else []
     lines += [("figures", path / "figures")] if figures else []
-    for name, file in [*lines, ("report", path / "report.html")]:
-        console.print(Text.assemble((f"{name:9}", "bold"), shown(file)), soft_wrap=True)
+    print_files(console, *lines, ("report", path / "report.html"))

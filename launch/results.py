@@ -17,7 +17,7 @@ from rich.text import Text
 from ..conf.build import to_mapping
 from ..conf.schema import ComparisonConfig
 from .advising import quick_advice
-from .progress import print_words, shown, versions
+from .progress import print_files, print_words, versions
 from .turns import Turn
 
 if TYPE_CHECKING:
@@ -109,21 +109,26 @@ def _own(config: ComparisonConfig, turn: Turn) -> dict[str, Any]:
     return to_mapping(replace(config, scheduler=turn.policy, policies=(), repeats=1))
 
 
-def show_one(console: Console, run_dir: Path, run: AnalysedRun) -> None:
-    """Print a run that stands alone: in words, then its tables."""
-    from ..runtime.report.terminal import bubble_table, fault_lines, latency_table, straggler_lines
-
+def show_one(console: Console, run_dir: Path, run: AnalysedRun, *files: tuple[str, Path]) -> None:
+    """Print a run that stands alone: in words, its tables, and where its files are."""
     summary, slo = run.summary, run.info.slo
     show_words(console, run.words)
     if "request_goodput" in summary and slo is not None:
         bounds = " ".join(f"{key}={bound:g}" for key, bound in to_mapping(slo).items() if bound is not None)
         console.print(f"goodput: {summary['request_goodput']:.2f} requests/s within {bounds}")
+    show_tables(console, summary, run.fleet)
+    print_files(console, *files, ("report", run_dir / "report.html"))
+
+
+def show_tables(console: Console, summary: dict[str, Any], fleet: Fleet | None = None) -> None:
+    """Print latencies, idle time by cause where it is known, faults and stragglers."""
+    from ..runtime.report.terminal import bubble_table, fault_lines, latency_table, straggler_lines
+
     console.print(latency_table(summary))
-    if "bubble_fraction" in summary:
-        console.print(bubble_table(run.fleet))
+    if fleet is not None and "bubble_fraction" in summary:
+        console.print(bubble_table(fleet))
     for line in (*fault_lines(summary), *straggler_lines(summary)):
         print_words(console, Text(line))
-    console.print(Text.assemble(("report   ", "bold"), shown(run_dir / "report.html")), soft_wrap=True)
 
 
 def show_words(console: Console, words: Sequence[str]) -> None:
@@ -165,8 +170,7 @@ def compare(
     }
     (run_dir / name).write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
     console.print(comparison_table(candidates))
-    for label, file in (("numbers", name), ("report", "report.html")):
-        console.print(Text.assemble((f"{label:9}", "bold"), shown(run_dir / file)), soft_wrap=True)
+    print_files(console, ("numbers", run_dir / name), ("report", run_dir / "report.html"))
 
 
 def plain(value: Any) -> Any:

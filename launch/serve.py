@@ -28,7 +28,7 @@ from ..conf.schema import ServeConfig
 from ..conf.serving import ServingConfig
 from ..runtime.core.numbers import counted
 from .progress import versions
-from .prompts import TextInput
+from .prompts import StandardInput
 from .results import plain
 from .stderr_log import as_configured
 
@@ -63,7 +63,7 @@ class PreparedServer:
     keys: Keys
 
 
-def prepare(config: ServeConfig, stdin: TextInput) -> PreparedServer:
+def prepare(config: ServeConfig, stdin: StandardInput) -> PreparedServer:
     """Check a server before anything starts.
 
     Raises:
@@ -270,7 +270,7 @@ def _make_service(
     if config.serve.replicas == 1:
         client = EngineClient(config, intake.tokenizer, metrics, log, numbers=numbers)
     else:
-        client = ReplicaSet(config, intake.tokenizer, metrics, log, num_blocks=plan.num_blocks, numbers=numbers)
+        client = ReplicaSet(config, intake.tokenizer, metrics, log, kv_tokens=plan.kv_tokens, numbers=numbers)
     shown = plain(to_mapping(config))
     template = intake.chat_template
     has_chat = template is not None

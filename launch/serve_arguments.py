@@ -21,6 +21,7 @@ from ..conf.build import assign, group_names, leaves, load_command, load_group, 
 from ..conf.errors import ConfigError
 from ..conf.user_path import user_path
 from .commands import Command
+from .compose import FREE_TEXT, literal
 from .options import OPTIONS, options_of
 
 _log = logging.getLogger(__name__)
@@ -63,15 +64,7 @@ def _list(text: str) -> str:
         found = json.loads(text)
     except ValueError:
         found = text
-    return _hydra(found if isinstance(found, list) else [text])
-
-
-def _hydra(value: Any) -> str:
-    from .compose import quote
-
-    if isinstance(value, list):
-        return f"[{','.join(map(_hydra, value))}]"
-    return quote(value) if isinstance(value, str) else value_text(value)
+    return literal(found if isinstance(found, list) else [text])
 
 
 _KEYS = {
@@ -230,7 +223,7 @@ class _Arguments:
             self._model = word
             self.overrides.append(f"model={word}")
             is_name = model_choice(word) == (word, {}) and word in group_names("model")
-            if is_name and load_group("model", word)["weights"] == "random":
+            if is_name and "weights" not in load_group("model", word):
                 _log.warning("%s: a shape with random weights; a checkpoint is a folder or a name with a /", word)
 
 
@@ -268,6 +261,4 @@ def _of_file(name: str, command: Command) -> list[str]:
 
 def _plain(key: str, value: Any) -> str:
     """Write a value of YAML as an override has it: free text as it is, other text quoted."""
-    from .compose import FREE_TEXT
-
-    return str(value) if isinstance(value, str) and key in FREE_TEXT else _hydra(value)
+    return str(value) if isinstance(value, str) and key in FREE_TEXT else literal(value)

@@ -16,8 +16,8 @@ from ..conf.policies import SchedulerConfig
 from ..conf.schema import SimulateConfig
 from . import experiment
 from .progress import Meter, print_words, throughput
-from .prompts import TextInput
-from .results import compare, folder_of, log_cut_requests, show_one, write_counted, write_turn
+from .prompts import StandardInput
+from .results import compare, folder_of, log_cut_requests, show_one, show_tables, write_counted, write_turn
 from .turns import Turn, expected, labels, policies, requests, turns
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class PreparedSimulation:
     context: int
 
 
-def prepare(config: SimulateConfig, stdin: TextInput) -> PreparedSimulation | None:
+def prepare(config: SimulateConfig, stdin: StandardInput) -> PreparedSimulation | None:
     """Check a simulation before it starts. An experiment, which varies the config, prepares each simulation by itself.
 
     Raises:
@@ -78,7 +78,6 @@ def run(
     from ..runtime.cost.error import error_text
     from ..runtime.explain.known_costs import known_costs
     from ..runtime.ledger.fleet import Fleet
-    from ..runtime.report.terminal import fault_lines, latency_table, straggler_lines
     from ..runtime.run_folder.titles import comparison_title, title_of
 
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
@@ -99,9 +98,7 @@ def run(
         if (totals := replicas[0].totals) is not None:
             summary = write_counted(run_dir / turn.folder, totals.summary(replicas[0].record), config, turn, error)
             print_words(console, Text.assemble((f"{name}: ", "bold"), throughput(summary)))
-            console.print(latency_table(summary))
-            for line in (*fault_lines(summary), *straggler_lines(summary)):
-                print_words(console, Text(line))
+            show_tables(console, summary)
             continue
         with without_collector():
             num_prefill = config.simulation.disaggregation.prefill_replicas or 0

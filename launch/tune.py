@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.text import Text
 
 from ..conf.build import to_mapping
-from ..conf.schema import BenchConfig
+from ..conf.schema import BenchConfig, recast
 from ..conf.tuning import TuneConfig
 from .capacity import SLO_NOT_MET, asked_text, terminal_table
 from .overrides import command_line, overrides
-from .progress import Steps, print_words, shown, versions
-from .prompts import TextInput
+from .progress import Steps, print_files, print_words, versions
+from .prompts import StandardInput
 from .results import plain
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..runtime.tuning.search_result import SearchResult
 
 
-def prepare(config: TuneConfig, stdin: TextInput) -> Search:
+def prepare(config: TuneConfig, stdin: StandardInput) -> Search:
     """Check a search before anything is simulated.
 
     Raises:
@@ -93,8 +93,7 @@ def run(config: TuneConfig, search: Search, run_dir: Path, launcher: Launcher | 
     for what, command in commands.items():
         console.print(Text(f"{what}:", "bold"), soft_wrap=True)
         console.print(Text(f"  {command}"), soft_wrap=True)
-    for label, file in (("numbers", "tune.json"), ("report", "report.html")):
-        console.print(Text.assemble((f"{label:9}", "bold"), shown(run_dir / file)), soft_wrap=True)
+    print_files(console, ("numbers", run_dir / "tune.json"), ("report", run_dir / "report.html"))
     return 0 if found.winner is not None else SLO_NOT_MET
 
 
@@ -111,16 +110,7 @@ def _commands(search: Search, found: SearchResult) -> dict[str, str]:
         share = search.demand.config_at(config.workload, winner.rate / winner.candidate.replicas)
         if share.max_concurrency is not None:
             share = replace(share, max_concurrency=-(-share.max_concurrency // winner.candidate.replicas))
-    real = BenchConfig(
-        model=config.model,
-        hardware=config.hardware,
-        cluster=config.cluster,
-        parallel=config.parallel,
-        scheduler=config.scheduler,
-        cache=config.cache,
-        seed=config.seed,
-        workload=share,
-    )
+    real = recast(config, BenchConfig, workload=share)
     one = "one of its replicas" if winner.candidate.replicas > 1 else "it"
     return simulated | {f"runs {one} on the real devices": command_line(real, "bench")}
 
@@ -137,13 +127,7 @@ def _numbers(search: Search, found: SearchResult, commands: dict[str, str]) -> d
         return {
             "setting": f.candidate.label,
             "overrides": overrides(search.space.config_of(f.candidate), "simulate"),
-            "mean": f.interval.mean,
-            "half_width_95": f.interval.half,
-            "if_times_are_off": None if f.off is None else asdict(f.off),
-            "by_seed": [capacity.rate for capacity in f.capacities],
-            "verdict": f.verdict,
-            "less_than_best": asdict(f.behind),
-            "limit": f.capacities[0].why,
+            **f.known,
             **f.numbers,
         }
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from gapless.conf.build import GROUPS, describe, group_names
+import yaml
+
+from gapless.conf.build import GROUPS, describe, group_names, load_group
 from gapless.conf.meanings import meanings
 from gapless.launch.commands import COMMANDS, Command
 from gapless.launch.help import defaults_of, sections
@@ -71,13 +73,14 @@ def command_page(command: Command) -> str:
 
 
 def groups_page() -> str:
-    """Return the page of every group with its choices, each as its file says."""
+    """Return the page of every group with its choices, each as its file says, or, where it has none, with its keys."""
     lines = ["# Groups and their choices", ""]
     for group, meaning in GROUPS.items():
         lines += [f"## {group}", "", f"`{group}=CHOICE`: {_text(meaning)}.", ""]
         for name in group_names(group):
-            text = (ROOT / "conf" / group / f"{name}.yaml").read_text(encoding="utf-8").rstrip()
-            lines += [f"### {name}", "", "```yaml", text, "```", ""]
+            file = ROOT / "conf" / group / f"{name}.yaml"
+            text = file.read_text(encoding="utf-8") if file.is_file() else yaml.safe_dump(load_group(group, name))
+            lines += [f"### {name}", "", "```yaml", text.rstrip(), "```", ""]
     return "\n".join(lines)
 
 

@@ -57,11 +57,7 @@ def _write(exchange: Exchange, key: str) -> None:
         level = logging.WARNING
     if not _log.isEnabledFor(level):
         return
-    fields: dict[str, Any] = {
-        "request_id": exchange.id,
-        "client": exchange.client,
-        "key": key,
-    }
+    fields: dict[str, Any] = {"request_id": exchange.id, "client": exchange.client, "key": key}
     if exchange.call is not None:
         fields |= {"prompt_tokens": exchange.prompt_tokens, "output_tokens": exchange.output_tokens}
     if exchange.ttft is not None:

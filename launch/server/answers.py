@@ -5,16 +5,17 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
+from ...conf.sampling import SamplingParams
 from ...models.tokenizer import Detokenizer, Tokenizer
 from ...runtime.engine.outputs import CompletionOutput, Logprob
 from .engine_client import Delta
 from .errors import ApiError
-from .requests import StreamOptions
+from .requests import CompletionBody, SamplingBody, StreamOptions, each_output
 from .tools.dialect import Speech
 from .tools.reader import Arguments, Called, Part, Reader, Reasoned, Said
 
@@ -29,11 +30,8 @@ class Answer:
     Args:
         model: the model's name.
         prompts: the token ids of each prompt.
-        n: outputs of each prompt.
-        options: of the stream.
+        body: of the request.
         tokenizer: gives the text and the bytes of a token.
-        top_logprobs: most likely tokens that stand beside each token, where log-probabilities were asked for.
-        return_token_ids: whether the answer has token ids, too.
         speech: how outputs are read; None: as they are.
     """
 
@@ -46,24 +44,20 @@ class Answer:
         self,
         model: str,
         prompts: Sequence[Sequence[int]],
-        n: int,
-        options: StreamOptions | None,
+        body: SamplingBody,
         tokenizer: Tokenizer,
-        *,
-        top_logprobs: int = 0,
-        return_token_ids: bool = False,
         speech: Speech | None = None,
     ) -> None:
         self.id = self.prefix + secrets.token_hex(12)
         self.created = int(time.time())
         self._model = model
         self._prompt_tokens = sum(len(prompt) for prompt in prompts)
-        self._options = options or StreamOptions()
+        self._options = body.stream_options or StreamOptions()
         self._tokenizer = tokenizer
-        self._top = top_logprobs
-        self._return_token_ids = return_token_ids
+        self._top: int = getattr(body, "top_logprobs", None) or 0  # tokens that stand beside each
+        self._return_token_ids = body.return_token_ids
         self._prompts = prompts
-        self._n = n
+        self._n = body.n
         self._completion_tokens = 0
         self._cached_tokens = 0
         self.speech = speech
@@ -188,9 +182,6 @@ class CompletionAnswer(Answer):
     Args:
         echoes: the text of each prompt. Each output begins with that of its prompt, and its log-probabilities with
             those of the prompt's tokens. None: prompts are not echoed.
-        is_echo_only: whether the answer has the prompts only.
-        num_prompt_logprobs: how many log-probabilities `prompt_logprobs` has for each token; None: no such key.
-        skip_special_tokens: whether texts are without special tokens.
     """
 
     kind = chunk_kind = "text_completion"
@@ -198,18 +189,17 @@ class CompletionAnswer(Answer):
 
     def __init__(
         self,
-        *args: Any,
-        echoes: Sequence[str] | None = None,
-        is_echo_only: bool = False,
-        num_prompt_logprobs: int | None = None,
-        skip_special_tokens: bool = True,
-        **options: Any,
+        model: str,
+        prompts: Sequence[Sequence[int]],
+        body: CompletionBody,
+        tokenizer: Tokenizer,
+        echoes: Sequence[str] | None,
     ) -> None:
-        super().__init__(*args, **options)
-        self._skip_special_tokens = skip_special_tokens
+        super().__init__(model, prompts, body, tokenizer)
+        self._skip_special_tokens = body.skip_special_tokens
         self._echoes = echoes
-        self._is_echo_only = is_echo_only
-        self._num_prompt_logprobs = num_prompt_logprobs
+        self._is_echo_only = body.max_tokens == 0
+        self._num_prompt_logprobs = body.prompt_logprobs
         self._begun: set[int] = set()
         self._offsets: dict[int, _Offsets] = {}  # of each output
 
@@ -371,3 +361,18 @@ class ChatAnswer(Answer):
                 key = "content" if isinstance(part, Said) else "reasoning_content"
                 found[key] = found.get(key, "") + part.text
         return found | ({"tool_calls": list(calls.values())} if calls else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request asks for: its prompts as token ids, how to sample `body.n` outputs of each, and the answer."""
+
+    body: SamplingBody
+    prompts: Sequence[Sequence[int]]
+    params: SamplingParams
+    answer: Answer
+
+    @property
+    def outputs(self) -> list[tuple[Sequence[int], SamplingParams]]:
+        """The prompt and the parameters of each output, in their order."""
+        return [(prompt, each) for prompt in self.prompts for each in each_output(self.params, self.body.n)]

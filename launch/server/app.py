@@ -181,7 +181,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         _authorize(service, request)
         body = await _read(service, request, MessagesBody)
         check_model(service, body.model)
-        ((tokens,), _) = await ask_messages(service, body)
+        ((tokens,), _) = await ask_messages(service, body, checked(body.chat, "messages"), body.max_tokens)
         return _json({"input_tokens": len(tokens)})
 
 

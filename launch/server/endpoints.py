@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from ...conf.errors import ConfigError
 from ...conf.sampling import SamplingParams
 from ...models.chat_template import ChatTemplateError, checked_messages
 from ...runtime.engine.intake import PromptTooLong
-from .answers import ChatAnswer, CompletionAnswer
-from .asked import Asked
+from .answers import Asked, ChatAnswer, CompletionAnswer
 from .engine_client import Call
 from .errors import TOO_LONG, ApiError
 from .messages import MessageAnswer
@@ -24,6 +24,7 @@ from .tools.dialect import Speech
 from .tools.tool_set import ToolSet
 
 Chat = ChatBody | ResponseBody | MessagesBody
+Messages = Sequence[dict[str, Any]]
 _LONG_TEXT = 10_000  # characters; longer ones are encoded in a thread, so that no other answer waits
 
 
@@ -53,76 +54,35 @@ async def _ask_completion(service: Service, body: CompletionBody) -> Asked:
             tokenizer.decode(ids) if is_cut or not isinstance(p, str) else p
             for p, ids in zip(body.prompts, prompts, strict=True)
         ]
-    answer = CompletionAnswer(
-        service.model,
-        prompts,
-        body.n,
-        body.stream_options,
-        tokenizer,
-        echoes=echoes,
-        skip_special_tokens=body.skip_special_tokens,
-        is_echo_only=body.max_tokens == 0,
-        num_prompt_logprobs=body.prompt_logprobs,
-        return_token_ids=body.return_token_ids,
-    )
-    return Asked(body, prompts, params, answer)
+    return Asked(body, prompts, params, CompletionAnswer(service.model, prompts, body, tokenizer, echoes))
 
 
 async def _ask_chat(service: Service, body: ChatBody) -> Asked:
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs: only with logprobs=true", param="top_logprobs")
-    text, speech = await _prompt(service, body, checked(body.messages, "messages"), "messages")
     asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    prompts = await _encode(service, body, [text], asked, body.add_special_tokens)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    params = await _params(speech, body, body.sampling(_room(service, body, prompts, asked), logprobs))
-    answer = ChatAnswer(
-        service.model,
-        prompts,
-        body.n,
-        body.stream_options,
-        service.intake.tokenizer,
-        top_logprobs=body.top_logprobs or 0,
-        return_token_ids=body.return_token_ids,
-        speech=speech,
-    )
-    return Asked(body, prompts, params, answer)
+    messages = checked(body.messages, "messages")
+    prompts, speech, params = await _ask_turn(service, body, messages, asked, logprobs, body.add_special_tokens)
+    return Asked(body, prompts, params, ChatAnswer(service.model, prompts, body, service.intake.tokenizer, speech))
 
 
 async def _ask_response(service: Service, body: ResponseBody) -> Asked:
     first = [{"role": "system", "content": body.instructions}] if body.instructions else []
-    text, speech = await _prompt(service, body, [*first, *checked(body.messages, "input")], "input")
-    prompts = await _encode(service, body, [text], body.max_output_tokens, False)
-    room = _room(service, body, prompts, body.max_output_tokens)
-    params = await _params(speech, body, body.sampling(room, body.num_logprobs))
-    answer = ResponseAnswer(
-        service.model,
-        prompts,
-        1,
-        None,
-        service.intake.tokenizer,
-        top_logprobs=body.top_logprobs or 0,
-        speech=speech,
-        asked=body.model_dump(include={"instructions", "max_output_tokens", "metadata"})
-        | body.model_dump(include={"tools", "tool_choice", "parallel_tool_calls", "reasoning"}, exclude_none=True)
-        | {"temperature": params.temperature, "top_p": params.top_p},
-    )
+    messages = [*first, *checked(body.messages, "input")]
+    prompts, speech, params = await _ask_turn(service, body, messages, body.max_output_tokens, body.num_logprobs)
+    said = body.model_dump(include={"instructions", "max_output_tokens", "metadata"})
+    said |= body.model_dump(include={"tools", "tool_choice", "parallel_tool_calls", "reasoning"}, exclude_none=True)
+    said |= {"temperature": params.temperature, "top_p": params.top_p}
+    answer = ResponseAnswer(service.model, prompts, body, service.intake.tokenizer, speech, asked=said)
     return Asked(body, prompts, params, answer)
-
-
-async def ask_messages(service: Service, body: MessagesBody) -> tuple[list[list[int]], Speech | None]:
-    """Return the prompt of Anthropic's messages as token ids, and how its outputs are read."""
-    text, speech = await _prompt(service, body, checked(body.chat, "messages"), "messages")
-    return await _encode(service, body, [text], body.max_tokens, False), speech
 
 
 async def _ask_message(service: Service, body: MessagesBody) -> Asked:
     if body.max_tokens is None:
         raise ApiError(400, "max_tokens: must be given", param="max_tokens")
-    prompts, speech = await ask_messages(service, body)
-    params = await _params(speech, body, body.sampling(_room(service, body, prompts, body.max_tokens), None))
-    answer = MessageAnswer(service.model, prompts, 1, None, service.intake.tokenizer, speech=speech)
-    return Asked(body, prompts, params, answer)
+    prompts, speech, params = await _ask_turn(service, body, checked(body.chat, "messages"), body.max_tokens, None)
+    return Asked(body, prompts, params, MessageAnswer(service.model, prompts, body, service.intake.tokenizer, speech))
 
 
 MESSAGES = Route("/v1/messages", "Answer Anthropic's messages", MessagesBody, _ask_message)
@@ -206,7 +166,7 @@ async def encode_text(service: Service, text: str, add_special: bool, field: str
         raise ApiError(400, str(error), param=field) from error
 
 
-def checked(messages: Sequence[dict[str, Any]], field: str) -> list[dict[str, Any]]:
+def checked(messages: Messages, field: str) -> list[dict[str, Any]]:
     """Return the messages that stand in a `field` of a body.
 
     Raises:
@@ -218,37 +178,42 @@ def checked(messages: Sequence[dict[str, Any]], field: str) -> list[dict[str, An
         raise ApiError(400, str(error), param=str(error).partition(":")[0]) from error
 
 
-async def _prompt(
-    service: Service, body: Chat, messages: Sequence[dict[str, Any]], field: str
-) -> tuple[str, Speech | None]:
-    """Return the prompt of checked messages, and how its outputs are read."""
+async def _ask_turn(
+    service: Service,
+    body: Chat,
+    messages: Messages,
+    max_tokens: int | None,
+    logprobs: int | None,
+    special: bool = False,
+) -> tuple[list[list[int]], Speech | None, SamplingParams]:
+    """Return the prompt of checked messages as token ids, how its outputs are read, and how they are sampled."""
+    prompts, speech = await ask_messages(service, body, messages, max_tokens, special)
+    params = body.sampling(_room(service, body, prompts, max_tokens), logprobs)
+    if speech is not None:  # to write a grammar of tools may take a while
+        own = partial(speech.params, params, body.thinking_token_budget)
+        params = own() if speech.tools is None else await asyncio.to_thread(own)
+    return prompts, speech, params
+
+
+async def ask_messages(
+    service: Service, body: Chat, messages: Messages, max_tokens: int | None, special: bool = False
+) -> tuple[list[list[int]], Speech | None]:
+    """Return the prompt of checked messages as token ids, and how its outputs are read."""
     tools = body.tool_set
-    text = await asyncio.to_thread(render, service, body, messages, field, tools)
+    text = await asyncio.to_thread(render, service, body, messages, body.prompt_field, tools)
     assert service.dialect is not None  # else nothing could be rendered
     speech = service.dialect.speech(text, tools, shows_reasoning=body.include_reasoning)
-    if (
-        isinstance(body, Reasons)
-        and body.thinking_token_budget is not None
-        and (speech is None or speech.reasoning is None)
-    ):
+    has_end = speech is not None and speech.reasoning is not None
+    if isinstance(body, Reasons) and body.thinking_token_budget is not None and not has_end:
         name = "thinking_token_budget"
         raise ApiError(400, f"{name}: this model's chat template has no reasoning that has an end", param=name)
-    return text, speech
-
-
-async def _params(speech: Speech | None, body: Chat, params: SamplingParams) -> SamplingParams:
-    """Return the sampling parameters of outputs that are read as `speech`."""
-    if speech is None:
-        return params
-    if speech.tools is None:
-        return speech.params(params, body.thinking_token_budget)
-    return await asyncio.to_thread(speech.params, params, body.thinking_token_budget)
+    return await _encode(service, body, [text], max_tokens, special), speech
 
 
 def render(
     service: Service,
     body: Templated | MessagesBody,
-    messages: Sequence[dict[str, Any]],
+    messages: Messages,
     field: str,
     tools: ToolSet | None = None,
 ) -> str:

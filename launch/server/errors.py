@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from starlette.responses import Response
 
@@ -50,3 +52,15 @@ class ApiError(Exception):
         """Return the answer with this error's status, headers and body, in the form that belongs to a path."""
         body = self.anthropic_body if path.startswith("/v1/messages") else self.body
         return Response(msgspec.json.encode(body), self.status, self.headers, "application/json")
+
+
+def given(item: dict[str, Any], key: str, kind: type | tuple[type, ...], where: str) -> Any:
+    """Return the value of a key of an item at a place of the body.
+
+    Raises:
+        ApiError: it is missing, or of another kind.
+    """
+    if not isinstance(value := item.get(key), kind):
+        words = "an object" if kind is dict else "a text"
+        raise ApiError(400, f"{where}.{key}: must be given, as {words}", param=f"{where}.{key}")
+    return value

@@ -55,7 +55,8 @@ class EveryAnswer:
         id, is_head, is_done = request_id(scope["headers"]), scope["method"] == "HEAD", False
         state = {**scope.get("state", {}), "request_id": id}
         own = {**scope, "state": state, "method": "GET" if is_head else scope["method"]}
-        exchange = _exchange(own, scope["method"])
+        client = scope["client"][0] if scope.get("client") else ""
+        exchange = Exchange(scope["method"], scope["path"], id, client, state=state, raw_headers=scope["headers"])
         status, is_whole = CLIENT_LEFT, False
 
         async def answer(message: Any) -> None:
@@ -82,16 +83,3 @@ class EveryAnswer:
                 exchange.status = state.get("failed", status)
             exchange.route = getattr(own.get("route"), "path", "")
             self._note(exchange)
-
-
-def _exchange(scope: Scope, method: str) -> Exchange:
-    """Return the exchange of a request, whose answer has not begun."""
-    client = scope.get("client")
-    return Exchange(
-        method,
-        scope["path"],
-        scope["state"]["request_id"],
-        client[0] if client else "",
-        state=scope["state"],
-        raw_headers=scope["headers"],
-    )

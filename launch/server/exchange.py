@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .asked import Asked
+    from .answers import Asked
     from .engine_client import Call
 
 REFUSED = (401, 403, 429)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ...runtime.engine.output_text import unnamed
 from ...runtime.serving.journal import KEY, Accepted, Journal, Progress, Record, Settled
 from ...runtime.serving.messages import Tokens
-from .asked import Asked
+from .answers import Asked
 from .engine_client import Call
 from .errors import ApiError
 from .resumed import Resumed

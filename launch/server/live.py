@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 MAX_VIEWERS = 32
 MAX_EVENTS = 24  # that a viewer has not taken yet
+_SHOWN = ("running", "waiting", "kv_blocks_used", "is_short_of_kv", "is_idle", "ends", "preemptions")
 _TICKS_PER_S = 4
 _PAUSE = 20  # times as long as words took until the next are looked for: the stages come first
 
@@ -202,20 +203,10 @@ class Live:
 
     def _state(self) -> dict[str, Any]:
         client, found = self._client, self._client.snapshot
-        body: dict[str, Any] = {
-            "time": time.monotonic(),
-            "state": client.state,
-            "reason": client.reason,
-        }
+        body: dict[str, Any] = {"time": time.monotonic(), "state": client.state, "reason": client.reason}
         if found is not None:
             body |= {
-                "running": found.running,
-                "waiting": found.waiting,
-                "kv_blocks_used": found.kv_blocks_used,
-                "is_short_of_kv": found.is_short_of_kv,
-                "is_idle": found.is_idle,
-                "ends": found.ends,
-                "preemptions": found.preemptions,
+                **{name: getattr(found, name) for name in _SHOWN},
                 "fault_since": found.recovery.since,
                 "faults": sum(found.recovery.repaired.values()) + found.is_recovering,
                 "slow": [msgspec.structs.asdict(each) for each in found.slow],

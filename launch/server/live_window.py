@@ -11,7 +11,7 @@ from ...runtime.explain.analysed_run import AnalysedRun
 from ...runtime.explain.known_costs import known_costs
 from ...runtime.run_folder.run_info import RunInfo
 from ...runtime.serving.messages import Snapshot
-from ...runtime.serving.recording import RecordedPart, records_of
+from ...runtime.serving.recording import RecordedPart, with_part
 
 _LEAST_S = 1.0  # before anything is said
 
@@ -35,13 +35,7 @@ class LiveWindow:
 
     def take(self, part: RecordedPart) -> None:
         """Add what is new."""
-        record = self._record
-        if record is None:
-            record = RunRecord(part.num_stages, part.num_blocks, batch=part.batch, depth=part.depth)
-        self._record = record
-        record.micro_batches += part.micro_batches
-        record.spans += part.spans
-        record.requests += records_of(part.requests)
+        self._record = with_part(self._record, part)
 
     def record_at(self, now: float, snapshot: Snapshot) -> RunRecord | None:
         """Return the window that ends now, as a recording would have it; None where it is too short.

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ...conf.structured_outputs import StructuredOutputs
-from .errors import ApiError
+from .errors import ApiError, given
 from .requests import Body, SamplingBody, TextFormat, form_of
 from .tools.tool_set import Function, ToolSet, tool_set
 
@@ -111,15 +111,15 @@ class MessagesBody(SamplingBody):
         Raises:
             ApiError: one is wrong.
         """
-        given, choice = {}, self.tool_choice
+        offered, choice = {}, self.tool_choice
         for number, each in enumerate(self.tools or ()):
-            given[f"tools[{number}]"] = Function(each.name, each.description, each.input_schema, each.strict)
+            offered[f"tools[{number}]"] = Function(each.name, each.description, each.input_schema, each.strict)
         if choice is None:
-            return tool_set(given, None)
+            return tool_set(offered, None)
         if choice.type == "tool" and choice.name is None:
             raise ApiError(400, "tool_choice.name: must be given", param="tool_choice.name")
         name, word = choice.name if choice.type == "tool" else None, _CHOICES.get(choice.type, choice.type)
-        return tool_set(given, word, name, not choice.disable_parallel_tool_use)
+        return tool_set(offered, word, name, not choice.disable_parallel_tool_use)
 
     @property
     def grammar_field(self) -> str:
@@ -157,15 +157,15 @@ def _message(message: dict[str, Any], where: str) -> Iterator[dict[str, Any]]:
             raise ApiError(400, f"{place}: this server takes no {kind} blocks of the {role}", param=place)
         if kind == "tool_result":
             result = "\n".join(_texts(block.get("content") or "", f"{place}.content"))
-            yield {"role": "tool", "tool_call_id": _given(block, "tool_use_id", str, place), "content": result}
+            yield {"role": "tool", "tool_call_id": given(block, "tool_use_id", str, place), "content": result}
         elif kind == "tool_use":
-            arguments = json.dumps(_given(block, "input", dict, place), ensure_ascii=False)
-            function = {"name": _given(block, "name", str, place), "arguments": arguments}
-            calls.append({"id": _given(block, "id", str, place), "type": "function", "function": function})
+            arguments = json.dumps(given(block, "input", dict, place), ensure_ascii=False)
+            function = {"name": given(block, "name", str, place), "arguments": arguments}
+            calls.append({"id": given(block, "id", str, place), "type": "function", "function": function})
         elif kind == "text":
-            text.append(_given(block, "text", str, place))
+            text.append(given(block, "text", str, place))
         elif kind == "thinking":
-            reasoning.append(_given(block, "thinking", str, place))
+            reasoning.append(given(block, "thinking", str, place))
     if text or calls or reasoning or not content:
         found: dict[str, Any] = {"role": role, "content": "\n".join(text) if text or not calls else None}
         found |= {"tool_calls": calls} if calls else {}
@@ -187,12 +187,5 @@ def _texts(content: Any, where: str) -> list[str]:
         if block.get("type") != "text":
             place = f"{where}[{number}]"
             raise ApiError(400, f"{place}: this server takes no {block.get('type')} blocks here", param=place)
-        found.append(_given(block, "text", str, f"{where}[{number}]"))
+        found.append(given(block, "text", str, f"{where}[{number}]"))
     return found
-
-
-def _given(block: dict[str, Any], key: str, kind: type, where: str) -> Any:
-    if not isinstance(value := block.get(key), kind):
-        words = "an object" if kind is dict else "a text"
-        raise ApiError(400, f"{where}.{key}: must be given, as {words}", param=f"{where}.{key}")
-    return value

@@ -6,27 +6,14 @@ from typing import Any
 
 from fastapi import FastAPI
 
-_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
-}
-_HEALTH = {
-    "type": "object",
-    "required": ["status", "reason"],
-    "properties": {"status": {"type": "string"}, "reason": {"type": "string"}},
-}
+
+def _object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+_TEXT, _MAYBE = {"type": "string"}, {"type": ["string", "null"]}
+_ERROR = _object(error=_object(message=_TEXT, type=_TEXT, param=_MAYBE, code=_MAYBE))
+_HEALTH = _object(status=_TEXT, reason=_TEXT)
 _ERRORS = {
     "400": "The body is wrong, or does not fit into the context; the message names the field.",
     "401": "No valid API key.",
@@ -58,10 +45,7 @@ def describe(app: FastAPI) -> None:
 
 def _complete(document: dict[str, Any]) -> None:
     schemas: dict[str, Any] = {"Error": _ERROR}
-    document["components"] = {
-        "schemas": schemas,
-        "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-    }
+    document["components"] = {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}}
     for path, operations in document["paths"].items():
         for operation in operations.values():
             is_closed = path.startswith("/v1/") or path.endswith("tokenize")
@@ -74,9 +58,7 @@ def _complete(document: dict[str, Any]) -> None:
 
 
 def _responses(path: str, is_closed: bool, has_body: bool) -> dict[str, Any]:
-    whole: dict[str, Any] = {"type": "object"}
-    if path.startswith("/health"):
-        whole = _HEALTH
+    whole = _HEALTH if path.startswith("/health") else {"type": "object"}
     content: dict[str, Any] = {"application/json": {"schema": whole}}
     if path == "/metrics":
         content = {"text/plain": {"schema": {"type": "string"}}}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
-from typing import get_args
+from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -24,6 +24,9 @@ _ITL_S = (
 _E2E_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 
 
+Labels = dict[str, str]
+_Kind = GaugeMetricFamily | CounterMetricFamily
+_Read = Callable[[Snapshot], Mapping[Any, float]]  # a snapshot's values, by the values of a label
 _METHODS = ("GET", "HEAD", "OPTIONS", "POST", "-")
 
 
@@ -90,11 +93,8 @@ class Metrics(Collector):
 
     def used(self, key: str, prompt_tokens: int, generation_tokens: int) -> None:
         """Count what a request of an API key took."""
-        for name, value in (
-            ("requests", 1),
-            ("prompt_tokens", prompt_tokens),
-            ("generation_tokens", generation_tokens),
-        ):
+        used = {"requests": 1, "prompt_tokens": prompt_tokens, "generation_tokens": generation_tokens}
+        for name, value in used.items():
             self._of_key[name].labels(self._model_name, key).inc(value)
 
     def accepted(self, prompt_tokens: int, requests: int) -> None:
@@ -123,115 +123,93 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield what the front and the newest snapshots say; prometheus_client calls this."""
-        for family in self._families():
-            named = ({"model_name": self._model_name} | each.labels for each in family.samples)
-            family.samples = [each._replace(labels=labels) for each, labels in zip(family.samples, named, strict=True)]
-            yield family
+        stalls = (("", self.longest_stall, ""), ("own_", self.longest_own_stall, " because it computed"))
+        for name, seconds, why in stalls:
+            text = f"Longest time for which the front's event loop answered nobody{why}."
+            yield self._family(GaugeMetricFamily, f"front_longest_{name}stall_seconds", text, [({}, seconds)])
+        ready = [({"replica": str(replica)}, is_ready) for replica, is_ready in self.ready.items()]
+        yield self._family(GaugeMetricFamily, "replica_ready", "1 while the replica takes requests.", ready)
+        if self.snapshots:
+            for metric in _OF_ENGINE:
+                yield self._of_engines(*metric)
+            usage, used = "Share of the KV blocks in use; 1 is all.", self.snapshots.items()
+            shares = (({"replica": str(each)}, found.kv_blocks_used / self.num_blocks) for each, found in used)
+            yield self._family(GaugeMetricFamily, "kv_cache_usage_perc", usage, shares)
+            yield self._idle()
+            yield self._micro_batches()
 
-    def _families(self) -> Iterator[Metric]:
-        yield GaugeMetricFamily(
-            "gapless:front_longest_stall_seconds",
-            "Longest time for which the front's event loop answered nobody.",
-            value=self.longest_stall,
+    def _family(self, kind: type[_Kind], name: str, text: str, rows: Iterable[tuple[Labels, float]]) -> Metric:
+        """Make a metric of its values, each with its labels."""
+        values = list(rows)
+        names = list(values[0][0]) if values else []
+        family = kind(f"gapless:{name}", text, labels=["model_name", *names])
+        for labels, value in values:
+            family.add_metric([self._model_name, *labels.values()], value)
+        return family
+
+    def _of_engines(self, kind: type[_Kind], name: str, text: str, label: str, read: _Read) -> Metric:
+        """Make a metric of what the newest snapshot of each replica says, by a label or ""."""
+        rows = (
+            ({"replica": str(replica)} | ({label: str(key)} if label else {}), value)
+            for replica, found in self.snapshots.items()
+            for key, value in read(found).items()
         )
-        yield GaugeMetricFamily(
-            "gapless:front_longest_own_stall_seconds",
-            "Longest time for which the front's event loop answered nobody because it computed.",
-            value=self.longest_own_stall,
-        )
-        ready = GaugeMetricFamily("gapless:replica_ready", "1 while the replica takes requests.", labels=["replica"])
-        for replica, is_ready in self.ready.items():
-            ready.add_metric([str(replica)], is_ready)
-        yield ready
-        families: dict[str, Metric] = {}
+        return self._family(kind, name, text, rows)
+
+    def _idle(self) -> Metric:
+        rows: list[tuple[Labels, float]] = []
         for replica, found in self.snapshots.items():
-            for family in self._of_engine(str(replica), found):
-                families.setdefault(family.name, family)
-                if families[family.name] is not family:
-                    families[family.name].samples += family.samples
-        yield from families.values()
+            for stage, lost in enumerate(found.idle_at(time.monotonic())):
+                for cause, value in zip(CAUSES, lost, strict=True):
+                    key = str(replica), stage, cause
+                    self._shown[key] = max(value, self._shown.get(key, 0.0))
+                    labels = {"replica": str(replica), "stage": str(stage), "cause": cause.value}
+                    rows.append((labels, self._shown[key]))
+        text = "Seconds that a stage was idle, by the ledger's cause."
+        return self._family(CounterMetricFamily, "stage_idle_seconds", text, rows)
 
-    def _of_engine(self, replica: str, found: Snapshot) -> Iterator[Metric]:
-        """Yield what the newest snapshot says of a replica."""
-
-        def gauge(name: str, text: str, value: float) -> Metric:
-            family = GaugeMetricFamily(f"gapless:{name}", text, labels=["model_name", "replica"])
-            family.add_metric([self._model_name, replica], value)
-            return family
-
-        def counter(name: str, text: str, value: float) -> Metric:
-            family = CounterMetricFamily(f"gapless:{name}", text, labels=["model_name", "replica"])
-            family.add_metric([self._model_name, replica], value)
-            return family
-
-        yield gauge("num_requests_running", "Requests that hold KV blocks.", found.running)
-        yield gauge("num_requests_waiting", "Requests that are not admitted yet.", found.waiting)
-        yield gauge(
-            "kv_cache_usage_perc", "Share of the KV blocks in use; 1 is all.", found.kv_blocks_used / self.num_blocks
-        )
-        yield counter("num_preemptions", "Preemptions of requests that have ended.", found.preemptions)
-        yield counter("prefix_cache_queries", "Prompt tokens of admitted requests.", found.prefix_queries)
-        yield counter("prefix_cache_hits", "Prompt tokens that were found in the prefix cache.", found.prefix_hits)
-        reasons = GaugeMetricFamily(
-            "gapless:num_requests_waiting_by_reason",
-            "Requests that are not admitted yet, by what they wait for.",
-            labels=["model_name", "replica", "reason"],
-        )
-        for reason, holds in (("kv_full", found.is_short_of_kv), ("slots", not found.is_short_of_kv)):
-            reasons.add_metric([self._model_name, replica, reason], found.waiting if holds else 0)
-        yield reasons
-        micro_batches = HistogramMetricFamily(
-            "gapless:iteration_tokens_total",
-            "Tokens of a micro-batch, of prompts and of outputs.",
-            labels=["model_name", "replica"],
-        )
+    def _micro_batches(self) -> Metric:
+        text, labels = "Tokens of a micro-batch, of prompts and of outputs.", ["model_name", "replica"]
+        family = HistogramMetricFamily("gapless:iteration_tokens_total", text, labels=labels)
         bounds = [*(str(float(bound)) for bound in TOKEN_BOUNDS), "+Inf"]
-        buckets = list(zip(bounds, accumulate(found.by_tokens), strict=True))
-        micro_batches.add_metric([self._model_name, replica], buckets, found.tokens)
-        yield micro_batches
-        busy = CounterMetricFamily(
-            "gapless:stage_busy_seconds", "Seconds that a stage computed.", labels=["replica", "stage"]
-        )
-        idle = CounterMetricFamily(
-            "gapless:stage_idle_seconds",
-            "Seconds that a stage was idle, by the ledger's cause.",
-            labels=["replica", "stage", "cause"],
-        )
-        for stage, (seconds, lost) in enumerate(zip(found.busy, found.idle_at(time.monotonic()), strict=True)):
-            busy.add_metric([replica, str(stage)], seconds)
-            for cause, value in zip(CAUSES, lost, strict=True):
-                shown = self._shown[replica, stage, cause] = max(value, self._shown.get((replica, stage, cause), 0.0))
-                idle.add_metric([replica, str(stage), cause.value], shown)
-        yield busy
-        yield idle
-        slow = GaugeMetricFamily(
-            "gapless:stage_slowdown",
-            "How many times longer than usual a stage takes while it is a straggler, else 1.",
-            labels=["replica", "stage"],
-        )
-        slow_seconds = CounterMetricFamily(
-            "gapless:stage_slow_seconds", "Seconds for which a stage was a straggler.", labels=["replica", "stage"]
-        )
-        slowdown = {each.stage: each.slowdown for each in found.slow}
-        for stage, seconds in enumerate(found.slow_seconds):
-            slow.add_metric([replica, str(stage)], slowdown.get(stage, 1.0))
-            slow_seconds.add_metric([replica, str(stage)], seconds)
-        yield slow
-        yield slow_seconds
-        yield gauge("pipeline_epoch", "Faults of the pipeline that began an epoch.", found.recovery.epoch)
-        recoveries = CounterMetricFamily(
-            "gapless:recoveries",
-            "Times that the pipeline recovered from a fault, by what had failed.",
-            labels=["model_name", "replica", "reason"],
-        )
-        for reason in get_args(FaultReason):
-            recoveries.add_metric([self._model_name, replica, reason], found.recovery.repaired.get(reason, 0))
-        yield recoveries
-        repair = CounterMetricFamily(
-            "gapless:recovery_seconds",
-            "Seconds until the pipeline had recovered from a fault, by part.",
-            labels=["model_name", "replica", "part"],
-        )
-        for part, value in ({"detect": 0.0} | found.recovery.seconds).items():
-            repair.add_metric([self._model_name, replica, part], value)
-        yield repair
+        for replica, found in self.snapshots.items():
+            buckets = list(zip(bounds, accumulate(found.by_tokens), strict=True))
+            family.add_metric([self._model_name, str(replica)], buckets, found.tokens)
+        return family
+
+
+def _slowdown(found: Snapshot) -> Mapping[Any, float]:
+    slow = {each.stage: each.slowdown for each in found.slow}
+    return {stage: slow.get(stage, 1.0) for stage in range(len(found.slow_seconds))}
+
+
+def _repaired(found: Snapshot) -> Mapping[Any, float]:
+    return {reason: found.recovery.repaired.get(reason, 0) for reason in get_args(FaultReason)}
+
+
+def _waiting(found: Snapshot) -> Mapping[Any, float]:
+    is_short = found.is_short_of_kv
+    return {"kv_full": found.waiting if is_short else 0, "slots": 0 if is_short else found.waiting}
+
+
+_GAUGE, _COUNTER = GaugeMetricFamily, CounterMetricFamily
+_OF_ENGINE: tuple[tuple[type[_Kind], str, str, str, _Read], ...] = (  # kind, name, text, label, and values by it
+    (_GAUGE, "num_requests_running", "Requests that hold KV blocks.", "", lambda s: {"": s.running}),
+    (_GAUGE, "num_requests_waiting", "Requests that are not admitted yet.", "", lambda s: {"": s.waiting}),
+    (_GAUGE, "num_requests_waiting_by_reason", "Requests that are not admitted yet, by what they wait for.", "reason",
+     _waiting),
+    (_COUNTER, "num_preemptions", "Preemptions of requests that have ended.", "", lambda s: {"": s.preemptions}),
+    (_COUNTER, "prefix_cache_queries", "Prompt tokens of admitted requests.", "", lambda s: {"": s.prefix_queries}),
+    (_COUNTER, "prefix_cache_hits", "Prompt tokens that were found in the prefix cache.", "",
+     lambda s: {"": s.prefix_hits}),
+    (_GAUGE, "pipeline_epoch", "Faults of the pipeline that began an epoch.", "", lambda s: {"": s.recovery.epoch}),
+    (_COUNTER, "recoveries", "Times that the pipeline recovered from a fault, by what had failed.", "reason",
+     _repaired),
+    (_COUNTER, "recovery_seconds", "Seconds until the pipeline had recovered from a fault, by part.", "part",
+     lambda s: {"detect": 0.0, **s.recovery.seconds}),
+    (_COUNTER, "stage_busy_seconds", "Seconds that a stage computed.", "stage", lambda s: dict(enumerate(s.busy))),
+    (_GAUGE, "stage_slowdown", "How many times longer than usual a stage takes while it is a straggler, else 1.",
+     "stage", _slowdown),
+    (_COUNTER, "stage_slow_seconds", "Seconds for which a stage was a straggler.", "stage",
+     lambda s: dict(enumerate(s.slow_seconds))),
+)  # fmt: skip

@@ -30,7 +30,7 @@ class ReplicaSet:
         metrics: Metrics,
         on_state: Callable[[int, str], None],
         *,
-        num_blocks: int,
+        kv_tokens: int,
         numbers: Iterator[int] | None = None,
     ) -> None:
         numbers = numbers or itertools.count()
@@ -56,7 +56,7 @@ class ReplicaSet:
             )
         by_prefix = config.cache.prefix_caching
         self._router = Router(
-            len(self.replicas), block_size=config.block_size, num_blocks=num_blocks, by_prefix=by_prefix
+            len(self.replicas), block_size=config.block_size, kv_tokens=kv_tokens, by_prefix=by_prefix
         )
 
     @property

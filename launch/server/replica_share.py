@@ -6,7 +6,8 @@ import os
 from dataclasses import replace
 
 from ...conf.errors import ConfigError
-from ...conf.schema import ParallelConfig, ServeConfig
+from ...conf.schema import ServeConfig
+from ..oversubscription import are_here, cores
 
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 
@@ -25,7 +26,7 @@ def check_replicas(config: ServeConfig) -> None:
             f"serve.replicas={replicas}: torchrun starts the ranks of one pipeline; must be 1, or use "
             "parallel.launcher=ray"
         )
-    if config.hardware.device == "cuda" and _is_here(parallel):
+    if config.hardware.device == "cuda" and are_here(parallel):
         needed, visible = replicas * parallel.world_size, len(_visible_devices())
         if visible < needed:
             raise ConfigError(
@@ -41,7 +42,7 @@ def share_of(config: ServeConfig, replica: int) -> tuple[ServeConfig, dict[str, 
     GPUs of their own. On a Ray cluster, Ray places them.
     """
     replicas, parallel = config.serve.replicas, config.parallel
-    if replicas == 1 or not _is_here(parallel):
+    if replicas == 1 or not are_here(parallel):
         return config, {}
     ranks = parallel.world_size
     if config.hardware.device == "cuda":
@@ -49,13 +50,7 @@ def share_of(config: ServeConfig, replica: int) -> tuple[ServeConfig, dict[str, 
         return config, {_DEVICES: ",".join(devices)}
     if parallel.threads is not None:
         return config, {}
-    return replace(config, parallel=replace(parallel, threads=max(1, _cores() // (replicas * ranks)))), {}
-
-
-def _is_here(parallel: ParallelConfig) -> bool:
-    """Return whether all ranks run on this machine."""
-    is_cluster = parallel.ray_address is not None or "RAY_ADDRESS" in os.environ
-    return parallel.started_by == "local" or (parallel.started_by == "ray" and not is_cluster)
+    return replace(config, parallel=replace(parallel, threads=max(1, cores() // (replicas * ranks)))), {}
 
 
 def _visible_devices() -> list[str]:
@@ -65,7 +60,3 @@ def _visible_devices() -> list[str]:
     import torch
 
     return [str(number) for number in range(torch.cuda.device_count())]
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -20,9 +20,10 @@ from .tools.tool_set import Function, ToolSet, tool_set
 
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 _ANY = ("seed", "top_k")  # of which -1 is vLLM's word for any
-_NUMBERS = (
+_SAME = (  # fields that are sampling parameters as they are
     *("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens"),
-    *_ANY,
+    *("stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words", "include_stop_str_in_output", "ignore_eos"),
+    *("skip_special_tokens", *_ANY),
 )
 _LOGPROBS = "message.output_text.logprobs"  # in `include` of `/v1/responses`
 _HALF = 1 << 63  # of all seeds
@@ -141,7 +142,7 @@ class SamplingBody(Body):
         """
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options: only with stream=true", param="stream_options")
-        given = {name: value for name in _NUMBERS if (value := getattr(self, name)) is not None}
+        given = {name: value for name in _SAME if (value := getattr(self, name)) is not None}
         given = {name: value for name, value in given.items() if value != -1 or name not in _ANY}
         try:
             return SamplingParams(
@@ -149,13 +150,6 @@ class SamplingBody(Body):
                 logprobs=logprobs,
                 prompt_logprobs=prompt_logprobs,
                 stop=tuple(self.stops),
-                stop_token_ids=tuple(self.stop_token_ids or ()),
-                logit_bias=self.logit_bias,  # type: ignore[arg-type]
-                allowed_token_ids=tuple(self.allowed_token_ids or ()),
-                bad_words=tuple(self.bad_words or ()),
-                include_stop_str_in_output=self.include_stop_str_in_output,
-                ignore_eos=self.ignore_eos,
-                skip_special_tokens=self.skip_special_tokens,
                 structured_outputs=self._structured_outputs(),
                 **{"temperature": 1.0} | given,
             )

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from .errors import ApiError
+from .errors import ApiError, given
 
 _ITEMS = (
     "message",
@@ -39,19 +39,19 @@ def response_messages(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             else:
                 turn.update(message)
         elif kind.endswith("_output"):
-            output = _given(item, "output", (str, list), where)
-            found.append({"role": "tool", "tool_call_id": _given(item, "call_id", str, where), "content": output})
+            output = given(item, "output", (str, list), where)
+            found.append({"role": "tool", "tool_call_id": given(item, "call_id", str, where), "content": output})
         else:
             turn = _turn(found)
             if turn is None or (kind == "reasoning" and (turn["content"] is not None or turn.get("tool_calls"))):
                 turn = {"role": "assistant", "content": None}
                 found.append(turn)
             if kind != "reasoning":
-                name, is_text = _given(item, "name", str, where), kind == "custom_tool_call"
+                name, is_text = given(item, "name", str, where), kind == "custom_tool_call"
                 name = f"{namespace}.{name}" if (namespace := item.get("namespace")) else name
-                written = _given(item, "input" if is_text else "arguments", str, where)
+                written = given(item, "input" if is_text else "arguments", str, where)
                 function = {"name": name, "arguments": json.dumps({"input": written}) if is_text else written}
-                call = {"id": _given(item, "call_id", str, where), "type": "function", "function": function}
+                call = {"id": given(item, "call_id", str, where), "type": "function", "function": function}
                 turn.setdefault("tool_calls", []).append(call)
             elif text := _reasoning(item, where):
                 turn["reasoning_content"] = text
@@ -61,12 +61,6 @@ def response_messages(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _turn(found: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """Return the newest message, if it is the model's."""
     return found[-1] if found and found[-1].get("role") == "assistant" else None
-
-
-def _given(item: dict[str, Any], key: str, kind: type | tuple[type, ...], where: str) -> Any:
-    if not isinstance(value := item.get(key), kind):
-        raise ApiError(400, f"{where}.{key}: must be given, as a text", param=f"{where}.{key}")
-    return value
 
 
 def _reasoning(item: dict[str, Any], where: str) -> str:

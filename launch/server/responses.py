@@ -10,6 +10,7 @@ import msgspec
 from ...runtime.engine.outputs import CompletionOutput
 from .answers import Answer, PromptLogprobs
 from .engine_client import Delta
+from .errors import ApiError
 from .tools.reader import Arguments, Called, Part, Reasoned
 from .tools.tool_set import Function
 
@@ -52,6 +53,12 @@ class ResponseAnswer(Answer):
         yield from self._ended()
         body = self._body(_status(self._finish_reason))
         yield self._event_of(f"response.{body['status']}", response=body)
+
+    def error(self, error: ApiError) -> bytes:
+        """Return the event of a response that has failed, which ends a stream. It has what there is of the output."""
+        code = "server_error" if error.status >= 500 else "invalid_prompt"
+        body = self._body("failed") | {"error": {"code": code, "message": error.message}}
+        return self._event_of("response.failed", response=body)
 
     def whole(self, outputs: Sequence[CompletionOutput], prompts: PromptLogprobs) -> bytes:
         """Return the response of the only output, in JSON."""
@@ -154,7 +161,7 @@ class ResponseAnswer(Answer):
 
     def _body(self, status: str) -> dict[str, Any]:
         usage = None
-        if status != "in_progress":
+        if status not in ("in_progress", "failed"):
             usage = {
                 "input_tokens": self._prompt_tokens,
                 "input_tokens_details": {"cached_tokens": self._cached_tokens},

@@ -9,7 +9,7 @@ from ...conf.sampling import SamplingParams
 from ...runtime.engine.output_text import OutputText, named_prompt
 from ...runtime.engine.outputs import CompletionOutput
 from ...runtime.serving.journal import Progress, Saved
-from .asked import Asked
+from .answers import Asked
 from .endpoints import ROUTES, check, set_standing
 from .engine_client import Call
 from .errors import ApiError

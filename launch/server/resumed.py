@@ -6,7 +6,7 @@ import asyncio
 
 from starlette.requests import Request
 
-from .asked import Asked
+from .answers import Asked
 from .engine_client import Call, EngineError
 from .errors import ApiError
 from .streaming import body_of, until_gone

@@ -20,15 +20,15 @@ class Router:
 
     Args:
         block_size: tokens of a KV block.
-        num_blocks: KV blocks of a replica; as many blocks of prompts are remembered for each.
+        kv_tokens: tokens that a replica's KV cache holds of long requests; as many of prompts are remembered for each.
     """
 
-    def __init__(self, num_replicas: int, *, block_size: int, num_blocks: int, by_prefix: bool) -> None:
+    def __init__(self, num_replicas: int, *, block_size: int, kv_tokens: int, by_prefix: bool) -> None:
         self._num_replicas = num_replicas
         self._block_size = block_size
         self._by_prefix = by_prefix
-        self._most_uneven = int(block_size * num_blocks * _UNEVEN)
-        self._sent = [_SentBlocks(num_blocks) for _ in range(num_replicas)]
+        self._most_uneven = int(kv_tokens * _UNEVEN)
+        self._sent = [_SentBlocks(kv_tokens // block_size) for _ in range(num_replicas)]
         self._next = 0  # the replica whose turn it is among equals
 
     def choose(self, prompt: Sequence[int], loads: Mapping[int, int], cache_salt: str = "") -> int:

@@ -46,8 +46,8 @@ class LLM:
             for output in llm.generate(["def main("], SamplingParams(max_tokens=64)):
                 print(output.outputs[0].text)
 
-    `model` is a Hugging Face folder or a name of `conf/model`, `scheduler` a name of `conf/scheduler` or a file with a
-    policy of your own (`docs/policies.md`); any other key of the config is set by its dotted name,
+    `model` is a Hugging Face folder or a name of `conf/model`, `scheduler` the name of a policy or a file with one of
+    your own (`docs/policies.md`); any other key of the config is set by its dotted name,
     `**{"scheduler.chunk": 48}`. Without a `launcher`, one rank runs in this process and several run on Ray.
 
     Raises:

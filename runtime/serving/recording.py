@@ -147,13 +147,8 @@ def join_parts(parts: Iterator[bytes]) -> RunRecord:
     """Join the parts of a window to its record."""
     record: RunRecord | None = None
     for payload in parts:
-        part = decoder.decode(payload)
-        if record is None:
-            record = RunRecord(part.num_stages, part.num_blocks, batch=part.batch, depth=part.depth)
-        record.micro_batches += part.micro_batches
-        record.spans += part.spans
-        record.requests += records_of(part.requests)
-        record.crossing += records_of(part.crossing)
+        record = with_part(record, part := decoder.decode(payload))
+        record.crossing += _records_of(part.crossing)
         record.notes += part.notes
         record.stage_weights = part.stage_weights
         record.faults += part.faults
@@ -168,8 +163,16 @@ def join_parts(parts: Iterator[bytes]) -> RunRecord:
     return record
 
 
-def records_of(requests: Sequence[RequestLine]) -> list[RequestRecord]:
-    """Return what a run's record has of these requests."""
+def with_part(record: RunRecord | None, part: RecordedPart) -> RunRecord:
+    """Add the micro-batches, spans and requests of a part to a record, which the first part begins; return it."""
+    record = record or RunRecord(part.num_stages, part.num_blocks, batch=part.batch, depth=part.depth)
+    record.micro_batches += part.micro_batches
+    record.spans += part.spans
+    record.requests += _records_of(part.requests)
+    return record
+
+
+def _records_of(requests: Sequence[RequestLine]) -> list[RequestRecord]:
     return [RequestRecord(**msgspec.structs.asdict(request)) for request in requests]
 
 

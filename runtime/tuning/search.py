@@ -76,10 +76,7 @@ class Search:
         self.on_progress: OnProgress = lambda activity, done, total, best: None  # called as the search advances
         tp, pp, replicas = self.space.grids()[0]
         plan = self.space.setting(self.space.first(tp, pp, replicas)).plan
-        context = plan.max_model_len
-        if config.cache.num_blocks is not None:
-            context = min(context, config.cache.num_blocks * config.block_size)
-        self.demands = make_demands(config.workload, plan, context, config.seeds, config.most_seeds - config.seeds)
+        self.demands = make_demands(config.workload, plan, plan.room, config.seeds, config.most_seeds - config.seeds)
 
     @property
     def demand(self) -> Demand:
@@ -305,7 +302,6 @@ class Search:
             if verdict in ("tie", "equal"):
                 candidates[number].why = f"cannot be told apart from the best; {own.why}"
             setting, capacities = self.space.setting(candidate), by_seed.found[number]
-            numbers = measure(setting, self.demand, own.rate)
             self.on_progress("if stage times are off", len(found), len(kept), own.rate)
             off = error_range(
                 setting,
@@ -316,7 +312,16 @@ class Search:
                 token_times=self._token_times,
                 on_trial=self._count,
             )
-            found.append(Finalist(candidate, capacities, numbers, compared.differences[place], verdict, off))
+            found.append(
+                Finalist(
+                    candidate=candidate,
+                    capacities=capacities,
+                    behind=compared.differences[place],
+                    verdict=verdict,
+                    off=off,
+                    numbers=measure(setting, self.demand, own.rate),
+                )
+            )
         return found
 
     def _closest(self, tried: Sequence[TriedCandidate]) -> list[Approach]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
 
 from ..cost.error import CostError
 from .bounds import Bound
@@ -46,22 +47,18 @@ class TriedCandidate:
     requests: int = 0
 
 
-@dataclass(slots=True)
-class Finalist:
-    """A candidate whose capacity was found on the whole workload, for each seed.
+@dataclass(slots=True, kw_only=True)
+class Ranked:
+    """What is known of a setting whose capacity was found for each seed, beside others.
 
     Attributes:
-        candidate: The candidate.
         capacities: Its capacity for each seed, the workload's own first.
-        numbers: Summary of a run at its capacity, on the workload's own seed.
-        behind: How much more the finalist with the highest mean carries, over the seeds that both ran.
-        verdict: How it stands to that finalist.
+        behind: How much more the setting with the highest mean carries, over the seeds that both ran.
+        verdict: How it stands to that setting.
         off: Its capacity at both ends of the cost model's error; None where that is not known.
     """
 
-    candidate: Candidate
     capacities: list[Capacity]
-    numbers: dict[str, Any]
     behind: Difference
     verdict: Verdict
     off: ErrorRange | None = None
@@ -75,6 +72,41 @@ class Finalist:
     def interval(self) -> ConfidenceInterval:
         """The mean capacity over the seeds, with its confidence interval."""
         return ConfidenceInterval.from_rates([capacity.rate for capacity in self.capacities])
+
+    @property
+    def known(self) -> dict[str, Any]:
+        """What a JSON file holds of it; rates are requests/s."""
+        return {
+            "mean": self.interval.mean,
+            "half_width_95": self.interval.half,
+            "if_times_are_off": None if self.off is None else asdict(self.off),
+            "by_seed": [capacity.rate for capacity in self.capacities],
+            "verdict": self.verdict,
+            "less_than_best": asdict(self.behind),
+            "limit": self.capacities[0].why,
+        }
+
+
+@dataclass(slots=True, kw_only=True)
+class Finalist(Ranked):
+    """A candidate whose capacity was found on the whole workload.
+
+    Attributes:
+        candidate: The candidate.
+        numbers: Summary of a run at its capacity, on the workload's own seed.
+    """
+
+    candidate: Candidate
+    numbers: dict[str, Any]
+
+
+R = TypeVar("R", bound=Ranked)
+
+
+def tied(ranked: Iterable[R]) -> list[R]:
+    """Return those that cannot be told apart from the one with the highest mean, with it; empty if it is alone."""
+    found = [each for each in ranked if each.verdict != "less"]
+    return found if len(found) > 1 else []
 
 
 @dataclass(slots=True)
@@ -112,8 +144,7 @@ class SearchResult:
     @property
     def ties(self) -> list[Finalist]:
         """The finalists that cannot be told apart from the one with the highest mean, with it; empty if it is alone."""
-        tied = [finalist for finalist in self.finalists if finalist.verdict != "less"]
-        return tied if len(tied) > 1 else []
+        return tied(self.finalists)
 
     @property
     def winner(self) -> Finalist | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...conf.errors import ConfigError
 from ...conf.policies import SchedulerConfig
-from ...conf.schema import SimulateConfig
+from ...conf.schema import SimulateConfig, recast
 from ...conf.tuning import TuneConfig
 from ...models.block_groups import blocks_held
 from ...models.huggingface import resolve_architecture
@@ -253,25 +253,22 @@ class Space:
         config = self.config
         fixed = config.parallel.depth  # of an engine
         depth = fixed if candidate.extra_depth is None else candidate.pp + candidate.extra_depth
-        return SimulateConfig(
-            model=config.model,
-            hardware=config.hardware,
-            cluster=config.cluster,
-            parallel=replace(
-                config.parallel,
-                tp=candidate.tp,
-                pp=candidate.pp,
-                layers=config.parallel.layers if candidate.layers is None else candidate.layers,
-                depth=depth,
-                launcher=None,
-                expert_parallel=candidate.expert_parallel,
-            ),
+        parallel = replace(
+            config.parallel,
+            tp=candidate.tp,
+            pp=candidate.pp,
+            layers=config.parallel.layers if candidate.layers is None else candidate.layers,
+            depth=depth,
+            launcher=None,
+            expert_parallel=candidate.expert_parallel,
+        )
+        return recast(
+            config,
+            SimulateConfig,
+            parallel=parallel,
             scheduler=replace(candidate.policy, batch=candidate.batch),
-            cache=config.cache,
-            seed=config.seed,
-            workload=config.workload,
+            policies=(),
             simulation=replace(config.simulation, replicas=candidate.replicas),
-            engine=config.engine,
         )
 
     def _refuse(self, tp: int, pp: int, replicas: int, why: str) -> None:

@@ -17,8 +17,10 @@ from typing import Any
 
 import httpx2
 import pytest
+from openai.types.responses import ResponseFailedEvent
 from prometheus_client.parser import text_string_to_metric_families
 
+import gapless.models
 from gapless.launch.cli import main
 from gapless.launch.server.keys import Keys
 from gapless.launch.stderr_log import one_word
@@ -232,11 +234,22 @@ def test_traces_have_the_names_of_the_conventions(server: Server, collector: Col
 
 @pytest.mark.slow
 def test_an_error_within_a_stream_counts_as_one(tmp_path: Path) -> None:
-    with serving(tmp_path, *TINY, "serve.timeout_s=0.2", "serve.log_format=json") as server:
+    shutil.copytree(Path(gapless.models.__path__[0]) / "shipped", tmp_path / "model")
+    (tmp_path / "model/chat_template.jinja").write_text("{% for each in messages %}{{ each.content }}{% endfor %}")
+    own = ("model=./model", "serve.model_name=shipped", "serve.timeout_s=0.2", "serve.log_format=json")
+    with serving(tmp_path, *TINY, *own) as server:
         body = BODY | {"max_tokens": 2000, "stream": True, "ignore_eos": True}
         headers = {"x-request-id": "late"}
         answer = httpx2.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=60)
         assert (answer.status_code, "within serve.timeout_s=0.2" in answer.text) == (200, True)
+        asked = {"input": "import os", "max_output_tokens": 1900, "stream": True, "ignore_eos": True}
+        failed = httpx2.post(f"{server.url}/v1/responses", json=asked, timeout=60).text.strip().split("\n\n")
+        event, data = failed[-2].split("\n")
+        assert (event, failed[-1]) == ("event: response.failed", "data: [DONE]")
+        end = ResponseFailedEvent.model_validate_json(data.removeprefix("data: "), strict=True)
+        assert (end.response.status, end.sequence_number) == ("failed", len(failed) - 2)
+        assert end.response.error is not None
+        assert (end.response.error.code, "serve.timeout_s=0.2" in end.response.error.message) == ("server_error", True)
         line = line_of(server, "late")
         assert (line["level"], line["message"]) == ("error", "POST /v1/completions 504")
         assert line["error"] == "the answer was not complete within serve.timeout_s=0.2"

@@ -184,7 +184,7 @@ def test_a_fault_leaves_a_shutdown_and_a_failure_as_they_are(front: Front) -> No
 def test_a_fleet_prefers_replicas_that_are_ready() -> None:
     config = compose_one(["serve.replicas=2"], ServeConfig, "serve")
     tokenizer = Intake(make_plan(config)).tokenizer
-    fleet = ReplicaSet(config, tokenizer, Metrics("mine", 100), lambda *said: None, num_blocks=100)
+    fleet = ReplicaSet(config, tokenizer, Metrics("mine", 100), lambda *said: None, kv_tokens=1600)
     down = encoder.encode(snapshot(fault(1.0, None), ended=0.0))
     for replica in fleet.replicas:
         replica.receive(encoder.encode(Started([], STAGES, 100)))

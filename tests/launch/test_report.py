@@ -99,7 +99,10 @@ def test_several_folders_and_where_they_go(runs: Path, capsys: pytest.CaptureFix
             ["multirun", "sort=output_throughpt"],
             "sort=output_throughpt: no number of these runs' summary.json; did you mean 'output_throughput'?",
         ),
-        (["multirun", "out=multirun/a/0/summary.json"], "out=multirun/a/0/summary.json: must be a folder"),
+        (
+            ["multirun", "out=multirun/a/0/summary.json"],
+            "out=multirun/a/0/summary.json: multirun/a/0/summary.json is a file; give a folder",
+        ),
     ],
 )
 def test_errors(runs: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]):

@@ -11,7 +11,7 @@ NUM_BLOCKS = 100  # a replica that knows a prompt may have 100 tokens more to co
 
 
 def router(replicas: int, *, by_prefix: bool = True, num_blocks: int = NUM_BLOCKS) -> Router:
-    return Router(replicas, block_size=BLOCK, num_blocks=num_blocks, by_prefix=by_prefix)
+    return Router(replicas, block_size=BLOCK, kv_tokens=num_blocks * BLOCK, by_prefix=by_prefix)
 
 
 def test_the_least_load_wins_and_equals_take_turns() -> None:

@@ -109,12 +109,12 @@ def test_without_an_error_or_a_capacity_there_is_no_range(search: Search) -> Non
 def finalist(tp: int, pp: int, rate: float, verdict: Verdict, off: tuple[float, float] | None) -> Finalist:
     capacity = Capacity(rate, rate, None, None)
     return Finalist(
-        Candidate(tp, pp, 1, SarathiConfig(chunk=512)),
-        [capacity],
-        {},
-        Difference(0.0, None, 1),
-        verdict,
-        None if off is None else ErrorRange(*off),
+        candidate=Candidate(tp, pp, 1, SarathiConfig(chunk=512)),
+        capacities=[capacity],
+        numbers={},
+        behind=Difference(0.0, None, 1),
+        verdict=verdict,
+        off=None if off is None else ErrorRange(*off),
     )
 
 

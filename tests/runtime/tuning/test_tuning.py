@@ -244,6 +244,18 @@ def test_nothing_fits() -> None:
         Search(config(model=load_group("model", "gpt3-175b")))
 
 
+def test_windows_let_requests_be_longer_than_the_blocks_of_a_cache() -> None:
+    """Of a request with a window of 256 tokens 33 blocks are held at once, of 64."""
+    shape = load_group("model", "llama-7b")["architecture"] | {"sliding_window": 256}
+    keys: dict[str, Any] = {
+        "cache": {"num_blocks": 64, "block_size": 16},
+        "workload": {"input_len": 1500, "range_ratio": 0.0},
+    }
+    assert Search(config(model={"architecture": shape}, **keys)).demand.unit.input_lens.max() == 1500
+    with pytest.raises(ConfigError, match="requests come to 1512 tokens, and one may have 1024"):
+        Search(config(**keys))
+
+
 def test_what_is_asked_for_and_cannot_be_is_said() -> None:
     search = Search(config(search={"tp": [1, 3], "pp": [1, 4]}))
     search.space.grids()

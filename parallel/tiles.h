@@ -6,7 +6,7 @@
 
 constexpr int64_t kPanel = 256;         // rows of a product
 constexpr int64_t kPartSums = kPanel * kBlock;
-constexpr int64_t kAheadBytes = 8192;  // of weights that are fetched before they are used, for few rows
+constexpr int64_t kAheadBytes = 2048;  // of weights that are fetched before they are used, for few rows
 
 #if defined(__AMX_INT8__) && defined(__AMX_BF16__)
 #include <sys/syscall.h>
@@ -30,11 +30,13 @@ struct Tiles {  // of 16 rows of 64 bytes, for as long as this lives
 };
 
 // What is fetched while tiles are multiplied, so that reading weights overlaps with computing: at each step so many `lines`
-// of 64 bytes, from `next` on, and from step `turn` on from `then` on.
+// of 64 bytes, from `next` on, and from step `turn` on from `then` on. Weights that are used `once` need not stay in the
+// first cache.
 struct Ahead {
     const char* next;
     int64_t lines, turn;
     const char* then;
+    bool once;
 };
 
 // c[16 * TILES, 32] (+)= a[16 * TILES, steps] @ b[steps, 32]. Tiles of a row of tiles follow each other.
@@ -60,8 +62,13 @@ void multiply_tiles(const Number* a, int64_t a_stride, const void* b, int64_t st
     for (int64_t step = 0; step < steps; ++step, a0 += kTileBytes, a1 += kTileBytes, weights += kTile * kBytes) {
         if (step == ahead.turn) ahead.next = ahead.then;
         for (int64_t line = 0; line < ahead.lines; ++line, ahead.next += 64) __builtin_prefetch(ahead.next, 0, 2);
-        _tile_loadd(6, weights, kBytes);
-        _tile_loadd(7, weights + kStep, kBytes);
+        if (ahead.once) {
+            _tile_stream_loadd(6, weights, kBytes);
+            _tile_stream_loadd(7, weights + kStep, kBytes);
+        } else {
+            _tile_loadd(6, weights, kBytes);
+            _tile_loadd(7, weights + kStep, kBytes);
+        }
         _tile_loadd(4, a0, kStep);
         if constexpr (sizeof(Number) == 1) {
             _tile_dpbsud(0, 4, 6);
@@ -106,7 +113,7 @@ void block_by_tiles(const Number* x, int64_t steps, int64_t count, int64_t at_on
             const char* from = (const char*)weights(part, first, some);
             const char* after = is_last && then ? (const char*)then : from + some * kStepBytes;
             const int64_t turn = pairs == 1 ? std::max<int64_t>(0, some - kAheadBytes / kStepBytes) : 0;
-            Ahead ahead = {from + kAheadBytes, lines, turn, after};
+            Ahead ahead = {from + kAheadBytes, lines, turn, after, fetches && pairs == 1};
             float* own = sums + part * kPartSums;
             for (int64_t tile = 0; tile < tiles; tile += 2, ahead.then += some * lines * 64) {
                 const int64_t row = tile * kTile, end = std::min(count, row + 2 * kTile);

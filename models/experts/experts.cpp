@@ -20,6 +20,7 @@
 namespace {
 
 constexpr int64_t kLeastTiled = 5, kAllAtOnce = 4 * kTile;  // rows
+constexpr int64_t kInLine = kStep / sizeof(Element), kLines = kBlock / kInLine;  // elements of one; of a block's outputs
 constexpr int64_t kAtOnce = 8;  // steps of weights, 16 KB, which stay in the first cache for all rows
 
 // Numbers that are not set.
@@ -37,11 +38,10 @@ T* at_least(int64_t size, std::vector<T>& memory) {
 
 inline int64_t padded(int64_t size, int64_t multiple) { return (size + multiple - 1) / multiple * multiple; }
 
-// Some of the pairs of one expert: from `row` on, of `begin` to `end` of the sorted pairs.
+// Some of the pairs of one expert: so many from `row` on.
 struct Part {
-    int64_t expert, row, begin, end;
-    bool tiled;  // its rows lie in tiles
-    int64_t count() const { return end - begin; }
+    int64_t expert, row, count;
+    bool tiled;  // they lie in tiles
 };
 
 // The pairs of this rank's experts, sorted by expert, each expert's rows padded to a multiple.
@@ -58,14 +58,12 @@ struct Pairs {
         std::vector<int64_t> counts(E, 0), next(E);
         for (int64_t p = 0; p < T * k; ++p)
             if (picked[p] >= first && picked[p] < first + E) ++counts[picked[p] - first];
-        int64_t pairs = 0;
         for (int64_t e = 0; e < E; ++e) {
             next[e] = rows;
             for (int64_t begin = 0; begin < counts[e]; begin += most) {
                 const int64_t count = std::min(most, counts[e] - begin);
-                parts.push_back({e, rows + begin, pairs + begin, pairs + begin + count, multiple > 1 && count >= kLeastTiled});
+                parts.push_back({e, rows + begin, count, multiple > 1 && count >= kLeastTiled});
             }
-            pairs += counts[e];
             rows += padded(counts[e], multiple);
         }
         token.assign(rows, -1);
@@ -98,24 +96,30 @@ struct Product {
     int64_t rounds, least_tiled;
 };
 
-// A weight of each expert in panels of two blocks of 32 outputs, [E, panels, 2, words, 32].
+// A weight of each expert in panels of two blocks of 32 outputs, [E, panels, 2, words, 32], with the biases of these
+// outputs, which may be null.
 struct Weights {
-    const float* memory;
+    const float *memory, *bias;
     int64_t words, panels;  // words of the inputs, 16 of which are a line
 
     const float* at(int64_t e, int64_t panel) const { return memory + (e * panels + panel) * kOutputs * words; }
+    const float* bias_at(int64_t e, int64_t panel) const {
+        static const float none[kOutputs] = {};
+        return bias ? bias + (e * panels + panel) * kOutputs : none;
+    }
 
-    // Calls `finish(r, sums, others)` with the sums of both blocks for each row. `then` is what is read after this panel.
-    template <class Finish>
-    void multiply(const Part& part, int64_t panel, const Line* x, const float* then, float* sums,
-                  Finish finish) const {
+    // Calls `finish(r, sums, others)` with the sums of both blocks for each row, and `fetch(r)` some time before. `then` is
+    // what is read after this panel.
+    template <class Finish, class Fetch>
+    void multiply(const Part& part, int64_t panel, const Line* x, const float* then, float* sums, Finish finish,
+                  Fetch fetch) const {
         const float *own = at(part.expert, panel), *rows = reinterpret_cast<const float*>(x);
-        const int64_t count = part.count(), steps = words / kLane;
+        const int64_t count = part.count, steps = words / kLane;
         if (part.tiled)
             return block_by_tiles<2>(
                 reinterpret_cast<const Element*>(x), steps, count, count <= kAllAtOnce ? steps : kAtOnce, true, then, sums,
                 [&](int64_t block, int64_t first, int64_t) { return own + (block * steps + first) * kTile * kBlock; },
-                [](int64_t) {}, [&](int64_t r, float* found) { finish(r, found, found + kPartSums); });
+                fetch, [&](int64_t r, float* found) { finish(r, found, found + kPartSums); });
         std::fill(sums, sums + count * kOutputs, 0.0f);
         for (int64_t i = 0; i < words; i += kWords)
             multiply_rows<kBlock>(rows + i, words, own + i * kBlock, std::min(kWords, words - i), sums, count);
@@ -140,14 +144,13 @@ void experts(const Element* x, int64_t T, int64_t H, const int64_t* picked, cons
     const bool tiled = kInWord == 2 && has_tiles();
     const int64_t words = padded(H, kBlock) / kInWord, inner_words = padded(F, kBlock) / kInWord;
     const int64_t steps = words / kLane, inner_steps = inner_words / kLane;
-    const Weights gate_up = {gate_up_words, words, padded(F, kBlock) / kBlock};
-    const Weights down = {down_words, inner_words, padded(H, kOutputs) / kOutputs};
+    const Weights gate_up = {gate_up_words, gate_up_bias, words, padded(F, kBlock) / kBlock};
+    const Weights down = {down_words, down_bias, inner_words, padded(H, kOutputs) / kOutputs};
     const Pairs pairs(picked, weights, T, k, first, E, tiled ? kTile : 1, tiled ? kPanel : kMostRows);
     const Activation act = {alpha, limit, shift};
     const int64_t num_parts = pairs.parts.size(), tasks = num_parts * gate_up.panels, threads = omp_get_max_threads();
     const int64_t chunk = std::max<int64_t>(1, tasks / (16 * threads));  // panels, few of which fetch another thread's
     const int64_t share = std::min<int64_t>(4, std::max<int64_t>(1, down.panels / (2 * threads)));  // panels of outputs
-    static const float none[kOutputs] = {};
     static thread_local std::vector<Line> inner_memory;
     Line* inner = at_least(pairs.rows * inner_steps, inner_memory);
 #pragma omp parallel
@@ -164,8 +167,8 @@ void experts(const Element* x, int64_t T, int64_t H, const int64_t* picked, cons
             const int64_t panel = task % gate_up.panels, last = std::min(task + 1, tasks - 1);
             if (held != task / gate_up.panels) {
                 held = task / gate_up.panels;
-                Line* to = at_least(padded(part.count(), kTile) * steps, gathered);
-                for (int64_t r = 0; r < part.count(); ++r) {
+                Line* to = at_least(padded(part.count, kTile) * steps, gathered);
+                for (int64_t r = 0; r < part.count; ++r) {
                     const char* from = reinterpret_cast<const char*>(x + pairs.token[part.row + r] * H);
                     int64_t left = H * sizeof(Element);
                     for (int64_t step = 0; step < steps; ++step, from += kStep, left -= kStep) {
@@ -179,18 +182,19 @@ void experts(const Element* x, int64_t T, int64_t H, const int64_t* picked, cons
                     }
                 }
             }
-            const float* bias = gate_up_bias ? gate_up_bias + (part.expert * gate_up.panels + panel) * kOutputs : none;
+            const float* bias = gate_up.bias_at(part.expert, panel);
             const float* then = gate_up.at(pairs.parts[last / gate_up.panels].expert, last % gate_up.panels);
-            Line* own = inner + part.row * inner_steps;
-            gate_up.multiply(part, panel, gathered.data(), then, sums, [&](int64_t r, float* gates, float* ups) {
+            const auto line = [&](int64_t r, int64_t i) {
+                return inner + part.row * inner_steps + place(r, panel * kLines + i, inner_steps, part.tiled);
+            };
+            const auto finish = [&](int64_t r, float* gates, float* ups) {
 #pragma omp simd
                 for (int64_t o = 0; o < kBlock; ++o) gates[o] = act(gates[o] + bias[o], ups[o] + bias[kBlock + o]);
-                constexpr int64_t kLines = kBlock / kInWord / kLane, kInVector = kStep / sizeof(Element);
-                for (int64_t i = 0; i < kLines; ++i)
-                    for (int64_t o = 0; o < kInVector; o += kLane)
-                        narrow(read(gates + i * kInVector + o),
-                               reinterpret_cast<Element*>(own + place(r, panel * kLines + i, inner_steps, part.tiled)) + o);
-            });
+                for (int64_t o = 0; o < kBlock; o += kLane)
+                    narrow(read(gates + o), reinterpret_cast<Element*>(line(r, o / kInLine)) + o % kInLine);
+            };
+            gate_up.multiply(part, panel, gathered.data(), then, sums, finish,
+                             [&](int64_t r) { __builtin_prefetch(line(r, 0), 1); });
         }
 #pragma omp for schedule(dynamic)
         for (int64_t begin = 0; begin < down.panels; begin += share) {
@@ -203,16 +207,16 @@ void experts(const Element* x, int64_t T, int64_t H, const int64_t* picked, cons
                     const bool is_last = panel + 1 == end;
                     const float* then = down.at(pairs.parts[std::min(i + is_last, num_parts - 1)].expert,
                                                 is_last ? begin : panel + 1);
-                    const float* bias = down_bias ? down_bias + (part.expert * down.panels + panel) * kOutputs : none;
-                    const Line* own = inner + part.row * inner_steps;
-                    down.multiply(part, panel, own, then, sums, [&](int64_t r, const float* some, const float* others) {
+                    const float* bias = down.bias_at(part.expert, panel);
+                    const auto finish = [&](int64_t r, const float* some, const float* others) {
                         const float scale = pairs.scale[part.row + r];
                         float* to = total + pairs.token[part.row + r] * width + (panel - begin) * kOutputs;
                         for (int64_t o = 0; o < kOutputs; o += kLane) {
                             const float* from = o < kBlock ? some + o : others + o - kBlock;
                             narrow(read(to + o) + scale * (read(from) + read(bias + o)), to + o);
                         }
-                    });
+                    };
+                    down.multiply(part, panel, inner + part.row * inner_steps, then, sums, finish, [](int64_t) {});
                 }
             const Output to = {nullptr, residual, out, H};
             for (int64_t t = 0; t < T; ++t) to.write(total + t * width, t, begin * kOutputs, width);
@@ -237,7 +241,7 @@ void quantized_experts(const Element* x, int64_t T, int64_t H, const int64_t* pi
     };
     const auto compute = [&](const Part& part) {
         Element *own = gathered.get() + part.row * H, *hidden = inner.get() + part.row * 2 * F;
-        const int64_t rows = part.count(), e = part.expert;
+        const int64_t rows = part.count, e = part.expert;
         for (int64_t r = 0; r < rows; ++r) std::memcpy(own + r * H, x + pairs.token[part.row + r] * H, H * sizeof(Element));
         multiply(gate_up[e], own, gate_up_bias ? gate_up_bias + e * 2 * F : nullptr, hidden, rows, H);
         for (int64_t r = 0; r < rows; ++r) {  // rows of 2 F become rows of F, in place

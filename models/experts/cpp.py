@@ -113,8 +113,8 @@ class PackedExperts(CppExperts):
     ) -> None:
         E, H, width = down.shape
         # The blocks of the gate and of the up projection take turns, so that one panel has both of some inner columns.
-        self._gate_up = huge_pages.copy(_pack(gate_up.view(E, 2, width, H), _BLOCK).transpose(1, 2))
-        self._down = huge_pages.copy(_pack(down[:, None], 2 * _BLOCK))
+        self._gate_up = huge_pages.copy(pack_words(gate_up.view(E, 2, width, H), _BLOCK).transpose(1, 2))
+        self._down = huge_pages.copy(pack_words(down[:, None], 2 * _BLOCK))
         if gate_up_bias is not None:
             halves = _padded(gate_up_bias.float().view(E, 2, width), _BLOCK)
             gate_up_bias = halves.unflatten(2, (-1, _BLOCK)).transpose(1, 2).contiguous()
@@ -150,7 +150,7 @@ def _padded(x: Tensor, multiple: int) -> Tensor:
     return F.pad(x, (0, -x.shape[-1] % multiple))
 
 
-def _pack(weight: Tensor, outputs: int) -> Tensor:
+def pack_words(weight: Tensor, outputs: int) -> Tensor:
     """Return matrices [E, n, out, in] in blocks of words, [E, n, blocks, words, 32] int32.
 
     Outputs are padded to a multiple of `outputs`, and inputs to one of 32, with zeros.

@@ -127,6 +127,16 @@ void block_by_tiles(const Number* x, int64_t steps, int64_t count, int64_t at_on
             }
         }
 }
+#else
+constexpr bool kMayHaveTiles = false;
+inline bool has_tiles() { return false; }
+struct Tiles {
+    Tiles() {}
+};
+
+template <int PARTS, class Number, class Weights, class Fetch, class Finish>
+void block_by_tiles(const Number*, int64_t, int64_t, int64_t, bool, const void*, float*, Weights, Fetch, Finish) {}
+#endif
 
 // The same for each of `blocks` blocks, on all threads: `weights(block, part, first, some)`, `finish(block, r, sums)`.
 template <int PARTS = 1, class Number, class Weights, class Finish>
@@ -145,16 +155,3 @@ void by_tiles(Rows<Number>& rows, int64_t count, int64_t blocks, int64_t at_once
                 [&](int64_t r, float* own) { finish(block, r, own); });
     }
 }
-#else
-constexpr bool kMayHaveTiles = false;
-inline bool has_tiles() { return false; }
-struct Tiles {
-    Tiles() {}
-};
-
-template <int PARTS, class Number, class Weights, class Fetch, class Finish>
-void block_by_tiles(const Number*, int64_t, int64_t, int64_t, bool, const void*, float*, Weights, Fetch, Finish) {}
-
-template <int PARTS = 1, class Number, class Weights, class Finish>
-void by_tiles(Rows<Number>&, int64_t, int64_t, int64_t, bool, const Output&, Weights, Finish) {}
-#endif

@@ -22,7 +22,7 @@ from .activation import GatedActivation
 
 _BLOCK = 32  # outputs whose words lie side by side; inputs, of which there is a multiple
 _POINTER, _SIZE, _NUMBER = c_void_p, c_int64, c_float
-_More = tuple[Tensor | None, Tensor | None, GatedActivation]  # biases and activation
+_Bias = Tensor | None
 
 
 def runs_here(dtype: torch.dtype, device: torch.device) -> bool:
@@ -59,12 +59,7 @@ class CppExperts:
     """
 
     def __init__(
-        self,
-        name: str,
-        weights: Sequence[Any],
-        gate_up_bias: Tensor | None,
-        down_bias: Tensor | None,
-        activation: GatedActivation,
+        self, name: str, weights: Sequence[Any], gate_up_bias: _Bias, down_bias: _Bias, activation: GatedActivation
     ) -> None:
         self._name = name
         self._biases = gate_up_bias, down_bias
@@ -98,18 +93,11 @@ class PackedExperts(CppExperts):
     Args:
         gate_up: [E, 2 F, H], of each expert the gate's rows and then those of the up projection.
         down: [E, H, F].
-        gate_up_bias: [E, 2 F] or None.
-        down_bias: [E, H] or None.
-        activation: see `CppExperts`.
+        gate_up_bias, down_bias, activation: see `CppExperts`.
     """
 
     def __init__(
-        self,
-        gate_up: Tensor,
-        down: Tensor,
-        gate_up_bias: Tensor | None,
-        down_bias: Tensor | None,
-        activation: GatedActivation,
+        self, gate_up: Tensor, down: Tensor, gate_up_bias: _Bias, down_bias: _Bias, activation: GatedActivation
     ) -> None:
         E, H, width = down.shape
         # The blocks of the gate and of the up projection take turns, so that one panel has both of some inner columns.
@@ -133,7 +121,12 @@ class QuantizedExperts(CppExperts):
         more: see `CppExperts`.
     """
 
-    def __init__(self, gate_up: Sequence[QuantizedWeight], down: Sequence[QuantizedWeight], *more: *_More) -> None:
+    def __init__(
+        self,
+        gate_up: Sequence[QuantizedWeight],
+        down: Sequence[QuantizedWeight],
+        *more: *tuple[_Bias, _Bias, GatedActivation],
+    ) -> None:
         self._held = gate_up, down
         of_each = ((_Product * len(each))(*(_Product(*own.arguments) for own in each)) for each in self._held)
         super().__init__("quantized_experts", (len(down), down[0].in_size, down[0].function, *of_each), *more)

@@ -122,7 +122,8 @@ struct Weights {
                 fetch, [&](int64_t r, float* found) { finish(r, found, found + kPartSums); });
         std::fill(sums, sums + count * kOutputs, 0.0f);
         for (int64_t i = 0; i < words; i += kWords)
-            multiply_rows<kBlock>(rows + i, words, own + i * kBlock, std::min(kWords, words - i), sums, count);
+            multiply_rows<kBlock>(rows + i, words, own + i * kBlock, std::min(kWords, words - i), sums, count,
+                                  words - i <= kWords);
         for (int64_t r = 0; r < count; ++r) finish(r, sums + r * kOutputs, sums + r * kOutputs + kBlock);
     }
 };

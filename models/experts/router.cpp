@@ -29,7 +29,8 @@ void route(const Element* x, int64_t T, int64_t H, const float* weight, const El
                 std::fill(sums, sums + count * kOutputs, 0.0f);
                 for (int64_t i = 0; i < words; i += kWords)
                     multiply_rows<kBlock>(reinterpret_cast<const float*>(x + begin * H) + i, words,
-                                          weight + first * words + i * kBlock, std::min(kWords, words - i), sums, count);
+                                          weight + first * words + i * kBlock, std::min(kWords, words - i), sums, count,
+                                          words - i <= kWords);
                 for (int64_t r = 0; r < count; ++r) to.write(sums + r * kOutputs, r, first, kOutputs);
             }
             for (int64_t r = 0; r < count; ++r) {

@@ -22,6 +22,7 @@ from .batch_context import BatchContext
 from .block_groups import ONE_TABLE, Windows, places
 from .decoder import DecoderLayer
 from .experts.routed import RoutedExperts
+from .experts.router import ExpertRouter
 from .kernels.select import make_kernels
 from .kv_cache import KVCache, positions, slot_mapping
 from .layer_build import LayerBuild
@@ -147,7 +148,7 @@ class Stage(nn.Module):
     def pack(self) -> None:
         """Lay the loaded weights of linear layers out for the products of this device. They cannot be loaded again."""
         for module in self.modules():
-            if isinstance(module, Packable | RoutedExperts):
+            if isinstance(module, Packable | ExpertRouter | RoutedExperts):
                 module.pack()
                 huge_pages.give_back()
 

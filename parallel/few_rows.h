@@ -20,11 +20,11 @@ inline Vector read(const float* from) {
 }
 
 // sums[R, 64] += x[R, count] @ weight[count, 64], of `count` words, where x has `words` a row and the weight has blocks of
-// BLOCK outputs. Every `phases`-th word, the weights that are `count` further on are fetched: all passes over some weights
-// together fetch the next ones, so that reading overlaps with computing.
+// BLOCK outputs. Every `phases`-th word, weights from `next` on are fetched: all passes over some weights together fetch the
+// next ones, so that reading overlaps with computing.
 template <int BLOCK, int R>
-void multiply(const float* x, int64_t words, const float* weight, int64_t count, float* sums, int64_t phase,
-              int64_t phases) {
+void multiply(const float* x, int64_t words, const float* weight, int64_t count, const float* next, float* sums,
+              int64_t phase, int64_t phases) {
     const auto at = [&](int64_t i, int v) {
         return weight + v * kLane / BLOCK * (words * BLOCK) + i * BLOCK + v * kLane % BLOCK;
     };
@@ -33,7 +33,7 @@ void multiply(const float* x, int64_t words, const float* weight, int64_t count,
         for (int v = 0; v < kVectors; ++v) held[r][v] = read(sums + r * kOutputs + v * kLane);
     for (int64_t i = 0; i < count; ++i) {
         if (i == phase) {
-            for (int v = 0; v < kVectors; ++v) __builtin_prefetch(at(count + i, v));
+            for (int v = 0; v < kVectors; ++v) __builtin_prefetch(next + (at(i, v) - weight));
             phase += phases;
         }
         Vector w[kVectors];
@@ -46,19 +46,22 @@ void multiply(const float* x, int64_t words, const float* weight, int64_t count,
     for (int r = 0; r < R; ++r) std::memcpy(sums + r * kOutputs, held[r], sizeof(held[r]));
 }
 
+// The same for any number of rows. `is_last`: of the words of these outputs; those of the next ones are fetched then.
 template <int BLOCK>
-void multiply_rows(const float* x, int64_t words, const float* weight, int64_t count, float* sums, int64_t rows) {
+void multiply_rows(const float* x, int64_t words, const float* weight, int64_t count, float* sums, int64_t rows,
+                   bool is_last) {
+    const float* next = weight + count * BLOCK + (is_last ? (kOutputs - BLOCK) * words : 0);
     const int64_t phases = (rows + kRows - 1) / kRows;
     for (int64_t phase = 0; phase < phases; ++phase) {
         const float* from = x + phase * kRows * words;
         float* to = sums + phase * kRows * kOutputs;
         switch (std::min<int64_t>(kRows, rows - phase * kRows)) {
-            case 6: multiply<BLOCK, 6>(from, words, weight, count, to, phase, phases); break;
-            case 5: multiply<BLOCK, 5>(from, words, weight, count, to, phase, phases); break;
-            case 4: multiply<BLOCK, 4>(from, words, weight, count, to, phase, phases); break;
-            case 3: multiply<BLOCK, 3>(from, words, weight, count, to, phase, phases); break;
-            case 2: multiply<BLOCK, 2>(from, words, weight, count, to, phase, phases); break;
-            case 1: multiply<BLOCK, 1>(from, words, weight, count, to, phase, phases); break;
+            case 6: multiply<BLOCK, 6>(from, words, weight, count, next, to, phase, phases); break;
+            case 5: multiply<BLOCK, 5>(from, words, weight, count, next, to, phase, phases); break;
+            case 4: multiply<BLOCK, 4>(from, words, weight, count, next, to, phase, phases); break;
+            case 3: multiply<BLOCK, 3>(from, words, weight, count, next, to, phase, phases); break;
+            case 2: multiply<BLOCK, 2>(from, words, weight, count, next, to, phase, phases); break;
+            case 1: multiply<BLOCK, 1>(from, words, weight, count, next, to, phase, phases); break;
         }
     }
 }

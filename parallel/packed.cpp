@@ -40,7 +40,8 @@ void by_words(const Element* x, const float* weight, int64_t rows, int64_t input
                 const float* own = weight + (first + part * to.outputs) * words;
                 std::fill(sums + part * stride, sums + part * stride + rows * kOutputs, 0.0f);
                 for (int64_t i = 0; i < words; i += kWords)
-                    multiply(x_words + i, words, own + i * block, std::min(kWords, words - i), sums + part * stride, rows);
+                    multiply(x_words + i, words, own + i * block, std::min(kWords, words - i), sums + part * stride, rows,
+                             words - i <= kWords);
             }
             for (int64_t r = 0; r < rows; ++r) finish<PARTS>(sums + r * kOutputs, stride, r, first, kOutputs, to);
         }

@@ -318,7 +318,7 @@ void by_numbers(const Matrix& m, Rows<Element>& rows, int64_t count, const Outpu
             const int64_t some = std::min(kCodeWords, m.words - i), done = i / kCodeWords * kWords;
             for (int64_t half = 0; half < std::min<int64_t>(2, blocks - block); ++half)
                 dequantize<BITS>(m, block + half, i, some, true, numbers + half * kBlock, kOutputs);
-            multiply_rows<64>(x + done, words, numbers, some * 32 / BITS / kInWord, sums, count);
+            multiply_rows<64>(x + done, words, numbers, some * 32 / BITS / kInWord, sums, count, false);
         }
         for (int64_t r = 0; r < count; ++r) to.write(sums + r * kOutputs, r, block * kBlock, kOutputs);
     }

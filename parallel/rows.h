@@ -40,8 +40,12 @@ struct alignas(kStep) Line {  // a step's bytes of a row, in a line of the cache
     char bytes[kStep];
 };
 
-// Rows of x, each padded with zeros to `steps` times 64 bytes, and their sums by group. Those of a tile follow each other,
-// step after step, where `tiled`.
+// Where a step of a row lies, of rows of so many `steps`: those of a tile follow each other, step after step, where `tiled`.
+inline int64_t place(int64_t r, int64_t step, int64_t steps, bool tiled) {
+    return tiled ? (r / kTile * steps + step) * kTile + r % kTile : r * steps + step;
+}
+
+// Rows of x, each padded with zeros to `steps` times 64 bytes, and their sums by group.
 template <class Number>
 struct Rows {
     int64_t steps, groups;
@@ -51,8 +55,7 @@ struct Rows {
     std::vector<float>& scales;  // [rows], of integers
 
     Number* at(int64_t r, int64_t step) {
-        const int64_t tile = (r / kTile * steps + step) * kTile + r % kTile;
-        return reinterpret_cast<Number*>(memory.data() + (tiled ? tile : r * steps + step));
+        return reinterpret_cast<Number*>(memory.data() + place(r, step, steps, tiled));
     }
 };
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ...parallel import huge_pages
@@ -19,10 +20,9 @@ from ...parallel.cpp_library import ELEMENTS, NoLibraryError, load
 from ...parallel.quantized import QuantizedWeight
 from .activation import GatedActivation
 
-_BLOCK = 16  # outputs whose words lie side by side
-_WORDS = 16  # of which a row has a multiple
+_BLOCK = 32  # outputs whose words lie side by side; inputs, of which there is a multiple
 _POINTER, _SIZE, _NUMBER = c_void_p, c_int64, c_float
-_More = tuple[Tensor | None, Tensor | None, GatedActivation]  # biases and activation
+_Bias = Tensor | None
 
 
 def runs_here(dtype: torch.dtype, device: torch.device) -> bool:
@@ -41,7 +41,7 @@ def _library(dtype: torch.dtype) -> CDLL:
     library = load(Path(__file__).with_name("experts.cpp"), dtype)
     routed = (_POINTER, _SIZE, _SIZE, _POINTER, _POINTER, _SIZE, _SIZE)
     activation = (_NUMBER,) * 3
-    library.experts.argtypes = (*routed, *(_SIZE,) * 5, *(_POINTER,) * 4, *activation, _POINTER, _POINTER)
+    library.experts.argtypes = (*routed, *(_SIZE,) * 2, *(_POINTER,) * 4, *activation, _POINTER, _POINTER)
     library.quantized_experts.argtypes = (*routed, *(_SIZE,) * 2, *(_POINTER,) * 5, *activation, _POINTER, _POINTER)
     library.experts.restype = library.quantized_experts.restype = None
     return library
@@ -59,12 +59,7 @@ class CppExperts:
     """
 
     def __init__(
-        self,
-        name: str,
-        weights: Sequence[Any],
-        gate_up_bias: Tensor | None,
-        down_bias: Tensor | None,
-        activation: GatedActivation,
+        self, name: str, weights: Sequence[Any], gate_up_bias: _Bias, down_bias: _Bias, activation: GatedActivation
     ) -> None:
         self._name = name
         self._biases = gate_up_bias, down_bias
@@ -98,21 +93,23 @@ class PackedExperts(CppExperts):
     Args:
         gate_up: [E, 2 F, H], of each expert the gate's rows and then those of the up projection.
         down: [E, H, F].
-        more: see `CppExperts`.
+        gate_up_bias, down_bias, activation: see `CppExperts`.
     """
 
-    def __init__(self, gate_up: Tensor, down: Tensor, *more: *_More) -> None:
+    def __init__(
+        self, gate_up: Tensor, down: Tensor, gate_up_bias: _Bias, down_bias: _Bias, activation: GatedActivation
+    ) -> None:
         E, H, width = down.shape
-        halves = gate_up.view(E, 2, width, H)
-        in_word = 4 // gate_up.itemsize
-        words = _padded(-(-H // in_word), _WORDS)
-        inner_words = _padded(width, 2 * _BLOCK) // in_word
         # The blocks of the gate and of the up projection take turns, so that one panel has both of some inner columns.
-        self._gate_up = huge_pages.copy(_pack(halves, 2 * _BLOCK, words).transpose(1, 2))
-        self._down = huge_pages.copy(_pack(down[:, None], 4 * _BLOCK, inner_words))
-        amx = int(gate_up.dtype == torch.bfloat16 and _has_amx())
-        sizes = (E, width, words, inner_words, amx)
-        super().__init__("experts", (*sizes, self._gate_up.data_ptr(), self._down.data_ptr()), *more)
+        self._gate_up = huge_pages.copy(pack_words(gate_up.view(E, 2, width, H), _BLOCK).transpose(1, 2))
+        self._down = huge_pages.copy(pack_words(down[:, None], 2 * _BLOCK))
+        if gate_up_bias is not None:
+            halves = _padded(gate_up_bias.float().view(E, 2, width), _BLOCK)
+            gate_up_bias = halves.unflatten(2, (-1, _BLOCK)).transpose(1, 2).contiguous()
+        if down_bias is not None:
+            down_bias = _padded(down_bias.float(), 2 * _BLOCK)
+        weights = (E, width, self._gate_up.data_ptr(), self._down.data_ptr())
+        super().__init__("experts", weights, gate_up_bias, down_bias, activation)
 
 
 class QuantizedExperts(CppExperts):
@@ -124,7 +121,12 @@ class QuantizedExperts(CppExperts):
         more: see `CppExperts`.
     """
 
-    def __init__(self, gate_up: Sequence[QuantizedWeight], down: Sequence[QuantizedWeight], *more: *_More) -> None:
+    def __init__(
+        self,
+        gate_up: Sequence[QuantizedWeight],
+        down: Sequence[QuantizedWeight],
+        *more: *tuple[_Bias, _Bias, GatedActivation],
+    ) -> None:
         self._held = gate_up, down
         of_each = ((_Product * len(each))(*(_Product(*own.arguments) for own in each)) for each in self._held)
         super().__init__("quantized_experts", (len(down), down[0].in_size, down[0].function, *of_each), *more)
@@ -136,26 +138,18 @@ class _Product(Structure):
     _fields_ = (("matrix", c_void_p), ("rounds", c_int64), ("least_tiled", c_int64))
 
 
-def _padded(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple
+def _padded(x: Tensor, multiple: int) -> Tensor:
+    """Return the last dimension with zeros up to a multiple."""
+    return F.pad(x, (0, -x.shape[-1] % multiple))
 
 
-def _pack(weight: Tensor, outputs: int, words: int) -> Tensor:
-    """Return matrices [E, n, out, in] in blocks of words, [E, n, blocks, words, 16] int32.
+def pack_words(weight: Tensor, outputs: int) -> Tensor:
+    """Return matrices [E, n, out, in] in blocks of words, [E, n, blocks, words, 32] int32.
 
-    Outputs are padded to a multiple of `outputs`, and inputs to `words`, with zeros.
+    Outputs are padded to a multiple of `outputs`, and inputs to one of 32, with zeros.
     """
-    E, n, out, size = weight.shape
-    blocks = _padded(out, outputs) // _BLOCK
-    packed = torch.empty(E, n, blocks, words, _BLOCK, dtype=torch.int32)
-    for expert, to in zip(weight, packed, strict=True):
-        own = weight.new_zeros(n, blocks * _BLOCK, words * 4 // weight.itemsize)
-        own[:, :out, :size] = expert
-        to.copy_(own.view(torch.int32).view(n, blocks, _BLOCK, words).transpose(2, 3))
-    return packed
-
-
-@cache
-def _has_amx() -> bool:
-    """Return whether this process may use the processor's matrix tiles for bfloat16."""
-    return bool(torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx())
+    packed = []
+    for expert in weight:
+        own = _padded(_padded(expert, _BLOCK).transpose(1, 2), outputs).transpose(1, 2)
+        packed.append(own.contiguous().view(torch.int32).unflatten(1, (-1, _BLOCK)).transpose(2, 3))
+    return torch.stack(packed)

@@ -4,19 +4,24 @@
 // Sizes: T tokens, k experts picked for each, E experts of this rank, H hidden size, F inner width of an expert. A pair
 // is a token and an expert picked for it. Pairs lie sorted by expert, so that each weight is read from memory once.
 
+#if defined(__AVX512F__) && !defined(__clang__)
+#pragma GCC target("prefer-vector-width=512")  // the compiler's choice is half of it
+#endif
+
 #include <omp.h>
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "exponential.h"
-#include "few_rows.h"
+#include "tiles.h"
 
 namespace {
 
-constexpr int64_t kBlock = 16;      // outputs of a block of weights
-constexpr int64_t kTileRows = 16;   // of AMX's tiles
-constexpr int64_t kRowsByHand = 4;  // for more, AMX is faster
+constexpr int64_t kLeastTiled = 5, kAllAtOnce = 4 * kTile;  // rows
+constexpr int64_t kInLine = kStep / sizeof(Element), kLines = kBlock / kInLine;  // elements of one; of a block's outputs
+constexpr int64_t kAtOnce = 8;  // steps of weights, 16 KB, which stay in the first cache for all rows
 
 // Numbers that are not set.
 template <class T>
@@ -24,69 +29,19 @@ std::unique_ptr<T[]> room(int64_t size) {
     return std::unique_ptr<T[]>(new T[size]);
 }
 
+// At least so many elements, in a thread's memory, which is kept from call to call.
+template <class T>
+T* at_least(int64_t size, std::vector<T>& memory) {
+    memory.resize(std::max<int64_t>(memory.size(), size));
+    return memory.data();
+}
+
 inline int64_t padded(int64_t size, int64_t multiple) { return (size + multiple - 1) / multiple * multiple; }
 
-#if defined(__AMX_BF16__) && defined(__AMX_TILE__)
-struct TileShapes {
-    uint8_t palette = 1, start = 0, reserved[14] = {};
-    uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-
-// sums[32 or 16, 32 of 64] += x[rows, words] @ weight, of two blocks.
-template <bool TWO>
-inline void multiply_tiles(const float* x, int64_t words, const float* weight, float* sums) {
-    constexpr int64_t stride = kOutputs * sizeof(float), below = kTileRows * kOutputs;
-    const float* lower = x + kTileRows * words;
-    _tile_loadd(0, sums, stride);
-    _tile_loadd(1, sums + kBlock, stride);
-    if (TWO) _tile_loadd(2, sums + below, stride);
-    if (TWO) _tile_loadd(3, sums + below + kBlock, stride);
-    for (int64_t i = 0; i < words; i += 16) {
-        _tile_loadd(4, x + i, words * sizeof(float));
-        if (TWO) _tile_loadd(5, lower + i, words * sizeof(float));
-        _tile_loadd(6, weight + i * kBlock, 64);
-        _tile_loadd(7, weight + (words + i) * kBlock, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        if (TWO) _tile_dpbf16ps(2, 5, 6);
-        if (TWO) _tile_dpbf16ps(3, 5, 7);
-    }
-    _tile_stored(0, sums, stride);
-    _tile_stored(1, sums + kBlock, stride);
-    if (TWO) _tile_stored(2, sums + below, stride);
-    if (TWO) _tile_stored(3, sums + below + kBlock, stride);
-}
-
-inline void multiply_by_amx(const float* x, int64_t words, const float* weight, float* sums, int64_t rows) {
-    for (int64_t half = 0; half < 2; ++half)
-        for (int64_t r = 0; r < rows; r += 2 * kTileRows) {
-            const auto multiply = rows - r > kTileRows ? multiply_tiles<true> : multiply_tiles<false>;
-            multiply(x + r * words, words, weight + 2 * half * kBlock * words, sums + r * kOutputs + 2 * half * kBlock);
-        }
-}
-inline void begin_tiles() {
-    static const TileShapes shapes;
-    _tile_loadconfig(&shapes);
-}
-inline void end_tiles() { _tile_release(); }
-#else
-inline void multiply_by_amx(const float*, int64_t, const float*, float*, int64_t) {}
-inline void begin_tiles() {}
-inline void end_tiles() {}
-#endif
-
-// sums[rows, 64] += x[rows, words] @ weight, which has four blocks.
-inline void multiply_panel(const float* x, int64_t words, const float* weight, float* sums, int64_t rows, bool amx) {
-    if (amx && rows > kRowsByHand) return multiply_by_amx(x, words, weight, sums, rows);
-    for (int64_t i = 0; i < words; i += kWords)
-        multiply_rows<kBlock>(x + i, words, weight + i * kBlock, std::min(kWords, words - i), sums, rows);
-}
-
-// Some of the pairs of one expert: from `row` on, of `begin` to `end` of the sorted pairs.
-struct Rows {
-    int64_t expert, row, begin, end;
-    int64_t count() const { return end - begin; }
+// Some of the pairs of one expert: so many from `row` on.
+struct Part {
+    int64_t expert, row, count;
+    bool tiled;  // they lie in tiles
 };
 
 // The pairs of this rank's experts, sorted by expert, each expert's rows padded to a multiple.
@@ -95,7 +50,7 @@ struct Pairs {
     std::vector<int64_t> at;     // [T * k], the row of a pair; -1: another rank's
     std::vector<int64_t> token;  // [rows]; -1: padding
     std::vector<float> scale;    // [rows]
-    std::vector<Rows> parts;     // of at most `most` pairs
+    std::vector<Part> parts;     // of at most `most` pairs
 
     Pairs(const int64_t* picked, const float* weights, int64_t T, int64_t k, int64_t first, int64_t E, int64_t multiple,
           int64_t most)
@@ -103,14 +58,12 @@ struct Pairs {
         std::vector<int64_t> counts(E, 0), next(E);
         for (int64_t p = 0; p < T * k; ++p)
             if (picked[p] >= first && picked[p] < first + E) ++counts[picked[p] - first];
-        int64_t pairs = 0;
         for (int64_t e = 0; e < E; ++e) {
             next[e] = rows;
             for (int64_t begin = 0; begin < counts[e]; begin += most) {
                 const int64_t count = std::min(most, counts[e] - begin);
-                parts.push_back({e, rows + begin, pairs + begin, pairs + begin + count});
+                parts.push_back({e, rows + begin, count, multiple > 1 && count >= kLeastTiled});
             }
-            pairs += counts[e];
             rows += padded(counts[e], multiple);
         }
         token.assign(rows, -1);
@@ -135,26 +88,6 @@ struct Activation {
     }
 };
 
-// out[T, H] = residual + the sum over each token's pairs of scale * added[rows, width], within a parallel region.
-template <class From>
-void add_up(const Pairs& pairs, const From* added, int64_t width, int64_t T, int64_t H, int64_t k, const Element* residual,
-            Element* out) {
-#pragma omp for schedule(static) collapse(2)
-    for (int64_t t = 0; t < T; ++t)
-        for (int64_t block = 0; block < H; block += kOutputs) {
-            const int64_t count = std::min(kOutputs, H - block);
-            float total[kOutputs];
-            for (int64_t o = 0; o < count; ++o) total[o] = residual ? float(residual[t * H + block + o]) : 0.0f;
-            for (int64_t p = t * k; p < (t + 1) * k; ++p) {
-                if (pairs.at[p] < 0) continue;
-                const From* from = added + pairs.at[p] * width + block;
-                const float scale = pairs.scale[pairs.at[p]];
-                for (int64_t o = 0; o < count; ++o) total[o] += scale * float(from[o]);
-            }
-            for (int64_t o = 0; o < count; ++o) out[t * H + block + o] = total[o];
-        }
-}
-
 // `linear` of parallel/quantized.cpp.
 typedef void (*Linear)(const void* matrix, const Element* x, const Element* bias, const Element* residual, Element* out,
                        int64_t rows, int64_t inputs, int64_t rounds, int64_t least_tiled);
@@ -163,7 +96,37 @@ struct Product {
     int64_t rounds, least_tiled;
 };
 
-constexpr int64_t kPanel = 256;  // rows of a part, for which `linear` makes numbers of weights once
+// A weight of each expert in panels of two blocks of 32 outputs, [E, panels, 2, words, 32], with the biases of these
+// outputs, which may be null.
+struct Weights {
+    const float *memory, *bias;
+    int64_t words, panels;  // words of the inputs, 16 of which are a line
+
+    const float* at(int64_t e, int64_t panel) const { return memory + (e * panels + panel) * kOutputs * words; }
+    const float* bias_at(int64_t e, int64_t panel) const {
+        static const float none[kOutputs] = {};
+        return bias ? bias + (e * panels + panel) * kOutputs : none;
+    }
+
+    // Calls `finish(r, sums, others)` with the sums of both blocks for each row, and `fetch(r)` some time before. `then` is
+    // what is read after this panel.
+    template <class Finish, class Fetch>
+    void multiply(const Part& part, int64_t panel, const Line* x, const float* then, float* sums, Finish finish,
+                  Fetch fetch) const {
+        const float *own = at(part.expert, panel), *rows = reinterpret_cast<const float*>(x);
+        const int64_t count = part.count, steps = words / kLane;
+        if (part.tiled)
+            return block_by_tiles<2>(
+                reinterpret_cast<const Element*>(x), steps, count, count <= kAllAtOnce ? steps : kAtOnce, true, then, sums,
+                [&](int64_t block, int64_t first, int64_t) { return own + (block * steps + first) * kTile * kBlock; },
+                fetch, [&](int64_t r, float* found) { finish(r, found, found + kPartSums); });
+        std::fill(sums, sums + count * kOutputs, 0.0f);
+        for (int64_t i = 0; i < words; i += kWords)
+            multiply_rows<kBlock>(rows + i, words, own + i * kBlock, std::min(kWords, words - i), sums, count,
+                                  words - i <= kWords);
+        for (int64_t r = 0; r < count; ++r) finish(r, sums + r * kOutputs, sums + r * kOutputs + kBlock);
+    }
+};
 
 }  // namespace
 
@@ -172,68 +135,93 @@ extern "C" {
 // out[T, H] = residual[T, H] (null: zero) + the sum over each token's picked experts of weight * down(act(gate, up)).
 //
 // Of picked[T, k], numbers from `first` to first + E - 1 are experts of this rank; the others add nothing. Each expert has
-// weights gate_up and down in words, as `cpp.py` packs them, of inputs padded to `words` and `inner_words`, and of outputs
-// padded to 64. Biases, [E, 2, F] and [E, H], may be null.
+// weights gate_up and down in words, as `cpp.py` packs them: a panel of gate_up has the gates and ups of 32 columns of the
+// inner width. Biases have the outputs of each panel, and may be null.
+//
+// Threads take panels of gate_up for an expert's rows. Of down they take outputs, which they add up for all experts.
 void experts(const Element* x, int64_t T, int64_t H, const int64_t* picked, const float* weights, int64_t k, int64_t first,
-             int64_t E, int64_t F, int64_t words, int64_t inner_words, int64_t amx, const float* gate_up, const float* down,
-             const Element* gate_up_bias, const Element* down_bias, float alpha, float limit, float shift,
-             const Element* residual, Element* out) {
-    const int64_t width = padded(F, 2 * kBlock), outputs = padded(H, kOutputs);
-    const int64_t panel = kOutputs * words, panels = width * 2 / kOutputs;  // of gate and up
-    const int64_t down_panel = kOutputs * inner_words, down_panels = outputs / kOutputs;
-    const int64_t multiple = amx ? kTileRows : 1;
-    const Pairs pairs(picked, weights, T, k, first, E, multiple, kMostRows);
+             int64_t E, int64_t F, const float* gate_up_words, const float* down_words, const float* gate_up_bias,
+             const float* down_bias, float alpha, float limit, float shift, const Element* residual, Element* out) {
+    const bool tiled = kInWord == 2 && has_tiles();
+    const int64_t words = padded(H, kBlock) / kInWord, inner_words = padded(F, kBlock) / kInWord;
+    const int64_t steps = words / kLane, inner_steps = inner_words / kLane;
+    const Weights gate_up = {gate_up_words, gate_up_bias, words, padded(F, kBlock) / kBlock};
+    const Weights down = {down_words, down_bias, inner_words, padded(H, kOutputs) / kOutputs};
+    const Pairs pairs(picked, weights, T, k, first, E, tiled ? kTile : 1, tiled ? kPanel : kMostRows);
     const Activation act = {alpha, limit, shift};
-
-    const auto gathered = room<float>(pairs.rows * words), inner = room<float>(pairs.rows * inner_words);
-    const auto added = room<float>(pairs.rows * outputs);
-    const int64_t num_parts = pairs.parts.size();
+    const int64_t num_parts = pairs.parts.size(), tasks = num_parts * gate_up.panels, threads = omp_get_max_threads();
+    const int64_t chunk = std::max<int64_t>(1, tasks / (16 * threads));  // panels, few of which fetch another thread's
+    const int64_t share = std::min<int64_t>(4, std::max<int64_t>(1, down.panels / (2 * threads)));  // panels of outputs
+    static thread_local std::vector<Line> inner_memory;
+    Line* inner = at_least(pairs.rows * inner_steps, inner_memory);
 #pragma omp parallel
     {
-        alignas(64) float sums[kMostRows * kOutputs];
-        if (amx) begin_tiles();
-#pragma omp for schedule(static)
-        for (int64_t r = 0; r < pairs.rows; ++r) {
-            char* to = reinterpret_cast<char*>(gathered.get() + r * words);
-            const int64_t bytes = pairs.token[r] < 0 ? 0 : H * sizeof(Element);
-            if (bytes) std::memcpy(to, x + pairs.token[r] * H, bytes);
-            std::memset(to + bytes, 0, words * sizeof(float) - bytes);
-        }
-#pragma omp for schedule(dynamic)
-        for (int64_t task = 0; task < num_parts * panels; ++task) {
-            const Rows& part = pairs.parts[task / panels];
-            const int64_t block = task % panels * 2 * kBlock, rows = part.count();  // the first of the expert's width
-            for (int64_t o = 0; o < kOutputs; ++o) {
-                const int64_t f = block + o / (2 * kBlock) * kBlock + o % kBlock, is_up = o / kBlock % 2;
-                const bool has_bias = gate_up_bias && f < F;
-                sums[o] = has_bias ? float(gate_up_bias[(part.expert * 2 + is_up) * F + f]) : 0.0f;
-            }
-            for (int64_t r = 1; r < padded(rows, multiple); ++r) std::memcpy(sums + r * kOutputs, sums, 4 * kOutputs);
-            multiply_panel(gathered.get() + part.row * words, words,
-                           gate_up + (part.expert * panels + task % panels) * panel, sums, rows, amx);
-            for (int64_t r = 0; r < rows; ++r) {
-                Element* to = reinterpret_cast<Element*>(inner.get() + (part.row + r) * inner_words) + block;
-                for (int64_t half = 0; half < 2; ++half) {
-                    const float* gates = sums + r * kOutputs + half * 2 * kBlock;
-#pragma omp simd
-                    for (int64_t o = 0; o < kBlock; ++o) to[half * kBlock + o] = act(gates[o], gates[o + kBlock]);
+        static thread_local std::vector<Line> gathered;
+        static thread_local std::vector<float> totals;
+        alignas(64) float sums[2 * kPartSums];
+        std::optional<Tiles> config;
+        if (tiled) config.emplace();
+        int64_t held = -1;  // the part whose rows are gathered
+#pragma omp for schedule(dynamic, chunk)
+        for (int64_t task = 0; task < tasks; ++task) {
+            const Part& part = pairs.parts[task / gate_up.panels];
+            const int64_t panel = task % gate_up.panels, last = std::min(task + 1, tasks - 1);
+            if (held != task / gate_up.panels) {
+                held = task / gate_up.panels;
+                Line* to = at_least(padded(part.count, kTile) * steps, gathered);
+                for (int64_t r = 0; r < part.count; ++r) {
+                    const char* from = reinterpret_cast<const char*>(x + pairs.token[part.row + r] * H);
+                    int64_t left = H * sizeof(Element);
+                    for (int64_t step = 0; step < steps; ++step, from += kStep, left -= kStep) {
+                        char* line = to[place(r, step, steps, part.tiled)].bytes;
+                        if (left >= kStep) {
+                            std::memcpy(line, from, kStep);
+                        } else {
+                            std::memset(line, 0, kStep);
+                            std::memcpy(line, from, std::max<int64_t>(0, left));
+                        }
+                    }
                 }
             }
+            const float* bias = gate_up.bias_at(part.expert, panel);
+            const float* then = gate_up.at(pairs.parts[last / gate_up.panels].expert, last % gate_up.panels);
+            const auto line = [&](int64_t r, int64_t i) {
+                return inner + part.row * inner_steps + place(r, panel * kLines + i, inner_steps, part.tiled);
+            };
+            const auto finish = [&](int64_t r, float* gates, float* ups) {
+#pragma omp simd
+                for (int64_t o = 0; o < kBlock; ++o) gates[o] = act(gates[o] + bias[o], ups[o] + bias[kBlock + o]);
+                for (int64_t o = 0; o < kBlock; o += kLane)
+                    narrow(read(gates + o), reinterpret_cast<Element*>(line(r, o / kInLine)) + o % kInLine);
+            };
+            gate_up.multiply(part, panel, gathered.data(), then, sums, finish,
+                             [&](int64_t r) { __builtin_prefetch(line(r, 0), 1); });
         }
 #pragma omp for schedule(dynamic)
-        for (int64_t task = 0; task < num_parts * down_panels; ++task) {
-            const Rows& part = pairs.parts[task / down_panels];
-            const int64_t block = task % down_panels * kOutputs, rows = part.count();
-            for (int64_t o = 0; o < kOutputs; ++o)
-                sums[o] = down_bias && block + o < H ? float(down_bias[part.expert * H + block + o]) : 0.0f;
-            for (int64_t r = 1; r < padded(rows, multiple); ++r) std::memcpy(sums + r * kOutputs, sums, 4 * kOutputs);
-            multiply_panel(inner.get() + part.row * inner_words, inner_words,
-                           down + (part.expert * down_panels + task % down_panels) * down_panel, sums, rows, amx);
-            for (int64_t r = 0; r < rows; ++r)
-                std::memcpy(added.get() + (part.row + r) * outputs + block, sums + r * kOutputs, 4 * kOutputs);
+        for (int64_t begin = 0; begin < down.panels; begin += share) {
+            const int64_t end = std::min(begin + share, down.panels), width = (end - begin) * kOutputs;
+            float* total = at_least(T * width, totals);
+            std::fill(total, total + T * width, 0.0f);
+            for (int64_t i = 0; i < num_parts; ++i)
+                for (int64_t panel = begin; panel < end; ++panel) {
+                    const Part& part = pairs.parts[i];
+                    const bool is_last = panel + 1 == end;
+                    const float* then = down.at(pairs.parts[std::min(i + is_last, num_parts - 1)].expert,
+                                                is_last ? begin : panel + 1);
+                    const float* bias = down.bias_at(part.expert, panel);
+                    const auto finish = [&](int64_t r, const float* some, const float* others) {
+                        const float scale = pairs.scale[part.row + r];
+                        float* to = total + pairs.token[part.row + r] * width + (panel - begin) * kOutputs;
+                        for (int64_t o = 0; o < kOutputs; o += kLane) {
+                            const float* from = o < kBlock ? some + o : others + o - kBlock;
+                            narrow(read(to + o) + scale * (read(from) + read(bias + o)), to + o);
+                        }
+                    };
+                    down.multiply(part, panel, inner + part.row * inner_steps, then, sums, finish, [](int64_t) {});
+                }
+            const Output to = {nullptr, residual, out, H};
+            for (int64_t t = 0; t < T; ++t) to.write(total + t * width, t, begin * kOutputs, width);
         }
-        if (amx) end_tiles();
-        add_up(pairs, added.get(), outputs, T, H, k, residual, out);
     }
 }
 
@@ -252,9 +240,9 @@ void quantized_experts(const Element* x, int64_t T, int64_t H, const int64_t* pi
                               int64_t inputs) {
         linear(product.matrix, from, bias, nullptr, to, rows, inputs, product.rounds, product.least_tiled);
     };
-    const auto compute = [&](const Rows& part) {
+    const auto compute = [&](const Part& part) {
         Element *own = gathered.get() + part.row * H, *hidden = inner.get() + part.row * 2 * F;
-        const int64_t rows = part.count(), e = part.expert;
+        const int64_t rows = part.count, e = part.expert;
         for (int64_t r = 0; r < rows; ++r) std::memcpy(own + r * H, x + pairs.token[part.row + r] * H, H * sizeof(Element));
         multiply(gate_up[e], own, gate_up_bias ? gate_up_bias + e * 2 * F : nullptr, hidden, rows, H);
         for (int64_t r = 0; r < rows; ++r) {  // rows of 2 F become rows of F, in place
@@ -270,10 +258,21 @@ void quantized_experts(const Element* x, int64_t T, int64_t H, const int64_t* pi
 #pragma omp parallel for schedule(dynamic)
         for (int64_t i = 0; i < num_parts; ++i) compute(pairs.parts[i]);
     } else {
-        for (const Rows& part : pairs.parts) compute(part);
+        for (const Part& part : pairs.parts) compute(part);
     }
-#pragma omp parallel
-    add_up(pairs, added.get(), H, T, H, k, residual, out);
+#pragma omp parallel for collapse(2)
+    for (int64_t t = 0; t < T; ++t)
+        for (int64_t block = 0; block < H; block += kOutputs) {
+            const int64_t count = std::min(kOutputs, H - block);
+            float total[kOutputs] = {};
+            for (int64_t p = t * k; p < (t + 1) * k; ++p) {
+                if (pairs.at[p] < 0) continue;
+                const Element* from = added.get() + pairs.at[p] * H + block;
+                const float scale = pairs.scale[pairs.at[p]];
+                for (int64_t o = 0; o < count; ++o) total[o] += scale * float(from[o]);
+            }
+            Output{nullptr, residual, out, H}.write(total, t, block, kOutputs);
+        }
 }
 
 }  // extern "C"

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from ctypes import CDLL, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...conf.experts import ExpertsConfig
+from ...parallel.cpp_library import ELEMENTS, find
+from .cpp import pack_words
 
 _LEAST_SUM = 1e-20  # sigmoids may all be zero
 
@@ -22,7 +28,7 @@ def route(logits_TE: Tensor, experts: ExpertsConfig, correction_E: Tensor | None
         correction_E: is added to the scores for the choice alone.
     """
     k, logits_TE = experts.experts_per_token, logits_TE.float()
-    if experts.scores == "softmax" and experts.normalized and experts.groups == 1 and correction_E is None:
+    if _is_plain(experts):
         highest, picked = logits_TE.topk(k)
         weights = highest.softmax(-1)  # as good as dividing the softmax over all experts by its sum over these
         return picked, weights if experts.scale == 1.0 else weights * experts.scale
@@ -35,6 +41,12 @@ def route(logits_TE: Tensor, experts: ExpertsConfig, correction_E: Tensor | None
     if experts.normalized:
         weights = weights / (weights.sum(-1, keepdim=True) + _LEAST_SUM)
     return picked, weights if experts.scale == 1.0 else weights * experts.scale
+
+
+def _is_plain(experts: ExpertsConfig) -> bool:
+    """Return whether weights are the softmax of the highest logits."""
+    is_softmax = experts.scores == "softmax" and experts.normalized
+    return is_softmax and experts.groups == 1 and not experts.correction_bias
 
 
 def _in_best_groups(choice_TE: Tensor, experts: ExpertsConfig) -> Tensor:
@@ -59,6 +71,33 @@ class ExpertRouter(nn.Module):
         has_correction = experts.correction_bias
         self.correction = nn.Parameter(torch.empty(E, device=device)) if has_correction else None
 
+        self._packed: Tensor | None = None
+
+    def pack(self) -> None:
+        """Lay the weight out for the choice in C++, where there is one. The weight stays: it is small."""
+        weight = self.weight.detach()
+        fits = weight.device.type == "cpu" and weight.dtype in ELEMENTS and weight.shape[1] % 32 == 0
+        if fits and _is_plain(self.experts) and _library(weight.dtype) is not None:
+            self._packed = pack_words(weight[None, None], 64)
+
     def forward(self, x_TH: Tensor) -> tuple[Tensor, Tensor]:
         """Return each token's experts and their weights, as `route` does."""
-        return route(F.linear(x_TH.to(self.weight.dtype), self.weight, self.bias), self.experts, self.correction)
+        if self._packed is None or x_TH.dtype != self.weight.dtype:
+            return route(F.linear(x_TH.to(self.weight.dtype), self.weight, self.bias), self.experts, self.correction)
+        x_TH, E, k = x_TH.contiguous(), self.experts.num_experts, self.experts.experts_per_token
+        picked, weights = torch.empty(len(x_TH), k, dtype=torch.int64), torch.empty(len(x_TH), k)
+        library = _library(x_TH.dtype)
+        assert library is not None
+        bias = None if self.bias is None else self.bias.data_ptr()
+        pointers = (picked.data_ptr(), weights.data_ptr())
+        library.route(x_TH.data_ptr(), *x_TH.shape, self._packed.data_ptr(), bias, E, k, *pointers)
+        return picked, weights if self.experts.scale == 1.0 else weights * self.experts.scale
+
+
+@cache
+def _library(dtype: torch.dtype) -> CDLL | None:
+    library = find(Path(__file__).with_name("router.cpp"), dtype)
+    if library is not None:
+        library.route.argtypes = (c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p)
+        library.route.restype = None
+    return library

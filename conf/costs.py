@@ -214,8 +214,8 @@ class HostConfig:
     """time from the end of a stage's micro-batch to the begin of its next one, if the input is already there"""
     bulk_gbps: float = 0.0
     """rate, in an engine, of all-reduces of bulk_mib or more by over two ranks; 0: that of the kernels alone"""
-    fp8_tflops: float = 0.0
-    """rate, in an engine, of large products of FP8 numbers; 0: that of the kernels alone"""
+    byte_tflops: float = 0.0
+    """rate, in an engine, of large products of FP8 or INT8 numbers; 0: that of the kernels alone"""
     bulk_mib: float = 64.0
     """MiB of hidden states from which bulk_gbps holds"""
 
@@ -265,7 +265,7 @@ class CostsConfig:
 
 
 _AT_LEAST_ONE = ("knee", "stretch", "spread")
-_OR_NONE = ("bulk_gbps", "fp8_tflops")  # rates of which 0 says that there is none
+_OR_NONE = ("bulk_gbps", "byte_tflops")  # rates of which 0 says that there is none
 
 
 def _check_numbers(config: Any, key: str) -> None:
@@ -279,6 +279,6 @@ def _check_numbers(config: Any, key: str) -> None:
         elif end == "waves":
             check(name, value, 0 <= value <= 1, "in [0, 1]")
         elif end in ("gbps", "tflops", "rate") and each.name not in _OR_NONE:
-            check(name, value, value > 0, "above 0")
+            check(name, value, value > 0, "null or above 0" if each.default is None else "above 0")
         else:
             check(name, value, value >= 0, "0 or more")

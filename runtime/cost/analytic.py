@@ -81,7 +81,7 @@ class AnalyticOperators:
             Gemm(
                 *(costs.gemm, costs.multiprocessors, dtype_bytes, format),
                 fuses_casts=launch == "graphs",
-                fp8_tflops=host.fp8_tflops,
+                byte_tflops=host.byte_tflops,
             )
             for format in (None, layers, head)
         )

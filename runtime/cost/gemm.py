@@ -39,7 +39,7 @@ class Gemm:
             round their input to the same, the config has the rate. Else kernels turn weights into numbers of
             `dtype_bytes` as they read them.
         fuses_casts: the kernel before a product rounds its input, where one scale does for a row.
-        fp8_tflops: rate of large FP8 products that power sustains; 0: the config's.
+        byte_tflops: rate of large products of FP8 or INT8 numbers that power sustains; 0: the config's.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Gemm:
         weights: WeightFormat | None = None,
         *,
         fuses_casts: bool = False,
-        fp8_tflops: float = 0.0,
+        byte_tflops: float = 0.0,
     ) -> None:
         rate, by_block = None, weights is not None and weights.group == _BLOCK
         if weights is not None and weights.bits == 8 and (weights.int8_activations or weights.is_float):
@@ -61,8 +61,8 @@ class Gemm:
             self._cast_us, self._cast_us_of_element = config.cast_us, (dtype_bytes + 1) / (config.cast_gbps * 1e3)
         self._slowness = dtype_bytes / 2 if rate is None else 1 / rate  # relative to numbers of 2 bytes
         self._sustained_us = 2e-6 / config.sustained_tflops * self._slowness  # of a multiplication, by power
-        if fp8_tflops and rate is not None and weights is not None and weights.is_float:
-            self._sustained_us = 2e-6 / fp8_tflops
+        if byte_tflops and rate is not None:
+            self._sustained_us = 2e-6 / byte_tflops
         tiles = [
             (*sides, inner, whole)
             for shape, inner, whole in self._tiles(config, multiprocessors)

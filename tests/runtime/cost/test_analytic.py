@@ -313,7 +313,7 @@ def test_fp8_in_a_graph_rounds_inputs_in_the_kernel_before_and_goes_as_fast_as_p
     arch, costs = arch_of("llama2-70b"), costs_of("h200")
 
     def seconds(rows: int, launch: Literal["graphs", "eager"], group: int, tflops: float = 0.0) -> float:
-        host = dataclasses.replace(costs, host=HostConfig(fp8_tflops=tflops))
+        host = dataclasses.replace(costs, host=HostConfig(byte_tflops=tflops))
         form = WeightFormat(8, group, is_float=True)
         source = AnalyticOperators(arch, 2, host, 2, launch=launch, attention="flash_attention3", layers=form)
         return source.linear("postproj", rows)

@@ -64,7 +64,7 @@ class GemmConfig:
             check(f"{key}.{name}", list(values), right_length, f"{len(self.tiles)} numbers, one a tile")
         check(f"{key}.tflops", list(self.tflops), min(self.tflops) > 0, "above 0")
         check(f"{key}.whole_waves", list(self.whole_waves), all(0 <= w <= 1 for w in self.whole_waves), "in [0, 1]")
-        _check_numbers(self, key)
+        check_numbers(self, key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ class PointwiseConfig:
     """rate of the embedding lookup"""
 
     def __post_init__(self) -> None:
-        _check_numbers(self, f"{_KEY}.pointwise")
+        check_numbers(self, f"{_KEY}.pointwise")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +151,7 @@ class AttentionFamilies:
 
     def __post_init__(self) -> None:
         for kernels in self.known:
-            _check_numbers(self.of(kernels), f"{_KEY}.attention.{kernels}")
+            check_numbers(self.of(kernels), f"{_KEY}.attention.{kernels}")
 
     @property
     def known(self) -> tuple[AttentionKernels, ...]:
@@ -178,14 +178,6 @@ class LinkConfig:
     """rate of a message"""
     knee: float  # order of the norm that joins the two times
     """how least_us and the time of the bytes join: 1 adds them, a high value takes the longer one"""
-
-    def check(self, key: str) -> None:
-        """Check the values of the constants that `key` names.
-
-        Raises:
-            ConfigError: one is out of its range.
-        """
-        _check_numbers(self, key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,14 +253,14 @@ class CostsConfig:
         check(f"{_KEY}.multiprocessors", self.multiprocessors, self.multiprocessors >= 1, "1 or more")
         for name in ("all_reduce", "graph_all_reduce", "node", "network", "host", "eager_host"):
             if (part := getattr(self, name)) is not None:
-                _check_numbers(part, f"{_KEY}.{name}")
+                check_numbers(part, f"{_KEY}.{name}")
 
 
 _AT_LEAST_ONE = ("knee", "stretch", "spread")
 _OR_NONE = ("bulk_gbps", "byte_tflops")  # rates of which 0 says that there is none
 
 
-def _check_numbers(config: Any, key: str) -> None:
+def check_numbers(config: Any, key: str) -> None:
     """Check the numbers of constants that `key` names; what is right follows from the ends of their names."""
     for each in fields(config):
         value, name, end = getattr(config, each.name), f"{key}.{each.name}", each.name.rpartition("_")[2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from .costs import LinkConfig
+from .costs import LinkConfig, check_numbers
 from .errors import check, check_each
 
 AllReduceAlgorithm = Literal["ring", "tree", "two_level"]
@@ -47,9 +47,8 @@ class ClusterConfig:
         algorithms = list(self.all_reduce_algorithms)
         check("cluster.all_reduce_algorithms", algorithms, bool(algorithms), "one or several of ring, tree, two_level")
         for name in ("all_reduce", "node", "network", "spine"):
-            link: LinkConfig | None = getattr(self, name)
-            if link is not None:
-                link.check(f"cluster.{name}")
+            if (link := getattr(self, name)) is not None:
+                check_numbers(link, f"cluster.{name}")
 
     @property
     def adapters(self) -> int:

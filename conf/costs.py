@@ -64,13 +64,7 @@ class GemmConfig:
             check(f"{key}.{name}", list(values), right_length, f"{len(self.tiles)} numbers, one a tile")
         check(f"{key}.tflops", list(self.tflops), min(self.tflops) > 0, "above 0")
         check(f"{key}.whole_waves", list(self.whole_waves), all(0 <= w <= 1 for w in self.whole_waves), "in [0, 1]")
-        _check_positive(self, key, ("sustained_tflops", "memory_gbps", "grouped_rate"))
-        for name in ("int8_rate", "fp8_rate", "fp8_block_rate"):
-            rate = getattr(self, name)
-            check(f"{key}.{name}", rate, rate is None or rate > 0, "null or above 0")
-        check(f"{key}.knee", self.knee, self.knee >= 1, "1 or more")
-        check(f"{key}.cast_gbps", self.cast_gbps, self.cast_gbps is None or self.cast_gbps > 0, "null or above 0")
-        _check_not_negative(self, key, ("cast_us", "fade", "launch_us", "wave_us", "split_us", "split_share"))
+        check_numbers(self, key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +92,7 @@ class PointwiseConfig:
     """rate of the embedding lookup"""
 
     def __post_init__(self) -> None:
-        key = f"{_KEY}.pointwise"
-        _check_not_negative(self, key, ("launch_us", "element_ns"))
-        _check_positive(self, key, [f.name for f in fields(self) if f.name.endswith("_gbps")])
+        check_numbers(self, f"{_KEY}.pointwise")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,21 +136,6 @@ class AttentionConfig:
     decode_tokens: float
     """tokens of a context that one multiprocessor reads where keys are split, per wave of decodes"""
 
-    def check(self, key: str) -> None:
-        """Check the values of the constants that `key` names.
-
-        Raises:
-            ConfigError: one is out of its range.
-        """
-        for name in ("chunk_waves", "decode_waves"):
-            check(f"{key}.{name}", getattr(self, name), 0 <= getattr(self, name) <= 1, "in [0, 1]")
-        for name in ("chunk_spread", "decode_spread"):
-            check(f"{key}.{name}", getattr(self, name), getattr(self, name) >= 1, "1 or more")
-        _check_positive(self, key, ("chunk_tflops", "chunk_copy_gbps", "decode_gbps"))
-        others = ("chunk_launch_us", "chunk_split_us", "chunk_self", "chunk_wave_us", "chunk_token_ns")
-        decodes = ("decode_launch_us", "decode_split_us", "decode_wave_us", "decode_token_ns", "decode_tokens")
-        _check_not_negative(self, key, (*others, *decodes))
-
 
 AttentionKernels = Literal["flashinfer", "flash_attention", "flash_attention3", "xformers"]
 
@@ -174,7 +151,7 @@ class AttentionFamilies:
 
     def __post_init__(self) -> None:
         for kernels in self.known:
-            self.of(kernels).check(f"{_KEY}.attention.{kernels}")
+            check_numbers(self.of(kernels), f"{_KEY}.attention.{kernels}")
 
     @property
     def known(self) -> tuple[AttentionKernels, ...]:
@@ -201,16 +178,6 @@ class LinkConfig:
     """rate of a message"""
     knee: float  # order of the norm that joins the two times
     """how least_us and the time of the bytes join: 1 adds them, a high value takes the longer one"""
-
-    def check(self, key: str) -> None:
-        """Check the values of the constants that `key` names.
-
-        Raises:
-            ConfigError: one is out of its range.
-        """
-        _check_positive(self, key, ("gbps",))
-        _check_not_negative(self, key, ("least_us", "ramp_us"))
-        check(f"{key}.knee", self.knee, self.knee >= 1, "1 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,17 +206,10 @@ class HostConfig:
     """time from the end of a stage's micro-batch to the begin of its next one, if the input is already there"""
     bulk_gbps: float = 0.0
     """rate, in an engine, of all-reduces of bulk_mib or more by over two ranks; 0: that of the kernels alone"""
+    byte_tflops: float = 0.0
+    """rate, in an engine, of large products of FP8 or INT8 numbers; 0: that of the kernels alone"""
     bulk_mib: float = 64.0
     """MiB of hidden states from which bulk_gbps holds"""
-
-    def check(self, key: str) -> None:
-        """Check the values of the constants that `key` names.
-
-        Raises:
-            ConfigError: one is out of its range.
-        """
-        _check_not_negative(self, key, tuple(each.name for each in fields(self) if each.name != "stretch"))
-        check(f"{key}.stretch", self.stretch, self.stretch >= 1, "1 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,23 +250,27 @@ class CostsConfig:
         return self.host if launch == "graphs" or self.eager_host is None else self.eager_host
 
     def __post_init__(self) -> None:
-        self.host.check(f"{_KEY}.host")
-        if self.eager_host is not None:
-            self.eager_host.check(f"{_KEY}.eager_host")
         check(f"{_KEY}.multiprocessors", self.multiprocessors, self.multiprocessors >= 1, "1 or more")
-        for name in ("all_reduce", "node", "network"):
-            getattr(self, name).check(f"{_KEY}.{name}")
-        if self.graph_all_reduce is not None:
-            self.graph_all_reduce.check(f"{_KEY}.graph_all_reduce")
+        for name in ("all_reduce", "graph_all_reduce", "node", "network", "host", "eager_host"):
+            if (part := getattr(self, name)) is not None:
+                check_numbers(part, f"{_KEY}.{name}")
 
 
-def _check_positive(config: Any, key: str, names: tuple[str, ...] | list[str]) -> None:
-    for name in names:
-        value = getattr(config, name)
-        check(f"{key}.{name}", value, value > 0, "above 0")
+_AT_LEAST_ONE = ("knee", "stretch", "spread")
+_OR_NONE = ("bulk_gbps", "byte_tflops")  # rates of which 0 says that there is none
 
 
-def _check_not_negative(config: Any, key: str, names: tuple[str, ...]) -> None:
-    for name in names:
-        value = getattr(config, name)
-        check(f"{key}.{name}", value, value >= 0, "0 or more")
+def check_numbers(config: Any, key: str) -> None:
+    """Check the numbers of constants that `key` names; what is right follows from the ends of their names."""
+    for each in fields(config):
+        value, name, end = getattr(config, each.name), f"{key}.{each.name}", each.name.rpartition("_")[2]
+        if value is None or not isinstance(value, (int, float)):
+            continue
+        if end in _AT_LEAST_ONE:
+            check(name, value, value >= 1, "1 or more")
+        elif end == "waves":
+            check(name, value, 0 <= value <= 1, "in [0, 1]")
+        elif end in ("gbps", "tflops", "rate") and each.name not in _OR_NONE:
+            check(name, value, value > 0, "null or above 0" if each.default is None else "above 0")
+        else:
+            check(name, value, value >= 0, "0 or more")

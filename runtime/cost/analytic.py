@@ -78,7 +78,12 @@ class AnalyticOperators:
             "head": [(H, -(-arch.vocab_size // tp))],
         }
         plain, gemm, head_gemm = (
-            Gemm(costs.gemm, costs.multiprocessors, dtype_bytes, format) for format in (None, layers, head)
+            Gemm(
+                *(costs.gemm, costs.multiprocessors, dtype_bytes, format),
+                fuses_casts=launch == "graphs",
+                byte_tflops=host.byte_tflops,
+            )
+            for format in (None, layers, head)
         )
         latent, head_row = arch.latent, (N + K) * D
         if latent is not None:  # queries are turned into ones of latents, and what they attend to into values

@@ -38,6 +38,8 @@ class Gemm:
         weights: how weights are quantized; None: they are not. Where the device multiplies what they are, and products
             round their input to the same, the config has the rate. Else kernels turn weights into numbers of
             `dtype_bytes` as they read them.
+        fuses_casts: the kernel before a product rounds its input, where one scale does for a row.
+        byte_tflops: rate of large products of FP8 or INT8 numbers that power sustains; 0: the config's.
     """
 
     def __init__(
@@ -46,15 +48,21 @@ class Gemm:
         multiprocessors: int,
         dtype_bytes: int,
         weights: WeightFormat | None = None,
+        *,
+        fuses_casts: bool = False,
+        byte_tflops: float = 0.0,
     ) -> None:
-        rate = None
+        rate, by_block = None, weights is not None and weights.group == _BLOCK
         if weights is not None and weights.bits == 8 and (weights.int8_activations or weights.is_float):
-            block = config.fp8_block_rate if weights.group == _BLOCK else None
+            block = config.fp8_block_rate if by_block else None
             rate = (block or config.fp8_rate) if weights.is_float else config.int8_rate
         self._cast_us, self._cast_us_of_element = 0.0, 0.0  # to round the input
-        if rate is not None and config.cast_gbps is not None:
+        if rate is not None and config.cast_gbps is not None and (by_block or not fuses_casts):
             self._cast_us, self._cast_us_of_element = config.cast_us, (dtype_bytes + 1) / (config.cast_gbps * 1e3)
         self._slowness = dtype_bytes / 2 if rate is None else 1 / rate  # relative to numbers of 2 bytes
+        self._sustained_us = 2e-6 / config.sustained_tflops * self._slowness  # of a multiplication, by power
+        if byte_tflops and rate is not None:
+            self._sustained_us = 2e-6 / byte_tflops
         tiles = [
             (*sides, inner, whole)
             for shape, inner, whole in self._tiles(config, multiprocessors)
@@ -138,7 +146,7 @@ class Gemm:
         config, knee, order = self._config, self._config.knee, _POWER_NORM_ORDER
         memory = (moved / (config.memory_gbps * 1e3)) ** knee
         slowed = compute * (2 * products / _REFERENCE_FLOP) ** config.fade
-        sustained = (2e-6 * products / config.sustained_tflops * self._slowness) ** order
+        sustained = (products * self._sustained_us) ** order
         found: Floats = ((slowed**order + sustained) ** (knee / order) + memory) ** (1 / knee)
         return found
 

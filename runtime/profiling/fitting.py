@@ -179,11 +179,7 @@ def fit_attention(base: CostsConfig, measured: OperatorTables) -> AttentionFamil
         chunks, decodes = measured.chunks.get(kernels), measured.decodes.get(kernels)
         config = replace(config, chunks_together=any(chunk.prompts > 1 for chunk in chunks or ()))
         if chunks:
-            # Kernels were timed alone, but for an early FlashAttention, with the copies of what it reads and writes.
-            chosen = {
-                name: kind for name, kind in CHUNKS.items() if kernels == "flash_attention" or name != "chunk_copy_gbps"
-            }
-            config = _fit(config, chosen, chunks, lambda c, x: chunks_seconds(c, x, cores))
+            config = _fit(config, CHUNKS, chunks, lambda c, x: chunks_seconds(c, x, cores))
         if decodes:
             config = _fit(config, DECODES, decodes, lambda c, x: decodes_seconds(c, x, cores))
         found = replace(found, **{kernels: config})

@@ -26,6 +26,7 @@ from gapless.conf.clusters import ClusterConfig
 from gapless.conf.costs import AttentionKernels, CostsConfig, HostConfig
 from gapless.conf.errors import ConfigError
 from gapless.parallel.placement import StageLink
+from gapless.parallel.weight_format import WeightFormat
 from gapless.runtime.cost.analytic import AnalyticOperators
 from gapless.runtime.cost.attention import AttentionCost
 from gapless.runtime.cost.operators import LINEARS, Linear
@@ -306,6 +307,24 @@ def test_all_reduces_in_a_graph_are_no_slower_and_small_ones_need_no_launch() ->
     cluster = ClusterConfig(all_reduce=costs.all_reduce)  # one that is given holds in a graph too
     given = AnalyticOperators(arch, 8, costs, 2, cluster=cluster, attention="flash_attention3")
     assert given.all_reduce(1) == eager.all_reduce(1)
+
+
+def test_fp8_in_a_graph_rounds_inputs_in_the_kernel_before_and_goes_as_fast_as_power_allows() -> None:
+    arch, costs = arch_of("llama2-70b"), costs_of("h200")
+
+    def seconds(rows: int, launch: Literal["graphs", "eager"], group: int, tflops: float = 0.0) -> float:
+        host = dataclasses.replace(costs, host=HostConfig(byte_tflops=tflops))
+        form = WeightFormat(8, group, is_float=True)
+        source = AnalyticOperators(arch, 2, host, 2, launch=launch, attention="flash_attention3", layers=form)
+        return source.linear("postproj", rows)
+
+    cast = costs.gemm.cast_us * 1e-6
+    assert seconds(4, "eager", 1 << 30) - seconds(4, "graphs", 1 << 30) == pytest.approx(cast, rel=0.05)
+    assert seconds(4, "eager", 128) == seconds(4, "graphs", 128), "a scale a block takes a kernel of its own"
+    flop = 2 * 8192 * 8192 * 4096
+    assert flop / seconds(8192, "graphs", 1 << 30, 950.0) / 1e12 == pytest.approx(940, rel=0.02)
+    assert seconds(8192, "graphs", 1 << 30) < 0.8 * seconds(8192, "graphs", 1 << 30, 950.0)
+    assert seconds(4, "graphs", 1 << 30, 950.0) == pytest.approx(seconds(4, "graphs", 1 << 30), rel=1e-3)
 
 
 def test_large_all_reduces_of_an_engine_go_at_their_own_rate() -> None:

@@ -80,7 +80,8 @@ def test_fewer_bytes_and_faster_products_never_take_longer(
 
 
 def test_products_of_many_rows_are_as_fast_as_the_device_multiplies() -> None:
-    for device, gains in (("h100", (1, 1, 2, 1.75)), ("a100-80g", (1, 1, 2, 1))):
+    """Power bounds products of 8 bits on an H100, as its servers show; an A100's are not measured."""
+    for device, gains in (("h100", (1, 1, 1.2, 1.2)), ("a100-80g", (1, 1, 2, 1))):
         times = [operators(device, each).linear("ffn_ln1", 8192) for each in (None, BYTES, INT8, FP8)]
         assert [times[0] / each for each in times] == pytest.approx(gains, rel=0.1), device
 

@@ -39,6 +39,8 @@ class PackedWeight:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, _TYPICAL_ROWS)
         self._dtype, (self._out_size, self._in_size) = weight.dtype, weight.shape
         self._block = _find_block(self._packed, weight)
+        self._library, self._address = _library(weight.dtype), torch.ops.mkldnn.data_ptr(self._packed)
+        self._sizes = (self._in_size, self._out_size, self._block)
         self._most_rows = _MOST_ROWS.get((weight.dtype, self._block), 0)
 
     def linear(self, x: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
@@ -60,10 +62,8 @@ class PackedWeight:
     def _few_rows(self, x: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
         x, out = x.contiguous(), x.new_empty(len(x), self._out_size)
         residual = None if residual is None else residual.contiguous()
-        library = _library(x.dtype)
-        assert library is not None
-        weight, sizes = torch.ops.mkldnn.data_ptr(self._packed), (self._in_size, self._out_size, self._block)
-        library.linear(x.data_ptr(), weight, *addresses(bias, residual, out), len(x), *sizes)
+        assert self._library is not None
+        self._library.linear(x.data_ptr(), self._address, *addresses(bias, residual, out), len(x), *self._sizes)
         return out
 
     @property

@@ -122,13 +122,13 @@ class QuantizedWeight:
         """Return x @ weight.T + bias + residual, [T, out]."""
         x, out = self._inputs(x), x.new_empty(len(x), self._out_size)
         residual = None if residual is None else residual.contiguous()
-        self._linear(self._at, *addresses(x, bias, residual, out), *x.shape, self._rounds, self._least_tiled)
+        self._linear(self._at, x.data_ptr(), *addresses(bias, residual, out), *x.shape, self._rounds, self._least_tiled)
         return out
 
     def logits(self, x: Tensor) -> Tensor:
         """Return x @ weight.T as it was summed, float32, [T, out]."""
         x, out = self._inputs(x), x.new_empty(len(x), self._out_size, dtype=torch.float32)
-        self._logits(self._at, *addresses(x, out), *x.shape, self._rounds, self._least_tiled)
+        self._logits(self._at, x.data_ptr(), out.data_ptr(), *x.shape, self._rounds, self._least_tiled)
         return out
 
     def _inputs(self, x: Tensor) -> Tensor:

@@ -28,18 +28,19 @@ class TiledWeight:
         self._pairs = huge_pages.copy(pairs.transpose(1, 2))  # [out / 32, in / 2, 32]
         library = _library()
         assert library is not None
+        self._address = self._pairs.data_ptr()
         self._linear, self._gated = library.linear_tiled, library.gated_silu_tiled
 
     def linear(self, x: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         """Return x @ weight.T + bias + residual, [T, out]."""
-        return self._multiply(x, bias, residual, x.dtype)
+        return self._multiply(x, bias, residual, x.new_empty(len(x), self._out_size))
 
     def gated_silu(self, x: Tensor) -> Tensor:
         """Return silu(x @ gate.T) * (x @ up.T), [T, out / 2], of a weight [gate; up] whose halves are whole blocks."""
         x, size = x.contiguous(), self._out_size // 2
         assert size % _SIZE == 0
         out = x.new_empty(len(x), size)
-        self._gated(*addresses(x, self._pairs, out), *x.shape, size)
+        self._gated(x.data_ptr(), self._address, out.data_ptr(), *x.shape, size)
         return out
 
     @property
@@ -49,13 +50,14 @@ class TiledWeight:
 
     def logits(self, x: Tensor) -> Tensor:
         """Return x @ weight.T as it was summed, float32, [T, out]."""
-        return self._multiply(x, None, None, torch.float32)
+        return self._multiply(x, None, None, x.new_empty(len(x), self._out_size, dtype=torch.float32), wide=True)
 
-    def _multiply(self, x: Tensor, bias: Tensor | None, residual: Tensor | None, dtype: torch.dtype) -> Tensor:
-        x, out = x.contiguous(), x.new_empty(len(x), self._out_size, dtype=dtype)
-        residual = None if residual is None else residual.contiguous()
-        sizes = len(x), self._in_size, self._out_size
-        self._linear(*addresses(x, self._pairs, bias, residual, out), *sizes, dtype == torch.float32)
+    def _multiply(
+        self, x: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor, *, wide: bool = False
+    ) -> Tensor:
+        x, residual = x.contiguous(), None if residual is None else residual.contiguous()
+        terms, sizes = addresses(bias, residual, out), (len(x), self._in_size, self._out_size)
+        self._linear(x.data_ptr(), self._address, *terms, *sizes, wide)
         return out
 
     def rows(self, ids: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...parallel.cpp_library import addresses
 from ..batch import Decodes, RaggedBatch
 from ..kernels.cpp import CppKernels, cache_arguments
 from .backend import AttentionBackend, AttentionSizes
@@ -74,8 +73,8 @@ class CppBackend(AttentionBackend):
     def attend_chunk(self, q: Tensor, keys_SKD: Tensor, values_SKD: Tensor, plan: ChunkPlan, out: Tensor) -> None:
         """Compute the attention of a chunk's rows, [N, K, G, D], into `out`."""
         N, K, G, D = q.shape
-        cache, (at, to) = cache_arguments(keys_SKD, values_SKD), addresses(q, out)
-        own = (at, plan.table.ctypes.data, self.sizes.block_size, plan.start, N, self.window, to)
+        cache, table = cache_arguments(keys_SKD, values_SKD), plan.table.ctypes.data
+        own = (q.data_ptr(), table, self.sizes.block_size, plan.start, N, self.window, out.data_ptr())
         self._library.attend_chunk(*cache, *own, K, G, D, D**-0.5)
 
     def attend_decodes(self, q: Tensor, keys_SKD: Tensor, values_SKD: Tensor, decodes: Decodes, out: Tensor) -> None:
@@ -83,6 +82,6 @@ class CppBackend(AttentionBackend):
         starts, tables = decodes.starts, decodes.tables
         assert starts.dtype == np.int64 and starts.flags.c_contiguous  # noqa: PT018
         assert tables.dtype == np.int32 and tables.flags.c_contiguous  # noqa: PT018
-        cache, (at, to), D = cache_arguments(keys_SKD, values_SKD), addresses(q, out), q.shape[3]
-        own = (at, starts.ctypes.data, tables.ctypes.data, tables.shape[1], self.sizes.block_size, self.window, to)
-        self._library.attend_decodes(*cache, *own, *q.shape, D**-0.5)
+        cache, at = cache_arguments(keys_SKD, values_SKD), (starts.ctypes.data, tables.ctypes.data, tables.shape[1])
+        own = (q.data_ptr(), *at, self.sizes.block_size, self.window, out.data_ptr())
+        self._library.attend_decodes(*cache, *own, *q.shape, q.shape[3] ** -0.5)

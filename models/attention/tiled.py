@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...parallel.cpp_library import addresses, find_tiled
+from ...parallel.cpp_library import find_tiled
 from ..batch import RaggedBatch, tables_of
 from .backend import AttentionBackend, AttentionSizes
 
@@ -84,9 +84,9 @@ class TiledBackend(AttentionBackend):
         out = torch.empty_like(q_TKGD)
         sinks = None if sinks is None else sinks.float().contiguous()
         assert keys_SKD.stride()[::2] == values_SKD.stride()[::2] == (D, 1)
-        cache = _Cache(*addresses(keys_SKD, values_SKD), keys_SKD.stride(1), self.sizes.block_size, K, G, D)
-        scores = _Scores(D**-0.5, self._softcap, *addresses(sinks), self._window)
-        self._attend(byref(cache), byref(plan.segments), byref(scores), *addresses(q_TKGD, out))
+        cache = _Cache(keys_SKD.data_ptr(), values_SKD.data_ptr(), keys_SKD.stride(1), self.sizes.block_size, K, G, D)
+        scores = _Scores(D**-0.5, self._softcap, None if sinks is None else sinks.data_ptr(), self._window)
+        self._attend(byref(cache), byref(plan.segments), byref(scores), q_TKGD.data_ptr(), out.data_ptr())
         return out.flatten(1)
 
 

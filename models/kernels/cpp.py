@@ -48,7 +48,7 @@ class CppKernels(Kernels):
         """See `Kernels.gated_silu`."""
         T, width = hidden_TF.shape
         hidden_TF, out = hidden_TF.contiguous(), hidden_TF.new_empty(T, width // 2)
-        self._library.gated_silu(*addresses(hidden_TF, out), T, width // 2)
+        self._library.gated_silu(hidden_TF.data_ptr(), out.data_ptr(), T, width // 2)
         return out
 
     def rotate_and_write(
@@ -66,21 +66,20 @@ class CppKernels(Kernels):
         queries = qkv_TKED.new_empty(T, K, E - 2, D) if out_TKGD is None else out_TKGD
         assert queries.is_contiguous()
         assert qkv_TKED.stride()[2:] == (D, 1)
-        values_TKD, own, (cos, sin) = qkv_TKED[:, :, -1], head_norm, rope or (None, None)
-        weights = (None, None) if own is None else (own.query_weight, own.key_weight)
-        heads = (part for of in (qkv_TKED, values_TKD) for part in (of.data_ptr(), *of.stride()[:2]))
+        values_TKD, own = qkv_TKED[:, :, -1], head_norm
+        turning = (None, None) if rope is None else (rope[0].data_ptr(), rope[1].data_ptr())
+        norm = (None, None, 0.0) if own is None else (*addresses(own.query_weight, own.key_weight), own.eps)
         self._library.rotate_and_write(
             *cache_arguments(key_cache_SKD, value_cache_SKD),
-            *heads,
-            *addresses(*weights),
-            0.0 if own is None else own.eps,
-            *addresses(cos, sin, slots_T, queries),
-            *(T, K, E - 2, D),
+            *(qkv_TKED.data_ptr(), *qkv_TKED.stride()[:2], values_TKD.data_ptr(), *values_TKD.stride()[:2]),
+            *norm,
+            *turning,
+            *(slots_T.data_ptr(), queries.data_ptr(), T, K, E - 2, D),
         )
         return queries
 
 
-def cache_arguments(keys_SKD: Tensor, values_SKD: Tensor) -> tuple[int | None, ...]:
+def cache_arguments(keys_SKD: Tensor, values_SKD: Tensor) -> tuple[int, int, int, int]:
     """Return what the operators are told of a layer's cache, as `_CACHE` has it."""
     assert keys_SKD.stride()[::2] == values_SKD.stride()[::2] == (keys_SKD.shape[2], 1)
-    return _KINDS.get(keys_SKD.dtype, 0), *addresses(keys_SKD, values_SKD), keys_SKD.stride(1)
+    return _KINDS.get(keys_SKD.dtype, 0), keys_SKD.data_ptr(), values_SKD.data_ptr(), keys_SKD.stride(1)

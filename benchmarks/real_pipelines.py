@@ -299,9 +299,9 @@ _PAGE = """# How far simulations are off on real servers
 Written by `python -m benchmarks.real_pipelines FOLDER --write docs/accuracy.md`. Errors are simulated / measured - 1.
 Kernels are those of [tables](cost_model.md#constants-and-their-sources), engines are `engine=vllm`. Seven constants
 were fitted to servers. Four of the host were fitted to those of Qwen3 0.6B on H200s. Three were fitted to every second
-server of one stage: the H100's `row_us`, the rate of large FP8 products (`byte_tflops`), and what a client takes from an
-answer to its next prompt, 2 us a prompt token, with Qwen3 32B. All others are held out. What the clients did comes from
-the repositories that drove them; that it explains the numbers was seen on all servers.
+server of one stage: the H100's `row_us`, the rate of large FP8 products (`byte_tflops`), and what a client takes from
+an answer to its next prompt, 2 us a prompt token, with Qwen3 32B. All others are held out. What the clients did comes
+from the repositories that drove them; that it explains the numbers was seen on all servers.
 
 | servers | | number | median error | 90% | 80% lie within |
 | --- | --- | ---: | ---: | ---: | --- |

@@ -2,9 +2,9 @@
 
 FOLDER holds `h200/h200_pp.csv` (vLLM on eight H200s: median time between tokens, output tokens/s) and
 `h200/silicon.csv` (ai-dynamo/aiconfigurator, Apache-2.0: whole servers of one stage, time to first token and per output
-token). Each server is simulated by `engine=vllm` as its clients loaded it: a closed loop. Five constants were fitted to
-servers: four of the host to those of Qwen3 0.6B in `h200_pp.csv` (`--fit`), and the H100's time a row and the rate of
-large FP8 products to every second one of `silicon.csv`. All others are held out. FILE is `docs/accuracy.md`. Five
+token). Each server is simulated by `engine=vllm` as its clients loaded it: a closed loop. Four constants of the host
+were fitted to those of Qwen3 0.6B in `h200_pp.csv` (`--fit`). The H100's time a row, the rate of large FP8 products and
+a client's time between requests were fitted to every second one of `silicon.csv`. All others are held out. FILE is `docs/accuracy.md`. Five
 minutes on one core.
 """
 

@@ -4,8 +4,8 @@ FOLDER holds `h200/h200_pp.csv` (vLLM on eight H200s: median time between tokens
 `h200/silicon.csv` (ai-dynamo/aiconfigurator, Apache-2.0: whole servers of one stage, time to first token and per output
 token). Each server is simulated by `engine=vllm` as its clients loaded it: a closed loop. Four constants of the host
 were fitted to those of Qwen3 0.6B in `h200_pp.csv` (`--fit`). The H100's time a row, the rate of large FP8 products and
-a client's time between requests were fitted to every second one of `silicon.csv`. All others are held out. FILE is `docs/accuracy.md`. Five
-minutes on one core.
+a client's time between requests were fitted to every second one of `silicon.csv`. All others are held
+out. FILE is `docs/accuracy.md`. Two minutes on one core.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 FOLDER holds `h200/h200_pp.csv` (vLLM on eight H200s: median time between tokens, output tokens/s) and
 `h200/silicon.csv` (ai-dynamo/aiconfigurator, Apache-2.0: whole servers of one stage, time to first token and per output
-token). Each server is simulated by `engine=vllm` as its clients loaded it: a closed loop. Five constants were fitted to
-servers: four of the host to those of Qwen3 0.6B in `h200_pp.csv` (`--fit`), and the H100's time a row and the rate of
-large FP8 products to every second one of `silicon.csv`. All others are held out. FILE is `docs/accuracy.md`. Five
-minutes on one core.
+token). Each server is simulated by `engine=vllm` as its clients loaded it: a closed loop. Four constants of the host
+were fitted to those of Qwen3 0.6B in `h200_pp.csv` (`--fit`). The H100's time a row, the rate of large FP8 products and
+a client's time between requests were fitted to every second one of `silicon.csv`. All others are held
+out. FILE is `docs/accuracy.md`. Two minutes on one core.
 """
 
 from __future__ import annotations
@@ -299,9 +299,9 @@ _PAGE = """# How far simulations are off on real servers
 Written by `python -m benchmarks.real_pipelines FOLDER --write docs/accuracy.md`. Errors are simulated / measured - 1.
 Kernels are those of [tables](cost_model.md#constants-and-their-sources), engines are `engine=vllm`. Seven constants
 were fitted to servers. Four of the host were fitted to those of Qwen3 0.6B on H200s. Three were fitted to every second
-server of one stage: the H100's `row_us`, the rate of large FP8 products (`byte_tflops`), and what a client takes from an
-answer to its next prompt, 2 us a prompt token, with Qwen3 32B. All others are held out. What the clients did comes from
-the repositories that drove them; that it explains the numbers was seen on all servers.
+server of one stage: the H100's `row_us`, the rate of large FP8 products (`byte_tflops`), and what a client takes from
+an answer to its next prompt, 2 us a prompt token, with Qwen3 32B. All others are held out. What the clients did comes
+from the repositories that drove them; that it explains the numbers was seen on all servers.
 
 | servers | | number | median error | 90% | 80% lie within |
 | --- | --- | ---: | ---: | ---: | --- |

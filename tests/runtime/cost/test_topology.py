@@ -217,7 +217,7 @@ def test_stages_within_a_node_and_their_sends_take_as_long_as_before_there_were_
 ) -> None:
     """Sums over the stages, and over the links of each replica, by the code of commit 3917336.
 
-    The H100's are by constants that were fitted later: tables of all-reduces in a graph and of attention, a host's rows.
+    The H100's are by constants that were fitted later, to tables and to servers.
     """
     config = build(
         SimulateConfig,

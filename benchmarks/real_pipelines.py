@@ -4,7 +4,7 @@ FOLDER holds `h200/h200_pp.csv` (vLLM on eight H200s: median time between tokens
 `h200/silicon.csv` (ai-dynamo/aiconfigurator, Apache-2.0: whole servers of one stage, time to first token and per output
 token). Each server is simulated by `engine=vllm` as its clients loaded it: a closed loop. Four constants of the host
 were fitted to those of Qwen3 0.6B in `h200_pp.csv` (`--fit`). The H100's time a row, the rate of large FP8 products and
-a client's time between requests were fitted to every second one of `silicon.csv`. All others are held
+a prompt token's time to the engine were fitted to every second one of `silicon.csv`. All others are held
 out. FILE is `docs/accuracy.md`. Two minutes on one core.
 """
 
@@ -68,10 +68,9 @@ class Campaign:
 # GuideLLM, natoscott/benchmarks (aiconfigurator-eval): vLLM 0.18.
 PIPELINES = Campaign("8 x H200", "workload.input_len={inputs} workload.output_len={outputs}", requests=3, warmup=1)
 # aiconfigurator's own, vLLM 0.12. Its generator sets max_num_batched_tokens to the prompt + 1500 + max_num_seqs (512).
-# From an answer until the engine has the next prompt, 2 us a prompt token pass, which was fitted.
 OWN = Campaign(
     "Qwen3 32B, H100",
-    "workload.input_len={inputs} workload.output_len={outputs} scheduler.budget={budget} workload.think_ms={think}",
+    "workload.input_len={inputs} workload.output_len={outputs} scheduler.budget={budget}",
 )
 # SemiAnalysis InferenceX: lengths from 0.8 to 1 of those named, ten requests a client from the start, no prefix cache.
 INFERENCEX = Campaign(
@@ -113,7 +112,6 @@ class Server:
             outputs=self.outputs,
             clients=self.clients,
             budget=self.inputs + 2012,
-            think=0.002 * self.inputs,
             shorter_inputs=round(0.9 * self.inputs),
             shorter_outputs=round(0.9 * self.outputs),
         )
@@ -299,9 +297,9 @@ _PAGE = """# How far simulations are off on real servers
 Written by `python -m benchmarks.real_pipelines FOLDER --write docs/accuracy.md`. Errors are simulated / measured - 1.
 Kernels are those of [tables](cost_model.md#constants-and-their-sources), engines are `engine=vllm`. Seven constants
 were fitted to servers. Four of the host were fitted to those of Qwen3 0.6B on H200s. Three were fitted to every second
-server of one stage: the H100's `row_us`, the rate of large FP8 products (`byte_tflops`), and what a client takes from
-an answer to its next prompt, 2 us a prompt token, with Qwen3 32B. All others are held out. What the clients did comes
-from the repositories that drove them; that it explains the numbers was seen on all servers.
+server of one stage: the H100's `row_us`, the rate of large FP8 products (`byte_tflops`), and how long a prompt token
+takes to the engine (`front_token_us`). All others are held out. What the clients did comes from the repositories that
+drove them; that it explains the numbers was seen on all servers.
 
 | servers | | number | median error | 90% | 80% lie within |
 | --- | --- | ---: | ---: | ---: | --- |

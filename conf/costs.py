@@ -202,6 +202,10 @@ class HostConfig:
     """time from the coordinator's dispatch to the begin of the first stage's compute"""
     result_us: float = 0.0
     """time from the end of the last stage's compute until the coordinator has the result"""
+    front_us: float = 0.0
+    """time from a client's sending until the engine has the request: HTTP, and what does not depend on the prompt"""
+    front_token_us: float = 0.0
+    """time that is added to front_us per prompt token: its transfer and tokenization"""
     turnaround_us: float = 0.0
     """time from the end of a stage's micro-batch to the begin of its next one, if the input is already there"""
     bulk_gbps: float = 0.0

@@ -27,6 +27,7 @@ class HostTimes:
         several: what a layer takes longer with several decodes.
         stretch: how many times longer kernels take in an engine than alone.
         prompt: for a micro-batch with prompt tokens, while the device waits.
+        front: from a client's sending until the engine has the request, and what each prompt token adds to it.
         dispatch: from the coordinator's dispatch to the begin of the first stage's compute.
         result: from the end of the last stage's compute until the coordinator has the result.
         turnaround: from the end of a stage's micro-batch to the begin of its next, whose input is there.
@@ -39,6 +40,7 @@ class HostTimes:
     several: float = 0.0
     stretch: float = 1.0
     prompt: float = 0.0
+    front: tuple[float, float] = (0.0, 0.0)
     dispatch: float = 0.0
     result: float = 0.0
     turnaround: float = 0.0
@@ -54,6 +56,7 @@ class HostTimes:
             several=config.several_us * 1e-6,
             stretch=config.stretch,
             prompt=tp * config.prompt_us * 1e-6,
+            front=(config.front_us * 1e-6, config.front_token_us * 1e-6),
             dispatch=config.dispatch_us * 1e-6,
             result=config.result_us * 1e-6,
             turnaround=config.turnaround_us * 1e-6,

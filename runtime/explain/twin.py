@@ -69,7 +69,7 @@ class Twin:
         else:
             pipeline = self.learned.pipeline(setting, seed, in_order=in_order)
             replica = Replica(pipeline, setting.config.scheduler, setting.plan)
-        for _ in run_fleet([replica], self.items, workload=self.workload):
+        for _ in run_fleet([replica], self.items, workload=self.workload, front=setting.control.front):
             pass
         return replica.record
 

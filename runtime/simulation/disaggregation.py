@@ -116,7 +116,11 @@ class DisaggregatedFleet:
         self._to_decode: set[int] = set()
 
     def run(
-        self, items: Iterable[WorkItem], workload: WorkloadConfig | None = None, start: float = 0.0
+        self,
+        items: Iterable[WorkItem],
+        workload: WorkloadConfig | None = None,
+        start: float = 0.0,
+        front: tuple[float, float] = (0.0, 0.0),
     ) -> Iterator[int]:
         """Do as `run_fleet`.
 
@@ -124,7 +128,7 @@ class DisaggregatedFleet:
             PipelineError: a policy takes nothing though nothing is in flight.
         """
         with without_collector():
-            yield from self._run(Clients(items, workload, start))
+            yield from self._run(Clients(items, workload, start, front))
 
     def _run(self, clients: Clients) -> Iterator[int]:
         sent = unfinished = 0
@@ -139,7 +143,8 @@ class DisaggregatedFleet:
                     continue
                 self._now = due
             chosen = self._route(self._prefill, sent)
-            self._prefill[chosen].add(sent, clients.take(), due)
+            item = clients.take()
+            self._prefill[chosen].add(sent, item, due - clients.to_engine(item))
             self._to_prefill.add(chosen)
             sent += 1
             unfinished += 1

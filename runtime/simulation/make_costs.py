@@ -120,6 +120,7 @@ def make_control(config: SimulateConfig, plan: Plan) -> HostTimes:
             for each in costs
         ]
     return HostTimes(
+        front=hosts[0].front,
         dispatch=hosts[0].dispatch + simulation.dispatch_ms / 1e3,
         result=hosts[-1].result + simulation.result_ms / 1e3,
         turnaround=max(host.turnaround for host in hosts),

@@ -54,7 +54,7 @@ class Replica:
         return math.inf if event is None else event
 
     def add(self, number: int, item: WorkItem, arrival: float) -> None:
-        """Submit an item as request `number`, which arrives at `arrival`, in seconds on the clock of the replica."""
+        """Submit an item as request `number`, which was sent at `arrival`, in seconds on the clock of the replica."""
         request = make_request(number, item, arrival, self.max_model_len, self.cache_block)
         self.coordinator.add(request)
         self.unfinished += 1
@@ -180,6 +180,7 @@ def run_fleet(
     router: str = "round_robin",
     workload: WorkloadConfig | None = None,
     start: float = 0.0,
+    front: tuple[float, float] = (0.0, 0.0),
 ) -> Iterator[int]:
     """Run `items`, in the order of their arrivals, to their ends; yield the number of requests that have just ended.
 
@@ -189,12 +190,13 @@ def run_fleet(
         router: a name of `ROUTERS`.
         workload: as `Clients` takes it, for its closed loop and its duration.
         start: when the first item may be sent, in seconds on the replicas' clock.
+        front: as `Clients` takes it.
 
     Raises:
         PipelineError: a policy takes nothing though nothing is in flight.
     """
     with without_collector():
-        yield from _run_fleet(replicas, Clients(items, workload, start), ROUTERS[router], start)
+        yield from _run_fleet(replicas, Clients(items, workload, start, front), ROUTERS[router], start)
 
 
 def _run_fleet(replicas: Sequence[Replica], clients: Clients, route: Router, now: float) -> Iterator[int]:
@@ -225,7 +227,8 @@ def _run_fleet(replicas: Sequence[Replica], clients: Clients, route: Router, now
                 yield ended
             now = due
         chosen = route(replicas, sent)
-        replicas[chosen].add(sent, clients.take(), due)
+        item = clients.take()
+        replicas[chosen].add(sent, item, due - clients.to_engine(item))
         pending.add(chosen)
         sent += 1
     _dispatch(replicas, pending, now)

@@ -22,12 +22,20 @@ class Clients:
         items: in the order of their arrivals, which are seconds from the start.
         config: of the workload; None: no closed loop, and no end but the last request.
         start: when the first may be sent.
+        front: seconds from there until the engine has a request, and those that each prompt token adds.
     """
 
-    def __init__(self, items: Iterable[WorkItem], config: WorkloadConfig | None = None, start: float = 0.0) -> None:
+    def __init__(
+        self,
+        items: Iterable[WorkItem],
+        config: WorkloadConfig | None = None,
+        start: float = 0.0,
+        front: tuple[float, float] = (0.0, 0.0),
+    ) -> None:
         self._items = iter(items)
         self._next: WorkItem | None = next(self._items, None)
         self._start = start
+        self._front = front
         most = None if config is None else config.max_concurrency
         self._is_closed = most is not None
         self._unused = most or 0  # clients that have not sent anything yet
@@ -38,7 +46,7 @@ class Clients:
 
     @property
     def due(self) -> float:
-        """When the next request is sent; infinity where an answer must come first, and where none is left."""
+        """When the next request is at the engine; infinity where an answer must come first, and where none is left."""
         if self._next is None:
             return math.inf
         due = self._start + self._next.arrival
@@ -49,7 +57,12 @@ class Clients:
         if due >= self._end:
             self._next = None
             return math.inf
-        return due
+        return due + self.to_engine(self._next)
+
+    def to_engine(self, item: WorkItem) -> float:
+        """Return the seconds from when a request is sent until the engine has it."""
+        of_request, of_token = self._front
+        return of_request + of_token * len(item.prompt)
 
     @property
     def are_done(self) -> bool:

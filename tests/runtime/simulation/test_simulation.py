@@ -266,6 +266,21 @@ def test_without_the_host_its_overhead_is_left_out() -> None:
     assert ends[0] - ends[1] == pytest.approx(10 * Device().host.step)
 
 
+@pytest.mark.parametrize("front", [(0.0, 0.0), (0.5, 0.0), (0.5, 0.01)])
+def test_the_way_to_the_engine_is_a_part_of_the_time_to_first_token(front: tuple[float, float]) -> None:
+    replica = make_replica()
+    assert sum(run_fleet([replica], items((4, 10), (40, 3)), workload=loop(1), front=front)) == 2
+    alone = make_replica()
+    run(alone, items((4, 10)))
+    first, second = (each.record for each in (replica, alone))
+    plain = second.requests[0].token_times[0]
+    assert first.requests[0].arrival == 0.0
+    assert first.requests[0].token_times[0] == pytest.approx(plain + front[0] + 4 * front[1])
+    assert first.requests[1].arrival == pytest.approx(first.requests[0].token_times[-1])
+    begun = min(span.begin for span in first.spans if span.micro_batch == first.micro_batches[-3].micro_batch)
+    assert begun - first.requests[1].arrival == pytest.approx(front[0] + 40 * front[1], abs=1e-3)
+
+
 def replayed(fleet: dict[str, Any]) -> RunRecord:
     """Return the record of a fleet's first replica that serves all requests by `replay`."""
     replica, numbers = started(fleet)[0], iter(range(len(fleet["requests"])))

@@ -61,6 +61,15 @@ def test_a_client_thinks_between_an_answer_and_its_next_request(
         assert max(7.0 + items[len(sent)].arrival, free) >= end - 1e-9
 
 
+def test_a_request_is_at_the_engine_after_its_way_there() -> None:
+    items = [WorkItem(b"\0" * 10, 1, 0.0), WorkItem(b"\0" * 30, 1, 0.0)]
+    clients = Clients(items, loop(1, duration_s=2.5), 7.0, front=(0.25, 0.01))
+    assert clients.due == pytest.approx(7.0 + 0.35)
+    assert clients.to_engine(clients.take()) == pytest.approx(0.35)
+    clients.answered(9.0)
+    assert clients.due == pytest.approx(9.0 + 0.55), "it is sent in time, though it comes later"
+
+
 def test_requests_repeat_prompts_with_their_lengths() -> None:
     workload = make(FixedConfig(num_prompts=7, distinct_prompts=3, input_len=40, output_len=9, range_ratio=0.5))
     prompts = [list(item.prompt) for item in workload]

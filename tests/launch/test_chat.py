@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import select
 import shutil
 import sys
 import time
@@ -21,6 +22,7 @@ from gapless.launch.chat import Wrapped
 from gapless.launch.cli import main
 from tests.support.browser import CHROMIUM, DRIVER, browsing
 from tests.support.server import serving
+from tests.support.tiers import stretched
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}> {{ m.content }}\n{% endfor %}{{ '<a>' if add_generation_prompt }}"
 
@@ -143,25 +145,33 @@ def test_interrupts_in_a_terminal_drop_a_line_and_stop_an_answer(model: Path, tm
         os.execv(sys.executable, [sys.executable, "-m", "gapless", "chat", *keys])
     seen = ""
 
-    def until(text: str) -> None:
+    def comes(text: str, seconds: float = 60.0) -> bool:
         nonlocal seen
+        deadline = time.monotonic() + stretched(seconds)
         while text not in seen:
+            if not select.select([terminal], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                return False
             seen += os.read(terminal, 4096).decode(errors="replace")
         seen = seen.partition(text)[2]
+        return True
 
-    until("> ")
-    for _ in range(2):  # neither ends the program
+    def interrupts() -> bool:
         os.write(terminal, b"half a line\x03")
-        until("> ")
+        return comes("> ", 2.0)
+
+    assert comes("> ")
+    for _ in range(2):  # neither ends the program
+        # readline does not see one that comes after its prompt and before it waits, until the next one
+        assert any(interrupts() for _ in range(5))
         time.sleep(1.1)
     os.write(terminal, b"def f(\n")
-    until("def f(\r\n")
+    assert comes("def f(\r\n")
     time.sleep(1)
     os.write(terminal, b"\x03")
-    until("idle; stopped")
-    until("> ")
+    assert comes("idle; stopped")
+    assert comes("> ")
     os.write(terminal, b"\x04")
-    until("report.html")
+    assert comes("report.html")
     assert os.waitpid(process, 0)[1] == 0
     os.close(terminal)
 

@@ -215,6 +215,8 @@ class Scheduler:
         """Count the `count` draft tokens of a decode that were right: their KV is computed."""
         request.num_dispatched += count
         request.num_completed += count
+        if self.pool.slides:
+            self.pool.slide(request)
 
     def resume(self, requests: Sequence[Request]) -> None:
         """Make requests ready for a decode: their sampled tokens are appended, and they go on.
@@ -342,10 +344,11 @@ class Scheduler:
         if head is None:
             return
         need, _ = self._needs(head)
-        running = len(self.running) - len(self.yielding)
+        leaving = {r.id: r for r in self.running.values() if r.is_finished} | self.yielding
+        running = len(self.running) - len(leaving)
         pool = self.pool
-        free = pool.num_free + sum(pool.num_of(r) for r in self.yielding.values())
-        others = [r for r in self.running.values() if r.priority > head.priority and r.id not in self.yielding]
+        free = pool.num_free + sum(pool.num_of(r) for r in leaving.values())
+        others = [r for r in self.running.values() if r.priority > head.priority and r.id not in leaving]
         others.sort(key=lambda r: (r.priority, r.id))
         victims: list[Request] = []
         while running >= self.slots or need + running * pool.num_groups > free:

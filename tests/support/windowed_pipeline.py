@@ -37,8 +37,9 @@ class WindowedPipeline(VirtualPipeline):
                     slot = self._slot_of(table, position)
                     assert self._texts[slot] == tuple(text[: position + 1]), "a key that is not there"
         chunks = {chunk.request: chunk.start + len(chunk.tokens) for chunk in micro_batch.chunks}
-        for request, start in self._starts.items():
-            self._leave_behind(request, chunks.get(request, start + 1))
+        for request in self._starts:  # drafts that were right leave blocks behind too
+            known = self._prompt_len[request] + len(self._sampled[request])
+            self._leave_behind(request, chunks.get(request, known - 1))
         for request, block in self._ahead:
             self._owners.setdefault(block, set()).add(request)
         self._ahead.clear()

@@ -693,3 +693,12 @@ def test_block_pool_keeps_a_growing_request_contiguous() -> None:
 
 def test_an_empty_micro_batch_is_false() -> None:
     assert not MicroBatch()
+
+
+@pytest.mark.parametrize("policy", ["sarathi", "equal_time"])
+@pytest.mark.parametrize("at", [0.01, 0.03, 0.05])
+def test_an_aborted_request_in_flight_makes_room_by_itself(policy: str, at: float) -> None:
+    """An urgent request waits while tokens of a prompt that nobody wants any more are in flight."""
+    prompts = [(95, 1, 0.0, False), *[(45, 93, at, False)] * 3]
+    w = {"max_len": 140, "num_blocks": 36, "stages": 3, "batch": 1, "chunk": 1, "abort": 0, "order": "priority"}
+    check_run(*run(policy, {**WORKLOAD, **w, "requests": prompts}))

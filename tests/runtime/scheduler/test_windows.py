@@ -56,6 +56,14 @@ def test_outputs_are_those_without_freeing(policy: str, windows: Windows) -> Non
     assert [r.output for r in requests] == [r.output for r in expected]
 
 
+def test_drafts_that_were_right_leave_their_blocks_to_the_next_tokens() -> None:
+    """A run of accepted tokens passes a window, and the cache holds no more than the request is promised."""
+    w = {**WORKLOAD, "windows": (5,), "num_blocks": 2, "block_size": 16, "max_len": 50, "stages": 1, "batch": 1}
+    for seed in range(5):
+        more = {"requests": [(1, 49, 0.0, True)], "drafts": 20, "extra_depth": 0, "chunk": 1, "seed": seed}
+        check_run(*run("sarathi", w | more))
+
+
 def test_prompts_that_left_shared_blocks_behind_go_on() -> None:
     """Blocks that others share do not come back, so that all prompts may lack some: the newest one is preempted."""
     lengths = (105, 30, 30, 60, 105, 30, 105, 100, 100, 105, 105, 100, 105, 100)

@@ -115,7 +115,7 @@ class Audit:
         self.first_waiting = waiting and (waiting.id, waiting.remaining_prefill)
         self.backlog, self.depth = s.backlog, s.depth
         assert s.backlog == sum(self.partial.values()) + sum(
-            r.remaining_prefill for r in (*s.waiting, *s.yielding.values())
+            r.remaining_prefill for r in (*s.waiting, *s.yielding.values()) if not r.is_finished
         )
         batch = decide()
         self.short_of_kv = s.short_of_kv or self.preempted or bool(s.yielding)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -91,11 +92,15 @@ def test_cpp_products_are_torchs_at_any_size(
     x, residual = torch.randn(tokens, hidden, dtype=dtype), torch.randn(tokens, hidden, dtype=dtype)
     picked, weights = route(torch.randn(tokens, count), config)
     with torch.inference_mode():
-        expected = own(x, picked, weights, residual)
+        exact = copy.deepcopy(own).float()(x.float(), picked, weights, residual.float())
+        theirs = own(x, picked, weights, residual).float() - exact
         own.pack()
         assert own.packed is not None
-        tolerance = 1e-4 if dtype == torch.float32 else 6e-2
-        torch.testing.assert_close(own(x, picked, weights, residual), expected, atol=tolerance, rtol=tolerance)
+        found = own(x, picked, weights, residual).float()
+    if dtype == torch.float32:
+        torch.testing.assert_close(found, exact, atol=1e-4, rtol=1e-4)
+    else:
+        assert (found - exact).norm() <= 1.1 * theirs.norm(), "no further off than torch's products"
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["torch", "cpp"])
@@ -192,6 +197,6 @@ def test_quantized_experts_are_their_numbers(
         assert isinstance(own.packed, QuantizedExperts)
         if not in_cpp:
             own.packed = None
-        tolerance = (1e-4 if dtype == torch.float32 else 1e-2) + (0.05 if rounds else 0)
+        tolerance = (1e-4 if dtype == torch.float32 else 2e-2) + (0.05 if rounds else 0)
         found = own(x, picked, weights, residual).float()
     assert ((found - expected).abs().max() <= tolerance * expected.abs().max()).item()

@@ -15,10 +15,11 @@ from hypothesis import settings
 
 from tests.support import tiers
 
-# On a shared machine one example may take a hundred times as long as the next. The first tier tries the same examples
-# each time; the second draws new ones.
+# On a shared machine one example may take a hundred times as long as the next. Both tiers try the same examples each
+# time, so that a change is what makes a test fail; `--draw` tries new ones.
 settings.register_profile("first", max_examples=20, deadline=None, derandomize=True)
-settings.register_profile("whole", deadline=None)
+settings.register_profile("whole", deadline=None, derandomize=True)
+settings.register_profile("drawn", deadline=None)
 SLOW = pytest.StashKey[int]()
 HANGS = 600  # seconds after which a test has failed, in either tier: none takes a third of it on a quiet machine
 ROOMS = ("launch", "benchmarks", "models", "parallel")  # their tests wait for processes, so they begin first
@@ -26,13 +27,15 @@ ROOMS = ("launch", "benchmarks", "models", "parallel")  # their tests wait for p
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="what is marked slow too, and all examples of property tests")
+    parser.addoption("--draw", action="store_true", help="with --all: new examples of property tests")
     parser.addoption("--limit", type=float, default=5.0, help="seconds of a test that is not marked slow; 0: no limit")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.all:
         os.environ[tiers.EVERYTHING] = "1"
-    settings.load_profile("whole" if tiers.is_whole() else "first")
+    whole = "drawn" if config.option.draw else "whole"
+    settings.load_profile(whole if tiers.is_whole() else "first")
 
 
 @pytest.hookimpl(tryfirst=True)

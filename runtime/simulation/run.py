@@ -22,12 +22,13 @@ def start(setting: Setting, workload: Workload, *, repeat: int = 1) -> tuple[lis
     Returns:
         The replicas, and an iterator that runs `workload` to its end; it yields how many requests have just ended.
     """
-    config, of_all = setting.config, {"workload": setting.config.workload, "front": setting.control.front}
+    config, front = setting.config, setting.control.front
     if setting.prefill is not None:
         fleet = make_disaggregated(setting, repeat=repeat)
-        return fleet.replicas, _phases(fleet.replicas, workload, partial(fleet.run, **of_all))
+        serve = partial(fleet.run, workload=config.workload, front=front)
+        return fleet.replicas, _phases(fleet.replicas, workload, serve)
     replicas = make_replicas(setting, repeat=repeat)
-    run = partial(run_fleet, replicas, router=config.simulation.router, **of_all)
+    run = partial(run_fleet, replicas, router=config.simulation.router, workload=config.workload, front=front)
     return replicas, _phases(replicas, workload, run)
 
 

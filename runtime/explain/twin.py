@@ -69,7 +69,8 @@ class Twin:
         else:
             pipeline = self.learned.pipeline(setting, seed, in_order=in_order)
             replica = Replica(pipeline, setting.config.scheduler, setting.plan)
-        for _ in run_fleet([replica], self.items, workload=self.workload, front=setting.control.front):
+        front = setting.control.front if self.learned is None else (0.0, 0.0)  # real arrivals are the engine's
+        for _ in run_fleet([replica], self.items, workload=self.workload, front=front):
             pass
         return replica.record
 

@@ -6,8 +6,7 @@ Weights are of that type, or quantized.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import CDLL, Structure, c_float, c_int64, c_void_p
-from functools import cache
+from ctypes import CDLL, Structure, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -16,35 +15,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...parallel import huge_pages
-from ...parallel.cpp_library import ELEMENTS, NoLibraryError, load
+from ...parallel.cpp_library import ELEMENTS, addresses, find
 from ...parallel.quantized import QuantizedWeight
 from .activation import GatedActivation
 
 _BLOCK = 32  # outputs whose words lie side by side; inputs, of which there is a multiple
-_POINTER, _SIZE, _NUMBER = c_void_p, c_int64, c_float
 _Bias = Tensor | None
 
 
 def runs_here(dtype: torch.dtype, device: torch.device) -> bool:
     """Return whether the library can be had for tensors of this type on this device."""
-    if device.type != "cpu" or dtype not in ELEMENTS:
-        return False
-    try:
-        _library(dtype)
-    except NoLibraryError:
-        return False
-    return True
+    return device.type == "cpu" and dtype in ELEMENTS and _library(dtype) is not None
 
 
-@cache
-def _library(dtype: torch.dtype) -> CDLL:
-    library = load(Path(__file__).with_name("experts.cpp"), dtype)
-    routed = (_POINTER, _SIZE, _SIZE, _POINTER, _POINTER, _SIZE, _SIZE)
-    activation = (_NUMBER,) * 3
-    library.experts.argtypes = (*routed, *(_SIZE,) * 2, *(_POINTER,) * 4, *activation, _POINTER, _POINTER)
-    library.quantized_experts.argtypes = (*routed, *(_SIZE,) * 2, *(_POINTER,) * 5, *activation, _POINTER, _POINTER)
-    library.experts.restype = library.quantized_experts.restype = None
-    return library
+def _library(dtype: torch.dtype) -> CDLL | None:
+    source, routed, rest = Path(__file__).with_name("experts.cpp"), "piippiiii", "fffpp"
+    return find(source, dtype, experts=routed + 4 * "p" + rest, quantized_experts=routed + 5 * "p" + rest)
 
 
 class CppExperts:
@@ -63,8 +49,7 @@ class CppExperts:
     ) -> None:
         self._name = name
         self._biases = gate_up_bias, down_bias
-        biases = (None if bias is None else bias.data_ptr() for bias in self._biases)
-        self._arguments = (*weights, *biases, activation.factor, activation.limit, activation.shift)
+        self._arguments = (*weights, *addresses(*self._biases), activation.factor, activation.limit, activation.shift)
 
     def __call__(
         self, x_TH: Tensor, picked_Tk: Tensor, weights_Tk: Tensor, first: int, residual: Tensor | None
@@ -73,17 +58,9 @@ class CppExperts:
         x_TH, picked_Tk, weights_Tk = x_TH.contiguous(), picked_Tk.contiguous(), weights_Tk.contiguous()
         residual = None if residual is None else residual.contiguous()
         out = torch.empty_like(x_TH)
-        getattr(_library(x_TH.dtype), self._name)(
-            x_TH.data_ptr(),
-            *x_TH.shape,
-            picked_Tk.data_ptr(),
-            weights_Tk.data_ptr(),
-            picked_Tk.shape[1],
-            first,
-            *self._arguments,
-            None if residual is None else residual.data_ptr(),
-            out.data_ptr(),
-        )
+        x, *picks = addresses(x_TH, picked_Tk, weights_Tk)
+        routed = (x, *x_TH.shape, *picks, picked_Tk.shape[1], first)
+        getattr(_library(x_TH.dtype), self._name)(*routed, *self._arguments, *addresses(residual, out))
         return out
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import CDLL, c_int64, c_void_p
-from functools import cache
+from ctypes import CDLL
 from pathlib import Path
 
 import torch
@@ -11,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...conf.experts import ExpertsConfig
-from ...parallel.cpp_library import ELEMENTS, find
+from ...parallel.cpp_library import ELEMENTS, addresses, find
 from .cpp import pack_words
 
 _LEAST_SUM = 1e-20  # sigmoids may all be zero
@@ -88,16 +87,10 @@ class ExpertRouter(nn.Module):
         picked, weights = torch.empty(len(x_TH), k, dtype=torch.int64), torch.empty(len(x_TH), k)
         library = _library(x_TH.dtype)
         assert library is not None
-        bias = None if self.bias is None else self.bias.data_ptr()
-        pointers = (picked.data_ptr(), weights.data_ptr())
-        library.route(x_TH.data_ptr(), *x_TH.shape, self._packed.data_ptr(), bias, E, k, *pointers)
+        x, *rest = addresses(x_TH, self._packed, self.bias)
+        library.route(x, *x_TH.shape, *rest, E, k, *addresses(picked, weights))
         return picked, weights if self.experts.scale == 1.0 else weights * self.experts.scale
 
 
-@cache
 def _library(dtype: torch.dtype) -> CDLL | None:
-    library = find(Path(__file__).with_name("router.cpp"), dtype)
-    if library is not None:
-        library.route.argtypes = (c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p)
-        library.route.restype = None
-    return library
+    return find(Path(__file__).with_name("router.cpp"), dtype, route="piippiipp")

@@ -25,13 +25,13 @@ import torch
 from gapless import LLM
 from gapless.conf.sampling import SamplingParams
 from gapless.conf.schema import ModelConfig
+from gapless.kernels.packed import PackedWeight
+from gapless.kernels.quantized import QuantizedWeight
+from gapless.kernels.quantized_matrix import WeightFormat
 from gapless.models.attention.cpp import CppBackend
 from gapless.models.huggingface import resolve_architecture
 from gapless.models.kernels.cpp import CppKernels
 from gapless.parallel.layers import LMHead
-from gapless.parallel.packed import PackedWeight
-from gapless.parallel.quantized import QuantizedWeight
-from gapless.parallel.quantized_matrix import WeightFormat
 from gapless.runtime.pipeline.stage_worker import StageWorker
 
 from .peer import MODELS

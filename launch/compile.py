@@ -72,7 +72,7 @@ def _compile(target: Path) -> None:
         root = Path(work, "gapless")
         rooms = Path(compiled.__file__).parents[1]
         python_only = shutil.ignore_patterns("shipped", "__pycache__", "*.pyc")
-        for room in ("conf", "models", "parallel", "runtime"):
+        for room in ("conf", "kernels", "models", "parallel", "runtime"):
             shutil.copytree(rooms / room, root / room, ignore=python_only)
         files = [str("gapless" / source) for source in compiled.marked_sources()]
         Path(work, "mypy.ini").write_text(_SETTINGS)

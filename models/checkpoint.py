@@ -20,8 +20,8 @@ from .layout import deciding_keys, names_of, tensor_shapes
 if TYPE_CHECKING:
     import torch
 
-    from ..parallel.quantized_matrix import QuantizedMatrix
-    from ..parallel.weight_format import WeightFormat
+    from ..kernels.quantized_matrix import QuantizedMatrix
+    from ..kernels.weight_format import WeightFormat
 
 # The first is PEFT's, in a model that it merged; the third stands before the text model of one that reads images.
 _PREFIXES = ("base_model.model.", "model.", "language_model.", "model.", "transformer.")

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..kernels.weight_format import WeightFormat
 from ..parallel.layers import ReplicatedLinear
-from ..parallel.weight_format import WeightFormat
 from .attention.latent import LatentBackend, LatentPlan
 from .attention.sdpa import SegmentPlan
 from .batch_context import BatchContext

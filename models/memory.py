@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from ..conf.architecture import Architecture, LayerKind
 from ..conf.errors import ConfigError
 from ..conf.schema import Dtype, HardwareConfig, ModelConfig, ParallelConfig
+from ..kernels.processor import multiplies_bfloat16
+from ..kernels.weight_format import WeightFormat
 from ..parallel.mesh import Mesh
-from ..parallel.processor import multiplies_bfloat16
 from ..parallel.split import split_layers
-from ..parallel.weight_format import WeightFormat
 from .block_groups import ONE_TABLE, Windows, blocks_held, layers_of_a_block
 from .huggingface import has_short_weights
 from .quantization.formats import LayerFormats, ModelFormats, plain_formats

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..conf.architecture import Architecture
 from ..conf.errors import ConfigError
-from ..parallel.weight_format import WeightFormat
+from ..kernels.weight_format import WeightFormat
 from .checkpoint import SafetensorsFolder, TensorSource
 from .gguf.weights import GgufTensors
 from .layout import linear_weights, tensor_shapes

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..conf.architecture import Architecture, LayerKind
-from ..parallel import huge_pages
+from ..kernels import huge_pages
+from ..kernels.processor import multiplies_bfloat16
 from ..parallel.groups import Groups
 from ..parallel.layers import LMHead, Packable, Parts, ReplicatedEmbedding, VocabParallelEmbedding
-from ..parallel.processor import multiplies_bfloat16
 from .attention.backend import AttentionBackend, AttentionSizes
 from .attention.select import make_backend
 from .batch import RaggedBatch

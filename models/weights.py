@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from ..conf.architecture import Architecture
+from ..kernels.quantized_matrix import QuantizedMatrix
 from ..parallel.layers import Packable, ReplicatedEmbedding, RowParallelLinear, padded_vocab
 from ..parallel.mesh import Mesh
-from ..parallel.quantized_matrix import QuantizedMatrix
 from .checkpoint import TensorSource
 from .decoder import Attention, DecoderLayer, FeedForward
 from .experts.block import Experts

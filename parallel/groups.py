@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..kernels.cpp_library import ELEMENTS
 from . import nccl
-from .cpp_library import ELEMENTS
 from .megatron import parallel_state
 from .mesh import Mesh
 from .rendezvous import Rendezvous

@@ -15,14 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..kernels.packed import pack
+from ..kernels.quantized import Product, QuantizedWeight, TableProduct, make_product, make_table
+from ..kernels.quantized_matrix import QuantizedMatrix
+from ..kernels.row_weight import take_rows
+from ..kernels.tiled import TiledWeight
+from ..kernels.weight_format import WeightFormat
 from .groups import Groups
 from .megatron import ModelParallelConfig, tensor_parallel
-from .packed import pack
-from .quantized import Product, QuantizedWeight, TableProduct, make_product, make_table
-from .quantized_matrix import QuantizedMatrix
-from .row_weight import take_rows
-from .tiled import TiledWeight
-from .weight_format import WeightFormat
 
 # A sum in two parts: the norm that follows adds the second to the first, in place. None: the first is all of it.
 Parts = tuple[Tensor, Tensor | None]

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .cpp_library import ELEMENTS, NoLibraryError, load
+from ..kernels.cpp_library import ELEMENTS, NoLibraryError, load
 from .frames import ConnectionLost
 
 _FOLDER = Path("/dev/shm")
@@ -126,7 +126,7 @@ def _library(dtype: torch.dtype) -> ctypes.CDLL:
     """
     common = "piii" + "ppp"
     gather = common + "piii" + "dp" + ":i"
-    return load(Path(__file__).with_suffix(".cpp"), dtype, all_reduce=common + "id:i", gather=gather)
+    return load("shared_memory", dtype, all_reduce=common + "id:i", gather=gather)
 
 
 def _path(token: bytes) -> Path:

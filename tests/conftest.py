@@ -22,7 +22,7 @@ settings.register_profile("whole", deadline=None, derandomize=True)
 settings.register_profile("drawn", deadline=None)
 SLOW = pytest.StashKey[int]()
 HANGS = 600  # seconds after which a test has failed, in either tier: none takes a third of it on a quiet machine
-ROOMS = ("launch", "benchmarks", "models", "parallel")  # their tests wait for processes, so they begin first
+ROOMS = ("launch", "benchmarks", "models", "parallel", "kernels")  # their tests wait for processes, so they begin first
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

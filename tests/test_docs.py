@@ -29,7 +29,7 @@ from gapless.runtime.ledger.causes import CAUSES
 from tests.support.forked import execute, finish
 
 ROOT = Path(__file__).parent.parent
-ROOMS = ("conf", "parallel", "models", "runtime", "launch", "tests", "benchmarks", "docs", ".ci")
+ROOMS = ("conf", "kernels", "parallel", "models", "runtime", "launch", "tests", "benchmarks", "docs", ".ci")
 DOCUMENTS = (
     *("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "benchmarks/README.md"),
     *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md"))),
@@ -74,7 +74,7 @@ def test_paths_exist(document: str) -> None:
 
 def sources() -> str:
     """All Python sources of the package."""
-    rooms = ("conf", "launch", "models", "parallel", "runtime")
+    rooms = ("conf", "kernels", "launch", "models", "parallel", "runtime")
     return "\n".join(path.read_text(encoding="utf-8") for room in rooms for path in (ROOT / room).rglob("*.py"))
 
 

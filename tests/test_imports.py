@@ -50,7 +50,9 @@ def test_every_import_is_one_that_the_rooms_allow(tree: Path) -> None:
 
 def test_the_check_reads_every_file(tree: Path) -> None:
     done = with_tree(tree, MODULES)
-    assert json.loads(done.stdout) == modules_of("launch", "runtime", "models", "parallel", "conf"), done.stderr
+    assert json.loads(done.stdout) == modules_of("launch", "runtime", "models", "parallel", "kernels", "conf"), (
+        done.stderr
+    )
 
 
 def test_what_plans_simulates_and_reports_loads_no_torch() -> None:

@@ -86,7 +86,7 @@ def test_issue_forms_have_what_github_needs(form: str) -> None:
 
 def test_no_two_public_classes_share_a_name() -> None:
     found: defaultdict[str, list[str]] = defaultdict(list)
-    for room in ("conf", "parallel", "models", "runtime", "launch"):
+    for room in ("conf", "kernels", "parallel", "models", "runtime", "launch"):
         for path in (ROOT / room).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):

@@ -11,10 +11,10 @@ import torch
 
 from gapless.conf.architecture import Architecture
 from gapless.conf.schema import ModelConfig
+from gapless.kernels.packed import pack
+from gapless.kernels.quantized import Product, make_product
+from gapless.kernels.quantized_matrix import QuantizedMatrix, WeightFormat
 from gapless.models.huggingface import resolve_architecture
-from gapless.parallel.packed import pack
-from gapless.parallel.quantized import Product, make_product
-from gapless.parallel.quantized_matrix import QuantizedMatrix, WeightFormat
 
 ROWS, ROUNDS = 256, 7
 MOST_LAYERS = 12

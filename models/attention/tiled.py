@@ -5,18 +5,16 @@ from __future__ import annotations
 from ctypes import CDLL, Structure, byref, c_float, c_int64, c_void_p
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...parallel.cpp_library import find_tiled
+from ...kernels.cpp_library import find_tiled
 from ..batch import RaggedBatch, tables_of
 from .backend import AttentionBackend, AttentionSizes
 
 _KEYS, _NUMBERS = 16, 32  # of a tile: blocks and heads have a multiple of them
-_SOURCE = Path(__file__).parents[1] / "kernels" / "tiled_attention.cpp"
 
 
 class _Cache(Structure):
@@ -98,4 +96,4 @@ def runs(sizes: AttentionSizes) -> bool:
 
 
 def _library() -> CDLL | None:
-    return find_tiled(_SOURCE, attend="ppppp")
+    return find_tiled("tiled_attention", attend="ppppp")

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...conf.architecture import Architecture
+from ...kernels.weight_format import WeightFormat
 from ...parallel.groups import Groups
 from ...parallel.layers import Parts
-from ...parallel.weight_format import WeightFormat
 from .routed import RoutedExperts
 from .router import ExpertRouter
 

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import CDLL, Structure, c_int64, c_void_p
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...parallel import huge_pages
-from ...parallel.cpp_library import ELEMENTS, addresses, find
-from ...parallel.quantized import QuantizedWeight
+from ...kernels import huge_pages
+from ...kernels.cpp_library import ELEMENTS, addresses, find
+from ...kernels.quantized import QuantizedWeight
 from .activation import GatedActivation
 
 _BLOCK = 32  # outputs whose words lie side by side; inputs, of which there is a multiple
@@ -29,8 +28,8 @@ def runs_here(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def _library(dtype: torch.dtype) -> CDLL | None:
-    source, routed, rest = Path(__file__).with_name("experts.cpp"), "piippiiii", "fffpp"
-    return find(source, dtype, experts=routed + 4 * "p" + rest, quantized_experts=routed + 5 * "p" + rest)
+    routed, rest = "piippiiii", "fffpp"
+    return find("experts", dtype, experts=routed + 4 * "p" + rest, quantized_experts=routed + 5 * "p" + rest)
 
 
 class CppExperts:

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...conf.experts import ExpertsConfig
+from ...kernels.quantized import Product, QuantizedWeight, make_product
+from ...kernels.quantized_matrix import QuantizedMatrix
+from ...kernels.weight_format import WeightFormat
 from ...parallel.mesh import Mesh
-from ...parallel.quantized import Product, QuantizedWeight, make_product
-from ...parallel.quantized_matrix import QuantizedMatrix
-from ...parallel.weight_format import WeightFormat
 from .activation import GatedActivation
 from .cpp import PackedExperts, QuantizedExperts, runs_here
 

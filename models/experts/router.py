@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from ctypes import CDLL
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...conf.experts import ExpertsConfig
-from ...parallel.cpp_library import ELEMENTS, addresses, find
+from ...kernels.cpp_library import ELEMENTS, addresses, find
 from .cpp import pack_words
 
 _LEAST_SUM = 1e-20  # sigmoids may all be zero
@@ -93,4 +92,4 @@ class ExpertRouter(nn.Module):
 
 
 def _library(dtype: torch.dtype) -> CDLL | None:
-    return find(Path(__file__).with_name("router.cpp"), dtype, route="piippiipp")
+    return find("router", dtype, route="piippiipp")

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ...parallel.quantized_matrix import QuantizedMatrix
-from ...parallel.weight_format import WeightFormat
+from ...kernels.quantized_matrix import QuantizedMatrix
+from ...kernels.weight_format import WeightFormat
 from ..quantization.matrices import cut_groups
 from ..quantization.schemes import cover
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ...conf.architecture import Architecture
 from ...conf.errors import ConfigError
-from ...parallel.weight_format import WeightFormat
+from ...kernels.weight_format import WeightFormat
 from ..checkpoint import TensorSource, check_shape
 from ..layout import names_of, tensor_shapes
 from ..names import Names
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
-    from ...parallel.quantized_matrix import QuantizedMatrix
+    from ...kernels.quantized_matrix import QuantizedMatrix
 
 _LLAMA = Names(
     embedding="token_embd.weight",

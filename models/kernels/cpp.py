@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
-from ...parallel.cpp_library import addresses, load
+from ...kernels.cpp_library import addresses, load
 from ..cache_rows import CACHE_DTYPES
 from ..head_norm import HeadNorm
 from .kernels import Kernels
@@ -29,9 +27,10 @@ class CppKernels(Kernels):
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
-        own, attention = (Path(__file__).with_name(name) for name in ("kernels.cpp", "attention.cpp"))
-        self._library = load(own, dtype, add_and_norm="pppppiif", gated_silu="ppii", rotate_and_write=_ROTATE_AND_WRITE)
-        self.attention = load(attention, dtype, attend_decodes=_DECODES, attend_chunk=_CHUNK)
+        self._library = load(
+            "kernels", dtype, add_and_norm="pppppiif", gated_silu="ppii", rotate_and_write=_ROTATE_AND_WRITE
+        )
+        self.attention = load("attention", dtype, attend_decodes=_DECODES, attend_chunk=_CHUNK)
         self.dtype = dtype
 
     def norm(self, x_TH: Tensor, term_TH: Tensor | None, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...conf.errors import ConfigError
-from ...parallel.cpp_library import ELEMENTS, NoLibraryError
+from ...kernels.cpp_library import ELEMENTS, NoLibraryError
 from .cpp import CppKernels
 from .kernels import Kernels, TorchKernels
 

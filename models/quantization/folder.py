@@ -15,8 +15,8 @@ from .schemes import Mxfp4Blocks, SchemeOf, StoredLayer
 if TYPE_CHECKING:
     import torch
 
-    from ...parallel.quantized_matrix import QuantizedMatrix
-    from ...parallel.weight_format import WeightFormat
+    from ...kernels.quantized_matrix import QuantizedMatrix
+    from ...kernels.weight_format import WeightFormat
 
 _UNUSED = ("input_scale", "input_zero_point", "activation_scale")  # static ones of activations
 _ZEROS = ("bias", "weight_zero_point")  # that some tools write where there is none

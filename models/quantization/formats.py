@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ...conf.architecture import Architecture
-from ...parallel.weight_format import WeightFormat
+from ...kernels.weight_format import WeightFormat
 from ..layout import expert_weights, linear_weights, names_of, tensor_shapes
 
 _GROUP_UNIT = 16  # groups are whole numbers of it: products read as many columns at a time

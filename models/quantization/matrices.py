@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from ...parallel.quantized_matrix import E2M1, QuantizedMatrix, pack_codes
-from ...parallel.weight_format import WeightFormat
+from ...kernels.quantized_matrix import E2M1, QuantizedMatrix, pack_codes
+from ...kernels.weight_format import WeightFormat
 
 _E4M3_MAX = 448.0
 

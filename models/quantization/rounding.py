@@ -9,8 +9,8 @@ from math import gcd
 import torch
 
 from ...conf.architecture import Architecture
-from ...parallel.quantized_matrix import QuantizedMatrix
-from ...parallel.weight_format import WeightFormat
+from ...kernels.quantized_matrix import QuantizedMatrix
+from ...kernels.weight_format import WeightFormat
 from ..checkpoint import TensorSource
 from ..layout import linear_weights
 from .formats import rounded_formats

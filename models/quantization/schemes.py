@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from ...parallel.weight_format import WeightFormat
+from ...kernels.weight_format import WeightFormat
 from ..checkpoint import FLOATS, SafetensorsFolder, StoredTensor
 
 if TYPE_CHECKING:
     import torch
 
-    from ...parallel.quantized_matrix import QuantizedMatrix
+    from ...kernels.quantized_matrix import QuantizedMatrix
 
 _WORDS = ("I32",)
 _WORD_BITS = 32
@@ -117,7 +117,7 @@ def _sliced(
     zeros: torch.Tensor | None = None,
 ) -> QuantizedMatrix:
     """Return the matrix of codes, with the scales and zeros [rows, groups] of the groups that the columns touch."""
-    from ...parallel.quantized_matrix import QuantizedMatrix
+    from ...kernels.quantized_matrix import QuantizedMatrix
     from .matrices import cut_groups
 
     scales, smaller = cut_groups(scales.float(), group, columns)
@@ -299,7 +299,7 @@ class Awq(_InWords):
 
     def read(self, layer: StoredLayer, rows: slice, columns: slice) -> QuantizedMatrix:
         """See `Scheme.read`."""
-        from ...parallel.quantized_matrix import pack_codes
+        from ...kernels.quantized_matrix import pack_codes
 
         group = self.group or layer.shape[1]
         words, within = cover(rows, 8)

@@ -10,9 +10,9 @@ from typing import Literal
 from ...conf.architecture import Architecture, LayerKind
 from ...conf.clusters import ClusterConfig
 from ...conf.costs import AttentionKernels, CostsConfig
+from ...kernels.weight_format import WeightFormat
 from ...models.memory import kv_row_bytes
 from ...parallel.placement import StageLink
-from ...parallel.weight_format import WeightFormat
 from .attention import AttentionCost
 from .experts import ExpertProducts, Routing
 from .gemm import Gemm, Products

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...conf.costs import GemmConfig
-from ...parallel.weight_format import WeightFormat
+from ...kernels.weight_format import WeightFormat
 
 Floats = npt.NDArray[np.float64]
 

@@ -8,8 +8,8 @@ from ...conf.architecture import Architecture, LayerKind
 from ...conf.sampling import SamplingParams
 from ...conf.schema import ChatConfig, ComparisonConfig, EngineConfig, GenerateConfig, ServeConfig, SimulateConfig
 from ...conf.workloads import FixedConfig
+from ...kernels.weight_format import WeightFormat
 from ...models.quantization.formats import ModelFormats
-from ...parallel.weight_format import WeightFormat
 from ..cost.analytic import AnalyticOperators
 from ..cost.cpu_core import cpu_core, sampled_row_seconds
 from ..cost.stage_costs import MicroBatchShape, StageCosts

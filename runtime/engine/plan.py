@@ -13,6 +13,7 @@ from ...conf.errors import ConfigError
 from ...conf.policies import EqualTimeConfig
 from ...conf.profiling import ProfileConfig
 from ...conf.schema import Dtype, EngineConfig, HardwareConfig, ModelConfig, ParallelConfig, SimulateConfig
+from ...kernels.weight_format import WeightFormat
 from ...models.block_groups import ONE_TABLE, Windows, blocks_held, group_windows
 from ...models.huggingface import has_short_weights, resolve_architecture, resolve_weights
 from ...models.layout import tensor_shapes
@@ -21,7 +22,6 @@ from ...models.open_checkpoint import open_source, stated_formats
 from ...models.quantization.formats import ModelFormats, cut_too_small, model_formats
 from ...models.tokenizer import load_tokenizer
 from ...parallel.split import check_parallel, split_layers
-from ...parallel.weight_format import WeightFormat
 from ..core.block_pool import BlockPool
 from ..core.windowed_pool import WindowedPool
 from ..pipeline.handshake import Setup

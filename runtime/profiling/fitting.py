@@ -19,7 +19,7 @@ from ...conf.costs import (
     PointwiseConfig,
 )
 from ...conf.experts import ExpertsConfig
-from ...parallel.weight_format import WeightFormat
+from ...kernels.weight_format import WeightFormat
 from ..cost.attention import AttentionCost
 from ..cost.experts import ExpertProducts, Routing
 from ..cost.gemm import Gemm

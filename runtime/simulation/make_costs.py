@@ -9,9 +9,9 @@ from ...conf.architecture import LayerKind
 from ...conf.costs import CostsConfig
 from ...conf.errors import ConfigError
 from ...conf.schema import HardwareConfig, SimulateConfig
+from ...kernels.weight_format import WeightFormat
 from ...models.memory import BYTES
 from ...parallel.placement import stages_span_racks
-from ...parallel.weight_format import WeightFormat
 from ..cost.analytic import AnalyticOperators
 from ..cost.error import CostError, widest
 from ..cost.imported import imported_costs

@@ -48,7 +48,7 @@ def test_a_program_redirects_and_silences_the_package(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("started\n" * 2, "")
     ours = [line for line in (tmp_path / "log").read_text().splitlines() if " gapless." in line]
     assert ours[0] == "INFO gapless.runtime.engine.llm: loading the model in this process"
-    assert ours[1].startswith("DEBUG gapless.parallel.cpp_library: kernels.cpp is not used: ")
+    assert ours[1].startswith("DEBUG gapless.kernels.cpp_library: kernels.cpp is not used: ")
     (warning,) = [line for line in ours[2:] if not line.startswith("DEBUG ")]
     assert warning.startswith("WARNING gapless.runtime.pipeline.start_warnings: ")
     assert "torch's operators run" in warning

@@ -13,9 +13,9 @@ import torch
 from gapless import LLM, SamplingParams
 from gapless.conf.build import compose_engine
 from gapless.conf.schema import Architecture, ModelConfig
+from gapless.kernels import processor
 from gapless.models.huggingface import has_short_weights
 from gapless.models.memory import resolve_dtype
-from gapless.parallel import processor
 from gapless.runtime.engine.plan import make_plan
 from gapless.runtime.pipeline.start_warnings import warn_of_slow_ranks
 from tests.support.gguf_files import write_gguf

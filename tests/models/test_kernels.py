@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gapless.conf.errors import ConfigError
+from gapless.kernels import cpp_library
 from gapless.models.attention.backend import AttentionSizes
 from gapless.models.attention.cpp import CppBackend
 from gapless.models.attention.sdpa import SdpaBackend
@@ -19,7 +20,6 @@ from gapless.models.head_norm import HeadNorm
 from gapless.models.kernels.cpp import CppKernels
 from gapless.models.kernels.kernels import TorchKernels
 from gapless.models.kernels.select import make_kernels
-from gapless.parallel import cpp_library
 from tests.support.tiers import examples
 
 CPU = torch.device("cpu")

@@ -13,11 +13,11 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import ModelConfig
+from gapless.kernels.weight_format import WeightFormat
 from gapless.models.huggingface import resolve_architecture
 from gapless.models.layout import tensor_shapes
 from gapless.models.open_checkpoint import open_checkpoint
 from gapless.models.quantization.matrices import converted
-from gapless.parallel.weight_format import WeightFormat
 
 EXPERTS, HIDDEN, WIDTH = 3, 64, 32
 

@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import ModelConfig
+from gapless.kernels.weight_format import WeightFormat
 from gapless.models.huggingface import resolve_architecture
 from gapless.models.layout import tensor_shapes
 from gapless.models.open_checkpoint import open_checkpoint
 from gapless.models.quantization.formats import cut_too_small, model_formats
-from gapless.parallel.weight_format import WeightFormat
 from tests.models.test_quantized_folders import CONFIG, FP8, INT4, INT8
 from tests.support.quantized_folders import Kind, Tensors, awq, fp8, gptq, of_compressed_tensors, write
 

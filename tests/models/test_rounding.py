@@ -16,10 +16,10 @@ from gapless.conf.architecture import Architecture
 from gapless.conf.build import build, load_group
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import EngineConfig, ModelConfig, SimulateConfig
+from gapless.kernels.weight_format import WeightFormat
 from gapless.models.open_checkpoint import open_source
 from gapless.models.quantization.formats import model_formats
 from gapless.models.quantization.matrices import converted, cut_groups, round_to
-from gapless.parallel.weight_format import WeightFormat
 from gapless.runtime.engine.plan import make_plan
 from tests.models.test_quantized_folders import CONFIG
 from tests.models.test_tokens import job, prompts_of

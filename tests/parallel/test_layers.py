@@ -8,6 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from gapless.kernels.quantized_matrix import QuantizedMatrix
+from gapless.kernels.weight_format import WeightFormat
 from gapless.parallel.groups import Groups
 from gapless.parallel.layers import (
     ColumnParallelLinear,
@@ -17,8 +19,6 @@ from gapless.parallel.layers import (
     VocabParallelEmbedding,
     padded_vocab,
 )
-from gapless.parallel.quantized_matrix import QuantizedMatrix
-from gapless.parallel.weight_format import WeightFormat
 from tests.support.forked_ranks import run_ranks
 
 

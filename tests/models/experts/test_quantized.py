@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import ModelConfig
+from gapless.kernels.weight_format import WeightFormat
 from gapless.models.huggingface import resolve_architecture
 from gapless.models.layout import tensor_shapes
 from gapless.models.open_checkpoint import open_checkpoint
@@ -23,7 +24,6 @@ from gapless.models.quantization.matrices import round_to
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.rendezvous import Rendezvous
-from gapless.parallel.weight_format import WeightFormat
 from tests.models.test_quantized_folders import FP8, INT4, INT8
 from tests.support.expert_models import COMMON, EXPERTS, LATENT
 from tests.support.forked_ranks import run_ranks

@@ -14,13 +14,13 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 from gapless.conf.experts import ExpertsConfig
+from gapless.kernels.weight_format import WeightFormat
 from gapless.models.experts import routed
 from gapless.models.experts.cpp import QuantizedExperts
 from gapless.models.experts.routed import RoutedExperts
 from gapless.models.experts.router import route
 from gapless.models.quantization.matrices import round_to
 from gapless.parallel.mesh import Mesh
-from gapless.parallel.weight_format import WeightFormat
 
 CPU = torch.device("cpu")
 CLAMPED = {"clamp": 7.0, "sigmoid_factor": 1.702, "bias": True}

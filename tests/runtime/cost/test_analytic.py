@@ -25,8 +25,8 @@ from gapless.conf.build import build, group_names, load_group, load_hardware, to
 from gapless.conf.clusters import ClusterConfig
 from gapless.conf.costs import AttentionKernels, CostsConfig, HostConfig
 from gapless.conf.errors import ConfigError
+from gapless.kernels.weight_format import WeightFormat
 from gapless.parallel.placement import StageLink
-from gapless.parallel.weight_format import WeightFormat
 from gapless.runtime.cost.analytic import AnalyticOperators
 from gapless.runtime.cost.attention import AttentionCost
 from gapless.runtime.cost.operators import LINEARS, Linear

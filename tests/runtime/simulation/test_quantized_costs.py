@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from gapless.conf.build import build, group_names, load_group, load_hardware
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import Architecture, SimulateConfig
+from gapless.kernels.weight_format import WeightFormat
 from gapless.models.memory import MemoryModel
-from gapless.parallel.weight_format import WeightFormat
 from gapless.runtime.cost.analytic import AnalyticOperators
 from gapless.runtime.cost.gemm import Gemm
 from gapless.runtime.cost.operators import LAYER_LINEARS, Linear

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gapless.parallel.cuda_products import (
+from gapless.kernels.cuda_products import (
     CudaProduct,
     Float8Weight,
     Int4Weight,
@@ -16,8 +16,8 @@ from gapless.parallel.cuda_products import (
     choose_product,
     int4_terms,
 )
-from gapless.parallel.quantized_matrix import QuantizedMatrix, dequantize
-from gapless.parallel.weight_format import WeightFormat
+from gapless.kernels.quantized_matrix import QuantizedMatrix, dequantize
+from gapless.kernels.weight_format import WeightFormat
 
 HOPPER, AMPERE, TURING = (9, 0), (8, 0), (7, 5)
 BF16 = torch.bfloat16

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gapless.parallel import cpp_library
-from gapless.parallel.cpp_library import NoLibraryError
-from gapless.parallel.row_weight import take_rows
+from gapless.kernels import cpp_library
+from gapless.kernels.cpp_library import NoLibraryError
+from gapless.kernels.row_weight import take_rows
 from tests.support.tiers import examples
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gapless.parallel.tiled import TiledWeight, can_tile
+from gapless.kernels.tiled import TiledWeight, can_tile
 from tests.support.tiers import examples
 
 pytestmark = pytest.mark.skipif(

@@ -7,7 +7,7 @@ import os
 
 import torch
 
-from gapless.parallel import huge_pages
+from gapless.kernels import huge_pages
 
 
 def test_tensors_are_apart_aligned_and_outlive_each_other() -> None:

@@ -9,7 +9,6 @@ torch's product packs it anew at each call. For up to 64 rows that takes two to 
 from __future__ import annotations
 
 from ctypes import CDLL
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -44,5 +43,5 @@ def take_rows(weight: Tensor) -> RowWeight | None:
     """Make the product of a weight that stays as it is; None where torch's own must do."""
     if weight.device.type != "cpu" or weight.dtype not in ELEMENTS:
         return None
-    library = find(Path(__file__).with_suffix(".cpp"), weight.dtype, linear="pppiii")
+    library = find("row_weight", weight.dtype, linear="pppiii")
     return None if library is None else RowWeight(weight.detach(), library)

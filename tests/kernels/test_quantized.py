@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gapless.parallel.quantized import QuantizedWeight, _library, make_product, make_table
-from gapless.parallel.quantized_matrix import QuantizedMatrix, WeightFormat, pack_codes
+from gapless.kernels.quantized import QuantizedWeight, _library, make_product, make_table
+from gapless.kernels.quantized_matrix import QuantizedMatrix, WeightFormat, pack_codes
 from tests.support.tiers import examples
 
 DTYPES = [torch.float32, torch.bfloat16]

@@ -1,6 +1,6 @@
-"""Compiles a C++ file of the package once for a machine and a type, with the compiler that is there, and loads it.
+"""Compiles a C++ file of the package once for a level of instruction sets and a type, and loads it.
 
-The library lies in the user's cache, named by a hash of its source and headers, the compiler and the processor. Sources
+The library is in the user's cache, named by a hash of its source and headers, the compiler and the level. Sources
 use no header of torch, so that they take seconds to compile; `element.h` has the type. They use torch's OpenMP, so that
 both share one pool of threads.
 """
@@ -11,7 +11,6 @@ import ctypes
 import hashlib
 import logging
 import os
-import platform
 import shlex
 import shutil
 import stat
@@ -27,13 +26,11 @@ from ..conf.user_path import user_cache
 from . import processor
 
 _log = logging.getLogger(__name__)
-_HEADERS = sorted(Path(__file__).parent.glob("*.h"))
+_SOURCES = Path(__file__).parent / "cpp"
 _TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float, "d": ctypes.c_double}
 ELEMENTS = {torch.float32: "float", torch.bfloat16: "BFloat16"}  # the types that a library may be had for
 _FLAGS = (
-    f"-I{Path(__file__).parent}",
     "-O3",
-    "-march=native",
     "-std=c++17",
     "-fPIC",
     "-shared",
@@ -51,42 +48,42 @@ class NoLibraryError(Exception):
 
 
 @cache
-def load(source: Path, dtype: torch.dtype = torch.float32, **functions: str) -> ctypes.CDLL:
+def load(name: str, dtype: torch.dtype = torch.float32, **functions: str) -> ctypes.CDLL:
     """Load the library of a C++ file for tensors of a type of `ELEMENTS`, compiled before or now.
 
     Args:
-        source: the file.
+        name: of the file in `cpp/`, without its ending.
         dtype: of the tensors.
         functions: what each function takes, a letter an argument, and behind a colon what it returns, if anything: a
             pointer (p), int64_t (i), float (f) or double (d).
 
     Raises:
-        NoLibraryError: there is no compiler, or it failed.
+        NoLibraryError: the processor has no level that has kernels, there is no compiler, or it failed.
     """
     try:
-        library = _load(source, (*_FLAGS, f"-DELEMENT={ELEMENTS[dtype]}"))
+        library = _load(_SOURCES / f"{name}.cpp", (*_FLAGS, f"-DELEMENT={ELEMENTS[dtype]}"))
     except NoLibraryError as error:
-        _log_unused(source.name, str(error))
+        _log_unused(name, str(error))
         raise
-    for name, types in functions.items():
-        function, (arguments, _, result) = getattr(library, name), types.partition(":")
+    for each, types in functions.items():
+        function, (arguments, _, result) = getattr(library, each), types.partition(":")
         function.argtypes, function.restype = [_TYPES[each] for each in arguments], _TYPES.get(result)
     return library
 
 
 @cache
-def find(source: Path, dtype: torch.dtype, **functions: str) -> ctypes.CDLL | None:
+def find(name: str, dtype: torch.dtype, **functions: str) -> ctypes.CDLL | None:
     """Load as `load` does; None where the library cannot be had."""
     try:
-        return load(source, dtype, **functions)
+        return load(name, dtype, **functions)
     except NoLibraryError:
         return None
 
 
 @cache
-def find_tiled(source: Path, **functions: str) -> ctypes.CDLL | None:
+def find_tiled(name: str, **functions: str) -> ctypes.CDLL | None:
     """Load as `find` does what computes with AMX's tiles, in bfloat16; None where the processor has none."""
-    library = find(source, torch.bfloat16, multiplies_tiles=":i", **functions)
+    library = find(name, torch.bfloat16, multiplies_tiles=":i", **functions)
     return library if library is not None and library.multiplies_tiles() else None  # asks the kernel for them, too
 
 
@@ -98,17 +95,19 @@ def addresses(*tensors: Tensor | None) -> list[int | None]:
 @cache
 def _log_unused(name: str, reason: str) -> None:
     """Say once, not for each weight, that a library is not used."""
-    _log.debug("%s is not used: %s", name, reason)
+    _log.debug("%s.cpp is not used: %s", name, reason)
 
 
 def _load(source: Path, flags: tuple[str, ...]) -> ctypes.CDLL:
+    level = processor.level()
+    if level is None:
+        raise NoLibraryError("there are no kernels for this processor")
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise NoLibraryError("there is no C++ compiler (c++, g++ or clang++)")
-    words = (" ".join(flags), compiler, platform.machine(), *(sorted(processor.flags()) or [platform.processor()]))
-    headers = {*_HEADERS, *source.parent.glob("*.h")}
-    files = (path.read_bytes() for path in (source, *sorted(headers)))
-    parts = (*files, *(word.encode() for word in words))
+    flags = (*level.flags, *flags)
+    files = (path.read_bytes() for path in (source, *sorted(_SOURCES.glob("*.h"))))
+    parts = (*files, compiler.encode(), *(flag.encode() for flag in flags))
     name = hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
     try:
         target = user_cache() / f"{source.stem}-{name}.so"

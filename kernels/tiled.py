@@ -8,7 +8,6 @@ time. The product itself is as fast for 256 rows, and for 32 it takes three quar
 from __future__ import annotations
 
 from ctypes import CDLL
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -73,5 +72,4 @@ def can_tile(weight: Tensor) -> bool:
 
 
 def _library() -> CDLL | None:
-    source = Path(__file__).with_name("packed.cpp")
-    return find_tiled(source, linear_tiled=5 * "p" + 4 * "i", gated_silu_tiled="pppiii")
+    return find_tiled("packed", linear_tiled=5 * "p" + 4 * "i", gated_silu_tiled="pppiii")

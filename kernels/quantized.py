@@ -7,7 +7,6 @@ rows, weights become numbers once for all of them, in a cache. Products with int
 from __future__ import annotations
 
 from ctypes import CDLL, Structure, addressof, byref, c_int64, c_void_p, cast
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -168,8 +167,7 @@ def _are_halves(numbers: Tensor, error: float) -> bool:
 
 def _library(dtype: torch.dtype) -> CDLL | None:
     """Load the products; None where they cannot be compiled."""
-    source = Path(__file__).with_suffix(".cpp")
-    return find(source, dtype, linear=5 * "p" + 4 * "i", logits=3 * "p" + 4 * "i", reads_halves=":i")
+    return find("quantized", dtype, linear=5 * "p" + 4 * "i", logits=3 * "p" + 4 * "i", reads_halves=":i")
 
 
 def make_product(matrix: QuantizedMatrix, dtype: torch.dtype) -> Product:

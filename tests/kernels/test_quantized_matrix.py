@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gapless.parallel.quantized_matrix import QuantizedMatrix, pack_codes
-from gapless.parallel.weight_format import WeightFormat
+from gapless.kernels.quantized_matrix import QuantizedMatrix, pack_codes
+from gapless.kernels.weight_format import WeightFormat
 
 
 def test_integers_have_a_zero_or_an_offset() -> None:

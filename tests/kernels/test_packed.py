@@ -8,13 +8,13 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gapless.parallel import packed
+from gapless.kernels import packed
+from gapless.kernels.packed import PackedWeight, pack
+from gapless.kernels.tiled import TiledWeight
 from gapless.parallel.groups import Groups
 from gapless.parallel.layers import LMHead, VocabParallelEmbedding
 from gapless.parallel.mesh import Mesh
-from gapless.parallel.packed import PackedWeight, pack
 from gapless.parallel.rendezvous import Rendezvous
-from gapless.parallel.tiled import TiledWeight
 from tests.support.tiers import examples
 
 SIZES = st.sampled_from([(64, 16), (128, 80), (192, 64), (640, 128), (512, 144), (100, 48), (64, 50), (7, 5)])

@@ -89,7 +89,7 @@ struct Activation {
     }
 };
 
-// `linear` of parallel/quantized.cpp.
+// `linear` of quantized.cpp.
 typedef void (*Linear)(const void* matrix, const Element* x, const Element* bias, const Element* residual, Element* out,
                        int64_t rows, int64_t inputs, int64_t rounds, int64_t least_tiled);
 struct Product {

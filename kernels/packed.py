@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 from ctypes import CDLL, c_int32
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -78,7 +77,7 @@ class PackedWeight:
 
 
 def _library(dtype: torch.dtype) -> CDLL | None:
-    return find(Path(__file__).with_suffix(".cpp"), dtype, linear=5 * "p" + 4 * "i")
+    return find("packed", dtype, linear=5 * "p" + 4 * "i")
 
 
 def _words(packed: Tensor, outputs: int, block: int) -> Tensor:

@@ -1,0 +1,1 @@
+"""How is it computed on this processor or device? GEMM, C++, and which instruction sets they may use."""

@@ -1,0 +1,110 @@
+"""What this machine's processor offers, and the level of instruction sets that kernels use. Imports no torch.
+
+`GAPLESS_MARCH=x86-64-v3`, say, limits kernels to a level that the processor includes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from ..conf.errors import ConfigError
+
+VARIABLE = "GAPLESS_MARCH"
+_V3 = frozenset({"avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"})
+_V4 = _V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
+_VNNI = _V4 | {"avx512_vnni"}
+_BF16 = _VNNI | {"avx512_bf16"}
+_BFLOAT16 = {"avx512_bf16", "amx_bf16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Instruction sets that belong together. Kernels are compiled once for each.
+
+    Attributes:
+        name: as `GAPLESS_MARCH` takes it.
+        machine: of `platform.machine()`.
+        needs: the extensions that it uses, by Linux's names.
+        flags: the compiler's.
+        torch: the value of ATEN_CPU_CAPABILITY that limits torch likewise; empty: it knows no such limit.
+        onednn: the same of ONEDNN_MAX_CPU_ISA.
+    """
+
+    name: str
+    machine: str
+    needs: frozenset[str]
+    flags: tuple[str, ...]
+    torch: str = ""
+    onednn: str = ""
+
+    @property
+    def limits(self) -> dict[str, str]:
+        """The variables that limit torch and oneDNN to this level."""
+        values = {"ATEN_CPU_CAPABILITY": self.torch, "ONEDNN_MAX_CPU_ISA": self.onednn}
+        return {name: value for name, value in values.items() if value}
+
+
+_ARM = "-march=armv8"
+# From the lowest to the highest of a machine.
+LEVELS = (
+    Level("x86-64-v3", "x86_64", _V3, ("-march=x86-64-v3",), "avx2", "AVX2"),
+    Level("x86-64-v3-vnni", "x86_64", _V3 | {"avx_vnni"}, ("-march=x86-64-v3", "-mavxvnni"), "avx2", "AVX2_VNNI"),
+    Level("x86-64-v4", "x86_64", _V4, ("-march=x86-64-v4",), "avx512", "AVX512_CORE"),
+    Level("x86-64-v4-vnni", "x86_64", _VNNI, ("-march=x86-64-v4", "-mavx512vnni"), "avx512", "AVX512_CORE_VNNI"),
+    Level(
+        "x86-64-v4-bf16",
+        "x86_64",
+        _BF16,
+        ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"),
+        "avx512",
+        "AVX512_CORE_BF16",
+    ),
+    Level("amx", "x86_64", _BF16 | {"amx_bf16", "amx_int8", "amx_tile"}, ("-march=sapphirerapids",)),
+    Level("armv8", "aarch64", frozenset({"asimd"}), (f"{_ARM}-a",)),
+    Level("armv8-dotprod", "aarch64", frozenset({"asimd", "asimddp"}), (f"{_ARM}.2-a+dotprod",)),
+    Level("armv8-i8mm", "aarch64", frozenset({"asimd", "asimddp", "i8mm"}), (f"{_ARM}.2-a+dotprod+i8mm",)),
+)
+
+
+@cache
+def flags() -> frozenset[str]:
+    """Return the processor's extensions by Linux's names; none where there is no /proc/cpuinfo."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, words = line.partition(":")
+            if name.strip() in ("flags", "Features"):
+                return frozenset(words.split())
+    return frozenset()
+
+
+def levels() -> tuple[Level, ...]:
+    """Return the levels that this processor has, the lowest first."""
+    return tuple(level for level in LEVELS if level.machine == platform.machine() and level.needs <= flags())
+
+
+def level() -> Level | None:
+    """Return the highest level of this processor, or the one that `GAPLESS_MARCH` names; None where it has none.
+
+    Raises:
+        ConfigError: the variable names no level, or one that the processor lacks.
+    """
+    found, asked = levels(), os.environ.get(VARIABLE)
+    if not asked:
+        return found[-1] if found else None
+    for each in found:
+        if each.name == asked:
+            return each
+    names = ", ".join(each.name for each in found) or "no level that has kernels"
+    problem = "this processor lacks it" if any(each.name == asked for each in LEVELS) else "there is no such level"
+    raise ConfigError(f"{VARIABLE}={asked}: {problem}; this processor has {names}")
+
+
+def multiplies_bfloat16() -> bool:
+    """Return whether the processor multiplies bfloat16 faster than float32, by AVX-512 BF16 or AMX."""
+    found = level()
+    return found is not None and not found.needs.isdisjoint(_BFLOAT16)

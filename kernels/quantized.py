@@ -1,7 +1,8 @@
 """Products with quantized weights, which stay in 8 or 4 bits where this device has a product for them.
 
-On a CPU that is our own (`quantized.cpp`). Few rows wait for memory, of which they read a half or a quarter. For many
-rows, weights become numbers once for all of them, in a cache. Products with integers of 8 bits need no such step.
+On a CPU that is our own (`quantized.cpp`). Few rows wait for memory, of which they read a half or a quarter. Where the
+processor multiplies bfloat16, weights become numbers once for many rows, in a cache. Elsewhere activations become
+integers of 16 bits, with a scale for each group of inputs, whose products are twice as fast as those of floats.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class _Matrix(Structure):
     """`Matrix` of `quantized.cpp`."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("codes", "scales", "offsets")),
+        *((name, c_void_p) for name in ("codes", "scales", "offsets", "table")),
         *((name, c_int64) for name in ("outputs", "words", "groups", "group_words", "bits", "halves", "zero")),
     )
 
@@ -90,15 +91,13 @@ class QuantizedWeight:
         self._codes = huge_pages.copy(_blocks(self._padded_codes(matrix)))
         # Numbers are the small difference of a large code and offset, where both have many bits.
         error = 0.0 if dtype == torch.float32 or (format.bits == 8 and format.has_offsets) else _HALF_ERROR
-        halves = library.reads_halves() and all(
-            _are_halves(of, error) for of in (matrix.scales, matrix.offsets) if of is not None
-        )
+        halves = all(_are_halves(of, error) for of in (matrix.scales, matrix.offsets) if of is not None)
         kind = torch.float16 if halves else torch.float32
         self._scales = huge_pages.copy(_blocks(matrix.scales.to(kind)))
         offsets = matrix.offsets
         self._offsets = None if offsets is None else huge_pages.copy(_blocks(offsets.to(kind)))
         sizes = (self._out_size, self._codes.shape[1], groups, words, self._bits, halves, format.zero)
-        self._matrix = _Matrix(*addresses(self._codes, self._scales, self._offsets), *sizes)
+        self._matrix = _Matrix(*addresses(self._codes, self._scales, self._offsets), None, *sizes)
         self._at = byref(self._matrix)
         self._least_tiled = _LEAST_TILED
 
@@ -167,7 +166,7 @@ def _are_halves(numbers: Tensor, error: float) -> bool:
 
 def _library(dtype: torch.dtype) -> CDLL | None:
     """Load the products; None where they cannot be compiled."""
-    return find("quantized", dtype, linear=5 * "p" + 4 * "i", logits=3 * "p" + 4 * "i", reads_halves=":i")
+    return find("quantized", dtype, linear=5 * "p" + 4 * "i", logits=3 * "p" + 4 * "i", is_fixed_point=":i")
 
 
 def make_product(matrix: QuantizedMatrix, dtype: torch.dtype) -> Product:

@@ -4,18 +4,20 @@
 
 #include <algorithm>
 
-#include "element.h"
+#include "vectors.h"
 
-typedef float Vector __attribute__((vector_size(64)));
-
-constexpr int64_t kLane = 16, kOutputs = 64, kVectors = kOutputs / kLane;
-constexpr int kRows = 6;           // 24 of AVX-512's 32 registers hold sums
+constexpr int64_t kOutputs = 64, kVectors = kOutputs / kLane;
+// Rows whose sums stay in registers. Pairs that are widened need registers for both halves.
+constexpr int kRows = kInWord == 2 && !kMultipliesPairs && kRegisters == 16 ? 4 : 6;
 constexpr int64_t kWords = 64;     // of a block of weights, 16 KB, which stays in the first cache for all rows
 constexpr int64_t kMostRows = 96;  // of a call
 
-inline Vector read(const float* from) {
-    Vector found;
-    std::memcpy(&found, from, sizeof(found));
+// Vectors of outputs that R rows are multiplied with at once: as many as leave registers for weights and inputs.
+template <int R>
+constexpr int64_t vectors_at_once() {
+    constexpr int64_t fitting = (kRegisters - (kRows == 4 ? 8 : 4)) / R;
+    int64_t found = kVectors;
+    while (found > fitting && found > 1) found /= 2;
     return found;
 }
 
@@ -25,25 +27,30 @@ inline Vector read(const float* from) {
 template <int BLOCK, int R>
 void multiply(const float* x, int64_t words, const float* weight, int64_t count, const float* next, float* sums,
               int64_t phase, int64_t phases) {
-    const auto at = [&](int64_t i, int v) {
+    constexpr int64_t kSome = vectors_at_once<R>();
+    const auto at = [&](int64_t i, int64_t v) {
         return weight + v * kLane / BLOCK * (words * BLOCK) + i * BLOCK + v * kLane % BLOCK;
     };
-    Vector held[R][kVectors];
-    for (int r = 0; r < R; ++r)
-        for (int v = 0; v < kVectors; ++v) held[r][v] = read(sums + r * kOutputs + v * kLane);
-    for (int64_t i = 0; i < count; ++i) {
-        if (i == phase) {
-            for (int v = 0; v < kVectors; ++v) __builtin_prefetch(next + (at(i, v) - weight));
-            phase += phases;
+    for (int64_t first = 0; first < kVectors; first += kSome) {
+        Vector held[R][kSome];
+        for (int r = 0; r < R; ++r)
+            for (int v = 0; v < kSome; ++v) held[r][v] = read(sums + r * kOutputs + (first + v) * kLane);
+        int64_t turn = phase;
+        for (int64_t i = 0; i < count; ++i) {
+            if (i == turn) {
+                for (int v = 0; v < kSome; v += kLineLanes / kLane)
+                    __builtin_prefetch(next + (at(i, first + v) - weight));
+                turn += phases;
+            }
+            Vector w[kSome];
+            for (int v = 0; v < kSome; ++v) w[v] = read(at(i, first + v));
+            for (int r = 0; r < R; ++r) {
+                const Vector one = x[r * words + i] - Vector{};
+                for (int v = 0; v < kSome; ++v) held[r][v] = add_product(held[r][v], one, w[v]);
+            }
         }
-        Vector w[kVectors];
-        for (int v = 0; v < kVectors; ++v) w[v] = read(at(i, v));
-        for (int r = 0; r < R; ++r) {
-            const Vector one = x[r * words + i] - Vector{};
-            for (int v = 0; v < kVectors; ++v) held[r][v] = add_product(held[r][v], one, w[v]);
-        }
+        for (int r = 0; r < R; ++r) std::memcpy(sums + r * kOutputs + first * kLane, held[r], sizeof(held[r]));
     }
-    for (int r = 0; r < R; ++r) std::memcpy(sums + r * kOutputs, held[r], sizeof(held[r]));
 }
 
 // The same for any number of rows. `is_last`: of the words of these outputs; those of the next ones are fetched then.
@@ -65,4 +72,3 @@ void multiply_rows(const float* x, int64_t words, const float* weight, int64_t c
         }
     }
 }
-

@@ -6,35 +6,8 @@
 
 #include "few_rows.h"
 
-typedef uint32_t Codes __attribute__((vector_size(64)));
-typedef uint16_t Shorts __attribute__((vector_size(32)));
-
 constexpr int64_t kBlock = 32;              // outputs
 constexpr int64_t kTile = 16, kStep = 64;  // rows of a tile of AMX, and bytes of each
-
-template <class To>
-inline To load(const void* from) {
-    To found;
-    std::memcpy(&found, from, sizeof(found));
-    return found;
-}
-
-inline Vector widen(const float* from) { return load<Vector>(from); }
-
-inline Vector widen(const BFloat16* from) {
-    return (Vector)(__builtin_convertvector(load<Shorts>(from), Codes) << 16);
-}
-
-inline void narrow(Vector numbers, float* to) { std::memcpy(to, &numbers, sizeof(numbers)); }
-
-inline void narrow(Vector numbers, BFloat16* to) {
-#ifdef __AVX512BF16__
-    const auto found = _mm512_cvtneps_pbh((__m512)numbers);
-    std::memcpy(to, &found, sizeof(found));
-#else
-    for (int i = 0; i < kLane; ++i) to[i] = numbers[i];
-#endif
-}
 
 struct alignas(kStep) Line {  // a step's bytes of a row, in a line of the cache
     char bytes[kStep];

@@ -115,7 +115,7 @@ struct Weights {
     void multiply(const Part& part, int64_t panel, const Line* x, const float* then, float* sums, Finish finish,
                   Fetch fetch) const {
         const float *own = at(part.expert, panel), *rows = reinterpret_cast<const float*>(x);
-        const int64_t count = part.count, steps = words / kLane;
+        const int64_t count = part.count, steps = words / kLineLanes;
         if (part.tiled)
             return block_by_tiles<2>(
                 reinterpret_cast<const Element*>(x), steps, count, count <= kAllAtOnce ? steps : kAtOnce, true, then, sums,
@@ -146,7 +146,7 @@ void experts(const Element* x, int64_t T, int64_t H, const int64_t* picked, cons
              const float* down_bias, float alpha, float limit, float shift, const Element* residual, Element* out) {
     const bool tiled = kInWord == 2 && has_tiles();
     const int64_t words = padded(H, kBlock) / kInWord, inner_words = padded(F, kBlock) / kInWord;
-    const int64_t steps = words / kLane, inner_steps = inner_words / kLane;
+    const int64_t steps = words / kLineLanes, inner_steps = inner_words / kLineLanes;
     const Weights gate_up = {gate_up_words, gate_up_bias, words, padded(F, kBlock) / kBlock};
     const Weights down = {down_words, down_bias, inner_words, padded(H, kOutputs) / kOutputs};
     const Pairs pairs(picked, weights, T, k, first, E, tiled ? kTile : 1, tiled ? kPanel : kMostRows);

@@ -22,6 +22,7 @@ from tests.support.forked_ranks import run_ranks
 from tests.support.quantized_folders import Kind, awq, fp8, gptq, of_compressed_tensors, write
 from tests.support.stage_driver import run, run_all
 from tests.support.tiers import first_quick
+from tests.support.token_reference import quantized_tolerance
 
 CONFIG: dict[str, Any] = {
     "vocab_size": 101,
@@ -89,7 +90,7 @@ def check_kind(kind: str, path: Path, tokens: np.ndarray, logits: np.ndarray) ->
     if kind in ROUNDED:
         np.testing.assert_allclose(np.load(path)["logits"][:, 0], logits[:, 0], atol=0.08 * np.abs(logits).max())
     else:
-        check(path, tokens, logits)
+        check(path, tokens, logits, quantized_tolerance())
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -30,7 +30,7 @@ from tests.support.forked_ranks import run_ranks
 from tests.support.quantized_folders import Kind, awq, fp8, gptq, of_compressed_tensors, write_experts, write_mxfp4
 from tests.support.stage_driver import run, run_all
 from tests.support.tiers import first_quick
-from tests.support.token_reference import check, job, prompts_of, reference
+from tests.support.token_reference import check, job, prompts_of, quantized_tolerance, reference
 
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "initializer_range": 0.25}
 OF_EXPERTS = EXPERTS | {"moe_intermediate_size": 64}
@@ -124,7 +124,7 @@ def test_a_checkpoint_is_rounded_as_it_is_loaded(
     jobs = [job(tmp_path / f"{name}.npz", weights=str(folder), **over) for name, (folder, *_) in plain_folders.items()]
     run_ranks(run_all, pp, tp, tmp_path, jobs)
     for name, (_, tokens, logits) in plain_folders.items():
-        check(tmp_path / f"{name}.npz", tokens, logits)
+        check(tmp_path / f"{name}.npz", tokens, logits, quantized_tolerance())
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +148,7 @@ def test_one_rank(kind: str, folders: dict[str, Any], tmp_path: Path) -> None:
     open_checkpoint(folder, arch).check(arch, tensor_shapes(arch))
     with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 60) as groups:
         run(groups, job(tmp_path / "out.npz", weights=str(folder)))
-    check(tmp_path / "out.npz", tokens, logits)
+    check(tmp_path / "out.npz", tokens, logits, quantized_tolerance())
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_meshes(pp: int, tp: int, whole: bool, folders: dict[str, Any], tmp_path
     ]
     run_ranks(run_all, pp, tp, tmp_path, jobs)
     for name, (_, tokens, logits) in folders.items():
-        check(tmp_path / f"{name}.npz", tokens, logits)
+        check(tmp_path / f"{name}.npz", tokens, logits, quantized_tolerance())
 
 
 def formats_of(folder: Path, tp: int, whole: bool = False) -> tuple[LayerFormats, ...]:

@@ -21,6 +21,7 @@ from tests.models.test_tokens import check, job, prompts_of, reference
 from tests.support.forked_ranks import run_ranks
 from tests.support.gguf_files import converted, write_gguf
 from tests.support.stage_driver import run_all
+from tests.support.token_reference import quantized_tolerance
 
 KINDS = {"mixtral": (Kind.Q4_1, Kind.Q8_0), "qwen2-moe": (Kind.Q5_1, Kind.Q4_0), "qwen3-moe": (Kind.Q8_0, Kind.F16)}
 
@@ -57,7 +58,7 @@ def test_tokens(pp: int, tp: int, whole: bool, files: dict[str, Any], tmp_path: 
     jobs = [job(tmp_path / f"{name}.npz", weights=str(file), **over) for name, (file, *_) in files.items()]
     run_ranks(run_all, pp, tp, tmp_path, jobs)
     for name, (_, tokens, logits) in files.items():
-        check(tmp_path / f"{name}.npz", tokens, logits)
+        check(tmp_path / f"{name}.npz", tokens, logits, quantized_tolerance())
 
 
 def test_experts_stay_in_their_blocks_formats(files: dict[str, Any]) -> None:

@@ -25,6 +25,7 @@ from tests.models.test_tokens import check, job, prompts_of, reference
 from tests.support.forked_ranks import run_ranks
 from tests.support.gguf_files import converted, write_gguf
 from tests.support.stage_driver import run, run_all
+from tests.support.token_reference import quantized_tolerance
 
 LARGE = WIDE | {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 WRITTEN = (Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0)
@@ -103,7 +104,7 @@ def test_one_rank(kind: str, files: dict[str, Any], tmp_path: Path) -> None:
     file, tokens, logits = files[kind]
     with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 60) as groups:
         run(groups, job(tmp_path / "out.npz", weights=str(file)))
-    check(tmp_path / "out.npz", tokens, logits)
+    check(tmp_path / "out.npz", tokens, logits, quantized_tolerance())
 
 
 @pytest.mark.parametrize(("pp", "tp"), [(1, 2), pytest.param(2, 1, marks=pytest.mark.slow), (2, 2)])
@@ -112,4 +113,4 @@ def test_meshes(pp: int, tp: int, files: dict[str, Any], tmp_path: Path) -> None
     jobs = [job(tmp_path / f"{name}.npz", weights=str(file), **over) for name, (file, *_) in files.items()]
     run_ranks(run_all, pp, tp, tmp_path, jobs)
     for name, (_, tokens, logits) in files.items():
-        check(tmp_path / f"{name}.npz", tokens, logits)
+        check(tmp_path / f"{name}.npz", tokens, logits, quantized_tolerance())

@@ -15,6 +15,8 @@ constexpr int64_t kMostPart = 128;                     // inputs of a part: sums
 constexpr int kFixedRows = kRegisters == 32 ? 8 : 4;  // whose sums stay in registers, with two vectors of outputs
 constexpr int64_t kRowsAtOnce = 64;                   // whose sums and inputs of a part stay in the first cache
 
+constexpr int64_t kAheadWords = 32;  // words of codes that are fetched before they are used
+
 typedef int16_t Fixed;
 typedef Fixed FixedPairs __attribute__((vector_size(kLane * 4)));
 
@@ -244,7 +246,9 @@ struct FixedBlock {
         for (int64_t part = 0; part < rows.parts; ++part, codes += rows.part_words * kBlock) {
             const Terms terms(m, block, part / rows.per_group);
             const Vector* shift = m.offsets ? terms.shift : nullptr;
-            __builtin_prefetch(codes + 2 * rows.part_words * kBlock);
+            if (count <= kFixedRows)  // which wait for memory
+                for (int64_t i = 0; i < rows.part_words * kBlock; i += kLineLanes)
+                    __builtin_prefetch(codes + kAheadWords * kBlock + i);
             switch (count) {
                 case 1: few<1, kBlockVectors>(row, part, codes, terms.scale, shift, sums); break;
                 case 2: few<2, kBlockVectors>(row, part, codes, terms.scale, shift, sums); break;

@@ -97,7 +97,7 @@ def plain_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[P
     torch.set_num_threads(1)
     made = {}
     for name in ("qwen2-moe", "gpt-oss"):
-        torch.manual_seed(11)
+        torch.manual_seed(13)
         model = transformers.AutoModelForCausalLM.from_config(FAMILIES[name])
         with torch.no_grad():
             for parameter in model.parameters():

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
+#include <vector>
 
 #include "vectors.h"
 
@@ -22,10 +24,10 @@ constexpr int64_t vectors_at_once() {
 }
 
 // sums[R, 64] += x[R, count] @ weight[count, 64], of `count` words, where x has `words` a row and the weight has blocks of
-// BLOCK outputs. Every `phases`-th word, weights from `next` on are fetched: all passes over some weights together fetch the
+// BLOCK outputs. Other weights than words are each widened to a float, and x has floats then. Every `phases`-th word, weights from `next` on are fetched: all passes over some weights together fetch the
 // next ones, so that reading overlaps with computing.
-template <int BLOCK, int R>
-void multiply(const float* x, int64_t words, const float* weight, int64_t count, const float* next, float* sums,
+template <int BLOCK, int R, class Weight>
+void multiply(const float* x, int64_t words, const Weight* weight, int64_t count, const Weight* next, float* sums,
               int64_t phase, int64_t phases) {
     constexpr int64_t kSome = vectors_at_once<R>();
     const auto at = [&](int64_t i, int64_t v) {
@@ -43,10 +45,15 @@ void multiply(const float* x, int64_t words, const float* weight, int64_t count,
                 turn += phases;
             }
             Vector w[kSome];
-            for (int v = 0; v < kSome; ++v) w[v] = read(at(i, first + v));
+            for (int v = 0; v < kSome; ++v) w[v] = widen(at(i, first + v));
             for (int r = 0; r < R; ++r) {
                 const Vector one = x[r * words + i] - Vector{};
-                for (int v = 0; v < kSome; ++v) held[r][v] = add_product(held[r][v], one, w[v]);
+                for (int v = 0; v < kSome; ++v) {
+                    if constexpr (std::is_same_v<Weight, float>)
+                        held[r][v] = add_product(held[r][v], one, w[v]);
+                    else
+                        held[r][v] += one * w[v];
+                }
             }
         }
         for (int r = 0; r < R; ++r) std::memcpy(sums + r * kOutputs + first * kLane, held[r], sizeof(held[r]));
@@ -54,10 +61,10 @@ void multiply(const float* x, int64_t words, const float* weight, int64_t count,
 }
 
 // The same for any number of rows. `is_last`: of the words of these outputs; those of the next ones are fetched then.
-template <int BLOCK>
-void multiply_rows(const float* x, int64_t words, const float* weight, int64_t count, float* sums, int64_t rows,
+template <int BLOCK, class Weight>
+void multiply_rows(const float* x, int64_t words, const Weight* weight, int64_t count, float* sums, int64_t rows,
                    bool is_last) {
-    const float* next = weight + count * BLOCK + (is_last ? (kOutputs - BLOCK) * words : 0);
+    const Weight* next = weight + count * BLOCK + (is_last ? (kOutputs - BLOCK) * words : 0);
     const int64_t phases = (rows + kRows - 1) / kRows;
     for (int64_t phase = 0; phase < phases; ++phase) {
         const float* from = x + phase * kRows * words;

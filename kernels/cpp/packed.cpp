@@ -29,7 +29,7 @@ template <int PARTS>
 void by_words(const Element* x, const float* weight, int64_t rows, int64_t inputs, int64_t block, const Output& to) {
     const int64_t words = inputs / kInWord;
     const float* x_words = reinterpret_cast<const float*>(x);
-    const auto multiply = block == 64 ? multiply_rows<64> : multiply_rows<32>;
+    const auto multiply = block == 64 ? multiply_rows<64, float> : multiply_rows<32, float>;
 #pragma omp parallel
     {
         alignas(64) float sums[PARTS * kMostRows * kOutputs];
@@ -45,6 +45,48 @@ void by_words(const Element* x, const float* weight, int64_t rows, int64_t input
             }
             for (int64_t r = 0; r < rows; ++r) finish<PARTS>(sums + r * kOutputs, stride, r, first, kOutputs, to);
         }
+    }
+}
+
+// Any number of rows, with weights of 16 bits, which are widened in registers, or once for all rows of a panel.
+template <class Weight>
+void by_shorts(const Element* rows_of_x, const Weight* weight, int64_t rows, int64_t inputs, const Output& to) {
+    static thread_local std::vector<float> memory;
+    const float* x;
+    if constexpr (kInWord == 1) {
+        x = rows_of_x;
+    } else {
+        memory.resize(std::max<int64_t>(memory.size(), rows * inputs));
+        float* wide = memory.data();
+#pragma omp parallel for if (rows > kRows)
+        for (int64_t r = 0; r < rows; ++r)
+            for (int64_t i = 0; i < inputs; ++i) wide[r * inputs + i] = rows_of_x[r * inputs + i];
+        x = wide;
+    }
+#pragma omp parallel
+    {
+        alignas(64) float sums[kMostRows * kOutputs];
+        alignas(64) Wide numbers[kWords * kOutputs];
+#pragma omp for schedule(static)
+        for (int64_t first = 0; first < to.outputs; first += kOutputs)
+            for (int64_t row = 0; row < rows; row += kMostRows) {
+                const int64_t some = std::min(kMostRows, rows - row);
+                std::fill(sums, sums + some * kOutputs, 0.0f);
+                for (int64_t i = 0; i < inputs; i += kWords) {
+                    const int64_t count = std::min(kWords, inputs - i);
+                    const Weight* own = weight + first * inputs + i * kOutputs;
+                    if (some <= kRows) {
+                        multiply_rows<kOutputs>(x + row * inputs + i, inputs, own, count, sums, some, false);
+                        continue;
+                    }
+                    for (int64_t o = 0; o < count * kOutputs; o += kLane) {
+                        __builtin_prefetch(own + count * kOutputs + o, 0, 2);  // they are used after this panel's rows
+                        narrow(widen(own + o), &numbers[o].number);
+                    }
+                    multiply_rows<kOutputs>(x + row * inputs + i, inputs, numbers, count, sums, some, false);
+                }
+                for (int64_t r = 0; r < some; ++r) to.write(sums + r * kOutputs, row + r, first, kOutputs);
+            }
     }
 }
 
@@ -86,6 +128,17 @@ extern "C" {
 void linear(const Element* x, const float* weight, const Element* bias, const Element* residual, Element* out,
             int64_t rows, int64_t inputs, int64_t outputs, int64_t block) {
     by_words<1>(x, weight, rows, inputs, block, {bias, residual, out, outputs});
+}
+
+// As `linear`, for any number of rows, with weights of half precision or of BFloat16 in blocks of 64 outputs, of which the
+// last may be padded. With `wide`, `out` is of floats.
+void linear_short(const Element* x, const void* weight, const Element* bias, const Element* residual, void* out,
+                  int64_t rows, int64_t inputs, int64_t outputs, int64_t halves, int64_t wide) {
+    const Output to = {bias, residual, (Element*)out, outputs, wide ? (float*)out : nullptr};
+    if (halves)
+        by_shorts(x, (const Half*)weight, rows, inputs, to);
+    else
+        by_shorts(x, (const BFloat16*)weight, rows, inputs, to);
 }
 
 // Whether `linear_tiled` is there.

@@ -56,6 +56,18 @@ inline Vector widen_halves(const uint16_t* from) {
 #endif
 }
 
+struct Half {  // of half precision
+    uint16_t bits;
+};
+
+inline Vector widen(const Half* from) { return widen_halves(&from->bits); }
+
+struct Wide {  // a number that was widened
+    float number;
+};
+
+inline Vector widen(const Wide* from) { return read(&from->number); }
+
 inline void narrow(Vector numbers, float* to) { std::memcpy(to, &numbers, sizeof(numbers)); }
 
 inline void narrow(Vector numbers, BFloat16* to) {

@@ -12,12 +12,13 @@ class WeightFormat:
     """How a quantized matrix is held.
 
     Attributes:
-        bits: of a code, 4 or 8.
-        group: neighbouring inputs of a row that share a scale, a divisor of the row's inputs.
+        bits: of a code, 4 or 8; or 16, of floats that have no scale.
+        group: neighbouring inputs of a row that share a scale, a divisor of the row's inputs; 0: there is no scale.
         has_offsets: whether each group has an offset too. Without one, the code of zero is half the range.
         int8_activations: whether the product rounds activations too, to 8 bits with a scale for each token (W8A8).
-        is_float: whether codes are floats, E4M3 (FP8, `torch.float8_e4m3fn`) of 8 bits or E2M1 (MXFP4) of 4, and not
-            integers. They have no offsets, and on CUDA the product of those of 8 bits rounds activations to E4M3.
+        is_float: whether codes are floats, and not integers: E4M3 (FP8, `torch.float8_e4m3fn`) of 8 bits, E2M1 (MXFP4)
+            of 4 or bfloat16. They have no offsets, and on CUDA the product of those of 8 bits rounds activations to E4M3.
+        is_half: whether floats of 16 bits are float16.
     """
 
     bits: int
@@ -25,6 +26,7 @@ class WeightFormat:
     has_offsets: bool = False
     int8_activations: bool = False
     is_float: bool = False
+    is_half: bool = False
 
     @property
     def zero(self) -> int:
@@ -34,4 +36,10 @@ class WeightFormat:
     @property
     def bytes_per_element(self) -> float:
         """Bytes of a number with its share of its group's scale and offset."""
+        if self.bits == 16:
+            return 2.0
         return (self.bits + _SCALE_BITS * (2 if self.has_offsets else 1) / self.group) / 8
+
+
+# Numbers of 16 bits, by the names that files have for them.
+SHORT = {"BF16": WeightFormat(16, 0, is_float=True), "F16": WeightFormat(16, 0, is_float=True, is_half=True)}

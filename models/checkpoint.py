@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from ..conf.architecture import Architecture
 from ..conf.errors import ConfigError
+from ..kernels.weight_format import SHORT, WeightFormat
 from .json_file import read_object, refuse_pointer
 from .layout import deciding_keys, names_of, tensor_shapes
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     import torch
 
     from ..kernels.quantized_matrix import QuantizedMatrix
-    from ..kernels.weight_format import WeightFormat
 
 # The first is PEFT's, in a model that it merged; the third stands before the text model of one that reads images.
 _PREFIXES = ("base_model.model.", "model.", "language_model.", "model.", "transformer.")
@@ -59,7 +59,7 @@ class TensorSource:
         raise NotImplementedError
 
     def format(self, name: str) -> WeightFormat | None:
-        """Return the format in which the source has a weight's numbers; None where they are floats or it has none."""
+        """Return the format in which the source has a weight's numbers; None where they are float32 or it has none."""
         return None
 
     def read_quantized(self, name: str, rows: slice, columns: slice) -> QuantizedMatrix:
@@ -186,6 +186,10 @@ class SafetensorsFolder(TensorSource):
     def read(self, name: str, rows: slice, columns: slice | None) -> torch.Tensor:
         """See `TensorSource.read`."""
         return self.tensor(name, rows, columns)
+
+    def format(self, name: str) -> WeightFormat | None:
+        """See `TensorSource.format`."""
+        return SHORT.get(self._slice(name).get_dtype()) if self.has(name) else None
 
     def has(self, name: str) -> bool:
         """Return whether the files have a tensor of this name."""

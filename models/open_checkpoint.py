@@ -48,7 +48,8 @@ def open_source(path: Path | None, arch: Architecture, seed: int, quantization: 
         source = open_checkpoint(path, arch)
     if quantization is None:
         return source
-    if any(source.format(name) for name in linear_weights(arch)):
+    held = (source.format(name) for name in linear_weights(arch))
+    if any(format is not None and format.bits < 16 for format in held):
         raise ConfigError(
             f"model.quantization={quantization}: {path} has quantized weights, which stay as they are; must be null"
         )

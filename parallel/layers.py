@@ -19,6 +19,7 @@ from ..kernels.packed import pack
 from ..kernels.quantized import Product, QuantizedWeight, TableProduct, make_product, make_table
 from ..kernels.quantized_matrix import QuantizedMatrix
 from ..kernels.row_weight import take_rows
+from ..kernels.short_weight import ShortWeight, keep_short
 from ..kernels.tiled import TiledWeight
 from ..kernels.weight_format import WeightFormat
 from .groups import Groups
@@ -59,10 +60,12 @@ def _forget_group(layer: Any) -> None:
 class Packable:
     """A layer whose weight is laid out for the products of this device once it is loaded.
 
-    With a format, `quantized` is the weight, to be filled, until `pack` lays it out, and `weight` has no rows.
+    With a format, `quantized` is the weight, to be filled, until `pack` lays it out, and `weight` has no rows. Floats of
+    16 bits are in `weight`.
     """
 
     weight: nn.Parameter
+    dtype: torch.dtype  # of activations
     quantized: QuantizedMatrix | None = None
 
     def pack(self) -> None:
@@ -71,9 +74,23 @@ class Packable:
 
     def _hold(self, out_size: int, in_size: int, format: Format) -> None:
         """Hold the weight in a format, if there is one, in place of numbers."""
-        if format is not None:
+        self.dtype = self.weight.dtype
+        if format is not None and format.bits == 16:
+            short = torch.float16 if format.is_half else torch.bfloat16
+            self.weight = nn.Parameter(self.weight.new_empty(out_size, in_size, dtype=short), requires_grad=False)
+        elif format is not None:
             self.quantized = QuantizedMatrix.empty(out_size, in_size, format, self.weight.device)
             self._free()
+
+    def _lay_out(self, *, is_table: bool = False) -> TableProduct | None:
+        """Return the weight laid out, and free it; None: it stays, in the type of activations."""
+        short = keep_short(self.weight, self.dtype)
+        packed = short or pack(self.weight.to(self.dtype), is_table=is_table)
+        if packed is not None:
+            self._free()
+        elif self.weight.dtype != self.dtype:
+            self.weight = nn.Parameter(self.weight.to(self.dtype), requires_grad=False)
+        return packed
 
     def _free(self) -> None:
         self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
@@ -85,10 +102,9 @@ class _Linear(Packable):
     def pack(self) -> None:
         """See `Packable.pack`."""
         if self.quantized is not None:
-            self.packed, self.quantized = make_product(self.quantized, self.weight.dtype), None
-        elif (packed := pack(self.weight)) is not None:
-            self.packed = packed
-            self._free()
+            self.packed, self.quantized = make_product(self.quantized, self.dtype), None
+        else:
+            self.packed = self._lay_out()
 
     def _multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Return x @ weight.T + bias by the packed weight, if there is one."""
@@ -101,17 +117,16 @@ class _Table(Packable):
     def pack(self) -> None:
         """Lay quantized rows out; others stay as they are."""
         if self.quantized is not None:
-            self.packed, self.quantized = make_table(self.quantized, self.weight.dtype), None
+            self.packed, self.quantized = make_table(self.quantized, self.dtype), None
 
     def pack_for_head(self) -> None:
         """Lay the weight out for the products of a head too, if there is something to gain."""
         self.pack()
-        if self.packed is None and (packed := pack(self.weight, is_table=True)) is not None:
-            self.packed = packed
-            self._free()
+        if self.packed is None:
+            self.packed = self._lay_out(is_table=True)
 
     def _look_up(self, rows_T: Tensor) -> Tensor:
-        return F.embedding(rows_T, self.weight) if self.packed is None else self.packed.rows(rows_T)
+        return F.embedding(rows_T, self.weight).to(self.dtype) if self.packed is None else self.packed.rows(rows_T)
 
 
 class ColumnParallelLinear(_Linear, tensor_parallel.ColumnParallelLinear):
@@ -230,6 +245,7 @@ class ReplicatedLinear(_Linear, nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(out_size, in_size, dtype=dtype, device=groups.device))
         self.bias = nn.Parameter(torch.empty(out_size, dtype=dtype, device=groups.device)) if bias else None
+        self._hold(out_size, in_size, None)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x @ weight.T + bias, [T, out]."""
@@ -269,5 +285,9 @@ class LMHead(ColumnParallelLinear):
         16 bits are often equal, and which is exchanged.
         """
         packed = self.packed
-        logits = packed.logits(x_RH) if isinstance(packed, QuantizedWeight | TiledWeight) else super().forward(x_RH)
+        logits = (
+            packed.logits(x_RH)
+            if isinstance(packed, QuantizedWeight | ShortWeight | TiledWeight)
+            else super().forward(x_RH)
+        )
         return self._groups.deal_rows(logits)[:, : self.vocab_size].float()

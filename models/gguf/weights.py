@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ...conf.architecture import Architecture
 from ...conf.errors import ConfigError
-from ...kernels.weight_format import WeightFormat
+from ...kernels.weight_format import SHORT, WeightFormat
 from ..checkpoint import TensorSource, check_shape
 from ..layout import names_of, tensor_shapes
 from ..names import Names
@@ -170,7 +170,7 @@ class GgufTensors(TensorSource):
         """See `TensorSource.format`."""
         place = self._file.tensors.get(self._names.get(name, ""))
         kind = None if place is None else self._sizes.get(place.type)
-        return None if kind is None else FORMATS.get(kind[0].name)
+        return None if kind is None else (FORMATS | SHORT).get(kind[0].name)
 
     def read_quantized(self, name: str, rows: slice, columns: slice) -> QuantizedMatrix:
         """See `TensorSource.read_quantized`."""

@@ -69,7 +69,9 @@ class QuantizedFolder(SafetensorsFolder):
     def format(self, name: str) -> WeightFormat | None:
         """See `TensorSource.format`. Columns in an order of their own (`desc_act`) are read as numbers."""
         layer = self._layers.get(name)
-        return None if layer is None or layer.is_ordered else layer.scheme.format(layer.shape[1])
+        if layer is None:
+            return super().format(name)
+        return None if layer.is_ordered else layer.scheme.format(layer.shape[1])
 
     def read_quantized(self, name: str, rows: slice, columns: slice) -> QuantizedMatrix:
         """See `TensorSource.read_quantized`."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ...conf.architecture import Architecture
+from ...kernels.processor import multiplies_bfloat16
 from ...kernels.weight_format import WeightFormat
 from ..layout import expert_weights, linear_weights, names_of, tensor_shapes
 
@@ -69,15 +70,18 @@ def model_formats(
 ) -> ModelFormats:
     """Return the formats of a rank's matrices, by those of the tensors.
 
-    A CPU has no products of floats: it holds those of 4 bits as integers of 8, and no others. All experts of a layer
-    have one format. `whole_experts`: each rank holds whole ones, so that their groups are not cut.
+    A CPU has no products of floats of 4 or 8 bits: it holds those of 4 as integers of 8. Those of 16 bits stay where
+    the processor does not multiply bfloat16, except for experts. All experts of a layer have one format. `whole_experts`:
+    each rank holds whole ones, so that their groups are not cut.
     """
     names, H = names_of(arch), arch.hidden_size
 
     def of(name: str) -> WeightFormat | None:
         format = format_of(name)
         if format is None or device != "cpu" or not format.is_float:
-            return format
+            return None if format is not None and format.bits == 16 else format
+        if format.bits == 16:
+            return None if multiplies_bfloat16() else format
         return WeightFormat(8, format.group) if format.bits == 4 else None
 
     def common(prefix: str, parts: Iterable[str], in_size: int, ranks: int = 1) -> WeightFormat | None:
@@ -91,7 +95,7 @@ def model_formats(
             gate_up, down = expert_weights(names, prefix, arch.experts.num_experts)
             fc1 = _common([of(name) for name in gate_up], H)
             fc2 = _common([of(name) for name in down], arch.expert_size // (1 if whole_experts else tp))
-            fc1, fc2 = (fc1, fc2) if fc1 and fc2 else (None, None)
+            fc1, fc2 = (fc1, fc2) if fc1 and fc2 and fc1.bits < 16 and fc2.bits < 16 else (None, None)
             gate, up, down_name = names.of_shared
             size = arch.experts.shared_ffn_size
             shared_fc1, shared_fc2 = (
@@ -122,6 +126,8 @@ def cut_too_small(format_of: FormatOf, arch: Architecture, tp: int, *, whole_exp
             cut.append((expert_weights(names, prefix, 1)[1][0], arch.expert_size))
         for full, size in cut:
             own = [format_of(full)]
+            if own[0] is not None and own[0].bits == 16:
+                continue
             fitting = [ranks for ranks in range(tp, 0, -1) if size % ranks == 0 and _common(own, size // ranks)]
             if fitting and fitting[0] != tp:
                 return (
@@ -162,7 +168,7 @@ def _common(formats: list[WeightFormat | None], in_size: int) -> WeightFormat | 
     """Return the format that holds each of these exactly, for as many inputs; None where there is none."""
     known = [each for each in formats if each is not None]
     group = math.gcd(in_size, *(each.group for each in known))
-    kinds = {each.bits if each.is_float else 0 for each in known}
+    kinds = {(each.bits, each.is_half) if each.is_float else None for each in known}
     if len(known) < len(formats) or len(kinds) > 1 or group % _GROUP_UNIT:
         return None
     return WeightFormat(
@@ -171,4 +177,5 @@ def _common(formats: list[WeightFormat | None], in_size: int) -> WeightFormat | 
         has_offsets=any(each.has_offsets for each in known),
         int8_activations=group == in_size and all(each.int8_activations for each in known),
         is_float=known[0].is_float,
+        is_half=known[0].is_half,
     )

@@ -17,7 +17,7 @@ class WeightFormat:
         has_offsets: whether each group has an offset too. Without one, the code of zero is half the range.
         int8_activations: whether the product rounds activations too, to 8 bits with a scale for each token (W8A8).
         is_float: whether codes are floats, and not integers: E4M3 (FP8, `torch.float8_e4m3fn`) of 8 bits, E2M1 (MXFP4)
-            of 4 or bfloat16. They have no offsets, and on CUDA the product of those of 8 bits rounds activations to E4M3.
+            of 4, or bfloat16. They have no offsets. On CUDA the product of those of 8 bits rounds activations to E4M3.
         is_half: whether floats of 16 bits are float16.
     """
 

@@ -60,8 +60,8 @@ def _forget_group(layer: Any) -> None:
 class Packable:
     """A layer whose weight is laid out for the products of this device once it is loaded.
 
-    With a format, `quantized` is the weight, to be filled, until `pack` lays it out, and `weight` has no rows. Floats of
-    16 bits are in `weight`.
+    With a format, `quantized` is the weight, to be filled, until `pack` lays it out, and `weight` has no rows. Where
+    the format is one of 16-bit floats, `weight` has that type.
     """
 
     weight: nn.Parameter

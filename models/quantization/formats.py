@@ -71,8 +71,8 @@ def model_formats(
     """Return the formats of a rank's matrices, by those of the tensors.
 
     A CPU has no products of floats of 4 or 8 bits: it holds those of 4 as integers of 8. Those of 16 bits stay where
-    the processor does not multiply bfloat16, except for experts. All experts of a layer have one format. `whole_experts`:
-    each rank holds whole ones, so that their groups are not cut.
+    the processor does not multiply bfloat16, except for experts. All experts of a layer have one format.
+    `whole_experts`: each rank holds whole ones, so that their groups are not cut.
     """
     names, H = names_of(arch), arch.hidden_size
 

@@ -11,6 +11,7 @@ import pytest
 
 from gapless.launch import oversubscription
 from gapless.parallel.openmp import others_running, waiting
+from tests.support.tiers import HANGS_S
 
 
 @pytest.mark.parametrize(
@@ -40,7 +41,7 @@ def test_threads_wait_as_the_user_says_or_as_the_machine_bears(user: dict[str, s
     names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
     env = {name: value for name, value in os.environ.items() if name not in names} | user
     code = f"import os, sys, gapless.runtime; assert 'torch' not in sys.modules; print([os.getenv(n) for n in {names}])"
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=HANGS_S)
     assert done.returncode == 0, done.stderr
     chosen = [user] if user else [{"OMP_WAIT_POLICY": "passive"}, {"GOMP_SPINCOUNT": "10000"}]
     assert done.stdout.strip() in [str([each.get(name) for name in names]) for each in chosen]

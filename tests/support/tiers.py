@@ -32,11 +32,6 @@ def first_quick(values: Iterable[Any]) -> list[Any]:
     return [first, *(pytest.param(*part, marks=pytest.mark.slow) for part in parts)]
 
 
-def stretched(seconds: float) -> float:
-    """Return how long `seconds` may become while more processes want to run than there are cores."""
-    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
-
-
 def left_out(slow: int, skipped: Iterable[str]) -> list[str]:
     """Say what a run left out, and what would run it."""
     lines = []
@@ -46,17 +41,17 @@ def left_out(slow: int, skipped: Iterable[str]) -> list[str]:
 
 
 def calibration() -> float:
-    """Return how many seconds a fixed computation takes on this machine, the least of three times."""
+    """Return how many seconds of a core a fixed computation takes here, the least of three times."""
     return min(_computation() for _ in range(3))
 
 
 def _computation() -> float:
-    begin = time.perf_counter()
+    begin = time.process_time()
     counts: dict[int, int] = {}
     for number in range(400_000):
         rest = number * number % 1009
         counts[rest] = counts.get(rest, 0) + 1
-    return time.perf_counter() - begin
+    return time.process_time() - begin
 
 
 def over_budget(reports: Iterable[pytest.TestReport], calibration: float) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import pytest
 from hypothesis import settings
 
+from gapless.kernels import processor
 from tests.support import tiers
 
 # On a shared machine one example may take a hundred times as long as the next. Both tiers try the same examples each
@@ -38,6 +39,11 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile(whole if tiers.is_whole() else "first")
     if config.option.budget and not hasattr(config, "workerinput"):  # before the processes that run tests start
         config.stash[CALIBRATION] = tiers.calibration()
+
+
+def pytest_report_header() -> str:
+    level = processor.level()
+    return f"kernels: {level.name if level else 'none for this processor'}"
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -15,6 +15,7 @@ import pytest
 
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import ServeConfig
+from gapless.kernels import cores
 from gapless.launch import compose
 from gapless.launch.server.replica_share import check_replicas, share_of
 from tests.support.processes import assert_gone, descendants_of
@@ -99,7 +100,7 @@ def test_replicas_share_cores_and_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     two_of_two = config_of("serve.replicas=2", "parallel=pp2")
-    assert share_of(two_of_two, 1)[0].parallel.threads == 2
+    assert share_of(two_of_two, 1)[0].parallel.threads == cores.threads(4) == cores.find().count // 4
     assert share_of(config_of("serve.replicas=2", "parallel.threads=7"), 0)[0].parallel.threads == 7
     assert share_of(config_of("parallel=pp2"), 0)[0].parallel.threads is None
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")

@@ -39,8 +39,8 @@ from .support.results import ROOT
 FAULTS = Path(__file__).with_suffix(".toml")
 _WHOLE = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")  # as `make test`
 TIERS = {
-    "nearest": ("--limit=0",),  # and files
-    "test": ("--limit=0", *_WHOLE),
+    "nearest": (),  # and files
+    "test": _WHOLE,
     "test-all": ("--all", "-m", "slow", *_WHOLE),
 }
 LIMIT_S = {"nearest": 900.0, "test": 3600.0, "test-all": 7200.0}  # of a run of tests; without an end it has failed

@@ -147,7 +147,7 @@ class ParallelConfig:
     launcher: str | None = None
     """what starts the ranks: local (in this process, one rank), ray or torchrun; null: local for one rank, else ray"""
     threads: int | None = None
-    """CPU threads per rank; null: cores of the node over its ranks"""
+    """CPU threads per rank; null: the node's fast cores, within its quota, over its ranks"""
     host: str = "127.0.0.1"
     """address that the sockets bind to"""
     ray_address: str | None = None

@@ -104,6 +104,17 @@ def level() -> Level | None:
     raise ConfigError(f"{VARIABLE}={asked}: {problem}; this processor has {names}")
 
 
+def lacking() -> str:
+    """Return what keeps this processor from running the kernels; empty if it has a level."""
+    if level() is not None:
+        return ""
+    lowest = next((each for each in LEVELS if each.machine == platform.machine()), None)
+    if lowest is None:
+        return f"there are no kernels for {platform.machine()}"
+    missing = ", ".join(sorted(lowest.needs - flags()))
+    return f"this processor lacks {missing} of {lowest.name}, or the virtual machine hides them"
+
+
 def multiplies_bfloat16() -> bool:
     """Return whether the processor multiplies bfloat16 faster than float32, by AVX-512 BF16 or AMX."""
     found = level()

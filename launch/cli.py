@@ -18,6 +18,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 
 from ..conf.errors import ConfigError, nearest
+from ..kernels import processor
 from .commands import COMMANDS, Command
 from .plugins import blame
 from .signals import Ended, ended_by_signals
@@ -88,6 +89,8 @@ def _dispatch(arguments: list[str]) -> int:
         raise ConfigError(f"{name}: unknown command{nearest(name, COMMANDS)}")
     if "matplotlib" not in sys.modules:  # figures go into files; the backend that a notebook sets may be missing here
         os.environ["MPLBACKEND"] = "agg"
+    if processor.VARIABLE in os.environ:
+        processor.level()  # a wrong one ends the command before anything starts
     return _run_command(COMMANDS[name], rest)
 
 

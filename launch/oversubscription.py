@@ -6,6 +6,8 @@ import os
 from functools import cache
 
 from ..conf.schema import EngineConfig, ParallelConfig
+from ..kernels import cores, processor
+from ..runtime.core.numbers import counted
 
 _BUSY = 0.75  # processes a core that want to run, over the last minute, above which the machine counts as busy
 
@@ -15,7 +17,7 @@ def oversubscription(config: EngineConfig) -> str | None:
     parallel = config.parallel
     if config.hardware.device != "cpu" or not are_here(parallel):
         return None
-    return _hint(parallel.world_size, parallel.threads, cores(), _load_before())
+    return _hint(parallel.world_size, parallel.threads, cores.threads(), _load_before())
 
 
 def are_here(parallel: ParallelConfig) -> bool:
@@ -24,9 +26,19 @@ def are_here(parallel: ParallelConfig) -> bool:
     return parallel.started_by == "local" or (parallel.started_by == "ray" and not is_cluster)
 
 
-def cores() -> int:
-    """Return the cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def threads(config: EngineConfig, replicas: int = 1) -> str | None:
+    """Describe the threads of the ranks, and what they compute on. None: on GPUs, or the ranks may be elsewhere."""
+    parallel = config.parallel
+    if config.hardware.device != "cpu" or not are_here(parallel):
+        return None
+    ranks = parallel.world_size * replicas
+    number = parallel.threads or cores.threads(ranks)
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    if parallel.threads is None and replicas == 1 and parallel.started_by == "local" and limit.isdigit():
+        number = min(number, int(limit))  # as torch takes it; Ray and torchrun set it to 1 for their processes
+    level = processor.level()
+    name = level.name if level else "no kernels for this processor"
+    return f"{counted(number, 'thread')}{' each' * (ranks > 1)} ({cores.find()}, {name})"
 
 
 def _hint(ranks: int, threads: int | None, cores: int, load: float) -> str | None:

@@ -28,7 +28,7 @@ from ..conf.schema import EngineConfig
 from ..runtime.core.numbers import counted
 from ..runtime.drawing.formatting import seconds_text
 from ..runtime.pipeline.start_parts import READY
-from .oversubscription import oversubscription
+from .oversubscription import oversubscription, threads
 
 _log = logging.getLogger(__name__)
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(128, 160)) if code not in (9, 10)}
@@ -142,6 +142,8 @@ def starting(console: Console, config: EngineConfig) -> Iterator[Callable[[str],
     parallel = config.parallel
     ranks = counted(parallel.world_size, "rank")
     text = f"starting {config.model.name} on {ranks} (pp={parallel.pp} x tp={parallel.tp}, {parallel.started_by})"
+    if chosen := threads(config):
+        text += f", {chosen}"
     if hint := oversubscription(config):
         _log.info("hint: %s", hint)
     imports, began = _until_first_start(), time.monotonic()

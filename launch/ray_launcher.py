@@ -14,6 +14,7 @@ from typing import Any
 from ..conf.clusters import ClusterConfig
 from ..conf.errors import ConfigError
 from ..conf.schema import HardwareConfig, ParallelConfig
+from ..kernels import cores
 from ..parallel.control import Endpoint
 from ..parallel.real_placement import Place, in_order, stages_together
 from ..runtime.pipeline.protocol import PipelineError
@@ -262,7 +263,7 @@ class RayLauncher:
                 ray.init(address=address, **init_options())
                 self._ray = None if ray.util.client.ray.is_connected() else JoinedRay()
             else:
-                self._ray = LocalRay(max(os.cpu_count() or 1, parallel.world_size + parallel.spares))
+                self._ray = LocalRay(max(cores.threads(), parallel.world_size + parallel.spares))
         except (ConnectionError, ray.exceptions.RayError) as error:
             # Only in this mode does Ray send its token to a given address. The user must decide whether it may.
             hint = "" if os.environ.get("RAY_AUTH_MODE") == "token" else "; if it wants a token: RAY_AUTH_MODE=token"

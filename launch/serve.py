@@ -27,6 +27,7 @@ from ..conf.errors import ConfigError
 from ..conf.schema import ServeConfig
 from ..conf.serving import ServingConfig
 from ..runtime.core.numbers import counted
+from .oversubscription import threads
 from .progress import versions
 from .prompts import StandardInput
 from .results import plain
@@ -229,8 +230,9 @@ def _log_start(config: ServeConfig, plan: Plan, service: Service, run_dir: Path)
     named = service.model if service.model == model.name else f"{service.model} ({model.name})"
     tokens = plan.kv_tokens * config.serve.replicas
     _log.info(
-        "version %s: model %s, policy %s, pp=%d x tp=%d, KV cache of %d tokens, run folder %s",
-        *(versions()["gapless"], named, policy, config.parallel.pp, config.parallel.tp, tokens, run_dir),
+        "version %s: model %s, policy %s, pp=%d x tp=%d, KV cache of %d tokens, %srun folder %s",
+        *(versions()["gapless"], named, policy, config.parallel.pp, config.parallel.tp, tokens),
+        *(f"{chosen}, " if (chosen := threads(config, config.serve.replicas)) else "", run_dir),
     )
     if not service.is_local and not service.keys.are_set:
         text = "serve.host=%s: other machines reach this server, and serve.api_keys is empty: it answers all of them"

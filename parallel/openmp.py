@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import time
 
+from ..kernels import cores
+
 # What a user may have set: of OpenMP, of GNU's library (torch's packages for CPUs have it), of Intel's and LLVM's.
 _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 _SHORT_SPIN = "10000"  # looks, some tens of microseconds: less than it takes to wake a thread, more than most waits
@@ -19,12 +21,11 @@ def choose_waiting() -> None:
     has chosen stays.
     """
     if not any(name in os.environ for name in _WAITING):
-        os.environ.update(waiting(others_running(), os.cpu_count() or 1))
+        os.environ.update(waiting(others_running(), cores.threads(), os.cpu_count() or 1))
 
 
-def waiting(others: int, cores: int) -> dict[str, str]:
-    """Return the variables for a machine of `cores` cores on which `others` more threads run."""
-    own = min(cores, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores)
+def waiting(others: int, own: int, cores: int) -> dict[str, str]:
+    """Return the variables for `own` threads on a machine of `cores` cores on which `others` more threads run."""
     return {"GOMP_SPINCOUNT": _SHORT_SPIN} if others + own <= cores else {"OMP_WAIT_POLICY": "passive"}
 
 

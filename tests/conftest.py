@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Generator
 from types import FrameType
 from typing import Any, NoReturn
@@ -13,6 +12,7 @@ from typing import Any, NoReturn
 import pytest
 from hypothesis import settings
 
+from gapless.kernels import processor
 from tests.support import tiers
 
 # On a shared machine one example may take a hundred times as long as the next. Both tiers try the same examples each
@@ -21,14 +21,15 @@ settings.register_profile("first", max_examples=20, deadline=None, derandomize=T
 settings.register_profile("whole", deadline=None, derandomize=True)
 settings.register_profile("drawn", deadline=None)
 SLOW = pytest.StashKey[int]()
-HANGS = 600  # seconds after which a test has failed, in either tier: none takes a third of it on a quiet machine
+CALIBRATION = pytest.StashKey[float]()
+HANGS = 2 * tiers.HANGS_S  # after which a test has failed, in either tier
 ROOMS = ("launch", "benchmarks", "models", "parallel", "kernels")  # their tests wait for processes, so they begin first
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="what is marked slow too, and all examples of property tests")
     parser.addoption("--draw", action="store_true", help="with --all: new examples of property tests")
-    parser.addoption("--limit", type=float, default=5.0, help="seconds of a test that is not marked slow; 0: no limit")
+    parser.addoption("--budget", action="store_true", help="name tests that take more than their share of time")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -36,6 +37,13 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[tiers.EVERYTHING] = "1"
     whole = "drawn" if config.option.draw else "whole"
     settings.load_profile(whole if tiers.is_whole() else "first")
+    if config.option.budget and not hasattr(config, "workerinput"):  # before the processes that run tests start
+        config.stash[CALIBRATION] = tiers.calibration()
+
+
+def pytest_report_header() -> str:
+    level = processor.level()
+    return f"kernels: {level.name if level else 'none for this processor'}"
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -63,7 +71,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_runtest_protocol() -> Generator[None, Any, Any]:
     """Fail a test that waits for ever, where it waits, so that the others go on."""
     signal.signal(signal.SIGALRM, _fail_for_hanging)
-    signal.alarm(HANGS)
+    signal.alarm(int(HANGS))
     try:
         return (yield)
     finally:
@@ -71,25 +79,13 @@ def pytest_runtest_protocol() -> Generator[None, Any, Any]:
 
 
 def _fail_for_hanging(_number: int, _frame: FrameType | None) -> NoReturn:
-    pytest.fail(f"hangs: no end after {HANGS} s")
+    pytest.fail(f"hangs: no end after {HANGS:.0f} s")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Wait for the server that forks processes before a test that may need it, whose time it is not."""
+    """Wait for the server that forks processes, so that its start is not part of the test's duration."""
     if _order(item) == 0 and (forked := sys.modules.get("tests.support.forked")):
         forked.await_server()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Fail a test that takes more than the limit and is not marked slow, so that the first tier stays quick."""
-    begin = time.monotonic()
-    result = yield
-    seconds = time.monotonic() - begin
-    limit: float = 0.0 if tiers.is_whole() else item.config.option.limit
-    if limit and seconds > tiers.stretched(limit):
-        pytest.fail(f"took {seconds:.1f} s: make it quicker than {limit:g} s, or mark it slow", pytrace=False)
-    return result
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -104,9 +100,14 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Say what this tier left out and what would run it."""
+    """Print what this tier left out, what would run it, and which tests took more than their share of time."""
     reasons = [report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.stats.get("skipped", ())]
     if lines := tiers.left_out(config.stash.get(SLOW, 0), reasons):
         terminalreporter.section("left out")
         for line in lines:
+            terminalreporter.write_line(line)
+    if calibration := config.stash.get(CALIBRATION, 0.0):
+        reports = [one for kind in ("passed", "failed") for one in terminalreporter.stats.get(kind, ())]
+        terminalreporter.section("time, which fails no test")
+        for line in tiers.over_budget(reports, calibration):
             terminalreporter.write_line(line)

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tiers import HANGS_S
+
 ROOT = Path(__file__).parent.parent
 LINT = "from importlinter.cli import lint_imports; raise SystemExit(lint_imports(no_cache=True, no_logo=True))"
 MODULES = "import grimp, json; print(json.dumps(sorted(grimp.build_graph('gapless', cache_dir=None).modules)))"
@@ -31,7 +33,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def with_tree(tree: Path, code: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": str(tree)}
     return subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=HANGS_S
     )
 
 
@@ -61,6 +63,6 @@ def test_what_plans_simulates_and_reports_loads_no_torch() -> None:
     code = (
         f"import sys, {', '.join(modules)}\nprint([name for name in ('torch', 'ray', 'hydra') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANGS_S)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[]\n"

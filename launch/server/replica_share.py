@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from ...conf.errors import ConfigError
 from ...conf.schema import ServeConfig
-from ..oversubscription import are_here, cores
+from ...kernels import cores
+from ..oversubscription import are_here
 
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 
@@ -50,7 +51,7 @@ def share_of(config: ServeConfig, replica: int) -> tuple[ServeConfig, dict[str, 
         return config, {_DEVICES: ",".join(devices)}
     if parallel.threads is not None:
         return config, {}
-    return replace(config, parallel=replace(parallel, threads=max(1, cores() // (replicas * ranks)))), {}
+    return replace(config, parallel=replace(parallel, threads=cores.threads(replicas * ranks))), {}
 
 
 def _visible_devices() -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...conf.errors import ConfigError
+from ...kernels import processor
 from ...kernels.cpp_library import ELEMENTS, NoLibraryError
 from .cpp import CppKernels
 from .kernels import Kernels, TorchKernels
@@ -23,7 +24,7 @@ def make_kernels(name: str, *, dtype: torch.dtype, device: torch.device) -> Kern
         try:
             return CppKernels(dtype)
         except NoLibraryError as error:
-            reason = str(error)
+            reason = processor.lacking() or str(error)
     elif name in ("auto", "triton") and device.type == "cuda":
         try:
             from .triton import TritonKernels

@@ -23,7 +23,7 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, tag="setup"):
     block_size: int
     replicate_embedding: bool
     seed: int
-    threads: int | None  # of a rank; None: the cores of its node over `node_ranks`
+    threads: int | None  # of a rank; None: its share of the cores among `node_ranks`
     timeout_s: float  # after which torch gives up on a rank; the coordinator does so earlier
     node_ranks: list[int] = []  # by rank: how many ranks share its node
     tokenizer: str | None = None  # its path; None: UTF-8 bytes

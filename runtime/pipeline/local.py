@@ -12,6 +12,7 @@ import socket
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from ...kernels import cores
 from ...parallel.mesh import Mesh
 from ..core.messages import MicroBatchMessage, MicroBatchResult, Span
 from ..core.run_record import FaultRecord
@@ -42,8 +43,7 @@ class LocalPipeline:
         from .stage_worker import StageWorker
 
         assert setup.pp == setup.tp == 1
-        if setup.threads:
-            torch.set_num_threads(setup.threads)
+        torch.set_num_threads(setup.threads or min(torch.get_num_threads(), cores.threads()))
         self.clock = WallClock()
         self.depth = setup.depth
         self.num_blocks = setup.num_blocks

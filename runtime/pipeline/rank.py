@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from ...kernels import cores
 from ...parallel.control import ControlClient, Endpoint
 from ...parallel.frames import ConnectionLost
 from ...parallel.mesh import Mesh
@@ -139,8 +140,9 @@ class _ServingRank:
         from ...parallel.groups import Groups
         from .stage_worker import StageWorker
 
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        torch.set_num_threads(setup.threads or max(1, cores // setup.node_ranks[rank]))
+        threads = setup.threads or cores.threads(setup.node_ranks[rank])
+        cores.pin(threads)
+        torch.set_num_threads(threads)
         self.client = client
         self.setup = setup
         self.mesh = Mesh(setup.pp, setup.tp, rank)

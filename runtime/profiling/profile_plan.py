@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from ...conf.architecture import Architecture
 from ...conf.errors import ConfigError
 from ...conf.profiling import ProfileConfig
+from ...kernels import cores
 from ...models.memory import BYTES, MemoryModel
 from ...parallel.placement import nodes_of_a_stage
 from ..cost.profile_folder import About, shape_of
@@ -15,7 +16,6 @@ from ..cost.profile_point import Point
 from ..engine.plan import Plan, make_plan
 from ..pipeline.handshake import Setup
 from .grid import mixed_points, operator_points, sent_points
-from .session import threads_per_rank
 
 _MAX_LAYERS = 8  # enough that a layer's weights have left the CPU's caches before the layer runs again
 _FILL_CHUNK_TOKENS = 512  # of the chunks that write the pipeline's whole KV cache
@@ -71,7 +71,7 @@ def plan_profile(config: ProfileConfig) -> ProfilePlan:
     operators = _fitting(points, memory.blocks(block), block)
     mixed = _fitting(mixed_points(config.max_tokens, context, config.max_decodes), plan.num_blocks, block)
     sent = sent_points(config.max_tokens, context) if parallel.pp > 1 else []
-    threads = threads_per_rank(parallel.threads, ranks)
+    threads = parallel.threads or cores.threads(ranks)
     about = About(
         model=config.model.name,
         shape=shape_of(arch),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import random
 import tempfile
 from collections import Counter
@@ -104,12 +103,3 @@ def _collect(ranks: Mapping[Connection, tuple[int, SpawnProcess]], tp: int) -> I
                 yield (rank // tp, *content)
             else:
                 measuring.discard(ours)
-
-
-def threads_per_rank(threads: int | None, ranks: int) -> int:
-    """Return the CPU threads of each of `ranks` ranks on this node: `threads`, or an equal share of the cores.
-
-    `runtime/pipeline/rank.py` chooses in the same way.
-    """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return threads or max(1, cores // ranks)

@@ -9,7 +9,6 @@ import socket
 import ssl
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -25,7 +24,7 @@ from gapless.launch.cli import main
 from gapless.launch.server.keys import Keys
 from gapless.launch.stderr_log import one_word
 from tests.support.server import Server, serving
-from tests.support.tiers import stretched
+from tests.support.tiers import HANGS_S
 
 ALICE = {"authorization": "Bearer sk-alice"}
 BODY = {"prompt": "def ", "max_tokens": 4}
@@ -88,11 +87,8 @@ def lines(server: Server) -> list[dict[str, Any]]:
 
 def line_of(server: Server, request_id: str) -> dict[str, Any]:
     """Return the line of a request; it is written once the answer has gone out."""
-    deadline = time.monotonic() + stretched(20)
-    while not (found := [line for line in lines(server) if line.get("request_id") == request_id]):
-        assert time.monotonic() < deadline, server.log
-        time.sleep(0.02)
-    (line,) = found
+    server.until(lambda: any(line.get("request_id") == request_id for line in lines(server)))
+    (line,) = [line for line in lines(server) if line.get("request_id") == request_id]
     return line
 
 
@@ -190,13 +186,13 @@ def test_counters_of_paths_and_keys_and_the_model_on_each_series(server: Server)
 )
 def test_methods_that_it_does_not_know(server: Server, head: bytes, status: int) -> None:
     host, port = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=HANGS_S) as connection:
         connection.sendall(head)
         assert connection.recv(1 << 16).startswith(f"HTTP/1.1 {status} ".encode())
 
 
 def test_a_recording_opens_at_a_url_that_only_its_asker_knows(server: Server) -> None:
-    found = httpx2.post(f"{server.url}/record?seconds=0.2", headers=ALICE, timeout=60).json()
+    found = httpx2.post(f"{server.url}/record?seconds=0.2", headers=ALICE).json()
     page = httpx2.get(server.url + found["url"])
     assert page.status_code == 200
     assert page.headers["content-type"].startswith("text/html")
@@ -240,10 +236,10 @@ def test_an_error_within_a_stream_counts_as_one(tmp_path: Path) -> None:
     with serving(tmp_path, *TINY, *own) as server:
         body = BODY | {"max_tokens": 2000, "stream": True, "ignore_eos": True}
         headers = {"x-request-id": "late"}
-        answer = httpx2.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=60)
+        answer = httpx2.post(f"{server.url}/v1/completions", json=body, headers=headers)
         assert (answer.status_code, "within serve.timeout_s=0.2" in answer.text) == (200, True)
         asked = {"input": "import os", "max_output_tokens": 1900, "stream": True, "ignore_eos": True}
-        failed = httpx2.post(f"{server.url}/v1/responses", json=asked, timeout=60).text.strip().split("\n\n")
+        failed = httpx2.post(f"{server.url}/v1/responses", json=asked).text.strip().split("\n\n")
         event, data = failed[-2].split("\n")
         assert (event, failed[-1]) == ("event: response.failed", "data: [DONE]")
         end = ResponseFailedEvent.model_validate_json(data.removeprefix("data: "), strict=True)
@@ -270,13 +266,10 @@ def test_tls(tmp_path: Path) -> None:
     try:
         port = server.url.rpartition(":")[2]
         trust = ssl.create_default_context(cafile=str(cert))
-        found = httpx2.get(f"https://127.0.0.1:{port}/version", verify=trust, timeout=60)
+        found = httpx2.get(f"https://127.0.0.1:{port}/version", verify=trust)
         assert found.status_code == 200
         large = b"x" * (33 << 20)
-        assert (
-            httpx2.post(f"https://127.0.0.1:{port}/tokenize", content=large, verify=trust, timeout=60).status_code
-            == 413
-        )
+        assert httpx2.post(f"https://127.0.0.1:{port}/tokenize", content=large, verify=trust).status_code == 413
         assert f"https://0.0.0.0:{port}" in server.log
         assert "warning: serve.host=0.0.0.0: other machines reach this server" in server.log
     finally:

@@ -22,7 +22,7 @@ from gapless.launch.chat import Wrapped
 from gapless.launch.cli import main
 from tests.support.browser import CHROMIUM, DRIVER, browsing
 from tests.support.server import serving
-from tests.support.tiers import stretched
+from tests.support.tiers import HANGS_S
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}> {{ m.content }}\n{% endfor %}{{ '<a>' if add_generation_prompt }}"
 
@@ -145,9 +145,9 @@ def test_interrupts_in_a_terminal_drop_a_line_and_stop_an_answer(model: Path, tm
         os.execv(sys.executable, [sys.executable, "-m", "gapless", "chat", *keys])
     seen = ""
 
-    def comes(text: str, seconds: float = 60.0) -> bool:
+    def comes(text: str, seconds: float = HANGS_S) -> bool:
         nonlocal seen
-        deadline = time.monotonic() + stretched(seconds)
+        deadline = time.monotonic() + seconds
         while text not in seen:
             if not select.select([terminal], [], [], max(0.0, deadline - time.monotonic()))[0]:
                 return False
@@ -162,7 +162,7 @@ def test_interrupts_in_a_terminal_drop_a_line_and_stop_an_answer(model: Path, tm
     assert comes("> ")
     for _ in range(2):  # neither ends the program
         # readline does not see one that comes after its prompt and before it waits, until the next one
-        assert any(interrupts() for _ in range(5))
+        assert any(interrupts() for _ in range(100))
         time.sleep(1.1)
     os.write(terminal, b"def f(\n")
     assert comes("def f(\r\n")
@@ -205,7 +205,7 @@ def test_the_live_page_keeps_a_conversation_until_a_new_one_begins(model: Path, 
             browser.until("/^5 tokens/.test(document.getElementById('answer-note').innerText)")
             asked.append({"role": "user", "content": question})
             body = {"messages": asked, "max_tokens": 5, "temperature": 0}
-            answer = httpx2.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()["choices"][0]
+            answer = httpx2.post(f"{server.url}/v1/chat/completions", json=body).json()["choices"][0]
             shown += ("\n\n" if shown else "") + question + "\n" + answer["message"]["content"]
             assert browser.run("return document.getElementById('answer').textContent") == shown
             asked.append(answer["message"])

@@ -18,7 +18,7 @@ from gapless.launch import compose
 from gapless.launch.cli import main
 from gapless.launch.commands import COMMANDS
 from tests.support.forked import gapless
-from tests.support.tiers import examples
+from tests.support.tiers import HANGS_S, examples
 
 HEAVY = ("torch", "ray", "transformers", "megatron", "hydra", "numpy")
 
@@ -51,7 +51,7 @@ def test_help_and_errors_import_nothing_heavy(arguments: list[str]) -> None:
         f"main({arguments!r})\n"
         f"print('heavy:', [name for name in {HEAVY!r} if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANGS_S, check=True)
     assert done.stdout.splitlines()[-1] == "heavy: []"
 
 
@@ -60,7 +60,7 @@ def test_config_errors_import_no_torch() -> None:
         "import sys\nfrom gapless.launch.cli import main\nmain(['generate', 'prompt=x', 'scheduler.chunk=x'])\n"
         "print([name for name in ('torch', 'ray', 'transformers') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANGS_S, check=True)
     assert done.stderr == "gapless: error: scheduler.chunk='x': must be an integer or auto\n"
     assert done.stdout == "[]\n"
 

@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from gapless.launch import progress
 from gapless.launch.prompts import Prompt, read_prompts
 from gapless.runtime.pipeline.start_parts import READY
 from tests.support.forked import Process, gapless, main
-from tests.support.tiers import first_quick, stretched
+from tests.support.tiers import HANGS_S, first_quick
 
 SMALL = ["model=tiny", "cache.num_blocks=64", "parallel.threads=1"]
 
@@ -55,6 +56,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 def test_a_start_says_what_it_went_into_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
+    began = time.monotonic()
     with progress.starting(Console(file=io.StringIO()), GenerateConfig(model=ModelConfig(weights="shipped"))) as report:
         time.sleep(0.2)
         report("0 of 2 ranks started")
@@ -64,7 +66,7 @@ def test_a_start_says_what_it_went_into_in_one_line(caplog: pytest.LogCaptureFix
     assert last.endswith("; ranks are ready after 0.1 s; the slowest of each part: weights 0.1 s (rank 1)")
     whole, imports, launcher = map(float, re.findall(r"([\d.]+) s", last)[:3])
     assert imports > 0
-    assert (launcher, whole - imports) == (pytest.approx(0.2, abs=0.15), pytest.approx(0.3, abs=0.2))
+    assert 0.2 <= launcher < whole - imports + 0.15 < time.monotonic() - began + 0.4  # each is rounded
     assert caplog.text.count("start took") == 1
 
 
@@ -137,7 +139,7 @@ def test_runs_started_at_once_have_a_folder_each(tmp_path: Path) -> None:
         command = ["generate", *SMALL, f"prompt={prompt}", "sampling.max_tokens=2", "print_texts=false"]
         return Process(main, command, cwd=tmp_path)
 
-    assert [process.wait(60) for process in [start(prompt) for prompt in "ab"]] == [0, 0]
+    assert [process.wait(HANGS_S) for process in [start(prompt) for prompt in "ab"]] == [0, 0]
     prompts = [rows(run / "outputs.jsonl")[0]["prompt"] for run in (tmp_path / "runs").iterdir()]
     assert sorted(prompts) == ["a", "b"]
 
@@ -156,13 +158,13 @@ def test_a_signal_ends_the_run_without_a_traceback(sent: signal.Signals, code: i
     with (tmp_path / "errors").open("w") as errors:
         process = Process(main, ["generate", *SMALL, *long, "prompt=x", "outputs=o.jsonl"], cwd=tmp_path, stderr=errors)
     try:
-        end = time.monotonic() + 120
+        end = time.monotonic() + HANGS_S
         while not (tmp_path / "o.jsonl").exists():
             assert process.poll() is None
             assert time.monotonic() < end
             time.sleep(0.05)
         process.send_signal(sent)
-        assert process.wait(60) == code
+        assert process.wait(HANGS_S) == code
     finally:
         process.kill()
     said = (tmp_path / "errors").read_text()
@@ -307,7 +309,7 @@ def test_outputs_beside_other_text_lose_none_of_it(name: str, stream: str, mode:
     (tmp_path / "link").symlink_to("log")
     with log.open(mode) as file, (tmp_path / "other").open("w") as other:
         streams = {"stdout": other, "stderr": other} | {stream: file}
-        assert Process(main, ["generate", *SMALL, *BRIEF, f"outputs={name}"], cwd=tmp_path, **streams).wait(60) == 0
+        assert Process(main, ["generate", *SMALL, *BRIEF, f"outputs={name}"], cwd=tmp_path, **streams).wait() == 0
     lines = log.read_text().splitlines()
     assert (lines[0] == "from before") is (mode == "a")
     assert len([line for line in lines if line.startswith('{"index": 0, ')]) == 1
@@ -319,7 +321,7 @@ def test_outputs_into_a_pipe_reach_its_reader(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     reader = subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE)
     assert generate(*BRIEF, "outputs=pipe", cwd=tmp_path).returncode == 0
-    text, _ = reader.communicate(timeout=30)
+    text, _ = reader.communicate(timeout=HANGS_S)
     assert json.loads(text)["index"] == 0
     assert (tmp_path / "pipe").is_fifo()
 
@@ -367,13 +369,15 @@ def test_rows_that_no_file_can_hold_are_refused_before_anything_starts(tmp_path:
         prompts_of(prompts=str(tmp_path / "bad.jsonl"))
 
 
-def test_a_line_of_100_mb_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_line_of_100_mb_is_refused_before_it_is_read(tmp_path: Path) -> None:
     for name in ("long.txt", "long.jsonl"):
         (tmp_path / name).write_bytes(b'{"prompt": "' + b"a " * 50_000_000 + b'"}\n')
-        begin = time.monotonic()
+        tracemalloc.start()
         with pytest.raises(ConfigError, match=r"long.*:1: longer than 16 MiB"):
             prompts_of(prompts=str(tmp_path / name))
-        assert time.monotonic() - begin < stretched(1.0)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 50_000_000
     with pytest.raises(ConfigError, match="not a regular file"):
         prompts_of(prompts="/dev/zero")
 

@@ -13,6 +13,7 @@ import pytest
 from gapless.conf.build import group_names
 from gapless.launch.commands import COMMANDS
 from gapless.launch.completion import answer, candidates
+from tests.support.tiers import HANGS_S
 
 PROGRAM = Path(sys.executable).parent / "gapless"
 
@@ -74,6 +75,6 @@ _gapless {PROGRAM}
 printf '%s\\n' "${{COMPREPLY[@]}}"
 """
     environment = os.environ | {"COMP_LINE": line, "COMP_POINT": str(len(line))}
-    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, timeout=HANGS_S)
     assert done.stderr == ""
     assert [text for text in done.stdout.split("\n") if text] == found

@@ -32,7 +32,7 @@ from gapless.launch.ray_launcher import RayLauncher
 from gapless.runtime.pipeline.protocol import PipelineError
 from tests.support.process_launcher import ProcessLauncher
 from tests.support.processes import assert_gone, descendants_of, program_of
-from tests.support.tiers import first_quick, stretched
+from tests.support.tiers import HANGS_S, first_quick
 
 LONG = SamplingParams(max_tokens=1500, ignore_eos=True)
 
@@ -49,15 +49,13 @@ def llm(ray_launcher: RayLauncher) -> Iterator[LLM]:
 
 
 @pytest.mark.parametrize("rank", first_quick([1, 0]))
-def test_a_killed_rank_ends_the_run_within_seconds(llm: LLM, rank: int) -> None:
+def test_a_killed_rank_ends_the_run(llm: LLM, rank: int) -> None:
     pids = pids_of(llm)
     outputs = llm.stream([[1, 2, 3]] * 3, LONG)
     next(outputs)
     os.kill(pids[rank], signal.SIGKILL)
-    start = time.monotonic()
     with pytest.raises(PipelineError, match=rf"rank {rank} \(stage {rank}\) died"):
         list(outputs)
-    assert time.monotonic() - start < stretched(10)
     llm.close()
     assert_gone(pids)
 
@@ -114,10 +112,8 @@ def test_a_rank_that_fails_to_start_has_the_last_word(tmp_path: Path) -> None:
             shutil.rmtree(folder)
             super().start(*args)
 
-    start = time.monotonic()
     with pytest.raises(PipelineError, match=r"rank \d \(stage \d\) failed: ConfigError: .*no such folder"):
         LLM(folder, pp=2, launcher=LosesTheFolder())
-    assert time.monotonic() - start < stretched(60)
 
 
 NODES = """
@@ -216,10 +212,10 @@ def test_nothing_outlives_the_driver(
         else:
             os.kill(driver.pid, how)
         if word is None:
-            driver.wait(timeout=5)
-            assert_gone(family, within_s=5)
-        _, stderr = driver.communicate(timeout=20)
-        assert_gone(family, within_s=5)
+            driver.wait(timeout=HANGS_S)
+            assert_gone(family)
+        _, stderr = driver.communicate(timeout=HANGS_S)
+        assert_gone(family)
         assert list(temporary.iterdir()) == []
     if word is None:
         return
@@ -236,14 +232,14 @@ def test_nothing_outlives_the_driver(
 @pytest.mark.parametrize(("how", "word"), [(signal.SIGTERM, "terminated"), (signal.SIGINT, "interrupted")])
 def test_a_signal_while_ray_starts_ends_the_run(how: signal.Signals, word: str, tmp_path: Path) -> None:
     with command(tmp_path, GENERATE, until="starting tiny") as (driver, temporary):
-        deadline = time.monotonic() + stretched(60)
+        deadline = time.monotonic() + HANGS_S
         while not any(program_of(pid) == "gcs_server" for pid in descendants_of(driver.pid)):
             assert time.monotonic() < deadline
             time.sleep(0.05)
         family = descendants_of(driver.pid)
         os.killpg(driver.pid, how)
-        _, stderr = driver.communicate(timeout=60)
-        assert_gone(family, within_s=5)
+        _, stderr = driver.communicate(timeout=HANGS_S)
+        assert_gone(family)
         assert list(temporary.iterdir()) == []
     assert driver.returncode == 128 + how
     assert stderr.splitlines()[-1] == f"gapless: {word}"
@@ -259,14 +255,14 @@ def test_a_dead_ray_that_may_not_be_repaired_is_named(name: str, of: str, grid: 
         family = descendants_of(driver.pid)
         (victim,) = [pid for pid in family if program_of(pid) == name]
         os.kill(victim, signal.SIGKILL)
-        _, stderr = driver.communicate(timeout=stretched(20))
+        _, stderr = driver.communicate(timeout=HANGS_S)
         assert re.fullmatch(
             rf"gapless: error: rank \d \(stage \d\) died: Ray's {of} \(pid {victim}\) on this machine has died: "
             "killed by SIGKILL",
             stderr.splitlines()[-1],
         )
         assert driver.returncode == 1
-        assert_gone(family, within_s=10)
+        assert_gone(family)
         assert list(temporary.iterdir()) == []
 
 

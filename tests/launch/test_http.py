@@ -31,6 +31,7 @@ from gapless.launch.serve import _bind
 from gapless.launch.server.app import _answer_errors
 from gapless.launch.server.body_limit import BodyLimit
 from tests.support.server import Server, serving
+from tests.support.tiers import HANGS_S
 
 BODY = b'{"prompt": "import os", "max_tokens": 2}'
 INNER = b"GET /inner HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -54,7 +55,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def sent(server: Server, *pieces: bytes) -> bytes:
     """Send pieces on one connection; return all that comes until the server closes it."""
     where, got = urlsplit(server.url), b""
-    with socket.create_connection((str(where.hostname), int(where.port or 0)), timeout=10) as sock:
+    with socket.create_connection((str(where.hostname), int(where.port or 0)), timeout=HANGS_S) as sock:
         for piece in pieces:
             sock.sendall(piece)
             time.sleep(0.1 if len(pieces) > 1 else 0)
@@ -478,6 +479,6 @@ def test_offsets_are_places_in_the_text(server: Server) -> None:
 def test_hosts_of_both_families(host: str, clients: list[str]) -> None:
     listeners = _bind(compose_one([f"serve.host={host}", "serve.port=0"], ServeConfig, "serve"))
     for client in clients:
-        socket.create_connection((client, listeners[0].getsockname()[1]), timeout=5).close()
+        socket.create_connection((client, listeners[0].getsockname()[1]), timeout=HANGS_S).close()
     for listener in listeners:
         listener.close()

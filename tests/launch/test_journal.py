@@ -18,6 +18,7 @@ import pytest
 from gapless.launch import cli
 from tests.support.processes import descendants_of
 from tests.support.server import serving
+from tests.support.tiers import HANGS_S
 
 PROMPT = [5, 6, 7, 8, 9] * 4
 # Of two tokens the sampled one is the same whatever the batch, but for one in millions.
@@ -49,7 +50,7 @@ class Asked:
     def stream(self, url: str) -> None:
         """Read the events until the connection ends, however it does."""
         try:
-            with httpx2.stream("POST", f"{url}/v1/completions", json=self.body, headers=KEYS[0], timeout=60) as answer:
+            with httpx2.stream("POST", f"{url}/v1/completions", json=self.body, headers=KEYS[0]) as answer:
                 for line in answer.iter_lines():
                     if line.startswith("data: {"):
                         self._take(json.loads(line.removeprefix("data: ")))
@@ -59,7 +60,7 @@ class Asked:
     def ask(self, url: str) -> None:
         headers = {**KEYS[0], "X-Request-Id": self.id}
         try:
-            answer = httpx2.post(f"{url}/v1/completions", json=self.body, headers=headers, timeout=60)
+            answer = httpx2.post(f"{url}/v1/completions", json=self.body, headers=headers)
             self.error = answer.text
         except httpx2.HTTPError as error:
             self.error = str(error)
@@ -79,7 +80,7 @@ def expected_of(url: str, asked: Asked, number: int) -> list[Any]:
     """Return the choices of a request on a server that does not fail, with the seed that its number stands for."""
     seeds = {} if asked.body.get("seed") is not None else {"seed": number}
     body = asked.body | {"stream": False} | seeds
-    return httpx2.post(f"{url}/v1/completions", json=body, headers=KEYS[0], timeout=60).json()["choices"]
+    return httpx2.post(f"{url}/v1/completions", json=body, headers=KEYS[0]).json()["choices"]
 
 
 def differences(found: Any, expected: Any, at: str = "") -> list[str]:
@@ -116,9 +117,9 @@ def test_requests_outlive_their_engine_and_their_server(tmp_path: Path) -> None:
         commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants_of(server.process.pid)}
         (engine,) = [pid for pid, command in commands.items() if b"spawn_main" in command]
         os.kill(engine, signal.SIGKILL)
-        assert server.process.wait(60) == 1
+        assert server.process.wait(HANGS_S) == 1
         for thread in threads:
-            thread.join(60)
+            thread.join(HANGS_S)
         assert all("died" in asked.error for asked in every), every[-1].error
     seen = [len(asked.token_ids[0]) for asked in streamed]
     assert all(20 < each < TOKENS for each in seen)
@@ -137,7 +138,7 @@ def test_requests_outlive_their_engine_and_their_server(tmp_path: Path) -> None:
             assert httpx2.get(path, headers=KEYS[1]).status_code == 404
             assert httpx2.get(path).status_code == 401
             assert httpx2.get(path.replace("completions", "chat/completions"), headers=KEYS[0]).status_code == 404
-            answer = httpx2.get(path, headers=KEYS[0], timeout=60).json()
+            answer = httpx2.get(path, headers=KEYS[0]).json()
             assert answer == httpx2.get(path, headers=KEYS[0]).json()
             assert answer["id"] in (asked.id, f"cmpl-{asked.id}")
             assert differences(answer["choices"], expected_of(server.url, asked, number)) == []
@@ -151,8 +152,8 @@ def test_requests_outlive_their_engine_and_their_server(tmp_path: Path) -> None:
         assert server.stop() == 0
 
 
-def until(done: Any, seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
+def until(done: Any) -> None:
+    deadline = time.monotonic() + HANGS_S
     while not done():
         assert time.monotonic() < deadline
         time.sleep(0.005)

@@ -15,6 +15,7 @@ from gapless.launch.ray_launcher import RayLauncher
 from tests.launch.test_torchrun import GENERATE
 from tests.support.listeners import listeners_of
 from tests.support.processes import descendants_of
+from tests.support.tiers import HANGS_S
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 LOOPBACK = ("127.0.0.1", "::1")
@@ -68,7 +69,7 @@ def torchrun(options: list[str], tmp_path: Path, **env: str) -> dict[tuple[str, 
         raise AssertionError("".join(lines))
     finally:
         process.terminate()
-        process.communicate(timeout=30)
+        process.communicate(timeout=HANGS_S)
 
 
 @pytest.mark.slow

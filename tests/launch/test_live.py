@@ -41,7 +41,7 @@ from gapless.runtime.serving.recording import Recording, decoder, join_parts
 from tests.runtime.explain.test_one_scale import SMALL, run_of
 from tests.support.browser import CHROMIUM, CONTROL, DRIVER, ENTER, RIGHT, Browser, browsing
 from tests.support.server import Server, serving
-from tests.support.tiers import stretched
+from tests.support.tiers import HANGS_S
 from tests.support.written_runs import analysed
 
 ROOT = Path(__file__).parents[2]
@@ -64,7 +64,7 @@ def load(server: Server, streams: int = 2) -> Iterator[None]:
 
     def ask() -> None:
         while not ended.is_set():
-            httpx2.post(f"{server.url}/v1/completions", json=body, headers=KEY, timeout=60)
+            httpx2.post(f"{server.url}/v1/completions", json=body, headers=KEY)
 
     threads = [threading.Thread(target=ask) for _ in range(streams)]
     for thread in threads:
@@ -311,17 +311,17 @@ def test_the_page_and_a_recording_speak_of_the_same_seconds(server: Server, tmp_
         browser.until("document.getElementById('status').innerText === 'takes requests'")
         with (
             load(server, streams=1),
-            httpx2.stream("POST", f"{server.url}/v1/completions", json=long, headers=KEY, timeout=60) as answer,
+            httpx2.stream("POST", f"{server.url}/v1/completions", json=long, headers=KEY) as answer,
         ):
             next(answer.iter_lines())
             browser.run("document.getElementById('explain').click()")
-            browser.until("document.getElementById('pause').getAttribute('aria-pressed') === 'true'", stretched(30))
+            browser.until("document.getElementById('pause').getAttribute('aria-pressed') === 'true'")
             read = "return document.getElementById(arguments[0]).innerText"
             rate, idle = (float(browser.run(read, name)) for name in ("rate", "idle"))
             held = browser.run("return document.querySelector('main h2').innerText")
             assert held.startswith("The last 10 s before ")
             shares = dict(browser.run(SHARES))
-        browser.until("document.getElementById('explained').innerText.includes(', recorded in ')", stretched(60))
+        browser.until("document.getElementById('explained').innerText.includes(', recorded in ')")
         said = browser.run("return document.querySelector('#words b').innerText")
         folder = browser.run("return document.getElementById('explained').innerText").partition(", recorded in ")[2][
             :-1
@@ -363,7 +363,7 @@ def check_lanes(browser: Browser) -> None:
     assert {"micro-batch", "idle:"} <= named
     assert browser.run(pixels) == before
     browser.run("document.getElementById('pause').click()")
-    deadline = time.monotonic() + stretched(10)
+    deadline = time.monotonic() + HANGS_S
     while browser.run(pixels) == before:
         assert time.monotonic() < deadline
 
@@ -391,7 +391,7 @@ UNNAMED = """return [...document.querySelectorAll("button, input, textarea, canv
 
 
 def record(server: Server, seconds: str = "1", headers: dict[str, str] = KEY) -> httpx2.Response:
-    return httpx2.post(f"{server.url}/record?seconds={seconds}", headers=headers, timeout=60)
+    return httpx2.post(f"{server.url}/record?seconds={seconds}", headers=headers)
 
 
 @pytest.mark.slow
@@ -401,12 +401,14 @@ def test_a_recording_is_a_run_folder(server: Server) -> None:
     with (
         load(server),
         ThreadPoolExecutor(2) as pool,
-        httpx2.stream("POST", f"{server.url}/v1/completions", json=crosses, headers=KEY, timeout=60) as long,
+        httpx2.stream("POST", f"{server.url}/v1/completions", json=crosses, headers=KEY) as long,
     ):
         lines = long.iter_lines()  # the stream is closed where nobody holds it
         next(lines)
+        asked = time.monotonic()
         both = [pool.submit(record, server, "2") for _ in range(2)]
         answer, refused = sorted((one.result() for one in both), key=lambda one: one.status_code)
+        answered = time.monotonic()
     assert answer.status_code == 200, answer.text
     assert (refused.status_code, "under way" in refused.text) == (409, True)
     found = answer.json()
@@ -422,7 +424,7 @@ def test_a_recording_is_a_run_folder(server: Server) -> None:
     ledger = Ledger(run)
     ledger.check()
     assert run.num_stages == 2
-    assert 1.5 < ledger.span_seconds < stretched(4)
+    assert 1.5 < ledger.span_seconds < answered - asked
     assert ledger.busy_seconds() > 0.2
     assert len(run.spans) == 2 * len(run.micro_batches) == 2 * found["micro_batches"]
     assert run.requests

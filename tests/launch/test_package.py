@@ -9,10 +9,11 @@ from importlib.metadata import version
 import pytest
 
 import gapless
+from tests.support.tiers import HANGS_S
 
 
 def run(*arguments: str) -> str:
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=HANGS_S, check=True)
     return done.stdout
 
 

@@ -26,13 +26,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def complete(server: Server, **fields: object) -> httpx2.Response:
     body = {"prompt": "def ", "max_tokens": 2, **fields}
-    return httpx2.post(f"{server.url}/v1/completions", json=body, timeout=60)
+    return httpx2.post(f"{server.url}/v1/completions", json=body)
 
 
 def test_a_running_request_gives_way_and_goes_on_later(server: Server) -> None:
     body = {"prompt": "def ", "max_tokens": 400, "ignore_eos": True, "stream": True, "priority": 9, "temperature": 0}
     events: list[str] = []
-    with httpx2.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as stream:
+    with httpx2.stream("POST", f"{server.url}/v1/completions", json=body) as stream:
         lines = stream.iter_lines()
         events.append(next(lines))
         assert complete(server, priority=1).status_code == 200

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from gapless.conf.errors import ConfigError
 from gapless.conf.schema import HardwareConfig, ParallelConfig
 from gapless.launch.ray_launcher import RayLauncher
 from tests.support.forked import gapless
-from tests.support.tiers import stretched
 
 
 @pytest.mark.slow
@@ -23,12 +21,10 @@ def test_a_given_address_must_answer_as_ray_does() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:  # takes connections, and says nothing
         address = f"127.0.0.1:{server.getsockname()[1]}"
         parallel = ParallelConfig(pp=2, launcher="ray", ray_address=address)
-        begin = time.monotonic()
         with pytest.raises(
             ConfigError, match=rf"^parallel\.ray_address={address}: what answers there is not Ray's GCS"
         ):
             RayLauncher().check(parallel, HardwareConfig())
-        assert time.monotonic() - begin < stretched(5)
     with pytest.raises(ConfigError, match=rf"^parallel\.ray_address={address}: nothing answers there"):
         RayLauncher().check(parallel, HardwareConfig())
 
@@ -61,10 +57,8 @@ def test_auto_stands_for_a_ray_that_answers(
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(services, "find_gcs_addresses", frozenset)  # the Rays of other tests run on this machine
-    begin = time.monotonic()
     with pytest.raises(ConfigError, match=rf"^parallel\.ray_address=auto{line.format(port)}"):
         RayLauncher().check(ParallelConfig(pp=2, launcher="ray", ray_address="auto"), HardwareConfig())
-    assert time.monotonic() - begin < stretched(5)
 
 
 @pytest.mark.slow

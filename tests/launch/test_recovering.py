@@ -41,6 +41,7 @@ from gapless.runtime.serving.messages import (
     encoder,
 )
 from tests.support.browser import CHROMIUM, DRIVER, browsing
+from tests.support.tiers import HANGS_S
 
 STAGES = 2
 
@@ -86,7 +87,7 @@ class Front:
         async def receive() -> None:
             self.client.receive(encoder.encode(message))
 
-        asyncio.run_coroutine_threadsafe(receive(), self.loop).result(10)
+        asyncio.run_coroutine_threadsafe(receive(), self.loop).result(HANGS_S)
 
     def health(self, path: str = "/health") -> tuple[int, str, str]:
         answer = httpx2.get(self.url + path)
@@ -137,7 +138,7 @@ def front() -> Iterator[Front]:
     found.tell(Started(["node"] * STAGES, STAGES, 100))
     yield found
     server.should_exit = True
-    thread.join(30)
+    thread.join(HANGS_S)
     loop.close()
 
 

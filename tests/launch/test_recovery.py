@@ -33,6 +33,7 @@ from tests.support.forked import finish
 from tests.support.process_launcher import ProcessLauncher
 from tests.support.processes import descendants_of, program_of
 from tests.support.strangers import Strangers
+from tests.support.tiers import HANGS_S
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7] * 8, [9] * 40, [11, 12]]
 PARAMS = [
@@ -288,7 +289,7 @@ class CrampedLauncher(ProcessLauncher):
 
     def keep(self, ranks: Sequence[int], endpoint: Endpoint, parallel: ParallelConfig) -> None:
         for rank in list(self.ranks):
-            self.ranks[rank].wait(10)  # it is asked to end
+            self.ranks[rank].wait(HANGS_S)  # it is asked to end
         self.ranks.clear()
         self.start(endpoint, parallel, HardwareConfig(), ClusterConfig())
 

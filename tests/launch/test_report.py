@@ -14,6 +14,7 @@ from gapless.launch.cli import main
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord
+from tests.support.tiers import HANGS_S
 from tests.support.written_runs import write_run
 
 
@@ -56,7 +57,7 @@ def test_figures_where_a_notebook_s_backend_is_missing(runs: Path):
     """A notebook hands the name of its own down to the commands that it runs."""
     command = [sys.executable, "-m", "gapless", "report", str(runs / "a" / "0")]
     environment = os.environ | {"MPLBACKEND": "module://no_such_package.backend"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANGS_S)
     assert done.returncode == 0, done.stderr
     assert (runs / "a" / "0" / "figures" / "timeline.png").is_file()
 

@@ -27,9 +27,9 @@ import gapless.models
 from benchmarks.malformed import malformed
 from gapless import LLM
 from gapless.conf.sampling import SamplingParams
-from tests.support.processes import assert_gone, descendants_of, is_alive
+from tests.support.processes import assert_gone, descendants_of
 from tests.support.server import Server, serving
-from tests.support.tiers import stretched
+from tests.support.tiers import HANGS_S
 
 PROMPT = "import os\n"
 SHIPPED = Path(gapless.models.__path__[0]) / "shipped"
@@ -325,12 +325,9 @@ def running(server: Server) -> float:
 
 def test_a_client_that_goes_frees_its_blocks(server: Server) -> None:
     body = {"prompt": PROMPT, "max_tokens": 900, "ignore_eos": True, "stream": True}
-    with httpx2.stream("POST", f"{server.url}/v1/completions", json=body, timeout=30) as answer:
+    with httpx2.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
         next(answer.iter_lines())
-    deadline = time.monotonic() + stretched(5)
-    while running(server) or httpx2.get(f"{server.url}/load").json()["server_load"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    server.until(lambda: not running(server) and not httpx2.get(f"{server.url}/load").json()["server_load"])
 
 
 def test_metrics_count_requests_and_stage_seconds(server: Server, client: openai.OpenAI) -> None:
@@ -360,7 +357,7 @@ def test_many_clients_at_once(server: Server) -> None:
 
     async def all_of_them() -> list[int]:
         limits = httpx2.Limits(max_connections=None)
-        async with httpx2.AsyncClient(timeout=60, limits=limits) as http:
+        async with httpx2.AsyncClient(limits=limits) as http:
             return await asyncio.gather(*(one(http, seed) for seed in range(48)))
 
     assert asyncio.run(all_of_them()) == [10] * 48
@@ -370,7 +367,7 @@ def test_many_clients_at_once(server: Server) -> None:
 def test_no_body_breaks_it(server: Server, client: openai.OpenAI) -> None:
     """Each of 300 malformed bodies is answered, none as an error of ours, and the next good request too."""
     expected = client.completions.create(model="shipped", prompt=PROMPT, max_tokens=3, temperature=0).choices[0].text
-    with httpx2.Client(base_url=server.url, timeout=30) as http:
+    with httpx2.Client(base_url=server.url) as http:
         for request in itertools.islice(malformed(0), 300):
             answer = http.post(request.target, content=request.content, headers=request.headers)
             assert 200 <= answer.status_code < 500, (request.kind, request.content[:500], answer.text)
@@ -390,7 +387,7 @@ def test_the_seconds_of_a_stage_are_wall_time(server: Server, client: openai.Ope
         client.completions.create(model="shipped", prompt=PROMPT, max_tokens=30)
         time.sleep(0.2)
     time.sleep(0.5)
-    assert counted() - before == pytest.approx(time.monotonic() - began, abs=0.1)
+    assert counted() - before == pytest.approx(time.monotonic() - began, rel=0.3)
 
 
 CHAT = "{% for m in messages %}<{{ m.role }}> {{ m.content }}\n{% endfor %}{{ '<a>' if add_generation_prompt }}"
@@ -451,9 +448,8 @@ def test_a_prompt_that_came_before_is_taken_from_the_cache(client: openai.OpenAI
     assert cached == [0, (length - 1) // 16 * 16, 0]
     *_, last = client.completions.create(**body, n=2, stream=True, stream_options={"include_usage": True})
     assert last.usage.prompt_tokens_details.cached_tokens == cached[1], "the prompt counts once"
-    time.sleep(0.6)
-    asked, found = (after - ago for after, ago in zip(cache_counters(server.url), before, strict=True))
-    assert (asked, found) == (5 * length, 3 * cached[1])
+    expected = [before[0] + 5 * length, before[1] + 3 * cached[1]]
+    server.until(lambda: cache_counters(server.url) == expected)
 
 
 def cache_counters(url: str) -> list[float]:
@@ -498,12 +494,12 @@ def test_keys_chats_a_full_queue_and_a_drain(tmp_path: Path) -> None:
         )
         next(iter(stream))
         server.process.send_signal(signal.SIGTERM)
-        time.sleep(0.2)
+        brief = (client.completions.create(model="mine", prompt=PROMPT, max_tokens=1) for _ in itertools.count())
         with pytest.raises((openai.APIStatusError, openai.APIConnectionError)):
-            client.completions.create(model="mine", prompt=PROMPT)
+            list(brief)  # until it has noticed the signal
         assert len(list(stream)) == 199
-        assert server.process.wait(30) == 0
-        assert_gone(children, within_s=5)
+        assert server.process.wait(HANGS_S) == 0
+        assert_gone(children)
 
 
 def at_once(url: str, count: int) -> list[httpx2.Response]:
@@ -511,7 +507,7 @@ def at_once(url: str, count: int) -> list[httpx2.Response]:
     body = {"prompt": PROMPT * 50, "n": 3, "max_tokens": 1}
 
     async def send() -> list[httpx2.Response]:
-        async with httpx2.AsyncClient(base_url=url, headers={"authorization": "Bearer right"}, timeout=60) as http:
+        async with httpx2.AsyncClient(base_url=url, headers={"authorization": "Bearer right"}) as http:
             return await asyncio.gather(*(http.post("/v1/completions", json=body) for _ in range(count)))
 
     return asyncio.run(send())
@@ -530,14 +526,14 @@ def test_a_dead_engine_never_answers_200(tmp_path: Path) -> None:
     with serving(tmp_path, "parallel=pp2", "parallel.threads=1") as server:
         children = descendants_of(server.process.pid)
         body = {"prompt": PROMPT, "max_tokens": 900, "ignore_eos": True, "stream": True}
-        with httpx2.stream("POST", f"{server.url}/v1/completions", json=body, timeout=30) as answer:
+        with httpx2.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
             lines = answer.iter_lines()
             next(lines)
             (engine,) = [pid for pid in descendants_of(server.process.pid) if b"spawn_main" in command_of(pid)]
             os.kill(engine, signal.SIGKILL)
             rest = [line for line in lines if line]
         assert "error" in json.loads(rest[-2].removeprefix("data: "))
-        assert server.process.wait(30) == 1
+        assert server.process.wait(HANGS_S) == 1
         assert "the engine's process has died" in server.log
         assert len(children) > 3
         assert_gone(children)
@@ -548,22 +544,14 @@ def test_two_stages_and_a_killed_front(tmp_path: Path) -> None:
     """Tokens over two stages are those of one; when the front is killed, the engine and its ranks end by themselves."""
     with serving(tmp_path, "parallel=pp2", "parallel.threads=1", "scheduler=equal_time") as server:
         body = {"prompt": PROMPT, "max_tokens": 12, "temperature": 0}
-        over_two = httpx2.post(f"{server.url}/v1/completions", json=body, timeout=60).json()["choices"][0]["text"]
+        over_two = httpx2.post(f"{server.url}/v1/completions", json=body).json()["choices"][0]["text"]
         children = descendants_of(server.process.pid)
         assert len(children) > 3
-        deadline = time.monotonic() + stretched(5)  # spans of the first stage may come after the text
-        while (
-            'gapless:stage_busy_seconds_total{model_name="shipped",replica="0",stage="1"}'
-            not in httpx2.get(f"{server.url}/metrics").text
-        ):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        busy = 'gapless:stage_busy_seconds_total{model_name="shipped",replica="0",stage="1"}'
+        server.until(lambda: busy in httpx2.get(f"{server.url}/metrics").text)  # spans may come after the text
         server.process.kill()
         server.process.wait()
-    deadline = time.monotonic() + stretched(20)
-    while any(map(is_alive, children)):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    assert_gone(children)
     with LLM("shipped") as llm:
         (expected,) = llm.generate([PROMPT], SamplingParams(max_tokens=12))
     assert over_two == expected.outputs[0].text

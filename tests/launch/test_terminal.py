@@ -16,7 +16,7 @@ import pytest
 
 from gapless.launch.cli import main
 from tests.support import forked
-from tests.support.tiers import first_quick
+from tests.support.tiers import HANGS_S, first_quick
 
 WIDTHS = (60, 80, 120)
 STYLES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -42,7 +42,7 @@ def on_terminal(width: int, *arguments: str) -> list[str]:
         printed += data
     os.close(screen)
     text = printed.decode()
-    assert process.wait(10) == 0, text
+    assert process.wait(HANGS_S) == 0, text
     return STYLES.sub("", text).replace("\r\n", "\n").splitlines()
 
 

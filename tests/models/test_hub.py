@@ -17,6 +17,7 @@ from gapless.conf.errors import ConfigError
 from gapless.conf.schema import ModelConfig, is_hub_name
 from gapless.models.hub import of_cache_folder
 from gapless.models.huggingface import resolve_weights
+from tests.support.tiers import HANGS_S
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = {
@@ -97,7 +98,7 @@ def find(name: str, endpoint: str, home: Path, kind: str = "tensors") -> str:
     """Look for a model in a process of its own, for the library reads its environment once."""
     environment = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "PATH": "", "HF_HUB_DISABLE_XET": "1"}
     command = [sys.executable, "-c", FIND, name, kind]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANGS_S, check=True)
     return done.stdout.strip()
 
 

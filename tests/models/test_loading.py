@@ -23,6 +23,7 @@ from gapless.models.stage import Stage
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.rendezvous import Rendezvous
+from tests.support.tiers import HANGS_S
 
 LLAMA = Architecture(
     vocab_size=61, hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8, ffn_size=48, max_position=64
@@ -208,7 +209,7 @@ def test_peak_memory_is_little_more_than_the_shard(family: str, tmp_path: Path) 
         [sys.executable, "-c", MEASURE, str(large), str(small), *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANGS_S,
         check=False,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )

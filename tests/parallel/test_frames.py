@@ -9,6 +9,7 @@ import pytest
 
 from gapless.parallel.control import ControlClient, Endpoint
 from gapless.parallel.frames import DATA, JOIN, WELCOME, ConnectionLost, FrameBuffer, FrameSocket, pack
+from tests.support.tiers import HANGS_S
 
 FRAMES = [(DATA, b""), (JOIN, b"x"), (DATA, bytes(range(256)) * 3), (DATA, b"end")]
 
@@ -43,7 +44,7 @@ def test_what_comes_with_the_welcome_is_received_and_a_look_takes_nothing() -> N
         thread = threading.Thread(target=admit)
         thread.start()
         client = ControlClient(Endpoint(*listener.getsockname(), "a secret"), 0, 5.0)
-        thread.join(timeout=5)
+        thread.join(timeout=HANGS_S)
         connections[1].send(DATA, b"second")
         connections[1].socket.close()  # so that nothing below can wait for ever
         assert not client.is_cut_off()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -14,7 +13,7 @@ from torch.distributed import PrefixStore
 from gapless.parallel.control import ControlClient, ControlServer
 from gapless.parallel.frames import ConnectionLost
 from gapless.parallel.store import ControlStore
-from tests.support.tiers import stretched
+from tests.support.tiers import HANGS_S
 
 
 @pytest.fixture
@@ -70,14 +69,12 @@ def test_a_wait_ends_with_the_key_and_holds_nobody_up(stores: list[ControlStore]
         awaited = pool.submit(first.get, "late")
         assert first.add("meanwhile", 1) == 1
         second.set("late", b"here")
-        assert awaited.result(timeout=5) == b"here"
+        assert awaited.result(timeout=HANGS_S) == b"here"
 
 
 def test_a_key_that_nobody_sets_is_given_up(stores: list[ControlStore]) -> None:
-    start = time.monotonic()
     with pytest.raises(TimeoutError, match=r"timed out after 0\.1 s"):
         stores[0].wait(["never"], timedelta(seconds=0.1))
-    assert time.monotonic() - start < stretched(2)
 
 
 def test_a_lost_coordinator_ends_a_wait(clients: list[ControlClient], stores: list[ControlStore]) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from gapless.conf.policies import POLICY_CONFIGS
 from gapless.runtime import compiled
+from tests.support.tiers import HANGS_S
 
 RUN = """
 import sys, hashlib
@@ -34,7 +35,7 @@ for policy in POLICY_CONFIGS:
 
 def output(**environment: str) -> list[str]:
     command = [sys.executable, "-c", RUN, str(Path(__file__).parents[2])]
-    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=HANGS_S)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -107,7 +108,7 @@ def test_the_sources_run_where_their_twin_is_damaged(what: str, tmp_path: Path) 
     code = "from gapless.runtime import compiled; import gapless.runtime.engine.coordinator; print(compiled.in_use())"
     command = [sys.executable, "-c", code]
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANGS_S, check=True)
     assert done.stdout == "False\n"
     assert "python -m gapless.launch.compile mends it" in done.stderr
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import httpx2
 
+from tests.support.tiers import HANGS_S
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
 _FLAGS = (
@@ -44,9 +46,9 @@ class Browser:
         """Run the body of a function in the page, with `arguments`, and return what it returns."""
         return self._ask("POST", "/execute/sync", {"script": script, "args": list(arguments)})
 
-    def until(self, script: str, seconds: float = 20.0) -> Any:
+    def until(self, script: str) -> Any:
         """Wait until the expression `script` holds in the page; return its value."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + HANGS_S
         while not (value := self.run(f"return {script}")):
             assert time.monotonic() < deadline, (script, self.run("return document.body.innerText"), self.log)
             time.sleep(0.1)
@@ -109,7 +111,7 @@ def browsing(folder: Path) -> Iterator[Browser]:
         port = free.getsockname()[1]
     driver = subprocess.Popen([DRIVER, f"--port={port}", "--silent"], stdout=subprocess.DEVNULL)
     try:
-        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
+        with httpx2.Client(base_url=f"http://127.0.0.1:{port}") as http:
             _await(http)
             options = {"binary": CHROMIUM, "args": [*_FLAGS.split(), f"--user-data-dir={folder / 'profile'}"]}
             wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
@@ -125,7 +127,8 @@ def browsing(folder: Path) -> Iterator[Browser]:
 
 
 def _await(http: httpx2.Client) -> None:
-    for _ in range(100):
+    deadline = time.monotonic() + HANGS_S
+    while time.monotonic() < deadline:
         try:
             if http.get("/status").json()["value"]["ready"]:
                 return

@@ -10,8 +10,7 @@ from typing import Any
 
 from gapless.runtime.core.messages import Stop
 from gapless.runtime.pipeline.handshake import encoder, from_rank
-
-WITHIN_S = 20.0
+from tests.support.tiers import HANGS_S
 
 
 class FakeClient:
@@ -40,7 +39,7 @@ class FakeClient:
 
     def until(self, is_so: Callable[[], object]) -> None:
         """Wait until something is so."""
-        deadline = time.monotonic() + WITHIN_S
+        deadline = time.monotonic() + HANGS_S
         while not is_so():
             assert time.monotonic() < deadline, f"the rank said {self.said}"
             time.sleep(0.005)
@@ -65,7 +64,7 @@ class Coordinator(threading.Thread):
 
     def check(self) -> None:
         """Wait for the end of the script; raise what went wrong in it."""
-        self.join(WITHIN_S)
+        self.join(HANGS_S)
         assert not self.is_alive()
         if self._error is not None:
             raise self._error

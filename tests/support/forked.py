@@ -20,6 +20,8 @@ from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import IO, Any
 
+from tests.support.tiers import HANGS_S
+
 # After torch: what `gapless` imports as it goes.
 PRELOADED = (
     *("torch", "gapless.parallel.layers", "gapless.models.stage", "gapless.runtime.pipeline.rank", "gapless.runtime"),
@@ -147,7 +149,7 @@ def finish(
     cwd: Path | None = None,
     stdin: str = "",
     env: Mapping[str, str] | None = None,
-    timeout: float = 240,
+    timeout: float = HANGS_S,
 ) -> subprocess.CompletedProcess[str]:
     """Run a function in a process to its end, as `subprocess.run` does with a program."""
     with (

@@ -13,6 +13,7 @@ from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.rendezvous import Rendezvous
 from tests.support.forked import Process
+from tests.support.tiers import HANGS_S
 
 
 def run_ranks(
@@ -36,7 +37,7 @@ def run_ranks(
     of_rank = [os.environ | (environment or {}).get(rank, {}) for rank in range(pp * tp)]
     ranks = [Process(_run, check, Mesh(pp, tp, n), folder, arguments, env=env) for n, env in enumerate(of_rank)]
     try:
-        assert [rank.wait(60) for rank in ranks] == [0] * len(ranks)
+        assert [rank.wait(HANGS_S) for rank in ranks] == [0] * len(ranks)
     finally:
         for rank in ranks:
             rank.kill()

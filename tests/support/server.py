@@ -7,14 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2
 
 from tests.support.forked import Process, main
-from tests.support.tiers import stretched
+from tests.support.tiers import HANGS_S
 
 
 class Server:
@@ -32,8 +32,8 @@ class Server:
             self.process = Process(main, words, stderr=self._log, cwd=folder)
         self.url = self._await(r"listens at (https?://\S+);")
 
-    def _await(self, pattern: str, seconds: float = 60.0) -> str:
-        deadline = time.monotonic() + stretched(seconds)
+    def _await(self, pattern: str) -> str:
+        deadline = time.monotonic() + HANGS_S
         while time.monotonic() < deadline:
             if found := re.search(pattern, self.log):
                 return found.group(1)
@@ -47,15 +47,19 @@ class Server:
         return Path(self._log.name).read_text()
 
     def until_ready(self) -> None:
-        deadline = time.monotonic() + stretched(90)
-        while httpx2.get(f"{self.url}/health", timeout=60).status_code != 200:  # a machine with much to do answers late
+        self.until(lambda: httpx2.get(f"{self.url}/health").status_code == 200)
+
+    def until(self, is_so: Callable[[], object]) -> None:
+        """Wait until something is so."""
+        deadline = time.monotonic() + HANGS_S
+        while not is_so():
             assert self.process.poll() is None, self.log
             assert time.monotonic() < deadline, self.log
             time.sleep(0.05)
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(30)
+        return self.process.wait(HANGS_S)
 
 
 @contextmanager

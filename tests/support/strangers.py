@@ -8,6 +8,7 @@ import threading
 from types import TracebackType
 
 from gapless.parallel.control import Endpoint
+from tests.support.tiers import HANGS_S
 
 _NOISE = (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, b"\0\0\0\2dx", b"\0\0\1\0" + b"a" * 200)
 
@@ -48,6 +49,6 @@ class Strangers:
     ) -> None:
         self._done.set()
         for thread in self._threads:
-            thread.join(timeout=5)
+            thread.join(timeout=HANGS_S)
         for sock in self._sockets:
             sock.close()

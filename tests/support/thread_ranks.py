@@ -15,6 +15,7 @@ from gapless.parallel.real_placement import Place
 from gapless.runtime.core.messages import MicroBatchMessage, MicroBatchResult, RankFailure, Sampled, Span, Stop
 from gapless.runtime.pipeline.handshake import Present, Ready, Rejoin, RollCall, Setup, StartPart, encoder, to_rank
 from gapless.runtime.pipeline.protocol import WallClock
+from tests.support.tiers import HANGS_S
 
 
 class ThreadRank:
@@ -53,7 +54,7 @@ class ThreadRank:
             self.client.close()
 
     def join(self) -> None:
-        self._thread.join(10)
+        self._thread.join(HANGS_S)
         assert not self._thread.is_alive()
 
     def kinds(self) -> list[str]:

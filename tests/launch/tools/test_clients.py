@@ -421,7 +421,7 @@ def test_a_conversation_as_coding_agents_send_it_to_messages(server: Server) -> 
         ],
     }
     headers = {"x-api-key": "none", "anthropic-version": "2023-06-01", "anthropic-beta": "a,b"}
-    answer = httpx2.post(f"{server.url}/v1/messages?beta=true", json=body, headers=headers, timeout=60)
+    answer = httpx2.post(f"{server.url}/v1/messages?beta=true", json=body, headers=headers)
     assert answer.status_code == 200, answer.text
     assert "x-ignored-fields" not in answer.headers
     events = [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if line.startswith("data:")]
@@ -455,7 +455,7 @@ def test_a_conversation_as_coding_agents_send_it_to_responses(server: Server) ->
         "prompt_cache_key": "x",
         "text": {"verbosity": "low"},
     }
-    answer = httpx2.post(f"{server.url}/v1/responses", json=body, timeout=60)
+    answer = httpx2.post(f"{server.url}/v1/responses", json=body)
     assert answer.status_code == 200, answer.text
     last = json.loads(answer.text.split("event: response.completed\ndata: ")[1].split("\n")[0])["response"]
     assert last["output"][0]["content"][0]["text"] == "It rains in Paris."

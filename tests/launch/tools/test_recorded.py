@@ -159,7 +159,7 @@ def test_an_agents_conversation(server: Server, name: str) -> None:
     where, items = conversation(recording)
     for begin, said in turns(items):
         body = recording["body"] | {where: items[:begin]}
-        answer = httpx2.post(server.url + recording["path"], json=body, headers=recording["headers"], timeout=60)
+        answer = httpx2.post(server.url + recording["path"], json=body, headers=recording["headers"])
         assert answer.status_code == 200, answer.text
         assert "x-ignored-fields" not in answer.headers
         found = answered(answer.text)
@@ -176,7 +176,7 @@ def test_the_prefix_of_an_agents_prompt_is_found_again(server: Server) -> None:
         header = {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2.1.100.7b4; cch={hash};"}
         own = {"type": "text", "text": "No other test has this prompt, which begins in its own way."}
         asked = body | {"system": [header, own, *body["system"][1:]]}
-        usage = httpx2.post(server.url + recording["path"], json=asked, timeout=60).json()["usage"]
+        usage = httpx2.post(server.url + recording["path"], json=asked).json()["usage"]
         counts.append(usage["input_tokens"])  # that were not found
     assert counts[1] <= 16 < counts[0]
 
@@ -208,5 +208,5 @@ def test_what_agents_ask_in_vain_is_named(server: Server, name: str, fields: dic
     recording = RECORDINGS[name]
     system = [LOOK | {"role": "system", "content": recording["system"]}] if name == "opencode" else []
     fields = fields | ({"messages": [*system, *fields["messages"]]} if system and "messages" in fields else {})
-    answer = httpx2.post(server.url + recording["path"], json=recording["body"] | fields, timeout=60)
+    answer = httpx2.post(server.url + recording["path"], json=recording["body"] | fields)
     assert (answer.status_code, text in answer.json()["error"]["message"]) == (400, True), answer.text

@@ -22,6 +22,7 @@ from gapless.runtime.report.write_comparison import write_comparison
 from gapless.runtime.run_folder.read import read_run_folder
 from tests.runtime.report.test_run_page import CHROMIUM, page_of, simulated_run
 from tests.support.hand_made import config
+from tests.support.tiers import HANGS_S
 from tests.support.written_runs import write_run
 
 
@@ -137,7 +138,7 @@ def probed(tmp_path: Path) -> Any:
         [str(CHROMIUM), *flags.split(), "--virtual-time-budget=5000", (tmp_path / "page.html").as_uri()],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANGS_S,
     )
     found = re.search(r'data-probe="([^"]*)"', done.stdout)
     assert found, done.stderr[-2000:]

@@ -16,7 +16,7 @@ from gapless.runtime.explain.finding import LEAST_SHARE, Findings, find_causes, 
 from gapless.runtime.explain.roots import Root
 from gapless.runtime.ledger.ledger import Ledger
 from tests.runtime.ledger.test_stragglers import record_of
-from tests.support.tiers import examples
+from tests.support.tiers import calibration, examples
 
 
 def found_in(record: RunRecord, layers: list[int] | None = None) -> Findings:
@@ -137,4 +137,4 @@ def test_a_long_run_takes_no_time_worth_waiting_for() -> None:
     ledger = Ledger(record)
     began = time.process_time()
     find_causes(record, ledger)
-    assert time.process_time() - began < 1.0
+    assert time.process_time() - began < 20 * calibration()

@@ -16,7 +16,7 @@ from gapless.runtime.ledger.causes import CAUSES, Cause
 from gapless.runtime.ledger.lanes import lanes_of, leaving_lane
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.ledger.live_bubbles import LiveBubbles
-from tests.support.tiers import examples
+from tests.support.tiers import calibration, examples
 
 
 def span(micro_batch: int, stage: int, begin: float, end: float) -> Span:
@@ -374,8 +374,8 @@ def test_it_is_fast():
     count, num_stages = 50_000, 4
     batches = [(256 if i % 3 else 0, 2, [0.01 + 0.002 * (i % 5)] * num_stages, 0.0, "control") for i in range(count)]
     record = simulate(num_stages, num_stages, batches)
-    start = time.perf_counter()
+    start = time.process_time()
     ledger = Ledger(record)
     ledger.check()
     assert ledger.bubble_of_request(0) > 0
-    assert time.perf_counter() - start < 10.0  # 0.5 s on an idle core
+    assert time.process_time() - start < 150 * calibration()

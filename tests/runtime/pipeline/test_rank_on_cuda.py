@@ -28,6 +28,7 @@ from gapless.runtime.profiling.grid import MessageMaker
 from tests.support.fake_client import Coordinator, FakeClient
 from tests.support.fake_cuda import CUDA
 from tests.support.fake_driver import HANG_S, FakeDriver
+from tests.support.tiers import HANGS_S
 
 MESHES = [Mesh(1, 1, 0), Mesh(1, 2, 1), Mesh(2, 1, 0), Mesh(2, 1, 1), Mesh(2, 2, 2), Mesh(3, 1, 1)]
 MODEL = dataclasses.replace(
@@ -186,7 +187,7 @@ def test_what_fails_after_halt_is_an_echo(
         driver.launch = launch
         driver.is_stuck.set()
         rank.client.tell(rank.micro_batch())
-        is_launching.wait(5)
+        is_launching.wait(HANGS_S)
         rank.halt(1)
         rank.run(epoch=1)
 
@@ -282,7 +283,7 @@ def test_the_reporter_waits_on_its_own_device_and_has_no_word_after_it_was_dropp
     reporter.report(object())  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rank_module, "_REPORT_S", 0.05)
-        has_begun.wait(5)
+        has_begun.wait(HANGS_S)
         reporter.drop()
         with pytest.raises(RuntimeError, match="cuda:0 still computes"):
             reporter.join()

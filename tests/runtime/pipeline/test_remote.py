@@ -26,10 +26,9 @@ from gapless.runtime.pipeline.protocol import PipelineError, PipelineFault
 from gapless.runtime.pipeline.recovery_limit import RecoveryLimit
 from gapless.runtime.pipeline.remote import RemotePipeline
 from tests.support.thread_ranks import ThreadLauncher
-from tests.support.tiers import stretched
+from tests.support.tiers import HANGS_S
 
 MODEL = build(ModelConfig, load_group("model", "tiny"), "model")
-WITHIN_S = 10.0
 
 
 def setup_of(pp: int, tp: int) -> Setup:
@@ -64,7 +63,7 @@ def micro_batch(number: int, epoch: int = 0) -> MicroBatchMessage:
 
 def results_of(found: RemotePipeline, count: int) -> list[MicroBatchResult]:
     results: list[MicroBatchResult] = []
-    deadline = time.monotonic() + WITHIN_S
+    deadline = time.monotonic() + HANGS_S
     while len(results) < count and time.monotonic() < deadline:
         results += found.wait(time.monotonic() + 0.2)
     return results
@@ -80,7 +79,7 @@ def repair(found: RemotePipeline, fault: PipelineFault, epoch: int = 1) -> Fault
     """Restart the pipeline after a fault, and wait until it stands."""
     record = FaultRecord(epoch, fault.reason, str(fault), fault.since, found.clock.now())
     found.restart(record)
-    deadline = time.monotonic() + WITHIN_S
+    deadline = time.monotonic() + HANGS_S
     while record.up is None:
         assert time.monotonic() < deadline, "it does not stand again"
         assert found.wait(time.monotonic() + 0.5) == []
@@ -147,11 +146,11 @@ def test_a_wait_ends_at_its_deadline_or_when_something_wakes_it() -> None:
     with pipeline() as (found, _):
         start = time.monotonic()
         assert found.wait(start + 0.1) == []
-        assert 0.1 <= time.monotonic() - start < stretched(2.0)
+        assert time.monotonic() >= start + 0.1
         found.wake_on(reader)
         os.write(writer, b"!")
-        assert found.wait(time.monotonic() + 30.0) == []
-        assert time.monotonic() - start < stretched(5.0)
+        assert found.wait(start + HANGS_S) == []
+        assert time.monotonic() < start + HANGS_S
     for descriptor in (reader, writer):
         os.close(descriptor)
 
@@ -278,7 +277,7 @@ def test_a_fault_during_a_repair_replaces_also_who_was_not_ready() -> None:
         fault = fault_of(found)
         found.restart(FaultRecord(1, fault.reason, str(fault), fault.since, found.clock.now()))
         launcher.ranks[0].ready = False
-        deadline = time.monotonic() + WITHIN_S
+        deadline = time.monotonic() + HANGS_S
         while "Rejoin" not in launcher.ranks[1].kinds():
             assert time.monotonic() < deadline
             found.wait(time.monotonic() + 0.05)

@@ -30,6 +30,7 @@ from gapless.runtime.ledger.summary import summarize
 from gapless.runtime.report import terminal
 from gapless.runtime.report.metrics import metric_of
 from gapless.runtime.report.run_page import render_report
+from tests.support.tiers import HANGS_S
 from tests.support.written_runs import analysed, write_run
 
 
@@ -241,7 +242,10 @@ def test_a_browser_draws_it(tmp_path: Path):
     flags += f" --disable-component-update --disable-sync --user-data-dir={tmp_path / 'profile'} --dump-dom"
     page = (tmp_path / "report.html").as_uri()
     done = subprocess.run(
-        [str(CHROMIUM), *flags.split(), "--virtual-time-budget=5000", page], capture_output=True, text=True, timeout=120
+        [str(CHROMIUM), *flags.split(), "--virtual-time-budget=5000", page],
+        capture_output=True,
+        text=True,
+        timeout=HANGS_S,
     )
     drawn = re.search(r'<body data-drawn="(\d+)"', done.stdout)
     assert drawn, done.stderr[-2000:]

@@ -48,6 +48,7 @@ from gapless.runtime.serving.messages import (
 from gapless.runtime.serving.recording import Recording, join_parts
 from tests.runtime.ledger.test_recovery import random_run
 from tests.runtime.report.test_run_page import simulated_run
+from tests.support.tiers import HANGS_S
 from tests.support.virtual_pipeline import VirtualPipeline
 
 
@@ -89,7 +90,7 @@ def started() -> Iterator[Engine]:
             pass
         yield engine
         engine.send(Shutdown())
-        process.join(30)
+        process.join(HANGS_S)
         assert process.exitcode == 0
     finally:
         process.kill()

@@ -33,7 +33,7 @@ from gapless.runtime.simulation.replicas import ROUTERS, Replica, run_fleet
 from gapless.runtime.workload import WorkItem
 from tests.support.closed_loops import loop
 from tests.support.simulated_parts import LONGEST, Audited, Device, items, make_replica, run
-from tests.support.tiers import examples
+from tests.support.tiers import HANGS_S, examples
 
 
 @st.composite
@@ -371,7 +371,7 @@ def test_a_policy_that_takes_nothing_is_told() -> None:
 def test_a_simulation_imports_no_torch() -> None:
     rooms = "gapless.runtime.simulation.replicas, gapless.runtime.report.write_folder"
     code = f"import sys, {rooms}; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=HANGS_S)
     assert done.stdout == "False\n"
 
 

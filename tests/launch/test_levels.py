@@ -1,0 +1,105 @@
+"""Tests of kernels, quantized formats, experts and tokens pass at each level of instruction sets that this machine has.
+
+The highest level is that of every other test. Each lower one runs in a process of its own, limited by `GAPLESS_MARCH`.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gapless.conf.errors import ConfigError
+from gapless.kernels import cpp_library, processor
+from gapless.launch.cli import main
+from gapless.launch.commands import COMMANDS
+from gapless.models.kernels.select import make_kernels
+from tests.support.forked import gapless
+from tests.support.tiers import EVERYTHING
+
+ROOT = Path(__file__).parents[2]
+FIRST, SHORT = "tests/kernels/test_quantized.py", "tests/kernels/test_row_weight.py"
+PATTERNS = (
+    *("tests/kernels/*.py", "tests/models/experts/*.py", "tests/models/test_quantized*.py"),
+    *("tests/models/gguf/test_quantized.py", "tests/models/gguf/test_experts.py"),
+    *("tests/models/test_kernels.py", "tests/models/test_tokens.py", "tests/launch/test_tokens.py"),
+)
+FILES = sorted(str(file.relative_to(ROOT)) for pattern in PATTERNS for file in ROOT.glob(pattern))
+LEVELS = processor.levels()
+
+
+# The first tier runs one file at the lowest level; and a short one at the highest, to try the run itself everywhere.
+QUICK = [*((level, FIRST) for level in LEVELS[:-1][:1]), *((level, SHORT) for level in LEVELS[-1:])]
+LONG = [(level, file) for level in LEVELS[:-1] for file in FILES if (level, file) not in QUICK]
+
+
+@pytest.mark.parametrize(
+    ("level", "file"),
+    [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in LONG)],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_a_level_s_kernels_compute_the_same(level: processor.Level, file: str) -> None:
+    env = {name: value for name, value in os.environ.items() if name != EVERYTHING and "PYTEST" not in name}
+    env |= {processor.VARIABLE: level.name, **level.limits}
+    command = [sys.executable, "-m", "pytest", "-v", "-n0", "-p", "no:cacheprovider", file]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    assert f"\nkernels: {level.name}\n" in done.stdout
+    assert re.search(r"\b[1-9]\d* passed", done.stdout)
+
+
+def test_the_files_are_there() -> None:
+    assert {FIRST, SHORT, "tests/models/test_tokens.py", "tests/models/experts/test_quantized.py"} <= set(FILES)
+    assert len(FILES) > 15
+
+
+def lacked() -> str:
+    """Return a level that this processor lacks, if need be of another architecture."""
+    return next(level.name for level in reversed(processor.LEVELS) if level not in LEVELS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_command_starts_at_a_level_that_there_is_not(
+    name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for wrong, problem in ((lacked(), "this processor lacks it"), ("nonsense", "there is no such level")):
+        monkeypatch.setenv(processor.VARIABLE, wrong)
+        assert main([name]) == 2
+        (line,) = capfd.readouterr().err.splitlines()
+        assert line.startswith(f"gapless: error: GAPLESS_MARCH={wrong}: {problem}; this processor has ")
+
+
+@pytest.mark.parametrize("command", ["generate", "serve"])
+def test_a_wrong_level_is_one_line_and_leaves_no_run_folder(command: str, tmp_path: Path) -> None:
+    words = {"generate": ["model=tiny", "prompt=x"], "serve": ["model=tiny", "serve.port=0"]}[command]
+    done = gapless(command, *words, cwd=tmp_path, env=os.environ | {processor.VARIABLE: lacked()})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(rf"gapless: error: GAPLESS_MARCH={lacked()}: this processor lacks it; .*\n", done.stderr)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_start_line_has_threads_cores_and_level(tmp_path: Path) -> None:
+    done = gapless("generate", "model=tiny", "prompt=x", "sampling.max_tokens=2", "parallel.threads=3", cwd=tmp_path)
+    own = processor.level()
+    level = own.name if own else "no kernels for this processor"
+    (line,) = [line for line in done.stderr.splitlines() if "starting tiny" in line]
+    assert re.fullmatch(rf".* on 1 rank \(pp=1 x tp=1, local\), 3 threads \(\d.* cores?.*, {level}\)", line)
+
+
+def test_what_a_processor_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    lowest = next(level for level in processor.LEVELS if level.machine == platform.machine())
+    monkeypatch.setattr(processor, "flags", lambda: lowest.needs - {min(lowest.needs)})
+    cpp_library.load.cache_clear()
+    reason = make_kernels("auto", dtype=torch.float32, device=torch.device("cpu")).fallback_reason
+    assert reason == f"this processor lacks {min(lowest.needs)} of {lowest.name}, or the virtual machine hides them"
+    with pytest.raises(ConfigError, match=rf"^model\.kernels=cpp: {reason}; torch runs anywhere$"):
+        make_kernels("cpp", dtype=torch.float32, device=torch.device("cpu"))
+    cpp_library.load.cache_clear()
+    monkeypatch.setattr(processor, "flags", lambda: lowest.needs)
+    assert processor.lacking() == ""

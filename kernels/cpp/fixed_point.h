@@ -12,13 +12,13 @@
 #include "matrix.h"
 
 constexpr int64_t kMostPart = 128;                     // inputs of a part: sums of its codes fit into 32 bits
-constexpr int kFixedRows = kRegisters == 32 ? 8 : 4;  // whose sums stay in registers, with two vectors of outputs
-constexpr int64_t kRowsAtOnce = 64;                   // whose sums and inputs of a part stay in the first cache
+constexpr int kFixedRows = kLane == 16 ? 8 : 4;        // whose sums stay in registers, with two vectors of outputs
+constexpr int64_t kRowsAtOnce = 64;                    // whose sums and inputs of a part stay in the first cache
 
+constexpr int kFewVectors = kBlockVectors < 4 ? kBlockVectors : 4;  // of outputs, for one row or two
 constexpr int64_t kAheadWords = 32;  // words of codes that are fetched before they are used
 
 typedef int16_t Fixed;
-typedef Fixed FixedPairs __attribute__((vector_size(kLane * 4)));
 
 // Keeps a sum in its register: compilers add up other terms first, for which there is no room.
 inline Integers keep(Integers sum) {
@@ -32,21 +32,46 @@ inline Integers keep(Integers sum) {
     return sum;
 }
 
-// sums + a * b of the two halves of each lane.
-inline Integers add_pairs(Integers sums, Codes a, Codes b) {
-#if defined(__AVX512VNNI__)
-    return (Integers)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)a, (__m512i)b);
-#elif defined(__AVX512BW__)
-    return sums + (Integers)_mm512_madd_epi16((__m512i)a, (__m512i)b);
-#elif defined(__AVXVNNI__)
-    return (Integers)_mm256_dpwssd_avx_epi32((__m256i)sums, (__m256i)a, (__m256i)b);
-#elif defined(__AVX2__)
-    return sums + (Integers)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#ifdef __ARM_FEATURE_DOTPROD
+// Bytes are multiplied: the four codes of a lane with the low bytes of their inputs, and with the high ones.
+constexpr int kAtOnce = 4;
+
+struct Sums {
+    Integers low = {}, high = {};
+
+    void add(Codes codes, const uint32_t* x) {
+        low = (Integers)vdotq_s32((int32x4_t)low, (int8x16_t)codes, (int8x16_t)(Codes{} + x[0]));
+        high = (Integers)vdotq_s32((int32x4_t)high, (int8x16_t)codes, (int8x16_t)(Codes{} + x[1]));
+    }
+    Integers all() const { return low + (high << 8); }
+};
 #else
-    const Integers x = (Integers)a, y = (Integers)b;
-    return sums + (x << 16 >> 16) * (y << 16 >> 16) + (x >> 16) * (y >> 16);
+constexpr int kAtOnce = 2;  // inputs of a lane, of 16 bits each
+
+struct Sums {
+    Integers sums = {};
+
+    void add(Codes a, const uint32_t* x) {
+        const Codes b = Codes{} + *x;
+#if defined(__AVX512VNNI__)
+        sums = keep((Integers)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)a, (__m512i)b));
+#elif defined(__AVX512BW__)
+        sums = keep(sums + (Integers)_mm512_madd_epi16((__m512i)a, (__m512i)b));
+#elif defined(__AVXVNNI__)
+        sums = keep((Integers)_mm256_dpwssd_avx_epi32((__m256i)sums, (__m256i)a, (__m256i)b));
+#elif defined(__AVX2__)
+        sums = keep(sums + (Integers)_mm256_madd_epi16((__m256i)a, (__m256i)b));
+#elif defined(__ARM_NEON)
+        const int16x8_t x0 = (int16x8_t)a, x1 = (int16x8_t)b;
+        const int32x4_t low = vmull_s16(vget_low_s16(x0), vget_low_s16(x1));
+        sums += (Integers)vpaddq_s32(low, vmull_high_s16(x0, x1));
 #endif
-}
+    }
+    Integers all() const { return sums; }
+};
+#endif
+constexpr float kMostFixed = kAtOnce == 4 ? 127 * 256 + 127 : 32767;  // whose bytes are signed
+constexpr int kUnitWords = kAtOnce / 2;  // of a row's inputs that a lane of codes is multiplied with
 
 // The numbers of 16 codes, or of none.
 struct Table {
@@ -58,43 +83,51 @@ struct Table {
             for (size_t i = 0; i < sizeof(all); ++i) all[i] = from[i % 16];
         numbers = load<Codes>(all);
     }
-    // Of codes in the lowest bits of both halves of each lane.
+    // Of codes in the lowest bits of both halves, or of each byte, of each lane.
     Codes operator[](Codes codes) const {
 #if defined(__AVX512BW__)
         return (Codes)_mm512_shuffle_epi8((__m512i)numbers, (__m512i)(codes | 0x80008000u));
 #elif defined(__AVX2__)
         return (Codes)_mm256_shuffle_epi8((__m256i)numbers, (__m256i)(codes | 0x80008000u));
 #elif defined(__ARM_NEON)
-        return (Codes)vqtbl1q_u8((uint8x16_t)numbers, (uint8x16_t)(codes | 0x80008000u));
+        return (Codes)vqtbl1q_u8((uint8x16_t)numbers, (uint8x16_t)(codes | (kAtOnce == 2 ? 0x80008000u : 0u)));
 #endif
     }
 };
 
-// The j-th pair of codes of each word: inputs j and j + 4 of 8, or j and j + 2 of 4.
+// What the numbers of codes are less than they are multiplied as: bytes are signed.
 template <int BITS, bool TABLE>
-inline Codes pair_of(Codes word, int j, const Table& table) {
-    if constexpr (BITS == 8) return word >> (8 * j) & 0x00ff00ffu;
-    const Codes codes = word >> (4 * j) & 0x000f000fu;
-    return TABLE ? table[codes] : codes;
+constexpr int32_t kLess = kAtOnce == 4 && (BITS == 8 || TABLE) ? 128 : 0;
+
+template <int BITS>
+constexpr int kUnits = 32 / BITS / kAtOnce;  // of a word
+
+// The j-th unit of each word: of the inputs j, j + kUnits, and so on.
+template <int BITS, bool TABLE>
+inline Codes unit_of(Codes word, int j, const Table& table) {
+    constexpr uint32_t kMask = BITS == 8 ? (kAtOnce == 4 ? 0xffffffffu : 0x00ff00ffu) : kAtOnce == 4 ? 0x0f0f0f0fu : 0x000f000fu;
+    Codes codes = word >> (BITS * j) & kMask;
+    if (TABLE) codes = table[codes];
+    return kLess<BITS, TABLE> ? codes ^ 0x80808080u : codes;
 }
 
 // What a part of a row is in fixed point.
 struct Part {
     float scale, sum;   // the sum of the part
-    int32_t from_zero;  // the code of zero times the sum of the integers
+    int32_t from_zero;  // the code of zero, as codes are multiplied, times the sum of the integers
 };
 
 // Rows of x, in parts that lie within the groups of a matrix. Those of a tile lie side by side, pair after pair.
 struct FixedRows {
     int64_t count, tile;                   // rows, and rows of a tile
     int64_t part_words, parts, per_group;  // words of codes of a part, parts of a row, and parts of a group
-    int64_t part_pairs;
-    uint32_t* pairs;
+    int64_t part_size;  // words of the inputs of a part
+    uint32_t* inputs;
     Part* of_parts;  // [rows, parts]
 
     int64_t rows_of(int64_t first) const { return std::min(tile, count - first); }
     uint32_t* at(int64_t first, int64_t part) const {
-        return pairs + (first * parts + part * rows_of(first)) * part_pairs;
+        return inputs + (first * parts + part * rows_of(first)) * part_size;
     }
 };
 
@@ -105,11 +138,11 @@ FixedRows make_fixed(const Matrix& m, int64_t rows) {
     int64_t part = std::min(m.group_words, kMostPart * BITS / 32);
     while (m.group_words % part) --part;
     const int64_t parts = m.groups * m.group_words / part;
-    const int64_t part_pairs = part * (16 / BITS), tiles = (rows + kFixedRows - 1) / kFixedRows;
-    memory.resize(std::max<int64_t>(memory.size(), rows * parts * part_pairs));
+    const int64_t part_size = part * (16 / BITS), tiles = (rows + kFixedRows - 1) / kFixedRows;
+    memory.resize(std::max<int64_t>(memory.size(), rows * parts * part_size));
     of_parts.resize(std::max<int64_t>(of_parts.size(), rows * parts));
     const int64_t tile = (rows + tiles - 1) / tiles;
-    return {rows, tile, part, parts, m.group_words / part, part_pairs, memory.data(), of_parts.data()};
+    return {rows, tile, part, parts, m.group_words / part, part_size, memory.data(), of_parts.data()};
 }
 
 // The largest magnitude of numbers; NaN is larger than all.
@@ -122,7 +155,7 @@ inline float largest_of(const float* from, int64_t count) {
 
 // Rounds a row: with a scale for all of it, to integers from -128 to 127 of which the largest stands for 127.5
 // (compressed-tensors' symmetric scale), or with one for each part, to 16 bits.
-template <int BITS>
+template <int BITS, bool TABLE>
 void fix_row(const Matrix& m, const Element* x, int64_t inputs, bool to_8_bits, const FixedRows& rows, int64_t r) {
     constexpr int kCodes = 32 / BITS;
     const int64_t part = rows.part_words * kCodes, whole = rows.parts * part;
@@ -132,12 +165,13 @@ void fix_row(const Matrix& m, const Element* x, int64_t inputs, bool to_8_bits, 
     const float row_most = to_8_bits ? largest_of(numbers.data(), whole) : 0.0f;
     const int64_t first = r / rows.tile * rows.tile, side = rows.rows_of(first);
     for (int64_t p = 0; p < rows.parts; ++p) {
-        uint32_t* to = rows.at(first, p) + (r - first);
+        uint32_t* to = rows.at(first, p) + (r - first) * kUnitWords;
         float* own = numbers.data() + p * part;
         const float most = to_8_bits ? row_most : largest_of(own, part);
-        const float unit = to_8_bits ? 127.5f : 32767.0f, least = to_8_bits ? -128.0f : -32767.0f;
+        const float unit = to_8_bits ? 127.5f : kMostFixed, least = to_8_bits ? -128.0f : -kMostFixed;
         // The largest is never rounded to 127.49.
-        const float inverse = most == 0 ? 0.0f : (to_8_bits ? 127.50003f : 32767.0f) / most, highest = to_8_bits ? 127.0f : 32767.0f;
+        const float inverse = most == 0 ? 0.0f : (to_8_bits ? 127.50003f : kMostFixed) / most;
+        const float highest = to_8_bits ? 127.0f : kMostFixed;
         Fixed fixed[kMostPart];
         int32_t sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -147,62 +181,66 @@ void fix_row(const Matrix& m, const Element* x, int64_t inputs, bool to_8_bits, 
             sum += one;
         }
         for (int64_t word = 0; word < part; word += kCodes)
-            for (int j = 0; j < kCodes / 2; ++j)
-                to[(word / 2 + j) * side] = uint16_t(fixed[word + j]) | uint32_t(uint16_t(fixed[word + j + kCodes / 2])) << 16;
+            for (int j = 0; j < kUnits<BITS>; ++j, to += side * kUnitWords) {
+                const Fixed* from = fixed + word + j;
+                uint32_t words[kUnitWords] = {};
+                for (int of = 0; of < kAtOnce; ++of) {
+                    const int32_t number = from[of * kUnits<BITS>];
+                    if constexpr (kAtOnce == 2) {
+                        words[0] |= uint32_t(uint16_t(number)) << (16 * of);
+                    } else {  // the low byte is signed
+                        words[0] |= uint32_t(uint8_t(number)) << (8 * of);
+                        words[kUnitWords - 1] |= uint32_t(uint8_t((number - int8_t(number)) >> 8)) << (8 * of);
+                    }
+                }
+                for (int of = 0; of < kUnitWords; ++of) to[of] = words[of];
+            }
         const float scale = most / unit;
-        rows.of_parts[r * rows.parts + p] = {scale, scale * float(sum), int32_t(m.zero) * sum};
+        rows.of_parts[r * rows.parts + p] = {scale, scale * float(sum), ((m.offsets ? 0 : int32_t(m.zero)) - kLess<BITS, TABLE>) * sum};
     }
 }
 
 // sums[R, 32] += the product of a part of R rows with VECTORS vectors of outputs of a block, from the first of them on.
-// `pairs(i, j, v)` is the j-th pair of the i-th word of codes.
-template <int BITS, int R, int VECTORS, class Pairs>
+// `units(i, j, v)` is the j-th unit of the i-th word of codes.
+template <int BITS, int R, int VECTORS, class Units>
 inline void add_part(const FixedRows& rows, int64_t row, int64_t part, const Vector* scale, const Vector* shift,
-                     float* sums, Pairs pairs) {
-    constexpr int kPairs = 16 / BITS;
+                     float* sums, Units units) {
     const uint32_t* x = rows.at(row, part);
     const int64_t words = rows.part_words;
-    Integers held[R][VECTORS] = {};
+    Sums held[R][VECTORS];
     for (int64_t i = 0; i < words; ++i)
 #pragma GCC unroll 4
-        for (int j = 0; j < kPairs; ++j, x += R) {
+        for (int j = 0; j < kUnits<BITS>; ++j, x += R * kUnitWords) {
             Codes w[VECTORS];
-#pragma GCC unroll 4
-            for (int v = 0; v < VECTORS; ++v) w[v] = pairs(i, j, v);
+#pragma GCC unroll 8
+            for (int v = 0; v < VECTORS; ++v) w[v] = units(i, j, v);
 #pragma GCC unroll 12
-            for (int r = 0; r < R; ++r) {
-                const Codes one = Codes{} + x[r];
-#pragma GCC unroll 4
-                for (int v = 0; v < VECTORS; ++v) {
-                    held[r][v] = keep(add_pairs(held[r][v], w[v], one));
-                }
-            }
+            for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+                for (int v = 0; v < VECTORS; ++v) held[r][v].add(w[v], x + r * kUnitWords);
         }
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
         const Part& own = rows.of_parts[(row + r) * rows.parts + part];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int v = 0; v < VECTORS; ++v) {
             float* to = sums + r * kBlock + v * kLane;
-            Vector sum = read(to);
-            if (shift) {
-                sum += own.sum * shift[v] + to_float(held[r][v]) * (own.scale * scale[v]);
-            } else {
-                sum += to_float(held[r][v] - own.from_zero) * (own.scale * scale[v]);
-            }
+            Integers dot = held[r][v].all();
+            if (!shift || kAtOnce == 4) dot -= own.from_zero;
+            Vector sum = read(to) + to_float(dot) * (own.scale * scale[v]);
+            if (shift) sum += own.sum * shift[v];
             std::memcpy(to, &sum, sizeof(sum));
         }
     }
 }
 
-// sums[count, 32] = the product of rows with a block. Codes become pairs once for all rows.
+// sums[count, 32] = the product of rows with a block. Codes become units once for all rows.
 template <int BITS, bool TABLE>
 struct FixedBlock {
-    static constexpr int kPairs = 16 / BITS;
     const Matrix& m;
     const FixedRows& rows;
     const Table table{m.table};
-    alignas(64) uint32_t pairs[kMostPart / 2 * 2 * kLane];  // of a part, of two vectors of outputs
+    alignas(64) uint32_t units[kMostPart / kAtOnce * 2 * kLane];  // of a part, of two vectors of outputs
 
     template <int R, int VECTORS>
     void few(int64_t row, int64_t part, const uint32_t* codes, const Vector* scale, const Vector* shift, float* sums) {
@@ -210,7 +248,7 @@ struct FixedBlock {
             add_part<BITS, R, VECTORS>(rows, row, part, scale + v, shift ? shift + v : nullptr, sums + v * kLane,
                                        [&](int64_t i, int j, int64_t of) {
                                            const auto word = load<Codes>(codes + i * kBlock + (v + of) * kLane);
-                                           return pair_of<BITS, TABLE>(word, j, table);
+                                           return unit_of<BITS, TABLE>(word, j, table);
                                        });
     }
 
@@ -218,7 +256,7 @@ struct FixedBlock {
     void tile(int64_t count, int64_t row, int64_t part, const Vector* scale, const Vector* shift, float* sums) {
         if (R > 1 && count < R) return tile<R == 1 ? 1 : R - 1>(count, row, part, scale, shift, sums);
         add_part<BITS, R, 2>(rows, row, part, scale, shift, sums, [&](int64_t i, int j, int64_t v) {
-            return load<Codes>(pairs + ((i * kPairs + j) * 2 + v) * kLane);
+            return load<Codes>(units + ((i * kUnits<BITS> + j) * 2 + v) * kLane);
         });
     }
 
@@ -229,9 +267,9 @@ struct FixedBlock {
                 for (int of = 0; of < 2; ++of) {
                     const auto word = load<Codes>(codes + i * kBlock + (v + of) * kLane);
 #pragma GCC unroll 4
-                    for (int j = 0; j < kPairs; ++j) {
-                        const Codes pair = pair_of<BITS, TABLE>(word, j, table);
-                        std::memcpy(pairs + ((i * kPairs + j) * 2 + of) * kLane, &pair, sizeof(pair));
+                    for (int j = 0; j < kUnits<BITS>; ++j) {
+                        const Codes unit = unit_of<BITS, TABLE>(word, j, table);
+                        std::memcpy(units + ((i * kUnits<BITS> + j) * 2 + of) * kLane, &unit, sizeof(unit));
                     }
                 }
             for (int64_t r = 0; r < count; r += rows.tile)
@@ -250,8 +288,8 @@ struct FixedBlock {
                 for (int64_t i = 0; i < rows.part_words * kBlock; i += kLineLanes)
                     __builtin_prefetch(codes + kAheadWords * kBlock + i);
             switch (count) {
-                case 1: few<1, kBlockVectors>(row, part, codes, terms.scale, shift, sums); break;
-                case 2: few<2, kBlockVectors>(row, part, codes, terms.scale, shift, sums); break;
+                case 1: few<1, kFewVectors>(row, part, codes, terms.scale, shift, sums); break;
+                case 2: few<2, kFewVectors>(row, part, codes, terms.scale, shift, sums); break;
                 case 3: few<3, 2>(row, part, codes, terms.scale, shift, sums); break;
                 case 4: few<4, 2>(row, part, codes, terms.scale, shift, sums); break;
                 default: many(count, row, part, codes, terms.scale, shift, sums);
@@ -265,7 +303,7 @@ void multiply_fixed(const Matrix& m, const Element* x, int64_t count, int64_t in
     const FixedRows rows = make_fixed<BITS>(m, count);
     const int64_t at_once = kRowsAtOnce / rows.tile * rows.tile;
 #pragma omp parallel for if (count > 4)
-    for (int64_t r = 0; r < count; ++r) fix_row<BITS>(m, x + r * inputs, inputs, to_8_bits, rows, r);
+    for (int64_t r = 0; r < count; ++r) fix_row<BITS, TABLE>(m, x + r * inputs, inputs, to_8_bits, rows, r);
     const int64_t blocks = (m.outputs + kBlock - 1) / kBlock;
 #pragma omp parallel
     {

@@ -23,6 +23,9 @@ RUN test -z "$PACKAGES" \
          && rm -rf /var/lib/apt/lists/*; }
 
 FROM base AS build
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends g++ \
+    && rm -rf /var/lib/apt/lists/*
 ARG PINS=constraints.txt
 ARG TORCH_OPTIONS=
 ARG EXTRAS=

@@ -49,14 +49,14 @@ $(VENV)/.docs: $(VENV)/.installed
 fidelity: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.fidelity $(ARGS)
 
-# torch first and by its exact pin: pulled in by another package it may come in a build several GB larger.
+# Kernels are compiled meanwhile. torch first and by its exact pin: pulled in by another package it may come in a build several GB larger.
 $(VENV)/.installed: pyproject.toml constraints.txt constraints-common.txt
 	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or newer is needed; none of python3.11 ... python3 is one" >&2; exit 1; }
 	@test -x $(BIN)/python || { echo "making $(VENV) with $(PYTHON)"; "$(PYTHON)" -m venv $(VENV); }
-	@echo "installing $(TORCH)"
-	@$(PIP) install "$(TORCH)"
-	@echo "installing gapless and the rest of constraints.txt (about three minutes in all)"
-	@$(PIP) install -c constraints.txt -e '.[test,dev]'
+	@nice $(BIN)/python setup.py kernels & \
+	echo "installing $(TORCH)" && $(PIP) install "$(TORCH)" && \
+	echo "installing gapless and the rest of constraints.txt (about three minutes in all)" && \
+	$(PIP) install -c constraints.txt -e '.[test,dev]' && { wait $$! || true; }  # kernels need a compiler
 	@$(BIN)/python -m gapless.launch.compile || true  # a C compiler is good to have, no more
 	@touch $@
 

@@ -72,7 +72,7 @@ def test_pre_commit_s_ruff_is_the_pinned_one() -> None:
 def test_the_image_gets_every_room() -> None:
     taken = set(re.findall(r"^!(.*)$", (ROOT / ".dockerignore").read_text(encoding="utf-8"), re.MULTILINE))
     rooms = {source.partition("/")[0] for source in PROJECT["tool"]["setuptools"]["package-dir"].values()}
-    assert taken >= rooms | {"pyproject.toml", "README.md", "LICENSE", "constraints-common.txt", *CUDA_OF}
+    assert taken >= rooms | {"pyproject.toml", "setup.py", "README.md", "LICENSE", "constraints-common.txt", *CUDA_OF}
     assert all((ROOT / path).exists() for path in taken)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...kernels.cpp_library import addresses, load
+from ...kernels.cpp_build import compile_for
+from ...kernels.cpp_library import ELEMENTS, addresses, load
 from ..cache_rows import CACHE_DTYPES
 from ..head_norm import HeadNorm
 from .kernels import Kernels
@@ -27,6 +28,7 @@ class CppKernels(Kernels):
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
+        compile_for(ELEMENTS[dtype])
         self._library = load(
             "kernels", dtype, add_and_norm="pppppiif", gated_silu="ppii", rotate_and_write=_ROTATE_AND_WRITE
         )

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ...conf.schema import EngineConfig
+from ...kernels.cpp_build import compile_for
 from ..pipeline.handshake import Setup
 from ..pipeline.launcher import Launcher, check_launcher, find_launcher
 from ..pipeline.local import LocalPipeline
@@ -24,6 +25,8 @@ def start_pipeline(
         ConfigError: the launcher cannot place the ranks here. PipelineError: a rank failed to start.
     """
     setup = make_setup(config, plan)
+    if config.hardware.device == "cpu" and config.model.kernels != "torch":
+        compile_for(setup.model.dtype)  # here, where it is seen; ranks on other nodes do the same
     if config.parallel.started_by == "local" and launcher is None:
         check_launcher(config.parallel, config.hardware)
         on_progress("loading the model in this process")

@@ -44,7 +44,7 @@ def python(*arguments: str, cwd: Path, **environment: str) -> subprocess.Complet
 
 @pytest.mark.slow
 def test_a_program_redirects_and_silences_the_package(tmp_path: Path) -> None:
-    done = python("-c", PROGRAM, cwd=tmp_path, CXX="no-such-compiler", GAPLESS_COMPILED="0")
+    done = python("-c", PROGRAM, cwd=tmp_path, CXX="no-such-compiler", XDG_CACHE_HOME=".", GAPLESS_COMPILED="0")
     assert (done.stdout, done.stderr) == ("started\n" * 2, "")
     ours = [line for line in (tmp_path / "log").read_text().splitlines() if " gapless." in line]
     assert ours[0] == "INFO gapless.runtime.engine.llm: loading the model in this process"

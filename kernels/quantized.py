@@ -190,7 +190,7 @@ def make_table(matrix: QuantizedMatrix, dtype: torch.dtype) -> TableProduct:
 
 
 def _make_own(matrix: QuantizedMatrix, dtype: torch.dtype) -> QuantizedWeight | None:
-    if matrix.format.is_float or dtype not in ELEMENTS:
+    if matrix.format.is_float or matrix.format.codebook or dtype not in ELEMENTS:
         return None
     library = _library(dtype)
     return None if library is None else QuantizedWeight(matrix, dtype, library)

@@ -18,6 +18,8 @@ class WeightFormat:
         int8_activations: whether the product rounds activations too, to 8 bits with a scale for each token (W8A8).
         is_float: whether codes are floats, E4M3 (FP8, `torch.float8_e4m3fn`) of 8 bits or E2M1 (MXFP4) of 4, and not
             integers. They have no offsets, and on CUDA the product of those of 8 bits rounds activations to E4M3.
+        codebook: the table of `CODEBOOKS` that codes of 4 bits are indices of; empty: they are numbers. It has no
+            offsets.
     """
 
     bits: int
@@ -25,6 +27,7 @@ class WeightFormat:
     has_offsets: bool = False
     int8_activations: bool = False
     is_float: bool = False
+    codebook: str = ""
 
     @property
     def zero(self) -> int:

@@ -69,19 +69,20 @@ def model_formats(
 ) -> ModelFormats:
     """Return the formats of a rank's matrices, by those of the tensors.
 
-    A CPU has no products of floats: it holds those of 4 bits as integers of 8, and no others. All experts of a layer
-    have one format. `whole_experts`: each rank holds whole ones, so that their groups are not cut.
+    A CPU has no products of floats: it holds those of 4 bits as integers of 8, and no others. Indices of a codebook are
+    held as integers of 8 bits on any device. All experts of a layer have one format. `whole_experts`: each rank holds
+    whole ones, so that their groups are not cut.
     """
     names, H = names_of(arch), arch.hidden_size
 
     def of(name: str) -> WeightFormat | None:
         format = format_of(name)
-        if format is None or device != "cpu" or not format.is_float:
+        if format is None or not (format.codebook or (format.is_float and device == "cpu")):
             return format
         return WeightFormat(8, format.group) if format.bits == 4 else None
 
     def common(prefix: str, parts: Iterable[str], in_size: int, ranks: int = 1) -> WeightFormat | None:
-        return _common([of(f"{prefix}{part}.weight") for part in dict.fromkeys(parts)], in_size // ranks)
+        return common_format([of(f"{prefix}{part}.weight") for part in dict.fromkeys(parts)], in_size // ranks)
 
     def layer(i: int) -> LayerFormats:
         prefix = names.layer.format(i)
@@ -89,8 +90,8 @@ def model_formats(
         out = common(prefix, [names.attention_out], arch.num_heads * arch.value_dim, tp)
         if arch.experts is not None and arch.kind(i).experts:
             gate_up, down = expert_weights(names, prefix, arch.experts.num_experts)
-            fc1 = _common([of(name) for name in gate_up], H)
-            fc2 = _common([of(name) for name in down], arch.expert_size // (1 if whole_experts else tp))
+            fc1 = common_format([of(name) for name in gate_up], H)
+            fc2 = common_format([of(name) for name in down], arch.expert_size // (1 if whole_experts else tp))
             fc1, fc2 = (fc1, fc2) if fc1 and fc2 else (None, None)
             gate, up, down_name = names.of_shared
             size = arch.experts.shared_ffn_size
@@ -105,8 +106,8 @@ def model_formats(
             fc2=common(prefix, [names.down], arch.ffn_size, tp),
         )
 
-    embedding = _common([of(names.embedding)], H)
-    head = embedding if arch.tie_embeddings else _common([of(names.head)], H)
+    embedding = common_format([of(names.embedding)], H)
+    head = embedding if arch.tie_embeddings else common_format([of(names.head)], H)
     return ModelFormats(tuple(layer(i) for i in range(arch.num_layers)), embedding, head)
 
 
@@ -122,7 +123,7 @@ def cut_too_small(format_of: FormatOf, arch: Architecture, tp: int, *, whole_exp
             cut.append((expert_weights(names, prefix, 1)[1][0], arch.expert_size))
         for full, size in cut:
             own = [format_of(full)]
-            fitting = [ranks for ranks in range(tp, 0, -1) if size % ranks == 0 and _common(own, size // ranks)]
+            fitting = [ranks for ranks in range(tp, 0, -1) if size % ranks == 0 and common_format(own, size // ranks)]
             if fitting and fitting[0] != tp:
                 return (
                     f"parallel.tp={tp} cuts the groups of tensor {full} to less than {_GROUP_UNIT}, so it is held in "
@@ -158,11 +159,11 @@ def rounded_format(kind: str, in_size: int, *, is_table: bool) -> WeightFormat |
     return WeightFormat(8, in_size, int8_activations=kind == "int8", is_float=kind == "fp8")
 
 
-def _common(formats: list[WeightFormat | None], in_size: int) -> WeightFormat | None:
+def common_format(formats: list[WeightFormat | None], in_size: int) -> WeightFormat | None:
     """Return the format that holds each of these exactly, for as many inputs; None where there is none."""
     known = [each for each in formats if each is not None]
     group = math.gcd(in_size, *(each.group for each in known))
-    kinds = {each.bits if each.is_float else 0 for each in known}
+    kinds = {(each.bits if each.is_float else 0, each.codebook) for each in known}
     if len(known) < len(formats) or len(kinds) > 1 or group % _GROUP_UNIT:
         return None
     return WeightFormat(
@@ -171,4 +172,5 @@ def _common(formats: list[WeightFormat | None], in_size: int) -> WeightFormat | 
         has_offsets=any(each.has_offsets for each in known),
         int8_activations=group == in_size and all(each.int8_activations for each in known),
         is_float=known[0].is_float,
+        codebook=known[0].codebook,
     )

@@ -67,6 +67,7 @@ _END_TOKENS = ("eos", "eot", "eom")  # of a text, of a turn, of a message
 _Fields = dict[str, str | tuple[str, Any]]
 _OF_EXPERT_FIELDS: _Fields = {
     "num_experts": "expert_count",
+    "n_routed_experts": "expert_count",
     "moe_num_experts": "expert_count",
     "num_experts_per_tok": "expert_used_count",
     "moe_k": "expert_used_count",

@@ -25,6 +25,8 @@ from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.rendezvous import Rendezvous
 from tests.models.test_tokens import FAMILIES, check, job, prompts_of, reference
+from tests.support import expert_models
+from tests.support.expert_models import LATENT
 from tests.support.gguf_files import ARCHITECTURES, write_gguf
 from tests.support.stage_driver import run
 
@@ -56,6 +58,13 @@ def model_of(config: transformers.PretrainedConfig) -> transformers.PreTrainedMo
 OF_EXPERTS = {"num_experts_per_tok": 3, "moe_intermediate_size": 64}
 # What no file can say: windows of Mistral and Qwen, scores that are scaled otherwise, other layers without positions.
 LEFT_OUT = ("mistral-window", "ministral", "mistral", "qwen2-window", "qwen2-windows", "gemma2", "gemma3", "smollm3")
+LEFT_OUT += ("olmo", "olmo3", "starcoder2", "gpt_neox")  # biases, YaRN's own factors, a window, exact GELU
+YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 5000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
 IN_GGUF: dict[str, transformers.PretrainedConfig] = {
     name: config for name, config in FAMILIES.items() if config.model_type in ARCHITECTURES and name not in LEFT_OUT
 } | {
@@ -80,14 +89,52 @@ IN_GGUF: dict[str, transformers.PretrainedConfig] = {
     "gemma3": transformers.Gemma3TextConfig(
         **WIDE | {"num_hidden_layers": 7}, head_dim=16, query_pre_attn_scalar=16, sliding_window=9
     ),
+    "llama-yarn": transformers.LlamaConfig(**WIDE, rope_parameters=YARN),
+    "gpt-neox": transformers.GPTNeoXConfig(
+        **{key: value for key, value in WIDE.items() if key != "num_key_value_heads"}, hidden_act="gelu_fast"
+    ),
+    "olmo3": transformers.Olmo3Config(
+        **WIDE | {"num_hidden_layers": 4},
+        sliding_window=9,
+        rope_parameters={
+            "full_attention": YARN,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+        },
+    ),
+    "olmo": transformers.OlmoConfig(**WIDE, pad_token_id=None),
+    "starcoder2": transformers.Starcoder2Config(**WIDE, sliding_window=None),
+    "exaone4-whole": transformers.Exaone4Config(**WIDE, sliding_window=None, layer_types=["full_attention"] * 2),
+    "olmoe": transformers.OlmoeConfig(**WIDE, num_experts_per_tok=3, num_experts=8),
+    "deepseek-v2": transformers.DeepseekV2Config(
+        **LATENT | {"q_lora_rank": None}, topk_method="group_limited_greedy", n_group=4, topk_group=2
+    ),
+    "deepseek-v3": transformers.DeepseekV3Config(
+        **LATENT, n_group=4, topk_group=2, rope_parameters=YARN | {"mscale": 0.7, "mscale_all_dim": 0.7}
+    ),
+    "gpt-oss": transformers.GptOssConfig(
+        **WIDE, num_experts_per_tok=3, num_local_experts=8, head_dim=16, sliding_window=9, rope_parameters=YARN
+    ),
+    **{name: expert_models.FAMILIES[name] for name in ("ernie-moe", "granite-moe")},
+    "dots1": transformers.Dots1Config(
+        **WIDE, **OF_EXPERTS, n_routed_experts=8, n_shared_experts=2, first_k_dense_replace=1, sliding_window=None
+    ),
+}
+OTHER_NAMES = {  # what else a model may be saved as
+    "mistral3": transformers.MistralConfig(
+        **WIDE, sliding_window=None, rope_parameters=YARN | {"mscale": 1.0, "mscale_all_dim": 0.5}
+    ),
+    "internlm2": transformers.LlamaConfig(**WIDE),
+    "minicpm": transformers.GraniteConfig(
+        **WIDE, embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.25, logits_scaling=2.0
+    ),
 }
 
 
-@pytest.mark.parametrize("name", IN_GGUF)
+@pytest.mark.parametrize("name", [*IN_GGUF, *OTHER_NAMES])
 def test_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     torch.set_num_threads(1)
-    model = model_of(IN_GGUF[name])
-    file = write_gguf(tmp_path / "model.gguf", model)
+    model = model_of((IN_GGUF | OTHER_NAMES)[name])
+    file = write_gguf(tmp_path / "model.gguf", model, arch=name if name in OTHER_NAMES else None)
     with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 60) as groups:
         run(groups, job(tmp_path / "out.npz", weights=str(file)))
     check(tmp_path / "out.npz", *reference(model, prompts_of(101)))

@@ -152,13 +152,16 @@ def write_gguf(
     more: Mapping[str, Array] | None = None,
     blocks: Mapping[str, tuple[Array, Kind]] | None = None,
     change: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
+    tensors: Callable[[dict[str, Array]], dict[str, Array]] = lambda arrays: arrays,
+    per_part: int = 0,
 ) -> Path:
     """Write a model's GGUF file, its matrices as `kind`, as one of `arch` where this is not that of its kind.
 
-    `change` adds fields, `more` tensors, `blocks` tensors of another type.
+    `change` adds fields, `more` tensors, `blocks` tensors of another type, and `tensors` changes those of the model.
+    With `per_part` tensors a file it is split, and the path returned is that of the first part.
     """
     config = model.config
-    writer = gguf.GGUFWriter(path, arch or ARCHITECTURES[config.model_type])
+    writer = gguf.GGUFWriter(path, arch or ARCHITECTURES[config.model_type], split_max_tensors=per_part)
     writer.add_type("model")
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -183,7 +186,7 @@ def write_gguf(
         _add_rope(writer, config)
         _add_own(writer, config)
     change(writer)
-    for name, array in {**converted(model, arch), **_rope_factors(model), **(more or {})}.items():
+    for name, array in {**tensors(converted(model, arch)), **_rope_factors(model), **(more or {})}.items():
         if name in (blocks or {}):
             continue
         of = kind if array.ndim > 1 else Kind.F32
@@ -194,7 +197,7 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return sorted(path.parent.glob(f"{path.stem}-00001-of-*.gguf"))[0] if per_part else path
 
 
 def _add_rope(writer: gguf.GGUFWriter, config: transformers.PretrainedConfig) -> None:

@@ -69,12 +69,12 @@ def _spread(low_then_high: Bytes) -> Bytes:
 def _quarters(data: Bytes) -> Bytes:
     """Return codes of 2 bits, one a byte: of each run of up to 32 bytes the lowest bits of all, then the next."""
     runs = data.reshape(len(data), -1, 1, min(32, data.shape[1]))
-    return (runs >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3).reshape(len(data), -1)
+    return (runs >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & np.uint8(3)).reshape(len(data), -1)
 
 
 def _joined(codes: Bytes) -> Bytes:
     """Return codes of 4 bits, one a byte, with neighbours in a byte."""
-    return codes[:, ::2] | codes[:, 1::2] << 4
+    return codes[:, ::2] | codes[:, 1::2] << np.uint8(4)
 
 
 def _q4_0(data: Bytes) -> Parts:
@@ -129,7 +129,7 @@ def _q2_k(data: Bytes) -> Parts:
 def _q3_k(data: Bytes) -> Parts:
     third = np.unpackbits(data[:, :32, None], axis=2, bitorder="little").swapaxes(1, 2).reshape(-1, 256)
     low, high = data[:, 96:104], data[:, 104:108]
-    sixes = _spread(low[:, None]) | _quarters(high) << 4
+    sixes = _spread(low[:, None]) | _quarters(high) << np.uint8(4)
     return (
         _joined(_quarters(data[:, 32:96]) + 4 * third + np.uint8(4)),
         _half(data[:, 108:]) * (sixes - np.float32(32)),
@@ -158,7 +158,7 @@ def _q5_k(data: Bytes) -> Parts:
 
 
 def _q6_k(data: Bytes) -> Parts:
-    codes = _spread(data[:, :128].reshape(-1, 2, 64)) | _quarters(data[:, 128:192]) << 4
+    codes = _spread(data[:, :128].reshape(-1, 2, 64)) | _quarters(data[:, 128:192]) << np.uint8(4)
     scales = np.ascontiguousarray(data[:, 192:208]).view(np.int8) * _half(data[:, 208:])
     return codes + np.uint8(128 - 32), scales.astype(np.float32), None
 

@@ -54,8 +54,10 @@ _NAMES = {
     "granitemoe": "GraniteMoeForCausalLM",
     "phi2": "PhiForCausalLM",
 }
-_ALWAYS_EXPERTS = ("qwen2moe", "qwen3moe", "glm4moe", "minimax-m2", "deepseek2", "gpt-oss", "ernie4_5-moe", "olmoe")
-_ALWAYS_EXPERTS += ("dots1", "granitemoe")
+_ALWAYS_EXPERTS = (
+    *("qwen2moe", "qwen3moe", "glm4moe", "minimax-m2", "deepseek2", "gpt-oss", "ernie4_5-moe", "olmoe", "dots1"),
+    "granitemoe",
+)
 OF_EXPERTS = {"llama": "MixtralForCausalLM", **{name: _NAMES[name] for name in _ALWAYS_EXPERTS}}
 _NOT_NORMALIZED = ("qwen2moe", "olmoe", "deepseek2", "dots1")  # scores of experts, unless the file says so
 _SIGMOID = 2  # of the scores of experts

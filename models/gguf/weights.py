@@ -171,7 +171,7 @@ class GgufTensors(TensorSource):
         """Return how the file has a tensor of the checkpoint, which is called `name` in most files."""
         arch, tensors = self._arch, self._file.tensors
         N, K, D, F = arch.num_heads, arch.num_kv_heads, arch.head_dim, arch.expert_size
-        expert, experts = 0, ()
+        expert, experts = 0, list[int]()
         if (found := _OF_EXPERT.search(name)) is not None:
             of = found.groupdict()
             end = f"{of['all']}_exps.{'bias' if of['bias'] else 'weight'}" if of["all"] else f"{of['part']}_exps"
@@ -179,7 +179,7 @@ class GgufTensors(TensorSource):
                 end = f"{of['part']}_shexp"
             else:
                 assert arch.experts is not None
-                expert, experts = int(of["number"] or of["expert"]), (arch.experts.num_experts,)
+                expert, experts = int(of["number"] or of["expert"]), [arch.experts.num_experts]
             name = name.replace(found[0], end)
         rows, *columns = shape[::-1] if transposed else shape
         width = columns[0] if columns else 1
@@ -191,7 +191,7 @@ class GgufTensors(TensorSource):
         own = name.split(".")[-2]
         sizes = {"attn_q": N * D, "attn_k": K * D, "attn_v": K * D, "ffn_gate_exps": F, "ffn_up_exps": F}
         joined = next((key for key, parts in _JOINED.items() if own in parts and arch.latent is None), None)
-        parts = (part(own, 0, rows, rows),)
+        parts: tuple[_Part, ...] = (part(own, 0, rows, rows),)
         if name not in tensors and own in _JOINED:
             parts = tuple(part(each, 0, sizes[each], sizes[each]) for each in _JOINED[own])
         elif name not in tensors and joined is not None and name.replace(own, joined) in tensors:

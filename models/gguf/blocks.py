@@ -130,11 +130,8 @@ def _q3_k(data: Bytes) -> Parts:
     third = np.unpackbits(data[:, :32, None], axis=2, bitorder="little").swapaxes(1, 2).reshape(-1, 256)
     low, high = data[:, 96:104], data[:, 104:108]
     sixes = _spread(low[:, None]) | _quarters(high) << np.uint8(4)
-    return (
-        _joined(_quarters(data[:, 32:96]) + 4 * third + np.uint8(4)),
-        _half(data[:, 108:]) * (sixes - np.float32(32)),
-        None,
-    )
+    codes = _joined(_quarters(data[:, 32:96]) + 4 * third + np.uint8(4))
+    return codes, _half(data[:, 108:]) * (sixes.astype(np.float32) - 32), None
 
 
 def _scales_of_k(data: Bytes) -> tuple[Floats, Floats]:

@@ -360,4 +360,5 @@ class GgufTensors(TensorSource):
         data = np.fromfile(place.path, np.uint8, (last - first) * row_bytes, offset=place.offset + first * row_bytes)
         begin, end = columns.start // block, -(-columns.stop // block)
         touched = data.reshape(last - first, row_bytes)[:, begin * block_bytes : end * block_bytes]
-        return np.ascontiguousarray(touched[(rows - first).numpy()])
+        is_run = len(rows) == last - first and bool((rows.diff() == 1).all())
+        return np.ascontiguousarray(touched if is_run else touched[(rows - first).numpy()])

@@ -30,9 +30,9 @@ from .processor import Level
 
 _log = logging.getLogger(__name__)
 ELEMENTS = {"float32": "float", "bfloat16": "BFloat16"}  # the types that a library may be had for, by torch's names
-_SOURCES = Path(__file__).parent / "cpp"
+SOURCES = Path(__file__).parent / "cpp"
 _BUILT = Path(__file__).parent / "built"  # what a wheel brings, by level
-_COMPILE = (
+COMPILE = (
     "-O3",
     "-std=c++17",
     "-fPIC",
@@ -61,17 +61,17 @@ class Kernel:
     @property
     def source(self) -> Path:
         """The C++ file."""
-        return _SOURCES / f"{self.name}.cpp"
+        return SOURCES / f"{self.name}.cpp"
 
     @property
     def flags(self) -> tuple[str, ...]:
         """What the compiler is told, but for the linker."""
-        return *self.level.flags, *_COMPILE, f"-DELEMENT={ELEMENTS[self.dtype]}"
+        return *self.level.flags, *COMPILE, f"-DELEMENT={ELEMENTS[self.dtype]}"
 
     @property
     def file(self) -> str:
         """The library's name in its folder."""
-        files = (path.read_bytes() for path in (self.source, *sorted(_SOURCES.glob("*.h"))))
+        files = (path.read_bytes() for path in (self.source, *sorted(SOURCES.glob("*.h"))))
         parts = b"\0".join((*files, *(flag.encode() for flag in (*self.flags, *_LINK))))
         return f"{self.name}-{self.dtype}-{hashlib.sha256(parts).hexdigest()[:20]}.so"
 
@@ -115,7 +115,7 @@ class Kernel:
 
 def kernels(levels: Iterable[Level], dtypes: Iterable[str] = ELEMENTS) -> list[Kernel]:
     """Return the kernels of all C++ files."""
-    names, dtypes = [path.stem for path in sorted(_SOURCES.glob("*.cpp"))], tuple(dtypes)
+    names, dtypes = [path.stem for path in sorted(SOURCES.glob("*.cpp"))], tuple(dtypes)
     return [Kernel(name, dtype, level) for level in levels for name in names for dtype in dtypes]
 
 

@@ -18,12 +18,13 @@ from . import huge_pages
 from .cpp_library import ELEMENTS, addresses, find
 from .cuda_products import KeptMatrix, choose_product
 from .packed import pack
-from .quantized_matrix import QuantizedMatrix, dequantize, pack_codes
+from .quantized_matrix import QuantizedMatrix, dequantize, pack_codes, whole_numbers
 
 _OUTPUTS = 32  # of a block
 _INPUTS = 64  # a block's are padded to a multiple of it
 _WORD = 32  # bits
 _HALF_ERROR = 2.0**-11  # of scales and offsets, relative: less than that of activations in bfloat16
+_ZERO = 128  # in a table, whose numbers are bytes
 _LEAST_TILED = 4  # rows, where the processor has tiles: fewer are as fast without
 
 
@@ -89,15 +90,18 @@ class QuantizedWeight:
         groups, words = self.in_size // format.group, -(-format.group // in_word)
         self._group = words * in_word  # with its padding, of zeros in x
         self._codes = huge_pages.copy(_blocks(self._padded_codes(matrix)))
+        numbers, self._unit = whole_numbers(format) or (None, 1.0)
+        self._table = None if numbers is None else torch.tensor([_ZERO + each for each in numbers], dtype=torch.uint8)
         # Numbers are the small difference of a large code and offset, where both have many bits.
         error = 0.0 if dtype == torch.float32 or (format.bits == 8 and format.has_offsets) else _HALF_ERROR
-        halves = all(_are_halves(of, error) for of in (matrix.scales, matrix.offsets) if of is not None)
+        scales, offsets = matrix.scales * self._unit, matrix.offsets
+        halves = all(_are_halves(of, error) for of in (scales, offsets) if of is not None)
         kind = torch.float16 if halves else torch.float32
-        self._scales = huge_pages.copy(_blocks(matrix.scales.to(kind)))
-        offsets = matrix.offsets
+        self._scales = huge_pages.copy(_blocks(scales.to(kind)))
         self._offsets = None if offsets is None else huge_pages.copy(_blocks(offsets.to(kind)))
-        sizes = (self._out_size, self._codes.shape[1], groups, words, self._bits, halves, format.zero)
-        self._matrix = _Matrix(*addresses(self._codes, self._scales, self._offsets), None, *sizes)
+        zero = _ZERO if numbers else format.zero
+        sizes = (self._out_size, self._codes.shape[1], groups, words, self._bits, halves, zero)
+        self._matrix = _Matrix(*addresses(self._codes, self._scales, self._offsets, self._table), *sizes)
         self._at = byref(self._matrix)
         self._least_tiled = _LEAST_TILED
 
@@ -145,7 +149,7 @@ class QuantizedWeight:
         codes = codes[:, : groups * self._group].unflatten(1, (groups, self._group))[..., : self._format.group]
         scales, offsets = (None if of is None else of[block, :, row].float() for of in (self._scales, self._offsets))
         assert scales is not None
-        return dequantize(self._format, codes.flatten(1), scales, offsets).to(self._dtype)
+        return dequantize(self._format, codes.flatten(1), scales / self._unit, offsets).to(self._dtype)
 
 
 def _blocks(rows: Tensor) -> Tensor:
@@ -189,7 +193,10 @@ def make_table(matrix: QuantizedMatrix, dtype: torch.dtype) -> TableProduct:
 
 
 def _make_own(matrix: QuantizedMatrix, dtype: torch.dtype) -> QuantizedWeight | None:
-    if matrix.format.is_float or dtype not in ELEMENTS:
+    format = matrix.format
+    if dtype not in ELEMENTS or (format.is_float and format.bits != 4):
         return None
     library = _library(dtype)
-    return None if library is None else QuantizedWeight(matrix, dtype, library)
+    if library is None or (whole_numbers(format) is not None and not library.is_fixed_point()):
+        return None
+    return QuantizedWeight(matrix, dtype, library)

@@ -11,13 +11,23 @@ from .weight_format import WeightFormat
 
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # OCP's microscaling formats, version 1.0
 E2M1 = (*_MAGNITUDES, *(-x for x in _MAGNITUDES))  # by code: the fourth bit is the sign
+CODEBOOKS = {  # integers of 8 bits
+    "iq4_nl": (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113),  # llama.cpp's
+}
+
+
+def whole_numbers(format: WeightFormat) -> tuple[tuple[int, ...], float] | None:
+    """Return the integers that codes stand for, and what these are multiplied by; None: codes are numbers."""
+    if format.codebook:
+        return CODEBOOKS[format.codebook], 1.0
+    return (tuple(int(2 * number) for number in E2M1), 0.5) if format.is_float and format.bits == 4 else None
 
 
 @dataclass(slots=True)
 class QuantizedMatrix:
     """A matrix [out, in]: each number is scale * (code - zero), or scale * code + offset where groups have offsets.
 
-    Where codes are floats, each number is scale * code.
+    Where codes are floats, each number is scale * code, and where they are indices of a codebook, scale * its entry.
 
     Attributes:
         format: how the integers are held.
@@ -60,12 +70,13 @@ class QuantizedMatrix:
 
 def dequantize(format: WeightFormat, codes: Tensor, scales: Tensor, offsets: Tensor | None) -> Tensor:
     """Return the numbers, float32, of codes [N, in], one a byte, with their scales and offsets [N, in / group]."""
-    if not format.is_float:
-        numbers = codes.float() - (format.zero if offsets is None else 0)
-    elif format.bits == 8:
+    if format.is_float and format.bits == 8:
         numbers = codes.view(torch.float8_e4m3fn).float()
+    elif format.is_float or format.codebook:
+        table = E2M1 if format.is_float else CODEBOOKS[format.codebook]
+        numbers = torch.tensor(table, dtype=torch.float32, device=codes.device)[codes.int()]
     else:
-        numbers = torch.tensor(E2M1, device=codes.device)[codes.int()]
+        numbers = codes.float() - (format.zero if offsets is None else 0)
     groups: Tensor = numbers.unflatten(1, (-1, format.group)) * scales[..., None]
     if offsets is not None:
         groups += offsets[..., None]

@@ -19,6 +19,8 @@ class WeightFormat:
         is_float: whether codes are floats, and not integers: E4M3 (FP8, `torch.float8_e4m3fn`) of 8 bits, E2M1 (MXFP4)
             of 4, or bfloat16. They have no offsets. On CUDA the product of those of 8 bits rounds activations to E4M3.
         is_half: whether floats of 16 bits are float16.
+        codebook: the table of `CODEBOOKS` that codes of 4 bits are indices of; empty: they are numbers. It has no
+            offsets.
     """
 
     bits: int
@@ -27,6 +29,7 @@ class WeightFormat:
     int8_activations: bool = False
     is_float: bool = False
     is_half: bool = False
+    codebook: str = ""
 
     @property
     def zero(self) -> int:

@@ -16,7 +16,7 @@ from .checkpoint import SafetensorsFolder
 from .families import NAME_BY_MODEL_TYPE, NOT_MODELLED, READERS, TEXT_MODELS
 from .families.common import HARMLESS
 from .gguf.config import config_values
-from .gguf.file import open_gguf
+from .gguf.file import open_gguf, split_paths
 from .gguf.smollm2 import smollm2
 from .hub import TEXTS, of_cache_folder, snapshot
 from .json_file import refuse_pointer
@@ -99,10 +99,11 @@ def _hint(folder: Path) -> str:
 
 
 def _only_gguf(folder: Path, key: str) -> Path | None:
-    """Return the folder's one GGUF file, or the first part of a split one; None where it has none."""
+    """Return the folder's one GGUF file, or a part of its one split model; None where it has none."""
     files = sorted(file for file in folder.glob("*.gguf") if not file.name.startswith("mmproj"))  # a vision encoder
-    if len(files) > 1 and "-00001-of-" not in files[0].name:
-        raise ConfigError(f"{key}: several GGUF files; give one of {', '.join(file.name for file in files)}")
+    models = {split_paths(file): file.name for file in reversed(files)}
+    if len(models) > 1:
+        raise ConfigError(f"{key}: several GGUF files; give one of {', '.join(reversed(models.values()))}")
     return files[0] if files else None
 
 

@@ -66,6 +66,17 @@ def _spread(low_then_high: Bytes) -> Bytes:
     return np.stack((low_then_high & 15, low_then_high >> 4), axis=-2).reshape(len(low_then_high), -1)
 
 
+def _quarters(data: Bytes) -> Bytes:
+    """Return codes of 2 bits, one a byte: of each run of up to 32 bytes the lowest bits of all, then the next."""
+    runs = data.reshape(len(data), -1, 1, min(32, data.shape[1]))
+    return (runs >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & np.uint8(3)).reshape(len(data), -1)
+
+
+def _joined(codes: Bytes) -> Bytes:
+    """Return codes of 4 bits, one a byte, with neighbours in a byte."""
+    return codes[:, ::2] | codes[:, 1::2] << np.uint8(4)
+
+
 def _q4_0(data: Bytes) -> Parts:
     return _paired(data[:, None, 2:]), _half(data[:, :2]), None
 
@@ -93,6 +104,36 @@ def _q8_0(data: Bytes) -> Parts:
     return data[:, 2:] ^ np.uint8(128), _half(data[:, :2]), None
 
 
+def _iq4_nl(data: Bytes) -> Parts:
+    return _paired(data[:, None, 2:]), _half(data[:, :2]), None
+
+
+def _iq4_xs(data: Bytes) -> Parts:
+    low, high = (
+        _spread(data[:, None, 4:8].reshape(-1, 4, 1)).reshape(-1, 8),
+        np.ascontiguousarray(data[:, 2:4]).view("<u2"),
+    )
+    scales = (low | (high >> np.arange(0, 16, 2, dtype=np.uint16) & 3) << 4).astype(np.float32) - 32
+    return _paired(data[:, 8:].reshape(-1, 8, 16)), _half(data[:, :2]) * scales, None
+
+
+def _mxfp4(data: Bytes) -> Parts:
+    return _paired(data[:, None, 1:]), np.ldexp(np.float32(1), data[:, :1].astype(np.int32) - 127), None
+
+
+def _q2_k(data: Bytes) -> Parts:
+    scales, offsets = _half(data[:, 80:82]) * (data[:, :16] & 15), -(_half(data[:, 82:84]) * (data[:, :16] >> 4))
+    return _joined(_quarters(data[:, 16:80])), scales, offsets
+
+
+def _q3_k(data: Bytes) -> Parts:
+    third = np.unpackbits(data[:, :32, None], axis=2, bitorder="little").swapaxes(1, 2).reshape(-1, 256)
+    low, high = data[:, 96:104], data[:, 104:108]
+    sixes = _spread(low[:, None]) | _quarters(high) << np.uint8(4)
+    codes = _joined(_quarters(data[:, 32:96]) + 4 * third + np.uint8(4))
+    return codes, _half(data[:, 108:]) * (sixes.astype(np.float32) - 32), None
+
+
 def _scales_of_k(data: Bytes) -> tuple[Floats, Floats]:
     """Return the scales and offsets of a block's 8 groups, from its first 16 bytes."""
     whole, least = _half(data[:, :2]), _half(data[:, 2:4])
@@ -114,15 +155,17 @@ def _q5_k(data: Bytes) -> Parts:
 
 
 def _q6_k(data: Bytes) -> Parts:
-    low, high = data[:, :128].reshape(-1, 2, 1, 64), data[:, 128:192].reshape(-1, 2, 1, 32)
-    fours = np.concatenate((low & 15, low >> 4), axis=2).reshape(-1, 2, 4, 32)
-    twos = high >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
-    codes = (fours | twos << 4).reshape(-1, 256)
+    codes = _spread(data[:, :128].reshape(-1, 2, 64)) | _quarters(data[:, 128:192]) << np.uint8(4)
     scales = np.ascontiguousarray(data[:, 192:208]).view(np.int8) * _half(data[:, 208:])
     return codes + np.uint8(128 - 32), scales.astype(np.float32), None
 
 
 _READERS: dict[str, Callable[[Bytes], Parts]] = {
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
     "Q5_0": _q5_0,

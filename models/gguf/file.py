@@ -7,9 +7,10 @@ of 49,152 tokens, where this takes 0.1 s; each rank reads the header.
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,38 +23,66 @@ _VERSIONS = (2, 3)
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _MOST_DIMENSIONS = 4
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """A tensor in the file: its shape, as torch has it, the number of its type, and the offset of its first byte."""
+    """A tensor: its shape, as torch has it, the number of its type, and the offset of its first byte in its file."""
 
     shape: tuple[int, ...]
     type: int
     offset: int
+    path: Path
 
 
 def open_gguf(path: Path) -> GgufFile:
-    """Open a GGUF file. Its header is read once, as long as the file stays the same.
+    """Open a GGUF file, or a model that is split into several, of which `path` is any.
+
+    Headers are read once, as long as the files stay the same.
 
     Raises:
-        ConfigError: the file cannot be read, or is no GGUF file of version 2 or 3.
+        ConfigError: a file cannot be read, is no GGUF file of version 2 or 3, or is missing or not a part of the model.
     """
-    try:
-        state = path.stat()
-    except OSError:
-        return GgufFile(path)  # which says what is wrong
-    refuse_pointer(path)
-    return _opened(path, state.st_mtime_ns, state.st_size)
+    paths, states = split_paths(path), []
+    for each in paths:
+        try:
+            states.append(each.stat())
+        except OSError:
+            if each != path:
+                raise ConfigError(f"{each}: missing; {path.name} is one of {len(paths)} parts of a model") from None
+            return GgufFile(path)  # which says what is wrong
+        refuse_pointer(each)
+    return _opened(paths, tuple((state.st_mtime_ns, state.st_size) for state in states))
+
+
+def split_paths(path: Path) -> tuple[Path, ...]:
+    """Return the parts of a split model by the name of one of them; the file itself where it is whole."""
+    if (found := _PART.fullmatch(path.name)) is None:
+        return (path,)
+    name, _, count = found.groups()
+    return tuple(path.with_name(f"{name}-{i + 1:05d}-of-{count}.gguf") for i in range(int(count))) or (path,)
 
 
 @lru_cache(maxsize=2)
-def _opened(path: Path, changed_ns: int, size: int) -> GgufFile:
-    return GgufFile(path)
+def _opened(paths: tuple[Path, ...], states: tuple[tuple[int, int], ...]) -> GgufFile:
+    first, *others = parts = [GgufFile(path) for path in paths]
+    for i, part in enumerate(parts):
+        number, count = part.get("split.no", 0), part.get("split.count", 1)
+        if count != len(parts) or number != i:
+            of = f"part {i + 1} of {len(parts)} by its name, as in NAME-00001-of-00003.gguf"
+            raise ConfigError(f"{part.path}: split.no={number} and split.count={count}, but {of}")
+    for part in others:
+        for name, place in part.tensors.items():
+            if first.tensors.setdefault(name, place) is not place:
+                raise ConfigError(f"{part.path}: tensor {name} is in {first.tensors[name].path.name} too")
+    if (total := first.get("split.tensors.count", len(first.tensors))) != len(first.tensors):
+        raise ConfigError(f"{first.path}: split.tensors.count={total}, but its parts hold {len(first.tensors)} tensors")
+    return first
 
 
 class GgufFile:
-    """The fields and tensors of a GGUF file, by name.
+    """The fields and tensors of a GGUF file, by name. Of a split model it is the first file, with all parts' tensors.
 
     Raises:
         ConfigError: the file cannot be read, or is no GGUF file of version 2 or 3.
@@ -65,7 +94,7 @@ class GgufFile:
         self.tensors: dict[str, TensorPlace] = {}
         try:
             with path.open("rb") as file:
-                self._read(_Header(file, path.stat().st_size))
+                self._read(_Header(file, path))
         except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f"{path}: not a readable GGUF file ({error})") from error
 
@@ -83,7 +112,7 @@ class GgufFile:
         if type(alignment) is not int or alignment < 1:
             raise ValueError(f"general.alignment={alignment!r}")
         first = -(-header.position // alignment) * alignment
-        self.tensors = {name: TensorPlace(place.shape, place.type, first + place.offset) for name, place in places}
+        self.tensors = {name: replace(place, offset=first + place.offset) for name, place in places}
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return the value of a field, or `default` where the file has none of this name."""
@@ -93,9 +122,10 @@ class GgufFile:
 class _Header:
     """A cursor over the header. Whatever goes beyond the file's end is a `ValueError`."""
 
-    def __init__(self, file: BinaryIO, size: int) -> None:
+    def __init__(self, file: BinaryIO, path: Path) -> None:
         self._file = file
-        self._left = size
+        self._path = path
+        self._left = path.stat().st_size
         self.position = 0
 
     def take(self, count: int) -> bytes:
@@ -135,4 +165,4 @@ class _Header:
         shape = tuple(self.number("Q") for _ in range(num_dimensions))[::-1]
         if math.prod(shape) < 1:
             raise ValueError(f"a tensor has shape {list(shape)}")
-        return TensorPlace(shape, self.number("I"), self.number("Q"))
+        return TensorPlace(shape, self.number("I"), self.number("Q"), self._path)

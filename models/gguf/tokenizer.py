@@ -17,22 +17,63 @@ if TYPE_CHECKING:
 
 _CONTROL, _USER_DEFINED, _UNKNOWN = 3, 4, 2  # kinds of tokens
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
-_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_TEKKEN = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}|"
-    r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_ENDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORDS = rf"{_ENDS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|"
+_SPACES = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*" + _SPACES
+_LLAMA3 = _WORDS + r"\p{N}{1,3}" + _REST
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+
+
+def _cased(ends: str = "", but: str = "") -> str:
+    """Return the expression of words, in which a capital begins a new one after small letters."""
+    start, upper, lower = r"[^\r\n\p{L}\p{N}]?", f"[{_UPPER}{but}]", f"[{_LOWER}{but}]"
+    return f"{start}{upper}*{lower}+{ends}|{start}{upper}+{lower}*{ends}|"
+
+
+_GPT4O = _cased(f"{_ENDS}?") + r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _SPACES
+_CASED_OF_DEEPSEEK = (  # letters of two cases, but for scripts that DeepSeek's list leaves out
+    r"[\p{Lu}\p{Ll}\p{Lt}&&[^\x{560}-\x{588}\x{10C7}-\x{10FF}\x{1C80}-\x{1C8A}\x{2D00}-\x{2D2D}\x{A790}-\x{A7FA}"
+    r"\x{AB30}-\x{AB68}\x{10570}-\x{105BC}\x{10D50}-\x{10D85}\x{16E40}-\x{16E7F}\x{1D400}-\x{1DF2A}]]+"
 )
-_GPT2 = ("gpt-2", "gpt2", "default")
-_DIGITS_ALONE = ("smollm", "starcoder", "refact", "command-r")
-_SPLITS = {
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _WORDS + r"\p{N}{1,3}" + _REST),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _WORDS + r"\p{N}" + _REST),
-    "tekken": _TEKKEN,
+_ASIAN = r"[\x{4E00}-\x{9FA5}\x{800}-\x{4E00}\x{AC00}-\x{D7FF}]+"
+# A text is cut by the first expression, each piece by the next, and so on.
+_CUTS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("gpt-2", "gpt2", "phi-2", "olmo", "mpt", "exaone4", "gigachat", "granite-docling"), (_GPT2,)),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), (r"\p{N}", _GPT2)),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0"), (_LLAMA3,)),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), (_LLAMA3,)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez"), (_WORDS + r"\p{N}" + _REST,)),
+    **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2", "kanana2"), (_GPT4O,)),
+    "tiny_aya": (r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O),
+    "tekken": (_cased() + r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _SPACES,),
+    "kimi-k2": (r"\p{Han}+|" + _cased(f"{_ENDS}?", r"&&[^\p{Han}]") + r"\p{N}{1,3}" + _REST,),
+    "seed-coder": (_WORDS + r"\p{N}| ?[^\s\p{L}\p{N}\r\n]+" + _SPACES,),
+    "minicpm5": (r"\p{N}{1,3}", _WORDS + r"\p{N}+" + _REST),
+    "deepseek-llm": (
+        *(r"[\r\n]", r"\s?" + _CASED_OF_DEEPSEEK),
+        r"\s?[!-/:-~\x{FF01}-\x{FF0F}\x{FF1A}-\x{FF5E}\x{2018}-\x{201F}\x{3000}-\x{3002}]+",
+        *(r"\s+$", _ASIAN, r"\p{N}+"),
+    ),
+    "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _ASIAN, r"\p{N}"),
+    "deepseek-v3": (
+        *(r"\p{N}{1,3}", r"[\x{4E00}-\x{9FA5}\x{3040}-\x{30FF}]+"),
+        r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*" + _SPACES,
+    ),
+    "falcon": (r"[\p{P}$+<=>^~|`]+", _GPT2, "[0-9][0-9][0-9]"),
+    "default": (r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
 }
-_WHOLE_WORDS_FIRST = ("llama-bpe", "llama3", "llama-v3", "tekken")  # a word that is a token is not built by merges
-_BEGINS_WITH_BOS = ("llama-bpe", "llama3", "llama-v3", "tekken")  # where the file does not say
+_BEGINS_WITH_BOS = (
+    "llama-bpe",
+    "llama3",
+    "llama-v3",
+    "falcon3",
+    "pixtral",
+    "midm-2.0",
+    "tekken",
+)  # if the file is mute
+_WHOLE_WORDS_FIRST = (*_BEGINS_WITH_BOS, "glm4", "minicpm5")  # a word that is a token is not built by merges
 
 
 def make_tokenizer(file: GgufFile) -> tokenizers.Tokenizer:
@@ -87,21 +128,14 @@ def _byte_level(file: GgufFile, tokens: Sequence[str], pre: str) -> tokenizers.T
     merges = [tuple(merge.split(" ", 1)) for merge in file.get("tokenizer.ggml.merges", [])]
     vocab = {token: i for i, token in enumerate(tokens)}
     inner = Tokenizer(models.BPE(vocab, merges, ignore_merges=pre in _WHOLE_WORDS_FIRST))
-    by_words = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    if pre in _GPT2:
-        inner.pre_tokenizer = by_words
-    elif pre in _DIGITS_ALONE:
-        inner.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), by_words])
-    elif pre in _SPLITS:
-        split = pre_tokenizers.Split(Regex(_SPLITS[pre]), "isolated")
-        whole = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        inner.pre_tokenizer = pre_tokenizers.Sequence([split, whole])
-    else:
-        known = (*_GPT2, *_DIGITS_ALONE, *_SPLITS)
+    if pre not in _CUTS:
         raise ConfigError(
-            f"{file.path}: tokenizer.ggml.pre={pre!r} is not supported{nearest(pre, known)}; set model.tokenizer to a "
+            f"{file.path}: tokenizer.ggml.pre={pre!r} is not supported{nearest(pre, _CUTS)}; set model.tokenizer to a "
             "folder with tokenizer.json"
         )
+    cuts = [pre_tokenizers.Split(Regex(cut), "isolated") for cut in _CUTS[pre]]
+    bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.pre_tokenizer = pre_tokenizers.Sequence([*cuts, bytes_of])
     if pre == "qwen2":
         inner.normalizer = normalizers.NFC()
     inner.decoder = decoders.ByteLevel()

@@ -70,22 +70,26 @@ def model_formats(
 ) -> ModelFormats:
     """Return the formats of a rank's matrices, by those of the tensors.
 
-    A CPU has no products of floats of 4 or 8 bits: it holds those of 4 as integers of 8. Those of 16 bits stay where
-    the processor does not multiply bfloat16, except for experts. All experts of a layer have one format.
-    `whole_experts`: each rank holds whole ones, so that their groups are not cut.
+    A CPU that does not multiply bfloat16 has products of floats of 4 and 16 bits, except of experts of 16. Another CPU
+    holds floats of 4 bits as integers of 8, and no others; indices of a codebook are held as these, also on CUDA. All
+    experts of a layer have one format. `whole_experts`: each rank holds whole ones, so that their groups are not cut.
     """
     names, H = names_of(arch), arch.hidden_size
 
     def of(name: str) -> WeightFormat | None:
         format = format_of(name)
-        if format is None or device != "cpu" or not format.is_float:
-            return None if format is not None and format.bits == 16 else format
+        if format is None:
+            return None
+        has_bfloat16 = device != "cpu" or multiplies_bfloat16()
         if format.bits == 16:
-            return None if multiplies_bfloat16() else format
-        return WeightFormat(8, format.group) if format.bits == 4 else None
+            return None if has_bfloat16 else format
+        is_table = bool(format.codebook) or (format.is_float and format.bits == 4)
+        if (is_table and not has_bfloat16) or not (format.codebook or (format.is_float and device == "cpu")):
+            return format
+        return _as_integers(format) if is_table else None
 
     def common(prefix: str, parts: Iterable[str], in_size: int, ranks: int = 1) -> WeightFormat | None:
-        return _common([of(f"{prefix}{part}.weight") for part in dict.fromkeys(parts)], in_size // ranks)
+        return common_format([of(f"{prefix}{part}.weight") for part in dict.fromkeys(parts)], in_size // ranks)
 
     def layer(i: int) -> LayerFormats:
         prefix = names.layer.format(i)
@@ -93,8 +97,8 @@ def model_formats(
         out = common(prefix, [names.attention_out], arch.num_heads * arch.value_dim, tp)
         if arch.experts is not None and arch.kind(i).experts:
             gate_up, down = expert_weights(names, prefix, arch.experts.num_experts)
-            fc1 = _common([of(name) for name in gate_up], H)
-            fc2 = _common([of(name) for name in down], arch.expert_size // (1 if whole_experts else tp))
+            fc1 = common_format([of(name) for name in gate_up], H)
+            fc2 = common_format([of(name) for name in down], arch.expert_size // (1 if whole_experts else tp))
             fc1, fc2 = (fc1, fc2) if fc1 and fc2 and fc1.bits < 16 and fc2.bits < 16 else (None, None)
             gate, up, down_name = names.of_shared
             size = arch.experts.shared_ffn_size
@@ -109,8 +113,8 @@ def model_formats(
             fc2=common(prefix, [names.down], arch.ffn_size, tp),
         )
 
-    embedding = _common([of(names.embedding)], H)
-    head = embedding if arch.tie_embeddings else _common([of(names.head)], H)
+    embedding = common_format([of(names.embedding)], H)
+    head = embedding if arch.tie_embeddings else common_format([of(names.head)], H)
     return ModelFormats(tuple(layer(i) for i in range(arch.num_layers)), embedding, head)
 
 
@@ -128,7 +132,7 @@ def cut_too_small(format_of: FormatOf, arch: Architecture, tp: int, *, whole_exp
             own = [format_of(full)]
             if own[0] is not None and own[0].bits == 16:
                 continue
-            fitting = [ranks for ranks in range(tp, 0, -1) if size % ranks == 0 and _common(own, size // ranks)]
+            fitting = [ranks for ranks in range(tp, 0, -1) if size % ranks == 0 and common_format(own, size // ranks)]
             if fitting and fitting[0] != tp:
                 return (
                     f"parallel.tp={tp} cuts the groups of tensor {full} to less than {_GROUP_UNIT}, so it is held in "
@@ -164,12 +168,13 @@ def rounded_format(kind: str, in_size: int, *, is_table: bool) -> WeightFormat |
     return WeightFormat(8, in_size, int8_activations=kind == "int8", is_float=kind == "fp8")
 
 
-def _common(formats: list[WeightFormat | None], in_size: int) -> WeightFormat | None:
+def common_format(formats: list[WeightFormat | None], in_size: int) -> WeightFormat | None:
     """Return the format that holds each of these exactly, for as many inputs; None where there is none."""
     known = [each for each in formats if each is not None]
     group = math.gcd(in_size, *(each.group for each in known))
-    kinds = {(each.bits, each.is_half) if each.is_float else None for each in known}
-    if len(known) < len(formats) or len(kinds) > 1 or group % _GROUP_UNIT:
+    if len(_kinds(known)) > 1:
+        known = [_as_integers(each) for each in known]
+    if len(known) < len(formats) or len(_kinds(known)) > 1 or group % _GROUP_UNIT:
         return None
     return WeightFormat(
         max(each.bits for each in known),
@@ -178,4 +183,16 @@ def _common(formats: list[WeightFormat | None], in_size: int) -> WeightFormat | 
         int8_activations=group == in_size and all(each.int8_activations for each in known),
         is_float=known[0].is_float,
         is_half=known[0].is_half,
+        codebook=known[0].codebook,
     )
+
+
+def _kinds(formats: list[WeightFormat]) -> set[object]:
+    """Return the kinds of numbers that codes stand for."""
+    return {((each.bits, each.is_half) if each.is_float else None, each.codebook) for each in formats}
+
+
+def _as_integers(format: WeightFormat) -> WeightFormat:
+    """Return the format of integers that holds floats of 4 bits, or entries of a codebook; others stay."""
+    is_table = format.codebook or (format.is_float and format.bits == 4)
+    return WeightFormat(8, format.group) if is_table else format

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from ...kernels.quantized_matrix import E2M1, QuantizedMatrix, pack_codes
+from ...kernels.quantized_matrix import QuantizedMatrix, pack_codes, whole_numbers
 from ...kernels.weight_format import WeightFormat
 
 _E4M3_MAX = 448.0
@@ -35,10 +35,10 @@ def converted(matrix: QuantizedMatrix, format: WeightFormat) -> QuantizedMatrix:
     """Return the same numbers in a format of as many bits or more, in groups as large or smaller.
 
     `int8_activations` says nothing of the numbers. An integer format without offsets has none to take. Floats of 4 bits
-    are halves of whole numbers.
+    are halves of whole numbers, and entries of a codebook are whole numbers.
     """
-    if matrix.format.is_float and not format.is_float:
-        matrix = _halves(matrix)
+    if (matrix.format.is_float and not format.is_float) or (matrix.format.codebook and not format.codebook):
+        matrix = _whole_numbers(matrix)
     own, codes = matrix.format, matrix.codes
     assert own.is_float == format.is_float, (own, format)
     assert own.group % format.group == 0, (own, format)
@@ -56,12 +56,12 @@ def converted(matrix: QuantizedMatrix, format: WeightFormat) -> QuantizedMatrix:
     return QuantizedMatrix(format, codes, scales, offsets)
 
 
-def _halves(matrix: QuantizedMatrix) -> QuantizedMatrix:
-    """Return floats of 4 bits as integers of 8."""
-    assert matrix.format.bits == 4, matrix.format
-    own = WeightFormat(8, matrix.format.group)
-    whole = torch.tensor([int(2 * number) + own.zero for number in E2M1], dtype=torch.uint8)
-    return QuantizedMatrix(own, whole[matrix.unpacked().int()], matrix.scales / 2)
+def _whole_numbers(matrix: QuantizedMatrix) -> QuantizedMatrix:
+    """Return floats of 4 bits, or indices of a codebook, as integers of 8."""
+    own, table = WeightFormat(8, matrix.format.group), whole_numbers(matrix.format)
+    assert table is not None, matrix.format
+    whole = torch.tensor([number + own.zero for number in table[0]], dtype=torch.uint8)
+    return QuantizedMatrix(own, whole[matrix.unpacked().int()], matrix.scales * table[1])
 
 
 def with_groups_of_one(codes: Tensor, bits: int, scales: Tensor, zeros: Tensor) -> QuantizedMatrix:

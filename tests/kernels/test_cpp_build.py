@@ -81,7 +81,7 @@ def test_another_header_type_or_level_has_another_library(tmp_path: Path, monkey
     before = {kernel.file, other.file, *(Kernel("row_weight", "float32", level).file for level in processor.LEVELS)}
     assert len(before) == len(processor.LEVELS) + 1
     shutil.copytree(ROOT / "kernels" / "cpp", tmp_path / "cpp")
-    monkeypatch.setattr(cpp_build, "_SOURCES", tmp_path / "cpp")
+    monkeypatch.setattr(cpp_build, "SOURCES", tmp_path / "cpp")
     assert kernel.file in before
     (tmp_path / "cpp" / "element.h").write_text("")
     assert kernel.file not in before
@@ -91,7 +91,7 @@ def test_the_others_are_compiled_where_one_cannot_be(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     shutil.copytree(ROOT / "kernels" / "cpp", tmp_path / "cpp")
-    monkeypatch.setattr(cpp_build, "_SOURCES", tmp_path / "cpp")
+    monkeypatch.setattr(cpp_build, "SOURCES", tmp_path / "cpp")
     (tmp_path / "cpp" / "shared_memory.cpp").write_text("int x = nothing;")
     caplog.set_level(logging.INFO)
     with pytest.raises(NoLibraryError, match=r"compiler failed: .*shared_memory.cpp:1:9: error: "):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gapless.conf.errors import ConfigError
-from gapless.kernels import cpp_library, processor
+from gapless.kernels import cpp_build, processor
 from gapless.kernels.processor import LEVELS, Level
 
 HERE = Path(__file__).parent
@@ -22,16 +22,28 @@ EMULATED = [level for level in LEVELS if level.machine == "aarch64" != platform.
 
 
 def check(compiler: str, level: Level, source: str, element: str, run: list[str], folder: Path) -> None:
-    program, file = folder / "check", cpp_library.SOURCES / f"{source}.cpp"
+    program, file = folder / "check", cpp_build.SOURCES / f"{source}.cpp"
     names = [f"-DELEMENT={element}", f'-DSOURCE="{file}"', f"-DCHECK_{source.upper()}"]
-    flags = [flag for flag in cpp_library.FLAGS if flag not in ("-shared", "-fPIC")]
+    flags = [flag for flag in cpp_build.COMPILE if flag != "-fPIC"]
     built = subprocess.run(
-        [compiler, *level.flags, *flags, *names, "-static", "-fopenmp", str(HERE / "check_level.cpp"), "-o", str(program)],
+        [
+            compiler,
+            *level.flags,
+            *flags,
+            *names,
+            "-static",
+            "-fopenmp",
+            str(HERE / "check_level.cpp"),
+            "-o",
+            str(program),
+        ],
         capture_output=True,
         text=True,
     )
     assert built.returncode == 0, built.stderr
-    done = subprocess.run([*run, str(program)], env=os.environ | {"OMP_NUM_THREADS": "2"}, capture_output=True, text=True)
+    done = subprocess.run(
+        [*run, str(program)], env=os.environ | {"OMP_NUM_THREADS": "2"}, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -148,6 +148,16 @@ def test_small_scales_stay_exact() -> None:
     assert product._scales.dtype == torch.float16
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("format", [WeightFormat(4, 32, is_float=True), WeightFormat(4, 32, codebook="iq4_nl")])
+def test_codes_of_a_table(format: WeightFormat, dtype: torch.dtype) -> None:
+    matrix = random_matrix(70, 96, format)
+    for rows in (1, 3, 9, 70):
+        check(make_product(matrix, dtype), matrix, torch.randn(rows, 96).to(dtype))
+    expected = matrix.dequantized()[[69, 0]].to(dtype)
+    torch.testing.assert_close(make_table(matrix, dtype).rows(torch.tensor([69, 0])), expected, rtol=2.0**-10, atol=0)
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_floats_become_numbers_once(bits: int) -> None:
     matrix = random_matrix(64, 64, WeightFormat(bits, 32, is_float=True))

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import ModelConfig
+from gapless.kernels.processor import multiplies_bfloat16
 from gapless.kernels.weight_format import WeightFormat
 from gapless.models.huggingface import resolve_architecture
 from gapless.models.layout import tensor_shapes
@@ -176,7 +177,8 @@ def test_experts_stay_quantized_where_there_is_a_product(folders: dict[str, Any]
     assert formats_of(folders["ct-int8"][0], 2)[0] == LayerFormats(rows, WeightFormat(8, 32), rows, WeightFormat(8, 32))
     assert formats_of(folders["ct-int8"][0], 2, whole=True)[0].experts == (rows, rows)
     assert formats_of(folders["fp8-deepseek"][0], 1)[1].experts is None
-    assert formats_of(folders["mxfp4"][0], 1)[1].experts == (WeightFormat(8, 32), WeightFormat(8, 32))
+    of_mxfp4 = WeightFormat(8, 32) if multiplies_bfloat16() else WeightFormat(4, 32, is_float=True)
+    assert formats_of(folders["mxfp4"][0], 1)[1].experts == (of_mxfp4, of_mxfp4)
     mixed = formats_of(folders["ct-mixed"][0], 1)
     assert [each.experts for each in mixed] == [None, (four, four), (four, four)]
     assert {each.qkv for each in mixed} == {None}

@@ -12,6 +12,8 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from gapless.conf.schema import ModelConfig
+from gapless.kernels.processor import multiplies_bfloat16
+from gapless.kernels.weight_format import WeightFormat
 from gapless.models.gguf.weights import FORMATS
 from gapless.models.huggingface import resolve_architecture
 from gapless.models.open_checkpoint import open_checkpoint
@@ -59,6 +61,29 @@ def test_tokens(pp: int, tp: int, whole: bool, files: dict[str, Any], tmp_path: 
     run_ranks(run_all, pp, tp, tmp_path, jobs)
     for name, (_, tokens, logits) in files.items():
         check(tmp_path / f"{name}.npz", tokens, logits, quantized_tolerance())
+
+
+@pytest.mark.parametrize("kinds", [(Kind.MXFP4,) * 3, (Kind.Q4_1, Kind.Q8_0, Kind.MXFP4)])
+def test_gate_and_up_of_gpt_oss_may_have_formats_of_their_own(kinds: tuple[Kind, ...], tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    model, blocks = model_of(IN_GGUF["gpt-oss"]), {}
+    arrays = converted(model)
+    for part, kind in zip(("gate", "up", "down"), kinds, strict=True):
+        names = [name for name in arrays if name.endswith(f"ffn_{part}_exps.weight")]
+        blocks |= {name: (gguf.quantize(arrays[name], kind), kind) for name in names}
+    numbers = {name: gguf.dequantize(*block) for name, block in blocks.items()}
+    files = [write_gguf(tmp_path / "blocks.gguf", model, blocks=blocks)]
+    files.append(write_gguf(tmp_path / "numbers.gguf", model, more=numbers))
+    run_ranks(run_all, 1, 2, tmp_path, [job(tmp_path / f"{file.stem}.npz", weights=str(file)) for file in files])
+    expected = np.load(tmp_path / "numbers.npz")
+    check(tmp_path / "blocks.npz", expected["tokens"], expected["logits"], quantized_tolerance())
+    arch = resolve_architecture(ModelConfig(weights=str(files[0])))
+    format_of = open_checkpoint(files[0], arch).format
+    on_cpu, on_cuda = (model_formats(format_of, arch, 1, device).layers[0].experts for device in ("cpu", "cuda"))
+    down = WeightFormat(8, 32) if multiplies_bfloat16() else FORMATS["MXFP4"]
+    assert on_cpu == (WeightFormat(8, 32, has_offsets=True) if Kind.Q4_1 in kinds else down, down)
+    assert on_cuda is not None
+    assert on_cuda[1] == FORMATS["MXFP4"]
 
 
 def test_experts_stay_in_their_blocks_formats(files: dict[str, Any]) -> None:

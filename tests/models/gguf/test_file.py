@@ -41,8 +41,8 @@ def test_fields_and_tensors_are_those_that_were_written(file: Path) -> None:
     assert {key: found.get(key) for key in expected} == expected
     reader = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
     assert found.tensors == {
-        "matrix": TensorPlace((3, 4), 0, reader["matrix"].data_offset),
-        "vector": TensorPlace((5,), 0, reader["vector"].data_offset),
+        "matrix": TensorPlace((3, 4), 0, reader["matrix"].data_offset, file),
+        "vector": TensorPlace((5,), 0, reader["vector"].data_offset, file),
     }
 
 

@@ -35,9 +35,27 @@ def arbitrary(kind: Kind, rows: int, columns: int) -> np.ndarray[Any, Any]:
     """Make blocks of arbitrary bits, whose scales are finite."""
     block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
     data = np.random.default_rng(0).integers(0, 256, (rows, columns // block * block_bytes), dtype=np.uint8)
-    halves = [-1] if kind == Kind.Q6_K else [1, 3]
-    data.reshape(-1, block_bytes)[:, halves] &= 0x3B  # of float16, without the largest exponents
+    halves = {Kind.Q2_K: [-1, -3], Kind.Q3_K: [-1], Kind.Q6_K: [-1], Kind.MXFP4: [0]}.get(kind, [1, 3])
+    data.reshape(-1, block_bytes)[:, halves] &= 0x3B  # of float16 or E8M0, without the largest exponents
     return data
+
+
+def weights(kind: Kind, rows: int, columns: int) -> tuple[np.ndarray[Any, Any], Kind]:
+    """Make blocks of a type that `gguf` cannot write, whose numbers are as large as weights."""
+    at, scale = SCALES[kind]
+    data, own = arbitrary(kind, rows, columns), np.array([scale], np.float16 if isinstance(scale, float) else np.uint8)
+    for first in at:
+        data.reshape(-1, gguf.GGML_QUANT_SIZES[kind][1])[:, first : first + own.nbytes] = own.view(np.uint8)
+    return data, kind
+
+
+SCALES = {  # where a block has its scale, and how large
+    Kind.Q2_K: ((80, 82), 0.01),
+    Kind.Q3_K: ((108,), 0.005),
+    Kind.IQ4_NL: ((0,), 0.004),
+    Kind.IQ4_XS: ((0,), 0.0002),
+    Kind.MXFP4: ((0,), 124),
+}
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -59,6 +77,23 @@ def test_codes_and_scales_are_the_numbers_that_gguf_makes_of_blocks(name: str, t
     rows = slice(70, 200)  # of queries, in the order of halves
     found = source.read_quantized(f"{layer}self_attn.q_proj.weight", rows, slice(0, 256))
     assert torch.equal(found.dequantized(), source.read(f"{layer}self_attn.q_proj.weight", rows, slice(0, 256)))
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_blocks_compute_as_their_numbers_do(tp: int, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    model, jobs = model_of(transformers.LlamaConfig(**LARGE)), []
+    matrices = {name: array.shape for name, array in converted(model).items() if array.ndim > 1}
+    for kind in SCALES:
+        blocks = {name: weights(kind, *shape) for name, shape in matrices.items()}
+        numbers = {name: gguf.dequantize(*block) for name, block in blocks.items()}
+        for name, over in ((kind.name, {"blocks": blocks}), (f"{kind.name}-numbers", {"more": numbers})):
+            file = write_gguf(tmp_path / f"{name}.gguf", model, **over)
+            jobs.append(job(tmp_path / f"{name}.npz", weights=str(file)))
+    run_ranks(run_all, 1, tp, tmp_path, jobs)
+    for kind in SCALES:
+        expected = np.load(tmp_path / f"{kind.name}-numbers.npz")
+        check(tmp_path / f"{kind.name}.npz", expected["tokens"], expected["logits"], quantized_tolerance())
 
 
 @pytest.fixture(scope="module")

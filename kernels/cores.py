@@ -74,8 +74,9 @@ def pin(threads: int, root: Path = _ROOT) -> None:
     Does nothing if they are too few for `threads`, or if a user has bound the process or its threads by other means.
     """
     found = find(root)
-    is_bound = any(name in os.environ for name in _BINDING) or len(os.sched_getaffinity(0)) < (os.cpu_count() or 1)
-    if found.others and threads <= len(found.cpus) and not is_bound:
+    if not found.others or threads > len(found.cpus) or any(name in os.environ for name in _BINDING):
+        return
+    if len(os.sched_getaffinity(0)) == os.cpu_count():
         with suppress(OSError):
             os.sched_setaffinity(0, frozenset().union(*found.cpus))
 

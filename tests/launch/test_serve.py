@@ -330,6 +330,10 @@ def test_a_client_that_goes_frees_its_blocks(server: Server) -> None:
     server.until(lambda: not running(server) and not httpx2.get(f"{server.url}/load").json()["server_load"])
 
 
+def test_the_first_line_has_threads_and_cores(server: Server) -> None:
+    assert re.search(r"KV cache of \d+ tokens, \d+ threads? \(\d.* cores?.*\), run folder ", server.log)
+
+
 def test_metrics_count_requests_and_stage_seconds(server: Server, client: openai.OpenAI) -> None:
     client.completions.create(model="shipped", prompt=PROMPT, max_tokens=8, temperature=0)
     text = httpx2.get(f"{server.url}/metrics").text

@@ -99,7 +99,7 @@ def test_a_matrix_of_a_codebook_is_held_as_integers_and_has_a_product(kind: Kind
         assert found.layers[0].fc1 == found.head == WeightFormat(8, 32)
 
 
-@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("tp", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_blocks_compute_as_their_numbers_do(tp: int, tmp_path: Path) -> None:
     torch.set_num_threads(1)
     model, jobs = model_of(transformers.LlamaConfig(**LARGE)), []

@@ -12,11 +12,16 @@ import torch
 import transformers
 from gguf import GGMLQuantizationType as Kind
 
+from gapless.conf.architecture import Architecture
 from gapless.conf.schema import ModelConfig
+from gapless.kernels.quantized import make_product
+from gapless.kernels.weight_format import WeightFormat
+from gapless.models.gguf.blocks import read_blocks
 from gapless.models.gguf.weights import FORMATS
 from gapless.models.huggingface import resolve_architecture
 from gapless.models.open_checkpoint import open_checkpoint
 from gapless.models.quantization.formats import model_formats
+from gapless.models.quantization.matrices import converted as in_format
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.rendezvous import Rendezvous
@@ -49,6 +54,7 @@ def weights(kind: Kind, rows: int, columns: int) -> tuple[np.ndarray[Any, Any], 
     return data, kind
 
 
+SIZES = {"num_kv_heads": 4, "head_dim": 16, "ffn_size": 64, "max_position": 8}
 SCALES = {  # where a block has its scale, and how large
     Kind.Q2_K: ((80, 82), 0.01),
     Kind.Q3_K: ((108,), 0.005),
@@ -79,7 +85,22 @@ def test_codes_and_scales_are_the_numbers_that_gguf_makes_of_blocks(name: str, t
     assert torch.equal(found.dequantized(), source.read(f"{layer}self_attn.q_proj.weight", rows, slice(0, 256)))
 
 
-@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("kind", [Kind.IQ4_NL, Kind.IQ4_XS])
+def test_a_matrix_of_a_codebook_is_held_as_integers_and_has_a_product(kind: Kind) -> None:
+    data, _ = weights(kind, 64, 512)
+    block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    matrix = read_blocks(kind.name, FORMATS[kind.name], data.reshape(64, -1, block_bytes), block, slice(0, 512))
+    numbers = torch.from_numpy(gguf.dequantize(data, kind))
+    assert torch.equal(in_format(matrix, WeightFormat(8, 32)).dequantized(), numbers)
+    x = torch.randn(3, 512)
+    torch.testing.assert_close(make_product(matrix, torch.float32).linear(x), x @ numbers.T)
+    arch = Architecture(vocab_size=8, hidden_size=64, num_layers=1, num_heads=4, **SIZES)
+    for device in ("cpu", "cuda"):
+        found = model_formats(lambda name: matrix.format, arch, 1, device)
+        assert found.layers[0].fc1 == found.head == WeightFormat(8, 32)
+
+
+@pytest.mark.parametrize("tp", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_blocks_compute_as_their_numbers_do(tp: int, tmp_path: Path) -> None:
     torch.set_num_threads(1)
     model, jobs = model_of(transformers.LlamaConfig(**LARGE)), []

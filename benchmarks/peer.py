@@ -15,8 +15,11 @@ processes have for themselves, shared pages divided among them.
 `--vllm` is the Python of an environment with vLLM's CPU build; without it gapless runs alone. `--llama`, that of one
 with `llama-cpp-python`, compares something else instead: SmolLM2-135M as GGUF files of several types, by gapless in
 each `--dtype` and by llama.cpp, in tokens/s of all requests' prompts, of their decodes, and of both for one request
-alone. Decodes are the requests' whole time less that of their prompts. Words after the options are gapless overrides,
-as `scheduler=equal_time`.
+alone. Decodes are the requests' whole time less that of their prompts. `--llama build` builds llama.cpp first and keeps
+it in the user's cache. Words after the options are gapless overrides, as `scheduler=equal_time`.
+
+`--march x86-64-v3` limits gapless, torch, oneDNN and a build of llama.cpp to a level of instruction sets that the
+processor includes, so that a ratio at that level can be measured on a newer machine.
 """
 
 from __future__ import annotations
@@ -35,9 +38,11 @@ from typing import Any
 import numpy as np
 
 import gapless.models
+from gapless.kernels.processor import VARIABLE, Level, level, levels
 from gapless.models.gguf.smollm2 import smollm2
 
 from .support.harness import Benchmark, Row, by_turns, medians, scratch
+from .support.llama_build import build
 from .support.processes import tree_memory
 from .support.server import logged
 
@@ -91,7 +96,8 @@ def main() -> int:
         __doc__,
         overrides=True,
         vllm={"type": Path, "metavar": "PYTHON"},
-        llama={"type": Path, "metavar": "PYTHON"},
+        llama={"type": Path, "metavar": "PYTHON|build"},
+        march={"choices": [level.name for level in levels()]},
         model={"choices": MODELS, "default": "llama-12x768"},
         files=["Q4_1", "Q8_0", "BF16"],
         dtype=["float32"],
@@ -103,10 +109,22 @@ def main() -> int:
         chunk=256,
     )
     given = bench.given
+    if given.march:
+        os.environ[VARIABLE] = given.march  # which the engines' processes inherit
+        os.environ.update(required_level().limits)
+    if given.llama == Path("build"):
+        given.llama = build(required_level() if given.march else None)
     job: Row = {"chunk": given.chunk, "overrides": dict(word.split("=", 1) for word in given.overrides)}
     with scratch() as folder:
         (beside_llama if given.llama else beside_vllm)(bench, folder, job)
     return bench.end()
+
+
+def required_level() -> Level:
+    """Return the level that kernels are limited to."""
+    found = level()
+    assert found is not None
+    return found
 
 
 def beside_vllm(bench: Benchmark, folder: Path, job: Row) -> None:

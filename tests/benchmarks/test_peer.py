@@ -10,7 +10,9 @@ import pytest
 import transformers
 
 from benchmarks.peer import ALONE, equal_share, prefills, token_rates
+from benchmarks.support.llama_build import cmake_arguments
 from benchmarks.support.requantize import requantize
+from gapless.kernels.processor import LEVELS
 from tests.support.gguf_files import write_gguf
 from tests.support.hf_models import LLAMA
 
@@ -43,3 +45,15 @@ def test_decodes_are_the_whole_time_less_that_of_the_prompts() -> None:
 
 def test_equal_requests_are_counted() -> None:
     assert equal_share([[1, 2], [3, 4]], [[1, 2], [3, 5]]) == 0.5
+
+
+def test_llama_cpp_is_built_for_a_level() -> None:
+    v3, amx = (next(level for level in LEVELS if level.name == name) for name in ("x86-64-v3", "amx"))
+    assert cmake_arguments(None) == "-DGGML_NATIVE=ON"
+    assert set(cmake_arguments(v3).split()) == {
+        "-DGGML_NATIVE=OFF",
+        *(f"-DGGML_{name}=ON" for name in ("AVX", "AVX2", "BMI2", "F16C", "FMA")),
+    }
+    assert "-DGGML_AMX_INT8=ON" in cmake_arguments(amx)
+    dotprod = next(level for level in LEVELS if level.name == "armv8-dotprod")
+    assert cmake_arguments(dotprod) == "-DGGML_NATIVE=OFF -DGGML_CPU_ARM_ARCH=armv8.2-a+dotprod"

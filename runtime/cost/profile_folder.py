@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import platform
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -14,7 +15,6 @@ import yaml
 
 from ...conf.architecture import Architecture
 from ...conf.errors import ConfigError
-from ...kernels import cores
 from .profile_point import Point
 
 T = TypeVar("T")
@@ -237,7 +237,7 @@ class ProfileFolder:
 
 def machine() -> dict[str, Any]:
     """Describe the kind of this machine, without its name."""
-    return {"cpu": _cpu_model(), "cores": cores.threads(), "system": f"{platform.system()} {platform.machine()}"}
+    return {"cpu": _cpu_model(), "cores": os.cpu_count() or 1, "system": f"{platform.system()} {platform.machine()}"}
 
 
 def _cpu_model() -> str:

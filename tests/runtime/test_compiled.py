@@ -51,7 +51,7 @@ def test_every_policy_runs_the_same_compiled_and_from_its_sources() -> None:
 
 def test_an_edited_source_has_another_twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = compiled.folder()
-    for room in ("conf", "models", "parallel", "runtime"):
+    for room in ("conf", "kernels", "models", "parallel", "runtime"):
         original = Path(compiled.__file__).parents[1] / room
         shutil.copytree(original, tmp_path / room, ignore=shutil.ignore_patterns("__pycache__", "shipped"))
     monkeypatch.setattr(compiled, "_PACKAGE", tmp_path)

@@ -11,7 +11,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 .PHONY: run test test-all lint docs compile fidelity paper clean
 
 run: $(VENV)/.demo
-	$(BIN)/gapless generate $$(cat $(VENV)/.demo) parallel=pp2 sampling.top_p=0.9 $(ARGS)
+	$(BIN)/gapless generate $$(cat $(VENV)/.demo) parallel=pp2 parallel.launcher=process sampling.top_p=0.9 $(ARGS)
 
 # A model that answers; without it the small one that is shipped, which writes something like Python.
 $(VENV)/.demo: $(VENV)/.installed demo.txt
@@ -25,14 +25,14 @@ $(VENV)/.demo: $(VENV)/.installed demo.txt
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 2
 
 # Every test of logic, and a real start of each kind: at most five minutes on two cores.
-test: $(VENV)/.installed
+test: $(VENV)/.dev
 	$(PYTEST) $(ARGS)
 
 # Everything, as CI runs it: at most twelve.
 test-all: $(VENV)/.docs $(VENV)/.demo
 	$(PYTEST) --all $(ARGS)
 
-lint: $(VENV)/.installed
+lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	.ci/check-wheel $(BIN)/python
@@ -41,12 +41,12 @@ lint: $(VENV)/.installed
 docs: $(VENV)/.docs
 	$(BIN)/python -m docs.site $(ARGS)
 
-$(VENV)/.docs: $(VENV)/.installed
+$(VENV)/.docs: $(VENV)/.dev
 	@$(PIP) install -c constraints.txt -e '.[docs]'
 	@touch $@
 
 # Profiles this machine, runs policies for real, simulates the same: `benchmarks/fidelity.py`.
-fidelity: $(VENV)/.installed
+fidelity: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.fidelity $(ARGS)
 
 # Kernels are compiled meanwhile. torch first and by its exact pin: pulled in by another package it may come in a build several GB larger.
@@ -55,17 +55,23 @@ $(VENV)/.installed: pyproject.toml constraints.txt constraints-common.txt
 	@test -x $(BIN)/python || { echo "making $(VENV) with $(PYTHON)"; "$(PYTHON)" -m venv $(VENV); }
 	@nice $(BIN)/python setup.py kernels & \
 	echo "installing $(TORCH)" && $(PIP) install "$(TORCH)" && \
-	echo "installing gapless and the rest of constraints.txt (about three minutes in all)" && \
-	$(PIP) install -c constraints.txt -e '.[test,dev]' && { wait $$! || true; }  # kernels need a compiler
+	echo "installing gapless and what it needs (about two minutes in all)" && \
+	$(PIP) install -c constraints.txt -e . && { wait $$! || true; }  # kernels need a compiler
+	@touch $@
+
+# What tests and tools need, and the compiled control path.
+$(VENV)/.dev: $(VENV)/.installed
+	@echo "installing the rest of constraints.txt (about two minutes)"
+	@$(PIP) install -c constraints.txt -e '.[test,dev]'
 	@$(BIN)/python -m gapless.launch.compile || true  # a C compiler is good to have, no more
 	@touch $@
 
 # Again, after sources of the control path were edited; until then Python runs them as they stand.
-compile: $(VENV)/.installed
+compile: $(VENV)/.dev
 	$(BIN)/python -m gapless.launch.compile
 
 # Every table and figure of the paper, simulated, and docs/paper.md made of them.
-paper: $(VENV)/.installed
+paper: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.paper $(ARGS)
 
 clean:

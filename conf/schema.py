@@ -145,7 +145,8 @@ class ParallelConfig:
     replicate_embedding: bool | None = None
     """each rank of stage 0 holds the whole embedding; null: where that takes little memory"""
     launcher: str | None = None
-    """what starts the ranks: local (in this process, one rank), ray or torchrun; null: local for one rank, else ray"""
+    """what starts the ranks: local (in this process, one rank), process (each in a process of its own, on this
+    machine's CPUs), ray or torchrun; null: local for one rank, else ray"""
     threads: int | None = None
     """CPU threads per rank; null: the node's fast cores, within its quota, over its ranks"""
     host: str = "127.0.0.1"
@@ -185,7 +186,7 @@ class ParallelConfig:
             check("parallel.stage_speeds", speeds, are_speeds, f"{self.pp} numbers above 0, one a stage")
         if self.launcher == "local":
             grid = f"{self.world_size} ranks (pp={self.pp} x tp={self.tp})"
-            right = f"ray or torchrun for {grid}; local runs one rank"
+            right = f"process, ray or torchrun for {grid}; local runs one rank"
             check("parallel.launcher", "local", self.world_size == 1, right)
 
     def layer_counts(self, num_layers: int) -> tuple[int, ...] | None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import re
 import sys
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
@@ -20,6 +18,7 @@ from ..conf.schema import ChatConfig
 from ..models.chat_template import Conversation
 from .progress import printable, shown, starting, versions
 from .prompts import StandardInput
+from .shown_texts import Wrapped
 
 if TYPE_CHECKING:
     from ..runtime.core.messages import Span
@@ -120,7 +119,7 @@ def _answer(llm: LLM, messages: Sequence[dict[str, Any]], config: ChatConfig, co
     from .signals import counted_interrupts
 
     num_spans, shown_text = len(llm.record.spans), ""
-    reason, paper = "", Wrapped(console.width if sys.stdout.isatty() else None)
+    reason, paper = "", Wrapped(console, console.width if sys.stdout.isatty() else None)
     with closing(llm.stream(Conversation(messages), config.sampling)) as outputs, counted_interrupts() as interrupts:
         for output in outputs:
             text = output.outputs[0].text
@@ -134,39 +133,6 @@ def _answer(llm: LLM, messages: Sequence[dict[str, Any]], config: ChatConfig, co
     paper.end()
     console.print(Text(_speed(llm, llm.record.spans[num_spans:]) + reason, "dim"))
     return shown_text
-
-
-class Wrapped:
-    """Writes text to standard output as it comes, in lines that end between words.
-
-    Args:
-        width: columns of a terminal; None: lines are as they come.
-    """
-
-    def __init__(self, width: int | None) -> None:
-        self._width = width
-        self._column = 0
-        self._word = ""  # that may go on
-
-    def write(self, text: str) -> None:
-        """Write all words that have ended."""
-        *words, self._word = re.split(r"(?<=\s)", self._word + text)
-        self._put(words)
-
-    def end(self) -> None:
-        """Write the rest and end the line."""
-        self._put([self._word, "\n"])
-        self._word = ""
-
-    def _put(self, words: Sequence[str]) -> None:
-        for word in words:
-            width = cell_len(word.rstrip())
-            if self._width is not None and self._column and self._column + width > self._width:
-                sys.stdout.write("\n")
-                self._column = 0
-            sys.stdout.write(word)
-            self._column = 0 if word.endswith("\n") else self._column + width + len(word) - len(word.rstrip())
-        sys.stdout.flush()
 
 
 def _speed(llm: LLM, spans: Sequence[Span]) -> str:

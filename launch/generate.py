@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shutil
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -23,9 +24,10 @@ from ..conf.schema import GenerateConfig
 from ..conf.user_path import user_path
 from .advising import quick_advice
 from .output_path import check_writable, is_open, open_output
-from .progress import Meter, print_words, printable, shown, starting, throughput, versions
+from .progress import Meter, print_words, shown, starting, throughput, versions
 from .prompts import Prompt, StandardInput, read_prompts
 from .results import show_one
+from .shown_texts import SHOWN_TEXTS, ShownTexts
 
 if TYPE_CHECKING:
     from ..runtime.engine.outputs import CompletionOutput, Logprob, RequestOutput
@@ -34,8 +36,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _HEAD = b'{"index": '  # of each line of outputs
-PROMPT_TAIL = 240  # characters of a prompt that are shown
-SHOWN_TEXTS = 3  # prompts whose outputs are shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def run(config: GenerateConfig, prepared: Prepared, run_dir: Path, launcher: Lau
     """
     prompts = prepared.prompts
     path = user_path(config.outputs, "outputs") if config.outputs is not None else run_dir / "outputs.jsonl"
-    console = Console(highlight=False)
+    console = Console(file=sys.stdout, highlight=False)  # not what a bar puts in its place
     errors = Console(stderr=True, highlight=False)
     with starting(errors, config) as on_progress:
         from ..runtime.engine.llm import LLM
@@ -111,12 +111,16 @@ def run(config: GenerateConfig, prepared: Prepared, run_dir: Path, launcher: Lau
         with (
             llm,
             OutputsFile(path, run_dir / "outputs.jsonl", prompts) as outputs,
-            Meter(errors, len(prompts)) as meter,
+            ShownTexts(console, prompts if config.print_texts else ()) as texts,
+            Meter(errors, len(prompts), waits=texts.stream) as meter,
         ):
             tokens: dict[int, int] = {}  # by request: output tokens so far
             for output in llm.stream([p.content for p in prompts], [p.params for p in prompts]):
                 before = tokens.get(output.request_id, 0)
                 tokens[output.request_id] = sum(len(completion.token_ids) for completion in output.outputs)
+                texts.update(output)
+                if texts.are_over:
+                    meter.show()
                 meter.update(tokens[output.request_id] - before, output.finished, llm.live_bubble_fraction)
                 if output.finished:
                     outputs.append(output)
@@ -128,13 +132,9 @@ def run(config: GenerateConfig, prepared: Prepared, run_dir: Path, launcher: Lau
         raise
     analysed = AnalysedRun.of(record, info, quick_advice, partial(known_costs, plan=llm.plan))
     write_run_folder(run_dir, analysed)
-    if config.print_texts:
-        for output in outputs.in_order[:SHOWN_TEXTS]:
-            _print_texts(console, prompts[output.index], output)
-        rest = len(outputs.in_order) - SHOWN_TEXTS
-        if rest > 0:
-            of = "prompt" if rest == 1 else "prompts"
-            console.print(Text(f"… and the texts of {rest} more {of} in {shown(path)}", "dim"), soft_wrap=True)
+    if config.print_texts and (rest := len(prompts) - SHOWN_TEXTS) > 0:
+        of = "prompt" if rest == 1 else "prompts"
+        console.print(Text(f"… and the texts of {rest} more {of} in {shown(path)}", "dim"), soft_wrap=True)
     print_words(console, Text.assemble((throughput(analysed.summary), "bold")))
     show_one(console, run_dir, analysed, ("outputs", path))
     failed = [output.index for output in outputs.in_order if any(o.finish_reason == "error" for o in output.outputs)]
@@ -249,17 +249,3 @@ def _json_logprobs(position: dict[int, Logprob]) -> dict[str, Any]:
 
 def _lower(error: OSError) -> str:
     return (error.strerror or str(error)).lower()
-
-
-def _print_texts(console: Console, prompt: Prompt, output: RequestOutput) -> None:
-    """Print the tail of the prompt dimmed, then each output: an answer below its question."""
-    shown_text = prompt.shown
-    tail = shown_text if len(shown_text) <= PROMPT_TAIL else f"… {shown_text[-PROMPT_TAIL:]}"
-    if prompt.messages is not None:
-        tail += "\n"
-    for completion in output.outputs:
-        label = f"{output.index}" if len(output.outputs) == 1 else f"{output.index}.{completion.index}"
-        title = f"{label} · {len(output.prompt_token_ids)} prompt tokens · {completion.finish_reason}"
-        console.rule(Text(title, "dim"), align="left", style="dim")
-        text = Text.assemble((printable(tail), "dim"), (printable(completion.text), "bold green"))
-        print_words(console, text)

@@ -23,7 +23,7 @@ def oversubscription(config: EngineConfig) -> str | None:
 def are_here(parallel: ParallelConfig) -> bool:
     """Return whether all ranks run on this machine."""
     is_cluster = parallel.ray_address is not None or "RAY_ADDRESS" in os.environ
-    return parallel.started_by == "local" or (parallel.started_by == "ray" and not is_cluster)
+    return parallel.started_by in ("local", "process") or (parallel.started_by == "ray" and not is_cluster)
 
 
 def threads(config: EngineConfig, replicas: int = 1) -> str | None:

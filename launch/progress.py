@@ -42,22 +42,31 @@ _SLOW_START_S = 10.0  # from which on what it went into is said on a terminal to
 class Meter:
     """Shows the progress of a run on standard error: a bar on a terminal, else a plain line every few seconds.
 
-    `name` says which run it is, where there are several. `num_requests` is None where time ends the run.
+    `name` says which run it is, where there are several. `num_requests` is None where time ends the run. Where it
+    `waits`, the bar comes with `show`.
     """
 
-    def __init__(self, console: Console, num_requests: int | None, name: str = "") -> None:
+    def __init__(self, console: Console, num_requests: int | None, name: str = "", *, waits: bool = False) -> None:
         self._num_requests = num_requests
         self._name = name
         self._tokens = 0
         self._done = 0
+        self._waits = waits
         self._idle: float | None = 0.0
         self._bar = _bar(console, name or "generate", TextColumn("requests  {task.fields[rates]}"))
         self._task = self._bar.add_task("", total=num_requests, rates="")
 
     def __enter__(self) -> Meter:
         self._start = self._printed = time.monotonic()
-        self._bar.start()
+        if not self._waits:
+            self._bar.start()
         return self
+
+    def show(self) -> None:
+        """Show the bar from now on."""
+        if self._waits:
+            self._waits = False
+            self._bar.start()
 
     def __exit__(self, *error: object) -> None:
         self._bar.stop()

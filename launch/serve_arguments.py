@@ -27,7 +27,7 @@ from .options import OPTIONS, options_of
 _log = logging.getLogger(__name__)
 CONFIG = "serve.config"
 _DTYPES = {"half": "float16", "float": "float32"}
-_LAUNCHERS = {"external_launcher": "torchrun"}
+_LAUNCHERS = {"external_launcher": "torchrun", "mp": "process"}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG]?)")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _BUDGETS: Mapping[str, str] = MappingProxyType(  # the key that bounds a policy's micro-batch

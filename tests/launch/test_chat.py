@@ -15,11 +15,12 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from rich.console import Console
 
 import gapless.models
 from gapless import LLM, Conversation, SamplingParams
-from gapless.launch.chat import Wrapped
 from gapless.launch.cli import main
+from gapless.launch.shown_texts import Wrapped
 from tests.support.browser import CHROMIUM, DRIVER, browsing
 from tests.support.server import serving
 from tests.support.tiers import HANGS_S
@@ -128,7 +129,7 @@ def test_a_conversation_in_the_terminal_grows_and_is_reset(
 @pytest.mark.parametrize("size", [1, 3, 100])
 def test_an_answer_wraps_between_words_as_it_comes(size: int, capsys: pytest.CaptureFixture[str]) -> None:
     text = "Rivers are long. The\n  two 東京 banks  end at averyveryverylongword x"
-    paper = Wrapped(12)
+    paper = Wrapped(Console(highlight=False), 12)
     for at in range(0, len(text), size):
         paper.write(text[at : at + size])
     paper.end()

@@ -134,7 +134,8 @@ UNREADABLE = (
         (["generate", "scheduler.chunk=${nope}"], "scheduler.chunk: Interpolation key 'nope' not found"),
         (
             ["generate", "parallel.pp=2", "parallel.launcher=local"],
-            "parallel.launcher='local': must be ray or torchrun for 2 ranks (pp=2 x tp=1); local runs one rank",
+            "parallel.launcher='local': must be process, ray or torchrun for 2 ranks (pp=2 x tp=1); "
+            "local runs one rank",
         ),
         (["generate", "sampling.top_p=2"], "sampling.top_p=2.0: must be in (0, 1]"),
         (["generate", "model.weights=no such"], "model.weights=no such: no such folder"),

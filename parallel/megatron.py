@@ -19,7 +19,8 @@ def _as_it_is(function: Any = None, **options: Any) -> Any:
     return _as_it_is if function is None else function
 
 
-_compile, torch.compile = torch.compile, _as_it_is
+_compile = torch.compile
+torch.compile = _as_it_is  # type: ignore[assignment]
 try:
     with warnings.catch_warnings():
         warnings.filterwarnings(

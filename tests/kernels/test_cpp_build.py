@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,20 @@ def test_libraries_name_no_path_and_no_openmp() -> None:
     assert re.search(r"UND GOMP_parallel$", said, re.MULTILINE)
 
 
+def build_wheel(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Have setup.py make a wheel of the kernels alone."""
+    for each in ("conf", "kernels"):
+        shutil.copytree(ROOT / each, folder / each, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "setup.py", folder)
+    settings = (
+        "[metadata]\nname = gapless\n[options]\npackages = gapless.kernels\npackage_dir =\n  gapless.kernels=kernels"
+    )
+    (folder / "setup.cfg").write_text(settings)
+    command = [sys.executable, "setup.py", "-q", "bdist_wheel"]
+    environment["XDG_CACHE_HOME"] = str(folder / "cache")
+    return subprocess.run(command, cwd=folder, env=os.environ | environment, capture_output=True, text=True)
+
+
 @pytest.mark.parametrize(
     ("environment", "why"),
     [
@@ -150,15 +165,14 @@ def test_libraries_name_no_path_and_no_openmp() -> None:
     ],
 )
 def test_a_wheel_that_cannot_be_made_says_why_in_a_line(tmp_path: Path, environment: dict[str, str], why: str) -> None:
-    folders = ["conf", "kernels", "launch/package"]
-    for folder in folders:
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "setup.py", tmp_path)
-    (tmp_path / "setup.cfg").write_text(
-        "[options]\npackages = gapless.kernels\npackage_dir =\n  gapless.kernels=kernels"
-    )
-    command = [sys.executable, "setup.py", "-q", "bdist_wheel"]
-    environment |= {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-    done = subprocess.run(command, cwd=tmp_path, env=os.environ | environment, capture_output=True, text=True)
+    done = build_wheel(tmp_path, **environment)
     assert done.returncode == 1
     assert re.match(why, done.stderr.splitlines()[-1])
+
+
+def test_a_wheel_without_kernels_is_for_any_machine_and_needs_no_compiler(tmp_path: Path) -> None:
+    done = build_wheel(tmp_path, CXX="/nowhere/c++", GAPLESS_KERNELS="none")
+    assert done.returncode == 0, done.stderr
+    (wheel,) = (tmp_path / "dist").iterdir()
+    assert wheel.name == "gapless-0.0.0-py3-none-any.whl"
+    assert not [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")]

@@ -95,7 +95,8 @@ def line_of(server: Server, request_id: str) -> dict[str, Any]:
 def test_the_log_says_what_starts(server: Server) -> None:
     first = lines(server)[0]
     assert re.fullmatch(
-        r"version \S+: model shipped, policy equal_time, pp=1 x tp=1, KV cache of \d+ tokens, run folder /\S+",
+        r"version \S+: model shipped, policy equal_time, pp=1 x tp=1, KV cache of \d+ tokens, "
+        r"\d+ threads? \(.+, \S+\), run folder /\S+",
         first["message"],
     )
     assert first["level"] == "info"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Generator
 from types import FrameType
 from typing import Any, NoReturn
@@ -20,6 +21,7 @@ from tests.support import tiers
 settings.register_profile("first", max_examples=20, deadline=None, derandomize=True)
 settings.register_profile("whole", deadline=None, derandomize=True)
 settings.register_profile("drawn", deadline=None)
+BEGIN = time.monotonic()
 SLOW = pytest.StashKey[int]()
 CALIBRATION = pytest.StashKey[float]()
 HANGS = 2 * tiers.HANGS_S  # after which a test has failed, in either tier
@@ -30,6 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="what is marked slow too, and all examples of property tests")
     parser.addoption("--draw", action="store_true", help="with --all: new examples of property tests")
     parser.addoption("--budget", action="store_true", help="name tests that take more than their share of time")
+    parser.addoption("--minutes", type=float, metavar="M", help="skip what is marked slow after so long")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -83,7 +86,13 @@ def _fail_for_hanging(_number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Wait for the server that forks processes, so that its start is not part of the test's duration."""
+    """Wait for the server that forks processes, so that its start is not part of the test's duration.
+
+    Skip a test marked slow where the run has taken its time, which a slow machine needs for the first tier.
+    """
+    minutes = item.config.option.minutes
+    if minutes is not None and time.monotonic() - BEGIN > 60 * minutes and item.get_closest_marker("slow"):
+        pytest.skip(f"marked slow, after {minutes:g} minutes")
     if _order(item) == 0 and (forked := sys.modules.get("tests.support.forked")):
         forked.await_server()
 

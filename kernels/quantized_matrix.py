@@ -20,7 +20,7 @@ def whole_numbers(format: WeightFormat) -> tuple[tuple[int, ...], float] | None:
     """Return the integers that codes stand for, and what these are multiplied by; None: codes are numbers."""
     if format.codebook:
         return CODEBOOKS[format.codebook], 1.0
-    return (tuple(int(2 * number) for number in E2M1), 0.5) if format.is_float and format.bits == 4 else None
+    return (tuple(int(2 * number) for number in E2M1), 0.5) if format.has_table else None
 
 
 @dataclass(slots=True)

@@ -32,6 +32,11 @@ class WeightFormat:
     codebook: str = ""
 
     @property
+    def has_table(self) -> bool:
+        """Whether codes of 4 bits stand for the numbers of a table: floats, or a codebook's."""
+        return bool(self.codebook) or (self.is_float and self.bits == 4)
+
+    @property
     def zero(self) -> int:
         """The code of zero where groups have no offset."""
         return 1 << (self.bits - 1)

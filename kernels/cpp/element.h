@@ -1,4 +1,4 @@
-// The type `Element` of the tensors that a library takes: float, or BFloat16. `cpp_library.py` compiles it for each.
+// The type `Element` of the tensors that a library takes: float, or BFloat16. `cpp_build.py` compiles it for each.
 // Sums are float32 for both.
 
 #pragma once

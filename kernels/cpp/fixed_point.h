@@ -1,6 +1,6 @@
 // Products of quantized weights with activations in fixed point: of 16 bits, or 8 where a model rounds them so.
 //
-// Where the processor has no fast product of BFloat16, the product of 16-bit integers is twice as fast as that of floats.
+// For processors without a fast product of BFloat16: one instruction multiplies twice as many 16-bit integers as floats.
 // Each row of x is rounded to 16 bits with a scale for each part of a group. Sums of codes with them are exact, and an
 // error is at most 2^-16 of the largest number of its part.
 

@@ -101,6 +101,7 @@ FORMATS = {
     "IQ4_XS": WeightFormat(4, 32, codebook="iq4_nl"),
     "MXFP4": WeightFormat(4, 32, is_float=True),
 }
+_STATED = FORMATS | SHORT
 _TYPES = ("F32", "F16", "BF16", *FORMATS)
 
 
@@ -264,7 +265,7 @@ class GgufTensors(TensorSource):
         if self.shape(name) is None:
             return None
         parts = self._stored[name].parts
-        formats = [None if part.by_head else (FORMATS | SHORT).get(self._kind(part)[0]) for part in parts]
+        formats = [None if part.by_head else _STATED.get(self._kind(part)[0]) for part in parts]
         return formats[0] if len(parts) == 1 else common_format(formats, parts[0].width)
 
     def read_quantized(self, name: str, rows: slice, columns: slice) -> QuantizedMatrix:

@@ -83,10 +83,9 @@ def model_formats(
         has_bfloat16 = device != "cpu" or multiplies_bfloat16()
         if format.bits == 16:
             return None if has_bfloat16 else format
-        is_table = bool(format.codebook) or (format.is_float and format.bits == 4)
-        if (is_table and not has_bfloat16) or not (format.codebook or (format.is_float and device == "cpu")):
+        if (format.has_table and not has_bfloat16) or not (format.codebook or (format.is_float and device == "cpu")):
             return format
-        return _as_integers(format) if is_table else None
+        return _as_integers(format) if format.has_table else None
 
     def common(prefix: str, parts: Iterable[str], in_size: int, ranks: int = 1) -> WeightFormat | None:
         return common_format([of(f"{prefix}{part}.weight") for part in dict.fromkeys(parts)], in_size // ranks)
@@ -194,5 +193,4 @@ def _kinds(formats: list[WeightFormat]) -> set[object]:
 
 def _as_integers(format: WeightFormat) -> WeightFormat:
     """Return the format of integers that holds floats of 4 bits, or entries of a codebook; others stay."""
-    is_table = format.codebook or (format.is_float and format.bits == 4)
-    return WeightFormat(8, format.group) if is_table else format
+    return WeightFormat(8, format.group) if format.has_table else format

@@ -17,7 +17,9 @@ from ctypes import CDLL, c_int32
 import torch
 from torch import Tensor
 
-from .cpp_library import ELEMENTS, addresses, find
+from .cpp_library import ELEMENTS, find
+from .cpp_product import ARGUMENTS, CppProduct
+from .cpp_product import Packed as _Packed
 from .tiled import TiledWeight, can_tile
 
 # oneDNN makes code for each number of rows and shape of weight that it meets, half a millisecond and about a megabyte.
@@ -31,38 +33,34 @@ _OUTPUTS = 64  # that our product computes at a time
 _BLOCKS_A_THREAD = 4  # at least, so that threads have about as many each
 
 
-class PackedWeight:
+class PackedWeight(CppProduct):
     """A weight [out, in] in oneDNN's layout."""
 
     def __init__(self, weight: Tensor) -> None:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, _TYPICAL_ROWS)
-        self._dtype, (self._out_size, self._in_size) = weight.dtype, weight.shape
+        self._dtype, (out_size, in_size) = weight.dtype, weight.shape
         self._block = _find_block(self._packed, weight)
-        self._library, self._address = _library(weight.dtype), torch.ops.mkldnn.data_ptr(self._packed)
-        self._sizes = (self._in_size, self._out_size, self._block)
+        library = _library(weight.dtype)
+        held = _Packed(torch.ops.mkldnn.data_ptr(self._packed), in_size, out_size, self._block)
+        super().__init__(None if library is None else library.linear, out_size, held)
         self._most_rows = _MOST_ROWS.get((weight.dtype, self._block), 0)
+
+    @property
+    def most_rows(self) -> int:
+        """The rows up to which our product is sooner; 0 where there is not enough for all threads."""
+        has_enough = self.out_size >= _BLOCKS_A_THREAD * _OUTPUTS * torch.get_num_threads()
+        return self._most_rows if has_enough else 0
 
     def linear(self, x: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         """Return x @ weight.T + bias + residual, [T, out]."""
         if not len(x):
-            return x.new_zeros(0, self._out_size)
-        if len(x) <= self._most_rows and self._has_work_for_all_threads:
-            return self._few_rows(x, bias, residual)
+            return x.new_zeros(0, self.out_size)
+        if len(x) <= self.most_rows:
+            return super().linear(x, bias, residual)
         if residual is None:
             out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, bias, "none", [], "")
         else:
             out = torch.ops.mkldnn._linear_pointwise.binary(x, residual, self._packed, bias, "add")
-        return out
-
-    @property
-    def _has_work_for_all_threads(self) -> bool:
-        return self._out_size >= _BLOCKS_A_THREAD * _OUTPUTS * torch.get_num_threads()
-
-    def _few_rows(self, x: Tensor, bias: Tensor | None, residual: Tensor | None) -> Tensor:
-        x, out = x.contiguous(), x.new_empty(len(x), self._out_size)
-        residual = None if residual is None else residual.contiguous()
-        assert self._library is not None
-        self._library.linear(x.data_ptr(), self._address, *addresses(bias, residual, out), len(x), *self._sizes)
         return out
 
     @property
@@ -72,12 +70,12 @@ class PackedWeight:
 
     def rows(self, ids: Tensor) -> Tensor:
         """Return the weight's rows, [T, in]."""
-        words = _words(self._packed, self._out_size, self._block)
+        words = _words(self._packed, self.out_size, self._block)
         return words[ids // self._block, :, ids % self._block].view(self._dtype)
 
 
 def _library(dtype: torch.dtype) -> CDLL | None:
-    return find("packed", dtype, linear=5 * "p" + 4 * "i")
+    return find("packed", dtype, linear=ARGUMENTS)
 
 
 def _words(packed: Tensor, outputs: int, block: int) -> Tensor:

@@ -7,7 +7,7 @@ integers of 16 bits, with a scale for each group of inputs: one instruction mult
 
 from __future__ import annotations
 
-from ctypes import CDLL, Structure, addressof, byref, c_int64, c_void_p, cast
+from ctypes import CDLL, Structure, c_int64, c_void_p
 from typing import Protocol
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from . import huge_pages
 from .cpp_library import ELEMENTS, addresses, find
+from .cpp_product import ARGUMENTS, CppProduct
 from .cuda_products import KeptMatrix, choose_product
 from .packed import pack
 from .quantized_matrix import QuantizedMatrix, dequantize, pack_codes, whole_numbers
@@ -66,26 +67,23 @@ class _Matrix(Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("codes", "scales", "offsets", "table")),
         *((name, c_int64) for name in ("outputs", "words", "groups", "group_words", "bits", "halves", "zero")),
+        *((name, c_int64) for name in ("inputs", "rounds", "least_tiled")),
     )
 
 
-class QuantizedWeight:
+class QuantizedWeight(CppProduct):
     """A weight of integers on a CPU, laid out for products with activations of `dtype`.
 
     Attributes:
-        in_size: inputs.
-        function: the address of the C++ function that multiplies with it.
+        in_size: inputs, of which each group may be padded: `inputs` does that.
     """
 
     def __init__(self, matrix: QuantizedMatrix, dtype: torch.dtype, library: CDLL) -> None:
         format = matrix.format
         self._dtype, self._format = dtype, format
-        self._linear, self._logits = library.linear, library.logits
-        self._out_size, self.in_size = matrix.shape
-        self.function = cast(self._linear, c_void_p).value
-        self._rounds = format.int8_activations
+        out_size, self.in_size = matrix.shape
         # Rounded activations are multiplied with codes of 8 bits, whose zero stays that of 4.
-        self._bits = 8 if self._rounds else format.bits
+        self._bits = 8 if format.int8_activations else format.bits
         in_word = _WORD // self._bits
         groups, words = self.in_size // format.group, -(-format.group // in_word)
         self._group = words * in_word  # with its padding, of zeros in x
@@ -100,16 +98,15 @@ class QuantizedWeight:
         self._scales = huge_pages.copy(_blocks(scales.to(kind)))
         self._offsets = None if offsets is None else huge_pages.copy(_blocks(offsets.to(kind)))
         zero = _ZERO if numbers else format.zero
-        sizes = (self._out_size, self._codes.shape[1], groups, words, self._bits, halves, zero)
-        self._matrix = _Matrix(*addresses(self._codes, self._scales, self._offsets, self._table), *sizes)
-        self._at = byref(self._matrix)
-        self._least_tiled = _LEAST_TILED
+        sizes = (out_size, self._codes.shape[1], groups, words, self._bits, halves, zero)
+        rows = (groups * self._group, format.int8_activations, _LEAST_TILED)
+        tensors = addresses(self._codes, self._scales, self._offsets, self._table)
+        super().__init__(library.linear, out_size, _Matrix(*tensors, *sizes, *rows))
 
     @property
-    def arguments(self) -> tuple[int, bool, int]:
-        """What the function takes beside rows: the matrix's address, whether to round, and the least rows of tiles."""
-        assert self._group == self._format.group, "inputs need padding"
-        return addressof(self._matrix), self._rounds, self._least_tiled
+    def is_padded(self) -> bool:
+        """Whether `inputs` does more than to make rows contiguous."""
+        return self._group != self._format.group
 
     def _padded_codes(self, matrix: QuantizedMatrix) -> Tensor:
         """Return words of codes, int32, [out, words], where each group and all inputs are padded."""
@@ -120,22 +117,9 @@ class QuantizedWeight:
             codes = pack_codes(codes, self._bits)
         return _padded(codes, -codes.shape[1] % (_INPUTS * self._bits // 8)).view(torch.int32)
 
-    def linear(self, x: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
-        """Return x @ weight.T + bias + residual, [T, out]."""
-        x, out = self._inputs(x), x.new_empty(len(x), self._out_size)
-        residual = None if residual is None else residual.contiguous()
-        self._linear(self._at, x.data_ptr(), *addresses(bias, residual, out), *x.shape, self._rounds, self._least_tiled)
-        return out
-
-    def logits(self, x: Tensor) -> Tensor:
-        """Return x @ weight.T as it was summed, float32, [T, out]."""
-        x, out = self._inputs(x), x.new_empty(len(x), self._out_size, dtype=torch.float32)
-        self._logits(self._at, x.data_ptr(), out.data_ptr(), *x.shape, self._rounds, self._least_tiled)
-        return out
-
-    def _inputs(self, x: Tensor) -> Tensor:
+    def inputs(self, x: Tensor) -> Tensor:
         """Return rows as the codes are laid out, with zeros where a group is padded."""
-        if self._group != self._format.group:
+        if self.is_padded:
             padding = (0, self._group - self._format.group)
             x = F.pad(x.unflatten(1, (-1, self._format.group)), padding).flatten(1)
         return x.contiguous()
@@ -170,7 +154,7 @@ def _are_halves(numbers: Tensor, error: float) -> bool:
 
 def _library(dtype: torch.dtype) -> CDLL | None:
     """Load the products; None where they cannot be compiled."""
-    return find("quantized", dtype, linear=5 * "p" + 4 * "i", logits=3 * "p" + 4 * "i", is_fixed_point=":i")
+    return find("quantized", dtype, linear=ARGUMENTS, is_fixed_point=":i")
 
 
 def make_product(matrix: QuantizedMatrix, dtype: torch.dtype) -> Product:

@@ -13,51 +13,36 @@ import torch
 from torch import Tensor
 
 from . import huge_pages
-from .cpp_library import addresses, find_tiled
+from .cpp_library import find_tiled
+from .cpp_product import ARGUMENTS, CppProduct, Packed
 
 _SIZE = 32  # outputs of a block, and inputs of a tile
 
 
-class TiledWeight:
+class TiledWeight(CppProduct):
     """A weight [out, in] in blocks of 32 outputs: pair after pair of inputs, the pairs of all outputs side by side."""
 
     def __init__(self, weight: Tensor) -> None:
-        self._out_size, self._in_size = weight.shape
+        out_size, in_size = weight.shape
         pairs = weight.contiguous().view(torch.int32).unflatten(0, (-1, _SIZE))
         self._pairs = huge_pages.copy(pairs.transpose(1, 2))  # [out / 32, in / 2, 32]
         library = _library()
         assert library is not None
-        self._address = self._pairs.data_ptr()
-        self._linear, self._gated = library.linear_tiled, library.gated_silu_tiled
-
-    def linear(self, x: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
-        """Return x @ weight.T + bias + residual, [T, out]."""
-        return self._multiply(x, bias, residual, x.new_empty(len(x), self._out_size))
+        self._gated = library.gated_silu_tiled
+        super().__init__(library.linear_tiled, out_size, Packed(self._pairs.data_ptr(), in_size, out_size))
 
     def gated_silu(self, x: Tensor) -> Tensor:
         """Return silu(x @ gate.T) * (x @ up.T), [T, out / 2], of a weight [gate; up] whose halves are whole blocks."""
-        x, size = x.contiguous(), self._out_size // 2
+        x, size = x.contiguous(), self.out_size // 2
         assert size % _SIZE == 0
         out = x.new_empty(len(x), size)
-        self._gated(x.data_ptr(), self._address, out.data_ptr(), *x.shape, size)
+        self._gated(x.data_ptr(), self._pairs.data_ptr(), out.data_ptr(), *x.shape, size)
         return out
 
     @property
     def has_whole_halves(self) -> bool:
         """Whether `gated_silu` may be called."""
-        return self._out_size % (2 * _SIZE) == 0
-
-    def logits(self, x: Tensor) -> Tensor:
-        """Return x @ weight.T as it was summed, float32, [T, out]."""
-        return self._multiply(x, None, None, x.new_empty(len(x), self._out_size, dtype=torch.float32), wide=True)
-
-    def _multiply(
-        self, x: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor, *, wide: bool = False
-    ) -> Tensor:
-        x, residual = x.contiguous(), None if residual is None else residual.contiguous()
-        terms, sizes = addresses(bias, residual, out), (len(x), self._in_size, self._out_size)
-        self._linear(x.data_ptr(), self._address, *terms, *sizes, wide)
-        return out
+        return self.out_size % (2 * _SIZE) == 0
 
     def rows(self, ids: Tensor) -> Tensor:
         """Return the weight's rows, [T, in]."""
@@ -72,4 +57,4 @@ def can_tile(weight: Tensor) -> bool:
 
 
 def _library() -> CDLL | None:
-    return find_tiled("packed", linear_tiled=5 * "p" + 4 * "i", gated_silu_tiled="pppiii")
+    return find_tiled("packed", linear_tiled=ARGUMENTS, gated_silu_tiled="pppiii")

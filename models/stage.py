@@ -20,6 +20,7 @@ from .attention.select import make_backend
 from .batch import RaggedBatch
 from .batch_context import BatchContext
 from .block_groups import ONE_TABLE, Windows, places
+from .decode_layers import DecodeLayers, find_decode_layers
 from .decoder import DecoderLayer
 from .experts.routed import RoutedExperts
 from .experts.router import ExpertRouter
@@ -120,6 +121,8 @@ class Stage(nn.Module):
             )
             for window in dict.fromkeys(kind.window for kind in self.kinds)
         }
+        self._kernels, self._ranks = own, groups
+        self._decodes: DecodeLayers | None = None  # once the weights are packed
         build = LayerBuild(arch, groups, own, dtype)
         self.decoder = nn.ModuleList(
             DecoderLayer(build, kind, self.attentions[kind.window], formats.layers[i], whole_experts=whole_experts)
@@ -151,6 +154,8 @@ class Stage(nn.Module):
             if isinstance(module, Packable | ExpertRouter | RoutedExperts):
                 module.pack()
                 huge_pages.give_back()
+        kinds = list(zip(self.kinds, self.groups, strict=True))
+        self._decodes = find_decode_layers(list(self.decoder), kinds, self.cache, self._kernels, self._ranks)
 
     @property
     def is_slow(self) -> bool:
@@ -233,8 +238,11 @@ class Stage(nn.Module):
     def compute_layers(self, inputs: StageInputs, hidden_TH: Tensor | None = None) -> Parts:
         """Compute the embedding, on the first stage, and all layers, as `forward` does. The sum is their output."""
         assert (hidden_TH is None) == self.mesh.is_first, self.mesh
-        x_TH: Parts = (self.embed(inputs.token_ids, inputs.positions) if hidden_TH is None else hidden_TH), None
+        first = self.embed(inputs.token_ids, inputs.positions) if hidden_TH is None else hidden_TH
         contexts = [*inputs.contexts[:-1], inputs.last_context]
+        if self._decodes is not None and self._decodes.take(inputs.num_tokens, contexts):
+            return self._decodes.compute(first, contexts), None
+        x_TH: Parts = first, None
         for layer, context, keys, values in zip(
             self.decoder, contexts, self.cache.keys, self.cache.values, strict=True
         ):

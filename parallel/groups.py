@@ -184,6 +184,11 @@ class Groups:
         assert dist.get_process_group_ranks(pp) == mesh.pp_groups[mesh.tp_rank], mesh
         return tp, pp
 
+    @property
+    def shared(self) -> SharedMemory | None:
+        """The memory that the ranks of this stage share; None where they share none, or there is one."""
+        return self._shared
+
     def all_reduce(self, x: Tensor) -> Tensor:
         """Sum `x`, which must be contiguous, over the ranks of the stage, in place."""
         assert x.is_contiguous()

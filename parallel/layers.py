@@ -15,11 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..kernels.cpp_product import ANY_ROWS, CppProduct
 from ..kernels.packed import pack
-from ..kernels.quantized import Product, QuantizedWeight, TableProduct, make_product, make_table
+from ..kernels.quantized import Product, TableProduct, make_product, make_table
 from ..kernels.quantized_matrix import QuantizedMatrix
 from ..kernels.row_weight import take_rows
-from ..kernels.short_weight import ShortWeight, keep_short
+from ..kernels.short_weight import keep_short
 from ..kernels.tiled import TiledWeight
 from ..kernels.weight_format import WeightFormat
 from .groups import Groups
@@ -287,7 +288,7 @@ class LMHead(ColumnParallelLinear):
         packed = self.packed
         logits = (
             packed.logits(x_RH)
-            if isinstance(packed, QuantizedWeight | ShortWeight | TiledWeight)
+            if isinstance(packed, CppProduct) and packed.most_rows == ANY_ROWS
             else super().forward(x_RH)
         )
         return self._groups.deal_rows(logits)[:, : self.vocab_size].float()

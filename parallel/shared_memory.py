@@ -28,6 +28,17 @@ _CAPACITY = 1 << 16  # floats of a buffer, so that the pieces of a sum stay in t
 _NAME_BYTES = 16
 
 
+class Reduction(ctypes.Structure):
+    """`Ranks` of `decoder.cpp`: an all-reduce, to be called from C++."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("all_reduce", "base")),
+        *((name, c_int64) for name in ("rank", "size", "capacity")),
+        *((name, ctypes.c_void_p) for name in ("ended", "round")),
+        ("timeout_s", ctypes.c_double),
+    )
+
+
 class SharedMemory:
     """The shared memory of a group of ranks. All of them call its methods in the same order."""
 
@@ -78,7 +89,7 @@ class SharedMemory:
         Raises:
             RuntimeError: a rank did not come in time.
         """
-        self._check(_library(x.dtype).all_reduce(*self._common, x.data_ptr(), x.numel(), self._timeout_s))
+        self.check(_library(x.dtype).all_reduce(*self._common, x.data_ptr(), x.numel(), self._timeout_s))
         return x
 
     def all_gather(self, x_RV: Tensor) -> Tensor:
@@ -103,14 +114,22 @@ class SharedMemory:
         W, ends = x_RW.shape[1], (c_int64 * (len(shares) + 1))(0, *(share.stop for share in shares))
         out = x_RW.new_empty(len(shares[own]), self._size * W)
         given = (x_RW.data_ptr(), ends, len(shares), own, W, self._timeout_s, out.data_ptr())
-        self._check(_library(torch.float32).gather(*self._common, *given))
+        self.check(_library(torch.float32).gather(*self._common, *given))
         return out.view(x_RV.dtype)
 
     def end(self) -> None:
         """Have a collective that waits for other ranks fail now. Any thread may call it."""
         self._ended.value = 1
 
-    def _check(self, late: int) -> None:
+    def reduction(self, dtype: torch.dtype) -> Reduction:
+        """Return what `all_reduce` calls; what it returns is for `check`."""
+        base, rank, size, capacity, _, _ = self._common
+        state = ctypes.addressof(self._ended), ctypes.addressof(self._round)
+        function = ctypes.cast(_library(dtype).all_reduce, ctypes.c_void_p)
+        return Reduction(function, base, rank, size, capacity, *state, self._timeout_s)
+
+    def check(self, late: int) -> None:
+        """Raise what a collective's result says."""
         if late and self._ended.value:
             raise ConnectionLost("the pipeline is being restarted")
         if late:

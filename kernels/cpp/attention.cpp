@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "numbers.h"
+#include "operators.h"
 
 namespace {
 

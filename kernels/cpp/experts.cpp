@@ -89,14 +89,6 @@ struct Activation {
     }
 };
 
-// `linear` of quantized.cpp.
-typedef void (*Linear)(const void* matrix, const Element* x, const Element* bias, const Element* residual, Element* out,
-                       int64_t rows, int64_t inputs, int64_t rounds, int64_t least_tiled);
-struct Product {
-    const void* matrix;
-    int64_t rounds, least_tiled;
-};
-
 // A weight of each expert in panels of two blocks of 32 outputs, [E, panels, 2, words, 32], with the biases of these
 // outputs, which may be null.
 struct Weights {
@@ -227,33 +219,29 @@ void experts(const Element* x, int64_t T, int64_t H, const int64_t* picked, cons
     }
 }
 
-// The same for quantized weights, of which each expert has a product gate_up, [2 F, H], and down, [H, F].
+// The same for quantized weights: `multiply` is given each expert's gate_up, [2 F, H], or down, [H, F].
 //
 // Where there are many experts with tokens, threads take whole ones; else they share the products of one.
 void quantized_experts(const Element* x, int64_t T, int64_t H, const int64_t* picked, const float* weights, int64_t k,
-                       int64_t first, int64_t E, int64_t F, Linear linear, const Product* gate_up, const Product* down,
+                       int64_t first, int64_t E, int64_t F, Multiply multiply, const void* const* gate_up, const void* const* down,
                        const Element* gate_up_bias, const Element* down_bias, float alpha, float limit, float shift,
                        const Element* residual, Element* out) {
     const Pairs pairs(picked, weights, T, k, first, E, 1, kPanel);
     const Activation act = {alpha, limit, shift};
     const auto gathered = room<Element>(pairs.rows * H), inner = room<Element>(pairs.rows * 2 * F);
     const auto added = room<Element>(pairs.rows * H);
-    const auto multiply = [&](const Product& product, const Element* from, const Element* bias, Element* to, int64_t rows,
-                              int64_t inputs) {
-        linear(product.matrix, from, bias, nullptr, to, rows, inputs, product.rounds, product.least_tiled);
-    };
     const auto compute = [&](const Part& part) {
         Element *own = gathered.get() + part.row * H, *hidden = inner.get() + part.row * 2 * F;
         const int64_t rows = part.count, e = part.expert;
         for (int64_t r = 0; r < rows; ++r) std::memcpy(own + r * H, x + pairs.token[part.row + r] * H, H * sizeof(Element));
-        multiply(gate_up[e], own, gate_up_bias ? gate_up_bias + e * 2 * F : nullptr, hidden, rows, H);
+        multiply(gate_up[e], own, gate_up_bias ? gate_up_bias + e * 2 * F : nullptr, nullptr, hidden, rows, 0);
         for (int64_t r = 0; r < rows; ++r) {  // rows of 2 F become rows of F, in place
             const Element* gates = hidden + r * 2 * F;
             Element* to = hidden + r * F;
 #pragma omp simd
             for (int64_t f = 0; f < F; ++f) to[f] = act(gates[f], gates[f + F]);
         }
-        multiply(down[e], hidden, down_bias ? down_bias + e * H : nullptr, added.get() + part.row * H, rows, F);
+        multiply(down[e], hidden, down_bias ? down_bias + e * H : nullptr, nullptr, added.get() + part.row * H, rows, 0);
     };
     const int64_t num_parts = pairs.parts.size();
     if (num_parts >= 2 * omp_get_max_threads()) {

@@ -156,12 +156,13 @@ inline float largest_of(const float* from, int64_t count) {
 // Rounds a row: with a scale for all of it, to integers from -128 to 127 of which the largest stands for 127.5
 // (compressed-tensors' symmetric scale), or with one for each part, to 16 bits.
 template <int BITS, bool TABLE>
-void fix_row(const Matrix& m, const Element* x, int64_t inputs, bool to_8_bits, const FixedRows& rows, int64_t r) {
+void fix_row(const Matrix& m, const Element* x, const FixedRows& rows, int64_t r) {
     constexpr int kCodes = 32 / BITS;
+    const bool to_8_bits = m.rounds;
     const int64_t part = rows.part_words * kCodes, whole = rows.parts * part;
     static thread_local std::vector<float> numbers;
     numbers.resize(std::max<int64_t>(numbers.size(), whole));
-    for (int64_t k = 0; k < whole; ++k) numbers[k] = k < inputs ? float(x[k]) : 0.0f;
+    for (int64_t k = 0; k < whole; ++k) numbers[k] = k < m.inputs ? float(x[k]) : 0.0f;
     const float row_most = to_8_bits ? largest_of(numbers.data(), whole) : 0.0f;
     const int64_t first = r / rows.tile * rows.tile, side = rows.rows_of(first);
     for (int64_t p = 0; p < rows.parts; ++p) {
@@ -299,11 +300,11 @@ struct FixedBlock {
 };
 
 template <int BITS, bool TABLE>
-void multiply_fixed(const Matrix& m, const Element* x, int64_t count, int64_t inputs, bool to_8_bits, const Output& to) {
+void multiply_fixed(const Matrix& m, const Element* x, int64_t count, const Output& to) {
     const FixedRows rows = make_fixed<BITS>(m, count);
     const int64_t at_once = kRowsAtOnce / rows.tile * rows.tile;
 #pragma omp parallel for if (count > 4)
-    for (int64_t r = 0; r < count; ++r) fix_row<BITS, TABLE>(m, x + r * inputs, inputs, to_8_bits, rows, r);
+    for (int64_t r = 0; r < count; ++r) fix_row<BITS, TABLE>(m, x + r * m.inputs, rows, r);
     const int64_t blocks = (m.outputs + kBlock - 1) / kBlock;
 #pragma omp parallel
     {

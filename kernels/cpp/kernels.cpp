@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "numbers.h"
+#include "operators.h"
 
 namespace {
 

@@ -13,6 +13,9 @@ struct Matrix {
     const void* offsets;    // as scales, or null
     const uint8_t* table;   // the numbers of 16 codes; null: a code is its number
     int64_t outputs, words, groups, group_words, bits, halves, zero;
+    int64_t inputs;       // of a row of x
+    int64_t rounds;       // whether x is rounded to integers of 8 bits first
+    int64_t least_tiled;  // rows; fewer do without tiles
 };
 
 constexpr int kBlockVectors = kBlock / kLane;

@@ -9,6 +9,12 @@
 
 namespace {
 
+struct Packed {
+    const void* weight;
+    int64_t inputs, outputs;
+    int64_t form;  // `linear`: outputs of a block; `linear_short`: whether numbers are of half precision
+};
+
 constexpr int64_t kLeastTiled = 5;        // rows
 constexpr int64_t kAtOnce = 8;            // steps of weights, 16 KB, which stay in the first cache for all rows
 constexpr int64_t kPanelBytes = 3 << 19;  // of x, which stay in the second cache for all weights
@@ -122,33 +128,31 @@ void multiply_any(const Element* x, const float* weight, int64_t rows, int64_t i
 
 extern "C" {
 
-// out[rows, outputs] = x[rows, inputs] @ weight^T + bias[outputs] + residual[rows, outputs]; bias and residual may be
-// null. Each weight is read from memory once. `block` is 64 or 32, `outputs` a multiple of 64, `inputs` of a word, and
-// `rows` at most 96.
-void linear(const Element* x, const float* weight, const Element* bias, const Element* residual, Element* out,
-            int64_t rows, int64_t inputs, int64_t outputs, int64_t block) {
-    by_words<1>(x, weight, rows, inputs, block, {bias, residual, out, outputs});
+// See `Multiply`. Each weight is read from memory once. A block has 64 or 32 outputs; `outputs` is a multiple of 64,
+// `inputs` of a word, and `rows` at most 96.
+void linear(const Packed* w, const Element* x, const Element* bias, const Element* residual, void* out, int64_t rows,
+            int64_t wide) {
+    by_words<1>(x, (const float*)w->weight, rows, w->inputs, w->form, {bias, residual, out, w->outputs, wide != 0});
 }
 
 // As `linear`, for any number of rows, with weights of half precision or of BFloat16 in blocks of 64 outputs, of which the
-// last may be padded. With `wide`, `out` is of floats.
-void linear_short(const Element* x, const void* weight, const Element* bias, const Element* residual, void* out,
-                  int64_t rows, int64_t inputs, int64_t outputs, int64_t halves, int64_t wide) {
-    const Output to = {bias, residual, (Element*)out, outputs, wide ? (float*)out : nullptr};
-    if (halves)
-        by_shorts(x, (const Half*)weight, rows, inputs, to);
+// last may be padded.
+void linear_short(const Packed* w, const Element* x, const Element* bias, const Element* residual, void* out,
+                  int64_t rows, int64_t wide) {
+    const Output to(bias, residual, out, w->outputs, wide);
+    if (w->form)
+        by_shorts(x, (const Half*)w->weight, rows, w->inputs, to);
     else
-        by_shorts(x, (const BFloat16*)weight, rows, inputs, to);
+        by_shorts(x, (const BFloat16*)w->weight, rows, w->inputs, to);
 }
 
 // Whether `linear_tiled` is there.
 int64_t multiplies_tiles() { return kMayHaveTiles && kInWord == 2 && has_tiles(); }
 
-// As `linear`, with blocks of 32 outputs, for any number of rows. `inputs` and `outputs` are multiples of 32. With `wide`,
-// `out` is of floats.
-void linear_tiled(const Element* x, const float* weight, const Element* bias, const Element* residual, void* out,
-                  int64_t rows, int64_t inputs, int64_t outputs, int64_t wide) {
-    multiply_any<1>(x, weight, rows, inputs, {bias, residual, (Element*)out, outputs, wide ? (float*)out : nullptr});
+// As `linear`, with blocks of 32 outputs, for any number of rows. `inputs` and `outputs` are multiples of 32.
+void linear_tiled(const Packed* w, const Element* x, const Element* bias, const Element* residual, void* out,
+                  int64_t rows, int64_t wide) {
+    multiply_any<1>(x, (const float*)w->weight, rows, w->inputs, {bias, residual, out, w->outputs, wide != 0});
 }
 
 // out[rows, outputs] = silu(x @ gate^T) * (x @ up^T), of a weight [gate; up] with 2 * `outputs` outputs.

@@ -43,6 +43,11 @@ Rows<Number> make_rows(int64_t rows, int64_t steps, int64_t groups, bool tiled) 
     return {steps, groups, tiled, memory, sums, scales};
 }
 
+// The form of products: out[rows, outputs] = x[rows, inputs] @ weight^T + bias[outputs] + residual[rows, outputs]; bias and
+// residual may be null, and the latter may be `out`. With `wide`, `out` is of floats. `product.py` calls them.
+typedef void (*Multiply)(const void* weight, const Element* x, const Element* bias, const Element* residual, void* out,
+                         int64_t rows, int64_t wide);
+
 // Writes a row of a block's sums, [width], with bias and residual, which may be null: to `out`, or to `wide` where it is
 // not null.
 struct Output {
@@ -51,9 +56,13 @@ struct Output {
     int64_t outputs;
     float* wide = nullptr;
 
+    Output(const Element* bias, const Element* residual, void* out, int64_t outputs, bool wide = false)
+        : bias(bias), residual(residual), out((Element*)out), outputs(outputs), wide(wide ? (float*)out : nullptr) {}
+
     Output from(int64_t row) const {
         const int64_t at = row * outputs;
-        return {bias, residual ? residual + at : nullptr, out + at, outputs, wide ? wide + at : nullptr};
+        void* first = wide ? (void*)(wide + at) : out + at;
+        return {bias, residual ? residual + at : nullptr, first, outputs, wide != nullptr};
     }
 
     void fetch(int64_t r, int64_t first) const { __builtin_prefetch(out + r * outputs + first, 1); }

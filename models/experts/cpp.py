@@ -6,7 +6,7 @@ Weights are of that type, or quantized.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import CDLL, Structure, c_int64, c_void_p
+from ctypes import CDLL, c_void_p
 from typing import Any
 
 import torch
@@ -104,14 +104,9 @@ class QuantizedExperts(CppExperts):
         *more: *tuple[_Bias, _Bias, GatedActivation],
     ) -> None:
         self._held = gate_up, down
-        of_each = ((_Product * len(each))(*(_Product(*own.arguments) for own in each)) for each in self._held)
+        assert not any(own.is_padded for each in self._held for own in each)
+        of_each = ((c_void_p * len(each))(*(own.weight for own in each)) for each in self._held)
         super().__init__("quantized_experts", (len(down), down[0].in_size, down[0].function, *of_each), *more)
-
-
-class _Product(Structure):
-    """`Product` of `experts.cpp`."""
-
-    _fields_ = (("matrix", c_void_p), ("rounds", c_int64), ("least_tiled", c_int64))
 
 
 def _padded(x: Tensor, multiple: int) -> Tensor:

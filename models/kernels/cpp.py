@@ -29,7 +29,7 @@ class CppKernels(Kernels):
 
     def __init__(self, dtype: torch.dtype) -> None:
         compile_for(ELEMENTS[dtype])
-        self._library = load(
+        self.library = load(
             "kernels", dtype, add_and_norm="pppppiif", gated_silu="ppii", rotate_and_write=_ROTATE_AND_WRITE
         )
         self.attention = load("attention", dtype, attend_decodes=_DECODES, attend_chunk=_CHUNK)
@@ -42,14 +42,14 @@ class CppKernels(Kernels):
         out = torch.empty_like(x_TH)
         assert x_TH.is_contiguous()
         assert term_TH is None or term_TH.is_contiguous()
-        self._library.add_and_norm(*addresses(x_TH, term_TH, weight_H, bias_H, out), *x_TH.shape, eps)
+        self.library.add_and_norm(*addresses(x_TH, term_TH, weight_H, bias_H, out), *x_TH.shape, eps)
         return out
 
     def gated_silu(self, hidden_TF: Tensor) -> Tensor:
         """See `Kernels.gated_silu`."""
         T, width = hidden_TF.shape
         hidden_TF, out = hidden_TF.contiguous(), hidden_TF.new_empty(T, width // 2)
-        self._library.gated_silu(hidden_TF.data_ptr(), out.data_ptr(), T, width // 2)
+        self.library.gated_silu(hidden_TF.data_ptr(), out.data_ptr(), T, width // 2)
         return out
 
     def rotate_and_write(
@@ -70,7 +70,7 @@ class CppKernels(Kernels):
         values_TKD, own = qkv_TKED[:, :, -1], head_norm
         turning = (None, None) if rope is None else (rope[0].data_ptr(), rope[1].data_ptr())
         norm = (None, None, 0.0) if own is None else (*addresses(own.query_weight, own.key_weight), own.eps)
-        self._library.rotate_and_write(
+        self.library.rotate_and_write(
             *cache_arguments(key_cache_SKD, value_cache_SKD),
             *(qkv_TKED.data_ptr(), *qkv_TKED.stride()[:2], values_TKD.data_ptr(), *values_TKD.stride()[:2]),
             *norm,

@@ -49,10 +49,10 @@ static void check(int64_t bits, bool offsets, bool table, bool rounds, int64_t r
             weight[o * inputs + i] = scales[at] * (offsets ? number : number - zero) + (offsets ? shifts[at] : 0.0f);
         }
     const Matrix m = {codes.data(), scales.data(), offsets ? shifts.data() : nullptr, table ? numbers.data() : nullptr,
-                      outputs, words, groups, group / in_word, bits, 0, zero};
+                      outputs, words, groups, group / in_word, bits, 0, zero, inputs, rounds, 1 << 30};
     const auto x = draw_row(rows * inputs), bias = draw_row(outputs), residual = draw_row(rows * outputs);
     std::vector<Element> out(rows * outputs);
-    linear(&m, x.data(), bias.data(), residual.data(), out.data(), rows, inputs, rounds, 1 << 30);
+    linear(&m, x.data(), bias.data(), residual.data(), out.data(), rows, 0);
     for (int64_t r = 0; r < rows; ++r)
         for (int64_t o = 0; o < outputs; ++o) {
             double sum = float(bias[o]) + double(float(residual[r * outputs + o])), size = 0, most = 0;
@@ -103,10 +103,12 @@ static void check_all() {
                 }
         };
         if (rows <= kMostRows) {
-            linear(x.data(), (const float*)words.data(), bias.data(), residual.data(), out.data(), rows, inputs, outputs, 64);
+            const Packed packed = {words.data(), inputs, outputs, 64};
+            linear(&packed, x.data(), bias.data(), residual.data(), out.data(), rows, 0);
             compare("packed", false);
         }
-        linear_short(x.data(), shorts.data(), bias.data(), residual.data(), out.data(), rows, inputs, outputs, 0, 0);
+        const Packed packed = {shorts.data(), inputs, outputs, 0};
+        linear_short(&packed, x.data(), bias.data(), residual.data(), out.data(), rows, 0);
         compare("short", true);
     }
 }

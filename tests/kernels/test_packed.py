@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gapless.kernels import packed
+from gapless.kernels.cpp_product import CppProduct
 from gapless.kernels.packed import PackedWeight, pack
 from gapless.kernels.tiled import TiledWeight
 from gapless.parallel.groups import Groups
@@ -66,13 +67,13 @@ def test_few_rows_have_our_product_where_the_layout_is_known(
     if not product._block:
         pytest.skip("oneDNN has another layout on this processor, or there is no compiler")
     calls = []
-    monkeypatch.setattr(PackedWeight, "_few_rows", lambda *a: calls.append(a) or F.linear(a[1], weight))
+    monkeypatch.setattr(CppProduct, "linear", lambda *a: calls.append(a) or F.linear(a[1], weight))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     product.linear(x)
     product.linear(torch.randn(65, 64).to(dtype))
     assert len(calls) == 1
     monkeypatch.undo()
-    found = product._few_rows(x[::2], None, x.repeat(1, 8)[::2])
+    found = CppProduct.linear(product, x[::2], None, x.repeat(1, 8)[::2])
     expected = exact(x[::2], weight, x.repeat(1, 8)[::2])
     torch.testing.assert_close(found.float(), expected, equal_nan=True, **TOLERANCES[dtype])
     assert found.isnan().any(0).nonzero().tolist() == [[70]]

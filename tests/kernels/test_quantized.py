@@ -101,7 +101,7 @@ def test_it_is_the_product_of_its_numbers(
     product = make_product(matrix, dtype)
     assert isinstance(product, QuantizedWeight)
     for least_tiled in (1, 1 << 30):
-        product._least_tiled = least_tiled
+        product._held.least_tiled = least_tiled
         check(product, matrix, x, bias, residual)
     table = make_table(matrix, dtype)
     ids = torch.tensor([outputs - 1, 0])

@@ -7,11 +7,12 @@ import torch
 import torch.nn.functional as F
 
 from gapless.kernels.cpp_library import find
+from gapless.kernels.cpp_product import ARGUMENTS
 from gapless.kernels.processor import multiplies_bfloat16
 from gapless.kernels.short_weight import ShortWeight, keep_short
 
 TYPES = [torch.float32, torch.bfloat16]
-FUNCTION = {"linear_short": 5 * "p" + 5 * "i"}
+FUNCTION = {"linear_short": ARGUMENTS}
 
 
 def product(weight: torch.Tensor, dtype: torch.dtype) -> ShortWeight:

@@ -105,14 +105,16 @@ def level() -> Level | None:
 
 
 def lacking() -> str:
-    """Return what keeps this processor from running the kernels; empty if it has a level."""
+    """Return what keeps this processor from running the kernels, and what would help; empty if it has a level."""
     if level() is not None:
         return ""
     lowest = next((each for each in LEVELS if each.machine == platform.machine()), None)
     if lowest is None:
-        return f"there are no kernels for {platform.machine()}"
+        machines = " or ".join(dict.fromkeys(each.machine for each in LEVELS))
+        return f"there are no kernels for {platform.machine()}; use {machines}"
     missing = ", ".join(sorted(lowest.needs - flags()))
-    return f"this processor lacks {missing} of {lowest.name}, or the virtual machine hides them"
+    help_ = "use a processor or VM type that has them"
+    return f"this processor lacks {missing} of {lowest.name}, or the virtual machine hides them; {help_}"
 
 
 def multiplies_bfloat16() -> bool:

@@ -10,6 +10,7 @@ from ...kernels.cpp_library import ELEMENTS, NoLibraryError
 from .cpp import CppKernels
 from .kernels import Kernels, TorchKernels
 
+_HELP = "install a wheel that has kernels for this processor, or GCC"
 _FOR = {"cpp": "float32 and bfloat16 on a CPU", "triton": "CUDA"}
 
 
@@ -24,7 +25,7 @@ def make_kernels(name: str, *, dtype: torch.dtype, device: torch.device) -> Kern
         try:
             return CppKernels(dtype)
         except NoLibraryError as error:
-            reason = processor.lacking() or str(error)
+            reason = processor.lacking() or f"{error}; {_HELP}"
     elif name in ("auto", "triton") and device.type == "cuda":
         try:
             from .triton import TritonKernels

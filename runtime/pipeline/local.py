@@ -10,12 +10,14 @@ import os
 import select
 import socket
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...kernels import cores
 from ...parallel.mesh import Mesh
 from ..core.messages import MicroBatchMessage, MicroBatchResult, Span
 from ..core.run_record import FaultRecord
+from .decode_rate import measure_decode_rate
 from .handshake import Setup
 from .processor_waits import ProcessorWaits
 from .protocol import WallClock
@@ -50,7 +52,6 @@ class LocalPipeline:
         self.where = [f"{socket.gethostname()} pid {os.getpid()} {device}"]
         self._groups: Any = Groups.start(Rendezvous(0, 1, device=device), Mesh(1, 1), setup.timeout_s)
         self._worker = StageWorker.build(setup, self._groups)
-        warn_of_fallback((self._worker.stage.fallback_reason,))
         say_attention((self._worker.stage.attention.about,))
         warn_of_slow_ranks((self._worker.stage.is_slow,))
         self._is_cuda = self._groups.device.type == "cuda"
@@ -62,6 +63,8 @@ class LocalPipeline:
         ] = deque()  # or being computed
         self._idle_since, self._waits = self.clock.now(), ProcessorWaits()
         self._wakes: list[int] = []
+        measure = None if self._is_cuda else partial(measure_decode_rate, self, len(setup.windows))
+        warn_of_fallback((self._worker.stage.fallback_reason,), measure)
 
     def wake_on(self, descriptor: int) -> None:
         """See `LivePipeline.wake_on`. It ends only a wait without a micro-batch."""

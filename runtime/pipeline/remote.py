@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import NoReturn
 
 import msgspec
@@ -20,6 +20,7 @@ from ...parallel.control import ControlServer
 from ...parallel.real_placement import Place
 from ..core.messages import MicroBatchMessage, MicroBatchResult, RankFailure, Stop
 from ..core.run_record import FaultReason, FaultRecord
+from .decode_rate import measure_decode_rate
 from .handshake import Halt, Present, Ready, Rejoin, RollCall, Setup, StartPart, encoder, from_rank
 from .launcher import Launcher
 from .protocol import PipelineError, PipelineFault, WallClock
@@ -88,14 +89,16 @@ class RemotePipeline:
             _warn_of_open_ports(parallel.host)
         try:
             launcher.start(self._server.endpoint, parallel, hardware, cluster)
-            self._setup, hosts = self._build(setup, on_progress)
+            self._setup, hosts = self._build(setup, hardware, on_progress)
             places = launcher.places() or {rank: Place(node) for rank, node in self._server.node.items()}
             warn_of_placement(places, hosts, parallel, hardware, cluster)
         except BaseException:
             self.close(graceful=False)
             raise
 
-    def _build(self, setup: Setup, on_progress: Callable[[str], None]) -> tuple[Setup, dict[int, str]]:
+    def _build(
+        self, setup: Setup, hardware: HardwareConfig, on_progress: Callable[[str], None]
+    ) -> tuple[Setup, dict[int, str]]:
         """Wait for all ranks to join, publish the setup, wait until they have built their stages.
 
         Returns:
@@ -122,7 +125,9 @@ class RemotePipeline:
         if parts := self._parts.slowest():
             on_progress(f"{READY} {self.clock.now() - begin:.1f} s; the slowest of each part: {parts}")
         self.where = [f"{ready[rank].host} {ready[rank].process}" for rank in range(world)]
-        warn_of_fallback(tuple(ready[rank].fallback_reason for rank in range(world)))
+        measure = partial(measure_decode_rate, self, len(setup.windows)) if hardware.device == "cpu" else None
+        warn_of_fallback(tuple(ready[rank].fallback_reason for rank in range(world)), measure)
+        self._longest_pass_s = 0.0  # a chunk may take far longer than the decodes just measured
         say_attention(tuple(ready[rank].attention for rank in range(world)))
         warn_of_slow_ranks(tuple(ready[rank].is_slow for rank in range(world)))
         return setup, {rank: ready[rank].host for rank in range(world)}

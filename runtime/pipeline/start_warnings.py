@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 
 from ...conf.clusters import ClusterConfig
@@ -40,18 +40,26 @@ def warn_of_placement(
         _log.warning(line)
 
 
-@cache
-def warn_of_fallback(reasons: tuple[str, ...]) -> None:
+def warn_of_fallback(reasons: tuple[str, ...], measure: Callable[[], float] | None = None) -> None:
     """Log, once in a process, why ranks lack the C++ operators, or Triton's: a line for each reason.
 
     Args:
-        reasons: of each rank; empty where it lacks none.
+        reasons: of each rank, with what would help; empty where it lacks none.
+        measure: returns the tokens per second of a single request. It is called only if there is a line to log.
     """
-    for reason, some in _by_line(reasons):
+    lines = list(_only_once(reasons))
+    rate = f" (expect about {float(f'{measure():.2g}'):g} tokens/s for a single request)" if lines and measure else ""
+    for reason, some in lines:
         _log.warning(
-            f"{reason}: torch's operators run{some}, which take longer; model.kernels=torch asks for them without this "
-            "line"
+            f"torch's operators run{some}, which take longer{rate}: {reason}; model.kernels=torch asks for them "
+            "without this line"
         )
+
+
+@cache
+def _only_once(reasons: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """Return the lines of `reasons`, once in a process: later calls return the same iterator, which is exhausted."""
+    return iter(_by_line(reasons))
 
 
 @cache

@@ -99,9 +99,12 @@ def test_what_a_processor_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(processor, "flags", lambda: lowest.needs - {min(lowest.needs)})
     cpp_library.load.cache_clear()
     reason = make_kernels("auto", dtype=torch.float32, device=torch.device("cpu")).fallback_reason
-    assert reason == f"this processor lacks {min(lowest.needs)} of {lowest.name}, or the virtual machine hides them"
+    lack = f"this processor lacks {min(lowest.needs)} of {lowest.name}, or the virtual machine hides them"
+    assert reason == f"{lack}; use a processor or VM type that has them"
     with pytest.raises(ConfigError, match=rf"^model\.kernels=cpp: {reason}; torch runs anywhere$"):
         make_kernels("cpp", dtype=torch.float32, device=torch.device("cpu"))
     cpp_library.load.cache_clear()
     monkeypatch.setattr(processor, "flags", lambda: lowest.needs)
     assert processor.lacking() == ""
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    assert processor.lacking() == "there are no kernels for riscv64; use x86_64 or aarch64"

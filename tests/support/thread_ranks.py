@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from gapless.conf.clusters import ClusterConfig
@@ -29,8 +29,11 @@ class ThreadRank:
         ready: it says that it is ready, once it has been set up or has rejoined.
     """
 
-    def __init__(self, rank: int, stage: int, is_last: bool, endpoint: Endpoint, ready: bool) -> None:
+    def __init__(
+        self, rank: int, stage: int, is_last: bool, endpoint: Endpoint, ready: bool, fallback_reason: str = ""
+    ) -> None:
         self.rank, self.stage, self.is_last = rank, stage, is_last
+        self.fallback_reason = fallback_reason
         self.heard: list[Any] = []
         self.computes = self.answers = self.rejoins = True
         self.ready = ready
@@ -84,7 +87,7 @@ class ThreadRank:
             else:
                 self.send(StartPart(self.rank, "weights", 1.5 + self.rank, is_done=True))
             if self.ready:
-                self.send(Ready(self.rank, "node", f"pid {id(self)}", message.epoch, 0.001))
+                self.send(Ready(self.rank, "node", f"pid {id(self)}", message.epoch, 0.001, self.fallback_reason))
         elif isinstance(message, RollCall) and self.answers:
             self.send(Present(self.rank))
         elif isinstance(message, MicroBatchMessage) and self.computes:
@@ -101,12 +104,14 @@ class ThreadLauncher:
         replaced: which were replaced, for each fault.
         kept: those that went on with fewer stages.
         unready: those that do not say that they are ready.
+        fallback_reasons: why ranks lack the C++ operators; those that have them are left out.
     """
 
     can_replace = True
 
-    def __init__(self, unready: Collection[int] = ()) -> None:
+    def __init__(self, unready: Collection[int] = (), fallback_reasons: Mapping[int, str] | None = None) -> None:
         self.unready = unready
+        self.fallback_reasons = fallback_reasons or {}
         self.ranks: dict[int, ThreadRank] = {}
         self.replaced: list[list[int]] = []
         self.kept: list[int] | None = None
@@ -126,7 +131,8 @@ class ThreadLauncher:
     def _start(self, rank: int, endpoint: Endpoint) -> None:
         stage, is_first_slice = divmod(rank, self._parallel.tp)
         samples = stage == self._parallel.pp - 1 and not is_first_slice
-        self.ranks[rank] = ThreadRank(rank, stage, samples, endpoint, rank not in self.unready)
+        reason = self.fallback_reasons.get(rank, "")
+        self.ranks[rank] = ThreadRank(rank, stage, samples, endpoint, rank not in self.unready, reason)
 
     def places(self) -> dict[int, Place]:
         return {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,7 @@ from gapless.runtime.core.messages import (
 from gapless.runtime.pipeline.handshake import Setup
 from gapless.runtime.pipeline.local import LocalPipeline
 from gapless.runtime.pipeline.stage_worker import StageWorker
+from gapless.runtime.pipeline.start_warnings import _only_once
 from tests.support.fake_cuda import CUDA, FakeCuda, HostWaitError
 from tests.support.lone_rank import LLAMA, lone_stage
 
@@ -132,6 +134,27 @@ def test_a_cpu_computes_while_it_is_waited_for() -> None:
     (result,) = pipeline.wait(SOON)
     (span,) = result.spans
     assert span.ready <= begun <= span.input == span.begin < span.end == span.sent <= pipeline.clock.now()
+
+
+def test_the_speed_that_a_fallback_measures_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    build_worker = StageWorker.build
+
+    def build_without_compiler(setup: Setup, groups: Groups) -> StageWorker:
+        worker = build_worker(setup, groups)
+        worker.stage.fallback_reason = "no compiler; install GCC"
+        return worker
+
+    unmeasured = local_pipeline("cpu")
+    monkeypatch.setattr(StageWorker, "build", build_without_compiler)
+    _only_once.cache_clear()
+    measured = local_pipeline("cpu")
+    (line,) = [line for line in caplog.messages if "no compiler" in line]
+    assert re.search(r" \(expect about [\d.e+]+ tokens/s for a single request\): no compiler; install GCC; ", line)
+    found, expected = ([each for step in (FIRST, SECOND) for each in run(p, step)] for p in (measured, unmeasured))
+    assert [each.sampled for each in found] == [each.sampled for each in expected]
+    assert [each.micro_batch for each in found] == [0, 1]
 
 
 def run(pipeline: LocalPipeline, micro_batch: MicroBatchMessage) -> list[MicroBatchResult]:

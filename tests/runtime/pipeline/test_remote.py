@@ -6,7 +6,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -25,6 +25,7 @@ from gapless.runtime.pipeline.handshake import Setup, StartPart
 from gapless.runtime.pipeline.protocol import PipelineError, PipelineFault
 from gapless.runtime.pipeline.recovery_limit import RecoveryLimit
 from gapless.runtime.pipeline.remote import RemotePipeline
+from gapless.runtime.pipeline.start_warnings import _only_once
 from tests.support.thread_ranks import ThreadLauncher
 from tests.support.tiers import HANGS_S
 
@@ -44,9 +45,10 @@ def pipeline(
     fewer_stages: Callable[[int], Setup] | None = None,
     on_progress: Callable[[str], None] = lambda text: None,
     unready: Collection[int] = (),
+    fallback_reasons: Mapping[int, str] | None = None,
     **limits: Any,
 ) -> Iterator[tuple[RemotePipeline, ThreadLauncher]]:
-    launcher = ThreadLauncher(unready)
+    launcher = ThreadLauncher(unready, fallback_reasons)
     parallel = ParallelConfig(pp=pp, tp=tp, launcher="ray", **limits)
     found = RemotePipeline(
         launcher, parallel, HardwareConfig(), ClusterConfig(), setup_of(pp, tp), on_progress, fewer_stages
@@ -92,6 +94,27 @@ def test_a_start_says_what_each_part_took() -> None:
         pass
     said = r"ranks are ready after \d\.\d s; the slowest of each part: weights 3\.5 s \(rank 2\)"
     assert re.fullmatch(said, lines[-1])
+
+
+def test_a_start_with_a_fallback_measures_decodes_of_the_whole_pipeline(caplog: pytest.LogCaptureFixture) -> None:
+    _only_once.cache_clear()
+    with pipeline(3, fallback_reasons={1: "no compiler"}) as (found, launcher):
+        (line,) = caplog.messages
+        rate = r"\(expect about [\d.e+]+ tokens/s for a single request\)"
+        assert re.match(rf"torch's operators run on rank 1, which take longer {rate}: no compiler; ", line)
+        assert [rank.kinds() for rank in launcher.ranks.values()] == [["Setup", *["MicroBatchMessage"] * 2]] * 3
+        assert found._patience_s == 300.0, "a chunk may take far longer than these decodes"
+        found.submit(micro_batch(0))
+        assert [result.micro_batch for result in results_of(found, 3)] == [0, 0, 0], "nothing is left of them"
+        launcher.ranks[1].die()
+        repair(found, fault_of(found))
+        assert launcher.ranks[0].kinds().count("MicroBatchMessage") == 3, "a repair measures nothing"
+    assert len(caplog.messages) == 1
+
+
+def test_ranks_without_a_fallback_measure_nothing() -> None:
+    with pipeline() as (_, launcher):
+        assert launcher.ranks[0].kinds() == ["Setup"]
 
 
 def test_a_start_that_takes_too_long_says_how_far_it_got() -> None:

@@ -15,7 +15,7 @@ from gapless.conf.schema import HardwareConfig, ParallelConfig
 from gapless.launch.stderr_log import messages_on_stderr
 from gapless.parallel.placement import nodes_of_stages
 from gapless.parallel.real_placement import Place
-from gapless.runtime.pipeline.start_warnings import say_attention, warn_of_fallback, warn_of_placement
+from gapless.runtime.pipeline.start_warnings import _only_once, say_attention, warn_of_fallback, warn_of_placement
 
 GPU = HardwareConfig(device="cuda")
 
@@ -91,19 +91,32 @@ def test_the_placement_of_a_simulation_is_a_good_one(pp: int, tp: int, devices: 
 
 
 def test_ranks_that_fall_back_for_the_same_reason_share_a_line(caplog: pytest.LogCaptureFixture) -> None:
-    warn_of_fallback.cache_clear()
+    _only_once.cache_clear()
     warn_of_fallback(("no compiler", "", "no compiler", "no disk"))
-    lines = [line.partition(", which")[0] for line in caplog.messages]
-    assert lines == ["no compiler: torch's operators run on ranks 0, 2", "no disk: torch's operators run on rank 3"]
-    caplog.clear()
-    for _ in range(2):
-        warn_of_fallback(("no compiler",))
-    assert caplog.messages == [
-        "no compiler: torch's operators run, which take longer; model.kernels=torch asks for them without this line"
+    lines = [line.partition("; ")[0] for line in caplog.messages]
+    assert lines == [
+        "torch's operators run on ranks 0, 2, which take longer: no compiler",
+        "torch's operators run on rank 3, which take longer: no disk",
     ]
-    caplog.clear()
-    warn_of_fallback(("", ""))
-    assert caplog.messages == []
+
+
+def test_a_fallback_is_said_once_with_the_measured_speed(caplog: pytest.LogCaptureFixture) -> None:
+    _only_once.cache_clear()
+    rates = [0.0437, 1234.5, 23.4]
+    for _ in range(2):
+        warn_of_fallback(("no compiler; install GCC",), rates.pop)
+    assert caplog.messages == [
+        "torch's operators run, which take longer (expect about 23 tokens/s for a single request): no compiler; "
+        "install GCC; model.kernels=torch asks for them without this line"
+    ]
+    warn_of_fallback(("", ""), rates.pop)
+    assert (len(caplog.messages), len(rates)) == (1, 2), "nothing more is measured than there are lines for"
+    warn_of_fallback(("no disk",), rates.pop)
+    warn_of_fallback(("no room",), rates.pop)
+    assert [line.partition("about ")[2].partition(" for")[0] for line in caplog.messages[1:]] == [
+        "1200 tokens/s",
+        "0.044 tokens/s",
+    ]
 
 
 def test_the_start_says_once_which_attention_runs(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from ctypes import Structure, addressof, c_int64, c_void_p, cast
 from typing import Any
 
@@ -18,14 +19,14 @@ class CppProduct:
     """A weight [out, in] on a CPU.
 
     Attributes:
-        out_size: outputs.
+        in_size, out_size: inputs and outputs.
         function: the address of the C++ function.
         weight: that of what it is given as the weight, which lives as long as this object.
     """
 
-    def __init__(self, function: Any, out_size: int, held: Structure) -> None:
+    def __init__(self, function: Any, shape: Iterable[int], held: Structure) -> None:
         self._multiply, self._held = function, held
-        self.out_size = out_size
+        self.out_size, self.in_size = shape
         self.function, self.weight = cast(function, c_void_p).value, addressof(held)
 
     @property

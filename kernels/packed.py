@@ -42,7 +42,7 @@ class PackedWeight(CppProduct):
         self._block = _find_block(self._packed, weight)
         library = _library(weight.dtype)
         held = _Packed(torch.ops.mkldnn.data_ptr(self._packed), in_size, out_size, self._block)
-        super().__init__(None if library is None else library.linear, out_size, held)
+        super().__init__(None if library is None else library.linear, weight.shape, held)
         self._most_rows = _MOST_ROWS.get((weight.dtype, self._block), 0)
 
     @property

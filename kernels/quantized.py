@@ -74,18 +74,17 @@ class _Matrix(Structure):
 class QuantizedWeight(CppProduct):
     """A weight of integers on a CPU, laid out for products with activations of `dtype`.
 
-    Attributes:
-        in_size: inputs, of which each group may be padded: `inputs` does that.
+    Groups of its inputs may be padded, and `inputs` pads rows.
     """
 
     def __init__(self, matrix: QuantizedMatrix, dtype: torch.dtype, library: CDLL) -> None:
         format = matrix.format
         self._dtype, self._format = dtype, format
-        out_size, self.in_size = matrix.shape
+        out_size, in_size = matrix.shape
         # Rounded activations are multiplied with codes of 8 bits, whose zero stays that of 4.
         self._bits = 8 if format.int8_activations else format.bits
         in_word = _WORD // self._bits
-        groups, words = self.in_size // format.group, -(-format.group // in_word)
+        groups, words = in_size // format.group, -(-format.group // in_word)
         self._group = words * in_word  # with its padding, of zeros in x
         self._codes = huge_pages.copy(_blocks(self._padded_codes(matrix)))
         numbers, self._unit = whole_numbers(format) or (None, 1.0)
@@ -101,7 +100,7 @@ class QuantizedWeight(CppProduct):
         sizes = (out_size, self._codes.shape[1], groups, words, self._bits, halves, zero)
         rows = (groups * self._group, format.int8_activations, _LEAST_TILED)
         tensors = addresses(self._codes, self._scales, self._offsets, self._table)
-        super().__init__(library.linear, out_size, _Matrix(*tensors, *sizes, *rows))
+        super().__init__(library.linear, matrix.shape, _Matrix(*tensors, *sizes, *rows))
 
     @property
     def is_padded(self) -> bool:

@@ -16,6 +16,7 @@ from . import huge_pages
 from .cpp_library import ELEMENTS, find
 from .cpp_product import ARGUMENTS, CppProduct, Packed
 from .processor import multiplies_bfloat16
+from .weight_format import WeightFormat
 
 _OUTPUTS = 64  # of a block
 _TYPES = (torch.bfloat16, torch.float16)
@@ -30,11 +31,16 @@ class ShortWeight(CppProduct):
         blocks = F.pad(weight, (0, 0, 0, -out_size % _OUTPUTS)).unflatten(0, (-1, _OUTPUTS))
         self._blocks = huge_pages.copy(blocks.transpose(1, 2))  # [blocks, in, 64]
         held = Packed(self._blocks.data_ptr(), in_size, out_size, weight.dtype == torch.float16)
-        super().__init__(library.linear_short, out_size, held)
+        super().__init__(library.linear_short, weight.shape, held)
 
     def rows(self, ids: Tensor) -> Tensor:
         """Return the weight's rows, [T, in]."""
         return self._blocks[ids // _OUTPUTS, :, ids % _OUTPUTS].to(self._dtype)
+
+
+def short_type(format: WeightFormat) -> torch.dtype | None:
+    """Return the type of numbers of 16 bits; None where a format has others."""
+    return (torch.float16 if format.is_half else torch.bfloat16) if format.bits == 16 else None
 
 
 def keep_short(weight: Tensor, dtype: torch.dtype) -> ShortWeight | None:

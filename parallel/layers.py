@@ -20,7 +20,7 @@ from ..kernels.packed import pack
 from ..kernels.quantized import Product, TableProduct, make_product, make_table
 from ..kernels.quantized_matrix import QuantizedMatrix
 from ..kernels.row_weight import take_rows
-from ..kernels.short_weight import keep_short
+from ..kernels.short_weight import keep_short, short_type
 from ..kernels.tiled import TiledWeight
 from ..kernels.weight_format import WeightFormat
 from .groups import Groups
@@ -76,8 +76,7 @@ class Packable:
     def _hold(self, out_size: int, in_size: int, format: Format) -> None:
         """Hold the weight in a format, if there is one, in place of numbers."""
         self.dtype = self.weight.dtype
-        if format is not None and format.bits == 16:
-            short = torch.float16 if format.is_half else torch.bfloat16
+        if format is not None and (short := short_type(format)) is not None:
             self.weight = nn.Parameter(self.weight.new_empty(out_size, in_size, dtype=short), requires_grad=False)
         elif format is not None:
             self.quantized = QuantizedMatrix.empty(out_size, in_size, format, self.weight.device)

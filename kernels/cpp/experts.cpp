@@ -219,10 +219,10 @@ void experts(const Element* x, int64_t T, int64_t H, const int64_t* picked, cons
     }
 }
 
-// The same for quantized weights: `multiply` is given each expert's gate_up, [2 F, H], or down, [H, F].
+// The same for weights that are laid out alone: `multiply` is given each expert's gate_up, [2 F, H], or down, [H, F].
 //
 // Where there are many experts with tokens, threads take whole ones; else they share the products of one.
-void quantized_experts(const Element* x, int64_t T, int64_t H, const int64_t* picked, const float* weights, int64_t k,
+void separate_experts(const Element* x, int64_t T, int64_t H, const int64_t* picked, const float* weights, int64_t k,
                        int64_t first, int64_t E, int64_t F, Multiply multiply, const void* const* gate_up, const void* const* down,
                        const Element* gate_up_bias, const Element* down_bias, float alpha, float limit, float shift,
                        const Element* residual, Element* out) {

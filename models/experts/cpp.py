@@ -1,6 +1,6 @@
 """The products of experts in C++, for float32 and bfloat16 on a CPU: one call for all experts of a layer.
 
-Weights are of that type, or quantized.
+Weights are of that type, quantized or of 16 bits.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...kernels import huge_pages
 from ...kernels.cpp_library import ELEMENTS, addresses, find
+from ...kernels.cpp_product import CppProduct
 from ...kernels.quantized import QuantizedWeight
 from .activation import GatedActivation
 
@@ -29,7 +30,7 @@ def runs_here(dtype: torch.dtype, device: torch.device) -> bool:
 
 def _library(dtype: torch.dtype) -> CDLL | None:
     routed, rest = "piippiiii", "fffpp"
-    return find("experts", dtype, experts=routed + 4 * "p" + rest, quantized_experts=routed + 5 * "p" + rest)
+    return find("experts", dtype, experts=routed + 4 * "p" + rest, separate_experts=routed + 5 * "p" + rest)
 
 
 class CppExperts:
@@ -88,8 +89,8 @@ class PackedExperts(CppExperts):
         super().__init__("experts", weights, gate_up_bias, down_bias, activation)
 
 
-class QuantizedExperts(CppExperts):
-    """Quantized weights, laid out for the products of other layers.
+class SeparateExperts(CppExperts):
+    """Weights that are quantized or of 16 bits, each laid out for the products of other layers.
 
     Args:
         gate_up: of each expert, [2 F, H].
@@ -99,14 +100,15 @@ class QuantizedExperts(CppExperts):
 
     def __init__(
         self,
-        gate_up: Sequence[QuantizedWeight],
-        down: Sequence[QuantizedWeight],
+        gate_up: Sequence[CppProduct],
+        down: Sequence[CppProduct],
         *more: *tuple[_Bias, _Bias, GatedActivation],
     ) -> None:
         self._held = gate_up, down
-        assert not any(own.is_padded for each in self._held for own in each)
+        for own in (*gate_up, *down):
+            assert not (isinstance(own, QuantizedWeight) and own.is_padded), "nobody pads rows"
         of_each = ((c_void_p * len(each))(*(own.weight for own in each)) for each in self._held)
-        super().__init__("quantized_experts", (len(down), down[0].in_size, down[0].function, *of_each), *more)
+        super().__init__("separate_experts", (len(down), down[0].in_size, down[0].function, *of_each), *more)
 
 
 def _padded(x: Tensor, multiple: int) -> Tensor:

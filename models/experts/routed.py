@@ -9,12 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...conf.experts import ExpertsConfig
-from ...kernels.quantized import Product, QuantizedWeight, make_product
+from ...kernels.cpp_product import CppProduct
+from ...kernels.quantized import DequantizedWeight, Product, make_product
 from ...kernels.quantized_matrix import QuantizedMatrix
+from ...kernels.short_weight import keep_short, short_type
 from ...kernels.weight_format import WeightFormat
 from ...parallel.mesh import Mesh
 from .activation import GatedActivation
-from .cpp import PackedExperts, QuantizedExperts, runs_here
+from .cpp import PackedExperts, SeparateExperts, runs_here
 
 Weights = Tensor | Sequence[Product]  # of all experts, [E, out, in]
 
@@ -28,9 +30,10 @@ class RoutedExperts(nn.Module):
         experts: of the model.
         mesh: whose tensor-parallel ranks share the experts.
         whole: this rank holds whole experts, num_experts / tp of them; else a slice of each, of width ffn_size / tp.
-        dtype: of the weights.
+        dtype: of the activations, and of weights without a format.
         device: of the weights.
-        formats: of gate_up and down, where they are quantized: each expert's matrices are filled before `pack`.
+        formats: of gate_up and down, where weights are quantized, and each expert's matrices are filled before `pack`, or
+            where both are of 16 bits.
     """
 
     def __init__(
@@ -53,15 +56,18 @@ class RoutedExperts(nn.Module):
         self.activation = GatedActivation.of(experts)
         self.adds_bias = whole or mesh.tp_rank == 0  # on the down projection: once in the sum over the ranks
 
-        def empty(*shape: int) -> nn.Parameter:
+        def empty(*shape: int, dtype: torch.dtype = dtype) -> nn.Parameter:
             return nn.Parameter(torch.empty(*shape, dtype=dtype, device=device), requires_grad=False)
 
-        held = 0 if formats else E
-        self.gate_up = empty(held, 2 * width, H)
-        self.down = empty(held, H, width)
+        short = [short_type(each) or dtype for each in formats or ()]
+        self._dtype, self._is_short = dtype, formats is not None and formats[0].bits == 16
+        formats = None if self._is_short else formats
+        held, types = 0 if formats else E, short if self._is_short else [dtype, dtype]
+        self.gate_up = empty(held, 2 * width, H, dtype=types[0])
+        self.down = empty(held, H, width, dtype=types[1])
         self.gate_up_bias = empty(E, 2 * width) if experts.bias else None
         self.down_bias = empty(E, H) if experts.bias else None
-        self.packed: PackedExperts | QuantizedExperts | None = None
+        self.packed: PackedExperts | SeparateExperts | None = None
         self._matrices: list[tuple[QuantizedMatrix, QuantizedMatrix]] = []
         self._laid_out: tuple[Sequence[Product], Sequence[Product]] | None = None
         if formats is not None:
@@ -81,20 +87,26 @@ class RoutedExperts(nn.Module):
 
     def pack(self) -> None:
         """Lay the weights out for the products of this device, if there is something to gain."""
-        dtype, device = self.gate_up.dtype, self.gate_up.device
+        dtype, device = self._dtype, self.gate_up.device
         if self._matrices:
             self._take_products(dtype)
+        elif self._is_short:
+            self._laid_out = tuple([_lay_out(each, dtype) for each in of] for of in (self.gate_up, self.down))
+            self._free()
         if not runs_here(dtype, device):
             return
         biases = self.gate_up_bias, self.down_bias if self.adds_bias else None
         if self._laid_out is None:
             self.packed = PackedExperts(self.gate_up, self.down, *biases, self.activation)
-            for name in ("gate_up", "down"):
-                setattr(self, name, nn.Parameter(self.gate_up.new_empty(0), requires_grad=False))
+            self._free()
             return
-        own = [[each for each in of if isinstance(each, QuantizedWeight)] for of in self._laid_out]
+        own = [[each for each in of if isinstance(each, CppProduct)] for of in self._laid_out]
         if all(len(of) == self.count for of in own):
-            self.packed = QuantizedExperts(own[0], own[1], *biases, self.activation)
+            self.packed = SeparateExperts(own[0], own[1], *biases, self.activation)
+
+    def _free(self) -> None:
+        for name in ("gate_up", "down"):
+            setattr(self, name, nn.Parameter(self.gate_up.new_empty(0, dtype=self._dtype), requires_grad=False))
 
     def _take_products(self, dtype: torch.dtype) -> None:
         """Lay each expert's matrices out, and free them."""
@@ -136,6 +148,10 @@ class RoutedExperts(nn.Module):
             hidden = hidden + self.gate_up_bias[is_own]
         out = _grouped_product(self.activation(hidden), down, ends_E, x.shape[1])
         return out + self.down_bias[is_own] if self.down_bias is not None and self.adds_bias else out
+
+
+def _lay_out(weight: Tensor, dtype: torch.dtype) -> Product:
+    return keep_short(weight, dtype) or DequantizedWeight(weight.to(dtype))
 
 
 def _grouped_product(x: Tensor, weight: Weights, ends_E: Tensor, out_size: int) -> Tensor:

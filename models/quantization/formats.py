@@ -70,7 +70,7 @@ def model_formats(
 ) -> ModelFormats:
     """Return the formats of a rank's matrices, by those of the tensors.
 
-    A CPU that does not multiply bfloat16 has products of floats of 4 and 16 bits, except of experts of 16. Another CPU
+    A CPU that does not multiply bfloat16 has products of floats of 4 and 16 bits. Another CPU
     holds floats of 4 bits as integers of 8, and no others; indices of a codebook are held as these, also on CUDA. All
     experts of a layer have one format. `whole_experts`: each rank holds whole ones, so that their groups are not cut.
     """
@@ -98,7 +98,7 @@ def model_formats(
             gate_up, down = expert_weights(names, prefix, arch.experts.num_experts)
             fc1 = common_format([of(name) for name in gate_up], H)
             fc2 = common_format([of(name) for name in down], arch.expert_size // (1 if whole_experts else tp))
-            fc1, fc2 = (fc1, fc2) if fc1 and fc2 and fc1.bits < 16 and fc2.bits < 16 else (None, None)
+            fc1, fc2 = (fc1, fc2) if fc1 and fc2 and (fc1.bits == 16) == (fc2.bits == 16) else (None, None)
             gate, up, down_name = names.of_shared
             size = arch.experts.shared_ffn_size
             shared_fc1, shared_fc2 = (

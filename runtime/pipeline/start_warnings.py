@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 
 from ...conf.clusters import ClusterConfig
@@ -13,6 +13,7 @@ from ...parallel.placement import nodes_of_stages
 from ...parallel.real_placement import Place, changes, split_stages
 
 _log = logging.getLogger(__name__)
+_said_reasons: set[tuple[str, ...]] = set()  # of `warn_of_fallback`, in this process
 
 
 def warn_of_placement(
@@ -47,19 +48,15 @@ def warn_of_fallback(reasons: tuple[str, ...], measure: Callable[[], float] | No
         reasons: of each rank, with what would help; empty where it lacks none.
         measure: returns the tokens per second of a single request. It is called only if there is a line to log.
     """
-    lines = list(_only_once(reasons))
-    rate = f" (expect about {float(f'{measure():.2g}'):g} tokens/s for a single request)" if lines and measure else ""
-    for reason, some in lines:
+    if reasons in _said_reasons or not any(reasons):
+        return
+    _said_reasons.add(reasons)
+    rate = "" if measure is None else f" (expect about {float(f'{measure():.2g}'):g} tokens/s for a single request)"
+    for reason, some in _by_line(reasons):
         _log.warning(
             f"torch's operators run{some}, which take longer{rate}: {reason}; model.kernels=torch asks for them "
             "without this line"
         )
-
-
-@cache
-def _only_once(reasons: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Return the lines of `reasons`, once in a process: later calls return the same iterator, which is exhausted."""
-    return iter(_by_line(reasons))
 
 
 @cache

@@ -19,7 +19,7 @@ from gapless.models.memory import resolve_dtype
 from gapless.runtime.engine.plan import make_plan
 from gapless.runtime.pipeline.start_warnings import warn_of_slow_ranks
 from tests.support.gguf_files import write_gguf
-from tests.support.hf_models import make_model
+from tests.support.hf_models import greedy, make_model
 from tests.support.process_launcher import ProcessLauncher
 
 FAST = processor.multiplies_bfloat16()
@@ -92,6 +92,18 @@ def test_every_rank_computes_in_the_type_of_the_plan(folder: Path, pp: int, tp: 
             (found,) = llm.generate([PROMPT], SamplingParams(max_tokens=8, ignore_eos=True))
         outputs.append(found.outputs[0].token_ids)
     assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen2-moe"])
+def test_experts_of_16_bits_in_float32(name: str, tmp_path: Path) -> None:
+    """They are widened as they are multiplied, where that is sooner: tokens are those of float32."""
+    model = make_model(name, tmp_path).bfloat16()
+    model.save_pretrained(tmp_path)
+    expected = greedy(model.float(), PROMPT, 8)
+    keys = {"parallel.threads": 1, "model.dtype": "float32", "model.tokenizer": "none"}
+    with LLM(str(tmp_path), launcher="local", **keys) as llm:
+        (found,) = llm.generate([PROMPT], SamplingParams(max_tokens=8, ignore_eos=True))
+    assert list(found.outputs[0].token_ids) == expected
 
 
 def test_slow_ranks_are_named(caplog: pytest.LogCaptureFixture) -> None:

@@ -29,7 +29,7 @@ from gapless.runtime.core.messages import (
 from gapless.runtime.pipeline.handshake import Setup
 from gapless.runtime.pipeline.local import LocalPipeline
 from gapless.runtime.pipeline.stage_worker import StageWorker
-from gapless.runtime.pipeline.start_warnings import _only_once
+from gapless.runtime.pipeline.start_warnings import _said_reasons
 from tests.support.fake_cuda import CUDA, FakeCuda, HostWaitError
 from tests.support.lone_rank import LLAMA, lone_stage
 
@@ -148,7 +148,7 @@ def test_the_speed_that_a_fallback_measures_changes_nothing(
 
     unmeasured = local_pipeline("cpu")
     monkeypatch.setattr(StageWorker, "build", build_without_compiler)
-    _only_once.cache_clear()
+    _said_reasons.clear()
     measured = local_pipeline("cpu")
     (line,) = [line for line in caplog.messages if "no compiler" in line]
     assert re.search(r" \(expect about [\d.e+]+ tokens/s for a single request\): no compiler; install GCC; ", line)

@@ -25,7 +25,7 @@ from gapless.runtime.pipeline.handshake import Setup, StartPart
 from gapless.runtime.pipeline.protocol import PipelineError, PipelineFault
 from gapless.runtime.pipeline.recovery_limit import RecoveryLimit
 from gapless.runtime.pipeline.remote import RemotePipeline
-from gapless.runtime.pipeline.start_warnings import _only_once
+from gapless.runtime.pipeline.start_warnings import _said_reasons
 from tests.support.thread_ranks import ThreadLauncher
 from tests.support.tiers import HANGS_S
 
@@ -97,7 +97,7 @@ def test_a_start_says_what_each_part_took() -> None:
 
 
 def test_a_start_with_a_fallback_measures_decodes_of_the_whole_pipeline(caplog: pytest.LogCaptureFixture) -> None:
-    _only_once.cache_clear()
+    _said_reasons.clear()
     with pipeline(3, fallback_reasons={1: "no compiler"}) as (found, launcher):
         (line,) = caplog.messages
         rate = r"\(expect about [\d.e+]+ tokens/s for a single request\)"

@@ -15,7 +15,7 @@ from gapless.conf.schema import HardwareConfig, ParallelConfig
 from gapless.launch.stderr_log import messages_on_stderr
 from gapless.parallel.placement import nodes_of_stages
 from gapless.parallel.real_placement import Place
-from gapless.runtime.pipeline.start_warnings import _only_once, say_attention, warn_of_fallback, warn_of_placement
+from gapless.runtime.pipeline.start_warnings import _said_reasons, say_attention, warn_of_fallback, warn_of_placement
 
 GPU = HardwareConfig(device="cuda")
 
@@ -91,7 +91,7 @@ def test_the_placement_of_a_simulation_is_a_good_one(pp: int, tp: int, devices: 
 
 
 def test_ranks_that_fall_back_for_the_same_reason_share_a_line(caplog: pytest.LogCaptureFixture) -> None:
-    _only_once.cache_clear()
+    _said_reasons.clear()
     warn_of_fallback(("no compiler", "", "no compiler", "no disk"))
     lines = [line.partition("; ")[0] for line in caplog.messages]
     assert lines == [
@@ -101,7 +101,7 @@ def test_ranks_that_fall_back_for_the_same_reason_share_a_line(caplog: pytest.Lo
 
 
 def test_a_fallback_is_said_once_with_the_measured_speed(caplog: pytest.LogCaptureFixture) -> None:
-    _only_once.cache_clear()
+    _said_reasons.clear()
     rates = [0.0437, 1234.5, 23.4]
     for _ in range(2):
         warn_of_fallback(("no compiler; install GCC",), rates.pop)

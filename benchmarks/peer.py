@@ -13,10 +13,11 @@ rows are not in it.
 processes have for themselves, shared pages divided among them.
 
 `--vllm` is the Python of an environment with vLLM's CPU build; without it gapless runs alone. `--llama`, that of one
-with `llama-cpp-python`, compares something else instead: SmolLM2-135M as GGUF files of several types, by gapless in
-each `--dtype` and by llama.cpp, in tokens/s of all requests' prompts, of their decodes, and of both for one request
-alone. Decodes are the requests' whole time less that of their prompts. `--llama build` builds llama.cpp first and keeps
-it in the user's cache. Words after the options are gapless overrides, as `scheduler=equal_time`.
+with `llama-cpp-python`, compares something else instead: SmolLM2-135M as GGUF files of several types, or the files
+whose paths `--files` has, by gapless in each `--dtype` and by llama.cpp, in tokens/s of all requests' prompts, of their
+decodes, and of both for one request alone. Decodes are the requests' whole time less that of their prompts. `--llama
+build` builds llama.cpp first and keeps it in the user's cache. Words after the options are gapless overrides, as
+`scheduler=equal_time`.
 
 `--march x86-64-v3` limits gapless, torch, oneDNN and a build of llama.cpp to a level of instruction sets that the
 processor includes, so that a ratio at that level can be measured on a newer machine.
@@ -184,10 +185,11 @@ def beside_llama(bench: Benchmark, folder: Path, job: Row) -> None:
 
     given, source = bench.given, smollm2()
     paths = {name: source if name in source.name else folder / f"{name}.gguf" for name in given.files}
+    paths |= {name: Path(name) for name in given.files if name.endswith(".gguf")}
     for name, path in paths.items():
-        if path != source:
+        if path.parent == folder:
             requantize(source, GGMLQuantizationType[name], path)
-    requests = make_requests(given, vocabulary=49152)
+    requests = make_requests(given, vocabulary=32000)  # ids that both models of `docs/performance.md` have
     alone = [[each] for each in requests[:ALONE]]
     rounds = [prefills(requests), requests, *(prefills(each) for each in alone), *alone]
     job |= {"rounds": write_rounds(folder, rounds), "threads": os.cpu_count()}

@@ -32,8 +32,8 @@ class RoutedExperts(nn.Module):
         whole: this rank holds whole experts, num_experts / tp of them; else a slice of each, of width ffn_size / tp.
         dtype: of the activations, and of weights without a format.
         device: of the weights.
-        formats: of gate_up and down, where weights are quantized, and each expert's matrices are filled before `pack`, or
-            where both are of 16 bits.
+        formats: of gate_up and down, where they are quantized: each expert's matrices are filled before `pack`; or
+            where both are of 16 bits, and activations are not.
     """
 
     def __init__(

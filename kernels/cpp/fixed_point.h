@@ -16,6 +16,8 @@ constexpr int kFixedRows = kLane == 16 ? 8 : 4;        // whose sums stay in reg
 constexpr int64_t kRowsAtOnce = 64;                    // whose sums and inputs of a part stay in the first cache
 
 constexpr int kFewVectors = kBlockVectors < 4 ? kBlockVectors : 4;  // of outputs, for one row or two
+constexpr int64_t kByteRows = 2;     // that are multiplied in bytes
+constexpr int64_t kUnpackedRows = 3 * kFixedRows;  // at most: for more, codes are unpacked once
 constexpr int64_t kAheadWords = 32;  // words of codes that are fetched before they are used
 
 typedef int16_t Fixed;
@@ -32,11 +34,20 @@ inline Integers keep(Integers sum) {
     return sum;
 }
 
+// Inputs of a lane that one instruction multiplies. Of 4, the four codes are multiplied with the low bytes of the inputs,
+// and with the high ones; of 2, with 16 bits each.
 #ifdef __ARM_FEATURE_DOTPROD
-// Bytes are multiplied: the four codes of a lane with the low bytes of their inputs, and with the high ones.
 constexpr int kAtOnce = 4;
+#else
+constexpr int kAtOnce = 2;
+#endif
 
-struct Sums {
+template <int AT>
+struct Sums;
+
+#ifdef __ARM_FEATURE_DOTPROD
+template <>
+struct Sums<4> {
     Integers low = {}, high = {};
 
     void add(Codes codes, const uint32_t* x) {
@@ -45,10 +56,29 @@ struct Sums {
     }
     Integers all() const { return low + (high << 8); }
 };
-#else
-constexpr int kAtOnce = 2;  // inputs of a lane, of 16 bits each
+#elif defined(__AVX2__) && !defined(__AVX512BW__) && !defined(__AVXVNNI__)
+// Sums of 16 bits, which 32 inputs of codes of 4 bits do not exceed: two thirds of the instructions for one row or two,
+// whose codes are unpacked for them alone.
+constexpr bool kHasBytes = true;
 
-struct Sums {
+template <>
+struct Sums<4> {
+    Integers low = {}, high = {};
+
+    void add(Codes codes, const uint32_t* x) {
+        low = keep((Integers)_mm256_add_epi16((__m256i)low, _mm256_maddubs_epi16((__m256i)codes, (__m256i)(Codes{} + x[0]))));
+        high = keep((Integers)_mm256_add_epi16((__m256i)high, _mm256_maddubs_epi16((__m256i)codes, (__m256i)(Codes{} + x[1]))));
+    }
+    Integers all() const {
+        const __m256i one = _mm256_set1_epi16(1);
+        return (Integers)_mm256_madd_epi16((__m256i)low, one) + ((Integers)_mm256_madd_epi16((__m256i)high, one) << 8);
+    }
+};
+#endif
+
+#ifndef __ARM_FEATURE_DOTPROD
+template <>
+struct Sums<2> {
     Integers sums = {};
 
     void add(Codes a, const uint32_t* x) {
@@ -70,8 +100,14 @@ struct Sums {
     Integers all() const { return sums; }
 };
 #endif
-constexpr float kMostFixed = kAtOnce == 4 ? 127 * 256 + 127 : 32767;  // whose bytes are signed
-constexpr int kUnitWords = kAtOnce / 2;  // of a row's inputs that a lane of codes is multiplied with
+
+#if defined(__ARM_FEATURE_DOTPROD) || !defined(__AVX2__) || defined(__AVX512BW__) || defined(__AVXVNNI__)
+constexpr bool kHasBytes = false;  // beside kAtOnce
+#endif
+template <int AT>
+constexpr float kMostFixed = AT == 4 ? 127 * 256 + 127 : 32767;  // whose bytes are signed
+template <int AT>
+constexpr int kUnitWords = AT / 2;  // of a row's inputs that a lane of codes is multiplied with
 
 // The numbers of 16 codes, or of none.
 struct Table {
@@ -96,19 +132,19 @@ struct Table {
 };
 
 // What the numbers of codes are less than they are multiplied as: bytes are signed.
-template <int BITS, bool TABLE>
-constexpr int32_t kLess = kAtOnce == 4 && (BITS == 8 || TABLE) ? 128 : 0;
+template <int BITS, bool TABLE, int AT>
+constexpr int32_t kLess = AT == 4 && (BITS == 8 || TABLE) ? 128 : 0;
 
-template <int BITS>
-constexpr int kUnits = 32 / BITS / kAtOnce;  // of a word
+template <int BITS, int AT>
+constexpr int kUnits = 32 / BITS / AT;  // of a word
 
 // The j-th unit of each word: of the inputs j, j + kUnits, and so on.
-template <int BITS, bool TABLE>
+template <int BITS, bool TABLE, int AT>
 inline Codes unit_of(Codes word, int j, const Table& table) {
-    constexpr uint32_t kMask = BITS == 8 ? (kAtOnce == 4 ? 0xffffffffu : 0x00ff00ffu) : kAtOnce == 4 ? 0x0f0f0f0fu : 0x000f000fu;
+    constexpr uint32_t kMask = BITS == 8 ? (AT == 4 ? 0xffffffffu : 0x00ff00ffu) : AT == 4 ? 0x0f0f0f0fu : 0x000f000fu;
     Codes codes = word >> (BITS * j) & kMask;
     if (TABLE) codes = table[codes];
-    return kLess<BITS, TABLE> ? codes ^ 0x80808080u : codes;
+    return kLess<BITS, TABLE, AT> ? codes ^ 0x80808080u : codes;
 }
 
 // What a part of a row is in fixed point.
@@ -131,11 +167,11 @@ struct FixedRows {
     }
 };
 
-template <int BITS>
+template <int BITS, int AT>
 FixedRows make_fixed(const Matrix& m, int64_t rows) {
     static thread_local std::vector<uint32_t> memory;
     static thread_local std::vector<Part> of_parts;
-    int64_t part = std::min(m.group_words, kMostPart * BITS / 32);
+    int64_t part = std::min(m.group_words, (AT > kAtOnce ? 32 : kMostPart) * BITS / 32);
     while (m.group_words % part) --part;
     const int64_t parts = m.groups * m.group_words / part;
     const int64_t part_size = part * (16 / BITS), tiles = (rows + kFixedRows - 1) / kFixedRows;
@@ -155,7 +191,7 @@ inline float largest_of(const float* from, int64_t count) {
 
 // Rounds a row: with a scale for all of it, to integers from -128 to 127 of which the largest stands for 127.5
 // (compressed-tensors' symmetric scale), or with one for each part, to 16 bits.
-template <int BITS, bool TABLE>
+template <int BITS, bool TABLE, int AT>
 void fix_row(const Matrix& m, const Element* x, const FixedRows& rows, int64_t r) {
     constexpr int kCodes = 32 / BITS;
     const bool to_8_bits = m.rounds;
@@ -166,13 +202,13 @@ void fix_row(const Matrix& m, const Element* x, const FixedRows& rows, int64_t r
     const float row_most = to_8_bits ? largest_of(numbers.data(), whole) : 0.0f;
     const int64_t first = r / rows.tile * rows.tile, side = rows.rows_of(first);
     for (int64_t p = 0; p < rows.parts; ++p) {
-        uint32_t* to = rows.at(first, p) + (r - first) * kUnitWords;
+        uint32_t* to = rows.at(first, p) + (r - first) * kUnitWords<AT>;
         float* own = numbers.data() + p * part;
         const float most = to_8_bits ? row_most : largest_of(own, part);
-        const float unit = to_8_bits ? 127.5f : kMostFixed, least = to_8_bits ? -128.0f : -kMostFixed;
+        const float unit = to_8_bits ? 127.5f : kMostFixed<AT>, least = to_8_bits ? -128.0f : -kMostFixed<AT>;
         // The largest is never rounded to 127.49.
-        const float inverse = most == 0 ? 0.0f : (to_8_bits ? 127.50003f : kMostFixed) / most;
-        const float highest = to_8_bits ? 127.0f : kMostFixed;
+        const float inverse = most == 0 ? 0.0f : (to_8_bits ? 127.50003f : kMostFixed<AT>) / most;
+        const float highest = to_8_bits ? 127.0f : kMostFixed<AT>;
         Fixed fixed[kMostPart];
         int32_t sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -182,139 +218,133 @@ void fix_row(const Matrix& m, const Element* x, const FixedRows& rows, int64_t r
             sum += one;
         }
         for (int64_t word = 0; word < part; word += kCodes)
-            for (int j = 0; j < kUnits<BITS>; ++j, to += side * kUnitWords) {
+            for (int j = 0; j < kUnits<BITS, AT>; ++j, to += side * kUnitWords<AT>) {
                 const Fixed* from = fixed + word + j;
-                uint32_t words[kUnitWords] = {};
-                for (int of = 0; of < kAtOnce; ++of) {
-                    const int32_t number = from[of * kUnits<BITS>];
-                    if constexpr (kAtOnce == 2) {
+                uint32_t words[kUnitWords<AT>] = {};
+                for (int of = 0; of < AT; ++of) {
+                    const int32_t number = from[of * kUnits<BITS, AT>];
+                    if constexpr (AT == 2) {
                         words[0] |= uint32_t(uint16_t(number)) << (16 * of);
                     } else {  // the low byte is signed
                         words[0] |= uint32_t(uint8_t(number)) << (8 * of);
-                        words[kUnitWords - 1] |= uint32_t(uint8_t((number - int8_t(number)) >> 8)) << (8 * of);
+                        words[1] |= uint32_t(uint8_t((number - int8_t(number)) >> 8)) << (8 * of);
                     }
                 }
-                for (int of = 0; of < kUnitWords; ++of) to[of] = words[of];
+                for (int of = 0; of < kUnitWords<AT>; ++of) to[of] = words[of];
             }
         const float scale = most / unit;
-        rows.of_parts[r * rows.parts + p] = {scale, scale * float(sum), ((m.offsets ? 0 : int32_t(m.zero)) - kLess<BITS, TABLE>) * sum};
+        rows.of_parts[r * rows.parts + p] = {scale, scale * float(sum), ((m.offsets ? 0 : int32_t(m.zero)) - kLess<BITS, TABLE, AT>) * sum};
     }
 }
 
-// sums[R, 32] += the product of a part of R rows with VECTORS vectors of outputs of a block, from the first of them on.
-// `units(i, j, v)` is the j-th unit of the i-th word of codes.
-template <int BITS, int R, int VECTORS, class Units>
-inline void add_part(const FixedRows& rows, int64_t row, int64_t part, const Vector* scale, const Vector* shift,
-                     float* sums, Units units) {
-    const uint32_t* x = rows.at(row, part);
-    const int64_t words = rows.part_words;
-    Sums held[R][VECTORS];
-    for (int64_t i = 0; i < words; ++i)
-#pragma GCC unroll 4
-        for (int j = 0; j < kUnits<BITS>; ++j, x += R * kUnitWords) {
-            Codes w[VECTORS];
-#pragma GCC unroll 8
-            for (int v = 0; v < VECTORS; ++v) w[v] = units(i, j, v);
-#pragma GCC unroll 12
-            for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-                for (int v = 0; v < VECTORS; ++v) held[r][v].add(w[v], x + r * kUnitWords);
-        }
-#pragma GCC unroll 12
-    for (int r = 0; r < R; ++r) {
-        const Part& own = rows.of_parts[(row + r) * rows.parts + part];
-#pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; ++v) {
-            float* to = sums + r * kBlock + v * kLane;
-            Integers dot = held[r][v].all();
-            if (!shift || kAtOnce == 4) dot -= own.from_zero;
-            Vector sum = read(to) + to_float(dot) * (own.scale * scale[v]);
-            if (shift) sum += own.sum * shift[v];
-            std::memcpy(to, &sum, sizeof(sum));
-        }
-    }
-}
-
-// sums[count, 32] = the product of rows with a block. Codes become units once for all rows.
-template <int BITS, bool TABLE>
+// sums[count, 32] = the product of rows with a block.
+template <int BITS, bool TABLE, int AT>
 struct FixedBlock {
+    static constexpr int kUnits = ::kUnits<BITS, AT>;
+
     const Matrix& m;
     const FixedRows& rows;
+    std::vector<Codes> units;  // of all words, of two vectors of outputs
     const Table table{m.table};
-    alignas(64) uint32_t units[kMostPart / kAtOnce * 2 * kLane];  // of a part, of two vectors of outputs
 
-    template <int R, int VECTORS>
-    void few(int64_t row, int64_t part, const uint32_t* codes, const Vector* scale, const Vector* shift, float* sums) {
-        for (int64_t v = 0; v < kBlockVectors; v += VECTORS)
-            add_part<BITS, R, VECTORS>(rows, row, part, scale + v, shift ? shift + v : nullptr, sums + v * kLane,
-                                       [&](int64_t i, int j, int64_t of) {
-                                           const auto word = load<Codes>(codes + i * kBlock + (v + of) * kLane);
-                                           return unit_of<BITS, TABLE>(word, j, table);
-                                       });
+    // Of R rows and VECTORS vectors of outputs, from the first of them on. `units(word, j, v)` is the j-th unit of a word.
+    template <int R, int VECTORS, class Units>
+    [[gnu::always_inline]] void multiply(int64_t block, int64_t row, int64_t first, float* sums, Units units) const {
+        int64_t at = (block * m.groups * kBlockVectors + first) * kLane, left = rows.per_group, word = 0;
+        Vector total[R][VECTORS] = {};
+        for (int64_t part = 0; part < rows.parts; ++part) {
+            const uint32_t* x = rows.at(row, part);
+            Sums<AT> held[R][VECTORS];
+            for (const int64_t end = word + rows.part_words; word < end; ++word)
+#pragma GCC unroll 4
+                for (int j = 0; j < kUnits; ++j, x += R * kUnitWords<AT>) {
+                    Codes w[VECTORS];
+#pragma GCC unroll 8
+                    for (int v = 0; v < VECTORS; ++v) w[v] = units(word, j, v);
+#pragma GCC unroll 12
+                    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+                        for (int v = 0; v < VECTORS; ++v) held[r][v].add(w[v], x + r * kUnitWords<AT>);
+                }
+#pragma GCC unroll 8
+            for (int v = 0; v < VECTORS; ++v) {
+                const Vector scale = read_scales(m.scales, at + v * kLane, m.halves);
+                const Vector shift = m.offsets ? read_scales(m.offsets, at + v * kLane, m.halves) : Vector{};
+#pragma GCC unroll 12
+                for (int r = 0; r < R; ++r) {
+                    const Part& own = rows.of_parts[(row + r) * rows.parts + part];
+                    Integers dot = held[r][v].all();
+                    if (kLess<BITS, TABLE, AT> || !m.offsets) dot -= own.from_zero;
+                    total[r][v] += to_float(dot) * own.scale * scale;
+                    if (m.offsets) total[r][v] += own.sum * shift;
+                }
+            }
+            if (--left == 0) left = rows.per_group, at += kBlock;
+        }
+        for (int r = 0; r < R; ++r) std::memcpy(sums + r * kBlock + first * kLane, total[r], sizeof(total[r]));
     }
 
+    const uint32_t* codes_of(int64_t block, int64_t first) const {
+        return m.codes + (block * m.words * kBlockVectors + first) * kLane;
+    }
+
+    // By units that are used as they are made.
+    template <int R>
+    void few(int64_t block, int64_t row, float* sums) const {
+        constexpr int kVectors = R == 1 || (R == 2 && AT == kAtOnce) ? kFewVectors : 2;
+        for (int64_t first = 0; first < kBlockVectors; first += kVectors) {
+            const uint32_t* codes = codes_of(block, first);
+            multiply<R, kVectors>(block, row, first, sums, [&](int64_t word, int j, int64_t v) {
+                const uint32_t* from = codes + word * kBlock + v * kLane;
+                if (j == 0 && v % (kLineLanes / kLane) == 0) __builtin_prefetch(from + kAheadWords * kBlock);
+                return unit_of<BITS, TABLE, AT>(load<Codes>(from), j, table);
+            });
+        }
+    }
+
+    // Of a tile's rows, by `units`, for two vectors of outputs from `first` on; where there are none, for the whole block.
     template <int R = kFixedRows>
-    void tile(int64_t count, int64_t row, int64_t part, const Vector* scale, const Vector* shift, float* sums) {
-        if (R > 1 && count < R) return tile<R == 1 ? 1 : R - 1>(count, row, part, scale, shift, sums);
-        add_part<BITS, R, 2>(rows, row, part, scale, shift, sums, [&](int64_t i, int j, int64_t v) {
-            return load<Codes>(units + ((i * kUnits<BITS> + j) * 2 + v) * kLane);
+    void tile(int64_t block, int64_t row, int64_t count, int64_t first, float* sums) const {
+        if (R > 1 && count < R) return tile<R == 1 ? 1 : R - 1>(block, row, count, first, sums);
+        if (units.empty()) return few<R>(block, row, sums);
+        multiply<R, 2>(block, row, first, sums, [&](int64_t word, int j, int64_t v) {
+            return units[(word * kUnits + j) * 2 + v];
         });
     }
 
-    void many(int64_t count, int64_t row, int64_t part, const uint32_t* codes, const Vector* scale, const Vector* shift,
-              float* sums) {
-        for (int64_t v = 0; v < kBlockVectors; v += 2) {
-            for (int64_t i = 0; i < rows.part_words; ++i)
-                for (int of = 0; of < 2; ++of) {
-                    const auto word = load<Codes>(codes + i * kBlock + (v + of) * kLane);
-#pragma GCC unroll 4
-                    for (int j = 0; j < kUnits<BITS>; ++j) {
-                        const Codes unit = unit_of<BITS, TABLE>(word, j, table);
-                        std::memcpy(units + ((i * kUnits<BITS> + j) * 2 + of) * kLane, &unit, sizeof(unit));
-                    }
-                }
-            for (int64_t r = 0; r < count; r += rows.tile)
-                tile(rows.rows_of(row + r), row + r, part, scale + v, shift ? shift + v : nullptr,
-                     sums + r * kBlock + v * kLane);
-        }
-    }
-
-    void multiply(int64_t block, int64_t row, int64_t count, float* sums) {
-        std::fill(sums, sums + count * kBlock, 0.0f);
-        const uint32_t* codes = m.codes + block * m.words * kBlock;
-        for (int64_t part = 0; part < rows.parts; ++part, codes += rows.part_words * kBlock) {
-            const Terms terms(m, block, part / rows.per_group);
-            const Vector* shift = m.offsets ? terms.shift : nullptr;
-            if (count <= kFixedRows)  // which wait for memory
-                for (int64_t i = 0; i < rows.part_words * kBlock; i += kLineLanes)
-                    __builtin_prefetch(codes + kAheadWords * kBlock + i);
-            switch (count) {
-                case 1: few<1, kFewVectors>(row, part, codes, terms.scale, shift, sums); break;
-                case 2: few<2, kFewVectors>(row, part, codes, terms.scale, shift, sums); break;
-                case 3: few<3, 2>(row, part, codes, terms.scale, shift, sums); break;
-                case 4: few<4, 2>(row, part, codes, terms.scale, shift, sums); break;
-                default: many(count, row, part, codes, terms.scale, shift, sums);
-            }
+    void of_rows(int64_t block, int64_t row, int64_t count, float* sums) {
+        const bool unpacks = count > kUnpackedRows;  // codes once for all rows
+        for (int64_t first = 0; first < (unpacks ? kBlockVectors : 1); first += 2) {
+            const uint32_t* codes = codes_of(block, first);
+            units.resize(unpacks ? m.words * kUnits * 2 : 0);
+            for (int64_t word = 0; unpacks && word < m.words; ++word)
+                for (int j = 0; j < kUnits; ++j)
+                    for (int v = 0; v < 2; ++v)
+                        units[(word * kUnits + j) * 2 + v] =
+                            unit_of<BITS, TABLE, AT>(load<Codes>(codes + word * kBlock + v * kLane), j, table);
+            for (int64_t r = 0; r < count; r += rows.tile) tile(block, row + r, rows.rows_of(row + r), first, sums + r * kBlock);
         }
     }
 };
 
-template <int BITS, bool TABLE>
+template <int BITS, bool TABLE, int AT = kAtOnce>
 void multiply_fixed(const Matrix& m, const Element* x, int64_t count, const Output& to) {
-    const FixedRows rows = make_fixed<BITS>(m, count);
+    if constexpr (kHasBytes && AT == kAtOnce && BITS == 4 && !TABLE)
+        if (count <= kByteRows) return multiply_fixed<BITS, TABLE, 4>(m, x, count, to);
+    const FixedRows rows = make_fixed<BITS, AT>(m, count);
     const int64_t at_once = kRowsAtOnce / rows.tile * rows.tile;
 #pragma omp parallel for if (count > 4)
-    for (int64_t r = 0; r < count; ++r) fix_row<BITS, TABLE>(m, x + r * m.inputs, rows, r);
+    for (int64_t r = 0; r < count; ++r) fix_row<BITS, TABLE, AT>(m, x + r * m.inputs, rows, r);
     const int64_t blocks = (m.outputs + kBlock - 1) / kBlock;
 #pragma omp parallel
     {
-        FixedBlock<BITS, TABLE> of{m, rows};
+        FixedBlock<BITS, TABLE, AT> of{m, rows, {}};
         alignas(64) float sums[kRowsAtOnce * kBlock];
 #pragma omp for schedule(static)
         for (int64_t block = 0; block < blocks; ++block)
             for (int64_t row = 0; row < count; row += at_once) {
                 const int64_t some = std::min(at_once, count - row);
-                of.multiply(block, row, some, sums);
+                of.of_rows(block, row, some, sums);
                 for (int64_t r = 0; r < some; ++r) to.write(sums + r * kBlock, row + r, block * kBlock, kBlock);
             }
     }

@@ -90,7 +90,8 @@ class QuantizedWeight(CppProduct):
         numbers, self._unit = whole_numbers(format) or (None, 1.0)
         self._table = None if numbers is None else torch.tensor([_ZERO + each for each in numbers], dtype=torch.uint8)
         # Numbers are the small difference of a large code and offset, where both have many bits.
-        error = 0.0 if dtype == torch.float32 or (format.bits == 8 and format.has_offsets) else _HALF_ERROR
+        is_exact = dtype == torch.float32 and not (format.half_scales and library.is_fixed_point())
+        error = 0.0 if is_exact or (format.bits == 8 and format.has_offsets) else _HALF_ERROR
         scales, offsets = matrix.scales * self._unit, matrix.offsets
         halves = all(_are_halves(of, error) for of in (scales, offsets) if of is not None)
         kind = torch.float16 if halves else torch.float32

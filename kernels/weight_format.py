@@ -21,6 +21,8 @@ class WeightFormat:
         is_half: whether floats of 16 bits are float16.
         codebook: the table of `CODEBOOKS` that codes of 4 bits are indices of; empty: they are numbers. It has no
             offsets.
+        half_scales: whether scales and offsets may be rounded to half precision, by 2^-12, where products round more
+            than float32 does. They are products of halves and small integers, and take half of the memory then.
     """
 
     bits: int
@@ -30,6 +32,7 @@ class WeightFormat:
     is_float: bool = False
     is_half: bool = False
     codebook: str = ""
+    half_scales: bool = False
 
     @property
     def has_table(self) -> bool:

@@ -92,13 +92,13 @@ FORMATS = {
     "Q5_0": WeightFormat(8, 32),
     "Q5_1": WeightFormat(8, 32, has_offsets=True),
     "Q8_0": WeightFormat(8, 32),
-    "Q2_K": WeightFormat(4, 16, has_offsets=True),
-    "Q3_K": WeightFormat(4, 16),
-    "Q4_K": WeightFormat(4, 32, has_offsets=True),
+    "Q2_K": WeightFormat(4, 16, has_offsets=True, half_scales=True),
+    "Q3_K": WeightFormat(4, 16, half_scales=True),
+    "Q4_K": WeightFormat(4, 32, has_offsets=True, half_scales=True),
     "Q5_K": WeightFormat(8, 32, has_offsets=True),
-    "Q6_K": WeightFormat(8, 16),
+    "Q6_K": WeightFormat(8, 16, half_scales=True),
     "IQ4_NL": WeightFormat(4, 32, codebook="iq4_nl"),
-    "IQ4_XS": WeightFormat(4, 32, codebook="iq4_nl"),
+    "IQ4_XS": WeightFormat(4, 32, codebook="iq4_nl", half_scales=True),
     "MXFP4": WeightFormat(4, 32, is_float=True),
 }
 _STATED = FORMATS | SHORT

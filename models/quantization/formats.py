@@ -183,6 +183,7 @@ def common_format(formats: list[WeightFormat | None], in_size: int) -> WeightFor
         is_float=known[0].is_float,
         is_half=known[0].is_half,
         codebook=known[0].codebook,
+        half_scales=all(each.half_scales for each in known),
     )
 
 

@@ -19,7 +19,7 @@ from .cpp_library import ELEMENTS, addresses, find
 from .cpp_product import ARGUMENTS, CppProduct
 from .cuda_products import KeptMatrix, choose_product
 from .packed import pack
-from .quantized_matrix import QuantizedMatrix, dequantize, pack_codes, whole_numbers
+from .quantized_matrix import QuantizedMatrix, pack_codes, whole_numbers
 
 _OUTPUTS = 32  # of a block
 _INPUTS = 64  # a block's are padded to a multiple of it
@@ -87,12 +87,12 @@ class QuantizedWeight(CppProduct):
         groups, words = in_size // format.group, -(-format.group // in_word)
         self._group = words * in_word  # with its padding, of zeros in x
         self._codes = huge_pages.copy(_blocks(self._padded_codes(matrix)))
-        numbers, self._unit = whole_numbers(format) or (None, 1.0)
+        numbers, unit = whole_numbers(format) or (None, 1.0)
         self._table = None if numbers is None else torch.tensor([_ZERO + each for each in numbers], dtype=torch.uint8)
         # Numbers are the small difference of a large code and offset, where both have many bits.
         is_exact = dtype == torch.float32 and not (format.half_scales and library.is_fixed_point())
         error = 0.0 if is_exact or (format.bits == 8 and format.has_offsets) else _HALF_ERROR
-        scales, offsets = matrix.scales * self._unit, matrix.offsets
+        scales, offsets = matrix.scales * unit, matrix.offsets
         halves = all(_are_halves(of, error) for of in (scales, offsets) if of is not None)
         kind = torch.float16 if halves else torch.float32
         self._scales = huge_pages.copy(_blocks(scales.to(kind)))
@@ -101,6 +101,7 @@ class QuantizedWeight(CppProduct):
         sizes = (out_size, self._codes.shape[1], groups, words, self._bits, halves, zero)
         rows = (groups * self._group, format.int8_activations, _LEAST_TILED)
         tensors = addresses(self._codes, self._scales, self._offsets, self._table)
+        self._rows = library.rows
         super().__init__(library.linear, matrix.shape, _Matrix(*tensors, *sizes, *rows))
 
     @property
@@ -126,14 +127,9 @@ class QuantizedWeight(CppProduct):
 
     def rows(self, ids: Tensor) -> Tensor:
         """Return the weight's rows, [T, in]."""
-        block, row = ids // _OUTPUTS, ids % _OUTPUTS
-        matrix = QuantizedMatrix(self._format, self._codes[block, :, row].view(torch.uint8), self._scales)
-        codes = matrix.unpacked() if self._bits == self._format.bits else matrix.codes
-        groups = self._scales.shape[1]
-        codes = codes[:, : groups * self._group].unflatten(1, (groups, self._group))[..., : self._format.group]
-        scales, offsets = (None if of is None else of[block, :, row].float() for of in (self._scales, self._offsets))
-        assert scales is not None
-        return dequantize(self._format, codes.flatten(1), scales / self._unit, offsets).to(self._dtype)
+        ids, out = ids.contiguous(), torch.empty(len(ids), self.in_size, dtype=self._dtype)
+        self._rows(self.weight, *addresses(ids, out), len(ids), self.in_size)
+        return out
 
 
 def _blocks(rows: Tensor) -> Tensor:
@@ -154,7 +150,7 @@ def _are_halves(numbers: Tensor, error: float) -> bool:
 
 def _library(dtype: torch.dtype) -> CDLL | None:
     """Load the products; None where they cannot be compiled."""
-    return find("quantized", dtype, linear=ARGUMENTS, is_fixed_point=":i")
+    return find("quantized", dtype, linear=ARGUMENTS, rows="pppii", is_fixed_point=":i")
 
 
 def make_product(matrix: QuantizedMatrix, dtype: torch.dtype) -> Product:

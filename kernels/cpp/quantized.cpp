@@ -39,4 +39,25 @@ void linear(const Matrix* m, const Element* x, const Element* bias, const Elemen
     multiply(*m, x, rows, {bias, residual, out, m->outputs, wide != 0});
 }
 
+// out[count, in_size] = the rows `ids` of the weight, whose groups lie in it padded.
+void rows(const Matrix* m, const int64_t* ids, Element* out, int64_t count, int64_t in_size) {
+    const int64_t in_word = 32 / m->bits, group = in_size / m->groups;
+    const auto term = [&](const void* from, int64_t at) { return read_scales(from, at - at % kLane, m->halves)[at % kLane]; };
+#pragma omp parallel for if (count > 4)
+    for (int64_t r = 0; r < count; ++r) {
+        const int64_t block = ids[r] / kBlock, lane = ids[r] % kBlock;
+        Element* to = out + r * in_size;
+        for (int64_t g = 0; g < m->groups; ++g) {
+            const int64_t at = (block * m->groups + g) * kBlock + lane;
+            const float scale = term(m->scales, at), offset = m->offsets ? term(m->offsets, at) : 0.0f;
+            const int64_t zero = m->offsets ? 0 : m->zero;
+            const uint32_t* words = m->codes + (block * m->words + g * m->group_words) * kBlock + lane;
+            for (int64_t k = 0; k < group; ++k) {
+                const uint32_t code = words[k / in_word * kBlock] >> k % in_word * m->bits & ((1u << m->bits) - 1);
+                *to++ = scale * float((m->table ? m->table[code] : code) - zero) + offset;
+            }
+        }
+    }
+}
+
 }  // extern "C"

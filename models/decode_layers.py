@@ -43,7 +43,7 @@ def _words(numbers: Iterable[int | None]) -> Array[c_int64]:
 
 
 class DecodeLayers:
-    """The layers of a stage once their weights are packed, of which each `is_plain`.
+    """The layers of a stage once their weights are packed, of which each is plain.
 
     Args:
         layers: of the stage.

@@ -154,8 +154,9 @@ class Stage(nn.Module):
             if isinstance(module, Packable | ExpertRouter | RoutedExperts):
                 module.pack()
                 huge_pages.give_back()
+        layers: list[DecoderLayer] = list(self.decoder)  # type: ignore[arg-type]
         kinds = list(zip(self.kinds, self.groups, strict=True))
-        self._decodes = find_decode_layers(list(self.decoder), kinds, self.cache, self._kernels, self._ranks)
+        self._decodes = find_decode_layers(layers, kinds, self.cache, self._kernels, self._ranks)
 
     @property
     def is_slow(self) -> bool:

@@ -91,7 +91,8 @@ class RoutedExperts(nn.Module):
         if self._matrices:
             self._take_products(dtype)
         elif self._is_short:
-            self._laid_out = tuple([_lay_out(each, dtype) for each in of] for of in (self.gate_up, self.down))
+            gate_up, down = ([_lay_out(each, dtype) for each in of] for of in (self.gate_up, self.down))
+            self._laid_out = gate_up, down
             self._free()
         if not runs_here(dtype, device):
             return

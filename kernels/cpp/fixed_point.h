@@ -16,9 +16,8 @@ constexpr int kFixedRows = kLane == 16 ? 8 : 4;        // whose sums stay in reg
 constexpr int64_t kRowsAtOnce = 64;                    // whose sums and inputs of a part stay in the first cache
 
 constexpr int kFewVectors = kBlockVectors < 4 ? kBlockVectors : 4;  // of outputs, for one row or two
-constexpr int64_t kByteRows = 2;     // that are multiplied in bytes
 constexpr int64_t kUnpackedRows = 3 * kFixedRows;  // at most: for more, codes are unpacked once
-constexpr int64_t kAheadWords = 32;  // words of codes that are fetched before they are used
+constexpr int64_t kAheadWords = 32;                // words of codes that are fetched before they are used
 
 typedef int16_t Fixed;
 
@@ -34,20 +33,11 @@ inline Integers keep(Integers sum) {
     return sum;
 }
 
-// Inputs of a lane that one instruction multiplies. Of 4, the four codes are multiplied with the low bytes of the inputs,
-// and with the high ones; of 2, with 16 bits each.
 #ifdef __ARM_FEATURE_DOTPROD
+// Bytes are multiplied: the four codes of a lane with the low bytes of their inputs, and with the high ones.
 constexpr int kAtOnce = 4;
-#else
-constexpr int kAtOnce = 2;
-#endif
 
-template <int AT>
-struct Sums;
-
-#ifdef __ARM_FEATURE_DOTPROD
-template <>
-struct Sums<4> {
+struct Sums {
     Integers low = {}, high = {};
 
     void add(Codes codes, const uint32_t* x) {
@@ -56,29 +46,10 @@ struct Sums<4> {
     }
     Integers all() const { return low + (high << 8); }
 };
-#elif defined(__AVX2__) && !defined(__AVX512BW__) && !defined(__AVXVNNI__)
-// Sums of 16 bits, which 32 inputs of codes of 4 bits do not exceed: two thirds of the instructions for one row or two,
-// whose codes are unpacked for them alone.
-constexpr bool kHasBytes = true;
+#else
+constexpr int kAtOnce = 2;  // inputs of a lane, of 16 bits each
 
-template <>
-struct Sums<4> {
-    Integers low = {}, high = {};
-
-    void add(Codes codes, const uint32_t* x) {
-        low = keep((Integers)_mm256_add_epi16((__m256i)low, _mm256_maddubs_epi16((__m256i)codes, (__m256i)(Codes{} + x[0]))));
-        high = keep((Integers)_mm256_add_epi16((__m256i)high, _mm256_maddubs_epi16((__m256i)codes, (__m256i)(Codes{} + x[1]))));
-    }
-    Integers all() const {
-        const __m256i one = _mm256_set1_epi16(1);
-        return (Integers)_mm256_madd_epi16((__m256i)low, one) + ((Integers)_mm256_madd_epi16((__m256i)high, one) << 8);
-    }
-};
-#endif
-
-#ifndef __ARM_FEATURE_DOTPROD
-template <>
-struct Sums<2> {
+struct Sums {
     Integers sums = {};
 
     void add(Codes a, const uint32_t* x) {
@@ -100,14 +71,8 @@ struct Sums<2> {
     Integers all() const { return sums; }
 };
 #endif
-
-#if defined(__ARM_FEATURE_DOTPROD) || !defined(__AVX2__) || defined(__AVX512BW__) || defined(__AVXVNNI__)
-constexpr bool kHasBytes = false;  // beside kAtOnce
-#endif
-template <int AT>
-constexpr float kMostFixed = AT == 4 ? 127 * 256 + 127 : 32767;  // whose bytes are signed
-template <int AT>
-constexpr int kUnitWords = AT / 2;  // of a row's inputs that a lane of codes is multiplied with
+constexpr float kMostFixed = kAtOnce == 4 ? 127 * 256 + 127 : 32767;  // whose bytes are signed
+constexpr int kUnitWords = kAtOnce / 2;  // of a row's inputs that a lane of codes is multiplied with
 
 // The numbers of 16 codes, or of none.
 struct Table {
@@ -132,19 +97,19 @@ struct Table {
 };
 
 // What the numbers of codes are less than they are multiplied as: bytes are signed.
-template <int BITS, bool TABLE, int AT>
-constexpr int32_t kLess = AT == 4 && (BITS == 8 || TABLE) ? 128 : 0;
+template <int BITS, bool TABLE>
+constexpr int32_t kLess = kAtOnce == 4 && (BITS == 8 || TABLE) ? 128 : 0;
 
-template <int BITS, int AT>
-constexpr int kUnits = 32 / BITS / AT;  // of a word
+template <int BITS>
+constexpr int kUnits = 32 / BITS / kAtOnce;  // of a word
 
 // The j-th unit of each word: of the inputs j, j + kUnits, and so on.
-template <int BITS, bool TABLE, int AT>
+template <int BITS, bool TABLE>
 inline Codes unit_of(Codes word, int j, const Table& table) {
-    constexpr uint32_t kMask = BITS == 8 ? (AT == 4 ? 0xffffffffu : 0x00ff00ffu) : AT == 4 ? 0x0f0f0f0fu : 0x000f000fu;
+    constexpr uint32_t kMask = BITS == 8 ? (kAtOnce == 4 ? 0xffffffffu : 0x00ff00ffu) : kAtOnce == 4 ? 0x0f0f0f0fu : 0x000f000fu;
     Codes codes = word >> (BITS * j) & kMask;
     if (TABLE) codes = table[codes];
-    return kLess<BITS, TABLE, AT> ? codes ^ 0x80808080u : codes;
+    return kLess<BITS, TABLE> ? codes ^ 0x80808080u : codes;
 }
 
 // What a part of a row is in fixed point.
@@ -167,11 +132,11 @@ struct FixedRows {
     }
 };
 
-template <int BITS, int AT>
+template <int BITS>
 FixedRows make_fixed(const Matrix& m, int64_t rows) {
     static thread_local std::vector<uint32_t> memory;
     static thread_local std::vector<Part> of_parts;
-    int64_t part = std::min(m.group_words, (AT > kAtOnce ? 32 : kMostPart) * BITS / 32);
+    int64_t part = std::min(m.group_words, kMostPart * BITS / 32);
     while (m.group_words % part) --part;
     const int64_t parts = m.groups * m.group_words / part;
     const int64_t part_size = part * (16 / BITS), tiles = (rows + kFixedRows - 1) / kFixedRows;
@@ -191,7 +156,7 @@ inline float largest_of(const float* from, int64_t count) {
 
 // Rounds a row: with a scale for all of it, to integers from -128 to 127 of which the largest stands for 127.5
 // (compressed-tensors' symmetric scale), or with one for each part, to 16 bits.
-template <int BITS, bool TABLE, int AT>
+template <int BITS, bool TABLE>
 void fix_row(const Matrix& m, const Element* x, const FixedRows& rows, int64_t r) {
     constexpr int kCodes = 32 / BITS;
     const bool to_8_bits = m.rounds;
@@ -202,13 +167,13 @@ void fix_row(const Matrix& m, const Element* x, const FixedRows& rows, int64_t r
     const float row_most = to_8_bits ? largest_of(numbers.data(), whole) : 0.0f;
     const int64_t first = r / rows.tile * rows.tile, side = rows.rows_of(first);
     for (int64_t p = 0; p < rows.parts; ++p) {
-        uint32_t* to = rows.at(first, p) + (r - first) * kUnitWords<AT>;
+        uint32_t* to = rows.at(first, p) + (r - first) * kUnitWords;
         float* own = numbers.data() + p * part;
         const float most = to_8_bits ? row_most : largest_of(own, part);
-        const float unit = to_8_bits ? 127.5f : kMostFixed<AT>, least = to_8_bits ? -128.0f : -kMostFixed<AT>;
+        const float unit = to_8_bits ? 127.5f : kMostFixed, least = to_8_bits ? -128.0f : -kMostFixed;
         // The largest is never rounded to 127.49.
-        const float inverse = most == 0 ? 0.0f : (to_8_bits ? 127.50003f : kMostFixed<AT>) / most;
-        const float highest = to_8_bits ? 127.0f : kMostFixed<AT>;
+        const float inverse = most == 0 ? 0.0f : (to_8_bits ? 127.50003f : kMostFixed) / most;
+        const float highest = to_8_bits ? 127.0f : kMostFixed;
         Fixed fixed[kMostPart];
         int32_t sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -218,30 +183,28 @@ void fix_row(const Matrix& m, const Element* x, const FixedRows& rows, int64_t r
             sum += one;
         }
         for (int64_t word = 0; word < part; word += kCodes)
-            for (int j = 0; j < kUnits<BITS, AT>; ++j, to += side * kUnitWords<AT>) {
+            for (int j = 0; j < kUnits<BITS>; ++j, to += side * kUnitWords) {
                 const Fixed* from = fixed + word + j;
-                uint32_t words[kUnitWords<AT>] = {};
-                for (int of = 0; of < AT; ++of) {
-                    const int32_t number = from[of * kUnits<BITS, AT>];
-                    if constexpr (AT == 2) {
+                uint32_t words[kUnitWords] = {};
+                for (int of = 0; of < kAtOnce; ++of) {
+                    const int32_t number = from[of * kUnits<BITS>];
+                    if constexpr (kAtOnce == 2) {
                         words[0] |= uint32_t(uint16_t(number)) << (16 * of);
                     } else {  // the low byte is signed
                         words[0] |= uint32_t(uint8_t(number)) << (8 * of);
-                        words[1] |= uint32_t(uint8_t((number - int8_t(number)) >> 8)) << (8 * of);
+                        words[kUnitWords - 1] |= uint32_t(uint8_t((number - int8_t(number)) >> 8)) << (8 * of);
                     }
                 }
-                for (int of = 0; of < kUnitWords<AT>; ++of) to[of] = words[of];
+                for (int of = 0; of < kUnitWords; ++of) to[of] = words[of];
             }
         const float scale = most / unit;
-        rows.of_parts[r * rows.parts + p] = {scale, scale * float(sum), ((m.offsets ? 0 : int32_t(m.zero)) - kLess<BITS, TABLE, AT>) * sum};
+        rows.of_parts[r * rows.parts + p] = {scale, scale * float(sum), ((m.offsets ? 0 : int32_t(m.zero)) - kLess<BITS, TABLE>) * sum};
     }
 }
 
 // sums[count, 32] = the product of rows with a block.
-template <int BITS, bool TABLE, int AT>
+template <int BITS, bool TABLE>
 struct FixedBlock {
-    static constexpr int kUnits = ::kUnits<BITS, AT>;
-
     const Matrix& m;
     const FixedRows& rows;
     std::vector<Codes> units;  // of all words, of two vectors of outputs
@@ -254,17 +217,17 @@ struct FixedBlock {
         Vector total[R][VECTORS] = {};
         for (int64_t part = 0; part < rows.parts; ++part) {
             const uint32_t* x = rows.at(row, part);
-            Sums<AT> held[R][VECTORS];
+            Sums held[R][VECTORS];
             for (const int64_t end = word + rows.part_words; word < end; ++word)
 #pragma GCC unroll 4
-                for (int j = 0; j < kUnits; ++j, x += R * kUnitWords<AT>) {
+                for (int j = 0; j < kUnits<BITS>; ++j, x += R * kUnitWords) {
                     Codes w[VECTORS];
 #pragma GCC unroll 8
                     for (int v = 0; v < VECTORS; ++v) w[v] = units(word, j, v);
 #pragma GCC unroll 12
                     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-                        for (int v = 0; v < VECTORS; ++v) held[r][v].add(w[v], x + r * kUnitWords<AT>);
+                        for (int v = 0; v < VECTORS; ++v) held[r][v].add(w[v], x + r * kUnitWords);
                 }
 #pragma GCC unroll 8
             for (int v = 0; v < VECTORS; ++v) {
@@ -274,7 +237,7 @@ struct FixedBlock {
                 for (int r = 0; r < R; ++r) {
                     const Part& own = rows.of_parts[(row + r) * rows.parts + part];
                     Integers dot = held[r][v].all();
-                    if (kLess<BITS, TABLE, AT> || !m.offsets) dot -= own.from_zero;
+                    if (kLess<BITS, TABLE> || !m.offsets) dot -= own.from_zero;
                     total[r][v] += to_float(dot) * own.scale * scale;
                     if (m.offsets) total[r][v] += own.sum * shift;
                 }
@@ -291,13 +254,13 @@ struct FixedBlock {
     // By units that are used as they are made.
     template <int R>
     void few(int64_t block, int64_t row, float* sums) const {
-        constexpr int kVectors = R == 1 || (R == 2 && AT == kAtOnce) ? kFewVectors : 2;
+        constexpr int kVectors = R <= 2 ? kFewVectors : 2;
         for (int64_t first = 0; first < kBlockVectors; first += kVectors) {
             const uint32_t* codes = codes_of(block, first);
             multiply<R, kVectors>(block, row, first, sums, [&](int64_t word, int j, int64_t v) {
                 const uint32_t* from = codes + word * kBlock + v * kLane;
                 if (j == 0 && v % (kLineLanes / kLane) == 0) __builtin_prefetch(from + kAheadWords * kBlock);
-                return unit_of<BITS, TABLE, AT>(load<Codes>(from), j, table);
+                return unit_of<BITS, TABLE>(load<Codes>(from), j, table);
             });
         }
     }
@@ -308,7 +271,7 @@ struct FixedBlock {
         if (R > 1 && count < R) return tile<R == 1 ? 1 : R - 1>(block, row, count, first, sums);
         if (units.empty()) return few<R>(block, row, sums);
         multiply<R, 2>(block, row, first, sums, [&](int64_t word, int j, int64_t v) {
-            return units[(word * kUnits + j) * 2 + v];
+            return units[(word * kUnits<BITS> + j) * 2 + v];
         });
     }
 
@@ -316,29 +279,27 @@ struct FixedBlock {
         const bool unpacks = count > kUnpackedRows;  // codes once for all rows
         for (int64_t first = 0; first < (unpacks ? kBlockVectors : 1); first += 2) {
             const uint32_t* codes = codes_of(block, first);
-            units.resize(unpacks ? m.words * kUnits * 2 : 0);
+            units.resize(unpacks ? m.words * kUnits<BITS> * 2 : 0);
             for (int64_t word = 0; unpacks && word < m.words; ++word)
-                for (int j = 0; j < kUnits; ++j)
+                for (int j = 0; j < kUnits<BITS>; ++j)
                     for (int v = 0; v < 2; ++v)
-                        units[(word * kUnits + j) * 2 + v] =
-                            unit_of<BITS, TABLE, AT>(load<Codes>(codes + word * kBlock + v * kLane), j, table);
+                        units[(word * kUnits<BITS> + j) * 2 + v] =
+                            unit_of<BITS, TABLE>(load<Codes>(codes + word * kBlock + v * kLane), j, table);
             for (int64_t r = 0; r < count; r += rows.tile) tile(block, row + r, rows.rows_of(row + r), first, sums + r * kBlock);
         }
     }
 };
 
-template <int BITS, bool TABLE, int AT = kAtOnce>
+template <int BITS, bool TABLE>
 void multiply_fixed(const Matrix& m, const Element* x, int64_t count, const Output& to) {
-    if constexpr (kHasBytes && AT == kAtOnce && BITS == 4 && !TABLE)
-        if (count <= kByteRows) return multiply_fixed<BITS, TABLE, 4>(m, x, count, to);
-    const FixedRows rows = make_fixed<BITS, AT>(m, count);
+    const FixedRows rows = make_fixed<BITS>(m, count);
     const int64_t at_once = kRowsAtOnce / rows.tile * rows.tile;
 #pragma omp parallel for if (count > 4)
-    for (int64_t r = 0; r < count; ++r) fix_row<BITS, TABLE, AT>(m, x + r * m.inputs, rows, r);
+    for (int64_t r = 0; r < count; ++r) fix_row<BITS, TABLE>(m, x + r * m.inputs, rows, r);
     const int64_t blocks = (m.outputs + kBlock - 1) / kBlock;
 #pragma omp parallel
     {
-        FixedBlock<BITS, TABLE, AT> of{m, rows, {}};
+        FixedBlock<BITS, TABLE> of{m, rows, {}};
         alignas(64) float sums[kRowsAtOnce * kBlock];
 #pragma omp for schedule(static)
         for (int64_t block = 0; block < blocks; ++block)

@@ -24,11 +24,11 @@ $(VENV)/.demo: $(VENV)/.installed demo.txt
 # Three at a time on two cores: tests wait for processes that start, or are to be noticed as dead.
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 2
 
-# Every test of logic, and a real start of each kind: at most five minutes on two cores.
+# Every test of logic, and a real start of each kind: five to ten minutes on two cores.
 test: $(VENV)/.dev
 	$(PYTEST) $(ARGS)
 
-# Everything, as CI runs it: at most twelve.
+# Everything, as CI runs it: twenty minutes to an hour.
 test-all: $(VENV)/.docs $(VENV)/.demo
 	$(PYTEST) --all $(ARGS)
 

@@ -69,6 +69,7 @@ class DecodeLayers:
         backends = [_parts(layers[first])[0].backend for first in self._firsts]
         self._windows = [backend.window for backend in backends if isinstance(backend, CppBackend)]
         self._products = [linear.packed for layer in layers for linear in _linears(layer)]
+        self._most_rows = min(each.most_rows for each in self._products if isinstance(each, CppProduct))
         of_layers = zip(layers, kinds, cache.keys, cache.values, strict=True)
         self._layers = _words(
             word
@@ -96,7 +97,7 @@ class DecodeLayers:
             or (self._groups.mesh.tp > 1 and self._groups.shared is None)
         ):
             return False
-        return all(rows <= product.most_rows for product in self._products if isinstance(product, CppProduct))
+        return rows <= self._most_rows
 
     def compute(self, x_TH: Tensor, contexts: Sequence[BatchContext]) -> Tensor:
         """Compute all layers in place, as each of them does; `contexts` are by layer."""

@@ -87,17 +87,12 @@ class DecodeLayers:
         layers_at = cast(self._layers, c_void_p)
         self._stage = _Stage(*functions, layers_at, *sizes, attention.backend.sizes.block_size, *eps)
 
-    def take(self, rows: int, contexts: Sequence[BatchContext]) -> bool:
+    def takes(self, rows: int, contexts: Sequence[BatchContext]) -> bool:
         """Return whether a micro-batch of `rows` rows is one for `compute`: it has decodes alone, not too many."""
         plan = contexts[0].plan
         assert isinstance(plan, CppPlan)
-        if (
-            rows != len(plan.decodes)
-            or contexts[-1].rows is not None
-            or (self._groups.mesh.tp > 1 and self._groups.shared is None)
-        ):
-            return False
-        return rows <= self._most_rows
+        can_sum = self._groups.mesh.tp == 1 or self._groups.shared is not None
+        return can_sum and contexts[-1].rows is None and rows == len(plan.decodes) <= self._most_rows
 
     def compute(self, x_TH: Tensor, contexts: Sequence[BatchContext]) -> Tensor:
         """Compute all layers in place, as each of them does; `contexts` are by layer."""

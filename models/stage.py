@@ -241,7 +241,7 @@ class Stage(nn.Module):
         assert (hidden_TH is None) == self.mesh.is_first, self.mesh
         first = self.embed(inputs.token_ids, inputs.positions) if hidden_TH is None else hidden_TH
         contexts = [*inputs.contexts[:-1], inputs.last_context]
-        if self._decodes is not None and self._decodes.take(inputs.num_tokens, contexts):
+        if self._decodes is not None and self._decodes.takes(inputs.num_tokens, contexts):
             return self._decodes.compute(first, contexts), None
         x_TH: Parts = first, None
         for layer, context, keys, values in zip(

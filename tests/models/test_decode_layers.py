@@ -145,4 +145,4 @@ def test_chunks_compute_one_by_one() -> None:
         stage = make(LLAMA, "float32", "int4", groups)
         mixed = RaggedBatch.of(list(range(12)), PROMPTS[:1], [Segment(3, 1, [2])], [10, 11])
         inputs = stage.prepare(mixed)
-        assert not decodes.take(12, inputs.contexts)
+        assert not decodes.takes(12, inputs.contexts)

@@ -52,7 +52,7 @@ class CppProduct:
         return x.contiguous()
 
 
-class Packed(Structure):
-    """`Packed` of `packed.cpp`."""
+class PackedMatrix(Structure):
+    """`PackedMatrix` of `packed.cpp`."""
 
     _fields_ = (("weight", c_void_p), *((name, c_int64) for name in ("inputs", "outputs", "form")))

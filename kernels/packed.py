@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from .cpp_library import ELEMENTS, find
-from .cpp_product import ARGUMENTS, CppProduct
-from .cpp_product import Packed as _Packed
+from .cpp_product import ARGUMENTS, CppProduct, PackedMatrix
 from .tiled import TiledWeight, can_tile
 
 # oneDNN makes code for each number of rows and shape of weight that it meets, half a millisecond and about a megabyte.
@@ -41,7 +40,7 @@ class PackedWeight(CppProduct):
         self._dtype, (out_size, in_size) = weight.dtype, weight.shape
         self._block = _find_block(self._packed, weight)
         library = _library(weight.dtype)
-        held = _Packed(torch.ops.mkldnn.data_ptr(self._packed), in_size, out_size, self._block)
+        held = PackedMatrix(torch.ops.mkldnn.data_ptr(self._packed), in_size, out_size, self._block)
         super().__init__(None if library is None else library.linear, weight.shape, held)
         self._most_rows = _MOST_ROWS.get((weight.dtype, self._block), 0)
 

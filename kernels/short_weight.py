@@ -14,7 +14,7 @@ from torch import Tensor
 
 from . import huge_pages
 from .cpp_library import ELEMENTS, find
-from .cpp_product import ARGUMENTS, CppProduct, Packed
+from .cpp_product import ARGUMENTS, CppProduct, PackedMatrix
 from .processor import multiplies_bfloat16
 from .weight_format import WeightFormat
 
@@ -30,7 +30,7 @@ class ShortWeight(CppProduct):
         self._dtype = dtype
         blocks = F.pad(weight, (0, 0, 0, -out_size % _OUTPUTS)).unflatten(0, (-1, _OUTPUTS))
         self._blocks = huge_pages.copy(blocks.transpose(1, 2))  # [blocks, in, 64]
-        held = Packed(self._blocks.data_ptr(), in_size, out_size, weight.dtype == torch.float16)
+        held = PackedMatrix(self._blocks.data_ptr(), in_size, out_size, weight.dtype == torch.float16)
         super().__init__(library.linear_short, weight.shape, held)
 
     def rows(self, ids: Tensor) -> Tensor:

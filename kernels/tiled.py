@@ -14,7 +14,7 @@ from torch import Tensor
 
 from . import huge_pages
 from .cpp_library import find_tiled
-from .cpp_product import ARGUMENTS, CppProduct, Packed
+from .cpp_product import ARGUMENTS, CppProduct, PackedMatrix
 
 _SIZE = 32  # outputs of a block, and inputs of a tile
 
@@ -29,7 +29,7 @@ class TiledWeight(CppProduct):
         library = _library()
         assert library is not None
         self._gated = library.gated_silu_tiled
-        super().__init__(library.linear_tiled, weight.shape, Packed(self._pairs.data_ptr(), in_size, out_size))
+        super().__init__(library.linear_tiled, weight.shape, PackedMatrix(self._pairs.data_ptr(), in_size, out_size))
 
     def gated_silu(self, x: Tensor) -> Tensor:
         """Return silu(x @ gate.T) * (x @ up.T), [T, out / 2], of a weight [gate; up] whose halves are whole blocks."""

@@ -19,7 +19,7 @@ from tests.support.forked import finish
 from tests.support.users_ray import UsersRay
 
 __all__ = ["expected"]  # a fixture
-GCS_PATIENCE_S = 8
+GCS_PATIENCE_S = 16  # the half of it that is left must be enough to start a GCS, also beside other load
 ENV = {"RAY_AUTH_MODE": "disabled", "RAY_gcs_rpc_server_reconnect_timeout_s": str(GCS_PATIENCE_S)}
 DIED = r"rank \d \(stage \d\) died: Ray's (.+) ha(?:s|ve) ended"
 RAYLET = r"raylet of node [\d.]+"

@@ -1,4 +1,4 @@
-"""Weights that C++ multiplies with: each of their functions takes what `Multiply` of `rows.h` does."""
+"""Base class of CPU weights with a C++ GEMM. All their C++ functions share one signature, `Multiply` in `rows.h`."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from torch import Tensor
 
 from .cpp_library import addresses
 
-ARGUMENTS = 5 * "p" + 2 * "i"  # of a function, for `cpp_library.load`
-ANY_ROWS = 1 << 62
+ARGUMENTS = 5 * "p" + 2 * "i"  # of `Multiply`, for `cpp_library.load`
+_ANY_ROWS = 1 << 62
 
 
 class CppProduct:
     """A weight [out, in] on a CPU.
 
     Attributes:
-        in_size, out_size: inputs and outputs.
-        function: the address of the C++ function.
-        weight: that of what it is given as the weight, which lives as long as this object.
+        in_size, out_size: input and output features.
+        function: address of the C++ GEMM.
+        weight: address of the struct that describes the weight to it; valid for the lifetime of this object.
     """
+
+    is_padded = False
+    """whether `inputs` pads rows, so that C++ callers cannot pass activations through unchanged"""
 
     def __init__(self, function: Any, shape: Iterable[int], held: Structure) -> None:
         self._multiply, self._held = function, held
@@ -31,8 +34,13 @@ class CppProduct:
 
     @property
     def most_rows(self) -> int:
-        """The rows that the function may be given."""
-        return ANY_ROWS
+        """The largest number of rows that the C++ GEMM accepts."""
+        return _ANY_ROWS
+
+    @property
+    def takes_any_rows(self) -> bool:
+        """Whether the C++ GEMM accepts any number of rows."""
+        return self.most_rows == _ANY_ROWS
 
     def linear(self, x: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         """Return x @ weight.T + bias + residual, [T, out]."""
@@ -48,11 +56,11 @@ class CppProduct:
         return out
 
     def inputs(self, x: Tensor) -> Tensor:
-        """Return rows as the weight is laid out."""
+        """Return the activations in the layout that the weight expects."""
         return x.contiguous()
 
 
 class PackedMatrix(Structure):
-    """`PackedMatrix` of `packed.cpp`."""
+    """`Packed` of `packed.cpp`."""
 
     _fields_ = (("weight", c_void_p), *((name, c_int64) for name in ("inputs", "outputs", "form")))

@@ -86,6 +86,7 @@ class QuantizedWeight(CppProduct):
         in_word = _WORD // self._bits
         groups, words = in_size // format.group, -(-format.group // in_word)
         self._group = words * in_word  # with its padding, of zeros in x
+        self.is_padded = self._group != format.group
         self._codes = huge_pages.copy(_blocks(self._padded_codes(matrix)))
         numbers, unit = whole_numbers(format) or (None, 1.0)
         self._table = None if numbers is None else torch.tensor([_ZERO + each for each in numbers], dtype=torch.uint8)
@@ -103,11 +104,6 @@ class QuantizedWeight(CppProduct):
         tensors = addresses(self._codes, self._scales, self._offsets, self._table)
         self._rows = library.rows
         super().__init__(library.linear, matrix.shape, _Matrix(*tensors, *sizes, *rows))
-
-    @property
-    def is_padded(self) -> bool:
-        """Whether `inputs` does more than to make rows contiguous."""
-        return self._group != self._format.group
 
     def _padded_codes(self, matrix: QuantizedMatrix) -> Tensor:
         """Return words of codes, int32, [out, words], where each group and all inputs are padded."""

@@ -21,8 +21,8 @@ class WeightFormat:
         is_half: whether floats of 16 bits are float16.
         codebook: the table of `CODEBOOKS` that codes of 4 bits are indices of; empty: they are numbers. It has no
             offsets.
-        half_scales: whether scales and offsets may be rounded to half precision, by 2^-12, where products round more
-            than float32 does. They are products of halves and small integers, and take half of the memory then.
+        half_scales: whether fixed-point GEMMs may hold scales and offsets in half precision, rounded by up to 2^-12.
+            GGUF's K types set it: their scales are a half times a small integer, which half precision cannot hold.
     """
 
     bits: int

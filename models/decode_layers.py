@@ -1,4 +1,4 @@
-"""All layers of a stage for decodes alone by one C++ call (`decoder.cpp`), where C++ computes each of their parts."""
+"""Runs decode-only micro-batches through all layers of a stage in one C++ call (`decoder.cpp`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ..kernels.cpp_library import addresses, find
 from ..kernels.cpp_product import CppProduct
-from ..kernels.quantized import QuantizedWeight
 from ..parallel.groups import Groups
 from ..parallel.layers import ColumnParallelLinear, RowParallelLinear
 from .attention.cpp import CppBackend, CppPlan
@@ -43,14 +42,14 @@ def _words(numbers: Iterable[int | None]) -> Array[c_int64]:
 
 
 class DecodeLayers:
-    """The layers of a stage once their weights are packed, of which each is plain.
+    """The decoder layers of a stage whose weights are packed. `find_decode_layers` checks that C++ supports them.
 
     Args:
-        layers: of the stage.
-        kinds: by layer; equal ones share a `BatchContext` of each micro-batch.
-        cache: of these layers.
-        kernels: of these layers.
-        groups: of this rank.
+        layers: the stage's layers.
+        kinds: one key per layer; layers with equal keys share a `BatchContext`.
+        cache: the KV cache of these layers.
+        kernels: the C++ operators of these layers.
+        groups: the process groups of this rank.
     """
 
     def __init__(
@@ -88,14 +87,14 @@ class DecodeLayers:
         self._stage = _Stage(*functions, layers_at, *sizes, attention.backend.sizes.block_size, *eps)
 
     def takes(self, rows: int, contexts: Sequence[BatchContext]) -> bool:
-        """Return whether a micro-batch of `rows` rows is one for `compute`: it has decodes alone, not too many."""
+        """Return whether `compute` supports a micro-batch of `rows` rows: decodes only, and not too many."""
         plan = contexts[0].plan
         assert isinstance(plan, CppPlan)
         can_sum = self._groups.mesh.tp == 1 or self._groups.shared is not None
         return can_sum and contexts[-1].rows is None and rows == len(plan.decodes) <= self._most_rows
 
     def compute(self, x_TH: Tensor, contexts: Sequence[BatchContext]) -> Tensor:
-        """Compute all layers in place, as each of them does; `contexts` are by layer."""
+        """Run all layers in place, with the same results as layer by layer. `contexts` has one entry per layer."""
         words: list[int | None] = []
         for first, window in zip(self._firsts, self._windows, strict=True):
             context = contexts[first]
@@ -113,7 +112,7 @@ class DecodeLayers:
 def find_decode_layers(
     layers: Sequence[DecoderLayer], kinds: Sequence[object], cache: KVCache, kernels: Kernels, groups: Groups
 ) -> DecodeLayers | None:
-    """Return what computes decodes alone; None where a layer has a part that few models have, or one not in C++."""
+    """Return the fused path for decode-only micro-batches; None if a layer has a part that it does not support."""
     if not layers or not isinstance(kernels, CppKernels) or not all(map(_is_plain, layers)):
         return None
     return DecodeLayers(layers, kinds, cache, kernels, groups)
@@ -136,9 +135,7 @@ def _is_plain(layer: DecoderLayer) -> bool:
 
 def _is_by_cpp(linear: ColumnParallelLinear | RowParallelLinear) -> bool:
     packed = linear.packed
-    if isinstance(packed, QuantizedWeight) and packed.is_padded:
-        return False
-    return isinstance(packed, CppProduct) and packed.most_rows > 0
+    return isinstance(packed, CppProduct) and packed.most_rows > 0 and not packed.is_padded
 
 
 def _parts(layer: DecoderLayer) -> tuple[Attention, FeedForward]:
@@ -154,7 +151,7 @@ def _linears(layer: DecoderLayer) -> list[ColumnParallelLinear | RowParallelLine
 
 
 def _layer_words(layer: DecoderLayer, groups: Groups) -> list[int | None]:
-    """Return the fields of `Layer` up to its cache."""
+    """Return the fields of `Layer` in `decoder.cpp`, up to its KV cache."""
     words: list[int | None] = []
     for linear in _linears(layer):
         packed = linear.packed

@@ -186,7 +186,7 @@ class Groups:
 
     @property
     def shared(self) -> SharedMemory | None:
-        """The memory that the ranks of this stage share; None where they share none, or there is one."""
+        """The shared memory of this stage's tensor-parallel ranks; None if they have none, or tp is 1."""
         return self._shared
 
     def all_reduce(self, x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..kernels.cpp_product import ANY_ROWS, CppProduct
+from ..kernels.cpp_product import CppProduct
 from ..kernels.packed import pack
 from ..kernels.quantized import Product, TableProduct, make_product, make_table
 from ..kernels.quantized_matrix import QuantizedMatrix
@@ -286,8 +286,6 @@ class LMHead(ColumnParallelLinear):
         """
         packed = self.packed
         logits = (
-            packed.logits(x_RH)
-            if isinstance(packed, CppProduct) and packed.most_rows == ANY_ROWS
-            else super().forward(x_RH)
+            packed.logits(x_RH) if isinstance(packed, CppProduct) and packed.takes_any_rows else super().forward(x_RH)
         )
         return self._groups.deal_rows(logits)[:, : self.vocab_size].float()

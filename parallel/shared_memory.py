@@ -29,7 +29,7 @@ _NAME_BYTES = 16
 
 
 class Reduction(ctypes.Structure):
-    """`Ranks` of `decoder.cpp`: an all-reduce, to be called from C++."""
+    """`Ranks` of `decoder.cpp`: the arguments of an all-reduce that C++ calls."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("all_reduce", "base")),
@@ -122,14 +122,14 @@ class SharedMemory:
         self._ended.value = 1
 
     def reduction(self, dtype: torch.dtype) -> Reduction:
-        """Return what `all_reduce` calls; what it returns is for `check`."""
+        """Return the arguments for an all-reduce called from C++, whose return code goes to `check`."""
         base, rank, size, capacity, _, _ = self._common
         state = ctypes.addressof(self._ended), ctypes.addressof(self._round)
         function = ctypes.cast(_library(dtype).all_reduce, ctypes.c_void_p)
         return Reduction(function, base, rank, size, capacity, *state, self._timeout_s)
 
     def check(self, late: int) -> None:
-        """Raise what a collective's result says."""
+        """Raise if the return code of a collective reports a timeout."""
         if late and self._ended.value:
             raise ConnectionLost("the pipeline is being restarted")
         if late:

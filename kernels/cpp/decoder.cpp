@@ -1,7 +1,7 @@
-// All decoder layers of a stage for decodes alone, in one call, for `decode_layers.py`.
+// Runs a decode-only micro-batch through all decoder layers of a stage in one call, for `decode_layers.py`.
 //
-// A layer of one row is a dozen calls of some microseconds, which take longer from Python than they compute. What each of
-// them does, and in which order, is what `decoder.py` does.
+// For one row, calling a layer's operators from Python takes longer than computing them. The computation is that of
+// `decoder.py`, in the same order.
 
 #include <cmath>
 #include <vector>
@@ -26,10 +26,10 @@ struct Layer {
     Norm attention_norm, ffn_norm;
     const Element *query_norm, *key_norm;  // null: none
     void *keys, *values;
-    int64_t kind;  // whose `Tables` it goes by
+    int64_t kind;  // index of its `Tables`
 };
 
-// What layers of a kind share of a micro-batch.
+// Inputs of a micro-batch that layers of one kind share.
 struct Tables {
     const int64_t* slots;
     const Element *cos, *sin;  // null: no rotation
@@ -38,7 +38,7 @@ struct Tables {
     int64_t width, window;
 };
 
-// The sum over the ranks of a stage, by `all_reduce` of shared_memory.cpp.
+// Arguments of the tensor-parallel all-reduce, `all_reduce` in shared_memory.cpp.
 struct Ranks {
     int64_t (*all_reduce)(void* base, int64_t rank, int64_t size, int64_t capacity, const void* ended, int64_t* round,
                           Element* x, int64_t n, double timeout_s);
@@ -49,7 +49,7 @@ struct Ranks {
     double timeout_s;
 };
 
-// What all layers of a stage have in common.
+// The operators, sizes and layers of a stage.
 struct Stage {
     decltype(&::add_and_norm) add_and_norm;
     decltype(&::gated_silu) gated_silu;
@@ -65,14 +65,14 @@ struct Stage {
 
 extern "C" {
 
-// Computes the layers for x[T, H], in place. `ranks` is null where there is one. Returns whether a rank was late.
+// Runs the layers on x[T, H], in place. `ranks` is null without tensor parallelism. Returns 1 if an all-reduce timed out.
 int64_t decode(const Stage* s, const Tables* tables, const Ranks* ranks, Element* x, int64_t T) {
     const int64_t H = s->H, K = s->K, G = s->G, D = s->D, F = s->F, group = (G + 2) * D;
     static thread_local std::vector<Element> memory;
     memory.resize(std::max<int64_t>(memory.size(), T * (2 * H + K * group + 2 * K * G * D + 3 * F)));
     Element *normed = memory.data(), *part = normed + T * H, *qkv = part + T * H, *queries = qkv + T * K * group;
     Element *attended = queries + T * K * G * D, *hidden = attended + T * K * G * D, *gated = hidden + T * 2 * F;
-    const Element* term = nullptr;  // of the sum x, not added yet
+    const Element* term = nullptr;  // an all-reduce's result that the next norm adds to x
     const auto multiply = [&](const Product& p, const Element* from, const Element* residual, Element* to) {
         p.multiply(p.weight, from, p.bias, residual, to, T, 0);
     };
@@ -80,7 +80,7 @@ int64_t decode(const Stage* s, const Tables* tables, const Ranks* ranks, Element
         s->add_and_norm(x, term, of.weight, of.bias, normed, T, H, float(s->eps));
         term = nullptr;
     };
-    const auto add = [&](const Product& p, const Element* from) {  // returns whether all ranks came in time
+    const auto add = [&](const Product& p, const Element* from) {  // false: the all-reduce timed out
         multiply(p, from, ranks ? nullptr : x, ranks ? part : x);
         if (!ranks) return true;
         term = part;

@@ -219,13 +219,14 @@ void experts(const Element* x, int64_t T, int64_t H, const int64_t* picked, cons
     }
 }
 
-// The same for weights that are laid out alone: `multiply` is given each expert's gate_up, [2 F, H], or down, [H, F].
+// The same for experts whose weights are packed one by one: `multiply` computes with an expert's gate_up, [2 F, H], or
+// down, [H, F].
 //
 // Where there are many experts with tokens, threads take whole ones; else they share the products of one.
 void separate_experts(const Element* x, int64_t T, int64_t H, const int64_t* picked, const float* weights, int64_t k,
-                       int64_t first, int64_t E, int64_t F, Multiply multiply, const void* const* gate_up, const void* const* down,
-                       const Element* gate_up_bias, const Element* down_bias, float alpha, float limit, float shift,
-                       const Element* residual, Element* out) {
+                      int64_t first, int64_t E, int64_t F, Multiply multiply, const void* const* gate_up,
+                      const void* const* down, const Element* gate_up_bias, const Element* down_bias, float alpha,
+                      float limit, float shift, const Element* residual, Element* out) {
     const Pairs pairs(picked, weights, T, k, first, E, 1, kPanel);
     const Activation act = {alpha, limit, shift};
     const auto gathered = room<Element>(pairs.rows * H), inner = room<Element>(pairs.rows * 2 * F);

@@ -16,7 +16,6 @@ from torch import Tensor
 from ...kernels import huge_pages
 from ...kernels.cpp_library import ELEMENTS, addresses, find
 from ...kernels.cpp_product import CppProduct
-from ...kernels.quantized import QuantizedWeight
 from .activation import GatedActivation
 
 _BLOCK = 32  # outputs whose words lie side by side; inputs, of which there is a multiple
@@ -90,7 +89,7 @@ class PackedExperts(CppExperts):
 
 
 class SeparateExperts(CppExperts):
-    """Weights that are quantized or of 16 bits, each laid out for the products of other layers.
+    """Quantized or 16-bit weights, each packed on its own for the GEMM that dense layers use.
 
     Args:
         gate_up: of each expert, [2 F, H].
@@ -105,8 +104,8 @@ class SeparateExperts(CppExperts):
         *more: *tuple[_Bias, _Bias, GatedActivation],
     ) -> None:
         self._held = gate_up, down
-        for own in (*gate_up, *down):
-            assert not (isinstance(own, QuantizedWeight) and own.is_padded), "nobody pads rows"
+        assert not any(own.is_padded for own in (*gate_up, *down))
+        assert {own.function for own in (*gate_up, *down)} == {down[0].function}
         of_each = ((c_void_p * len(each))(*(own.weight for own in each)) for each in self._held)
         super().__init__("separate_experts", (len(down), down[0].in_size, down[0].function, *of_each), *more)
 

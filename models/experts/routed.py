@@ -30,10 +30,9 @@ class RoutedExperts(nn.Module):
         experts: of the model.
         mesh: whose tensor-parallel ranks share the experts.
         whole: this rank holds whole experts, num_experts / tp of them; else a slice of each, of width ffn_size / tp.
-        dtype: of the activations, and of weights without a format.
+        dtype: of the activations, and of weights if `formats` is None.
         device: of the weights.
-        formats: of gate_up and down, where they are quantized: each expert's matrices are filled before `pack`; or
-            where both are of 16 bits, and activations are not.
+        formats: of gate_up and down, both quantized (each expert's matrices are filled before `pack`) or both 16-bit.
     """
 
     def __init__(
@@ -59,10 +58,9 @@ class RoutedExperts(nn.Module):
         def empty(*shape: int, dtype: torch.dtype = dtype) -> nn.Parameter:
             return nn.Parameter(torch.empty(*shape, dtype=dtype, device=device), requires_grad=False)
 
-        short = [short_type(each) or dtype for each in formats or ()]
         self._dtype, self._is_short = dtype, formats is not None and formats[0].bits == 16
-        formats = None if self._is_short else formats
-        held, types = 0 if formats else E, short if self._is_short else [dtype, dtype]
+        types = [dtype, dtype] if formats is None else [short_type(each) or dtype for each in formats]
+        held = E if formats is None or self._is_short else 0
         self.gate_up = empty(held, 2 * width, H, dtype=types[0])
         self.down = empty(held, H, width, dtype=types[1])
         self.gate_up_bias = empty(E, 2 * width) if experts.bias else None
@@ -70,7 +68,7 @@ class RoutedExperts(nn.Module):
         self.packed: PackedExperts | SeparateExperts | None = None
         self._matrices: list[tuple[QuantizedMatrix, QuantizedMatrix]] = []
         self._laid_out: tuple[Sequence[Product], Sequence[Product]] | None = None
-        if formats is not None:
+        if formats is not None and not self._is_short:
             sizes = ((2 * width, H, formats[0]), (H, width, formats[1]))
             for _ in range(E):
                 gate_up, down = (QuantizedMatrix.empty(*size, device) for size in sizes)
@@ -101,7 +99,7 @@ class RoutedExperts(nn.Module):
             self.packed = PackedExperts(self.gate_up, self.down, *biases, self.activation)
             self._free()
             return
-        own = [[each for each in of if isinstance(each, CppProduct)] for of in self._laid_out]
+        own = [[each for each in of if isinstance(each, CppProduct) and each.takes_any_rows] for of in self._laid_out]
         if all(len(of) == self.count for of in own):
             self.packed = SeparateExperts(own[0], own[1], *biases, self.activation)
 

@@ -70,7 +70,7 @@ def quantized_tolerance(half_scales: bool = False) -> float:
     """Return by how much logits of quantized weights may differ, relative to the largest.
 
     Where this level of instruction sets has no bfloat16, each product rounds activations to 16 bits, 2e-5 of its size,
-    and `WeightFormat.half_scales` to 2^-12, some 1.4e-4 of it.
+    and `WeightFormat.half_scales` by 2^-12, 2e-4 to 4e-4 of it.
     """
     return 2e-4 if multiplies_bfloat16() else 1.5e-2 if half_scales else 2e-3
 

@@ -15,6 +15,7 @@ from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 from gapless.conf.experts import ExpertsConfig
 from gapless.kernels.processor import multiplies_bfloat16
+from gapless.kernels.quantized_matrix import QuantizedMatrix
 from gapless.kernels.weight_format import SHORT, WeightFormat
 from gapless.models.experts import routed
 from gapless.models.experts.cpp import SeparateExperts
@@ -213,3 +214,28 @@ def test_quantized_experts_are_their_numbers(
         tolerance = (1e-4 if dtype == torch.float32 else 2e-2) + (0.05 if rounds else 0)
         found = own(x, picked, weights, residual).float()
     assert ((found - expected).abs().max() <= tolerance * expected.abs().max()).item()
+
+
+def test_experts_whose_gemm_limits_rows_run_one_by_one() -> None:
+    """OneDNN packs dequantized FP8 weights, and our GEMM on its layout takes few rows."""
+    torch.set_num_threads(1)
+    config = ExpertsConfig(num_experts=2, experts_per_token=1)
+    torch.manual_seed(0)
+    plain = _experts(256, 256, config)
+    fp8 = WeightFormat(8, 256, is_float=True)
+    own = RoutedExperts(
+        256, 256, config, mesh=Mesh(1, 1, 0), whole=False, dtype=torch.float32, device=CPU, formats=(fp8, fp8)
+    )
+    for i in range(2):
+        for matrix, values in zip(own.weights(i), plain.weights(i), strict=True):
+            assert isinstance(matrix, QuantizedMatrix)
+            found = round_to(values.detach(), fp8)
+            values.data.copy_(found.dequantized())
+            matrix.codes.copy_(found.codes)
+            matrix.scales.copy_(found.scales)
+    x = torch.randn(300, 256)
+    picked, weights = route(torch.randn(300, 2), config)
+    with torch.inference_mode():
+        own.pack()
+        assert own.packed is None
+        torch.testing.assert_close(own(x, picked, weights), plain(x, picked, weights), rtol=1e-4, atol=1e-4)

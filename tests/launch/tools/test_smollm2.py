@@ -40,7 +40,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(not is_there(), reason="SmolL
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    # A prompt is computed whole each time: from reused blocks its logits round otherwise, and a tie falls the other way.
+    # A prompt is computed whole each time: after reused blocks its logits round otherwise, which decides a tie.
     with serving(tmp_path_factory.mktemp("serve"), "model=smollm2", "cache.prefix_caching=false") as started:
         yield started
 

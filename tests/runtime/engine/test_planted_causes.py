@@ -118,7 +118,7 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
 
 
 def test_a_slow_stage(pipeline: Pipeline) -> None:
-    words = pipeline.words(slow=(0.0, 2.0))
+    words = pipeline.words("sarathi", "workload.output_len=40", slow=(0.0, 2.0))
     assert words[0].startswith("Stage 1 takes "), words
     assert " times as long as the other for the same micro-batches" in words[0]
 

@@ -114,8 +114,7 @@ def test_requests_outlive_their_engine_and_their_server(tmp_path: Path) -> None:
             f"{server.url}/v1/completions", json=whole[0].body, headers={**KEYS[0], "X-Request-Id": "mine-0"}
         )
         assert (doubled.status_code, "mine-0" in doubled.text) == (409, True)
-        commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants_of(server.process.pid)}
-        (engine,) = [pid for pid, command in commands.items() if b"spawn_main" in command]
+        (engine,) = server.engines
         os.kill(engine, signal.SIGKILL)
         assert server.process.wait(HANGS_S) == 1
         for thread in threads:

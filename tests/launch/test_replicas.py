@@ -30,12 +30,6 @@ def config_of(*overrides: str) -> ServeConfig:
     return compose.compose_one(overrides, ServeConfig, "serve")
 
 
-def engines(server: Server) -> list[int]:
-    """Return the processes of the engines, in the order in which they started."""
-    children = descendants_of(server.process.pid)
-    return sorted(pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes())
-
-
 def until_all_are_ready(server: Server) -> None:
     server.until(lambda: httpx2.get(f"{server.url}/health").json()["reason"] == "requests are taken")
 
@@ -58,7 +52,7 @@ def test_two_replicas_share_requests_and_one_goes_on_alone(tmp_path: Path) -> No
             next(lines[-1])
         server.until(lambda: by_replica(server, "num_requests_running") == {"0": 2, "1": 2})
         assert by_replica(server, "replica_ready") == {"0": 1, "1": 1}
-        first, second = engines(server)
+        first, second = server.engines
         os.kill(first, signal.SIGKILL)
         ends = [[line for line in each if line][-2:] for each in lines]
         errors = ["error" in json.loads(last.removeprefix("data: ")) for last, _ in ends]

@@ -533,7 +533,7 @@ def test_a_dead_engine_never_answers_200(tmp_path: Path) -> None:
         with httpx2.stream("POST", f"{server.url}/v1/completions", json=body) as answer:
             lines = answer.iter_lines()
             next(lines)
-            (engine,) = [pid for pid in descendants_of(server.process.pid) if b"spawn_main" in command_of(pid)]
+            (engine,) = server.engines
             os.kill(engine, signal.SIGKILL)
             rest = [line for line in lines if line]
         assert "error" in json.loads(rest[-2].removeprefix("data: "))
@@ -559,10 +559,6 @@ def test_two_stages_and_a_killed_front(tmp_path: Path) -> None:
     with LLM("shipped") as llm:
         (expected,) = llm.generate([PROMPT], SamplingParams(max_tokens=12))
     assert over_two == expected.outputs[0].text
-
-
-def command_of(pid: int) -> bytes:
-    return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
 def test_a_port_that_is_taken_is_one_line(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx2
 
 from tests.support.forked import Process, main
+from tests.support.processes import descendants_of
 from tests.support.tiers import HANGS_S
 
 
@@ -45,6 +46,12 @@ class Server:
     def log(self) -> str:
         self._log.flush()
         return Path(self._log.name).read_text()
+
+    @property
+    def engines(self) -> list[int]:
+        """The processes of the engines, in the order in which they started."""
+        children = descendants_of(self.process.pid)
+        return sorted(pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes())
 
     def until_ready(self) -> None:
         self.until(lambda: httpx2.get(f"{self.url}/health").status_code == 200)

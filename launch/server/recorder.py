@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -87,10 +88,13 @@ class Recorder:
         return next(folder for folder in folders if not folder.exists())
 
     async def _take(self, write: Callable[[bytes], object], seconds: float) -> None:
-        """Let the engine record, and `write` each part that comes."""
+        """Let the engine record, and `write` each part that comes; the seconds count from the first, when it begins."""
+        began: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def take(message: Recorded, payload: bytes) -> None:
+            if not began.done():
+                began.set_result(None)
             try:
                 if not ended.done():
                     write(message.part)
@@ -103,18 +107,22 @@ class Recorder:
         client.listen(Recorded, take)
         client.record(True)
         try:
-            until = asyncio.get_running_loop().time() + seconds
-            while (left := until - asyncio.get_running_loop().time()) > 0 and not ended.done():
-                await asyncio.wait({ended}, timeout=min(left, _CHECK_S))
-                self._check()
+            await self._wait(began)
+            await self._wait(ended, seconds)
             client.record(False)
-            while not ended.done():
-                await asyncio.wait({ended}, timeout=_CHECK_S)
-                self._check()
+            await self._wait(ended)
             await ended
         finally:
             client.record(False)
             ended.cancel()  # so that nothing is written any more
+
+    async def _wait(self, future: asyncio.Future[None], seconds: float = math.inf) -> None:
+        """Wait for the future, at most so many seconds, while the engine lives."""
+        now = asyncio.get_running_loop().time
+        until = now() + seconds
+        while not future.done() and (left := until - now()) > 0:
+            await asyncio.wait({future}, timeout=min(left, _CHECK_S))
+            self._check()
 
     def _check(self) -> None:
         if self._client.state in ("failed", "closed"):

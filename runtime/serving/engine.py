@@ -149,6 +149,7 @@ class ServingEngine:
         """Begin to record, or end the window with the micro-batches that are dispatched already."""
         if is_on:
             self._recording = self._begin_recording()
+            self._send(Recorded(self._recording.first_part(), False))
         elif self._recording is not None:
             self._recording.stop(self._coordinator.next_micro_batch, self._coordinator.clock.now())
 

@@ -65,6 +65,10 @@ class Recording:
         self._window: tuple[float | None, float | None] = (None if unfinished else now, None)
         self._num_faults = sum(fault.up is not None for fault in record.faults)  # that were over before
 
+    def first_part(self) -> bytes:
+        """Return a part without contents, encoded, which says that the window has begun."""
+        return self._encode()
+
     def add(self, request: RequestRecord) -> None:
         """Note a request that has come."""
         if self._end is None:

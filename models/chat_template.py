@@ -112,14 +112,14 @@ class ChatTemplate:
         names = self._variables | {"tools": None, "documents": None} | dict(further or {})
         names |= {"add_generation_prompt": add_generation_prompt}
 
-        def filled(calls_as_sent: bool) -> str:
-            read = [self._as_read(message, calls_as_sent) for message in messages]
+        def filled(calls_as_text: bool) -> str:
+            read = [self._as_read(message, calls_as_text) for message in messages]
             if continue_final_message:
                 read[-1] = _ending_with(read[-1], _END)
             try:
                 return str(self._template.render(names | {"messages": read}))
             except Exception as error:  # the template is a program of the checkpoint's
-                if not calls_as_sent and isinstance(error, TypeError | UndefinedError):
+                if not calls_as_text and isinstance(error, TypeError | UndefinedError):
                     return filled(True)  # as DeepSeek-R1's, which adds the arguments to a text
                 raise ChatTemplateError(f"the model's chat template: {error}") from error
 
@@ -131,20 +131,19 @@ class ChatTemplate:
             raise ChatTemplateError("continue_final_message: the model's chat template drops the last message's end")
         return before if after.startswith(" ") else before.rstrip()  # else it trims messages, and this one's end too
 
-    def _as_read(self, message: Mapping[str, Any], calls_as_sent: bool) -> dict[str, Any]:
+    def _as_read(self, message: Mapping[str, Any], calls_as_text: bool) -> dict[str, Any]:
         """Return a message as templates expect it: without nulls, with the arguments of calls as objects.
 
         Args:
             message: of a chat.
-            calls_as_sent: whether calls stay as OpenAI's API has them: arguments as text, beside a content of null.
+            calls_as_text: whether calls are as OpenAI's API has them: arguments as text, and a content of null.
         """
         found = {key: value for key, value in message.items() if value is not None}
         if found.get("tool_calls") == []:
             del found["tool_calls"]
-        if isinstance(calls := found.get("tool_calls"), list) and calls_as_sent:
-            found = {"content": None} | found
-        elif isinstance(calls, list):
-            found["tool_calls"] = [_parsed_call(call) for call in calls]
+        if isinstance(calls := found.get("tool_calls"), list):
+            found["tool_calls"] = [_read_call(call, calls_as_text) for call in calls]
+            found = {"content": None} | found if calls_as_text else found
         reasoning = next((found[name] for name in _REASONING if name in found), None)
         if reasoning is not None:
             found = {"thinking": reasoning} | found | {"reasoning_content": reasoning}
@@ -177,16 +176,39 @@ def _environment() -> Any:
     return environment
 
 
-def _parsed_call(call: Any) -> Any:
-    """Return a call with its arguments as an object, where OpenAI's form has the JSON text of one."""
+class _Arguments(dict[str, Any]):
+    """The arguments of a call: an object that a template can also print, or add to a text, as JSON."""
+
+    def __init__(self, arguments: Mapping[str, Any], text: str) -> None:
+        super().__init__(arguments)
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __add__(self, text: str) -> str:
+        return self._text + text
+
+    def __radd__(self, text: str) -> str:
+        return text + self._text
+
+
+def _read_call(call: Any, as_text: bool) -> Any:
+    """Return a call with its arguments as an object, or as the JSON text of one; what is neither stays."""
     function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(text := function.get("arguments"), str):
+    if not isinstance(function, dict):
         return call
-    try:
-        arguments = json.loads(text or "{}")
-    except (ValueError, RecursionError):
+    text = function.get("arguments")
+    if isinstance(found := text, dict):
+        text = _to_json(found)
+    elif isinstance(text, str):
+        try:
+            found = json.loads(text or "{}")
+        except (ValueError, RecursionError):
+            return call
+    if not isinstance(text, str) or not isinstance(found, dict):
         return call
-    return call | {"function": function | {"arguments": arguments}} if isinstance(arguments, dict) else call
+    return call | {"function": function | {"arguments": text if as_text else _Arguments(found, text)}}
 
 
 def _ending_with(message: dict[str, Any], end: str) -> dict[str, Any]:

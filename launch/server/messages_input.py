@@ -129,7 +129,7 @@ class MessagesBody(SamplingBody):
     @property
     def _format(self) -> StructuredOutputs | None:
         form = self.output_config.format if self.output_config is not None else None
-        return None if form is None else form_of(form.type, form)
+        return None if form is None else form_of(form.type, form.schema_)
 
     @property
     def chat(self) -> list[dict[str, Any]]:

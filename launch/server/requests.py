@@ -73,6 +73,7 @@ class ResponseFormat(Body):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")  # of `json_object`, as llama.cpp's clients send it
 
 
 class TextFormat(JsonSchema):
@@ -213,7 +214,7 @@ class SamplingBody(Body):
             return None
         if form.type == "json_schema" and form.json_schema is None:
             raise ApiError(400, "response_format.json_schema: must be given", param="response_format.json_schema")
-        return form_of(form.type, form.json_schema)
+        return form_of(form.type, form.schema_ if form.json_schema is None else form.json_schema.schema_)
 
 
 class CompletionBody(SamplingBody):
@@ -440,7 +441,7 @@ class ResponseBody(SamplingBody, Templated, Reasons):
         form = self.text.format if self.text is not None else None
         if form is not None and form.type == "json_schema" and "schema_" not in form.model_fields_set:
             raise ApiError(400, "text.format.schema: must be given", param="text.format.schema")
-        return None if form is None else form_of(form.type, form)
+        return None if form is None else form_of(form.type, form.schema_)
 
     @property
     def messages(self) -> Sequence[dict[str, Any]]:
@@ -470,10 +471,10 @@ class DetokenizeBody(Body):
     tokens: Annotated[list[int], Field(fail_fast=True)]
 
 
-def form_of(kind: str, schema: JsonSchema | None) -> StructuredOutputs | None:
+def form_of(kind: str, schema: dict[str, Any] | None) -> StructuredOutputs | None:
     """Return what an output of the form `kind` matches; None: anything."""
-    if kind == "json_schema" and schema is not None:
-        return StructuredOutputs(json=schema.schema_)
+    if kind == "json_schema" or (kind == "json_object" and schema):
+        return StructuredOutputs(json=schema or {})
     return StructuredOutputs(json_object=True) if kind == "json_object" else None
 
 

@@ -64,11 +64,12 @@ class ResponseAnswer(Answer):
         """Return the response of the only output, in JSON."""
         (output,) = outputs
         self._count_all(outputs)
+        self._finish_reason = output.finish_reason
         pairs = zip(output.token_ids, output.logprobs or (), strict=False)
         self._logprobs = [self._logprob(token, found) for token, found in pairs]
         for _ in (*self._events(self._read(0, output.text, True), []), *self._ended()):
             pass
-        return msgspec.json.encode(self._body(_status(output.finish_reason)))
+        return msgspec.json.encode(self._body(_status(self._finish_reason)))
 
     def _events(self, parts: Sequence[Part], logprobs: list[dict[str, Any]]) -> Iterator[bytes]:
         """Add parts of the output to its items; yield the events of that."""
@@ -119,8 +120,8 @@ class ResponseAnswer(Answer):
             yield self._event_of("response.content_part.added", **self._place, content_index=0, part=part)
             self._items[-1]["content"] = [part]
 
-    def _end(self) -> Iterator[bytes]:
-        """End the item that is open, if any."""
+    def _end(self, status: str = "completed") -> Iterator[bytes]:
+        """End the item that is open, if any. A message or call that `max_output_tokens` cut is `incomplete`."""
         if not self._is_open:
             return
         self._is_open, item, place = False, self._items[-1], self._place
@@ -141,14 +142,14 @@ class ResponseAnswer(Answer):
                 yield self._event_of("response.reasoning_text.done", **place, text=part["text"])
             yield self._event_of("response.content_part.done", **place, part=part)
         if "status" in item:
-            item["status"] = "completed"
+            item["status"] = status
         yield self._event_of("response.output_item.done", output_index=len(self._items) - 1, item=item)
 
     def _ended(self) -> Iterator[bytes]:
         """End the output, which has at least a message."""
         if not any(item["type"] != "reasoning" for item in self._items):
             yield from self._begin("message", "msg", {"status": "in_progress", "role": "assistant", "content": []})
-        yield from self._end()
+        yield from self._end(_status(self._finish_reason))
 
     @property
     def _place(self) -> dict[str, Any]:

@@ -26,11 +26,18 @@ _BYTES = {name: size for size, names in _BYTES_OF_TYPES.items() for name in name
 
 
 def kind_of(kernel: str, arguments: Mapping[str, Any]) -> Kind:
-    """Return what a kernel does. All-reduces and the like are compute; RCCL's names do not tell them from sends."""
+    """Return what a kernel does. All-reduces and other collectives count as compute.
+
+    The kernel's arguments decide, since RCCL and NCCL before 2.14 run several operations in kernels of one name.
+    """
     if not _LIBRARY.match(kernel):
         return "compute"
     collective = str(arguments.get("Collective name", "")).lower()
-    if "sendrecv" in kernel.lower() or collective.startswith(("send", "recv")):
+    if collective.startswith(("send", "recv")):
+        return "transfer"
+    if _COLLECTIVE.search(collective):
+        return "compute"
+    if "sendrecv" in kernel.lower():
         return "transfer"
     return "compute" if collective or _COLLECTIVE.search(kernel) else "unknown"
 

@@ -423,12 +423,15 @@ def check_chats(client: openai.OpenAI, url: str) -> None:
     form: Any = {"type": "json_schema", "json_schema": {"name": "one", "schema": SCHEMA}}
     of_schema = client.chat.completions.create(model="mine", messages=chat, seed=1, response_format=form)
     assert set(json.loads(of_schema.choices[0].message.content or "")) == {"name", "ok"}
+    llama_cpp: Any = {"type": "json_object", "schema": SCHEMA}
+    of_object = client.chat.completions.create(model="mine", messages=chat, seed=1, response_format=llama_cpp)
+    assert of_object.choices[0].message.content == of_schema.choices[0].message.content
     text: Any = {"format": {"type": "json_schema", "name": "one", "schema": SCHEMA}}
     response = client.responses.create(model="mine", input="import", text=text)
     assert set(json.loads(response.output_text)) == {"name", "ok"}
     answer = client.responses.create(model="mine", input="import", max_output_tokens=9, temperature=0)
     assert answer.output_text == plain.choices[0].text
-    assert answer.status == "incomplete"
+    assert answer.status == answer.output[0].status == "incomplete"  # type: ignore[union-attr]
     events = list(
         client.responses.create(
             model="mine", instructions="", input="import", max_output_tokens=9, temperature=0, stream=True
@@ -437,6 +440,7 @@ def check_chats(client: openai.OpenAI, url: str) -> None:
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == answer.output_text
     assert (events[0].type, events[-1].type) == ("response.created", "response.incomplete")
+    assert events[-2].item.status == "incomplete"  # type: ignore[union-attr]
     assert prompt == httpx2.post(f"{url}/detokenize", json={"tokens": tokens}, headers=headers).json()["prompt"]
 
 

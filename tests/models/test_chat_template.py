@@ -139,6 +139,36 @@ def test_calls_are_as_sent_where_the_template_takes_no_others() -> None:
         ChatTemplate(source, {}).render([{"role": "assistant"}], False)
 
 
+@pytest.mark.parametrize("sent", ['{"city": "Zürich",  "days": 3}', {"city": "Zürich", "days": 3}])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ arguments }}",
+        "{{ arguments ~ '' }}",
+        "{{ '' + arguments }}",
+        "{{ arguments + '' }}",
+        "{{ arguments | string }}",
+        "{{ '%s' | format(arguments) }}",
+        "{{ arguments if arguments is string else arguments | tojson }}",
+    ],
+)
+def test_arguments_that_a_template_writes_are_json(sent: object, source: str) -> None:
+    source = "{% set arguments = messages[0].tool_calls[0].function.arguments %}" + source
+    call = {"function": {"name": "f", "arguments": sent}}
+    found = ChatTemplate(source, {}).render([{"role": "assistant", "tool_calls": [call]}], False)
+    assert json.loads(found) == {"city": "Zürich", "days": 3}
+    assert "Zürich" in found
+
+
+def test_objects_reach_templates_that_add_them_to_a_text() -> None:
+    source = (
+        "{% for m in messages if m.content is none %}{{ '<' + m.tool_calls[0].function.arguments.strip() }}{% else %}"
+        "{{ messages[0].content.strip() }}{% endfor %}"
+    )
+    call = {"function": {"name": "f", "arguments": {"a": 1}}}
+    assert ChatTemplate(source, {}).render([{"role": "assistant", "tool_calls": [call]}], False) == '<{"a": 1}'
+
+
 def test_no_calls_are_as_absent() -> None:
     template = ChatTemplate("{{ 'tool_calls' in messages[0] }}", {})
     assert template.render([{"role": "assistant", "content": "x", "tool_calls": []}], False) == "False"

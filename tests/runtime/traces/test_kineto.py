@@ -15,6 +15,7 @@ from gapless.runtime.ledger.causes import Cause
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.traces.chrome_trace import ChromeTrace
 from gapless.runtime.traces.kineto import read_kineto
+from gapless.runtime.traces.nccl import kind_of
 from gapless.runtime.traces.pipeline_run import run_of_traces
 
 VLLM = Path(__file__).parent / "vllm_pp2"
@@ -140,6 +141,16 @@ def test_kernels_of_nccl(transfer: Callable[[str, float, float], Events], tmp_pa
     ledger = Ledger(run.record)
     ledger.check()
     assert [ledger.busy_seconds(stage) for stage in range(2)] == pytest.approx([0.08, 0.12])
+
+
+SENDS = ("send", "recv")
+COLLECTIVES = ("allreduce", "_allgather_base", "all_to_allv", "broadcast")
+
+
+@pytest.mark.parametrize("kernel", ["ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t", "ncclDevKernel_Generic_1"])
+@pytest.mark.parametrize("collective", [*SENDS, *COLLECTIVES])
+def test_the_collective_s_name_says_more_than_the_kernel_s(kernel: str, collective: str) -> None:
+    assert kind_of(kernel, {"Collective name": collective}) == ("transfer" if collective in SENDS else "compute")
 
 
 def write_ranks(folder: Path, ranks: list[Events], *, info: bool = True, **more: Any) -> None:

@@ -7,6 +7,7 @@ import re
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 from ...conf.errors import ConfigError
 from .chrome_trace import ChromeTrace, NoTraceError
 from .nccl import Direction, ProcessGroups, Range, kind_of, transfer_of
-from .rank_trace import Engine, RankTrace, Step, Transfer, merged, with_times, without
+from .rank_trace import Engine, RankTrace, Step, Transfer, joined, merged, with_times, without
 from .step_names import step_of
 
 _SUFFIXES = (".json", ".json.gz")
@@ -24,6 +25,7 @@ _CPU_TRANSFER = re.compile(r"(?:gloo|mpi|ucc):(send|recv)\b|_C::shm_(send|recv)_
 _OTHER_COMMUNICATION = re.compile(r"c10d::(send|recv)|record_param_comms|gloo:|nccl:")
 _BACKWARD = "autograd::engine::evaluate_function"
 _VLLM_PROCESS = re.compile(r"Worker(?:_DP(\d+))?(?:_PP(\d+))?(?:_TP(\d+))?")
+_PHASE = re.compile(r"[-_](EXTEND|PREFILL|DECODE)(?=[-_.])", re.IGNORECASE)
 _FILE_NUMBERS = {
     "pp": re.compile(r"(?:^|[-_.])pp-?(\d+)", re.IGNORECASE),
     "tp": re.compile(r"(?:^|[-_.])tp-?(\d+)", re.IGNORECASE),
@@ -37,6 +39,8 @@ def read_kineto(paths: Iterable[Path]) -> list[RankTrace]:
 
     Times are seconds since the first event of all. Events are read one by one; of each some numbers are kept.
 
+    The files of a rank's phases, which SGLang's `profile_by_stage` writes, are joined.
+
     Raises:
         ConfigError: no trace there, one that is damaged or no trace of inference, or two of one rank.
     """
@@ -49,20 +53,23 @@ def read_kineto(paths: Iterable[Path]) -> list[RankTrace]:
         raise ConfigError(f"{read[0].path}: no trace of a rank: neither kernels nor operators in it")
     if not ranked:
         raise ConfigError(f"{ranks[0].path}: holds the events of several ranks; give the ranks' own files")
-    by_rank: dict[str, _File] = {}
-    for number, file in enumerate(ranked):
+    by_rank: dict[str, dict[str, _File]] = {}  # its files by phase
+    for file in ranked:
         numbers = ", ".join(f"{name} {value}" for name, value in file.numbers.items()) or str(file.path)
         where = numbers if file.rank is None else f"rank {file.rank}"
-        if (other := by_rank.setdefault(where, file)) is not file:
+        files = by_rank.setdefault(where, {})
+        other = files.get(file.phase) or (next(iter(files.values()), None) if "" in (file.phase, *files) else None)
+        if other is not None:
             raise ConfigError(
                 f"{other.path.name} and {file.path.name} are both of {where}: keep the traces of one recording"
             )
-        file.rank = number if file.rank is None else file.rank
+        files[file.phase] = file
+        file.rank = list(by_rank).index(where) if file.rank is None else file.rank
     replica = min(file.replica for file in ranked)
     own = sorted((file for file in ranked if file.replica == replica), key=lambda file: file.rank or 0)
     origin = min(file.base_ns for file in own)
     last = max((file.stage or 0 for file in own), default=0)
-    traces = [file.trace(origin, last) for file in own]
+    traces = [joined(list(files)) for _, files in groupby((f.trace(origin, last) for f in own), key=lambda t: t.rank)]
     if len(own) < len(ranked):
         traces[0].notes.append(f"{len(ranked) - len(own)} ranks of other data-parallel replicas are left out.")
     for why, files in (("is not a rank's", others), ("holds the events of several ranks", of_several)):
@@ -160,6 +167,11 @@ class _File:
     def _times_ns(self) -> list[int]:
         starts = self.kernels[0] or next((starts for starts, _ in self.operators.values()), self.kernels[0])
         return [self.base_ns + round(start * 1e3) for start in starts]
+
+    @property
+    def phase(self) -> str:
+        """What SGLang's `profile_by_stage` puts into the file: `EXTEND` or `DECODE`; empty: all."""
+        return found[1].upper() if (found := _PHASE.search(self.path.name)) else ""
 
     def includes(self, other: _File) -> bool:
         """Return whether it begins with all that the other file begins with, and holds more, as a merged file does."""

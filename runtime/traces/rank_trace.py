@@ -108,6 +108,21 @@ class RankTrace:
     notes: list[str] = field(default_factory=list)
 
 
+def joined(parts: Sequence[RankTrace]) -> RankTrace:
+    """Return the trace of a rank whose events are in several files, by the same clock."""
+    first, *others = parts
+    if not others:
+        return first
+    return replace(
+        first,
+        computes=merged(*np.concatenate([part.computes for part in parts]).T),
+        steps=sorted((step for part in parts for step in part.steps), key=lambda step: step.start),
+        sends=sorted((each for part in parts for each in part.sends), key=lambda each: each.start),
+        receives=sorted((each for part in parts for each in part.receives), key=lambda each: each.start),
+        notes=[note for part in parts for note in part.notes],
+    )
+
+
 def with_times(found: Iterable[T], moved: Callable[[float], float]) -> list[T]:
     """Return the same steps or transfers at other times."""
     return [replace(each, start=moved(each.start), end=moved(each.end)) for each in found]

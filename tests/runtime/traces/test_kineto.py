@@ -197,11 +197,26 @@ def test_a_merged_file_is_never_counted_again(renamed: bool, info: bool, tmp_pat
 
 
 @pytest.mark.parametrize("info", [True, False])
-def test_two_recordings_of_a_rank_are_refused(info: bool, tmp_path: Path) -> None:
-    """As SGLang's by stage: a file of prompts and one of decodes for each rank."""
+def test_phases_of_a_rank_are_joined(info: bool, tmp_path: Path) -> None:
+    """SGLang's `profile_by_stage` writes a file of prompts and one of decodes for each rank."""
     write_ranks(tmp_path, gpu_ranks(by_arguments), info=info)
     for path in list(tmp_path.iterdir()):
-        (tmp_path / path.name.replace(".trace", "-DECODE.trace")).write_bytes(path.read_bytes())
+        whole = json.loads(path.read_text())
+        middle = len(whole["traceEvents"]) // 2  # between two micro-batches
+        for phase, part in (("EXTEND", slice(middle)), ("DECODE", slice(middle, None))):
+            events = {"traceEvents": whole["traceEvents"][part]}
+            (tmp_path / path.name.replace(".trace", f"-{phase}.trace")).write_text(json.dumps(whole | events))
+        path.unlink()
+    assert len(list(tmp_path.iterdir())) == 4
+    notes_of(tmp_path)
+
+
+@pytest.mark.parametrize("again", ["-1", "-DECODE"])
+@pytest.mark.parametrize("info", [True, False])
+def test_two_recordings_of_a_rank_are_refused(info: bool, again: str, tmp_path: Path) -> None:
+    write_ranks(tmp_path, gpu_ranks(by_arguments), info=info)
+    for path in list(tmp_path.iterdir()):
+        (tmp_path / path.name.replace(".trace", f"{again}.trace")).write_bytes(path.read_bytes())
     with pytest.raises(ConfigError, match=r"are both of .*0: keep the traces of one recording"):
         read_kineto([tmp_path])
 

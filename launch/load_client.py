@@ -17,6 +17,7 @@ from ..conf.errors import ConfigError
 from ..conf.workloads import WorkloadConfig
 from ..runtime.core.request_record import RequestRecord
 from ..runtime.pipeline.protocol import PipelineError
+from .event_stream import EventReader
 
 if TYPE_CHECKING:
     from ..runtime.workload import WorkItem
@@ -56,8 +57,8 @@ class Target:
         """
         try:
             async with asyncio.timeout(_ANSWER_S):
-                status, lines = await self._open(self.head(method, path, json.dumps(body).encode() if body else b""))
-                text = b"".join([line async for line in lines])
+                status, parts = await self._open(self.head(method, path, json.dumps(body).encode() if body else b""))
+                text = b"".join([part async for part in parts])
         except (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError) as error:
             raise ConfigError(f"url={self.url}: {str(error) or type(error).__name__}") from error
         with suppress(ValueError):
@@ -71,13 +72,15 @@ class Target:
         Raises:
             OSError: the server answers otherwise, or no more.
         """
-        status, lines = await self._open(self.head("POST", "/v1/completions", json.dumps(self.body(item)).encode()))
+        status, body = await self._open(self.head("POST", "/v1/completions", json.dumps(self.body(item)).encode()))
         if status != 200:
-            text = b"".join([line async for line in lines])
+            text = b"".join([part async for part in body])
             raise OSError(f"status {status}: {text[:200].decode(errors='replace')}")
-        async for line in lines:
-            if line.startswith(b"data: {"):
-                yield json.loads(line[6:])
+        events = EventReader()
+        async for part in body:
+            for data in events.push(part):
+                if data.lstrip().startswith("{"):  # not [DONE]
+                    yield json.loads(data)
 
     def body(self, item: WorkItem, *, stream: bool = True) -> dict[str, Any]:
         """Return the body of a request: greedy, and of exactly the item's length where the server can."""
@@ -86,7 +89,7 @@ class Target:
         return {**what, **how, **(self.further or {})}
 
     async def _open(self, request: bytes) -> tuple[int, AsyncIterator[bytes]]:
-        """Send a request; return the status and the lines of the answer's body."""
+        """Send a request; return the status and the answer's body, in pieces."""
         parts = urlsplit(self.url)
         tls = ssl.create_default_context() if parts.scheme == "https" else None
         port = parts.port or (443 if tls else 80)
@@ -99,12 +102,11 @@ class Target:
         is_chunked = False
         while (header := (await reader.readline()).strip().lower()) != b"":
             is_chunked |= header.startswith(b"transfer-encoding:") and header.endswith(b"chunked")
-        return int(words[1]), _lines(reader, writer, is_chunked)
+        return int(words[1]), _pieces(reader, writer, is_chunked)
 
 
-async def _lines(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_chunked: bool) -> AsyncIterator[bytes]:
-    """Yield the lines of a body to the end of its connection, or of its chunks."""
-    rest = b""
+async def _pieces(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_chunked: bool) -> AsyncIterator[bytes]:
+    """Yield a body as it comes, to the end of its connection or of its chunks."""
     try:
         while True:
             if is_chunked:
@@ -112,12 +114,9 @@ async def _lines(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_
                 data = (await reader.readexactly(size + 2))[:-2] if size else b""
             else:
                 data = await reader.read(1 << 16)
-            *whole, rest = (rest + data).split(b"\n")
-            for line in whole:
-                yield line
             if not data:
-                yield rest
                 return
+            yield data
     finally:
         writer.close()
 

@@ -11,7 +11,7 @@ from starlette.responses import FileResponse, Response
 
 from .errors import ApiError
 
-_PATH = "/recordings"
+_PATH = "recordings"
 _PAGE = "report.html"
 _HEADERS = {
     # Its scripts draw it; they get nothing of this server's origin.
@@ -29,7 +29,7 @@ class Recordings:
         self._folders: dict[str, Path] = {}
 
     def add(self, folder: Path) -> str:
-        """Return the path under which the page of a folder can be opened."""
+        """Return the URL of a folder's page, relative to the server's, which a proxy may have put below a path."""
         token = secrets.token_urlsafe(16)
         self._folders[token] = folder
         return f"{_PATH}/{token}/{_PAGE}"
@@ -37,7 +37,7 @@ class Recordings:
     def add_paths(self, app: FastAPI) -> None:
         """Add the path of each file to the application."""
 
-        @app.get(_PATH + "/{token}/{name}", include_in_schema=False)
+        @app.get(f"/{_PATH}/" + "{token}/{name}", include_in_schema=False)
         async def file(token: str, name: str) -> Response:
             folder = self._folders.get(token)
             names = {each.name for each in folder.iterdir() if each.is_file()} if folder and folder.is_dir() else ()

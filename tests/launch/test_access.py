@@ -194,15 +194,15 @@ def test_methods_that_it_does_not_know(server: Server, head: bytes, status: int)
 
 def test_a_recording_opens_at_a_url_that_only_its_asker_knows(server: Server) -> None:
     found = httpx2.post(f"{server.url}/record?seconds=0.2", headers=ALICE).json()
-    page = httpx2.get(server.url + found["url"])
+    page = httpx2.get(f"{server.url}/{found['url']}")
     assert page.status_code == 200
     assert page.headers["content-type"].startswith("text/html")
     assert page.headers["content-security-policy"].startswith("sandbox ")
     assert page.text == (Path(found["folder"]) / "report.html").read_text(encoding="utf-8")
     beside = found["url"].removesuffix("report.html")
-    assert httpx2.get(f"{server.url}{beside}summary.json").status_code == 200
-    for wrong in ("/recordings/x/report.html", f"{beside}..%2F..%2Flog", f"{beside}nothing"):
-        assert httpx2.get(server.url + wrong).status_code == 404
+    assert httpx2.get(f"{server.url}/{beside}summary.json").status_code == 200
+    for wrong in ("recordings/x/report.html", f"{beside}..%2F..%2Flog", f"{beside}nothing"):
+        assert httpx2.get(f"{server.url}/{wrong}").status_code == 404
 
 
 def test_traces_have_the_names_of_the_conventions(server: Server, collector: Collector) -> None:

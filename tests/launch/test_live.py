@@ -42,6 +42,7 @@ from gapless.runtime.serving.messages import LiveSpans, Snapshot, encoder
 from gapless.runtime.serving.recording import Recording, decoder, join_parts
 from tests.runtime.explain.test_one_scale import SMALL, run_of
 from tests.support.browser import CHROMIUM, CONTROL, DRIVER, ENTER, RIGHT, Browser, browsing
+from tests.support.prefix_proxy import below_path
 from tests.support.server import Server, serving
 from tests.support.tiers import HANGS_S
 from tests.support.written_runs import analysed
@@ -102,10 +103,10 @@ def test_the_page_is_open_and_its_events_ask_for_the_key(server: Server) -> None
     policy = page.headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
-    named = re.findall(r'(?:src|href)="(/[^"]*)"', page.text)
-    assert {name.removeprefix("/page/") for name in named} | {"index.html"} == set(page_files())
+    named = re.findall(r'(?:src|href)="(page/[^"]*)"', page.text)
+    assert {name.removeprefix("page/") for name in named} | {"index.html"} == set(page_files())
     for name in named:
-        assert httpx2.get(server.url + name).headers["content-security-policy"] == policy
+        assert httpx2.get(f"{server.url}/{name}").headers["content-security-policy"] == policy
     assert not re.search(r'(?:src|href)="http', page.text)
     assert httpx2.get(f"{server.url}/page/live.py").status_code == 404
     assert httpx2.get(f"{server.url}/live/events").status_code == 401
@@ -274,9 +275,9 @@ def snapshot(second: int, is_idle: bool = False) -> Snapshot:
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason="needs chromium and chromedriver")
 def test_a_browser_shows_the_pipeline_and_tries_the_model(server: Server, tmp_path: Path) -> None:
-    with browsing(tmp_path) as browser:
+    with below_path(server.url, "/llm/") as url, browsing(tmp_path) as browser:
         browser.resize(1600, 1200)
-        browser.open(server.url)
+        browser.open(url)
         browser.until("document.getElementById('alert').innerText.includes('asks for an API key')")
         assert browser.until("document.activeElement.id") == "key"
         browser.press("right" + ENTER)
@@ -306,8 +307,8 @@ def test_a_browser_shows_the_pipeline_and_tries_the_model(server: Server, tmp_pa
 def test_the_page_and_a_recording_speak_of_the_same_seconds(server: Server, tmp_path: Path) -> None:
     """Also where long streams cross the edges of the recording."""
     long = {"prompt": PROMPT, "max_tokens": 900, "n": 2, "ignore_eos": True, "stream": True}
-    with browsing(tmp_path) as browser:
-        browser.open(server.url)
+    with below_path(server.url, "/llm/") as url, browsing(tmp_path) as browser:
+        browser.open(url)
         browser.until("document.activeElement.id === 'key'")
         browser.press("right" + ENTER)
         browser.until("document.getElementById('status').innerText === 'takes requests'")
@@ -325,6 +326,9 @@ def test_the_page_and_a_recording_speak_of_the_same_seconds(server: Server, tmp_
             shares = dict(browser.run(SHARES))
         browser.until("document.getElementById('explained').innerText.includes(', recorded in ')")
         said = browser.run("return document.querySelector('#words b').innerText")
+        report = browser.run("return document.querySelector('#explained a').href")
+        assert report.startswith(f"{url}recordings/")
+        assert httpx2.get(report).status_code == 200
         folder = browser.run("return document.getElementById('explained').innerText").partition(", recorded in ")[2][
             :-1
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from gapless.conf.schema import SimulateConfig
@@ -20,7 +21,7 @@ from gapless.runtime.core.run_record import (
 from gapless.runtime.cost.stage_costs import MicroBatchShape
 from gapless.runtime.explain.arrivals import clients_of, overload_of
 from gapless.runtime.explain.compute_losses import compute_losses
-from gapless.runtime.explain.evidence import evidence_of, while_in_flight
+from gapless.runtime.explain.evidence import evidence_of, of_experts, while_in_flight
 from gapless.runtime.explain.hops import Hop, hops_of
 from gapless.runtime.explain.known_costs import known_of
 from gapless.runtime.explain.roots import Root
@@ -107,6 +108,21 @@ def test_a_fault_that_was_never_repaired_lasts_to_the_end(up: float | None, long
     record.faults = [FaultRecord(1, "rank", "a rank died", since=0.5, detected=0.7, up=up)]
     _, found = evidence_of(Root.RECOVERY, Cause.RECOVERY, record, Ledger(record))
     assert found == {"faults": 1, "longest_s": longest}
+
+
+@pytest.mark.parametrize(("load", "is_named"), [(1.0, False), (1.6, False), (2.0, True), (3.0, True)])
+def test_routing_is_named_where_a_slow_stage_s_is_clearly_less_even(load: float, is_named: bool) -> None:
+    """Stage 0 has loads of 1.4 and 1.6; about as much on stage 1 does not explain its time."""
+    record = RunRecord(2, 10, [micro_batch(0), micro_batch(1)])
+    for number in (0, 1):
+        even, busiest = span(number, 0, number, number + 1), span(number, 1, number + 1, number + 3)
+        record.spans += [
+            msgspec.structs.replace(even, expert_load=1.4 + 0.2 * number, hot_layer=0, hot_expert=5),
+            msgspec.structs.replace(busiest, expert_load=load, hot_layer=3, hot_expert=7),
+        ]
+    named = {"expert_load": load, "expert_load_of_others": 1.5, "hot_layer": 3, "hot_expert": 7}
+    assert of_experts(1, record) == (pytest.approx(named) if is_named else {})
+    assert of_experts(0, replace(record, spans=[each for each in record.spans if each.stage == 0])) == {}
 
 
 def asked(times: list[tuple[float, float, float]]) -> RunRecord:

@@ -85,6 +85,7 @@ class Faults:
         self._server = server
         self._rng = rng
         self._nodes = nodes
+        self._num_ranks = len(self._ranks())
         self.kinds: dict[str, Callable[[], None]] = {
             "kill": lambda: kill(self._one()),
             "stop": lambda: stop(self._one()),
@@ -106,21 +107,28 @@ class Faults:
     def _ranks(self) -> list[int]:
         return ranks_below(self._server.process.pid) if self._nodes is None else self._nodes.ranks()
 
+    def _standing(self) -> list[int]:
+        """Return the ranks once all stand again: some may still be starting after the fault before."""
+        deadline = time.monotonic() + _STAND_S
+        while len(found := self._ranks()) < self._num_ranks and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return found
+
     def _one(self) -> int:
-        return self._rng.choice(self._ranks())
+        return self._rng.choice(self._standing())
 
     def _cut(self) -> None:
-        assert cut_among(self._ranks()) > 0
+        assert cut_among(self._standing()) > 0
 
     def _cut_control(self) -> None:
         assert cut(engine_of(self._server), self._one()) > 0
 
     def _kill_two(self) -> None:
-        for pid in self._rng.sample(self._ranks(), 2):
+        for pid in self._rng.sample(self._standing(), 2):
             kill(pid)
 
     def _kill_again(self) -> None:
-        first, second = self._rng.sample(self._ranks(), 2)
+        first, second = self._rng.sample(self._standing(), 2)
         kill(first)
         time.sleep(_AGAIN_S)
         with contextlib.suppress(ProcessLookupError):

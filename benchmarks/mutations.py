@@ -1,17 +1,18 @@
 """Plants faults of a single line and says which test notices each: `python -m benchmarks.mutations`.
 
-`mutations.toml` beside this file holds the faults by place (scheduler, coordinator, ledger, transport, sampling,
-weights), and of each place the test files that are nearest to it. For each fault the script copies the tree to a
-temporary folder, where `import gapless` takes the copy, plants the fault there, and runs tests until one fails: first
-the nearest files, then all that `make test` runs, and with `--all` those of `make test-all` too. A test that fails
-without the fault as well is left out and counts for nothing.
+`mutations.toml` beside this file holds the faults by place, ten or more each: scheduler, coordinator, ledger,
+transport, sampling, weights, experts, quantization, GGUF, tools, messages, keys and limits, explain, families. Of each
+place it lists the test files that are nearest to it. For each fault the script copies the tree to a temporary folder,
+where `import gapless` takes the copy, plants the fault there, and runs tests until one fails: first the nearest files,
+then all that `make test` runs, and with `--all` those of `make test-all` too. A test that fails without the fault as
+well is left out and counts for nothing.
 
-    python -m benchmarks.mutations --least 58    # of 60 in `make test`
-    python -m benchmarks.mutations --all         # all 60 in `make test-all`
+    python -m benchmarks.mutations               # all of them by `make test`
+    python -m benchmarks.mutations --all         # by `make test-all`, where that does not notice one
     python -m benchmarks.mutations --nearest --only sampling
 
 It prints a line a fault, then how many of each place were noticed by which tests. It exits with 1 if fewer than
-`--least` were; by default that is all of them. `--nearest` takes about an hour of one core for all 60.
+`--least` were; by default that is all of them. `--nearest` takes half a minute to two minutes of one core per fault.
 """
 
 from __future__ import annotations
@@ -210,7 +211,7 @@ def outcomes_of(hunt: Hunt, faults: Sequence[Fault], jobs: int) -> Iterator[Outc
     with ThreadPoolExecutor(jobs) as pool:
         for outcome in pool.map(hunt.outcome, faults):
             noticed = f"{outcome.tier:<8} {outcome.test}" if outcome.tier else "SURVIVES"
-            where = f"{outcome.place:<11} {outcome.file}: {outcome.breaks}"
+            where = f"{outcome.place:<12} {outcome.file}: {outcome.breaks}"
             print(f"{outcome.fault:>3} {outcome.seconds:5.0f} s  {where}  {noticed}", flush=True)
             yield outcome
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from .errors import ApiError
 
 _MINUTE_S = 60.0
+_ROUNDING_S = 1e-6  # so that who waits as long as told is let in
 Clock = Callable[[], float]  # seconds
 
 
@@ -21,11 +22,11 @@ class _Allowance:
         self._left = float(most)
         self._at = now
 
-    def wait(self, needed: float, now: float) -> float:
-        """Return the seconds until so much is there."""
+    def wait(self, now: float) -> float:
+        """Return the seconds until one is left, whatever is then taken."""
         self._left = min(self._most, self._left + (now - self._at) * self._rate)
         self._at = now
-        return max(0.0, (min(needed, self._most) - self._left) / self._rate)
+        return max(0.0, (1 - self._left) / self._rate)
 
     def take(self, amount: float) -> None:
         self._left -= amount
@@ -61,7 +62,7 @@ class RateLimits:
         now = self._clock()
         found = {key: self._left.setdefault((key, holder), _Allowance(most, now)) for key, most in self._most.items()}
         for key, allowance in found.items():
-            if (seconds := allowance.wait(1, now)) > 0:
+            if (seconds := allowance.wait(now)) > _ROUNDING_S:
                 raise ApiError(
                     429,
                     f"{key}={self._most[key]} is used up; ask again in {seconds:.1f} s",

@@ -14,11 +14,12 @@ from .schemes import Bytes, Extent, Mxfp4, Packed, Scheme, SchemeOf, is_embeddin
 _PACKED, _MXFP4 = "pack-quantized", "mxfp4-pack-quantized"
 _BYTES = ("int-quantized", "float-quantized", "naive-quantized")
 _FORMATS = (_PACKED, *_BYTES, _MXFP4)
+_CLASSES = ("Linear", "Embedding")
 _EXTENTS: tuple[Extent, ...] = ("tensor", "channel", "group", "block")
 
 
 def read_compressed_tensors(values: ModelValues) -> SchemeOf:
-    """Return how each linear layer's weight is stored. A later group's targets win where they are named more exactly.
+    """Return how each linear layer's weight is stored. Of its targets a name wins, then an expression, then a class.
 
     Raises:
         ConfigError: a group has a format or a type that is not supported, or there is sparsity or a KV-cache scheme.
@@ -44,7 +45,7 @@ def read_compressed_tensors(values: ModelValues) -> SchemeOf:
         raise values.wrong("config_groups", "groups with targets")
     for key, names in (("ignore", ignored), ("config_groups", list(by_target))):
         check_patterns(values, key, [name.removeprefix("re:") for name in names if name.startswith("re:")])
-    ordered = sorted(by_target, key=lambda target: ("re:" in target, target == "Linear"))
+    ordered = sorted(by_target, key=lambda target: (target in _CLASSES, "re:" in target, target))
 
     def of(name: str) -> Scheme | None:
         if any(_matches(name, each) for each in ignored):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shutil
 import socket
@@ -21,7 +22,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import gapless.models
 from gapless.launch.cli import main
+from gapless.launch.server.access import Access
+from gapless.launch.server.exchange import Exchange
 from gapless.launch.server.keys import Keys
+from gapless.launch.server.prometheus import Metrics
+from gapless.launch.server.rate_limit import RateLimits
 from gapless.launch.stderr_log import one_word
 from tests.support.server import Server, serving
 from tests.support.tiers import HANGS_S
@@ -74,10 +79,11 @@ def collector() -> Iterator[Collector]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("access")
-    (folder / "keys").write_text("sk-alice alice\nsk-bob\nsk-dave dave\n")
+    (folder / "keys").write_text("sk-alice alice\nsk-bob\nsk-dave dave\nsk-erin erin\nsk-frank\n")
     keys = f"serve.api_keys=[@{folder / 'keys'}]"
-    options = ("serve.log_format=json", "serve.requests_per_minute=5", f"serve.otlp_endpoint={collector.url}")
-    with serving(folder, *TINY, keys, *options) as started:
+    limits = ("serve.requests_per_minute=5", "serve.tokens_per_minute=300")
+    options = ("serve.log_format=json", f"serve.otlp_endpoint={collector.url}")
+    with serving(folder, *TINY, keys, *limits, *options) as started:
         yield started
 
 
@@ -141,9 +147,21 @@ def test_a_key_has_so_many_requests_a_minute(server: Server) -> None:
     assert line["error"].startswith("serve.requests_per_minute=5 is used up")
 
 
+def test_a_key_pays_for_the_tokens_that_it_gets(server: Server) -> None:
+    """Of 300 tokens a minute 700 are taken, most of them by the output: the next request has to wait."""
+    headers = {"authorization": "Bearer sk-erin", "x-request-id": "long"}
+    body = BODY | {"max_tokens": 700, "ignore_eos": True}
+    assert httpx2.post(f"{server.url}/v1/completions", json=body, headers=headers).status_code == 200
+    assert line_of(server, "long")["output_tokens"] == 700
+    refused = httpx2.post(f"{server.url}/v1/completions", json=BODY, headers=headers)
+    assert refused.status_code == 429
+    assert "serve.tokens_per_minute=300 is used up" in refused.text
+    assert 1 <= int(refused.headers["retry-after"]) <= 81
+
+
 def test_a_client_that_leaves_is_status_499(server: Server) -> None:
     body = BODY | {"max_tokens": 2000, "stream": True, "ignore_eos": True}
-    headers = ALICE | {"x-request-id": "leaves"}
+    headers = {"authorization": "Bearer sk-frank", "x-request-id": "leaves"}
     with httpx2.stream("POST", f"{server.url}/v1/completions", json=body, headers=headers) as answer:
         next(answer.iter_lines())
     assert line_of(server, "leaves")["message"] == "POST /v1/completions 499"
@@ -297,6 +315,26 @@ def test_wrong_keys_are_one_line(
     assert capfd.readouterr().err == f"gapless: error: {line}\n"
 
 
+@pytest.mark.parametrize(
+    ("path", "status", "level"),
+    [
+        *(("/v1/models", status, "INFO") for status in (200, 400, 404, 499, 501)),
+        *(("/v1/models", status, "WARNING") for status in (401, 403, 429)),
+        *(("/v1/models", status, "ERROR") for status in (500, 502, 503, 504)),
+        *(("/health", status, "DEBUG") for status in (200, 503)),
+    ],
+)
+def test_the_level_of_a_line_says_who_has_to_act(
+    path: str, status: int, level: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Operators are woken by errors: those that are the server's own, and no client's."""
+    access = Access(Keys(()), Metrics("model", 1), RateLimits(), None)
+    with caplog.at_level(logging.DEBUG):
+        access.note(Exchange("GET", path, "id", route=path, status=status))
+    (record,) = caplog.records
+    assert (record.levelname, record.message) == (level, f"GET {path} {status}")
+
+
 def test_a_key_s_file_may_name_it(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("\n one  alice \ntwo\n")
     keys = Keys(["zero", f"@{tmp_path / 'keys'}"])
@@ -304,6 +342,18 @@ def test_a_key_s_file_may_name_it(tmp_path: Path) -> None:
     assert holders == ["key 0", "key 1", "key 2"]
     assert [keys.shown(holder or "") for holder in holders] == ["key 0", "alice", "key 2"]
     assert keys.holder("Bearer one  alice") is None
+    assert keys.holder("bearer one") == "key 1"
+    assert keys.holder("Basic one") is None
+
+
+def test_an_answer_of_a_key_that_is_gone_is_nobody_s() -> None:
+    """A journal knows its owners by marks; one whose key was removed must not become one that everybody has."""
+    before, after = Keys(["first", "second"]), Keys(["second", "third"])
+    marks = [before.mark(holder) for holder in ("key 0", "key 1", "")]
+    assert after.marked(marks[1]) == "key 0"
+    assert after.marked(marks[0]) not in ("", "key 0", "key 1")
+    assert (marks[2], after.marked("")) == ("", "")
+    assert not {"first", "second"} & set(marks)
 
 
 @pytest.mark.parametrize(

@@ -43,10 +43,14 @@ def test_a_long_output_overdraws_and_the_next_request_waits_for_it() -> None:
     with pytest.raises(ApiError, match=r"tokens_per_minute=600 is used up; ask again in 30\.1 s"):
         limits.admit("", 1)
     clock.now = 30.1
-    limits.admit("", 10_000)  # more than a minute's worth: let in, and paid for
-    clock.now = 60.0
+    limits.admit("", 10_000)  # more than a minute's worth: let in, and all of it paid for
+    with pytest.raises(ApiError, match=r"ask again in 1000\.0 s"):
+        limits.admit("", 1)
+    clock.now += 999.9
     with pytest.raises(ApiError):
         limits.admit("", 1)
+    clock.now += 0.1
+    limits.admit("", 1)
 
 
 def test_without_limits_nothing_is_counted() -> None:
@@ -54,6 +58,41 @@ def test_without_limits_nothing_is_counted() -> None:
     for _ in range(1000):
         limits.admit("", 10**6)
         limits.spend("", 10**6)
+
+
+@given(
+    now=st.floats(0, 1e6),
+    requests=st.none() | st.integers(1, 100),
+    tokens=st.none() | st.integers(1, 1000),
+    sizes=st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 5000)), min_size=2, max_size=8),
+)
+def test_who_waits_as_long_as_told_is_let_in_whatever_the_size(
+    now: float, requests: int | None, tokens: int | None, sizes: list[tuple[int, int]]
+) -> None:
+    clock = Clock()
+    clock.now = now
+    limits = RateLimits(requests, tokens, clock)
+    for prompt, output in sizes:
+        for _ in range(3 - [requests, tokens].count(None)):  # each limit may refuse once
+            try:
+                limits.admit("", prompt)
+            except ApiError as refused:
+                clock.now += int((refused.headers or {})["retry-after"])
+            else:
+                break
+        else:
+            pytest.fail("refused again after the wait that it was told")
+        limits.spend("", output)
+
+
+def test_a_key_that_rests_saves_up_one_minute_s_worth() -> None:
+    clock = Clock()
+    limits = RateLimits(3, None, clock)
+    clock.now = 3600.0
+    for _ in range(3):
+        limits.admit("", 1)
+    with pytest.raises(ApiError):
+        limits.admit("", 1)
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.integers(1, 50), st.integers(0, 50)), max_size=60))

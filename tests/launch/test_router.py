@@ -42,6 +42,25 @@ def test_a_prefix_does_not_outweigh_a_load_that_is_far_too_high() -> None:
     assert by_prefix.choose(prompt, {0: 60, 1: 50}) == 1, "both know it now, and the lighter one takes it"
 
 
+def test_a_prompt_of_another_salt_is_not_known() -> None:
+    """Its blocks are not shared, so that going where it went gains nothing."""
+    by_prefix = router(2)
+    prompt = list(range(40))
+    assert by_prefix.choose(prompt, {0: 0, 1: 1}, "alice") == 0
+    assert by_prefix.choose(prompt, {0: 50, 1: 0}, "alice") == 0
+    assert by_prefix.choose(prompt, {0: 50, 1: 0}, "bob") == 1
+    assert by_prefix.choose(prompt, {0: 50, 1: 51}, "bob") == 1
+
+
+def test_a_prompt_that_is_asked_again_stays_known() -> None:
+    by_prefix = router(2, num_blocks=10)
+    often, others = list(range(5 * BLOCK)), range(100, 100 + 20 * BLOCK, 4 * BLOCK)
+    assert by_prefix.choose(often, {0: 0, 1: 1}) == 0
+    for first in others:
+        by_prefix.choose(list(range(first, first + 4 * BLOCK)), {0: 0, 1: 1})
+        assert by_prefix.choose(often, {0: 1, 1: 0}) == 0
+
+
 def test_a_dead_replica_is_passed_over() -> None:
     by_prefix = router(2)
     prompt = list(range(40))

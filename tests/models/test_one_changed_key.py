@@ -24,7 +24,7 @@ from gapless.models.open_checkpoint import open_checkpoint
 from gapless.models.weights import load_stage
 from gapless.parallel.mesh import Mesh
 from tests.support.dense_configs import LLAMA3, YARN
-from tests.support.family_configs import CONFIGS
+from tests.support.family_configs import CONFIGS, DEEPSEEK
 from tests.support.lone_rank import lone_stage
 from tests.support.tiers import is_whole
 
@@ -228,3 +228,38 @@ def test_every_activation_is_computed_as_transformers_does_or_refused_by_name(tm
         else:
             torch.testing.assert_close(found, theirs(tmp_path)[0], atol=1e-4, rtol=1e-4)
     assert {line.split(":")[0] for line in refused if "gelu" in line.split(":")[0]} == {"gelu_10", "quick_gelu"}
+
+
+# Keys that say something only together, or whose defaults a model of two layers does not show.
+TOGETHER: list[tuple[str, dict[str, Any]]] = [
+    ("qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1, "num_hidden_layers": 3}),
+    ("qwen3", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0}),
+    ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 5, "mlp_only_layers": [0]}),
+    ("qwen3_moe", {"decoder_sparse_step": 2, "num_hidden_layers": 3}),
+    ("smollm3", {"no_rope_layers": [0, 0]}),
+    ("smollm3", {"no_rope_layers": ABSENT, "layer_types": ABSENT, "no_rope_layer_interval": 3, "num_hidden_layers": 4}),
+    ("deepseek_v3", {"first_k_dense_replace": ABSENT, "num_hidden_layers": 4}),
+    ("deepseek_v3", {"rope_scaling": DEEPSEEK["rope_scaling"] | {"mscale": 0.3, "mscale_all_dim": 1.7}}),
+    ("deepseek_v2", {"topk_method": "group_limited_greedy", "n_group": 2, "topk_group": 1}),
+    ("ernie4_5_moe", {"moe_layer_interval": 2, "moe_layer_start_index": 1, "num_hidden_layers": 5}),
+    ("ernie4_5_moe", {"moe_layer_start_index": 1, "moe_layer_end_index": 2, "num_hidden_layers": 4}),
+    ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": ABSENT}),
+    ("falcon", {"multi_query": False, "bias": True}),
+    ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
+    ("exaone4", {"sliding_window_pattern": 3, "layer_types": ABSENT, "num_hidden_layers": 4}),
+    ("minimax_m2", {"rotary_dim": 4, "partial_rotary_factor": ABSENT}),
+    ("cohere2", {"sliding_window_pattern": 3, "layer_types": ABSENT, "num_hidden_layers": 4}),
+    ("gemma3_text", {"sliding_window_pattern": 3, "layer_types": ABSENT, "num_hidden_layers": 4}),
+    ("granite", {"logits_scaling": 8.0, "residual_multiplier": 0.5}),
+    ("glm4_moe", {"first_k_dense_replace": ABSENT, "num_hidden_layers": 3, "use_qk_norm": True}),
+]
+
+
+@pytest.mark.parametrize(("family", "changed"), TOGETHER, ids=[f"{i}-{each[0]}" for i, each in enumerate(TOGETHER)])
+def test_keys_that_count_together_are_computed_as_transformers_does(
+    family: str, changed: dict[str, Any], tmp_path: Path
+) -> None:
+    make(tmp_path, {k: v for k, v in (CONFIGS[family] | changed).items() if v is not ABSENT})
+    expected = theirs(tmp_path)
+    assert not isinstance(expected, str), expected
+    torch.testing.assert_close(ours(tmp_path)[0], expected[0], atol=1e-4, rtol=1e-4)

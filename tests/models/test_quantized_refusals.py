@@ -168,9 +168,18 @@ READ: dict[str, tuple[Kind, Change]] = {
 
 
 @pytest.mark.parametrize("what", READ)
-def test_what_tools_write_beside_is_read(what: str, tmp_path: Path) -> None:
-    made(tmp_path, *READ[what])
-    checked(tmp_path)
+def test_what_tools_write_beside_is_read_and_changes_no_weight(what: str, tmp_path: Path) -> None:
+    kind, change = READ[what]
+    found = []
+    for name, own in (("plain", lambda config, tensors: None), ("changed", change)):
+        torch.manual_seed(0)
+        made(tmp_path / name, kind, own)
+        checked(tmp_path / name)
+        arch = resolve_architecture(ModelConfig(weights=str(tmp_path / name)))
+        source, (rows, columns) = open_checkpoint(tmp_path / name, arch), tensor_shapes(arch)[f"{DOWN}.weight"]
+        assert source.format(f"{DOWN}.weight") is not None, "it stays quantized"
+        found.append(source.read(f"{DOWN}.weight", slice(0, rows), slice(0, columns)))
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize(

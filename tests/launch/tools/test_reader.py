@@ -106,6 +106,45 @@ def test_arguments_come_while_they_are_written() -> None:
     assert joined(reader.push(output.raw[:place])) == ("Let me see.", "", [["get_weather", '{"city": "Par']])
 
 
+def test_an_answer_in_json_comes_while_it_is_written() -> None:
+    """Where nothing but a brace tells a call, the first key that no call has tells that it is none."""
+    reader = reader_of(Output("", "json", ""))
+    assert joined(reader.push('{"answer": [1, ')) == ('{"answer": [1,', "", [])
+    assert joined(reader.push("2]}") + reader.finish()) == (" 2]}", "", [])
+
+
+CODE = "    if x:\n\ty\n\n  z  "
+
+
+@pytest.mark.parametrize("name", ["glm45", "qwen3_coder"])
+@pytest.mark.parametrize(
+    ("written", "kind", "value"),
+    [
+        ("null", ["string", "null"], None),
+        ("null", "string", "null"),
+        ("null", ["integer", "null"], None),
+        ("12", "string", "12"),
+        ("12", "integer", 12),
+        ("12", None, 12),
+        ("true", "boolean", True),
+        ('{"a": "é"}', "object", {"a": "é"}),
+        ("twelve", "integer", "twelve"),
+        ("", "string", ""),
+        (CODE, "string", CODE),
+    ],
+)
+def test_values_without_quotes_are_of_the_type_that_the_schema_says(
+    name: str, written: str, kind: Any, value: Any
+) -> None:
+    format = tool_format("", name)
+    begin, key_end, before, behind = format.pairs
+    raw = f"{format.call}f{format.name_end}{begin}a{key_end}{before}{written}{behind}{format.call_end}"
+    schema = {"type": "object", "properties": {"a": {} if kind is None else {"type": kind}}}
+    reader = Reader(format, None, tools={"f": schema})
+    text, _, calls = joined([part for char in raw for part in reader.push(char)] + reader.finish())
+    assert (text, [(called, json.loads(arguments)) for called, arguments in calls]) == ("", [("f", {"a": value})])
+
+
 @pytest.mark.parametrize(
     ("source", "name"),
     [

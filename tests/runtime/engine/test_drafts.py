@@ -125,8 +125,11 @@ def test_a_full_cache_takes_drafts_before_requests(llm: LLM) -> None:
     """Where blocks lack there are fewer drafts; nothing is preempted that would not have been, and outputs stay."""
     params = SamplingParams(max_tokens=80, ignore_eos=True)
     plain = outputs(llm, SarathiConfig(chunk=64, batch=4), params)
-    with LLM("shipped", **{"parallel.threads": 1, "scheduler.batch": 4, "cache.num_blocks": 19}) as tight:
-        assert outputs(tight, DRAFTED, params) == plain
-        assert counts(tight)[2] > 0
-        assert sum(r.preemptions for r in tight.record.requests) > 0
-        assert tight._coordinator.scheduler.pool.num_used == 0
+    preemptions = []
+    for blocks in (12, 15, 17):
+        with LLM("shipped", **{"parallel.threads": 1, "scheduler.batch": 4, "cache.num_blocks": blocks}) as tight:
+            assert outputs(tight, DRAFTED, params) == plain
+            assert counts(tight)[2] > 0
+            preemptions.append(sum(r.preemptions for r in tight.record.requests))
+            assert tight._coordinator.scheduler.pool.num_used == 0
+    assert sum(preemptions) > 0  # in one cache the requests may happen to end by turns

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
 import pytest
 
+from gapless.conf.schema import SimulateConfig
+from gapless.launch.compose import compose_one
 from gapless.runtime.core.request_record import RequestRecord
-from gapless.runtime.core.run_record import DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
-from gapless.runtime.explain.evidence import evidence_of, while_in_flight
+from gapless.runtime.core.run_record import (
+    DecodesRecord,
+    FaultRecord,
+    MicroBatchRecord,
+    RunRecord,
+    SegmentRecord,
+    Wait,
+)
+from gapless.runtime.cost.stage_costs import MicroBatchShape
+from gapless.runtime.explain.arrivals import clients_of, overload_of
+from gapless.runtime.explain.compute_losses import compute_losses
+from gapless.runtime.explain.evidence import evidence_of, of_experts, while_in_flight
 from gapless.runtime.explain.hops import Hop, hops_of
+from gapless.runtime.explain.known_costs import known_of
 from gapless.runtime.explain.roots import Root
 from gapless.runtime.explain.stage_balance import balance_of
 from gapless.runtime.ledger.causes import Cause
 from gapless.runtime.ledger.ledger import Ledger
+from gapless.runtime.simulation.setting import make_setting
 from tests.support.hand_made import span
 
 
@@ -83,3 +100,76 @@ def test_a_rate_is_of_the_times_between_arrivals() -> None:
     stage, found = evidence_of(Root.FEW_REQUESTS, Cause.STARVED_NO_REQUEST, record, Ledger(record))
     assert stage is None
     assert found["requests_per_s"] == 2 / 4
+
+
+@pytest.mark.parametrize(("up", "longest"), [(3.0, 2.5), (None, 7.5)])
+def test_a_fault_that_was_never_repaired_lasts_to_the_end(up: float | None, longest: float) -> None:
+    record = RunRecord(1, 10, [micro_batch(0), micro_batch(1)], [span(0, 0, 0, 1), span(1, 0, 7, 8)])
+    record.faults = [FaultRecord(1, "rank", "a rank died", since=0.5, detected=0.7, up=up)]
+    _, found = evidence_of(Root.RECOVERY, Cause.RECOVERY, record, Ledger(record))
+    assert found == {"faults": 1, "longest_s": longest}
+
+
+@pytest.mark.parametrize(("load", "is_named"), [(1.0, False), (1.6, False), (2.0, True), (3.0, True)])
+def test_routing_is_named_where_a_slow_stage_s_is_clearly_less_even(load: float, is_named: bool) -> None:
+    """Stage 0 has loads of 1.4 and 1.6; about as much on stage 1 does not explain its time."""
+    record = RunRecord(2, 10, [micro_batch(0), micro_batch(1)])
+    for number in (0, 1):
+        even, busiest = span(number, 0, number, number + 1), span(number, 1, number + 1, number + 3)
+        record.spans += [
+            msgspec.structs.replace(even, expert_load=1.4 + 0.2 * number, hot_layer=0, hot_expert=5),
+            msgspec.structs.replace(busiest, expert_load=load, hot_layer=3, hot_expert=7),
+        ]
+    named = {"expert_load": load, "expert_load_of_others": 1.5, "hot_layer": 3, "hot_expert": 7}
+    assert of_experts(1, record) == (pytest.approx(named) if is_named else {})
+    assert of_experts(0, replace(record, spans=[each for each in record.spans if each.stage == 0])) == {}
+
+
+def asked(times: list[tuple[float, float, float]]) -> RunRecord:
+    """Return a run of requests, each with its arrival and its first and last token, on one stage that is never idle."""
+    record = RunRecord(1, 10, [micro_batch(0)], [span(0, 0, times[0][0], max(last for *_, last in times))])
+    record.requests = [
+        RequestRecord(number, 8, arrival, [first, last]) for number, (arrival, first, last) in enumerate(times)
+    ]
+    return record
+
+
+@pytest.mark.parametrize("think", [0.0, 0.1])
+def test_a_closed_loop_is_told_by_what_is_unfinished(think: float) -> None:
+    """Two clients by turns, each of which asks again `think` seconds after its answer."""
+    each = 1.0 + think
+    loop = [(k // 2 * each + k % 2 / 4, k // 2 * each + 0.5, k // 2 * each + 1.0 + k % 2 / 4) for k in range(24)]
+    assert clients_of(asked(loop)) == pytest.approx({"clients": 2, "think_s": think})
+    assert clients_of(asked([(k, k + 0.5, k + 1.75 - k % 2) for k in range(24)])) == {}
+
+
+def test_a_queue_that_grew_is_late_by_no_more_than_the_last_request_waited() -> None:
+    """Two requests come each second and one is served, in a second: the last waits for 29.5 s, and then takes one."""
+    record = asked([(k / 2, k + 0.5, k + 1.0) for k in range(60)])
+    late, numbers = overload_of(record, Ledger(record))
+    assert 25.0 < late <= 29.5
+    assert numbers == pytest.approx({"arrived_per_s": 2.0, "served_per_s": 1.0, "unfinished": 31.0, "late_s": 30.5})
+    at_once = asked([(0.0, k + 0.5, k + 1.0) for k in range(60)])
+    assert overload_of(at_once, Ledger(at_once)) == (0.0, {})
+    in_time = asked([(k * 1.0, k + 0.5, k + 1.0) for k in range(60)])
+    assert overload_of(in_time, Ledger(in_time)) == (0.0, {})
+
+
+def test_tokens_computed_again_after_a_preemption_are_its_loss() -> None:
+    """A prompt of 512 is computed in two chunks, preempted, and computed again with the 8 tokens that it had got."""
+    words = ["model=llama-13b", "hardware=a100-80g", "parallel.pp=1", "parallel.tp=1"]
+    config = compose_one(words, SimulateConfig, "simulate")
+    known = known_of(make_setting(config))
+    assert known.costs.num_stages == 1
+    chunks = [(0, 256), (256, 256), (0, 520)]
+    record = RunRecord(1, 100)
+    for number, (start, tokens) in enumerate(chunks):
+        held = [SegmentRecord(0, start, tokens)]
+        record.micro_batches.append(MicroBatchRecord(number, 0.0, held, DecodesRecord.at()))
+        record.spans.append(span(number, 0, number, number + 1))
+    record.requests = [RequestRecord(0, 512, 0.0, [2.0, 3.0], preemptions=1)]
+    seconds = [known.costs.seconds(MicroBatchShape.of_record(each))[0] for each in record.micro_batches]
+    losses = compute_losses(known, record, Ledger(record))
+    assert losses[Root.PREEMPTION][0] == pytest.approx(3.0 * seconds[2] / sum(seconds))
+    record.requests = [replace(record.requests[0], preemptions=0)]
+    assert Root.PREEMPTION not in compute_losses(known, record, Ledger(record))

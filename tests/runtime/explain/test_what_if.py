@@ -179,4 +179,8 @@ def test_times_of_sizes_not_shown_lie_between_line_and_roofline() -> None:
     for rows in (*gaps, 2 * most):
         times = zip(seconds(shortest, rows), seconds(costs, rows), seconds(longest, rows), strict=True)
         assert all(0 < short <= learned <= long for short, learned, long in times)
+    for rows in gaps:  # a roofline through two sizes that were shown may be as low as this between them
+        low, high = max(each for each in shown.rows if each < rows), min(each for each in shown.rows if each > rows)
+        ends = zip(seconds(shortest, rows), seconds(costs, low), seconds(costs, high), strict=True)
+        assert all(short <= 1.001 * max(below, above * rows / high) for short, below, above in ends), rows
     assert all(long >= 1.99 * at for long, at in zip(seconds(longest, 2 * most), seconds(costs, most), strict=True))

@@ -72,6 +72,20 @@ def test_figure_5():
     assert ledger.bubble_fraction_inner == pytest.approx(7.5 / 40.0)
 
 
+@pytest.mark.parametrize("opened", [None, 2.0])
+@pytest.mark.parametrize("closed", [None, 9.0])
+def test_a_window_without_requests_at_an_edge_ends_where_it_closed(opened: float | None, closed: float | None) -> None:
+    """A server that recorded from 2 to 9 and computed from 4 to 6 was without a request for the rest of that time."""
+    micro_batches = [prefill(0, 4)]
+    spans = [span(0, 0, 4.0, 5.0), span(0, 1, 5.0, 6.0)]
+    ledger = ledger_of(2, micro_batches, spans, window=(opened, closed))
+    assert (ledger.t0, ledger.t1) == (opened or 4.0, closed or 6.0)
+    assert ledger.span_seconds == ledger.t1 - ledger.t0
+    assert ledger.busy_seconds() == 2.0
+    without = (ledger.span_seconds - 2.0) * 2
+    assert idle_seconds(ledger) == {"fill_drain": 2.0} | ({"starved_no_request": without} if without else {})
+
+
 PAIRS = [
     (prefill(0, 512), prefill(1, 256), "pb1_prefill_size"),
     (prefill(0, 512), decode(1, 9, 9), "pb2_prefill_decode"),

@@ -190,6 +190,7 @@ async def _ask_turn(
     prompts, speech = await ask_messages(service, body, messages, max_tokens, special)
     params = body.sampling(_room(service, body, prompts, max_tokens), logprobs)
     if speech is not None:  # to write a grammar of tools may take a while
+        speech = replace(speech, form=params.structured_outputs)
         own = partial(speech.params, params, body.thinking_token_budget)
         params = own() if speech.tools is None else await asyncio.to_thread(own)
     return prompts, speech, params

@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from ...runtime.serving.journal import Accepted
+from .body import Body
 from .body_limit import BodyLimit
 from .endpoints import (
     MESSAGES,
@@ -39,7 +40,7 @@ from .messages_input import MessagesBody
 from .openapi import describe
 from .read_body import read
 from .recorder import LONGEST_S
-from .requests import Body, DetokenizeBody, TokenizeBody, each_output
+from .requests import DetokenizeBody, Offers, TokenizeBody, each_output
 from .service import Service
 from .streaming import EventStream, whole
 
@@ -314,6 +315,8 @@ async def _read(service: Service, request: Request, kind: type[B]) -> B:
         ApiError: it is wrong, or has such fields where the server is strict.
     """
     body = await read(request, kind)
+    if isinstance(body, Offers):
+        request.state.ignored_tools = service.unknown.note_tools(request.url.path, body.ignored_tools)
     service.unknown.note(request.url.path, getattr(request.state, "ignored", ()), service.config.strict)
     return body
 

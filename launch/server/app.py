@@ -138,28 +138,30 @@ def _add_health(app: FastAPI, service: Service) -> None:
 
 def _add_models(app: FastAPI, service: Service) -> None:
     created = int(time.time())
-    card = {
-        "id": service.model,
-        "object": "model",
-        "created": created,
-        "owned_by": "gapless",
-        "root": service.model,
-        "parent": None,
-        "max_model_len": service.max_model_len,
-    }
+
+    def card(name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": created,
+            "owned_by": "gapless",
+            "root": service.model,
+            "parent": None,
+            "max_model_len": service.max_model_len,
+        }
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
-        """Return the one model that is served."""
+        """Return the one model that is served, by each of its names."""
         _authorize(service, request)
-        return _json({"object": "list", "data": [card]})
+        return _json({"object": "list", "data": [card(name) for name in service.names]})
 
     @app.get("/v1/models/{name:path}")
     async def model(request: Request, name: str) -> Response:
         """Return the model of that name."""
         _authorize(service, request)
         check_model(service, name)
-        return _json(card)
+        return _json(card(name))
 
 
 def _add_completions(app: FastAPI, service: Service) -> None:

@@ -119,12 +119,12 @@ def check_model(service: Service, name: str | None) -> None:
     """Check the model that a body names.
 
     Raises:
-        ApiError: it is another one than ours.
+        ApiError: it is none of ours.
     """
-    if name is not None and name != service.model:
+    if name is not None and name not in service.names and not service.config.takes_any_name:
         raise ApiError(
             404,
-            f"the model {name!r} does not exist; this server has {service.model!r}",
+            f"the model {name!r} does not exist; this server has {', '.join(map(repr, service.names))}",
             param="model",
             code="model_not_found",
         )

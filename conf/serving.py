@@ -32,8 +32,8 @@ class ServingConfig:
     """address that the server binds to; 0.0.0.0 lets other machines in, :: those with IPv6 too"""
     port: int = 8000
     """port; 0: any that is free"""
-    model_name: str | None = None
-    """name of the model in requests and answers; null: as model says"""
+    model_name: tuple[str, ...] | None = None
+    """names of the model in requests, of which answers have the first; '*': any name is taken; null: as model says"""
     config: str | None = None
     """YAML file of keys (nested, dotted, or vLLM's names), over which those of the command line hold; null: none"""
     api_keys: tuple[str, ...] = field(default=(), repr=False)
@@ -92,10 +92,21 @@ class ServingConfig:
     """file that keeps accepted requests and their tokens, so that a server that is started again with it goes on with
     what was unfinished; null: none"""
 
+    def model_names(self, own: str) -> tuple[str, ...]:
+        """Return the model's names, the one in answers first; `own` if no other name is set."""
+        names = [name for name in self.model_name or (own,) if name != "*"]
+        return tuple(dict.fromkeys(names or [own]))
+
+    @property
+    def takes_any_name(self) -> bool:
+        """Whether requests may name any model."""
+        return "*" in (self.model_name or ())
+
     def __post_init__(self) -> None:
         check("serve.host", self.host, bool(self.host), "an address of this machine")
         check("serve.port", self.port, 0 <= self.port < 1 << 16, "0 to 65535")
-        check("serve.model_name", self.model_name, self.model_name != "", "null or a name")
+        has_names = self.model_name is None or (bool(self.model_name) and all(self.model_name))
+        check("serve.model_name", self.model_name, has_names, "null, a name, or a list of names")
         check("serve.api_keys", "[...]", all(self.api_keys), "keys that are not empty")
         is_tls = self.ssl_certfile is not None or (self.ssl_keyfile is None and self.ssl_ca_certs is None)
         check("serve.ssl_certfile", self.ssl_certfile, is_tls, "a file where ssl_keyfile or ssl_ca_certs is one")

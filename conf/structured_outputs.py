@@ -9,6 +9,7 @@ from typing import Any
 from .errors import ConfigError
 
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
+_LARGEST = 1 << 53  # below it each integer is a float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +84,15 @@ class StructuredOutputs:
         return self.json
 
 
+def whole_numbers(schema: Any) -> Any:
+    """Return a JSON schema with integers for its numbers without a fraction, as in `"maxLength": 20.0`."""
+    if isinstance(schema, dict):
+        return {key: whole_numbers(value) for key, value in schema.items()}
+    if isinstance(schema, list):
+        return [whole_numbers(value) for value in schema]
+    return int(schema) if isinstance(schema, float) and schema.is_integer() and abs(schema) < _LARGEST else schema
+
+
 def _schema_text(schema: str | dict[str, Any]) -> str:
     """Write a JSON schema as text.
 
@@ -91,9 +101,8 @@ def _schema_text(schema: str | dict[str, Any]) -> str:
     """
     try:
         if isinstance(schema, str):
-            json_library.loads(schema)
-            return schema
-        return json_library.dumps(schema, allow_nan=False)
+            schema = json_library.loads(schema)
+        return json_library.dumps(whole_numbers(schema), allow_nan=False)
     except RecursionError:
         raise ConfigError("sampling.structured_outputs.json: nested too deep") from None
     except (ValueError, TypeError) as error:

@@ -265,7 +265,8 @@ def _make_service(
     from .server.tools.dialect import Dialect
 
     plan, intake = prepared.plan, prepared.intake
-    name = config.serve.model_name or config.model.name
+    names = config.serve.model_names(config.model.name)
+    name = names[0]
     metrics = ServerMetrics(name, plan.num_blocks)
     numbers = itertools.count(journal.next_number if journal is not None else 0)
     client: Engine
@@ -279,7 +280,7 @@ def _make_service(
     return Service(
         config=config.serve,
         keys=prepared.keys,
-        model=name,
+        names=names,
         max_model_len=plan.max_model_len,
         intake=intake,
         client=client,
@@ -307,7 +308,7 @@ def _make_traces(config: ServeConfig) -> Traces | None:
 
     if config.serve.otlp_endpoint is None:
         return None
-    return Traces(config.serve.otlp_endpoint, config.serve.model_name or config.model.name)
+    return Traces(config.serve.otlp_endpoint, config.serve.model_names(config.model.name)[0])
 
 
 def _make_http_server(service: Service, note: Callable[[Exchange], None]) -> uvicorn.Server:

@@ -67,6 +67,11 @@ def _list(text: str) -> str:
     return literal(found if isinstance(found, list) else [text])
 
 
+def _names(text: str) -> str:
+    """Write one name as it is, and several, in JSON, as a list."""
+    return _list(text) if text.startswith("[") else literal(text)
+
+
 _KEYS = {
     "model": _Key("model"),
     "tokenizer": _Key("model.tokenizer"),
@@ -74,7 +79,7 @@ _KEYS = {
     "dtype": _Key("model.dtype", lambda text: _DTYPES.get(text, text)),
     "quantization": _Key("model.quantization"),
     "max-model-len": _Key("model.max_model_len", _length),
-    "served-model-name": _Key("serve.model_name"),
+    "served-model-name": _Key("serve.model_name", _names),
     "host": _Key("serve.host"),
     "port": _Key("serve.port"),
     "api-key": _Key("serve.api_keys", _list),
@@ -186,9 +191,15 @@ class _Arguments:
                 if not has_value and (not left or left[0].startswith("--")):
                     raise ConfigError(f"{name}: needs a value")
                 values = [value] if has_value else [left.pop(0)]
-                while option in ("api-key", "served-model-name") and self._model and left and _is_bare(left[0]):
+                while (
+                    option in ("api-key", "served-model-name") and self._has_model(left) and left and _is_bare(left[0])
+                ):
                     values.append(left.pop(0))  # vLLM takes several
                 self.take(option, name, json.dumps(values) if len(values) > 1 else values[0])
+
+    def _has_model(self, left: Sequence[str]) -> bool:
+        """Return whether the model is known, or named with its key among the words that are left."""
+        return self._model is not None or any(re.match(r"(--)?model(=|$)", word) for word in left)
 
     def take(self, option: str, name: str, value: str, is_on: bool = True) -> None:
         """Take an option of vLLM's, which the user wrote as `name`, and say what it is here; a switch may be off."""
@@ -202,8 +213,6 @@ class _Arguments:
             text = "false" if entry.says == "true" else "true"
         if option == "max-num-batched-tokens":
             key = _BUDGETS.get(self._policy, key)
-        elif option == "served-model-name" and value.startswith("["):
-            text = json.loads(value)[0]
         if key == "parallel.launcher" and value not in ("ray", "external_launcher"):
             _log.info("%s: nothing corresponds; several ranks start by Ray, or by torchrun", shown)
             return

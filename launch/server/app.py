@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from ...runtime.serving.journal import Accepted
+from .body import Body
 from .body_limit import BodyLimit
 from .endpoints import (
     MESSAGES,
@@ -39,7 +40,7 @@ from .messages_input import MessagesBody
 from .openapi import describe
 from .read_body import read
 from .recorder import LONGEST_S
-from .requests import Body, DetokenizeBody, TokenizeBody, each_output
+from .requests import DetokenizeBody, Offers, TokenizeBody, each_output
 from .service import Service
 from .streaming import EventStream, whole
 
@@ -137,28 +138,30 @@ def _add_health(app: FastAPI, service: Service) -> None:
 
 def _add_models(app: FastAPI, service: Service) -> None:
     created = int(time.time())
-    card = {
-        "id": service.model,
-        "object": "model",
-        "created": created,
-        "owned_by": "gapless",
-        "root": service.model,
-        "parent": None,
-        "max_model_len": service.max_model_len,
-    }
+
+    def card(name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": created,
+            "owned_by": "gapless",
+            "root": service.model,
+            "parent": None,
+            "max_model_len": service.max_model_len,
+        }
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
-        """Return the one model that is served."""
+        """Return the one model that is served, by each of its names."""
         _authorize(service, request)
-        return _json({"object": "list", "data": [card]})
+        return _json({"object": "list", "data": [card(name) for name in service.names]})
 
     @app.get("/v1/models/{name:path}")
     async def model(request: Request, name: str) -> Response:
         """Return the model of that name."""
         _authorize(service, request)
         check_model(service, name)
-        return _json(card)
+        return _json(card(name))
 
 
 def _add_completions(app: FastAPI, service: Service) -> None:
@@ -314,6 +317,8 @@ async def _read(service: Service, request: Request, kind: type[B]) -> B:
         ApiError: it is wrong, or has such fields where the server is strict.
     """
     body = await read(request, kind)
+    if isinstance(body, Offers):
+        request.state.ignored_tools = service.unknown.note_tools(request.url.path, body.ignored_tools)
     service.unknown.note(request.url.path, getattr(request.state, "ignored", ()), service.config.strict)
     return body
 

@@ -73,6 +73,8 @@ async def _ask_response(service: Service, body: ResponseBody) -> Asked:
     prompts, speech, params = await _ask_turn(service, body, messages, body.max_output_tokens, body.num_logprobs)
     said = body.model_dump(include={"instructions", "max_output_tokens", "metadata"})
     said |= body.model_dump(include={"tools", "tool_choice", "parallel_tool_calls", "reasoning"}, exclude_none=True)
+    if "tools" in said:
+        said["tools"] = [each for each in said["tools"] if each["type"] in (*body.own_tools, "namespace")]
     said |= {"temperature": params.temperature, "top_p": params.top_p}
     answer = ResponseAnswer(service.model, prompts, body, service.intake.tokenizer, speech, asked=said)
     return Asked(body, prompts, params, answer)
@@ -117,12 +119,12 @@ def check_model(service: Service, name: str | None) -> None:
     """Check the model that a body names.
 
     Raises:
-        ApiError: it is another one than ours.
+        ApiError: it is none of ours.
     """
-    if name is not None and name != service.model:
+    if name is not None and name not in service.names and not service.config.takes_any_name:
         raise ApiError(
             404,
-            f"the model {name!r} does not exist; this server has {service.model!r}",
+            f"the model {name!r} does not exist; this server has {', '.join(map(repr, service.names))}",
             param="model",
             code="model_not_found",
         )
@@ -190,6 +192,7 @@ async def _ask_turn(
     prompts, speech = await ask_messages(service, body, messages, max_tokens, special)
     params = body.sampling(_room(service, body, prompts, max_tokens), logprobs)
     if speech is not None:  # to write a grammar of tools may take a while
+        speech = replace(speech, form=params.structured_outputs)
         own = partial(speech.params, params, body.thinking_token_budget)
         params = own() if speech.tools is None else await asyncio.to_thread(own)
     return prompts, speech, params

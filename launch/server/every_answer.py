@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 REQUEST_ID = b"x-request-id"
-_IGNORED = b"x-ignored-fields"
+_IGNORED = {"ignored": b"x-ignored-fields", "ignored_tools": b"x-ignored-tools"}
 _PLAIN = re.compile(rb"[!-~](?:[ -~]{0,1022}[!-~])?")  # what a header may hold, in ASCII
 
 
@@ -29,7 +29,8 @@ class EveryAnswer:
     """Wraps the whole application.
 
     A request's id is `scope["state"]["request_id"]`. The header `x-ignored-fields` names the fields of its body that
-    the server does not know, which `scope["state"]["ignored"]` holds. HEAD is answered as GET, without the body.
+    the server does not know, which `scope["state"]["ignored"]` holds; `x-ignored-tools`, with `ignored_tools`, the
+    types of tools that it does not have and has left out. HEAD is answered as GET, without the body.
 
     Args:
         app: the application.
@@ -47,7 +48,7 @@ class EveryAnswer:
                 allow_methods=("GET", "HEAD", "POST"),
                 allow_headers=("*",),
                 allow_private_network=True,
-                expose_headers=(REQUEST_ID.decode(), _IGNORED.decode(), "retry-after"),
+                expose_headers=(REQUEST_ID.decode(), *map(bytes.decode, _IGNORED.values()), "retry-after"),
             )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -69,8 +70,9 @@ class EveryAnswer:
                 return
             if message["type"] == "http.response.start":
                 further = [(REQUEST_ID, id.encode())]
-                if names := state.get("ignored"):
-                    further.append((_IGNORED, ", ".join(names).encode()))
+                for key, header in _IGNORED.items():
+                    if names := state.get(key):
+                        further.append((header, ", ".join(names).encode()))
                 message = {**message, "headers": [*message["headers"], *further]}
             elif is_head:
                 is_done, message = True, {"type": "http.response.body"}

@@ -107,9 +107,19 @@ class UnknownFields:
         if names and is_strict:
             raise ApiError(400, f"{names[0]}: nobody knows this field here (serve.strict=true)", param=names[0])
         for name in names:
-            if (path, name) not in self._said and len(self._said) < _MOST_SAID:
-                self._said.add((path, name))
-                _log.warning("%s: a request has the unknown field %s, which is ignored", path, name)
+            self._say("%s: a request has the unknown field %s, which is ignored", path, name)
+
+    def note_tools(self, path: str, kinds: Sequence[str]) -> list[str]:
+        """Take the types of tools that are left out of a request; return them as a header can hold them."""
+        names = [kind if _NAME.fullmatch(kind) else "?" for kind in kinds[:_MOST_NAMED]]
+        for name in names:
+            self._say("%s: a request has a %s, which is left out: this server has no such tool", path, name)
+        return names
+
+    def _say(self, text: str, path: str, name: str) -> None:
+        if (path, name) not in self._said and len(self._said) < _MOST_SAID:
+            self._said.add((path, name))
+            _log.warning(text, path, name)
 
 
 def check_fields(computed: Collection[str], given: Mapping[str, Any]) -> list[str]:

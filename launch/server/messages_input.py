@@ -7,11 +7,14 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from ...conf.structured_outputs import StructuredOutputs
+from .body import Body
 from .errors import ApiError, given
-from .requests import Body, SamplingBody, TextFormat, form_of
+from .requests import Offers, TextFormat, form_of
+from .tool_bodies import Hosted
+from .tools.hosted import is_block, kind_among
 from .tools.tool_set import Function, ToolSet, tool_set
 
 _MODEL = ("assistant",)
@@ -55,7 +58,7 @@ class OutputConfig(Body):
     format: TextFormat | None = None
 
 
-class MessagesBody(SamplingBody):
+class MessagesBody(Offers):
     """`POST /v1/messages`. Beside Anthropic's fields it takes those of sampling that the other paths take."""
 
     prompt_field = "messages"
@@ -66,7 +69,9 @@ class MessagesBody(SamplingBody):
     system: str | list[dict[str, Any]] | None = None
     max_tokens: int | None = Field(None, ge=1)
     stop_sequences: list[str] | None = None
-    tools: list[MessageTool] | None = None
+    tools: (
+        list[Annotated[Annotated[MessageTool, Tag("custom")] | Hosted, Discriminator(kind_among("custom"))]] | None
+    ) = None
     tool_choice: MessageToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -113,18 +118,25 @@ class MessagesBody(SamplingBody):
         """
         offered, choice = {}, self.tool_choice
         for number, each in enumerate(self.tools or ()):
+            if not isinstance(each, MessageTool):
+                continue
             offered[f"tools[{number}]"] = Function(each.name, each.description, each.input_schema, each.strict)
         if choice is None:
-            return tool_set(offered, None)
+            return tool_set(offered, None, hosted=self.hosted)
         if choice.type == "tool" and choice.name is None:
             raise ApiError(400, "tool_choice.name: must be given", param="tool_choice.name")
         name, word = choice.name if choice.type == "tool" else None, _CHOICES.get(choice.type, choice.type)
-        return tool_set(offered, word, name, not choice.disable_parallel_tool_use)
+        is_parallel, word = not choice.disable_parallel_tool_use, "auto" if name else word
+        return tool_set(offered, word, name, is_parallel, self.hosted)
 
     @property
-    def grammar_field(self) -> str:
-        """See `SamplingBody.grammar_field`."""
-        return "tools" if self.tools else self.format_field
+    def ignored_tools(self) -> list[str]:
+        """See `Offers.ignored_tools`; also the blocks of messages that such tools have left."""
+        blocks = [
+            each for message in self.messages if isinstance(found := message.get("content"), list) for each in found
+        ]
+        kinds = [str(each.get("type")) for each in blocks if isinstance(each, dict)]
+        return list(dict.fromkeys([*super().ignored_tools, *filter(is_block, kinds)]))
 
     @property
     def _format(self) -> StructuredOutputs | None:
@@ -153,6 +165,8 @@ def _message(message: dict[str, Any], where: str) -> Iterator[dict[str, Any]]:
     text, calls, reasoning = [], [], []
     for number, block in enumerate(_blocks(content, f"{where}.content")):
         place, kind = f"{where}.content[{number}]", block.get("type")
+        if is_block(str(kind)):
+            continue
         if role not in _ROLES.get(str(kind), ()):
             raise ApiError(400, f"{place}: this server takes no {kind} blocks of the {role}", param=place)
         if kind == "tool_result":

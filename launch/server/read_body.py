@@ -12,9 +12,9 @@ import msgspec
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 
+from .body import Body
 from .errors import ApiError
 from .fields import check_fields
-from .requests import Body
 
 M = TypeVar("M", bound=Body)
 _MOST_QUOTED = 40  # characters of a value that is wrong

@@ -7,15 +7,31 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 
 from ...conf.build import build
 from ...conf.errors import ConfigError
 from ...conf.sampling import SamplingParams
 from ...conf.structured_outputs import StructuredOutputs
 from ...runtime.engine.intake import PromptTooLong
+from .body import Body
 from .errors import TOO_LONG, ApiError
-from .response_input import response_messages
+from .response_input import hosted_items, response_messages
+from .tool_bodies import (
+    AllowedTools,
+    AnyChatChoice,
+    AnyChatTool,
+    AnyResponseChoice,
+    AnyResponseTool,
+    ChatAllowedTools,
+    ChatTool,
+    ChatToolChoice,
+    HostedTool,
+    ResponseNamespace,
+    ResponseTool,
+    ResponseToolChoice,
+)
+from .tools.hosted import refusal
 from .tools.tool_set import Function, ToolSet, tool_set
 
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
@@ -27,30 +43,6 @@ _SAME = (  # fields that are sampling parameters as they are
 )
 _LOGPROBS = "message.output_text.logprobs"  # in `include` of `/v1/responses`
 _HALF = 1 << 63  # of all seeds
-
-
-class Body(BaseModel):
-    """Null is as absent, for each field. A number without a fraction is an integer, as JSON has one kind of number.
-
-    `fields.py` says what becomes of other fields.
-    """
-
-    model_config = ConfigDict(strict=True, extra="ignore")
-    not_computed: ClassVar[frozenset[str]] = frozenset()  # inherited fields that this path does not have
-
-    @model_validator(mode="before")
-    @classmethod
-    def _plain(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        present = {name: value for name, value in given.items() if value is not None}
-        whole = {name: int(each) for name, each in present.items() if isinstance(each, float) and each.is_integer()}
-        return present | whole
-
-    @classmethod
-    def computed(cls) -> frozenset[str]:
-        """Return the names of the fields that the path computes."""
-        return frozenset(cls.model_fields) - cls.not_computed
 
 
 class StreamOptions(Body):
@@ -275,69 +267,54 @@ class Templated(Body):
         return {name: value for name, value in own.items() if value is not None} | (self.chat_template_kwargs or {})
 
 
-class FunctionName(Body):
-    """The name of a function."""
+class Offers(SamplingBody):
+    """Tools, some of which this server may not have."""
 
-    name: str
-
-
-class FunctionSpec(FunctionName):
-    """A function that the model may call."""
-
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool = False
+    own_tools: ClassVar[Sequence[str]] = ("function",)  # types of tools that it has, of this path
+    tools: list[Any] | None = None
 
     @property
-    def function(self) -> Function:
-        """The function as it is written into prompts and grammars."""
-        return Function(self.name, self.description, self.parameters, self.strict)
+    def tool_set(self) -> ToolSet | None:
+        """The tools that may be called; None: none.
 
-
-class ChatToolChoice(Body):
-    """The one tool of a chat that is to be called."""
-
-    type: Literal["function"]
-    function: FunctionName
-
-
-class ChatTool(ChatToolChoice):
-    """A tool of a chat."""
-
-    function: FunctionSpec
-
-
-class ResponseTool(FunctionSpec):
-    """A tool of `/v1/responses`: a function, or a `custom` one, whose input is a text."""
-
-    type: Literal["function", "custom"]
-    format: dict[str, Any] | None = None
+        Raises:
+            ApiError: one is wrong.
+        """
+        raise NotImplementedError
 
     @property
-    def function(self) -> Function:
-        """See `FunctionSpec.function`."""
-        if self.type == "function":
-            return super().function
-        rules = (self.format or {}).get("definition")
-        of_input = {"type": "string"}
-        if isinstance(rules, str):
-            of_input["description"] = f"It follows this grammar:\n{rules}"
-        schema = {"type": "object", "properties": {"input": of_input}, "required": ["input"]}
-        return Function(self.name, self.description, schema, takes_text=True)
+    def hosted(self) -> dict[str, str]:
+        """The types of the tools that this server does not have, by name, or by type if they have none."""
+        return {each.name or each.type: each.type for each in self.tools or () if isinstance(each, HostedTool)}
 
+    @property
+    def ignored_tools(self) -> list[str]:
+        """What of such tools is left out, by type."""
+        return list(dict.fromkeys(self.hosted.values()))
 
-class ResponseNamespace(Body):
-    """Tools of one name, as those of an MCP server."""
+    @property
+    def grammar_field(self) -> str:
+        """See `SamplingBody.grammar_field`. Beside tools, those of them that must be enforced have been checked."""
+        tools = self.tool_set
+        return (
+            "tools" if tools is not None and (tools.choice == "required" or self._format is None) else self.format_field
+        )
 
-    type: Literal["namespace"]
-    name: str
-    tools: list[ResponseTool]
+    def offered(
+        self, given: dict[str, Function], choice: object, named: str | None, is_parallel: bool
+    ) -> ToolSet | None:
+        """Return the tools that may be called, as `tool_set`, with the choice as OpenAI words it.
 
-
-class ResponseToolChoice(FunctionName):
-    """The same in `/v1/responses`."""
-
-    type: Literal["function", "custom"]
+        Raises:
+            ApiError: one is wrong, or a tool is forced that this server does not have.
+        """
+        if isinstance(choice, HostedTool):
+            raise refusal(choice.type)
+        some = choice.allowed_tools if isinstance(choice, ChatAllowedTools) else choice
+        if not isinstance(some, AllowedTools):
+            return tool_set(given, choice, named, is_parallel, self.hosted)
+        names = frozenset(some.names(self.own_tools))
+        return tool_set(given, some.mode, None, is_parallel, some.hosted(self.own_tools), names)
 
 
 class Reasons(Body):
@@ -348,7 +325,7 @@ class Reasons(Body):
     parallel_tool_calls: bool = True
 
 
-class ChatBody(SamplingBody, Templated, Reasons):
+class ChatBody(Offers, Templated, Reasons):
     """`POST /v1/chat/completions`. Keys of a message beside role and content reach the chat template as they are."""
 
     prompt_field = "messages"
@@ -359,8 +336,8 @@ class ChatBody(SamplingBody, Templated, Reasons):
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=64)
     add_special_tokens: bool = False
-    tools: list[ChatTool] | None = None
-    tool_choice: Literal["auto", "none", "required"] | ChatToolChoice | None = None
+    tools: list[AnyChatTool] | None = None
+    tool_choice: Literal["auto", "none", "required"] | AnyChatChoice | None = None
 
     @property
     def tool_set(self) -> ToolSet | None:
@@ -369,15 +346,11 @@ class ChatBody(SamplingBody, Templated, Reasons):
         Raises:
             ApiError: one is wrong.
         """
-        given = {f"tools[{number}].function": tool.function.function for number, tool in enumerate(self.tools or ())}
+        own = [(number, tool) for number, tool in enumerate(self.tools or ()) if isinstance(tool, ChatTool)]
+        given = {f"tools[{number}].function": tool.function.function for number, tool in own}
         choice = self.tool_choice
         named = choice.function.name if isinstance(choice, ChatToolChoice) else None
-        return tool_set(given, choice, named, self.parallel_tool_calls)
-
-    @property
-    def grammar_field(self) -> str:
-        """See `SamplingBody.grammar_field`."""
-        return "tools" if self.tools and self.response_format is None else self.format_field
+        return self.offered(given, choice, named, self.parallel_tool_calls)
 
 
 class ReasoningOptions(Body):
@@ -388,12 +361,13 @@ class ReasoningOptions(Body):
     generate_summary: str | None = None
 
 
-class ResponseBody(SamplingBody, Templated, Reasons):
+class ResponseBody(Offers, Templated, Reasons):
     """`POST /v1/responses`, without state: each request brings the whole conversation."""
 
     prompt_field = "input"
     format_field = "text.format"
     not_computed = frozenset(("n", "response_format", "return_token_ids"))
+    own_tools = ("function", "custom")
 
     input: str | Annotated[list[dict[str, Any]], Field(min_length=1)]
     instructions: str | None = None
@@ -402,8 +376,8 @@ class ResponseBody(SamplingBody, Templated, Reasons):
     top_logprobs: int | None = Field(None, ge=0, le=64)
     include: list[str] | None = None
     text: TextOptions | None = None
-    tools: list[Annotated[ResponseTool | ResponseNamespace, Field(discriminator="type")]] | None = None
-    tool_choice: Literal["auto", "none", "required"] | ResponseToolChoice | None = None
+    tools: list[AnyResponseTool] | None = None
+    tool_choice: Literal["auto", "none", "required"] | AnyResponseChoice | None = None
     reasoning: ReasoningOptions | None = None
 
     @property
@@ -418,18 +392,17 @@ class ResponseBody(SamplingBody, Templated, Reasons):
         for number, tool in enumerate(self.tools or ()):
             if isinstance(tool, ResponseTool):
                 given[f"tools[{number}]"] = tool.function
-                continue
-            for inner, each in enumerate(tool.tools):
+            for inner, each in enumerate(tool.tools if isinstance(tool, ResponseNamespace) else ()):
                 function = replace(each.function, name=f"{tool.name}.{each.name}", namespace=tool.name)
                 given[f"tools[{number}].tools[{inner}]"] = function
         choice = self.tool_choice
         named = choice.name if isinstance(choice, ResponseToolChoice) else None
-        return tool_set(given, choice, named, self.parallel_tool_calls)
+        return self.offered(given, choice, named, self.parallel_tool_calls)
 
     @property
-    def grammar_field(self) -> str:
-        """See `SamplingBody.grammar_field`."""
-        return "tools" if self.tools and self.text is None else self.format_field
+    def ignored_tools(self) -> list[str]:
+        """See `Offers.ignored_tools`; also the items of the input that such tools have left."""
+        return list(dict.fromkeys([*super().ignored_tools, *hosted_items(self.input)]))
 
     @property
     def num_logprobs(self) -> int | None:

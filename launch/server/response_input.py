@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .errors import ApiError, given
+from .tools.hosted import ITEMS
 
 _ITEMS = (
     "message",
@@ -21,12 +22,16 @@ _ITEMS = (
 def response_messages(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the messages of a conversation. Reasoning, text and calls of one turn of the model are one message.
 
+    Items of tools that this server does not have are left out.
+
     Raises:
         ApiError: an item is of another kind, or lacks something.
     """
     found: list[dict[str, Any]] = []
     for number, item in enumerate(items):
         where, kind = f"input[{number}]", item.get("type") or "message"
+        if kind in ITEMS:
+            continue
         if kind not in _ITEMS:
             raise ApiError(400, f"{where}: this server takes no {kind} items, only {', '.join(_ITEMS)}", param=where)
         if kind == "message":
@@ -56,6 +61,11 @@ def response_messages(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             elif text := _reasoning(item, where):
                 turn["reasoning_content"] = text
     return found
+
+
+def hosted_items(items: str | Sequence[dict[str, Any]]) -> list[str]:
+    """Return the types of the items that are left out, as tools that this server does not have wrote them."""
+    return [] if isinstance(items, str) else [str(kind) for item in items if (kind := item.get("type")) in ITEMS]
 
 
 def _turn(found: Sequence[dict[str, Any]]) -> dict[str, Any] | None:

@@ -25,7 +25,7 @@ class Service:
 
     config: ServingConfig
     keys: Keys
-    model: str
+    names: Sequence[str]  # of the model
     max_model_len: int
     intake: Intake
     client: Engine
@@ -39,3 +39,8 @@ class Service:
     has_priorities: bool = False  # scheduler.order reads them
     limits: RateLimits = field(default_factory=RateLimits)
     recordings: Recordings = field(default_factory=Recordings)
+
+    @property
+    def model(self) -> str:
+        """The name of the model in answers."""
+        return self.names[0]

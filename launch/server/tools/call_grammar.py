@@ -3,79 +3,193 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ....conf.errors import ConfigError
-from ....conf.structured_outputs import StructuredOutputs
-from .formats import ToolFormat
+from ....conf.structured_outputs import StructuredOutputs, whole_numbers
+from .formats import ReasoningFormat, ToolFormat
 from .tool_set import Function, ToolSet
 
 Literals = Callable[[str], str]  # a text as the grammar has it: special tokens by their ids
+BARE_CALL = '{"name": '  # how calls begin in a format that has no text before them
 _AS_WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as templates write JSON
+_COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+_HEADER = "%llguidance {}\n"
 
 
 def call_grammar(tools: ToolSet, format: ToolFormat, literals: Literals) -> StructuredOutputs:
-    """Return what an output must match: calls from its beginning where they are forced, else from their first words on.
+    """Return what an output must match: calls from its beginning if they are forced, else from their first words on.
 
     Raises:
-        ConfigError: a schema cannot be had in this format.
+        ConfigError: a schema cannot be enforced in this format.
     """
     after = "" if tools.choice == "required" else _first_words(format)
-    rules = [_Rules(number, each, tools, format, literals) for number, each in enumerate(tools.callable)]
+    lines = ["start: calls", *_calls(tools, format, literals, after, is_either=False), _TEXT]
+    return StructuredOutputs(grammar=_HEADER + "\n".join(lines), after=after)
+
+
+def either_grammar(
+    tools: ToolSet,
+    format: ToolFormat,
+    literals: Literals,
+    form: StructuredOutputs,
+    reasoning: ReasoningFormat | None = None,
+    in_reasoning: bool = False,
+    budget: int | None = None,
+) -> StructuredOutputs:
+    """Return what an output must match that is either calls or an answer of the given form.
+
+    Args:
+        tools: that may be called.
+        format: of calls.
+        literals: writes a text into the grammar.
+        form: of the answer.
+        reasoning: that the output may begin with; None: none.
+        in_reasoning: whether the output follows reasoning that the prompt has begun.
+        budget: most tokens of that reasoning; enforced only if its end is a special token.
+
+    Raises:
+        ConfigError: a schema of a strict tool, or the form, cannot be enforced.
+    """
+    lines = [f"answer: {literals(format.answer)} {_answer(form, format)}"]
+    begin = f"(reasoned {_SPACE})? " if reasoning else _SPACE if in_reasoning else ""
+    if reasoning is not None:
+        end, limit = literals(reasoning.end), "" if budget is None else f"[max_tokens={budget}]"
+        lines.append(f"reasoned: {literals(reasoning.begin)} thought")
+        if end.startswith("<"):
+            lines += [f"thought: thinking? {end}", f"thinking{limit}: /(.|\\n)+/"]
+        else:
+            lines.append(f"thought[lazy]: TEXT {end}")
+    lines += [*_calls(tools, format, literals, "", is_either=True), _TEXT]
+    return StructuredOutputs(grammar=f"{_HEADER}start: {begin} (calls | answer)\n" + "\n".join(lines))
+
+
+_SPACE = '"\\n\\n"?'  # that models write behind reasoning
+_TEXT = "TEXT: /(.|\\n)*/"
+
+
+def _calls(tools: ToolSet, format: ToolFormat, literals: Literals, after: str, *, is_either: bool) -> Iterator[str]:
+    """Yield the rule `calls`, without the words `after` at its beginning, and the rules that it needs."""
+    kept = enumerate(_kept(tools, format, is_either))
+    rules = [_Rules(number, *each, format, literals, is_either) for number, each in kept]
     first = " | ".join(f"first_{number}" for number in range(len(rules)))
     call = " | ".join(f"call_{number}" for number in range(len(rules)))
-    separator, end = literals(format.separator), literals(format.section_end)
-    more = f"({separator} ({call}))*" if tools.is_parallel else ""
-    lines = [f"start: ({first}) {more} {end}"]
+    more = f"({literals(format.separator)} ({call}))*" if tools.is_parallel else ""
+    yield f"calls: ({first}) {more} {literals(format.section_end)}"
     for number, each in enumerate(rules):
-        lines += [f"first_{number}: {each.from_first_words(after)}", f"call_{number}: {each.whole}", *each.further]
-    lines.append("TEXT: /(.|\\n)*/")
-    return StructuredOutputs(grammar="%llguidance {}\n" + "\n".join(lines), after=after)
+        yield f"first_{number}: {each.first(after)} rest_{number}"
+        yield f"call_{number}: {each.head} rest_{number}"
+        yield f"rest_{number}: {each.rest}"
+        yield from each.further
+
+
+def _kept(tools: ToolSet, format: ToolFormat, is_either: bool) -> Iterator[tuple[Function, dict[str, Any], bool]]:
+    """Yield each function with the schema that its calls follow, and whether what cannot be enforced is left out.
+
+    Raises:
+        ConfigError: a schema that must be followed does not compile.
+    """
+    for each in tools.callable:
+        is_bound = tools.choice == "required" or each.strict or format.payload == "pairs" or is_either
+        schema, may_differ = each.schema if is_bound else {"type": "object"}, is_either and not each.strict
+        if is_either and format.payload != "pairs" and (error := _fault(_whole_call(each.name, format.key, schema))):
+            if not may_differ:
+                raise ConfigError(f"sampling.structured_outputs.grammar: the tool {each.name}: {error}")
+            schema = {"type": "object"}
+        yield each, schema, may_differ
+
+
+def _whole_call(name: str, key: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a call that is an object, with the definitions of its arguments' schema."""
+    found = {"type": "object", "properties": {"name": {"const": name}, key: schema}, "required": ["name", key]}
+    definitions = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
+    return {**found, "additionalProperties": False, **definitions}
+
+
+def _fault(schema: Any) -> str:
+    """Return why llguidance cannot compile a schema; "" if it can."""
+    import llguidance
+
+    return " ".join(llguidance.LLMatcher.validate_grammar(f"{_HEADER}start: {_json(schema)}").split())
+
+
+def _answer(form: StructuredOutputs, format: ToolFormat) -> str:
+    """Write the form of an answer as a part of a grammar.
+
+    Where calls have no text before them, its JSON is compact, which tells it from a call.
+
+    Raises:
+        ConfigError: it is no expression or grammar.
+    """
+    import llguidance
+
+    if form.schema is not None:
+        rules: dict[str, Any] = {"whitespace_flexible": not form.disable_any_whitespace}
+        if form.whitespace_pattern is not None:
+            rules["whitespace_pattern"] = form.whitespace_pattern
+        return _json(json.loads(form.schema), _COMPACT if format.is_bare else rules)
+    if form.choice:
+        return f"({' | '.join(json.dumps(text, ensure_ascii=False) for text in form.choice)})"
+    try:
+        if form.regex is None:
+            lark = llguidance.grammar_from("grammar", form.grammar or "")
+        else:
+            lark = json.loads(llguidance.grammar_from("regex", form.regex))["grammars"][0]["lark_grammar"]
+    except ValueError as error:
+        raise ConfigError(f"sampling.structured_outputs.{form.kind}: {' '.join(str(error).split())}") from error
+    return f"%lark {{\n{lark}\n}}"
 
 
 def _first_words(format: ToolFormat) -> str:
     """Return the text that tells a call, from which on an output must match."""
     if format.is_bare:
-        return '{"name": '
+        return BARE_CALL
     begin = format.section or format.call
     return next((text for text in format.opens if begin.startswith(text)), begin)
 
 
 class _Rules:
-    """The rules of one function's calls."""
+    """The rules of one function's calls: the text with which each begins, and what follows it."""
 
-    def __init__(self, number: int, function: Function, tools: ToolSet, format: ToolFormat, literals: Literals) -> None:
+    def __init__(
+        self,
+        number: int,
+        function: Function,
+        schema: dict[str, Any],
+        is_lenient: bool,
+        format: ToolFormat,
+        literals: Literals,
+        is_either: bool,
+    ) -> None:
         self.further: list[str] = []
-        self._number = number
-        self._format = format
-        self._literals = literals
-        is_checked = tools.choice == "required" or function.strict or format.payload == "pairs"
-        schema = function.schema if is_checked else {"type": "object"}
+        self._number, self._is_lenient, self._format, self._literals = number, is_lenient, format, literals
         name = function.name
-        if format.payload == "object":
-            self._head = f'{format.call}{{"name": {json.dumps(name)}, "{format.key}": '
-            self._rest = f"{_json(schema)} {literals('}' + format.call_end)}"
+        if format.is_bare and is_either:  # in JSON's own lexemes: llguidance's lexer never returns from a longer one
+            self._head, self.rest = "", _json(_whole_call(name, format.key, schema))
+        elif format.payload == "object":
+            self._head = f'{format.call}{BARE_CALL}{json.dumps(name)}, "{format.key}": '
+            self.rest = f"{_json(schema)} {literals('}' + format.call_end)}"
         elif format.payload == "named":
             self._head = format.call + format.name_begin + name + ("" if format.name_begin else self._name_end)
             rest = f"{_json(schema)} {literals(format.call_end)}"
-            self._rest = f'":" /[0-9]+/ {literals(self._name_end)} {rest}' if format.name_begin else rest
+            self.rest = f'":" /[0-9]+/ {literals(self._name_end)} {rest}' if format.name_begin else rest
         else:
             self._head = format.call + name + format.name_end
-            self._rest = f"{' '.join(self._pairs(schema))} {literals(format.call_end)}"
+            self.rest = f"{' '.join(self._pairs(schema))} {literals(format.call_end)}"
 
     @property
     def _name_end(self) -> str:
         return " <|constrain|>json<|message|>" if self._format.header else self._format.name_end
 
     @property
-    def whole(self) -> str:
-        """A call."""
-        return f"{self._literals(self._head)} {self._rest}"
+    def head(self) -> str:
+        """What a call begins with."""
+        return self._literals(self._head)
 
-    def from_first_words(self, after: str) -> str:
-        """Return the first call, with what stands before it, without the words `after`."""
-        return f"{self._literals((self._format.section + self._head).removeprefix(after))} {self._rest}"
+    def first(self, after: str) -> str:
+        """Return what the first call begins with, with the text before it, without the words `after`."""
+        return self._literals((self._format.section + self._head).removeprefix(after))
 
     def _pairs(self, schema: dict[str, Any]) -> Iterator[str]:
         """Yield the keys and values, as a rule each, in the order of the schema.
@@ -85,6 +199,9 @@ class _Rules:
         """
         begin, key_end, value, value_end = self._format.pairs
         required, properties = schema.get("required") or [], schema.get("properties") or {}
+        if self._is_lenient:
+            properties = properties if isinstance(properties, dict) else {}
+            required = [key for key in required if key in properties] if isinstance(required, list) else []
         is_list = isinstance(required, list) and isinstance(properties, dict)
         if not is_list or any(not isinstance(key, str) or key not in properties for key in required):
             raise ConfigError("sampling.structured_outputs.grammar: a tool's schema requires what it does not describe")
@@ -93,7 +210,7 @@ class _Rules:
             name = f"pair_{self._number}_{place}"
             head = self._literals(begin + key + key_end + value)
             if isinstance(of_key, dict) and of_key.get("type") == "string":
-                if set(of_key) & {"pattern", "minLength", "maxLength", "format"}:
+                if set(of_key) & {"pattern", "minLength", "maxLength", "format"} and not self._is_lenient:
                     raise ConfigError(
                         f"sampling.structured_outputs.grammar: {key}: this model's format has no rules for texts"
                     )
@@ -105,20 +222,22 @@ class _Rules:
                     content = f"{name}_text"
             else:
                 own = {**of_key, **definitions} if isinstance(of_key, dict) else of_key
+                own = {} if self._is_lenient and _fault(own) else own
                 content = f"{_json(own)} {self._literals(value_end)}"
             self.further.append(f"{name}: {head} {content}")
             yield name if key in required else f"{name}?"
 
 
-def _json(schema: Any) -> str:
-    """Write a schema into a grammar.
+def _json(schema: Any, rules: Mapping[str, Any] = _AS_WRITTEN) -> str:
+    """Write a schema into a grammar, with rules for whitespace.
 
     Raises:
         ConfigError: it is no JSON.
     """
+    schema = {} if schema is True else schema
     if isinstance(schema, dict):
-        schema = {**schema, "x-guidance": _AS_WRITTEN}
+        schema = {**schema, "x-guidance": dict(rules)}
     try:
-        return "%json " + json.dumps(schema, allow_nan=False)
+        return "%json " + json.dumps(whole_numbers(schema), allow_nan=False)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"sampling.structured_outputs.grammar: a tool's schema is not JSON ({error})") from None
+        raise ConfigError(f"sampling.structured_outputs.grammar: a schema is not JSON ({error})") from None

@@ -11,11 +11,12 @@ from typing import Any
 from ....conf.errors import ConfigError
 from ....conf.reasoning import Reasoning
 from ....conf.sampling import SamplingParams
+from ....conf.structured_outputs import StructuredOutputs
 from ....models.chat_template import ChatTemplate
 from ....models.tokenizer import Detokenizer, Tokenizer
 from ..errors import ApiError
-from .call_grammar import call_grammar
-from .formats import ReasoningFormat, ToolFormat, reasoning_format, tool_format
+from .call_grammar import call_grammar, either_grammar
+from .formats import ANALYSIS, ReasoningFormat, ToolFormat, reasoning_format, tool_format
 from .reader import Reader
 from .tool_set import ToolSet
 
@@ -95,7 +96,10 @@ class Dialect:
 
 @dataclass(frozen=True, slots=True)
 class Speech:
-    """How the outputs of one request are read, and what is made sure of while they are sampled."""
+    """How the outputs of one request are read, and what is made sure of while they are sampled.
+
+    `form` is that of an answer that is no call.
+    """
 
     tokenizer: Tokenizer
     format: ToolFormat | None
@@ -103,13 +107,26 @@ class Speech:
     in_reasoning: bool
     tools: ToolSet | None
     shows_reasoning: bool
+    form: StructuredOutputs | None = None
+
+    @property
+    def is_either(self) -> bool:
+        """Whether an output is either calls or an answer of a form, and nothing else."""
+        return self.form is not None and self.tools is not None and self.tools.choice == "auto"
 
     def reader(self) -> Reader:
         """Return what reads an output."""
         tools = self.tools
         most = 1 if tools is not None and not tools.is_parallel else None
         schemas = {} if tools is None else tools.schemas
-        return Reader(self.format, self.reasoning, in_reasoning=self.in_reasoning, tools=schemas, most_calls=most)
+        return Reader(
+            self.format,
+            self.reasoning,
+            in_reasoning=self.in_reasoning,
+            tools=schemas,
+            most_calls=most,
+            is_either=self.is_either,
+        )
 
     def params(self, params: SamplingParams, budget: int | None = None) -> SamplingParams:
         """Return the sampling parameters of outputs whose calls and reasoning are read.
@@ -119,16 +136,21 @@ class Speech:
             budget: most tokens of reasoning.
 
         Raises:
-            ApiError: a form of the output beside tools, or a schema that cannot be had.
+            ApiError: a schema, or the form of an answer, that cannot be enforced.
         """
-        wanted = params.structured_outputs
-        if self.tools is not None and wanted is not None:
-            raise ApiError(400, "tools: not together with a form of the output; or set tool_choice=none", param="tools")
-        if self.tools is not None and self.format is not None and self.tools.has_grammar:
+        wanted, form = params.structured_outputs, self.form
+        if self.tools is not None and wanted is not None and wanted.after:
+            raise ApiError(400, "structured_outputs.after: not together with tools", param="structured_outputs")
+        if self.tools is not None and self.format is not None and (form is not None or self.tools.has_grammar):
             try:
-                wanted = call_grammar(self.tools, self.format, self._literal)
+                if form is not None and self.is_either:
+                    first = ANALYSIS if self.format.header else None if self.in_reasoning else self.reasoning
+                    parts = self.tools, self.format, self._literal, form, first
+                    wanted = either_grammar(*parts, self.in_reasoning, budget)
+                else:
+                    wanted = call_grammar(self.tools, self.format, self._literal)
             except ConfigError as error:
-                text = str(error).removeprefix("sampling.structured_outputs.grammar: ")
+                text = str(error).removeprefix("sampling.structured_outputs.").removeprefix("grammar: ")
                 raise ApiError(400, f"tools: {text}", param="tools") from error
         reasoning = None
         if self.reasoning is not None and (wanted is not None or budget is not None):

@@ -40,6 +40,8 @@ class ToolFormat:
     """what ends the name, where it is no object's"""
     header: str = ""
     """regular expression of a name in what stands before `name_end`; what has none is no call"""
+    answer: str = ""
+    """what is written before an answer that is no call"""
     pairs: tuple[str, str, str, str] = ("", "", "", "")
     """what stands before and behind the key, and before and behind the value"""
 
@@ -74,7 +76,9 @@ HARMONY = ToolFormat(
     name_end="<|message|>",
     header=r"to=functions\.([\w.-]+)",
     call_end="<|call|>",
+    answer="<|channel|>final<|message|>",
 )
+ANALYSIS = ReasoningFormat("<|channel|>analysis<|message|>", "<|end|><|start|>assistant")  # harmony's
 FORMATS = (  # a template is of the first that it has all marks of
     HARMONY,
     ToolFormat(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .call_grammar import BARE_CALL
 from .formats import NAME, ReasoningFormat, ToolFormat
 from .json_scan import CallScan, ValueScan
 
@@ -60,6 +61,7 @@ class Reader:
         in_reasoning: whether the prompt has begun it.
         tools: the schema of each tool's parameters, by name.
         most_calls: later calls are dropped; None: none is.
+        is_either: whether the output is calls or an answer, as its first words tell; an answer is all text.
     """
 
     def __init__(
@@ -70,8 +72,10 @@ class Reader:
         in_reasoning: bool = False,
         tools: Mapping[str, Mapping[str, Any]] | None = None,
         most_calls: int | None = None,
+        is_either: bool = False,
     ) -> None:
         self._format = format
+        self._is_either = is_either
         self._reasoning = reasoning
         self._tools = tools or {}
         self._most_calls = most_calls
@@ -193,7 +197,14 @@ class Reader:
 
     def _begin_answer(self, text: str) -> bool:
         """Go on with what follows the reasoning, of which `text` is there, or with an output that has none."""
-        is_call = self._format is not None and self._format.is_bare and text.startswith("{")
+        format = self._format
+        is_call = format is not None and format.is_bare and text.startswith("{")
+        if format is not None and self._is_either:
+            words = (*format.opens, *((BARE_CALL,) if format.is_bare else ()))
+            if not text.startswith(words):
+                if self._may_become(text, *words):
+                    return False
+                self._format, is_call = None, False
         self._object, self._step = CallScan(), self._in_object if is_call else self._text
         return True
 
@@ -329,6 +340,7 @@ class Reader:
             self._step = self._in_reasoning
         else:
             self._raw = ""
+            self._format = None if self._is_either else format
             self._step = self._text
         return True
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 from ..errors import ApiError
 from .formats import NAME
+from .hosted import refusal
 
 _MOST = 512
+NO_TOOLS: Mapping[str, str] = MappingProxyType({})
 Choice = Literal["auto", "required", "none"]
 
 
@@ -49,17 +52,21 @@ class ToolSet:
         choice: whether some are called.
         named: the only one that is to be called; "": any.
         is_parallel: whether an output may have several calls.
+        allowed: names of those that may be called, of which the model is told all the same; None: all.
     """
 
     functions: Sequence[Function]
     choice: Choice = "auto"
     named: str = ""
     is_parallel: bool = True
+    allowed: Collection[str] | None = None
 
     @property
     def callable(self) -> list[Function]:
         """The functions that an output may call."""
-        return [each for each in self.functions if self.named in ("", each.name)]
+        allowed = self.allowed
+        found = [each for each in self.functions if self.named in ("", each.name)]
+        return [each for each in found if allowed is None or each.name in allowed]
 
     @property
     def schemas(self) -> Mapping[str, Mapping[str, Any]]:
@@ -69,22 +76,30 @@ class ToolSet:
     @property
     def has_grammar(self) -> bool:
         """Whether calls must follow their schemas."""
-        return self.choice == "required" or any(each.strict for each in self.functions)
+        is_bound = self.allowed is not None or any(each.strict for each in self.functions)
+        return self.choice == "required" or is_bound
 
 
 def tool_set(
-    given: Mapping[str, Function], choice: object, named: str | None = None, is_parallel: bool = True
+    given: Mapping[str, Function],
+    choice: object,
+    named: str | None = None,
+    is_parallel: bool = True,
+    hosted: Mapping[str, str] = NO_TOOLS,
+    allowed: Collection[str] | None = None,
 ) -> ToolSet | None:
-    """Return the tools of a request; None where it offers none, or wants none to be called.
+    """Return the tools of a request; None if it offers none, or wants none to be called.
 
     Args:
         given: functions in the request's order, by their places in the body.
         choice: none or required; else auto.
         named: the name in the choice.
         is_parallel: whether an output may have several calls.
+        hosted: the types of tools that this server does not have and that the choice may call, by their names.
+        allowed: names of the tools that may be called; None: all.
 
     Raises:
-        ApiError: a name is none or stands twice, a schema is of no object, or what is to be called is not there.
+        ApiError: a name is invalid or stands twice, a schema is of no object, or what is to be called is not there.
     """
     known: set[str] = set()
     functions = list(given.values())
@@ -101,10 +116,18 @@ def tool_set(
         raise ApiError(400, f"tools: {len(functions)} of them; {_MOST} are the most", param="tools")
     if choice == "none":
         return None
+    if choice == "required" and hosted:
+        raise refusal(next(iter(hosted.values())))
+    if named and named not in known and named in hosted:
+        raise refusal(hosted[named])
+    for name in allowed or ():
+        if name not in known and name not in hosted:
+            raise ApiError(400, f"tool_choice: there is no tool of the name {name!r}", param="tool_choice")
     if named and named not in known:
         raise ApiError(400, f"tool_choice: there is no tool of the name {named!r}", param="tool_choice")
-    if not functions:
+    if not functions or (allowed is not None and known.isdisjoint(allowed)):
         if choice == "required":
             raise ApiError(400, "tool_choice: there are no tools to call", param="tool_choice")
         return None
-    return ToolSet(functions, "required" if named or choice == "required" else "auto", named or "", is_parallel)
+    is_forced = bool(named) or choice == "required"
+    return ToolSet(functions, "required" if is_forced else "auto", named or "", is_parallel, allowed)

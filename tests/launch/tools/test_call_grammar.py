@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import random
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,11 @@ import pytest
 from gapless.conf.errors import ConfigError
 from gapless.conf.sampling import SamplingParams
 from gapless.conf.serving import ToolFormatName
+from gapless.conf.structured_outputs import StructuredOutputs
 from gapless.launch.server.errors import ApiError
 from gapless.launch.server.tools.dialect import Dialect
 from gapless.launch.server.tools.formats import FORMATS, NAMES, tool_format
-from gapless.launch.server.tools.reader import Arguments, Called, Part, Said
+from gapless.launch.server.tools.reader import Arguments, Called, Part, Reasoned, Said
 from gapless.launch.server.tools.tool_set import Function, ToolSet
 from gapless.models.chat_template import ChatTemplate
 from gapless.models.grammar import Grammars
@@ -40,6 +43,12 @@ SCHEMA: dict[str, Any] = {
 }  # fmt: skip
 EMPTY: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 FUNCTIONS = [Function("get.weather-2", "d", SCHEMA), Function("now", None, EMPTY)]
+FORM: dict[str, Any] = {
+    "type": "object",
+    "properties": {"name": {"enum": ["now", "Ada"]}, "arguments": {"type": "object", "maxProperties": 0.0}},
+    "required": ["name"],
+    "additionalProperties": False,
+}
 V = 600
 of_each_format = pytest.mark.parametrize("name", NAMES)
 
@@ -60,14 +69,18 @@ def dialect_of(tokenizer: Tokenizer, name: str) -> Dialect:
     return Dialect(ChatTemplate("{{ tools }}", {}), tokenizer, name)
 
 
-def drawn(tokenizer: Tokenizer, params: SamplingParams, rng: random.Random, begin: str = "") -> str:
+def drawn(tokenizer: Tokenizer, params: SamplingParams, rng: random.Random, begin: str = "", prefix: str = "") -> str:
     """Return a text that the structured outputs allow, drawn at random, as a client's reader gets it."""
     assert params.structured_outputs is not None
     matcher = Grammars(tokenizer, V, tokenizer.eos_token_ids).matcher(params.structured_outputs)
-    tokens: list[int] = []
+    tokens = tokenizer.encode(prefix, add_special=False)
+    assert matcher.consume_tokens(tokens)
     while not matcher.is_stopped():
         allowed = np.flatnonzero(np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little"))
         token = int(rng.choice(allowed.tolist()))
+        ends = [each for each in allowed.tolist() if each in tokenizer.encode('"}', add_special=False)]
+        if ends and rng.random() < 0.3:
+            token = rng.choice(ends)
         if set(tokenizer.eos_token_ids) & set(allowed.tolist()):  # else it may go on with calls for long
             token = tokenizer.eos_token_ids[0]
         tokens.append(token)
@@ -128,6 +141,67 @@ def test_a_strict_call_is_bound_from_its_first_words_on(tokenizer: Tokenizer, na
         text = drawn(tokenizer, params, rng, before + after)
         said, names = check([*reader.push(text), *reader.finish()])
         assert (said, bool(names)) == (before.strip(), True), text
+
+
+FORMS = [
+    StructuredOutputs(json=FORM),
+    StructuredOutputs(json_object=True),
+    StructuredOutputs(choice=("yes", "<no>")),
+    StructuredOutputs(regex="[a-c]/{1,3}"),
+    StructuredOutputs(grammar='start: "x" B?\nB: /[y}]{2}/'),
+]
+HARMONY_THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+MATCHES = {"choice": "yes|<no>", "regex": "[a-c]/{1,3}", "grammar": r"x([y}]{2})?"}
+
+
+@of_each_format
+@pytest.mark.parametrize("form", FORMS, ids=[form.kind for form in FORMS])
+@pytest.mark.parametrize("template", ["", "{# <think> </think> #}"], ids=["plain", "reasons"])
+def test_calls_or_an_answer_of_the_form(
+    tokenizer: Tokenizer, name: str, form: StructuredOutputs, template: str
+) -> None:
+    """Each output is one of the two, however it is cut."""
+    dialect = Dialect(ChatTemplate("{{ tools }}" + template, {}), tokenizer, name)
+    speech = dialect.speech("prompt", ToolSet(FUNCTIONS))
+    assert speech is not None
+    speech = replace(speech, form=form)
+    params, rng, kinds = speech.params(SamplingParams(structured_outputs=form)), random.Random(0), set()
+    prefix = "" if not template else HARMONY_THOUGHT if name == "harmony" else "<think>\nHm.\n</think>\n\n"
+    format = tool_format("", name)
+    forced = ("", "", '{"name": "' if format.is_bare else (format.section or format.call).split()[0])
+    for number in range(24):
+        text = drawn(tokenizer, params, rng, prefix=prefix + forced[number % 3])
+        reader = speech.reader()
+        parts = [*(part for char in text for part in reader.push(char)), *reader.finish()]
+        said = "".join(part.text for part in parts if isinstance(part, Said))
+        called = any(isinstance(part, Called) for part in parts)
+        assert called != bool(said), text
+        if prefix:
+            assert "".join(part.text for part in parts if isinstance(part, Reasoned)) == "Hm.", text
+        kinds.add(called)
+        if called:
+            check([part for part in parts if not isinstance(part, Said)])
+        elif form.schema is not None:
+            jsonschema.validate(json.loads(said), json.loads(form.schema))
+        else:
+            assert re.fullmatch(MATCHES[form.kind], said), text
+    assert kinds == {True, False}
+
+
+@of_each_format
+def test_a_tool_whose_schema_cannot_be_enforced_is_free_unless_it_is_strict(tokenizer: Tokenizer, name: str) -> None:
+    schema = {"type": "object", "properties": {"x": {"type": "array", "not": {"pattern": "(?=a)"}}}, "required": ["y"]}
+    for is_strict in (False, True):
+        odd = Function("odd", None, schema, strict=is_strict)
+        speech = dialect_of(tokenizer, name).speech("prompt", ToolSet([odd, *FUNCTIONS]))
+        assert speech is not None
+        speech = replace(speech, form=FORMS[0])
+        if is_strict:
+            with pytest.raises(ApiError, match="tools: "):
+                speech.params(SamplingParams(structured_outputs=FORMS[0]))
+        else:
+            params = speech.params(SamplingParams(structured_outputs=FORMS[0]))
+            assert drawn(tokenizer, params, random.Random(0))
 
 
 def test_free_calls_have_no_grammar(tokenizer: Tokenizer) -> None:

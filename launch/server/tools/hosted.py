@@ -1,0 +1,57 @@
+"""Tools that the maker of an API runs or defines, which this server does not have: left out, or refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import ApiError
+
+_AGENTS = "OpenAI Agents: no"
+_OWN = "offer it as a tool of your own, with an input_schema"
+_SWITCHES = {  # how clients turn a tool off, by what its type begins with
+    "web_search": 'Codex: web_search = "disabled" in config.toml; Claude Code: "deny": ["WebSearch"] in the '
+    f"permissions of its settings; {_AGENTS} WebSearchTool",
+    "web_fetch": 'Claude Code: "deny": ["WebFetch"] in the permissions of its settings',
+    "file_search": f"{_AGENTS} FileSearchTool",
+    "code_interpreter": f"{_AGENTS} CodeInterpreterTool",
+    "computer": f"{_AGENTS} ComputerTool",
+    "image_generation": f"{_AGENTS} ImageGenerationTool",
+    "mcp": "OpenAI Agents: MCPServerStreamableHttp or MCPServerStdio, which the client runs, instead of HostedMCPTool",
+    "local_shell": f"{_AGENTS} LocalShellTool",
+    "shell": f"{_AGENTS} ShellTool",
+    "apply_patch": f"{_AGENTS} ApplyPatchTool",
+    "tool_search": f"{_AGENTS} ToolSearchTool",
+    **dict.fromkeys(("bash_", "text_editor_", "memory_"), _OWN),
+}
+ITEMS = (  # of /v1/responses, which such tools leave in a conversation
+    *("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call", "computer_call"),
+    *("computer_call_output", "local_shell_call", "local_shell_call_output", "shell_call", "shell_call_output"),
+    *("apply_patch_call", "apply_patch_call_output", "tool_search_call", "tool_search_output"),
+    *("mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "mcp_call"),
+)
+
+
+def is_block(kind: str) -> bool:
+    """Return whether such tools leave blocks of this type in Anthropic's messages."""
+    return kind in ("server_tool_use", "mcp_tool_use") or (kind.endswith("_tool_result") and kind != "tool_result")
+
+
+def kind_among(*own: str) -> Callable[[Any], str]:
+    """Return what reads the type of a tool, or of a choice: one of `own`, else `hosted`.
+
+    What has no type is of the first of `own`, whose class reports what is missing.
+    """
+
+    def kind_of(given: Any) -> str:
+        kind = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
+        return kind if kind in own else "hosted" if isinstance(kind, str) else own[0]
+
+    return kind_of
+
+
+def refusal(kind: str) -> ApiError:
+    """Return the answer to a request that forces a call of a hosted tool."""
+    switch = next((text for begin, text in _SWITCHES.items() if kind.startswith(begin)), "leave it out of tools")
+    text = f"tool_choice: this server has no tool of the type {kind}, and can only leave it out with auto; {switch}"
+    return ApiError(400, text, param="tool_choice")

@@ -14,7 +14,7 @@ from ...conf.errors import ConfigError
 from ...conf.sampling import SamplingParams
 from ...conf.structured_outputs import StructuredOutputs
 from ...runtime.engine.intake import PromptTooLong
-from .errors import TOO_LONG, ApiError
+from .errors import ApiError, too_long
 from .response_input import response_messages
 from .tools.tool_set import Function, ToolSet, tool_set
 
@@ -120,6 +120,7 @@ class SamplingBody(Body):
     ignore_eos: bool = False
     truncate_prompt_tokens: int | None = Field(None, ge=-1)
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
     response_format: ResponseFormat | None = None
     structured_outputs: dict[str, Any] | None = None
 
@@ -159,9 +160,10 @@ class SamplingBody(Body):
     def refusal(self, error: ConfigError) -> ApiError:
         """Return the answer to an error of the intake. It names the field that the request has."""
         text = str(error)
+        if isinstance(error, PromptTooLong):
+            return too_long(error.prompt, error.output, error.limit, self.prompt_field, self.length_field, text)
         if (named := re.match(r"sampling\.(\w+)", text)) is None:
-            code = TOO_LONG if isinstance(error, PromptTooLong) else None
-            return ApiError(400, text, param=self.prompt_field, code=code)
+            return ApiError(400, text, param=self.prompt_field)
         field, text = named[1].replace("bad_words_ids", "bad_words"), text.replace("sampling.", "")
         if field == "structured_outputs" and self.structured_outputs is None:
             field = self.grammar_field
@@ -392,7 +394,7 @@ class ResponseBody(SamplingBody, Templated, Reasons):
 
     prompt_field = "input"
     format_field = "text.format"
-    not_computed = frozenset(("n", "response_format", "return_token_ids"))
+    not_computed = frozenset(("n", "response_format", "return_token_ids", "return_tokens_as_token_ids"))
 
     input: str | Annotated[list[dict[str, Any]], Field(min_length=1)]
     instructions: str | None = None

@@ -56,6 +56,7 @@ class Answer:
         self._tokenizer = tokenizer
         self._top: int = getattr(body, "top_logprobs", None) or 0  # tokens that stand beside each
         self._return_token_ids = body.return_token_ids
+        self._names_by_id = body.return_tokens_as_token_ids
         self._prompts = prompts
         self._n = body.n
         self._completion_tokens = 0
@@ -150,7 +151,11 @@ class Answer:
     def _named(self, token: int, found: Logprob) -> dict[str, Any]:
         raw = self._tokenizer.token_bytes(token)
         raw = found.decoded_token.encode() if raw is None else raw
-        return {"token": found.decoded_token, "logprob": found.logprob, "bytes": list(raw)}
+        return {
+            "token": f"token_id:{token}" if self._names_by_id else found.decoded_token,
+            "logprob": found.logprob,
+            "bytes": list(raw),
+        }
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self._model}
@@ -278,13 +283,28 @@ class CompletionAnswer(Answer):
         offsets += self._offsets[index].of(tokens)
         columns: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
         for (token, each), offset in zip(pairs, offsets, strict=True):
-            text = self._tokenizer.decode([token], skip_special=False) if each is None else each[token].decoded_token
+            names = self._names([token, *(each or ())])
             columns["text_offset"].append(offset)
             columns["token_logprobs"].append(None if each is None else each[token].logprob)
-            columns["tokens"].append(text)
-            top = None if each is None else {one.decoded_token: one.logprob for one in each.values()}
+            columns["tokens"].append(names[token])
+            top = None if each is None else {names[key]: one.logprob for key, one in each.items()}
             columns["top_logprobs"].append(top)
         return columns
+
+    def _names(self, tokens: Sequence[int]) -> dict[int, str]:
+        """Return a key for each token, none twice: its text; its bytes if they are no text; else its id too.
+
+        Of tokens of one text the first keeps it.
+        """
+        found: dict[int, str] = {}
+        for token in dict.fromkeys(tokens):
+            raw, name = self._tokenizer.token_bytes(token), self._tokenizer.decode([token], skip_special=False)
+            if self._names_by_id:
+                name = f"token_id:{token}"
+            elif raw is not None and (name.encode() != raw or not raw):
+                name = "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+            found[token] = name if name not in found.values() else f"{name} (token_id:{token})"
+        return found
 
 
 class _Offsets:

@@ -33,14 +33,15 @@ from .endpoints import (
     set_standing,
 )
 from .engine_client import TAKES_REQUESTS, Call
-from .errors import ApiError
+from .errors import TOO_LONG, ApiError
 from .live import LiveStream
 from .live_page import add_page
 from .messages_input import MessagesBody
 from .openapi import describe
 from .read_body import read
 from .recorder import LONGEST_S
-from .requests import DetokenizeBody, Offers, TokenizeBody, each_output
+from .requests import DetokenizeBody, Offers, ResponseBody, TokenizeBody, each_output
+from .responses import refused_stream
 from .service import Service
 from .streaming import EventStream, whole
 
@@ -74,11 +75,15 @@ def _answer_errors(app: FastAPI) -> None:
 async def _answer_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     request.state.error = error.message
-    return error.response(request.url.path)
+    body = getattr(request.state, "body", None)
+    if error.code == TOO_LONG and isinstance(body, ResponseBody) and body.stream:
+        request.state.failed = error.status
+        return Response(refused_stream(body, error), media_type="text/event-stream")
+    return error.response(request.scope)
 
 
 async def _answer_fault(request: Request, error: Exception) -> Response:
-    return ApiError(500, "the server failed at this request; its log says where").response(request.url.path)
+    return ApiError(500, "the server failed at this request; its log says where").response(request.scope)
 
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:
@@ -90,10 +95,10 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
         if request.method == "OPTIONS":
             return Response(status_code=204, headers=headers)
     why = error.detail
-    if error.status_code == 404 and request.url.path.startswith("/v1/"):  # as /v1/embeddings, /v1/images
-        why = "there is no such path; the model of this server generates text, by the paths of /openapi.json"
+    if error.status_code == 404:  # as /v1/embeddings, /rerank, /api/chat
+        why = f"there is no such path; this server generates text, by POST to {', '.join(ROUTES)} (/openapi.json: all)"
     text = f"{request.method} {request.url.path}: {why}"
-    return ApiError(error.status_code, text, headers=headers).response(request.url.path)
+    return ApiError(error.status_code, text, headers=headers).response(request.scope)
 
 
 def _json(body: Any, status: int = 200) -> Response:
@@ -268,7 +273,7 @@ async def _run(service: Service, request: Request, route: Route) -> Response:
         ApiError: it is wrong, or cannot be taken now.
     """
     holder = _authorize(service, request)
-    body = await _read(service, request, route.body)
+    body = request.state.body = await _read(service, request, route.body)
     check_model(service, body.model)
     asked = await route.ask(service, body)
     request.state.asked = asked
@@ -290,8 +295,9 @@ async def _run(service: Service, request: Request, route: Route) -> Response:
         text = f"{field}: {wanted} outputs in one request; serve.max_waiting={most} is the most"
         raise ApiError(400, text, param=field)
     if client.num_waiting + wanted > most:
-        text = f"serve.max_waiting={most}: already waiting for a first token: {client.num_waiting}"
-        raise ApiError(429, text, code="rate_limit_exceeded", headers={"retry-after": _RETRY_AFTER_S})
+        text = f"The server is overloaded: {client.num_waiting} requests wait (serve.max_waiting={most})."
+        headers = {"retry-after": _RETRY_AFTER_S}
+        raise ApiError(429, text, code="rate_limit_exceeded", headers=headers, is_overload=True)
     service.limits.admit(holder, sum(map(len, asked.prompts)))
     call = request.state.call = Call(has_structured_outputs=asked.params.structured_outputs is not None)
     set_standing(call, service, holder, body)
@@ -348,11 +354,14 @@ def _authorize(service: Service, request: Request) -> str:
     given = request.headers.get("authorization") or f"Bearer {request.headers.get('x-api-key', '')}"
     holder = service.keys.holder(given)
     if holder is None:
+        is_absent = given == "Bearer "
+        said = "You didn't provide an API key" if is_absent else "Incorrect API key provided"
         raise ApiError(
             401,
-            "give a valid API key, as in `Authorization: Bearer KEY`",
+            f"{said}; give a valid one, as in `Authorization: Bearer KEY`.",
             code="invalid_api_key",
             headers={"www-authenticate": "Bearer"},
+            anthropic="x-api-key header is required" if is_absent else "invalid x-api-key",
         )
     request.state.holder = holder
     return holder

@@ -37,12 +37,12 @@ class BodyLimit:
         headers = Headers(scope=scope)
         length, encoding = headers.get("content-length", "0"), headers.get("content-encoding", "").strip().lower()
         if length.isdigit() and int(length) > self._max_bytes:
-            await too_large.response()(scope, receive, send)
+            await too_large.response(scope)(scope, receive, send)
             return
         if encoding not in (*_PLAIN, *_WINDOWS):
             taken = {"accept-encoding": "gzip, deflate", "connection": "close"}
             text = f"Content-Encoding: {encoding}: this server takes gzip and deflate"
-            await ApiError(415, text, headers=taken).response()(scope, receive, send)
+            await ApiError(415, text, headers=taken).response(scope)(scope, receive, send)
             return
         inflated = None if encoding in _PLAIN else _Inflated(encoding)
         came = 0

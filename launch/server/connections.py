@@ -224,7 +224,7 @@ class BoundedProtocol(HttpToolsProtocol):
         headers = {REQUEST_ID.decode(): id, "connection": "close"}
         client = self.client[0] if self.client else ""
         self.noted(Exchange("-", "-", id, client, "refused", status, {"error": text}))
-        answer = ApiError(status, text, headers=headers).response()
+        answer = ApiError(status, text, headers=headers).response(self.scope if has_head else {})
         if has_head and self.pipeline:
             self.pipeline[0] = self.cycle, cast(Any, answer)
         elif not has_head and self.cycle is not None and not self.cycle.response_complete:

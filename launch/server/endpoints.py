@@ -14,7 +14,7 @@ from ...models.chat_template import ChatTemplateError, checked_messages
 from ...runtime.engine.intake import PromptTooLong
 from .answers import Asked, ChatAnswer, CompletionAnswer
 from .engine_client import Call
-from .errors import TOO_LONG, ApiError
+from .errors import ApiError, too_long
 from .messages import MessageAnswer
 from .messages_input import MessagesBody
 from .requests import ChatBody, CompletionBody, Reasons, ResponseBody, SamplingBody, Templated
@@ -124,9 +124,10 @@ def check_model(service: Service, name: str | None) -> None:
     if name is not None and name not in service.names and not service.config.takes_any_name:
         raise ApiError(
             404,
-            f"the model {name!r} does not exist; this server has {', '.join(map(repr, service.names))}",
+            f"The model `{name}` does not exist; this server has {', '.join(f'`{each}`' for each in service.names)}.",
             param="model",
             code="model_not_found",
+            anthropic=f"model: {name}",
         )
 
 
@@ -163,7 +164,7 @@ async def encode_text(service: Service, text: str, add_special: bool, field: str
             return encode(text, add_special)
         return await asyncio.to_thread(encode, text, add_special)
     except PromptTooLong as error:
-        raise ApiError(400, str(error), param=field, code=TOO_LONG) from error
+        raise too_long(error.prompt, 1, error.limit, field, field, str(error)) from error
     except ConfigError as error:
         raise ApiError(400, str(error), param=field) from error
 
@@ -250,13 +251,5 @@ def _room(service: Service, body: SamplingBody, prompts: Sequence[Sequence[int]]
     longest = max((len(prompt) for prompt in prompts), default=0)
     left = context - longest
     if left < 1 or (asked is not None and asked > left):
-        total, field = longest + (asked or 1), body.prompt_field
-        is_hopeless = asked is not None and asked >= context  # whatever the prompt
-        raise ApiError(  # gateways know OpenAI's first sentence
-            400,
-            f"This model's maximum context length is {context} tokens. However, you requested {total} tokens "
-            f"({longest} in the {field}, {asked or 'at least 1'} for the output): {total - context} too many.",
-            param=body.length_field if is_hopeless else field,
-            code=TOO_LONG,
-        )
+        raise too_long(longest, asked or 1, context, body.prompt_field, body.length_field)
     return left if asked is None else asked

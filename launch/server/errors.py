@@ -1,21 +1,38 @@
-"""Errors of the HTTP front, with OpenAI's body: `{"error": {"message", "type", "param", "code"}}`."""
+"""Errors of the HTTP front, in the words, types and statuses that each API's maker uses: clients match them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
 
 TOO_LONG = "context_length_exceeded"  # OpenAI's code, at which clients cut the prompt and try again
-_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+_RESPONSES_FIRST = "Your input exceeds the context window of this model. "  # with `input`, by OpenAI
+_MESSAGES = "/v1/messages"
+_OVERLOADED = 529  # Anthropic's status for 503
+_OPENAI_TYPES = {429: "requests"}  # by status; else invalid_request_error, or server_error from 500 on
+_ANTHROPIC_TYPES = {
+    **{401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large"},
+    **{429: "rate_limit_error", 504: "timeout_error", _OVERLOADED: "overloaded_error"},
+}  # else invalid_request_error, or api_error from 500 on
 
 
 class ApiError(Exception):
     """Ends a request with a status and one line that says what is wrong.
 
-    `param` is the field of the request that is wrong, `code` OpenAI's word for the error where it has one.
+    Args:
+        param: the field of the request that is wrong.
+        code: OpenAI's word for the error, if it has one.
+        anthropic: the line in Anthropic's words, if they differ.
+        is_overload: Anthropic's status is that of an overload.
+
+    Attributes:
+        request_id: of the request; Anthropic's form has it.
     """
+
+    request_id = ""
 
     def __init__(
         self,
@@ -25,6 +42,8 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: dict[str, str] | None = None,
+        anthropic: str = "",
+        is_overload: bool = False,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -32,26 +51,65 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.headers = headers
+        self.anthropic = anthropic or message
+        self._is_overload = is_overload or status == 503
 
     @property
     def body(self) -> dict[str, dict[str, str | None]]:
         """The error in OpenAI's form."""
-        kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
-        # A lone surrogate, quoted from the request, could not be encoded.
-        message = self.message.encode(errors="replace").decode()
-        return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
+        kind = _OPENAI_TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": _text(self.message), "type": kind, "param": self.param, "code": self.code}}
+
+    @property
+    def anthropic_status(self) -> int:
+        """The status of Anthropic's API."""
+        return _OVERLOADED if self._is_overload else self.status
 
     @property
     def anthropic_body(self) -> dict[str, object]:
         """The error in Anthropic's form."""
-        error = self.body["error"]
-        kind = "overloaded_error" if self.status == 503 else "api_error" if self.status >= 500 else error["type"]
-        return {"type": "error", "error": {"type": kind, "message": error["message"]}}
+        status = self.anthropic_status
+        kind = _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+        error = {"type": kind, "message": _text(self.anthropic)}
+        return {"type": "error", "error": error, "request_id": self.request_id or None}
 
-    def response(self, path: str = "") -> Response:
-        """Return the answer with this error's status, headers and body, in the form that belongs to a path."""
-        body = self.anthropic_body if path.startswith("/v1/messages") else self.body
-        return Response(msgspec.json.encode(body), self.status, self.headers, "application/json")
+    def response(self, scope: Mapping[str, Any]) -> Response:
+        """Return the answer to the request of an ASGI scope, in the form that belongs to its path."""
+        self.request_id = scope.get("state", {}).get("request_id", self.request_id)
+        is_anthropic = scope.get("path", "").startswith(_MESSAGES)
+        status, body = (self.anthropic_status, self.anthropic_body) if is_anthropic else (self.status, self.body)
+        return Response(msgspec.json.encode(body), status, self.headers, "application/json")
+
+
+def _text(message: str) -> str:
+    return message.encode(errors="replace").decode()  # a lone surrogate, quoted from the request, has no encoding
+
+
+def too_long(prompt: int, output: int, limit: int, field: str, length_field: str, cause: str = "") -> ApiError:
+    """Return the error of a prompt and an output that do not fit together, in the sentences that clients match.
+
+    Args:
+        prompt: its tokens.
+        output: tokens that were asked for.
+        limit: tokens that there is room for.
+        field: that holds the prompt.
+        length_field: that bounds the output.
+        cause: a further sentence.
+    """
+    text = _RESPONSES_FIRST if field == "input" else ""
+    text += (
+        f"This model's maximum context length is {limit} tokens. However, you requested {prompt + output} tokens "
+        f"({prompt} in the {field}, {output} in the completion). Please reduce the length of the {field} or completion."
+    )
+    anthropic = (
+        f"input length and `max_tokens` exceed context limit: {prompt} + {output} > {limit}, "
+        "decrease input length or `max_tokens` and try again"
+        if prompt < limit
+        else f"prompt is too long: {prompt} tokens > {limit - 1} maximum"
+    )
+    cause = cause and f" {cause}"
+    param = length_field if output >= limit else field  # if no prompt is short enough
+    return ApiError(400, text + cause, param=param, code=TOO_LONG, anthropic=anthropic + cause)
 
 
 def given(item: dict[str, Any], key: str, kind: type | tuple[type, ...], where: str) -> Any:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 REQUEST_ID = b"x-request-id"
+_ALSO = {"/v1/messages": (b"request-id",)}  # Anthropic's name
 _IGNORED = {"ignored": b"x-ignored-fields", "ignored_tools": b"x-ignored-tools"}
 _PLAIN = re.compile(rb"[!-~](?:[ -~]{0,1022}[!-~])?")  # what a header may hold, in ASCII
 
@@ -69,7 +70,7 @@ class EveryAnswer:
             if is_done:
                 return
             if message["type"] == "http.response.start":
-                further = [(REQUEST_ID, id.encode())]
+                further = [(name, id.encode()) for name in (REQUEST_ID, *_ALSO.get(scope["path"], ()))]
                 for key, header in _IGNORED.items():
                     if names := state.get(key):
                         further.append((header, ", ".join(names).encode()))

@@ -49,7 +49,8 @@ class MessageAnswer(Answer):
 
     def error(self, error: ApiError) -> bytes:
         """Return the event of an error, which ends a stream."""
-        return _event("error", error=error.anthropic_body["error"])
+        body = error.anthropic_body
+        return _event("error", error=body["error"], request_id=body["request_id"])
 
     def whole(self, outputs: Sequence[CompletionOutput], prompts: PromptLogprobs) -> bytes:
         """Return the message of the only output, in JSON."""

@@ -63,7 +63,9 @@ class MessagesBody(Offers):
 
     prompt_field = "messages"
     format_field = "output_config.format"
-    not_computed = frozenset(("n", "response_format", "return_token_ids", "stop", "stream_options"))
+    not_computed = frozenset(
+        ("n", "response_format", "return_token_ids", "return_tokens_as_token_ids", "stop", "stream_options")
+    )
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
     system: str | list[dict[str, Any]] | None = None

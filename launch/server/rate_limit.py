@@ -65,7 +65,7 @@ class RateLimits:
             if (seconds := allowance.wait(now)) > _ROUNDING_S:
                 raise ApiError(
                     429,
-                    f"{key}={self._most[key]} is used up; ask again in {seconds:.1f} s",
+                    f"Rate limit reached: {key}={self._most[key]} is used up. Please try again in {seconds:.1f}s.",
                     code="rate_limit_exceeded",
                     headers={"retry-after": str(math.ceil(seconds))},
                 )

@@ -15,7 +15,7 @@ from ...conf.sampling import SamplingParams
 from ...conf.structured_outputs import StructuredOutputs
 from ...runtime.engine.intake import PromptTooLong
 from .body import Body
-from .errors import TOO_LONG, ApiError
+from .errors import ApiError, too_long
 from .response_input import hosted_items, response_messages
 from .tool_bodies import (
     AllowedTools,
@@ -113,6 +113,7 @@ class SamplingBody(Body):
     ignore_eos: bool = False
     truncate_prompt_tokens: int | None = Field(None, ge=-1)
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
     response_format: ResponseFormat | None = None
     structured_outputs: dict[str, Any] | None = None
 
@@ -152,9 +153,10 @@ class SamplingBody(Body):
     def refusal(self, error: ConfigError) -> ApiError:
         """Return the answer to an error of the intake. It names the field that the request has."""
         text = str(error)
+        if isinstance(error, PromptTooLong):
+            return too_long(error.prompt, error.output, error.limit, self.prompt_field, self.length_field, text)
         if (named := re.match(r"sampling\.(\w+)", text)) is None:
-            code = TOO_LONG if isinstance(error, PromptTooLong) else None
-            return ApiError(400, text, param=self.prompt_field, code=code)
+            return ApiError(400, text, param=self.prompt_field)
         field, text = named[1].replace("bad_words_ids", "bad_words"), text.replace("sampling.", "")
         if field == "structured_outputs" and self.structured_outputs is None:
             field = self.grammar_field
@@ -366,7 +368,7 @@ class ResponseBody(Offers, Templated, Reasons):
 
     prompt_field = "input"
     format_field = "text.format"
-    not_computed = frozenset(("n", "response_format", "return_token_ids"))
+    not_computed = frozenset(("n", "response_format", "return_token_ids", "return_tokens_as_token_ids"))
     own_tools = ("function", "custom")
 
     input: str | Annotated[list[dict[str, Any]], Field(min_length=1)]

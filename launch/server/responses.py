@@ -7,10 +7,12 @@ from typing import Any
 
 import msgspec
 
+from ...models.tokenizer import Tokenizer
 from ...runtime.engine.outputs import CompletionOutput
 from .answers import Answer, PromptLogprobs
 from .engine_client import Delta
 from .errors import ApiError
+from .requests import ResponseBody
 from .tools.reader import Arguments, Called, Part, Reasoned
 from .tools.tool_set import Function
 
@@ -56,9 +58,13 @@ class ResponseAnswer(Answer):
 
     def error(self, error: ApiError) -> bytes:
         """Return the event of a response that has failed, which ends a stream. It has what there is of the output."""
-        code = "server_error" if error.status >= 500 else "invalid_prompt"
+        code = error.code or ("server_error" if error.status >= 500 else "invalid_prompt")
         body = self._body("failed") | {"error": {"code": code, "message": error.message}}
         return self._event_of("response.failed", response=body)
+
+    def refusal(self, error: ApiError) -> bytes:
+        """Return the whole stream of a request that is refused only after its response was created, as by OpenAI."""
+        return b"".join((*self.first_chunks(), self._event_of("error", **error.body), self.error(error)))
 
     def whole(self, outputs: Sequence[CompletionOutput], prompts: PromptLogprobs) -> bytes:
         """Return the response of the only output, in JSON."""
@@ -185,6 +191,11 @@ class ResponseAnswer(Answer):
             "usage": usage,
             **self._asked,
         }
+
+
+def refused_stream(body: ResponseBody, error: ApiError) -> bytes:
+    """Return the events that answer a request for a stream whose context is too long."""
+    return ResponseAnswer(body.model or "", [], body, Tokenizer(0), asked={}).refusal(error)
 
 
 def _part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -146,6 +146,7 @@ class EventStream(Response):
         except ApiError as error:
             failed = error
         if failed is not None:
+            failed.request_id = state["request_id"]
             state.update(error=failed.message, failed=failed.status)
             await event(answer.error(failed))
         if answer.end:

@@ -25,7 +25,17 @@ _CHARACTERS_A_TOKEN = 1024  # more than the longest token of any vocabulary has
 
 
 class PromptTooLong(ConfigError):  # noqa: N818
-    """The context or the cache cannot hold a prompt and its output."""
+    """The context or the cache cannot hold a prompt and its output.
+
+    Attributes:
+        prompt: tokens of the prompt, at least.
+        output: tokens of the output, at least.
+        limit: tokens that there is room for.
+    """
+
+    def __init__(self, text: str, prompt: int, output: int, limit: int) -> None:
+        super().__init__(text)
+        self.prompt, self.output, self.limit = prompt, output, limit
 
 
 class Intake:
@@ -118,8 +128,9 @@ class Intake:
         longest = self._plan.max_model_len * _CHARACTERS_A_TOKEN
         if len(text) > longest:
             raise PromptTooLong(
-                f"This model's maximum context length is {self._plan.max_model_len} tokens: prompt {number} has "
-                f"{len(text)} characters, and more than {longest} never fit"
+                f"prompt {number} has {len(text)} characters; more than {longest} never fit into the context of "
+                f"{self._plan.max_model_len} tokens",
+                *(-(-len(text) // _CHARACTERS_A_TOKEN), 1, self._plan.max_model_len),
             )
 
     def check(self, number: int, ids: Sequence[int], params: SamplingParams) -> None:
@@ -134,7 +145,8 @@ class Intake:
         if len(ids) >= longest:
             raise PromptTooLong(
                 f"prompt {number} has {len(ids)} tokens: the context is {longest}, "
-                f"so at most {longest - 1} leave room for output"
+                f"so at most {longest - 1} leave room for output",
+                *(len(ids), 1, longest),
             )
         if not 0 <= min(ids) <= max(ids) < vocab:
             raise ConfigError(f"prompt {number} holds a token id outside 0 .. {vocab - 1}")
@@ -148,7 +160,8 @@ class Intake:
         if tokens > self._plan.room:
             raise PromptTooLong(
                 f"prompt {number} may come to {tokens} tokens: cache.num_blocks={self._plan.num_blocks} of "
-                f"{self._plan.block_size} hold {self._plan.room}; raise it, or lower sampling.max_tokens"
+                f"{self._plan.block_size} hold {self._plan.room}; raise it, or lower sampling.max_tokens",
+                *(len(ids), tokens - len(ids), self._plan.room),
             )
 
     def check_structured_outputs(self, wanted: StructuredOutputs) -> None:

@@ -1,15 +1,12 @@
-"""Tokenizers of GGUF files give the ids of llama.cpp.
+"""Tokenizers of GGUF files give the ids of llama.cpp, as `tests/support/llama_ids.py` recorded them.
 
-The ids were had from llama.cpp, by llama-cpp-python 0.3.36: `Llama(file, vocab_only=True).tokenize(text, add_bos=False,
-special=True)`. The vocabulary files in llama.cpp's repository (gpt-2, llama-bpe, llama-spm, phi-3, qwen2, starcoder,
-refact, command-r, deepseek-llm, deepseek-coder, falcon, mpt), with the 47 texts and ids beside each, were compared by
-hand, as were 660 texts for each pre-tokenizer with three of these vocabularies; they are too large to stand here. For
-`tekken`, `gpt-4o`, `kimi-k2` and `tiny_aya` this package has the expressions of the models' own tokenizer.json, where
-llama.cpp's takes capitals beyond ASCII for small letters too, or cuts no words at capitals.
+Those of SentencePiece were had from llama.cpp, by llama-cpp-python 0.3.36: `Llama(file,
+vocab_only=True).tokenize(text, add_bos=False, special=True)`.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +17,10 @@ from gapless.conf.errors import ConfigError
 from gapless.models.chat_template import load_chat_template
 from gapless.models.gguf.file import GgufFile
 from gapless.models.gguf.smollm2 import smollm2
+from gapless.models.gguf.splits import SPLITS
 from gapless.models.gguf.tokenizer import make_tokenizer, special_tokens
 from gapless.models.tokenizer import _byte_level_table, load_tokenizer
+from tests.support.llama_ids import RECORDED, TEXTS, digest, write_vocabulary
 
 TEXT = "I'LL don't  12345 x²,\n\n  añ١٢٣ _a__b 你好吗!?\r\nEtE end "  # noqa: RUF001
 LONGEST = 6  # characters of a token
@@ -99,67 +98,6 @@ def ids(text: str) -> list[int]:
     return list(map(int, text.split()))
 
 
-# By `tokenizer.ggml.pre`; several names stand for the same cuts.
-EXPECTED = {
-    ("gpt-2", "gpt2", "phi-2", "olmo", "mpt", "exaone4", "gigachat", "granite-docling"): ids(
-        "73 39 261 263 265 267 32 270 272 274 276 278 44 342 283 285 287 289 291 293 97 296 98 299 301 303 "
-        "305 307 309 13 10 375 316 318 32"
-    ),
-    ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"): ids(
-        "73 39 261 263 265 267 269 49 50 51 52 53 276 278 44 342 283 285 287 289 291 293 97 296 98 299 301 "
-        "303 305 307 309 13 10 375 316 318 32"
-    ),
-    ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "midm-2.0", "glm4"): ids(
-        "73 321 385 267 32 32 332 274 276 278 341 32 406 529 293 97 296 98 299 301 303 305 307 432 375 439 32"
-    ),
-    ("dbrx", "smaug-bpe", "chatglm-bpe"): ids(
-        "73 321 263 265 267 32 32 332 274 276 278 341 32 283 285 287 289 291 293 97 296 98 299 301 303 305 "
-        "307 309 311 375 316 318 32"
-    ),
-    ("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez"): ids(
-        "73 321 263 265 267 32 32 49 50 51 52 53 276 278 341 32 283 285 287 289 291 293 97 296 98 299 301 303 "
-        "305 307 309 311 375 316 318 32"
-    ),
-    ("gpt-4o", "llama4", "minimax-m2", "kanana2"): ids(
-        "259 261 263 265 267 32 32 332 274 276 278 341 32 283 285 287 289 291 293 97 296 98 299 301 303 305 "
-        "307 309 311 313 69 316 318 32"
-    ),
-    ("tiny_aya",): ids(
-        "259 261 263 265 267 269 271 334 276 278 341 32 283 285 287 289 291 293 97 296 98 299 301 303 305 307 "
-        "309 311 313 69 316 318 32"
-    ),
-    ("tekken",): ids(
-        "73 321 385 267 32 32 49 50 51 52 53 276 278 341 32 406 287 289 291 293 97 296 98 299 301 303 305 307 "
-        "432 313 69 439 32"
-    ),
-    ("kimi-k2",): ids(
-        "259 261 263 265 267 32 32 332 274 276 278 341 32 283 285 287 289 291 293 97 296 98 32 300 302 304 "
-        "368 309 311 313 69 316 318 32"
-    ),
-    ("seed-coder",): ids(
-        "73 321 263 265 267 32 32 49 50 51 52 53 276 278 44 281 32 283 285 287 289 291 293 97 296 98 299 301 "
-        "303 305 307 309 311 375 316 318 32"
-    ),
-    ("minicpm5",): ids(
-        "73 321 385 267 269 332 274 276 278 341 32 406 529 293 97 296 98 299 301 303 305 307 432 375 439 32"
-    ),
-    ("deepseek-llm",): ids(
-        "73 39 261 263 265 39 116 269 271 334 276 278 44 10 10 32 283 285 287 289 291 293 97 296 98 32 300 "
-        "302 304 368 309 13 10 375 316 318 32"
-    ),
-    ("deepseek-coder",): ids(
-        "73 39 261 263 265 39 116 269 49 50 51 52 53 276 278 44 10 10 32 283 285 287 289 291 293 97 296 98 32 "
-        "300 302 304 368 309 13 10 375 316 318 32"
-    ),
-    ("deepseek-v3",): ids(
-        "73 321 263 265 267 269 332 274 276 278 341 32 283 285 287 289 291 293 97 296 98 32 300 302 304 368 "
-        "309 311 375 316 318 32"
-    ),
-    ("falcon", "default"): ids(
-        "73 39 261 263 265 39 116 32 32 332 274 276 278 44 342 283 285 287 289 291 32 95 97 296 98 299 301 "
-        "303 305 307 309 13 10 375 316 318 32"
-    ),
-}
 SENTENCE_IDS = ids("263 260 264 274 266 271 231 192 163 271 270 260 13 262 264 259")
 SMOLLM2_IDS = {
     "Hello world, it's 1234 o'clock.\n\n  Tabs\tand <|im_start|>user\n": ids(
@@ -181,12 +119,28 @@ SMOLLM2_IDS = {
 }
 
 
-@pytest.mark.parametrize(("pre", "ids"), [(pre, ids) for names, ids in EXPECTED.items() for pre in names])
-def test_a_text_is_cut_where_llama_cpp_cuts_it(pre: str, ids: list[int], tmp_path: Path) -> None:
-    file = write_tokenizer(tmp_path / "model.gguf", "gpt2", pre, byte_level_fields())
-    tokenizer = make_tokenizer(file)
-    assert tokenizer.encode(TEXT, add_special_tokens=False).ids == ids
-    assert tokenizer.decode(ids) == TEXT
+@pytest.mark.parametrize("pre", [*SPLITS, None])
+def test_ids_of_forty_texts_are_those_of_llama_cpp(pre: str | None, tmp_path: Path) -> None:
+    file = write_vocabulary(tmp_path / "model.gguf", pre)
+    tokenizer = load_tokenizer(file, 10_000)
+    recorded = json.loads(RECORDED.read_text())[str(pre)].split()
+    assert len(recorded) == len(TEXTS) >= 40
+    ids = [tokenizer.encode(text) for text in TEXTS]
+    assert [text for text, found, of in zip(TEXTS, ids, recorded, strict=True) if digest(found) != of] == []
+    assert [tokenizer.decode(each) for each in ids] == list(TEXTS)
+
+
+def test_an_empty_pre_is_a_missing_one(tmp_path: Path) -> None:
+    files = [write_vocabulary(tmp_path / f"{number}.gguf", pre) for number, pre in enumerate(("", None))]
+    empty, missing = (load_tokenizer(file, 10_000) for file in files)
+    assert list(map(empty.encode, TEXTS)) == list(map(missing.encode, TEXTS))
+
+
+def test_bos_and_eos_are_added_as_the_file_says(tmp_path: Path) -> None:
+    file = write_vocabulary(tmp_path / "model.gguf", "gpt-2", add_bos_token=True, add_eos_token=True)
+    tokenizer = load_tokenizer(file, 10_000)
+    assert tokenizer.encode("a") == [256, 97, 257]
+    assert tokenizer.encode("a", add_special=False) == [97]
 
 
 def test_pieces_merge_by_their_scores_and_what_is_none_becomes_bytes(tmp_path: Path) -> None:
@@ -216,7 +170,7 @@ def test_special_tokens_of_the_file(tmp_path: Path) -> None:
     ("kind", "pre", "said"),
     [
         ("bert", None, "tokenizer.ggml.model='bert' is not supported (supported: gpt2, llama); set model.tokenizer"),
-        ("gpt2", "qwen", "tokenizer.ggml.pre='qwen' is not supported; did you mean 'qwen2'?; set model.tokenizer to a"),
+        ("gpt2", "qwen", "tokenizer.ggml.pre='qwen' is not supported; set model.tokenizer to a folder"),
         ("llama", None, "tokenizer.ggml.scores has 0 values for"),
     ],
 )

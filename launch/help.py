@@ -17,6 +17,7 @@ from ..conf.build import GROUPS, describe, dotted_keys, group_names, leaves, loa
 from ..conf.errors import ConfigError
 from ..conf.meanings import meanings
 from ..conf.schema import EngineConfig
+from ..conf.units import unit_of
 from ..models.gguf.smollm2 import INSTALL
 from .options import OPTIONS
 from .serve_arguments import key_of
@@ -202,7 +203,9 @@ def _head(key: str, defaults: dict[str, Any]) -> str:
 
 
 def _key(key: str, hint: Any, meaning: str, defaults: dict[str, Any]) -> str:
-    return _entry(_head(key, defaults), f"{meaning} ({describe(hint)})", 44)
+    unit = unit_of(key)
+    kind = f"{describe(hint)}, in {unit}" if unit and "number" in describe(hint) else describe(hint)
+    return _entry(_head(key, defaults), f"{meaning} ({kind})", 44)
 
 
 def _group(group: str, choice: str | None) -> list[str]:

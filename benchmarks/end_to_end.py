@@ -48,7 +48,7 @@ MODELS = {"llama2-70b": Architecture(**load_group("model", "llama2-70b")["archit
 _BAD = (2, 64)  # TP and batch whose requests did not fit in memory together
 _FITTED = (2, 8)
 _MANY_TOKENS = 4096  # of prompts in a batch; from there on, that engine's time grows faster than its work
-_FREE = ("layer_us", "row_us", "step_us", "prompt_us", "stretch", "bulk_gbps")
+_FREE = ("layer_us", "row_us", "step_us", "prompt_us", "stretch", "bulk_gigabytes_per_s")
 _WORST = 0.5  # what a row may count for in the fit
 
 
@@ -106,8 +106,8 @@ def fit(steps: list[Step]) -> HostConfig:
     ranks = np.array([step.tp * step.is_prompt for step in steps])
     layers = steps[0].arch.num_layers
     found, least = HostConfig(), float("inf")
-    for bulk_gbps in (0.0, *np.arange(20.0, 160.0, 10)):
-        device = predicted(steps, HostConfig(bulk_gbps=bulk_gbps))
+    for bulk_gigabytes_per_s in (0.0, *np.arange(20.0, 160.0, 10)):
+        device = predicted(steps, HostConfig(bulk_gigabytes_per_s=bulk_gigabytes_per_s))
         grid = itertools.product(
             np.arange(300, 640, 20), range(0, 500, 100), range(0, 4000, 1000), range(0, 3500, 500),
             (1.0, 1.05, 1.1, 1.15, 1.2, 1.25),
@@ -117,7 +117,7 @@ def fit(steps: list[Step]) -> HostConfig:
             times = times + (step_us + sampled * row_us + ranks * prompt_us) * 1e-6
             error = float(np.minimum(np.abs(times / seconds - 1), _WORST).mean())
             if error < least:
-                constants = map(float, (layer_us, row_us, step_us, prompt_us, stretch, bulk_gbps))
+                constants = map(float, (layer_us, row_us, step_us, prompt_us, stretch, bulk_gigabytes_per_s))
                 found, least = HostConfig(**dict(zip(_FREE, constants, strict=True))), error
     return found
 

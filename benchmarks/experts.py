@@ -103,7 +103,7 @@ def layer_us(layer: Layer, tokens: int) -> float:
     router = Products(Gemm(costs.gemm, costs.multiprocessors, 2), [(layer.hidden, layer.experts)])
     elements = 2 * layer.width
     moved = layer.picked * 3 * layer.width * 2
-    activation = Pointwise(costs.pointwise, [(elements, moved, costs.pointwise.activation_gbps)])
+    activation = Pointwise(costs.pointwise, [(elements, moved, costs.pointwise.activation_gigabytes_per_s)])
     return 1e6 * (seconds - router.seconds(tokens)[0] + activation.seconds(tokens))
 
 

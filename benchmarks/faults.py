@@ -61,7 +61,7 @@ def copies(bench: Benchmark, *given: str) -> None:
         bench.parser.error(f"hardware={config.hardware.name}: its network is not known; choose an a100 or h100")
     plan = make_plan(config)
     per_token = 2 * max(len(layers) for layers in plan.layers)  # keys and values, in vectors of the hidden size
-    slower = f"hardware.costs.network.gbps={costs.network.gbps / (1 + per_token)}"
+    slower = f"hardware.costs.network.gigabytes_per_s={costs.network.gigabytes_per_s / (1 + per_token)}"
     variants = {
         "no copies": [],
         f"a network {1 + per_token} times as slow": [slower],

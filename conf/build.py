@@ -27,6 +27,7 @@ from .errors import ConfigError, nearest
 from .policies import POLICY_CONFIGS, SchedulerConfig
 from .policy_file import is_policy_file, policy_config, policy_mapping
 from .schema import NAMED_WEIGHTS, EngineConfig, HardwareConfig, is_hub_name
+from .units import present_name
 from .user_path import user_path
 from .workloads import WORKLOAD_CONFIGS, WorkloadConfig
 
@@ -85,6 +86,8 @@ def build(cls: type[C], mapping: Mapping[str, Any], key: str = "") -> C:
                 if issubclass(cls, base) and (having := members_with(base, name)):
                     what = f"{word} {mapping.get('name', cls.__name__)}"
                     raise ConfigError(f"{_join(key, name)}: unknown key of {what}; {having_it(having)}")
+            if (now := present_name(name)) != name and now in hints:
+                raise ConfigError(f"{_join(key, name)}: is called {_join(key, now)} now; the unit is the same")
             hint = nearest(_join(key, name), (_join(key, valid) for valid in hints)) if key else unknown_key(cls, name)
             raise ConfigError(f"{_join(key, name)}: unknown key{hint}")
     values = {name: _convert(hints[name], value, _join(key, name)) for name, value in mapping.items()}
@@ -344,6 +347,8 @@ def unknown_key(cls: type, key: str) -> str:
     It is `; did you mean ...?` with a key of the same last name, a near key or a sibling, or the valid keys.
     """
     keys = [k for k, _ in dotted_keys(cls)]
+    if (now := present_name(key)) != key and now in keys:
+        return f"; it is called '{now}' now, in gigabytes per second as before"
     parent, _, leaf = key.rpartition(".")
     for candidates, cutoff in (
         ([k for k in keys if k.rpartition(".")[2] == leaf], 0.0),

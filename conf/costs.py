@@ -37,7 +37,7 @@ class GemmConfig:
     """time to add up partial results, where the inner dimension is split"""
     split_share: float
     """share of the bytes of partial results that costs time"""
-    memory_gbps: float
+    memory_gigabytes_per_s: float
     """rate at which a matrix product reads weights"""
     knee: float  # order of the norm that joins the two times
     """how memory time and compute time join: 1 adds them, a high value takes the longer one"""
@@ -51,7 +51,7 @@ class GemmConfig:
     """the same with a scale for each block of 128 x 128 weights; null: fp8_rate"""
     cast_us: float = 0.0
     """time to launch the rounding of a product's input to INT8 or FP8"""
-    cast_gbps: float | None = None
+    cast_gigabytes_per_s: float | None = None
     """rate of that, over the bytes read and written; null: it is part of the kernel before"""
 
     def __post_init__(self) -> None:
@@ -78,17 +78,17 @@ class PointwiseConfig:
     """time to launch a kernel that computes row by row"""
     element_ns: float
     """time per element of a row, on one multiprocessor"""
-    norm_gbps: float
+    norm_gigabytes_per_s: float
     """rate of a norm, over the bytes read and written"""
-    rope_gbps: float
+    rope_gigabytes_per_s: float
     """rate of the rotary embedding"""
-    activation_gbps: float
+    activation_gigabytes_per_s: float
     """rate of the activation function"""
-    add_gbps: float
+    add_gigabytes_per_s: float
     """rate of adding the residual"""
-    copy_gbps: float
+    copy_gigabytes_per_s: float
     """rate of writes to the KV cache"""
-    embedding_gbps: float
+    embedding_gigabytes_per_s: float
     """rate of the embedding lookup"""
 
     def __post_init__(self) -> None:
@@ -111,7 +111,7 @@ class AttentionConfig:
     """as gemm.whole_waves"""
     chunk_spread: float
     """time per key where keys are split, relative to work that is spread evenly over all multiprocessors"""
-    chunk_copy_gbps: float
+    chunk_copy_gigabytes_per_s: float
     """rate of copies of the chunk's queries, keys, values and outputs"""
     chunk_wave_us: float = 0.0
     """time that a wave of a chunk's blocks takes beside its keys"""
@@ -125,7 +125,7 @@ class AttentionConfig:
     """time to add up partial results, where the keys of few decodes are split"""
     decode_wave_us: float
     """time that a wave of decodes takes beside its keys and values"""
-    decode_gbps: float
+    decode_gigabytes_per_s: float
     """rate at which keys and values are read"""
     decode_waves: float
     """as gemm.whole_waves"""
@@ -174,7 +174,7 @@ class LinkConfig:
     """shortest time of a message"""
     ramp_us: float
     """extra time of a message of 1 MB; it grows with the square root of the bytes"""
-    gbps: float
+    gigabytes_per_s: float
     """rate of a message"""
     knee: float  # order of the norm that joins the two times
     """how least_us and the time of the bytes join: 1 adds them, a high value takes the longer one"""
@@ -208,12 +208,12 @@ class HostConfig:
     """time that is added to front_us per prompt token: its transfer and tokenization"""
     turnaround_us: float = 0.0
     """time from the end of a stage's micro-batch to the begin of its next one, if the input is already there"""
-    bulk_gbps: float = 0.0
+    bulk_gigabytes_per_s: float = 0.0
     """rate, in an engine, of all-reduces of bulk_mib or more by over two ranks; 0: that of the kernels alone"""
     byte_tflops: float = 0.0
     """rate, in an engine, of large products of FP8 or INT8 numbers; 0: that of the kernels alone"""
     bulk_mib: float = 64.0
-    """MiB of hidden states from which bulk_gbps holds"""
+    """MiB of hidden states from which bulk_gigabytes_per_s holds"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +261,7 @@ class CostsConfig:
 
 
 _AT_LEAST_ONE = ("knee", "stretch", "spread")
-_OR_NONE = ("bulk_gbps", "byte_tflops")  # rates of which 0 says that there is none
+_OR_NONE = ("bulk_gigabytes_per_s", "byte_tflops")  # rates of which 0 says that there is none
 
 
 def check_numbers(config: Any, key: str) -> None:
@@ -274,7 +274,7 @@ def check_numbers(config: Any, key: str) -> None:
             check(name, value, value >= 1, "1 or more")
         elif end == "waves":
             check(name, value, 0 <= value <= 1, "in [0, 1]")
-        elif end in ("gbps", "tflops", "rate") and each.name not in _OR_NONE:
+        elif end in ("gigabytes_per_s", "tflops", "rate") and each.name not in _OR_NONE:
             check(name, value, value > 0, "null or above 0" if each.default is None else "above 0")
         else:
             check(name, value, value >= 0, "0 or more")

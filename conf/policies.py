@@ -39,7 +39,7 @@ class SchedulerConfig:
     batch: int | Literal["slots"] | None = None
     """B, most requests in a micro-batch; null: max_batch, as far as KV blocks fit; slots: the paper's bound"""
     max_batch: int = 256
-    """B where batch is null, and most of it where batch is slots"""
+    """requests in a micro-batch where batch is null, and most of them where batch is slots"""
     order: Literal["fcfs", "shortest_prompt", "fair_share", "deadline", "priority", "relative_slack"] = "fcfs"
     """which waiting request is next: first come, shortest prompt, the user served least, the nearest deadline, the
     lowest priority, for which running ones of a higher one are preempted, or the longest wait relative to the prompt's

@@ -108,7 +108,7 @@ class HardwareConfig:
         """
         if self.costs is None:
             return None
-        return float(self.costs.gemm.memory_gbps**0.75 * self.costs.gemm.sustained_tflops**0.25)
+        return float(self.costs.gemm.memory_gigabytes_per_s**0.75 * self.costs.gemm.sustained_tflops**0.25)
 
     def __post_init__(self) -> None:
         check("hardware.memory_gib", self.memory_gib, 0 < self.memory_gib <= 1e6, "above 0, at most 1e6")

@@ -99,9 +99,9 @@ class ZipfConfig(WorkloadConfig):
     theta: float = 0.4
     """exponent of the law of P + D"""
     min_len: int = 1024
-    """least P + D"""
+    """least P + D, in tokens"""
     max_len: int = 4096
-    """most P + D"""
+    """most P + D, in tokens"""
     pd_ratio: float = 10.0
     """prompt tokens over output tokens"""
 

@@ -89,13 +89,13 @@ def compose_all(
     Raises:
         ConfigError: the command line is wrong; the text says in one line what.
     """
+    given = _by_key(overrides)
+    own = _take_policy_files(given)
+    _check_keys(given, cls, command, own)
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    given = _by_key(overrides)
-    own = _take_policy_files(given)
     _store(cls, given.get("parallel", ""))
-    _check_keys(given, cls, command, own)
     with _hydra(command) as loader:
         try:
             return _CommandLine(cls, command, given, own, loader, multirun).points()

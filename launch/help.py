@@ -17,9 +17,10 @@ from ..conf.build import GROUPS, describe, dotted_keys, group_names, leaves, loa
 from ..conf.errors import ConfigError
 from ..conf.meanings import meanings
 from ..conf.schema import EngineConfig
+from ..conf.units import unit_of
 from ..models.gguf.smollm2 import INSTALL
 from .options import OPTIONS
-from .serve_arguments import key_of
+from .serve_arguments import answer_to, key_of
 
 if TYPE_CHECKING:
     from .commands import Command
@@ -104,6 +105,7 @@ def _short(command: Command) -> str:
     """Write a line for each key that matters."""
     defaults, chosen = defaults_of(command)
     meaning = meanings(command.config)
+    vllm = "MODEL and vLLM's options work too (docs/from_vllm.md); --help NAME answers for one: --help enable-lora"
     rest = f"--help all has every key, --help WORD those that tell of a word: gapless {command.name} --help cache"
     lines = [*_wrapped(f"gapless {command.name}: {command.summary}"), "", _usage(_called(command))]
     lines += ["", "groups, each a set of keys (GROUP=CHOICE):"]
@@ -112,7 +114,8 @@ def _short(command: Command) -> str:
         shown = [key for key, _ in keys if key in _MATTER or key in FIRST_KEYS]
         lines += ["", f"{heading}:"] if shown else []
         lines += [_line(_head(key, defaults), meaning[key]) for key in shown]
-    return "\n".join([*lines, "", *_wrapped(rest), "", "examples:", *map(_command_line, command.examples[:2])])
+    more = [*(_wrapped(vllm) if command.takes_vllm_options else ()), *_wrapped(rest)]
+    return "\n".join([*lines, "", *more, "", "examples:", *map(_command_line, command.examples[:2])])
 
 
 def _search(command: Command, word: str) -> str:
@@ -120,7 +123,8 @@ def _search(command: Command, word: str) -> str:
     defaults, chosen = defaults_of(command)
     meaning = meanings(command.config)
     wanted = (command.takes_vllm_options and key_of(word)) or word.lower().replace("-", "_")
-    lines = []
+    answer = answer_to(word) if command.takes_vllm_options else None
+    lines = [] if answer is None else _wrapped(f"--{word.lstrip('-')} of vLLM: {answer}")
     for group, choice in chosen.items():
         if wanted in f"{group} {GROUPS[group]} {' '.join(group_names(group))}".lower():
             lines += _group(group, choice)
@@ -202,7 +206,9 @@ def _head(key: str, defaults: dict[str, Any]) -> str:
 
 
 def _key(key: str, hint: Any, meaning: str, defaults: dict[str, Any]) -> str:
-    return _entry(_head(key, defaults), f"{meaning} ({describe(hint)})", 44)
+    unit = unit_of(key)
+    kind = f"{describe(hint)}, in {unit}" if unit and "number" in describe(hint) else describe(hint)
+    return _entry(_head(key, defaults), f"{meaning} ({kind})", 44)
 
 
 def _group(group: str, choice: str | None) -> list[str]:

@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING, Any, cast
 
 import yaml
 
+from ..conf.build import leaves, to_mapping
 from ..conf.errors import ConfigError
 from ..conf.schema import EngineConfig, GenerateConfig
+from ..conf.units import doubtful
 from .commands import Command
 from .compose import ComposedRun, compose_all, to_config
 from .hydra_job import run_by_launcher, run_here
 from .output_path import check_folder
 from .prompts import StandardInput
 from .stderr_log import PROGRAM, messages_on_stderr
+from .unused_gpu import unused_gpu
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -48,6 +51,7 @@ def run(command: Command, overrides: Sequence[str], *, multirun: bool) -> int:
     with without_collector():
         points = compose_all(overrides, cls, command.name, multirun=multirun)
         configs = [point.config for point in points]
+        _say_what_is_odd(configs, has_ranks=command.has_ranks)
         sweep_folder = _check_folder(points, "sweep" if multirun else "run")
         prepared = {config: module.prepare(config, stdin) for config in dict.fromkeys(configs)}
     brief = {"brief": True} if multirun and command.compares else {}
@@ -75,6 +79,14 @@ def run(command: Command, overrides: Sequence[str], *, multirun: bool) -> int:
         else:
             _log.info("to compare these runs: %s report %s", PROGRAM, sweep_folder)
     return code
+
+
+def _say_what_is_odd(configs: Sequence[EngineConfig], *, has_ranks: bool) -> None:
+    """Warn of values that look like another unit, and say that a GPU is not used."""
+    for line in dict.fromkeys(line for config in configs for line in doubtful(leaves(to_mapping(config)))):
+        _log.warning(line)
+    if has_ranks and (line := next(filter(None, map(unused_gpu, configs)), None)):
+        _log.info(line)
 
 
 def _run_sweep(points: Sequence[ComposedRun[EngineConfig]], run_config: Callable[..., int], *, has_ranks: bool) -> int:

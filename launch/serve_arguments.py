@@ -1,11 +1,12 @@
 """The words of `gapless serve` that are no KEY=VALUE: a bare MODEL, vLLM's options, and a file of keys.
 
-Each of vLLM's options becomes the key that means the same here, and a line says which. Where nothing corresponds, the
-line says what there is instead.
+Each of vLLM's options becomes the key that means the same here, and a line says which. An option that is not needed
+here is passed over with a line. Any other option of vLLM's is refused, with the reason.
 """
 
 from __future__ import annotations
 
+import difflib
 import json
 import logging
 import re
@@ -98,6 +99,7 @@ _KEYS = {
     "max-num-seqs": _Key("scheduler.batch"),
     "max-num-batched-tokens": _Key("scheduler.chunk", _size),
     "scheduling-policy": _Key("scheduler.order"),
+    "kv-cache-dtype": _Key("cache.dtype", lambda text: _KV_DTYPES.get(text, text)),
     "block-size": _Key("cache.block_size"),
     "num-gpu-blocks-override": _Key("cache.num_blocks"),
     "enable-prefix-caching": _Key("cache.prefix_caching", says="true"),
@@ -105,12 +107,14 @@ _KEYS = {
     "enforce-eager": _Key("model.cuda_graphs", says="false"),
     "seed": _Key("seed"),
 }
+_KV_DTYPES = {"fp8_e4m3": "fp8", "fp8_per_token_head": "fp8", "int8_per_token_head": "int8"}
 _SHORT = {"-tp": "tensor-parallel-size", "-pp": "pipeline-parallel-size", "-dp": "data-parallel-size"}
-_SHORT |= {"-q": "quantization", "-O": "optimization-level"}
+_SHORT |= {"-q": "quantization", "-O": "optimization-level", "-cc": "compilation-config", "-sc": "speculative-config"}
+_SHORT |= {"-n": "nnodes", "-r": "node-rank", "-dpn": "data-parallel-rank", "-dpl": "data-parallel-size-local"}
+_SHORT |= {"-dpa": "data-parallel-address", "-dpp": "data-parallel-rpc-port", "-dpb": "data-parallel-backend"}
 _WITH_VALUE = {  # options that nothing corresponds to: what there is instead
     "gpu-memory-utilization": "hardware.memory_gib=N is the memory in GiB that a rank may use",
     "kv-cache-memory-bytes": "cache.num_blocks=N is the number of KV blocks",
-    "kv-cache-dtype": "KV blocks have the type of model.dtype",
     "swap-space": "a preempted request is computed again, not swapped",
     "cpu-offload-gb": "weights stay on the device",
     "load-format": "the format is seen from the files",
@@ -122,6 +126,30 @@ _WITH_VALUE = {  # options that nothing corresponds to: what there is instead
     "reasoning-parser": "the format of reasoning is seen from the checkpoint",
     "chat-template": "the template is that of the checkpoint",
     "generation-config": "a request's parameters are those that it gives",
+    "model-impl": "the model's code is that of gapless",
+    "attention-backend": "model.attention chooses what computes attention",
+    "config-format": "the format is seen from the files",
+    "max-parallel-loading-workers": "each rank loads its own part",
+    "uvicorn-access-log-level": "serve.log_level holds for all",
+    "api-server-count": "one process answers HTTP",
+    "max-logprobs": "a request may ask for up to 64",
+    "h11-max-incomplete-event-size": "serve.max_body_mib bounds a request",
+    "h11-max-header-count": "headers have a bound of their own",
+    "structured-outputs-config": "structured outputs are always on",
+    "guided-decoding-backend": "structured outputs are always on",
+    "max-cudagraph-capture-size": "model.cuda_graphs chooses whether there are graphs",
+    "cudagraph-capture-sizes": "model.cuda_graphs chooses whether there are graphs",
+    "max-seq-len-to-capture": "model.cuda_graphs chooses whether there are graphs",
+    "preemption-mode": "a preempted request is computed again, not swapped",
+    "prefix-caching-hash-algo": "prefixes are compared by their tokens",
+    "max-num-partial-prefills": "the policy chooses how many prompts share a micro-batch",
+    "max-long-partial-prefills": "the policy chooses how many prompts share a micro-batch",
+    "long-prefill-token-threshold": "scheduler.max_prefill_share bounds one request's share",
+    "stream-interval": "each token is an event of its own",
+    "disable-access-log-for-endpoints": "serve.log_level=warning leaves out the lines of requests",
+    "allowed-methods": "the API's methods are allowed",
+    "allowed-headers": "the API's headers are allowed",
+    "kv-sharing-fast-prefill": "prompts are computed whole",
     "download-dir": "the cache of the hub is where HF_HOME says",
     "max-log-len": "prompts are never logged",
 }
@@ -131,11 +159,123 @@ _ALONE = {
     "async-scheduling": "micro-batches are always scheduled ahead",
     "trust-remote-code": "code of a checkpoint is never run",
     "enable-auto-tool-choice": "tools are always on",
+    "disable-uvicorn-access-log": "serve.log_level=warning leaves out the lines of requests",
+    "use-tqdm-on-load": "a line says what each part of the start took",
+    "enable-prompt-tokens-details": "usage always has cached_tokens",
+    "disable-fastapi-docs": "/openapi.json is static",
+    "disable-frontend-multiprocessing": "HTTP has a process of its own",
+    "enable-request-id-headers": "answers always have X-Request-Id",
     "enable-log-requests": "each request has its line; prompts are never logged",
     "disable-log-requests": "serve.log_level=warning leaves out the lines of requests",
     "disable-log-stats": "/metrics and the live page have the numbers",
     "disable-custom-all-reduce": "sums go by NCCL, or by shared memory on a CPU",
 }
+
+
+_MULTIMODAL = "models take text only"
+_POOLING = "models generate text only; there are no embeddings, scores or classes"
+_SPECULATIVE = "there is no draft model; scheduler.drafts=N guesses tokens from prompt and output"
+_LORA = "LoRA adapters are not loaded; merge one into its checkpoint"
+_ONE_PLACE = "one command starts all hosts; parallel.ray_address=auto, or torchrun (docs/cluster.md)"
+_REPLICAS = "serve.replicas=N runs N pipelines behind one address"
+_OWN_CODE = "code of a user or a plug-in is not loaded into the server"
+_DISAGGREGATED = "a server prefills and decodes itself; gapless simulate has prefill pools"
+_REFUSED: Mapping[str, str] = MappingProxyType(  # options that change what the server does, and why they are refused
+    {
+        option: reason
+        for reason, options in (
+            (_LORA, "enable-lora enable-lora-bias lora-modules max-loras max-lora-rank max-cpu-loras lora-dtype"),
+            (_LORA, "lora-extra-vocab-size fully-sharded-loras long-lora-scaling-factors default-mm-loras"),
+            (_LORA, "enable-tower-connector-lora enable-prompt-adapter max-prompt-adapters prompt-adapters"),
+            (_LORA, "qlora-adapter-name-or-path max-prompt-adapter-token lora-target-modules specialize-active-lora"),
+            (_MULTIMODAL, "limit-mm-per-prompt mm-processor-kwargs mm-processor-cache-gb mm-processor-cache-type"),
+            (_MULTIMODAL, "mm-shm-cache-max-object-size-mb mm-encoder-tp-mode mm-encoder-attn-backend mm-encoder-only"),
+            (
+                _MULTIMODAL,
+                "interleave-mm-strings skip-mm-profiling video-pruning-rate media-io-kwargs enable-mm-embeds",
+            ),
+            (_MULTIMODAL, "disable-mm-preprocessor-cache allowed-local-media-path allowed-media-domains"),
+            (_MULTIMODAL, "disable-chunked-mm-input"),
+            (_POOLING, "runner convert task override-pooler-config pooler-config logits-processor-pattern"),
+            (_POOLING, "enable-flash-late-interaction"),
+            (
+                _SPECULATIVE,
+                "speculative-model num-speculative-tokens speculative-max-model-len ngram-prompt-lookup-max",
+            ),
+            (_SPECULATIVE, "ngram-prompt-lookup-min speculative-disable-by-batch-size spec-decoding-acceptance-method"),
+            (_SPECULATIVE, "speculative-model-quantization speculative-draft-tensor-parallel-size"),
+            (_ONE_PLACE, "nnodes node-rank master-addr master-port headless worker-cls worker-extension-cls"),
+            (_ONE_PLACE, "ray-workers-use-nsight"),
+            (_REPLICAS, "data-parallel-rank data-parallel-start-rank data-parallel-size-local data-parallel-address"),
+            (
+                _REPLICAS,
+                "data-parallel-rpc-port data-parallel-backend data-parallel-hybrid-lb data-parallel-external-lb",
+            ),
+            (_REPLICAS, "data-parallel-supervisor-port"),
+            (_OWN_CODE, "middleware tool-parser-plugin reasoning-parser-plugin logits-processors io-processor-plugin"),
+            (_OWN_CODE, "scheduler-cls tool-server"),
+            (_DISAGGREGATED, "kv-transfer-config kv-events-config ec-transfer-config tokens-only"),
+            ("KV blocks stay on the device", "kv-offloading-size kv-offloading-backend"),
+            ("weights of a rank stay on its device", "offload-backend offload-group-size cpu-offload-params"),
+            ("the context is that of the checkpoint, its rope_scaling included", "rope-scaling rope-theta"),
+            ("change the checkpoint's config.json", "hf-overrides hf-config-path"),
+            ("one revision holds for weights and tokenizer", "tokenizer-revision code-revision"),
+            ("the token of the hub is what HF_TOKEN holds", "hf-token"),
+            ("prompts as token ids need no tokenizer: model.tokenizer=none", "skip-tokenizer-init"),
+            ("prompts as embeddings are not taken", "enable-prompt-embeds"),
+            ("a server has no sleep mode; stop it and start it again", "enable-sleep-mode"),
+            ("experts stay where they are", "enable-eplb eplb-config num-redundant-experts expert-placement-strategy"),
+            ("experts of one layer are computed by the ranks of its stage", "all2all-backend enable-elastic-ep"),
+            ("contexts are not split over ranks", "decode-context-parallel-size prefill-context-parallel-size"),
+            ("two batches are not overlapped in a stage; parallel.pp fills stages", "enable-dbo ubatch-size"),
+            ("scales of the KV cache are computed as it is written", "calculate-kv-scales"),
+            ("sliding windows stay on", "disable-sliding-window"),
+            ("Mamba layers are not supported", "mamba-cache-dtype mamba-ssm-cache-dtype mamba-block-size"),
+            ("Mamba layers are not supported", "mamba-cache-mode"),
+            ("the server listens on TCP; serve.host=127.0.0.1 keeps it on this machine", "uds"),
+            ("let a reverse proxy cut the path (docs/deploy.md)", "root-path"),
+            ("put a reverse proxy in front for that (docs/deploy.md)", "ssl-ciphers enable-ssl-refresh"),
+            ("serve.ssl_ca_certs alone asks clients for certificates", "ssl-cert-reqs"),
+            ("clients send keys in a header, not cookies", "allow-credentials"),
+            ("answers have the role assistant", "response-role"),
+            ("a client's template is not run", "trust-request-chat-template"),
+            ("clients send chat_template_kwargs with a request", "default-chat-template-kwargs"),
+            ("the template decides how content is read", "chat-template-content-format"),
+            ("log-probabilities have tokens as texts", "return-tokens-as-token-ids logprobs-mode"),
+            ("a request's sampling parameters are those that it gives", "override-generation-config"),
+            ("clients ask by stream_options.include_usage", "enable-force-include-usage"),
+            ("texts are never logged", "enable-log-outputs"),
+            ("serve.log_level and serve.log_format say what is logged", "log-config-file"),
+            ("/metrics has all metrics", "show-hidden-metrics-for-version collect-detailed-traces"),
+            ("gapless profile and POST /record measure a server", "profiler-config"),
+            ("/tokenize and /v1/models have what there is", "enable-tokenizer-info-endpoint"),
+            ("hardware=NAME says what ranks run on", "device override-neuron-config"),
+            ("keys of gapless take its place", "additional-config model-loader-extra-config kernel-config"),
+            ("gRPC is not served", "grpc"),
+        )
+        for option in options.split()
+    }
+)
+
+_VLLM = {**_REFUSED, **_WITH_VALUE, **_ALONE, **{option: entry.key for option, entry in _KEYS.items()}}
+
+
+def answer_to(option: str) -> str | None:
+    """Return what becomes of an option of vLLM's, as docs/from_vllm.md has it; None if vLLM has no such option."""
+    option = _name_of(option)
+    if (entry := _KEYS.get(option)) is not None:
+        return f"is {entry.key}={entry.says}" if entry.says else f"is {entry.key}"
+    if option in _REFUSED:
+        return f"not supported; {_REFUSED[option]}"
+    return f"nothing corresponds; {_VLLM[option]}" if option in _VLLM else None
+
+
+def _name_of(word: str) -> str:
+    """Return the long name of an option, without dashes, the path in its JSON or `=VALUE`."""
+    name = re.split(r"[=.]", word, maxsplit=1)[0]
+    if name.startswith("-") and not name.startswith("--"):
+        return "optimization-level" if re.fullmatch(r"-O\d", name) else _SHORT.get(name, name)
+    return name.removeprefix("--").replace("_", "-")
 
 
 def as_overrides(arguments: Sequence[str], command: Command) -> list[str]:
@@ -155,7 +295,7 @@ def as_overrides(arguments: Sequence[str], command: Command) -> list[str]:
 
 def key_of(option: str) -> str | None:
     """Return the key that an option of vLLM's is, written with its dashes or without; None where there is none."""
-    entry = _KEYS.get(_SHORT.get(option) or option.lstrip("-").replace("_", "-"))
+    entry = _KEYS.get(_name_of(option))
     return None if entry is None else entry.key
 
 
@@ -177,16 +317,20 @@ class _Arguments:
         while left:
             word = left.pop(0)
             name, has_value, value = word.partition("=")
-            option = _SHORT.get(name) or name.removeprefix("--").replace("_", "-")
-            is_known = option in _KEYS or option in _WITH_VALUE or option in _ALONE
+            option = _name_of(word)
+            is_off = option.startswith("no-") and option not in _VLLM and option[3:] in _VLLM
+            option = option[3:] if is_off else option
+            if re.fullmatch(r"-O\d", name):
+                has_value, value = "=", name[2:]
             if not word.startswith("-") or word == "-":
                 self._bare(word)
-            elif name in self._own or not is_known or not (name in _SHORT or name.startswith("--")):
+            elif name in self._own or option not in _VLLM:
+                self._check_spelling(name, option)
                 self.overrides.append(word)
                 if name in self._takes_value and not has_value and left and not left[0].startswith("-"):
                     self.overrides.append(left.pop(0))
-            elif option in _ALONE or (option in _KEYS and _KEYS[option].says is not None):
-                self.take(option, name, "")
+            elif option in _REFUSED or is_off or option in _ALONE or (option in _KEYS and _KEYS[option].says):
+                self.take(option, name, "", is_on=not is_off)
             else:
                 if not has_value and (not left or left[0].startswith("--")):
                     raise ConfigError(f"{name}: needs a value")
@@ -204,8 +348,10 @@ class _Arguments:
     def take(self, option: str, name: str, value: str, is_on: bool = True) -> None:
         """Take an option of vLLM's, which the user wrote as `name`, and say what it is here; a switch may be off."""
         shown = f"{name} {value}".rstrip() if option != "api-key" else name
+        if option in _REFUSED and is_on:
+            raise ConfigError(f"not supported: {name}; {_REFUSED[option]}")
         if option not in _KEYS:
-            _log.info("%s: nothing corresponds; %s", shown, _WITH_VALUE.get(option) or _ALONE[option])
+            _log.info("%s: nothing corresponds; %s", shown, _VLLM[option])
             return
         entry = _KEYS[option]
         key, text = entry.key, entry.write(value) if entry.says is None else entry.says
@@ -221,6 +367,16 @@ class _Arguments:
             return
         _log.info("%s: is %s here", shown, key if option == "api-key" else f"{key}={text}")
         self.overrides.append(f"{key}={text}")
+
+    def _check_spelling(self, name: str, option: str) -> None:
+        """Check that an unknown option is not one of vLLM's with another letter.
+
+        Raises:
+            ConfigError: it is.
+        """
+        near = difflib.get_close_matches(option, _VLLM, n=1, cutoff=0.85) if name not in self._own else ()
+        if near and name.startswith("--"):
+            raise ConfigError(f"{name}: unknown option; did you mean '--{near[0]}'?")
 
     def _bare(self, word: str) -> None:
         """Take a word without a mark: an override, or the model."""
@@ -261,7 +417,7 @@ def _of_file(name: str, command: Command) -> list[str]:
         option = key.replace("_", "-")
         if key in groups and not isinstance(value, dict):
             found.overrides.append(f"{key}={value_text(value)}")
-        elif option in {*_KEYS, *_WITH_VALUE, *_ALONE} and key != "seed" and not isinstance(value, dict):
+        elif option in _VLLM and key != "seed" and not isinstance(value, dict):
             found.take(option, key, json.dumps(value) if isinstance(value, list) else str(value), is_on=bool(value))
         else:
             assign(mapping, key, value, command.config)

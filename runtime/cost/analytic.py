@@ -68,7 +68,9 @@ class AnalyticOperators:
         )
         host = costs.host_of(launch)
         self.host = HostTimes.of(host, tp)
-        self._bulk_rate = host.bulk_gbps * 1e9 if tp > 2 else 0.0  # bytes/s; 0: large all-reduces are like others
+        self._bulk_rate = (
+            host.bulk_gigabytes_per_s * 1e9 if tp > 2 else 0.0
+        )  # bytes/s; 0: large all-reduces are like others
         self._bulk_bytes = host.bulk_mib * 2**20
         sizes: dict[Linear, list[tuple[int, int]]] = {  # (inputs, outputs) of the weights on one rank
             "preproj": [(H, (N + 2 * K) * D)],
@@ -109,15 +111,15 @@ class AnalyticOperators:
             windows[each.window] = windows.get(each.window, 0.0) + count
         self._windows = [(window, share / sum(windows.values())) for window, share in windows.items()]
         rates, row = costs.pointwise, H * dtype_bytes
-        norm, add = (H, 2 * row, rates.norm_gbps), (0, 3 * row, rates.add_gbps)
+        norm, add = (H, 2 * row, rates.norm_gigabytes_per_s), (0, 3 * row, rates.add_gigabytes_per_s)
         kernels: list[tuple[float, float, float]] = [*(norm for _ in range(_NORMS.get(arch.norms, 2))), add, add]
         if arch.qk_norm:
-            kernels.append((D, 2 * head_row * dtype_bytes, rates.norm_gbps))
+            kernels.append((D, 2 * head_row * dtype_bytes, rates.norm_gigabytes_per_s))
         if arch.position == "rope":
-            kernels.append((head_row, 2 * head_row * dtype_bytes, rates.rope_gbps))
+            kernels.append((head_row, 2 * head_row * dtype_bytes, rates.rope_gigabytes_per_s))
         self._experts: ExpertProducts | None = None
         if experts is None:
-            kernels.append((gate * ffn, (gate + 1) * ffn * dtype_bytes, rates.activation_gbps))
+            kernels.append((gate * ffn, (gate + 1) * ffn * dtype_bytes, rates.activation_gigabytes_per_s))
         else:
             routing = Routing(experts, expert_skew, tp if expert_parallel else 1)
             beside = experts.shared_ffn_size // tp
@@ -129,20 +131,22 @@ class AnalyticOperators:
             self._routing = Pointwise(
                 rates,
                 [
-                    (number, number * dtype_bytes, rates.norm_gbps),
-                    (number, 0, rates.copy_gbps),
-                    (0, (routing.pairs + 1) * row, rates.add_gbps),
+                    (number, number * dtype_bytes, rates.norm_gigabytes_per_s),
+                    (number, 0, rates.copy_gigabytes_per_s),
+                    (0, (routing.pairs + 1) * row, rates.add_gigabytes_per_s),
                 ],
             )
             for size, rows in ((ffn, routing.pairs), (beside, 1.0)):
                 if size:
-                    kernels.append((gate * size, rows * (gate + 1) * size * dtype_bytes, rates.activation_gbps))
+                    kernels.append(
+                        (gate * size, rows * (gate + 1) * size * dtype_bytes, rates.activation_gigabytes_per_s)
+                    )
         written = 2 * K * (D * dtype_bytes + key_bytes) if latent is None else 2 * latent.cached * dtype_bytes
-        kernels.append((0, written, rates.copy_gbps))
+        kernels.append((0, written, rates.copy_gigabytes_per_s))
         self._others = Pointwise(rates, kernels)
-        embedding = [(0.0, 2.0 * row, rates.embedding_gbps)]
+        embedding = [(0.0, 2.0 * row, rates.embedding_gigabytes_per_s)]
         if arch.position == "learned":
-            embedding += [(0.0, 2.0 * row, rates.embedding_gbps), add]
+            embedding += [(0.0, 2.0 * row, rates.embedding_gigabytes_per_s), add]
         self._embedding = Pointwise(rates, embedding)
         self._replicates_embedding = replicate_embedding
         self._row_bytes = row

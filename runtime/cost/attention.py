@@ -52,8 +52,10 @@ class AttentionCost:
         self._chunk_split = config.chunk_split_us * 1e-6
         self._chunk_wave = config.chunk_wave_us * 1e-6
         self._chunk_block_per_key = config.chunk_token_ns * 1e-9
-        self._copy_per_token = 2 * (heads + kv_heads) * head_dim * dtype_bytes / (config.chunk_copy_gbps * 1e9)
-        block_per_token = 2 * (row_bytes or head_dim * dtype_bytes) / (config.decode_gbps * 1e9)
+        self._copy_per_token = (
+            2 * (heads + kv_heads) * head_dim * dtype_bytes / (config.chunk_copy_gigabytes_per_s * 1e9)
+        )
+        block_per_token = 2 * (row_bytes or head_dim * dtype_bytes) / (config.decode_gigabytes_per_s * 1e9)
         self._decode_wave_per_token = block_per_token * self._wave_blocks
         self._decode_whole_waves, self._decode_spread = config.decode_waves, config.decode_spread
         self._decode_launch = config.decode_launch_us * 1e-6

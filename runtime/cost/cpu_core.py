@@ -7,7 +7,7 @@ from functools import cache
 from ...conf.costs import AttentionConfig, AttentionFamilies, CostsConfig, GemmConfig, LinkConfig, PointwiseConfig
 from ...conf.sampling import SamplingParams
 
-_LINK = LinkConfig(least_us=30.0, ramp_us=0.0, gbps=5.0, knee=1.0)
+_LINK = LinkConfig(least_us=30.0, ramp_us=0.0, gigabytes_per_s=5.0, knee=1.0)
 
 
 @cache
@@ -28,18 +28,18 @@ def cpu_core(dtype_bytes: int) -> CostsConfig:
         wave_us=0.0,
         split_us=1e6,
         split_share=0.0,
-        memory_gbps=10.0,
+        memory_gigabytes_per_s=10.0,
         knee=1.0,
     )
     pointwise = PointwiseConfig(
         launch_us=20.0,
         element_ns=0.0,
-        norm_gbps=10.0,
-        rope_gbps=10.0,
-        activation_gbps=10.0,
-        add_gbps=10.0,
-        copy_gbps=10.0,
-        embedding_gbps=2.0,
+        norm_gigabytes_per_s=10.0,
+        rope_gigabytes_per_s=10.0,
+        activation_gigabytes_per_s=10.0,
+        add_gigabytes_per_s=10.0,
+        copy_gigabytes_per_s=10.0,
+        embedding_gigabytes_per_s=2.0,
     )
     attention = AttentionConfig(
         chunk_launch_us=60.0,
@@ -48,11 +48,11 @@ def cpu_core(dtype_bytes: int) -> CostsConfig:
         chunk_self=0.5,
         chunk_waves=0.0,
         chunk_spread=1.0,
-        chunk_copy_gbps=10.0,
+        chunk_copy_gigabytes_per_s=10.0,
         decode_launch_us=60.0,
         decode_split_us=1e6,
         decode_wave_us=0.0,
-        decode_gbps=12.0,
+        decode_gigabytes_per_s=12.0,
         decode_waves=0.0,
         decode_spread=1.0,
         decode_token_ns=0.0,

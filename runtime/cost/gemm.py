@@ -57,8 +57,11 @@ class Gemm:
             block = config.fp8_block_rate if by_block else None
             rate = (block or config.fp8_rate) if weights.is_float else config.int8_rate
         self._cast_us, self._cast_us_of_element = 0.0, 0.0  # to round the input
-        if rate is not None and config.cast_gbps is not None and (by_block or not fuses_casts):
-            self._cast_us, self._cast_us_of_element = config.cast_us, (dtype_bytes + 1) / (config.cast_gbps * 1e3)
+        if rate is not None and config.cast_gigabytes_per_s is not None and (by_block or not fuses_casts):
+            self._cast_us, self._cast_us_of_element = (
+                config.cast_us,
+                (dtype_bytes + 1) / (config.cast_gigabytes_per_s * 1e3),
+            )
         self._slowness = dtype_bytes / 2 if rate is None else 1 / rate  # relative to numbers of 2 bytes
         self._sustained_us = 2e-6 / config.sustained_tflops * self._slowness  # of a multiplication, by power
         if byte_tflops and rate is not None:
@@ -96,7 +99,9 @@ class Gemm:
         rows, inputs, outputs = (size[..., None] for size in (rows, inputs, outputs))
         moved = self._bytes(rows * inputs, inputs * outputs, rows * outputs)
         time = self._joined_us(compute, rows * inputs * outputs, moved)
-        partial = config.split_share * 2 * rows * outputs * 4 / (config.memory_gbps * 1e3)  # float32, written and read
+        partial = (
+            config.split_share * 2 * rows * outputs * 4 / (config.memory_gigabytes_per_s * 1e3)
+        )  # float32, written and read
         found: Floats = (time + self._overhead_us + self._num_partial * partial).min(axis=-1)
         return (found + self._cast(rows[..., 0], inputs[..., 0])) * 1e-6
 
@@ -144,7 +149,7 @@ class Gemm:
             moved: bytes read and written.
         """
         config, knee, order = self._config, self._config.knee, _POWER_NORM_ORDER
-        memory = (moved / (config.memory_gbps * 1e3)) ** knee
+        memory = (moved / (config.memory_gigabytes_per_s * 1e3)) ** knee
         slowed = compute * (2 * products / _REFERENCE_FLOP) ** config.fade
         sustained = (products * self._sustained_us) ** order
         found: Floats = ((slowed**order + sustained) ** (knee / order) + memory) ** (1 / knee)

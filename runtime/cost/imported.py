@@ -11,6 +11,7 @@ from ...conf.build import build, to_mapping
 from ...conf.costs import CostsConfig
 from ...conf.errors import ConfigError
 from ...conf.schema import HardwareConfig
+from ...conf.units import with_present_names
 from ...conf.user_path import user_path
 
 _FILE = "constants.yaml"
@@ -60,6 +61,6 @@ def _read(path: Path, key: str, changed: int) -> tuple[str, CostsConfig]:
     """Read the file; `changed` is when it was written, so that a new one is read again."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return str(content["hardware"]), build(CostsConfig, content["costs"], "costs")
+        return str(content["hardware"]), build(CostsConfig, with_present_names(content["costs"]), "costs")
     except (OSError, yaml.YAMLError, KeyError, TypeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{key}: {_FILE} is damaged ({' '.join(str(error).split())})") from None

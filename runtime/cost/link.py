@@ -14,7 +14,7 @@ class Link:
     def __init__(self, config: LinkConfig) -> None:
         self.least_seconds = config.least_us * 1e-6
         self._ramp = config.ramp_us * 1e-9  # seconds, times the square root of the bytes
-        self._bytes_per_second = config.gbps * 1e9
+        self._bytes_per_second = config.gigabytes_per_s * 1e9
         self._norm_order = config.knee
 
     def seconds(self, size: float) -> float:

@@ -51,18 +51,19 @@ def free(text: str) -> dict[str, Kind]:
 
 
 GEMM = free(
-    "tflops whole_waves:share fade sustained_tflops launch_us wave_us split_us split_share memory_gbps knee:above_one"
+    "tflops whole_waves:share fade sustained_tflops launch_us wave_us split_us split_share memory_gigabytes_per_s "
+    "knee:above_one"
 )
 POINTWISE = free(" ".join(field.name for field in fields(PointwiseConfig)))
 CHUNKS = free(
     "chunk_launch_us chunk_split_us chunk_tflops chunk_self:above_half chunk_waves:share chunk_spread:above_one "
-    "chunk_copy_gbps chunk_wave_us chunk_token_ns"
+    "chunk_copy_gigabytes_per_s chunk_wave_us chunk_token_ns"
 )
 DECODES = free(
-    "decode_launch_us decode_split_us decode_wave_us decode_gbps decode_waves:share decode_spread:above_one "
+    "decode_launch_us decode_split_us decode_wave_us decode_gigabytes_per_s decode_waves:share decode_spread:above_one "
     "decode_token_ns decode_tokens"
 )
-LINK = free("least_us ramp_us gbps knee:above_one")
+LINK = free("least_us ramp_us gigabytes_per_s knee:above_one")
 SHARED = ("launch_us", "element_ns")  # constants that all row-by-row kernels share
 SAMPLE_SIZE = 1200  # matrix products on which the starts of a fit are compared
 STARTS = 4
@@ -86,7 +87,9 @@ def rows_seconds(config: PointwiseConfig, rows: Sequence[RowKernel]) -> Array:
     """Predict the seconds of kernels that compute row by row."""
 
     def one(row: RowKernel) -> float:
-        return Pointwise(config, [(row.width, row.moved, getattr(config, f"{row.operator}_gbps"))]).seconds(row.rows)
+        return Pointwise(config, [(row.width, row.moved, getattr(config, f"{row.operator}_gigabytes_per_s"))]).seconds(
+            row.rows
+        )
 
     return np.array([one(row) for row in rows])
 
@@ -116,8 +119,8 @@ def experts_seconds(costs: CostsConfig, layers: Sequence[ExpertLayer]) -> Array:
     def source(hidden: int, width: int, experts: int, picked: int) -> tuple[ExpertProducts, Pointwise]:
         routing = Routing(ExpertsConfig(num_experts=experts, experts_per_token=picked))
         kernels = (
-            (2 * width, picked * 3 * width * ELEMENT, rates.activation_gbps),
-            (0, (picked + 1) * hidden * ELEMENT, rates.add_gbps),
+            (2 * width, picked * 3 * width * ELEMENT, rates.activation_gigabytes_per_s),
+            (0, (picked + 1) * hidden * ELEMENT, rates.add_gigabytes_per_s),
         )
         return ExpertProducts(gemm, routing, (hidden, 2 * width), (width, hidden)), Pointwise(rates, kernels)
 
@@ -146,7 +149,7 @@ def fit_all(measured: OperatorTables, base: CostsConfig) -> CostsConfig:
     if measured.products:
         found["gemm"] = fit_gemm(base.gemm, measured.products, base.multiprocessors)
     if measured.rows:
-        names = {*SHARED, *(f"{row.operator}_gbps" for row in measured.rows)}
+        names = {*SHARED, *(f"{row.operator}_gigabytes_per_s" for row in measured.rows)}
         chosen = {name: kind for name, kind in POINTWISE.items() if name in names}
         found["pointwise"] = _fit(base.pointwise, chosen, measured.rows, rows_seconds)
     found["attention"] = fit_attention(base, measured)
@@ -156,9 +159,13 @@ def fit_all(measured: OperatorTables, base: CostsConfig) -> CostsConfig:
     gemm = found.get("gemm", base.gemm)
     for name, products in measured.quantized.items():
         start = replace(gemm, **{name: getattr(gemm, name) or gemm.fp8_rate or 2.0})
-        start = replace(start, cast_us=start.cast_us or 1.0, cast_gbps=start.cast_gbps or gemm.memory_gbps)
+        start = replace(
+            start,
+            cast_us=start.cast_us or 1.0,
+            cast_gigabytes_per_s=start.cast_gigabytes_per_s or gemm.memory_gigabytes_per_s,
+        )
         predict = functools.partial(products_seconds, multiprocessors=base.multiprocessors, weights=FORMATS[name])
-        chosen = free(f"{name} cast_us cast_gbps" if name == "fp8_rate" else name)
+        chosen = free(f"{name} cast_us cast_gigabytes_per_s" if name == "fp8_rate" else name)
         gemm = found["gemm"] = _fit(start, chosen, products, predict)
     if measured.experts:
         costs = replace(base, **found)
@@ -287,7 +294,7 @@ def errors_of(costs: CostsConfig, measured: OperatorTables) -> list[Row]:
             rows += errors(f"{word}, {file}", messages_seconds(link, messages), messages)
             if file not in _kept(files, name):
                 own = _fit(link, LINK, messages[::2], messages_seconds)
-                text = f"  constants of its own: {own.least_us:.0f} us, {own.gbps:.1f} GB/s"
+                text = f"  constants of its own: {own.least_us:.0f} us, {own.gigabytes_per_s:.1f} GB/s"
                 rows += errors(text, messages_seconds(own, messages[1::2]), messages[1::2])
     return rows
 

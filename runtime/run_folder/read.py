@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from ...conf.errors import ConfigError
+from ...conf.units import with_present_names
 from ..core.run_record import RunRecord
 from ..ledger.fleet import Fleet
 from .files import PREFILL_KEY, RECORD, REPLICAS_KEY, REQUIRED, SPANS, STAGE_TIMES, SUMMARY, replica_folder
@@ -92,7 +93,8 @@ def read_run_folder(path: Path) -> RunFolder:
         if not (path / name).is_file() and not _is_fleet_folder(path):
             raise ConfigError(f"{path}: not a run folder, it has no {name}")
     try:
-        return RunFolder(path, msgspec.json.decode((path / SUMMARY).read_bytes(), type=dict[str, Any]))
+        summary = msgspec.json.decode((path / SUMMARY).read_bytes(), type=dict[str, Any])
+        return RunFolder(path, summary | {"config": with_present_names(summary.get("config"))})
     except _DAMAGE as error:
         raise _damaged(path / SUMMARY, error) from error
 

@@ -68,13 +68,13 @@ def test_a_fit_finds_what_made_the_times(monkeypatch: pytest.MonkeyPatch) -> Non
     gemm = dataclasses.replace(
         true.gemm,
         tflops=tuple(0.85 * rate for rate in true.gemm.tflops),
-        memory_gbps=1.3 * true.gemm.memory_gbps,
+        memory_gigabytes_per_s=1.3 * true.gemm.memory_gigabytes_per_s,
         launch_us=6.0,
     )
-    wrong = {"chunk_tflops": 120.0, "decode_gbps": 1400.0, "decode_launch_us": 6.0}
+    wrong = {"chunk_tflops": 120.0, "decode_gigabytes_per_s": 1400.0, "decode_launch_us": 6.0}
     families = {name: dataclasses.replace(true.attention.of(name), **wrong) for name in KERNELS}
     attention = dataclasses.replace(true.attention, **families)
-    all_reduce = dataclasses.replace(true.all_reduce, least_us=20.0, ramp_us=60.0, gbps=90.0, knee=3.0)
+    all_reduce = dataclasses.replace(true.all_reduce, least_us=20.0, ramp_us=60.0, gigabytes_per_s=90.0, knee=3.0)
     start = dataclasses.replace(true, gemm=gemm, attention=attention, all_reduce=all_reduce)
     measured = synthetic(true)
     found = fitting.fit_all(measured, start)
@@ -88,7 +88,7 @@ def test_a_fit_finds_what_made_the_times(monkeypatch: pytest.MonkeyPatch) -> Non
         config, chunks, decodes = found.attention.of(name), measured.chunks[name], measured.decodes[name]
         assert off(fitting.chunks_seconds(config, chunks, cores), chunks) < 0.01, name
         assert off(fitting.decodes_seconds(config, decodes, cores), decodes) < 0.01, name
-    assert found.all_reduce.gbps == pytest.approx(true.all_reduce.gbps, rel=0.02)
+    assert found.all_reduce.gigabytes_per_s == pytest.approx(true.all_reduce.gigabytes_per_s, rel=0.02)
     assert found.all_reduce.least_us == pytest.approx(true.all_reduce.least_us, rel=0.02)
     assert found.node == true.node, "what was not measured stays"
 

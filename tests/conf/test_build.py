@@ -236,7 +236,12 @@ def test_policy_is_picked_by_its_name(name: str) -> None:
             {"all_reduce_algorithms": {}},
             "cluster.all_reduce_algorithms={}: must be ring, tree or two_level",
         ),
-        (ClusterConfig, "cluster", {"spine": {"gbps": 10.0}}, "cluster.spine.least_us: missing; it has no default"),
+        (
+            ClusterConfig,
+            "cluster",
+            {"spine": {"gigabytes_per_s": 10.0}},
+            "cluster.spine.least_us: missing; it has no default",
+        ),
         (ClusterConfig, "cluster", {"oversubscription": 0.5}, "cluster.oversubscription=0.5: must be 1 or more"),
         (ModelConfig, "model", {"name": 7, "weights": "shipped"}, "model.name=7: must be a string"),
         (ModelConfig, "model", {"architecture": 3}, "model.architecture=3: must be null or a mapping of keys"),

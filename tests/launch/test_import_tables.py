@@ -36,12 +36,12 @@ def true_costs() -> CostsConfig:
     costs = load_hardware("h200").costs
     assert costs is not None
     assert costs.graph_all_reduce is not None
-    kernels = dataclasses.replace(costs.attention.of(KERNELS), decode_gbps=2000.0, decode_launch_us=20.0)
+    kernels = dataclasses.replace(costs.attention.of(KERNELS), decode_gigabytes_per_s=2000.0, decode_launch_us=20.0)
     return dataclasses.replace(
         costs,
-        gemm=dataclasses.replace(costs.gemm, memory_gbps=2000.0, fp8_rate=1.5, grouped_rate=0.5),
+        gemm=dataclasses.replace(costs.gemm, memory_gigabytes_per_s=2000.0, fp8_rate=1.5, grouped_rate=0.5),
         attention=dataclasses.replace(costs.attention, flash_attention3=kernels),
-        graph_all_reduce=dataclasses.replace(costs.graph_all_reduce, least_us=9.0, gbps=150.0),
+        graph_all_reduce=dataclasses.replace(costs.graph_all_reduce, least_us=9.0, gigabytes_per_s=150.0),
     )
 
 

@@ -14,7 +14,8 @@ from gapless.conf.schema import ServeConfig
 from gapless.launch.cli import main
 from gapless.launch.commands import COMMANDS
 from gapless.launch.compose import compose_one
-from gapless.launch.serve_arguments import _ALONE, _KEYS, _WITH_VALUE, as_overrides
+from gapless.launch.help import command as help_text
+from gapless.launch.serve_arguments import _ALONE, _KEYS, _REFUSED, _WITH_VALUE, as_overrides
 from tests.support.forked import gapless
 
 
@@ -47,6 +48,12 @@ def config(*words: str) -> ServeConfig:
         ("--gpu-memory-utilization 0.9 --trust-remote-code -q awq tiny", ["model=tiny"]),
         ("-q int8", ["model.quantization=int8"]),
         ("--distributed-executor-backend mp", []),
+        ("--kv-cache-dtype fp8_e4m3", ["cache.dtype=fp8"]),
+        ("--kv-cache-dtype=auto -O3 -O.mode=3 -cc.mode=1", ["cache.dtype=auto"]),
+        (
+            "--no-enforce-eager --no-enable-expert-parallel",
+            ["model.cuda_graphs=true", "parallel.expert_parallel=false"],
+        ),
         ("--cfg job -m --multirun seed=1,2", ["--cfg", "job", "-m", "--multirun", "seed=1,2"]),
         ("--prot 9", ["--prot", "model=9"]),
     ],
@@ -131,3 +138,45 @@ def test_the_page_lists_each_option() -> None:
     rows = dict(re.findall(r"^\| `--([\w-]+)`[^|]*\| (.*) \|$", page, re.MULTILINE))
     keys = {name: f"`{each.key}={each.says}`" if each.says else f"`{each.key}`" for name, each in _KEYS.items()}
     assert rows == keys | {name: f"nothing: {text}" for name, text in (_WITH_VALUE | _ALONE).items()}
+    refused = re.findall(r"^\| ([^|`]+) \| (`--.*) \|$", page, re.MULTILINE)
+    assert {name: why for why, names in refused for name in re.findall(r"`--([\w-]+)`", names)} == _REFUSED
+
+
+@pytest.mark.parametrize("option", [*_KEYS, *_WITH_VALUE, *_ALONE, *_REFUSED])
+def test_help_answers_for_each_option(option: str) -> None:
+    text = " ".join(help_text(COMMANDS["serve"], option).split())
+    if option in _KEYS:
+        assert f"--{option} of vLLM: is {_KEYS[option].key}" in text
+    else:
+        known = {name: f"nothing corresponds; {why}" for name, why in (_WITH_VALUE | _ALONE).items()}
+        known |= {name: f"not supported; {why}" for name, why in _REFUSED.items()}
+        assert f"--{option} of vLLM: {known[option]}" in text
+
+
+@pytest.mark.parametrize("option", _REFUSED)
+@pytest.mark.parametrize("form", ["--{}", "--{}=1"])
+def test_what_is_missing_here_is_refused_by_name(option: str, form: str) -> None:
+    word = form.format(option)
+    with pytest.raises(ConfigError) as error:
+        overrides(word, "2")
+    assert str(error.value) == f"not supported: --{option}; {_REFUSED[option]}"
+    assert overrides(f"--no-{option}") == []
+
+
+@pytest.mark.parametrize("option", [*_KEYS, *_WITH_VALUE, *_ALONE, *_REFUSED])
+def test_a_slip_in_an_option_is_answered_with_it(option: str) -> None:
+    if len(option) < 8:
+        return
+    middle = len(option) // 2
+    slip = option[:middle] + option[middle + 1 :]
+    with pytest.raises(ConfigError, match="did you mean '--"):
+        overrides(f"--{slip}", "1")
+
+
+def test_a_file_may_switch_off_what_is_missing_here(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("enable-lora: false\nkv-cache-dtype: fp8_e4m3\n")
+    assert overrides(f"serve.config={file}") == ["cache.dtype=fp8", f"serve.config={file}"]
+    file.write_text("enable-lora: true\n")
+    with pytest.raises(ConfigError, match="not supported: enable-lora; LoRA"):
+        overrides(f"serve.config={file}")

@@ -159,7 +159,7 @@ def test_few_rows_cost_the_weights() -> None:
     """A decode reads every weight once, whatever its batch: bytes over the memory's rate."""
     source, costs = operators(), costs_of("a100-80g")
     weights = 2 * 8192 * 2 * 28672
-    assert source.linear("ffn_ln1", 1) == pytest.approx(weights / (costs.gemm.memory_gbps * 1e9), rel=0.15)
+    assert source.linear("ffn_ln1", 1) == pytest.approx(weights / (costs.gemm.memory_gigabytes_per_s * 1e9), rel=0.15)
     assert source.linear("ffn_ln1", 32) < 1.1 * source.linear("ffn_ln1", 1)
 
 
@@ -328,8 +328,8 @@ def test_fp8_in_a_graph_rounds_inputs_in_the_kernel_before_and_goes_as_fast_as_p
 
 
 def test_large_all_reduces_of_an_engine_go_at_their_own_rate() -> None:
-    def all_reduce(tp: int, tokens: int, gbps: float) -> float:
-        costs = dataclasses.replace(costs_of("a100-80g"), eager_host=HostConfig(bulk_gbps=gbps))
+    def all_reduce(tp: int, tokens: int, gigabytes_per_s: float) -> float:
+        costs = dataclasses.replace(costs_of("a100-80g"), eager_host=HostConfig(bulk_gigabytes_per_s=gigabytes_per_s))
         return AnalyticOperators(arch_of("llama2-70b"), tp, costs, 2, launch="eager").all_reduce(tokens)
 
     assert all_reduce(8, 4095, 50.0) == all_reduce(8, 4095, 0.0)
@@ -381,9 +381,9 @@ def test_prompts_of_a_model_that_was_not_fitted_are_foreseen(device: str) -> Non
         ("gemm.tflops", [200.0], "numbers, one a tile"),
         ("gemm.whole_waves", [2.0, 0, 0, 0], "in [0, 1]"),
         ("gemm.knee", 0.5, "1 or more"),
-        ("attention.flashinfer.decode_gbps", 0.0, "above 0"),
+        ("attention.flashinfer.decode_gigabytes_per_s", 0.0, "above 0"),
         ("pointwise.launch_us", -1.0, "0 or more"),
-        ("network.gbps", 0.0, "above 0"),
+        ("network.gigabytes_per_s", 0.0, "above 0"),
         ("all_reduce.knee", 0.0, "1 or more"),
         ("host.layer_us", -1.0, "0 or more"),
         ("eager_host.stretch", 0.9, "1 or more"),

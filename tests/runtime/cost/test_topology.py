@@ -44,7 +44,11 @@ def costs_of(device: str = "a100-80g") -> CostsConfig:
 
 COSTS = costs_of()
 LINKS = st.builds(
-    LinkConfig, least_us=st.floats(0, 200), ramp_us=st.floats(0, 20), gbps=st.floats(0.1, 500), knee=st.floats(1, 5)
+    LinkConfig,
+    least_us=st.floats(0, 200),
+    ramp_us=st.floats(0, 20),
+    gigabytes_per_s=st.floats(0.1, 500),
+    knee=st.floats(1, 5),
 )
 CLUSTERS = st.builds(
     ClusterConfig,
@@ -114,7 +118,9 @@ def test_a_faster_link_is_never_slower(
 ) -> None:
     cluster = dataclasses.replace(cluster, spine=cluster.spine or link)
     slow = dataclasses.replace(cluster, **{name: link})
-    better = dataclasses.replace(link, gbps=link.gbps * (1 + share), least_us=link.least_us * share)
+    better = dataclasses.replace(
+        link, gigabytes_per_s=link.gigabytes_per_s * (1 + share), least_us=link.least_us * share
+    )
     fast = dataclasses.replace(cluster, **{name: better})
     assert_never_faster(seconds(slow, tp, size, racks), seconds(fast, tp, size, racks))
 
@@ -293,8 +299,8 @@ def test_all_reduces_over_two_nodes_take_this_share_of_what_was_measured(ranks: 
     sizes, times = np.array([(size, t) for (_, size), t in sends.items()]).T
     columns = np.stack([np.ones_like(sizes), sizes**0.5, sizes], axis=1) / times[:, None]
     least, ramp, byte = map(float, np.linalg.lstsq(columns, np.ones_like(sizes), rcond=None)[0])
-    network = LinkConfig(least_us=least * 1e6, ramp_us=ramp * 1e9, gbps=1e-9 / byte, knee=1.0)
-    assert network.gbps == pytest.approx(7.8, rel=0.05)
+    network = LinkConfig(least_us=least * 1e6, ramp_us=ramp * 1e9, gigabytes_per_s=1e-9 / byte, knee=1.0)
+    assert network.gigabytes_per_s == pytest.approx(7.8, rel=0.05)
     node = dataclasses.replace(COSTS.node, least_us=8.0)  # of the same file, as all of it without the launch
     cluster = ClusterConfig(devices_per_node=ranks // 2, network_adapters=4, network=network, node=node)
     found, measured = Topology(cluster, COSTS, ranks), _medians("dgx_all_reduce", "all_reduce", 2)

@@ -28,7 +28,7 @@ from tests.support.written_runs import analysed
 
 POLICIES = ("sarathi", "equal_time", "token_budget", "orca_best")
 SMALL = ("model=llama-13b", "hardware=a100-80g", "parallel=pp2", "workload=zipf", "workload.num_prompts=40")
-SLOW_LINK = ("cluster=ethernet-25g", "cluster.devices_per_node=1", "cluster.network.gbps=0.05")
+SLOW_LINK = ("cluster=ethernet-25g", "cluster.devices_per_node=1", "cluster.network.gigabytes_per_s=0.05")
 LM_HEAD = ("model=llama3-8b", "parallel.pp=8", "parallel.layers=[4,4,4,4,4,4,4,4]", "workload.num_prompts=60")
 EVEN = "parallel.layers=[20,20]"
 

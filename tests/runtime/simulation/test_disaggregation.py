@@ -34,7 +34,7 @@ FREE = 1e300  # bytes a second
 
 
 def link(bytes_per_s: float, flows: int = 1, least_s: float = 0.0) -> KvLink:
-    link = Link(LinkConfig(least_us=1e6 * least_s, ramp_us=0.0, gbps=bytes_per_s / 1e9, knee=1.0))
+    link = Link(LinkConfig(least_us=1e6 * least_s, ramp_us=0.0, gigabytes_per_s=bytes_per_s / 1e9, knee=1.0))
     return KvLink([(link, flows)])
 
 
@@ -270,7 +270,7 @@ def test_of_layers_with_windows_only_what_they_reach_is_sent() -> None:
 
 
 def test_flows_share_the_bytes_and_the_slower_side_counts() -> None:
-    slow, fast = (Link(LinkConfig(least_us=0.0, ramp_us=0.0, gbps=rate, knee=1.0)) for rate in (1.0, 10.0))
+    slow, fast = (Link(LinkConfig(least_us=0.0, ramp_us=0.0, gigabytes_per_s=rate, knee=1.0)) for rate in (1.0, 10.0))
     assert KvLink([(fast, 4), (slow, 4)]).seconds(8e9) == pytest.approx(2.0)
     assert KvLink([(fast, 1)]).seconds(8e9) == pytest.approx(0.8)
 

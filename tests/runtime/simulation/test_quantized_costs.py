@@ -89,15 +89,15 @@ def test_products_of_many_rows_are_as_fast_as_the_device_multiplies() -> None:
 def test_rounding_an_input_takes_a_kernel_and_blocks_of_weights_have_a_rate() -> None:
     costs = load_hardware("h100").costs
     assert costs is not None
-    fused = dataclasses.replace(costs.gemm, cast_gbps=None)
+    fused = dataclasses.replace(costs.gemm, cast_gigabytes_per_s=None)
     sizes = [np.array(float(size)) for size in (4096, 8192, 8192)]
     times = {
         (name, group): float(Gemm(config, 132, 2, WeightFormat(8, group, is_float=True)).seconds(*sizes))
         for name, config in (("cast", costs.gemm), ("fused", fused))
         for group in (128, 8192)
     }
-    assert costs.gemm.cast_gbps is not None
-    cast = costs.gemm.cast_us * 1e-6 + 3 * 4096 * 8192 / (costs.gemm.cast_gbps * 1e9)
+    assert costs.gemm.cast_gigabytes_per_s is not None
+    cast = costs.gemm.cast_us * 1e-6 + 3 * 4096 * 8192 / (costs.gemm.cast_gigabytes_per_s * 1e9)
     for group in (128, 8192):
         assert times["cast", group] - times["fused", group] == pytest.approx(cast)
     assert times["fused", 128] != times["fused", 8192]

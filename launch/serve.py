@@ -280,7 +280,8 @@ def _make_service(
     return Service(
         config=config.serve,
         keys=prepared.keys,
-        names=names,
+        model=name,
+        aliases=names[1:],
         max_model_len=plan.max_model_len,
         intake=intake,
         client=client,

@@ -25,7 +25,7 @@ class Service:
 
     config: ServingConfig
     keys: Keys
-    names: Sequence[str]  # of the model
+    model: str
     max_model_len: int
     intake: Intake
     client: Engine
@@ -40,7 +40,9 @@ class Service:
     limits: RateLimits = field(default_factory=RateLimits)
     recordings: Recordings = field(default_factory=Recordings)
 
+    aliases: Sequence[str] = ()  # further names of the model in requests
+
     @property
-    def model(self) -> str:
-        """The name of the model in answers."""
-        return self.names[0]
+    def names(self) -> Sequence[str]:
+        """The names of the model, that in answers first."""
+        return (self.model, *self.aliases)

@@ -185,10 +185,10 @@ LOOK: dict[str, Any] = {"role": "user", "content": "look"}
 IMAGE: dict[str, Any] = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
 SEARCH: dict[str, Any] = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("claude_code", {"tools": [SEARCH]}, "not 'web_search_20250305'"),
+    ("claude_code", {"tools": [SEARCH], "tool_choice": {"type": "any"}}, "WebSearch"),
     ("claude_code", {"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0]: "),
     ("claude_code", {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management: "),
-    ("codex", {"tools": [{"type": "web_search", "external_web_access": False}]}, "tools[0]: Input tag 'web_search'"),
+    ("codex", {"tools": [{"type": "web_search"}], "tool_choice": "required"}, 'web_search = "disabled"'),
     ("codex", {"previous_response_id": "resp_1"}, "previous_response_id: "),
     ("codex", {"store": True}, "store: "),
     ("codex", {"input": [{"type": "compaction", "encrypted_content": "x"}]}, "no compaction items"),

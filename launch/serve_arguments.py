@@ -84,6 +84,7 @@ _KEYS = {
     "ssl-ca-certs": _Key("serve.ssl_ca_certs"),
     "uvicorn-log-level": _Key("serve.log_level"),
     "otlp-traces-endpoint": _Key("serve.otlp_endpoint"),
+    "generation-config": _Key("serve.generation_config", lambda text: "false" if text == "vllm" else "true"),
     "config": _Key(CONFIG),
     "tensor-parallel-size": _Key("parallel.tp"),
     "pipeline-parallel-size": _Key("parallel.pp"),
@@ -116,7 +117,6 @@ _WITH_VALUE = {  # options that nothing corresponds to: what there is instead
     "tool-call-parser": "the format of calls is seen from the checkpoint",
     "reasoning-parser": "the format of reasoning is seen from the checkpoint",
     "chat-template": "the template is that of the checkpoint",
-    "generation-config": "a request's parameters are those that it gives",
     "download-dir": "the cache of the hub is where HF_HOME says",
     "max-log-len": "prompts are never logged",
 }

@@ -101,7 +101,7 @@ def test_null_is_as_absent(kind: type[SamplingBody]) -> None:
         (ResponseBody, {"response_format": {"type": "text"}}, True),
         (ResponseBody, {"max_tokens": 5}, True),
         (ResponseBody, {"n": 2}, True),
-        (CompletionBody, {"guided_regex": "a"}, True),
+        (CompletionBody, {"guided_regex": "a"}, False),
         (CompletionBody, {"metadata": {"a": "b"}, "service_tier": "flex"}, False),
     ],
 )

@@ -102,6 +102,13 @@ def current(given: dict[str, Any]) -> dict[str, Any]:
     return given | {"structured_outputs": guided | inner} if guided and isinstance(inner, dict) else given
 
 
+def whole(value: Any) -> Any:
+    """Return a value with numbers such as 1.0 as integers, also in lists."""
+    if isinstance(value, list) and value and isinstance(value[0], float | int | list):
+        return [whole(each) for each in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 class UnknownFields:
     """Says once in the log which fields of requests nobody knows here."""
 

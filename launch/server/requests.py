@@ -15,7 +15,7 @@ from ...conf.sampling import SamplingParams
 from ...conf.structured_outputs import StructuredOutputs
 from ...runtime.engine.intake import PromptTooLong
 from .errors import ApiError, too_long
-from .fields import GUIDED, current
+from .fields import GUIDED, current, whole
 from .response_input import response_messages
 from .tools.tool_set import Function, ToolSet, tool_set
 
@@ -46,8 +46,7 @@ class Body(BaseModel):
         if not isinstance(given, dict):
             return given
         present = current({name: value for name, value in given.items() if value is not None})
-        whole = {name: int(each) for name, each in present.items() if isinstance(each, float) and each.is_integer()}
-        return present | whole
+        return {name: whole(value) for name, value in present.items()}
 
     @classmethod
     def computed(cls) -> frozenset[str]:

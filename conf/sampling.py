@@ -62,8 +62,8 @@ class SamplingParams:
     """the same for each token of the prompt but the first; null: none"""
     logit_bias: dict[int, float] | None = field(default=None, hash=False)
     """-100 to 100 by token id, added to the logits; null: none"""
-    allowed_token_ids: tuple[int, ...] = ()
-    """the only token ids that may be sampled; empty: all"""
+    allowed_token_ids: tuple[int, ...] | None = None
+    """the only token ids that may be sampled; null: all"""
     bad_words: tuple[str, ...] = ()
     """words that an output may not contain, at its start or after a space"""
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
@@ -79,6 +79,8 @@ class SamplingParams:
         for name in ("stop", "stop_token_ids", "allowed_token_ids", "bad_words", "bad_words_ids", "shown_special_ids"):
             value = getattr(self, name)
             value = (value,) if isinstance(value, str | int) else tuple(value or ())
+            if name == "allowed_token_ids" and getattr(self, name) is None:
+                continue
             object.__setattr__(self, name, value)
         sequences = [tuple(ids) if isinstance(ids, list | tuple) else () for ids in self.bad_words_ids]
         given = [name for name in ("seed", "logprobs", "prompt_logprobs") if getattr(self, name) is not None]
@@ -94,24 +96,28 @@ class SamplingParams:
             ("n", 1 <= self.n <= 16384, "1 to 16384"),
             ("max_tokens", 1 <= self.max_tokens < 1 << 31, "1 to 2147483647"),
             ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, "between 0 and max_tokens"),
-            ("temperature", 0.0 <= self.temperature < float("inf"), "0 (greedy) or more"),
+            ("temperature", self.temperature == 0 or 1e-30 <= self.temperature <= 1e30, "0 (greedy) or 1e-30 to 1e30"),
             ("top_p", 0.0 < self.top_p <= 1.0, "in (0, 1]"),
             ("top_k", 0 <= self.top_k < 1 << 31, "0 (all) to 2147483647"),
             ("min_p", 0.0 <= self.min_p <= 1.0, "in [0, 1]"),
             ("seed", self.seed is None or -(1 << 63) <= self.seed < 1 << 63, "null or an integer of 64 bits"),
-            ("repetition_penalty", 0.0 < self.repetition_penalty < float("inf"), "above 0"),
+            ("repetition_penalty", 1e-6 <= self.repetition_penalty <= 1e6, "1e-6 to 1e6"),
             ("presence_penalty", -2.0 <= self.presence_penalty <= 2.0, "in [-2, 2]"),
             ("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "in [-2, 2]"),
             ("stop", all(isinstance(s, str) and s for s in self.stop), "strings that are not empty"),
-            ("stop_token_ids", all(isinstance(i, int) for i in self.stop_token_ids), "token ids"),
-            ("allowed_token_ids", all(isinstance(i, int) for i in self.allowed_token_ids), "token ids"),
-            ("shown_special_ids", all(isinstance(i, int) for i in self.shown_special_ids), "token ids"),
+            ("stop_token_ids", all(map(_is_id, self.stop_token_ids)), "token ids"),
+            (
+                "allowed_token_ids",
+                self.allowed_token_ids is None or (self.allowed_token_ids and all(map(_is_id, self.allowed_token_ids))),
+                "null (all) or token ids, not empty",
+            ),
+            ("shown_special_ids", all(map(_is_id, self.shown_special_ids)), "token ids"),
             (
                 "bad_words",
                 len(self.bad_words) <= _MAX_BAD_WORDS and all(isinstance(w, str) and w.strip() for w in self.bad_words),
                 f"at most {_MAX_BAD_WORDS} words that are not blank",
             ),
-            ("bad_words_ids", all(ids and all(type(i) is int for i in ids) for ids in sequences), "lists of token ids"),
+            ("bad_words_ids", all(ids and all(map(_is_id, ids)) for ids in sequences), "lists of token ids"),
             ("logit_bias", all(_is_bias(*pair) for pair in biases.items()), "-100 to 100 by token id"),
             ("logprobs", self.logprobs is None or 0 <= self.logprobs <= 64, "null or 0 to 64"),
             ("prompt_logprobs", self.prompt_logprobs is None or 0 <= self.prompt_logprobs <= 64, "null or 0 to 64"),
@@ -138,6 +144,12 @@ class SamplingParams:
         return self.temperature == 0.0
 
     @property
+    def limits(self) -> list[str]:
+        """The fields given that forbid tokens, beside `structured_outputs`."""
+        given = {"allowed_token_ids": self.allowed_token_ids, "bad_words": self.bad_words_ids}
+        return [name for name, value in (given | {"min_tokens": self.min_tokens}).items() if value]
+
+    @property
     def edits_logits(self) -> bool:
         """Whether a rule changes the logits that does not depend on the tokens so far."""
         return self.logit_bias is not None or bool(self.allowed_token_ids)
@@ -157,6 +169,10 @@ class SamplingParams:
     def has_penalties(self) -> bool:
         """Whether a penalty changes the logits of tokens that are in the text already."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+def _is_id(token: object) -> bool:
+    return type(token) is int
 
 
 def _is_bias(token: object, bias: object) -> bool:

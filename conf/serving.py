@@ -86,6 +86,9 @@ class ServingConfig:
     """seconds that running requests get to finish after SIGTERM"""
     tool_format: ToolFormatName | None = None
     """how the model writes calls of tools; null: as its chat template says"""
+    generation_config: bool = True
+    """whether the sampling values of the checkpoint's generation_config.json hold for requests that give none; false:
+    temperature 1 and no truncation"""
     strict: bool = False
     """whether a request with a field that nobody knows here gets status 400, instead of a warning"""
     journal: str | None = None

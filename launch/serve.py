@@ -234,6 +234,10 @@ def _log_start(config: ServeConfig, plan: Plan, service: Service, run_dir: Path)
         *(versions()["gapless"], named, policy, config.parallel.pp, config.parallel.tp, tokens),
         *(f"{chosen}, " if (chosen := threads(config, config.serve.replicas)) else "", run_dir),
     )
+    if service.sampling:
+        values = ", ".join(f"{name}={value}" for name, value in service.sampling.items())
+        text = "requests that give none have %s, by generation_config.json; serve.generation_config=false: not"
+        _log.info(text, values)
     if not service.is_local and not service.keys.are_set:
         text = "serve.host=%s: other machines reach this server, and serve.api_keys is empty: it answers all of them"
         _log.warning(text, config.serve.host)
@@ -253,6 +257,8 @@ def _make_service(
     is_local: bool,
 ) -> Service:
     """Make the parts of the server; the engine is not started yet. `log` is told of the engine's states."""
+    from ..models.generation_config import sampling_defaults
+    from ..models.huggingface import resolve_weights
     from .server.engine_client import EngineClient
     from .server.journaling import Journaling
     from .server.live import Live
@@ -295,6 +301,7 @@ def _make_service(
         is_local=is_local,
         has_priorities=config.scheduler.order == "priority",
         journaling=None if journal is None else Journaling(journal),
+        sampling=sampling_defaults(resolve_weights(config.model)) if config.serve.generation_config else {},
         dialect=None if template is None else Dialect(template, intake.tokenizer, config.serve.tool_format),
     )
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ..conf.errors import ConfigError
+from ..conf.sampling import SamplingParams
 from ..conf.structured_outputs import StructuredOutputs
 from .tokenizer import ByteTokenizer, Detokenizer, FileTokenizer, Tokenizer
 
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 _MOST_COMPILED = 64  # grammars that are kept
+_MOST_SEARCHED = 100  # beginnings of outputs, of those that may not exist
 _LONGEST_ERROR = 300  # characters
 _SPECIAL = b"\xff"  # what llguidance begins special tokens with
 
@@ -76,6 +80,34 @@ class Grammars:
             if len(self._compiled) > _MOST_COMPILED:
                 self._compiled.popitem(last=False)
         return compiled.deep_copy()
+
+    def admits(self, wanted: StructuredOutputs, params: SamplingParams, eos_token_ids: Sequence[int]) -> bool:
+        """Return whether an output may match and follow the other limits of `params`; yes if that takes long to find.
+
+        Searches token by token for an output that ends.
+        """
+        least = 0 if wanted.after or params.reasoning is not None else params.min_tokens
+        matcher, output, ends = self.matcher(wanted), list[int](), list(eos_token_ids)
+        may = np.zeros(len(matcher.compute_bitmask()) * 8, dtype=bool)
+        may[slice(None) if params.allowed_token_ids is None else list(params.allowed_token_ids)] = True
+        branches: list[tuple[llguidance.LLMatcher, list[int], Iterator[int]]] = []
+        for _ in range(_MOST_SEARCHED):
+            bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+            found = np.unpackbits(bits, bitorder="little").astype(bool) & may
+            out = [ids[-1] for ids in params.bad_words_ids if list(ids[:-1]) == output[len(output) - len(ids) + 1 :]]
+            found[out] = False
+            if found[ends].any() and len(output) >= least:
+                return True
+            found[ends] = False
+            branches.append((matcher, output, iter(np.flatnonzero(found).tolist())))
+            while branches and (token := next(branches[-1][2], None)) is None:
+                branches.pop()
+            if not branches:
+                return False
+            assert token is not None
+            matcher, output = branches[-1][0].deep_copy(), [*branches[-1][1], token]
+            matcher.consume_token(token)
+        return True
 
 
 def _make_tokenizer(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> llguidance.LLTokenizer:

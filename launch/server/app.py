@@ -249,11 +249,17 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         special = body.add_special_tokens
         if body.messages is not None:
             special, field = False, "messages"
-            text = await asyncio.to_thread(render, service, body, checked(body.messages, field), field)
+            text = await asyncio.to_thread(render, service, body, checked(body.messages, field), field, body.tool_set)
         else:
             text, field = body.prompt or "", "prompt"
         tokens = await encode_text(service, text, special, field)
         return _json({"tokens": tokens, "count": len(tokens), "max_model_len": service.max_model_len})
+
+    @app.get("/tokenizer_info")
+    async def tokenizer_info(request: Request) -> Response:
+        """Return the tokenizer's tokenizer_config.json, without its chat template."""
+        _authorize(service, request)
+        return _json({key: value for key, value in service.intake.tokenizer_config.items() if key != "chat_template"})
 
     @app.post("/detokenize", openapi_extra=_takes(DetokenizeBody))
     async def detokenize(request: Request) -> Response:

@@ -6,6 +6,8 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from .fields import GUIDED, current, whole
+
 
 class Body(BaseModel):
     """Null is as absent, for each field. A number without a fraction is an integer, as JSON has one kind of number.
@@ -21,11 +23,11 @@ class Body(BaseModel):
     def _plain(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        present = {name: value for name, value in given.items() if value is not None}
-        whole = {name: int(each) for name, each in present.items() if isinstance(each, float) and each.is_integer()}
-        return present | whole
+        present = current({name: value for name, value in given.items() if value is not None})
+        return {name: whole(value) for name, value in present.items()}
 
     @classmethod
     def computed(cls) -> frozenset[str]:
         """Return the names of the fields that the path computes."""
-        return frozenset(cls.model_fields) - cls.not_computed
+        older = GUIDED if "structured_outputs" in cls.model_fields else ()
+        return (frozenset(cls.model_fields) | frozenset(older)) - cls.not_computed

@@ -45,7 +45,7 @@ async def _ask_completion(service: Service, body: CompletionBody) -> Asked:
         raise ApiError(400, "prompt_logprobs: not in a stream", param="prompt_logprobs")
     prompts = await _encode(service, body, body.prompts, body.max_tokens, body.add_special_tokens)
     room = _room(service, body, prompts, body.max_tokens)
-    params = body.sampling(max(1, room), body.logprobs, body.num_prompt_logprobs)
+    params = body.sampling(max(1, room), body.logprobs, body.num_prompt_logprobs, service.sampling)
     tokenizer = service.intake.tokenizer
     echoes = None
     if body.echo:
@@ -110,6 +110,8 @@ async def check(service: Service, asked: Asked) -> Asked:
             params = await asyncio.to_thread(intake.resolve, params)
         for number, prompt in enumerate(asked.prompts):
             intake.check(number, prompt, params)
+        if params.limits:
+            await asyncio.to_thread(intake.check_limits, params)
     except ConfigError as error:
         raise asked.body.refusal(error) from error
     return replace(asked, params=params)
@@ -191,7 +193,7 @@ async def _ask_turn(
 ) -> tuple[list[list[int]], Speech | None, SamplingParams]:
     """Return the prompt of checked messages as token ids, how its outputs are read, and how they are sampled."""
     prompts, speech = await ask_messages(service, body, messages, max_tokens, special)
-    params = body.sampling(_room(service, body, prompts, max_tokens), logprobs)
+    params = body.sampling(_room(service, body, prompts, max_tokens), logprobs, defaults=service.sampling)
     if speech is not None:  # to write a grammar of tools may take a while
         speech = replace(speech, form=params.structured_outputs)
         own = partial(speech.params, params, body.thinking_token_budget)
@@ -242,7 +244,7 @@ def render(
 
 
 def _room(service: Service, body: SamplingBody, prompts: Sequence[Sequence[int]], asked: int | None) -> int:
-    """Return the most output tokens: those that were asked for, or all that the context has room for.
+    """Return the most output tokens: those asked for, else those of generation_config.json, as far as there is room.
 
     Raises:
         ApiError: the context cannot hold the prompt and the output.
@@ -252,4 +254,4 @@ def _room(service: Service, body: SamplingBody, prompts: Sequence[Sequence[int]]
     left = context - longest
     if left < 1 or (asked is not None and asked > left):
         raise too_long(longest, asked or 1, context, body.prompt_field, body.length_field)
-    return left if asked is None else asked
+    return min(left, service.sampling.get("max_tokens", left)) if asked is None else asked

@@ -87,9 +87,26 @@ REFUSED = {
     "chat_template": Refusal("the checkpoint's is used; a client's would be a program of the client's"),
     "truncation_side": Refusal("prompts are cut at the left", ("left",)),
     **dict.fromkeys(("ebnf", "grammar", "json_schema", "regex"), _STRUCTURED),
-    **{f"guided_{name}": Refusal(f'use structured_outputs={{"{name}": ...}}')
-       for name in ("choice", "grammar", "json", "regex", "whitespace_pattern")},
 }  # fmt: skip
+
+
+GUIDED = {  # vLLM's older fields: the keys of structured_outputs
+    f"guided_{name}": name for name in ("json", "json_object", "regex", "choice", "grammar", "whitespace_pattern")
+}
+
+
+def current(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a body with vLLM's older `guided_*` as `structured_outputs`."""
+    guided = {GUIDED[name]: value for name, value in given.items() if name in GUIDED}
+    inner = given.get("structured_outputs", {})
+    return given | {"structured_outputs": guided | inner} if guided and isinstance(inner, dict) else given
+
+
+def whole(value: Any) -> Any:
+    """Return a value with numbers such as 1.0 as integers, also in lists."""
+    if isinstance(value, list) and value and isinstance(value[0], float | int | list):
+        return [whole(each) for each in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 class UnknownFields:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -35,13 +35,14 @@ from .tools.hosted import refusal
 from .tools.tool_set import Function, ToolSet, tool_set
 
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
-_ANY = ("seed", "top_k")  # of which -1 is vLLM's word for any
+_ANY = {"seed": None, "top_k": 0}  # of which -1 is vLLM's word for any
 _SAME = (  # fields that are sampling parameters as they are
     *("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens"),
     *("stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words", "include_stop_str_in_output", "ignore_eos"),
     *("skip_special_tokens", *_ANY),
 )
 _LOGPROBS = "message.output_text.logprobs"  # in `include` of `/v1/responses`
+Defaults = Mapping[str, Any] | None  # values of fields that a body lacks
 _HALF = 1 << 63  # of all seeds
 
 
@@ -128,8 +129,10 @@ class SamplingBody(Body):
         """The texts that end an output."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
-    def sampling(self, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None = None) -> SamplingParams:
-        """Return the sampling parameters of one output.
+    def sampling(
+        self, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None = None, defaults: Defaults = None
+    ) -> SamplingParams:
+        """Return the sampling parameters of one output; `defaults` are those of fields that the body lacks.
 
         Raises:
             ApiError: a value out of its range, or one that this server cannot serve.
@@ -137,15 +140,14 @@ class SamplingBody(Body):
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options: only with stream=true", param="stream_options")
         given = {name: value for name in _SAME if (value := getattr(self, name)) is not None}
-        given = {name: value for name, value in given.items() if value != -1 or name not in _ANY}
+        given |= {name: value for name, value in _ANY.items() if given.get(name) == -1}
         try:
             return SamplingParams(
-                max_tokens=max_tokens,
                 logprobs=logprobs,
                 prompt_logprobs=prompt_logprobs,
                 stop=tuple(self.stops),
                 structured_outputs=self._structured_outputs(),
-                **{"temperature": 1.0} | given,
+                **{"temperature": 1.0} | dict(defaults or {}) | given | {"max_tokens": max_tokens},
             )
         except ConfigError as error:
             raise self.refusal(error) from error
@@ -158,9 +160,9 @@ class SamplingBody(Body):
         if (named := re.match(r"sampling\.(\w+)", text)) is None:
             return ApiError(400, text, param=self.prompt_field)
         field, text = named[1].replace("bad_words_ids", "bad_words"), text.replace("sampling.", "")
-        if field == "structured_outputs" and self.structured_outputs is None:
-            field = self.grammar_field
-            text = re.sub(r"structured_outputs(\.\w+)?", field, text, count=1)
+        if self.structured_outputs is None:
+            text = re.sub(r"structured_outputs(\.\w+)?", self.grammar_field, text, count=1)
+            field = self.grammar_field if field == "structured_outputs" else field
         return ApiError(400, text, param=field)
 
     def truncated(self, prompt: list[int], longest: int) -> list[int]:
@@ -348,11 +350,9 @@ class ChatBody(Offers, Templated, Reasons):
         Raises:
             ApiError: one is wrong.
         """
-        own = [(number, tool) for number, tool in enumerate(self.tools or ()) if isinstance(tool, ChatTool)]
-        given = {f"tools[{number}].function": tool.function.function for number, tool in own}
         choice = self.tool_choice
         named = choice.function.name if isinstance(choice, ChatToolChoice) else None
-        return self.offered(given, choice, named, self.parallel_tool_calls)
+        return self.offered(_functions(self.tools), choice, named, self.parallel_tool_calls)
 
 
 class ReasoningOptions(Body):
@@ -431,12 +431,18 @@ class ResponseBody(Offers, Templated, Reasons):
 
 
 class TokenizeBody(Templated):
-    """`POST /tokenize`: a prompt, or the messages of a chat."""
+    """`POST /tokenize`: a prompt, or the messages of a chat with their tools."""
 
     model: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
+    tools: list[AnyChatTool] | None = None
     add_special_tokens: bool = True
+
+    @property
+    def tool_set(self) -> ToolSet | None:
+        """See `ChatBody.tool_set`."""
+        return tool_set(_functions(self.tools), None)
 
 
 class DetokenizeBody(Body):
@@ -444,6 +450,12 @@ class DetokenizeBody(Body):
 
     model: str | None = None
     tokens: Annotated[list[int], Field(fail_fast=True)]
+
+
+def _functions(tools: Sequence[object] | None) -> dict[str, Function]:
+    """Return the functions among the tools of a chat, by their places in the body."""
+    own = [(number, tool) for number, tool in enumerate(tools or ()) if isinstance(tool, ChatTool)]
+    return {f"tools[{number}].function": tool.function.function for number, tool in own}
 
 
 def form_of(kind: str, schema: dict[str, Any] | None) -> StructuredOutputs | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ...conf.serving import ServingConfig
 from ...runtime.engine.intake import Intake
@@ -33,6 +34,7 @@ class Service:
     live: Sequence[Live]  # one of each replica, as the recorders
     recorders: Sequence[Recorder]
     is_local: bool  # only this machine reaches the server
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # values for requests that give none
     journaling: Journaling | None = None
     dialect: Dialect | None = None  # of a model with a chat template
     unknown: UnknownFields = field(default_factory=UnknownFields)

@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain
+from pathlib import Path
+from typing import Any
 
 from ...conf.build import is_unicode
 from ...conf.errors import ConfigError
@@ -16,6 +18,7 @@ from ...conf.sampling import SamplingParams
 from ...conf.structured_outputs import StructuredOutputs
 from ...models.chat_template import ChatTemplate, Conversation, checked_messages, load_chat_template
 from ...models.grammar import Grammars
+from ...models.json_file import read_if_there
 from ...models.tokenizer import NoTokenizer, Tokenizer, load_tokenizer
 from .plan import Plan
 
@@ -74,6 +77,7 @@ class Intake:
             is_chat = isinstance(prompt, Conversation)  # whose template writes the special tokens
             ids = _ids(number, prompt) if text is None else self.tokenizer.encode(text, add_special=not is_chat)
             self.check(number, ids, of_it)
+            self.check_limits(of_it)
             taken.append((text, ids, of_it))
         return taken
 
@@ -85,6 +89,17 @@ class Intake:
             ConfigError: it cannot be read, or is no jinja.
         """
         return load_chat_template(self._plan.tokenizer)
+
+    @cached_property
+    def tokenizer_config(self) -> dict[str, Any]:
+        """What tokenizer_config.json holds; at least its `tokenizer_class`.
+
+        Raises:
+            ConfigError: it cannot be read as a JSON object.
+        """
+        path = Path(self._plan.tokenizer or "none")
+        found = read_if_there((path if path.is_dir() else path.parent) / "tokenizer_config.json")
+        return {"tokenizer_class": type(self.tokenizer).__name__} | found
 
     def _text(self, number: int, prompt: Prompt) -> str | None:
         """Return the text of a prompt, checked: that of messages by the chat template. Token ids have none."""
@@ -173,6 +188,22 @@ class Intake:
             ConfigError: they are invalid, or cannot be had with this tokenizer.
         """
         self._load_grammars().matcher(wanted)
+
+    def check_limits(self, params: SamplingParams) -> None:
+        """Check that some output follows all rules of params that forbid tokens. Any thread may call it.
+
+        Raises:
+            ConfigError: none does; it names the rules.
+        """
+        arch, wanted, names = self._plan.arch, params.structured_outputs, params.limits
+        if wanted is not None and names:
+            if not self._load_grammars().admits(wanted, params, arch.eos_token_ids):
+                raise ConfigError(f"sampling.{', '.join(names)}: no output follows both this and structured_outputs")
+        elif params.allowed_token_ids is not None:
+            banned = {ids[0] for ids in params.bad_words_ids if len(ids) == 1}
+            banned |= {*arch.eos_token_ids, *params.stop_token_ids} if params.min_tokens else set()
+            if banned.issuperset(params.allowed_token_ids):
+                raise ConfigError(f"sampling.allowed_token_ids: {' or '.join(names[1:])} forbids all of them")
 
     def prepare_structured_outputs(self) -> None:
         """Do once what the first structured outputs would wait for: some 0.2 s that hold the interpreter lock."""

@@ -81,7 +81,7 @@ params_strategy = st.builds(
     min_tokens=st.integers(0, 6),
     stop_token_ids=st.lists(st.integers(0, 7), max_size=2).map(tuple),
     logit_bias=st.none() | st.dictionaries(st.integers(0, 29), st.floats(-100, 100), min_size=1, max_size=4),
-    allowed_token_ids=st.sampled_from([(), (), (20, 21), (0, 5, 9, 11, 22, 23, 29)]),
+    allowed_token_ids=st.sampled_from([None, None, (20, 21), (0, 5, 9, 11, 22, 23, 29)]),
     bad_words_ids=st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple), max_size=6).map(tuple),
     logprobs=st.sampled_from([None, 0, 1, 5, 64]),
 )

@@ -88,6 +88,7 @@ def test_who_waits_as_long_as_told_is_let_in_whatever_the_size(
 def test_a_key_that_rests_saves_up_one_minute_s_worth() -> None:
     clock = Clock()
     limits = RateLimits(3, None, clock)
+    limits.admit("", 1)
     clock.now = 3600.0
     for _ in range(3):
         limits.admit("", 1)

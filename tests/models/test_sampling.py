@@ -135,6 +135,15 @@ def test_a_row_alone_and_in_a_batch_are_bit_identical(params, seed, vocab):
         assert batch[r] == sample_one(logits[r].clone(), p, history=history, prompt_len=2, seed=seed + r)
 
 
+@pytest.mark.parametrize(("penalty", "token"), [(0.5, 0), (1.0, 1), (2.0, 1), (8.0, 2)])
+def test_a_repetition_penalty_counts_tokens_of_the_prompt_too(penalty: float, token: int) -> None:
+    """Token 0 is in the prompt and token 1 in the output: below 1 both gain, above 1 both lose."""
+    logits = torch.tensor([2.0, 2.5, 1.0, -9.0, -9.0])
+    history = [0] if penalty < 1 else [0, 1]
+    params = SamplingParams(repetition_penalty=penalty)
+    assert sample_one(logits, params, history=history, prompt_len=1).token == token
+
+
 def draws(logits_V: torch.Tensor, params: SamplingParams, n: int) -> np.ndarray:
     """Count each token over `n` requests with the seeds 0 .. n-1."""
     V = logits_V.shape[-1]

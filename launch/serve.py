@@ -120,6 +120,8 @@ def _bind(config: ServeConfig) -> list[socket.socket]:
             own = (name, port or (bound[0].getsockname()[1] if bound else 0), *address[2:])
             try:
                 bound.append(socket.create_server(own, family=family, backlog=_BACKLOG, dualstack_ipv6=has_both))
+                # Connections inherit it. Else Nagle's algorithm holds a token until the client acknowledges the last.
+                bound[-1].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             except OSError as error:
                 if error.errno not in _NO_ADDRESS or len(found) == 1:  # as ::1 where there is no IPv6
                     raise

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ....conf.errors import ConfigError
-from ....conf.structured_outputs import StructuredOutputs
+from ....conf.structured_outputs import StructuredOutputs, without_annotations
 from .formats import ToolFormat
 from .tool_set import Function, ToolSet
 
@@ -51,7 +51,7 @@ class _Rules:
         self._format = format
         self._literals = literals
         is_checked = tools.choice == "required" or function.strict or format.payload == "pairs"
-        schema = function.schema if is_checked else {"type": "object"}
+        schema = _plain(function.schema) if is_checked else {"type": "object"}
         name = function.name
         if format.payload == "object":
             self._head = f'{format.call}{{"name": {json.dumps(name)}, "{format.key}": '
@@ -108,6 +108,18 @@ class _Rules:
                 content = f"{_json(own)} {self._literals(value_end)}"
             self.further.append(f"{name}: {head} {content}")
             yield name if key in required else f"{name}?"
+
+
+def _plain(schema: dict[str, Any]) -> Any:
+    """Return a tool's schema without what only annotates.
+
+    Raises:
+        ConfigError: it is nested too deep.
+    """
+    try:
+        return without_annotations(schema)
+    except RecursionError:
+        raise ConfigError("sampling.structured_outputs.grammar: a tool's schema is nested too deep") from None
 
 
 def _json(schema: Any) -> str:

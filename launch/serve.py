@@ -13,7 +13,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
@@ -202,7 +202,8 @@ async def _serve(config: ServeConfig, prepared: PreparedServer, listeners: list[
     _log.info("listens at %s; the live page is at /, health at /health", address)
     try:
         await client.start()
-        await asyncio.to_thread(prepared.intake.prepare_structured_outputs)
+        with suppress(ConfigError):  # the model has no tokenizer for them; who asks for them hears of it
+            await asyncio.to_thread(service.compiler.start)
         await _while_in(("starting",), client, ended)
         if client.state in TAKES_REQUESTS:
             metrics.longest_stall = metrics.longest_own_stall = 0.0
@@ -217,6 +218,7 @@ async def _serve(config: ServeConfig, prepared: PreparedServer, listeners: list[
             service.journaling.close()
         server.should_exit = True
         await client.close()
+        service.compiler.close()
         await serving
         access.close()
     if client.error is not None:
@@ -255,6 +257,7 @@ def _make_service(
     is_local: bool,
 ) -> Service:
     """Make the parts of the server; the engine is not started yet. `log` is told of the engine's states."""
+    from .server.compiler import Compiler
     from .server.engine_client import EngineClient
     from .server.journaling import Journaling
     from .server.live import Live
@@ -284,6 +287,7 @@ def _make_service(
         model=name,
         max_model_len=plan.max_model_len,
         intake=intake,
+        compiler=Compiler((plan.tokenizer, plan.arch.vocab_size, tuple(plan.arch.eos_token_ids))),
         client=client,
         metrics=metrics,
         live=[

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ...conf.serving import ServingConfig
 from ...runtime.engine.intake import Intake
+from .compiler import Compiler
 from .fields import UnknownFields
 from .journaling import Journaling
 from .keys import Keys
@@ -28,6 +29,7 @@ class Service:
     model: str
     max_model_len: int
     intake: Intake
+    compiler: Compiler
     client: Engine
     metrics: Metrics
     live: Sequence[Live]  # one of each replica, as the recorders

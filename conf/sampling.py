@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from .errors import ConfigError
@@ -68,7 +69,7 @@ class SamplingParams:
     """words that an output may not contain, at its start or after a space"""
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
     """the same as sequences of token ids: the last id of a sequence is not sampled right after the others"""
-    structured_outputs: StructuredOutputs | None = None
+    structured_outputs: StructuredOutputs | None = None  # or a mapping of its keys, which becomes one
     """what the text must match; null: nothing"""
     reasoning: Reasoning | None = None
     """what of the text is reasoning, and how much of it there may be; null: none"""
@@ -76,6 +77,13 @@ class SamplingParams:
     """special token ids that stay in the text, though others are left out"""
 
     def __post_init__(self) -> None:
+        if isinstance(self.structured_outputs, Mapping):
+            from .build import build  # which imports this module
+
+            given_keys = {key: value for key, value in self.structured_outputs.items() if value is not None}
+            object.__setattr__(
+                self, "structured_outputs", build(StructuredOutputs, given_keys, "sampling.structured_outputs")
+            )
         for name in ("stop", "stop_token_ids", "allowed_token_ids", "bad_words", "bad_words_ids", "shown_special_ids"):
             value = getattr(self, name)
             value = (value,) if isinstance(value, str | int) else tuple(value or ())
@@ -119,6 +127,11 @@ class SamplingParams:
             ),
             ("bad_words_ids", all(ids and all(map(_is_id, ids)) for ids in sequences), "lists of token ids"),
             ("logit_bias", all(_is_bias(*pair) for pair in biases.items()), "-100 to 100 by token id"),
+            (
+                "structured_outputs",
+                isinstance(self.structured_outputs, StructuredOutputs | None),
+                "null, StructuredOutputs or a mapping of its keys",
+            ),
             ("logprobs", self.logprobs is None or 0 <= self.logprobs <= 64, "null or 0 to 64"),
             ("prompt_logprobs", self.prompt_logprobs is None or 0 <= self.prompt_logprobs <= 64, "null or 0 to 64"),
         ]

@@ -8,6 +8,11 @@ from typing import Any
 
 from .errors import ConfigError
 
+_FORMATS = frozenset(  # that are checked; any other `format` is an annotation
+    ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+)
+_BY_NAME = frozenset(("properties", "patternProperties", "dependentSchemas", "$defs", "definitions"))
+_VALUES = frozenset(("const", "enum", "default", "examples", "example"))  # keywords that hold no schema
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
 _LARGEST = 1 << 53  # below it each integer is a float
 
@@ -102,8 +107,29 @@ def _schema_text(schema: str | dict[str, Any]) -> str:
     try:
         if isinstance(schema, str):
             schema = json_library.loads(schema)
-        return json_library.dumps(whole_numbers(schema), allow_nan=False)
+        return json_library.dumps(whole_numbers(without_annotations(schema)), allow_nan=False)
     except RecursionError:
         raise ConfigError("sampling.structured_outputs.json: nested too deep") from None
     except (ValueError, TypeError) as error:
         raise ConfigError(f"sampling.structured_outputs.json: not JSON ({error})") from None
+
+
+def without_annotations(schema: Any) -> Any:
+    """Return a JSON schema without each `format` that only annotates, which the compiler would refuse.
+
+    Raises:
+        RecursionError: it is nested too deep.
+    """
+    if isinstance(schema, list):
+        return [without_annotations(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key == "format" and not (isinstance(value, str) and value in _FORMATS):
+            continue
+        if key in _BY_NAME and isinstance(value, dict):
+            found[key] = {name: without_annotations(each) for name, each in value.items()}
+        else:
+            found[key] = value if key in _VALUES else without_annotations(value)
+    return found

@@ -13,7 +13,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
@@ -120,6 +120,8 @@ def _bind(config: ServeConfig) -> list[socket.socket]:
             own = (name, port or (bound[0].getsockname()[1] if bound else 0), *address[2:])
             try:
                 bound.append(socket.create_server(own, family=family, backlog=_BACKLOG, dualstack_ipv6=has_both))
+                # Connections inherit it. Else Nagle's algorithm holds a token until the client acknowledges the last.
+                bound[-1].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             except OSError as error:
                 if error.errno not in _NO_ADDRESS or len(found) == 1:  # as ::1 where there is no IPv6
                     raise
@@ -200,7 +202,8 @@ async def _serve(config: ServeConfig, prepared: PreparedServer, listeners: list[
     _log.info("listens at %s; the live page is at /, health at /health", address)
     try:
         await client.start()
-        await asyncio.to_thread(prepared.intake.prepare_structured_outputs)
+        with suppress(ConfigError):  # the model has no tokenizer for them; who asks for them hears of it
+            await asyncio.to_thread(service.compiler.start)
         await _while_in(("starting",), client, ended)
         if client.state in TAKES_REQUESTS:
             metrics.longest_stall = metrics.longest_own_stall = 0.0
@@ -215,6 +218,7 @@ async def _serve(config: ServeConfig, prepared: PreparedServer, listeners: list[
             service.journaling.close()
         server.should_exit = True
         await client.close()
+        service.compiler.close()
         await serving
         access.close()
     if client.error is not None:
@@ -259,6 +263,7 @@ def _make_service(
     """Make the parts of the server; the engine is not started yet. `log` is told of the engine's states."""
     from ..models.generation_config import sampling_defaults
     from ..models.huggingface import resolve_weights
+    from .server.compiler import Compiler
     from .server.engine_client import EngineClient
     from .server.journaling import Journaling
     from .server.live import Live
@@ -290,6 +295,7 @@ def _make_service(
         aliases=names[1:],
         max_model_len=plan.max_model_len,
         intake=intake,
+        compiler=Compiler((plan.tokenizer, plan.arch.vocab_size, tuple(plan.arch.eos_token_ids))),
         client=client,
         metrics=metrics,
         live=[

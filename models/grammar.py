@@ -160,7 +160,9 @@ def _grammar(wanted: StructuredOutputs) -> str:
         if wanted.regex is not None:
             return llguidance.grammar_from("regex", wanted.regex)
         if wanted.choice:
-            return llguidance.grammar_from("choice", json.dumps(wanted.choice))
+            # One terminal compiles several times as fast as a rule of as many.
+            texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in wanted.choice)
+            return llguidance.grammar_from("grammar", f"start: CHOICE\nCHOICE: {texts}")
         assert wanted.grammar is not None
         return llguidance.grammar_from("grammar", wanted.grammar)
     except ValueError as error:

@@ -104,12 +104,12 @@ async def check(service: Service, asked: Asked) -> Asked:
     """
     params, intake = asked.params, service.intake
     try:
-        if params.structured_outputs is not None:  # to compile a grammar may take a while
-            await asyncio.to_thread(intake.check_structured_outputs, params.structured_outputs)
+        if params.structured_outputs is not None:
+            await service.compiler.check(params.structured_outputs)
         if params.bad_words:
             params = await asyncio.to_thread(intake.resolve, params)
         for number, prompt in enumerate(asked.prompts):
-            intake.check(number, prompt, params)
+            intake.check(number, prompt, replace(params, structured_outputs=None))
         if params.limits:
             await asyncio.to_thread(intake.check_limits, params)
     except ConfigError as error:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...conf.serving import ServingConfig
 from ...runtime.engine.intake import Intake
+from .compiler import Compiler
 from .fields import UnknownFields
 from .journaling import Journaling
 from .keys import Keys
@@ -29,6 +30,7 @@ class Service:
     model: str
     max_model_len: int
     intake: Intake
+    compiler: Compiler
     client: Engine
     metrics: Metrics
     live: Sequence[Live]  # one of each replica, as the recorders

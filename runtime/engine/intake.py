@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain
@@ -204,11 +203,6 @@ class Intake:
             banned |= {*arch.eos_token_ids, *params.stop_token_ids} if params.min_tokens else set()
             if banned.issuperset(params.allowed_token_ids):
                 raise ConfigError(f"sampling.allowed_token_ids: {' or '.join(names[1:])} forbids all of them")
-
-    def prepare_structured_outputs(self) -> None:
-        """Do once what the first structured outputs would wait for: some 0.2 s that hold the interpreter lock."""
-        with suppress(ConfigError):  # the model has no tokenizer for them; who asks for them hears of it
-            self._load_grammars()
 
     def _load_grammars(self) -> Grammars:
         with self._loading:

@@ -481,3 +481,9 @@ def test_hosts_of_both_families(host: str, clients: list[str]) -> None:
         socket.create_connection((client, listeners[0].getsockname()[1]), timeout=HANGS_S).close()
     for listener in listeners:
         listener.close()
+
+
+def test_connections_send_each_token_at_once() -> None:
+    (listener,) = _bind(compose_one(["serve.port=0"], ServeConfig, "serve"))
+    with listener, socket.create_connection(listener.getsockname(), timeout=HANGS_S), listener.accept()[0] as accepted:
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -25,6 +25,7 @@ def document() -> dict[str, Any]:
             model="m",
             max_model_len=8,
             intake=cast(Any, llm),
+            compiler=unused,
             client=unused,
             metrics=Metrics("m", 1),
             live=(),

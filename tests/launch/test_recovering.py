@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gapless.conf.schema import ServeConfig
 from gapless.launch.compose import compose_one
 from gapless.launch.server.app import make_app
+from gapless.launch.server.compiler import Compiler
 from gapless.launch.server.engine_client import EngineClient
 from gapless.launch.server.keys import Keys
 from gapless.launch.server.live import Live
@@ -114,6 +115,7 @@ def front() -> Iterator[Front]:
             model="mine",
             max_model_len=128,
             intake=intake,
+            compiler=Compiler((None, 256, (0,))),
             client=client,
             metrics=metrics,
             live=[live],

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ....conf.errors import ConfigError
-from ....conf.structured_outputs import StructuredOutputs, whole_numbers
+from ....conf.structured_outputs import StructuredOutputs, whole_numbers, without_annotations
 from .formats import ReasoningFormat, ToolFormat
 from .tool_set import Function, ToolSet
 
@@ -92,7 +92,7 @@ def _kept(tools: ToolSet, format: ToolFormat, is_either: bool) -> Iterator[tuple
     """
     for each in tools.callable:
         is_bound = tools.choice == "required" or each.strict or format.payload == "pairs" or is_either
-        schema, may_differ = each.schema if is_bound else {"type": "object"}, is_either and not each.strict
+        schema, may_differ = _plain(each.schema) if is_bound else {"type": "object"}, is_either and not each.strict
         if is_either and format.payload != "pairs" and (error := _fault(_whole_call(each.name, format.key, schema))):
             if not may_differ:
                 raise ConfigError(f"sampling.structured_outputs.grammar: the tool {each.name}: {error}")
@@ -226,6 +226,18 @@ class _Rules:
                 content = f"{_json(own)} {self._literals(value_end)}"
             self.further.append(f"{name}: {head} {content}")
             yield name if key in required else f"{name}?"
+
+
+def _plain(schema: dict[str, Any]) -> Any:
+    """Return a tool's schema without what only annotates.
+
+    Raises:
+        ConfigError: it is nested too deep.
+    """
+    try:
+        return without_annotations(schema)
+    except RecursionError:
+        raise ConfigError("sampling.structured_outputs.grammar: a tool's schema is nested too deep") from None
 
 
 def _json(schema: Any, rules: Mapping[str, Any] = _AS_WRITTEN) -> str:

@@ -1,0 +1,86 @@
+"""Structured outputs as users write them: mappings from Python, and schemas with annotations."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gapless.conf.errors import ConfigError
+from gapless.conf.sampling import SamplingParams
+from gapless.conf.structured_outputs import StructuredOutputs, without_annotations
+from gapless.models.grammar import Grammars
+from gapless.models.tokenizer import load_tokenizer
+
+CHECKED = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+ANNOTATIONS: dict[str, Any] = {
+    **{"title": "t", "description": "d", "default": "a", "examples": ["a"], "$comment": "c", "deprecated": True},
+    **{"readOnly": True, "writeOnly": True, "x-of-ours": {"format": "f"}, "nullable": True, "example": "a"},
+    **{"contentEncoding": "base64", "contentMediaType": "text/plain", "discriminator": {"propertyName": "a"}},
+    **{"format": "password"},
+}
+PLACES: dict[str, Any] = {
+    "at the top": lambda inner: inner,
+    "properties": lambda inner: {"type": "object", "properties": {"format": inner}, "required": ["format"]},
+    "items": lambda inner: {"type": "array", "items": inner},
+    "anyOf": lambda inner: {"anyOf": [inner, {"type": "null"}]},
+    "$defs": lambda inner: {"$ref": "#/$defs/format", "$defs": {"format": inner}},
+    "additionalProperties": lambda inner: {"type": "object", "additionalProperties": inner},
+}
+
+
+def compile_schema(schema: Any) -> None:
+    Grammars(load_tokenizer(None, 512), 512, [257]).matcher(StructuredOutputs(json=json.dumps(schema)))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_annotations_are_ignored_wherever_they_are(place: str) -> None:
+    for key, value in ANNOTATIONS.items():
+        compile_schema(PLACES[place]({"type": "string", key: value}))
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_formats_that_are_checked_stay(name: str) -> None:
+    schema = {"type": "string", "format": name}
+    assert without_annotations(schema) == schema
+    matcher = Grammars(load_tokenizer(None, 512), 512, [257]).matcher(StructuredOutputs(json=schema))
+    assert not matcher.consume_tokens(list(b'"~ "'))
+
+
+def test_values_are_no_schemas() -> None:
+    schema = {"const": {"format": "f"}, "enum": [{"format": "f"}], "default": {"format": "f"}}
+    assert without_annotations(schema) == schema
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value"),
+    [("uniqueItems", True), ("contains", {}), ("not", {}), ("propertyNames", {}), ("unevaluatedProperties", False),
+     ("dependentRequired", {"a": ["b"]}), ("if", {})],
+)  # fmt: skip
+def test_rules_that_cannot_be_kept_are_refused_by_name(keyword: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf'^[^\n]*json: .*"{keyword}"'):
+        compile_schema({"type": ["object", "array"], keyword: value})
+
+
+def test_python_takes_a_mapping_as_requests_do() -> None:
+    schema = {"type": "integer"}
+    found = SamplingParams(structured_outputs={"json": schema, "regex": None})  # type: ignore[arg-type]
+    assert found.structured_outputs == StructuredOutputs(json=schema)
+    assert SamplingParams(structured_outputs={"choice": ["a", "b"]}).structured_outputs == StructuredOutputs(  # type: ignore[arg-type]
+        choice=("a", "b")
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"jsn": {}}, r"structured_outputs\.jsn: unknown key; did you mean '.*json'"),
+        ({"regex": 5}, r"structured_outputs\.regex"),
+        ({}, r"structured_outputs: must have one of"),
+        ("a+", r"structured_outputs='a\+': must be null, StructuredOutputs or a mapping"),
+    ],
+)
+def test_a_wrong_mapping_is_one_line_that_names_the_key(given: Any, named: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^sampling\.{named}[^\n]*$"):
+        SamplingParams(structured_outputs=given)

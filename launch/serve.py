@@ -26,6 +26,7 @@ from ..conf.build import to_mapping
 from ..conf.errors import ConfigError
 from ..conf.schema import ServeConfig
 from ..conf.serving import ServingConfig
+from ..models.gguf.smollm2 import INSTALL, is_installed
 from ..runtime.core.numbers import counted
 from .oversubscription import threads
 from .progress import versions
@@ -234,6 +235,10 @@ def _log_start(config: ServeConfig, plan: Plan, service: Service, run_dir: Path)
         *(versions()["gapless"], named, policy, config.parallel.pp, config.parallel.tp, tokens),
         *(f"{chosen}, " if (chosen := threads(config, config.serve.replicas)) else "", run_dir),
     )
+    if service.intake.chat_template is None:
+        how = "" if is_installed() else f", after {INSTALL} (93 MB)"
+        text = "%s has no chat template and answers at /v1/completions only; `gapless serve smollm2` chats%s"
+        _log.warning(text, named, how)
     if not service.is_local and not service.keys.are_set:
         text = "serve.host=%s: other machines reach this server, and serve.api_keys is empty: it answers all of them"
         _log.warning(text, config.serve.host)

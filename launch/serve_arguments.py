@@ -21,6 +21,7 @@ import yaml
 from ..conf.build import assign, group_names, leaves, load_command, load_group, model_choice, value_text
 from ..conf.errors import ConfigError
 from ..conf.user_path import user_path
+from ..models.gguf.smollm2 import is_installed
 from .commands import Command
 from .compose import FREE_TEXT, literal
 from .options import OPTIONS, options_of
@@ -286,6 +287,12 @@ def as_overrides(arguments: Sequence[str], command: Command) -> list[str]:
     overrides = found.overrides
     file = next((text.partition("=")[2] for text in reversed(overrides) if text.startswith(f"{CONFIG}=")), "null")
     return [*([] if file in ("", "null") else _of_file(file, command)), *overrides]
+
+
+def with_default_model(given: Sequence[str]) -> list[str]:
+    """Add `model=smollm2`, which chats, to overrides that name no model, if its package is installed."""
+    is_chosen = any(re.match(r"\+*(model(\.(weights|architecture)\b[^=]*)?|experiment)=", text) for text in given)
+    return [*given] if is_chosen or not is_installed() else ["model=smollm2", *given]
 
 
 def key_of(option: str) -> str | None:

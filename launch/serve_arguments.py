@@ -29,6 +29,7 @@ from .options import OPTIONS, options_of
 _log = logging.getLogger(__name__)
 CONFIG = "serve.config"
 _DTYPES = {"half": "float16", "float": "float32"}
+_KV_DTYPES = {"fp8_e4m3": "fp8", "fp8_per_token_head": "fp8", "int8_per_token_head": "int8"}
 _LAUNCHERS = {"external_launcher": "torchrun", "mp": "process"}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG]?)")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -103,7 +104,6 @@ _KEYS = {
     "enforce-eager": _Key("model.cuda_graphs", says="false"),
     "seed": _Key("seed"),
 }
-_KV_DTYPES = {"fp8_e4m3": "fp8", "fp8_per_token_head": "fp8", "int8_per_token_head": "int8"}
 _SHORT = {"-tp": "tensor-parallel-size", "-pp": "pipeline-parallel-size", "-dp": "data-parallel-size"}
 _SHORT |= {"-q": "quantization", "-O": "optimization-level", "-cc": "compilation-config", "-sc": "speculative-config"}
 _SHORT |= {"-n": "nnodes", "-r": "node-rank", "-dpn": "data-parallel-rank", "-dpl": "data-parallel-size-local"}

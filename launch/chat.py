@@ -43,7 +43,7 @@ def prepare(config: ChatConfig, stdin: StandardInput) -> Plan:
     check_launcher(config.parallel, config.hardware)
     plan = make_plan(config)
     if Intake(plan).chat_template is None:
-        raise ConfigError(f"model={config.model.name}: has no chat template; use gapless generate, or another model")
+        raise ConfigError(f"model={config.model.name}: has no chat template; use gapless generate, or model=smollm2")
     return plan
 
 

@@ -107,9 +107,9 @@ def _run_command(command: Command, arguments: list[str]) -> int:
 
         arguments = arguments_of(arguments)
     if command.takes_vllm_options:
-        from .serve_arguments import as_overrides
+        from .serve_arguments import as_overrides, with_default_model
 
-        arguments = as_overrides(arguments, command)
+        arguments = with_default_model(as_overrides(arguments, command))
     options, others = parse(arguments, command)
     if "--version" in options:
         return _dispatch(["--version"])

@@ -2,7 +2,7 @@
 
 Simulations then take a third to two fifths of the time. A real run's coordinator is compiled too. After an edit of
 these sources, Python runs them until they are compiled again. It needs a C compiler and mypy
-(`pip install gapless[compile]`).
+(`pip install '.[compile]'`, in a checkout).
 """
 
 from __future__ import annotations

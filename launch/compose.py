@@ -239,7 +239,9 @@ class _CommandLine(Generic[E]):
                 raise ConfigError(f"{key}: unknown group of hydra's")
             for name in (name for name in names if name not in (*valid, *self.own) and not _is_grid(key, name)):
                 if extra := EXTRAS.get(f"{key}={name}"):
-                    raise ConfigError(f"{key}={name}: not installed; pip install 'gapless[{extra}]' installs it")
+                    raise ConfigError(
+                        f"{key}={name}: not installed; pip install '.[{extra}]' in a checkout installs it"
+                    )
                 hint = " (or a path with a / in it)" if key == "model" else ""
                 raise ConfigError(f"{key}={name}: unknown{nearest(name, valid)}{hint}")
         return override

@@ -26,6 +26,7 @@ from ..conf.build import to_mapping
 from ..conf.errors import ConfigError
 from ..conf.schema import ServeConfig
 from ..conf.serving import ServingConfig
+from ..models.gguf.smollm2 import INSTALL, is_installed
 from ..runtime.core.numbers import counted
 from .oversubscription import threads
 from .progress import versions
@@ -242,6 +243,10 @@ def _log_start(config: ServeConfig, plan: Plan, service: Service, run_dir: Path)
         values = ", ".join(f"{name}={value}" for name, value in service.sampling.items())
         text = "requests that give none have %s, by generation_config.json; serve.generation_config=false: not"
         _log.info(text, values)
+    if service.intake.chat_template is None:
+        how = "" if is_installed() else f", after {INSTALL} (93 MB)"
+        text = "%s has no chat template and answers at /v1/completions only; `gapless serve smollm2` chats%s"
+        _log.warning(text, named, how)
     if not service.is_local and not service.keys.are_set:
         text = "serve.host=%s: other machines reach this server, and serve.api_keys is empty: it answers all of them"
         _log.warning(text, config.serve.host)

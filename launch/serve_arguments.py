@@ -21,6 +21,7 @@ import yaml
 from ..conf.build import assign, group_names, leaves, load_command, load_group, model_choice, value_text
 from ..conf.errors import ConfigError
 from ..conf.user_path import user_path
+from ..models.gguf.smollm2 import is_installed
 from .commands import Command
 from .compose import FREE_TEXT, literal
 from .options import OPTIONS, options_of
@@ -28,6 +29,7 @@ from .options import OPTIONS, options_of
 _log = logging.getLogger(__name__)
 CONFIG = "serve.config"
 _DTYPES = {"half": "float16", "float": "float32"}
+_KV_DTYPES = {"fp8_e4m3": "fp8", "fp8_per_token_head": "fp8", "int8_per_token_head": "int8"}
 _LAUNCHERS = {"external_launcher": "torchrun", "mp": "process"}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG]?)")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -108,7 +110,6 @@ _KEYS = {
     "enforce-eager": _Key("model.cuda_graphs", says="false"),
     "seed": _Key("seed"),
 }
-_KV_DTYPES = {"fp8_e4m3": "fp8", "fp8_per_token_head": "fp8", "int8_per_token_head": "int8"}
 _SHORT = {"-tp": "tensor-parallel-size", "-pp": "pipeline-parallel-size", "-dp": "data-parallel-size"}
 _SHORT |= {"-q": "quantization", "-O": "optimization-level", "-cc": "compilation-config", "-sc": "speculative-config"}
 _SHORT |= {"-n": "nnodes", "-r": "node-rank", "-dpn": "data-parallel-rank", "-dpl": "data-parallel-size-local"}
@@ -291,6 +292,12 @@ def as_overrides(arguments: Sequence[str], command: Command) -> list[str]:
     overrides = found.overrides
     file = next((text.partition("=")[2] for text in reversed(overrides) if text.startswith(f"{CONFIG}=")), "null")
     return [*([] if file in ("", "null") else _of_file(file, command)), *overrides]
+
+
+def with_default_model(given: Sequence[str]) -> list[str]:
+    """Add `model=smollm2`, which chats, to overrides that name no model, if its package is installed."""
+    is_chosen = any(re.match(r"\+*(model(\.(weights|architecture)\b[^=]*)?|experiment)=", text) for text in given)
+    return [*given] if is_chosen or not is_installed() else ["model=smollm2", *given]
 
 
 def key_of(option: str) -> str | None:

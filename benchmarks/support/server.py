@@ -62,7 +62,7 @@ def gapless_server(overrides: Sequence[str]) -> Iterator[Server]:
     Raises:
         SystemExit: it does not start.
     """
-    command = [sys.executable, "-m", "gapless.launch.cli", "serve", *words("serve.port=0", *overrides)]
+    command = [sys.executable, "-m", "gapless.launch.cli", "serve", *words("model=shipped", "serve.port=0", *overrides)]
     with logged(command) as (process, log):
         found = await_line(process, log, r"takes requests at http://(\S+):(\d+)/")
         yield Server(found[1], int(found[2]), process)

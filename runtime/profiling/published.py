@@ -106,7 +106,7 @@ def _lines(path: Path) -> Iterator[_Line]:
         try:
             import polars
         except ImportError:
-            raise ConfigError(f"{path}: reading parquet takes polars: pip install 'gapless[notebook]'") from None
+            raise ConfigError(f"{path}: reading parquet takes polars: pip install polars") from None
         yield from polars.read_parquet(path).iter_rows(named=True)
         return
     data = path.read_bytes()

@@ -311,7 +311,7 @@ def test_wrong_keys_are_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").touch()
-    assert main(["serve", "serve.port=0", *words]) == 2
+    assert main(["serve", "model=shipped", "serve.port=0", *words]) == 2
     assert capfd.readouterr().err == f"gapless: error: {line}\n"
 
 

@@ -161,5 +161,5 @@ def until(done: Any) -> None:
 def test_a_wrong_journal_is_refused_before_anything_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     letter = tmp_path / "letter"
     letter.write_text("no journal")
-    assert cli.main(["serve", f"serve.journal={letter}"]) == 2
+    assert cli.main(["serve", "model=shipped", f"serve.journal={letter}"]) == 2
     assert f"serve.journal={letter}: it is no journal" in capsys.readouterr().err

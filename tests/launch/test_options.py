@@ -128,7 +128,7 @@ def test_a_plug_in_of_hydra_s_that_is_not_installed_names_its_extra(
     known.pop("joblib.yaml", None)
     monkeypatch.setitem(ConfigStore.instance().repo["hydra"], "launcher", known)
     assert main(["generate", "prompt=x", "-m", "hydra/launcher=joblib"]) == 2
-    line = "hydra/launcher=joblib: not installed; pip install 'gapless[sweep]' installs it"
+    line = "hydra/launcher=joblib: not installed; pip install '.[sweep]' in a checkout installs it"
     assert capfd.readouterr().err == f"gapless: error: {line}\n"
 
 

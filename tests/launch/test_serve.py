@@ -569,7 +569,7 @@ def test_a_port_that_is_taken_is_one_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         done = subprocess.run(
-            [sys.executable, "-m", "gapless.launch.cli", "serve", f"serve.port={port}"],
+            [sys.executable, "-m", "gapless.launch.cli", "serve", "model=shipped", f"serve.port={port}"],
             capture_output=True,
             text=True,
             cwd=tmp_path,

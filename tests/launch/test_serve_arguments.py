@@ -15,7 +15,8 @@ from gapless.launch.cli import main
 from gapless.launch.commands import COMMANDS
 from gapless.launch.compose import compose_one
 from gapless.launch.help import command as help_text
-from gapless.launch.serve_arguments import _ALONE, _KEYS, _REFUSED, _WITH_VALUE, as_overrides
+from gapless.launch.serve_arguments import _ALONE, _KEYS, _REFUSED, _WITH_VALUE, as_overrides, with_default_model
+from gapless.models.gguf.smollm2 import is_installed
 from tests.support.forked import gapless
 
 
@@ -131,6 +132,18 @@ def test_an_unknown_key_in_a_file_is_named(tmp_path: Path) -> None:
 def test_a_bare_word_is_a_model_of_any_kind() -> None:
     assert overrides("tiny") == ["model=tiny"]
     assert "tiny" in group_names("model")
+
+
+@pytest.mark.parametrize("given", [[], ["serve.port=0"], ["model.dtype=float32"], ["serve.model_name=a"]])
+def test_a_server_without_a_model_gets_one_that_chats(given: list[str]) -> None:
+    assert with_default_model(given) == [*(["model=smollm2"] if is_installed() else []), *given]
+
+
+@pytest.mark.parametrize(
+    "chosen", ["model=tiny", "model.weights=./a", "+model=tiny", "model.architecture.num_layers=2"]
+)
+def test_a_model_that_is_given_stays(chosen: str) -> None:
+    assert with_default_model(["seed=1", chosen]) == ["seed=1", chosen]
 
 
 def test_the_page_lists_each_option() -> None:

@@ -24,7 +24,7 @@ class Server:
     def __init__(self, folder: Path, *overrides: str, program: Sequence[str] = ()) -> None:
         """Start it: forked, or as a Python module that is the first word of `program`, with the words after it."""
         self._log = (folder / "log").open("w+")
-        words = ["serve", "serve.port=0", *overrides]
+        words = ["serve", "model=shipped", "serve.port=0", *overrides]
         self.process: Process | subprocess.Popen[bytes]
         if program:
             command = [sys.executable, "-m", *program, *words]

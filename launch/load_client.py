@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
 import math
+import re
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 # Fields that not all servers take.
 _FURTHER: tuple[dict[str, bool], ...] = ({"ignore_eos": True, "return_token_ids": True}, {"ignore_eos": True}, {})
+_LINE_END = re.compile("\r\n|\r|\n")
 _ANSWER_S = 60.0  # for what is no output
 
 
@@ -56,8 +59,9 @@ class Target:
         """
         try:
             async with asyncio.timeout(_ANSWER_S):
-                status, lines = await self._open(self.head(method, path, json.dumps(body).encode() if body else b""))
-                text = b"".join([line async for line in lines])
+                request = self.head(method, path, json.dumps(body).encode() if body else b"")
+                status, parts = await self._open(request)
+                text = b"".join([part async for part in parts])
         except (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError) as error:
             raise ConfigError(f"url={self.url}: {str(error) or type(error).__name__}") from error
         with suppress(ValueError):
@@ -71,13 +75,15 @@ class Target:
         Raises:
             OSError: the server answers otherwise, or no more.
         """
-        status, lines = await self._open(self.head("POST", "/v1/completions", json.dumps(self.body(item)).encode()))
+        status, parts = await self._open(self.head("POST", "/v1/completions", json.dumps(self.body(item)).encode()))
         if status != 200:
-            text = b"".join([line async for line in lines])
+            text = b"".join([part async for part in parts])
             raise OSError(f"status {status}: {text[:200].decode(errors='replace')}")
-        async for line in lines:
-            if line.startswith(b"data: {"):
-                yield json.loads(line[6:])
+        events = EventStream()
+        async for part in parts:
+            for data in events.feed(part):
+                if data.lstrip().startswith("{"):
+                    yield json.loads(data)
 
     def body(self, item: WorkItem, *, stream: bool = True) -> dict[str, Any]:
         """Return the body of a request: greedy, and of exactly the item's length where the server can."""
@@ -86,7 +92,7 @@ class Target:
         return {**what, **how, **(self.further or {})}
 
     async def _open(self, request: bytes) -> tuple[int, AsyncIterator[bytes]]:
-        """Send a request; return the status and the lines of the answer's body."""
+        """Send a request; return the status and the parts of the response body as they are read."""
         parts = urlsplit(self.url)
         tls = ssl.create_default_context() if parts.scheme == "https" else None
         port = parts.port or (443 if tls else 80)
@@ -99,12 +105,39 @@ class Target:
         is_chunked = False
         while (header := (await reader.readline()).strip().lower()) != b"":
             is_chunked |= header.startswith(b"transfer-encoding:") and header.endswith(b"chunked")
-        return int(words[1]), _lines(reader, writer, is_chunked)
+        return int(words[1]), _parts(reader, writer, is_chunked)
 
 
-async def _lines(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_chunked: bool) -> AsyncIterator[bytes]:
-    """Yield the lines of a body to the end of its connection, or of its chunks."""
-    rest = b""
+class EventStream:
+    """Incremental parser of `text/event-stream` as the WHATWG HTML standard defines it; keeps the `data` fields only."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")
+        self._line = ""
+        self._data: list[str] = []
+        self._after_cr = False
+
+    def feed(self, part: bytes) -> list[str]:
+        """Return the data of the events that `part` completes. An event without its blank line is not complete."""
+        text = self._decoder.decode(part)
+        if not text:
+            return []
+        new = text.removeprefix("\n") if self._after_cr else text
+        self._after_cr = text.endswith("\r")
+        *lines, self._line = _LINE_END.split(self._line + new)
+        found = []
+        for line in lines:
+            field, _, value = line.partition(":")
+            if field == "data":
+                self._data.append(value.removeprefix(" "))
+            elif not line and self._data:
+                found.append("\n".join(self._data))
+                self._data = []
+        return found
+
+
+async def _parts(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_chunked: bool) -> AsyncIterator[bytes]:
+    """Yield the parts of a body to the end of its connection, or of its chunks."""
     try:
         while True:
             if is_chunked:
@@ -112,12 +145,9 @@ async def _lines(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_
                 data = (await reader.readexactly(size + 2))[:-2] if size else b""
             else:
                 data = await reader.read(1 << 16)
-            *whole, rest = (rest + data).split(b"\n")
-            for line in whole:
-                yield line
             if not data:
-                yield rest
                 return
+            yield data
     finally:
         writer.close()
 

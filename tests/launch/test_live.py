@@ -102,10 +102,10 @@ def test_the_page_is_open_and_its_events_ask_for_the_key(server: Server) -> None
     policy = page.headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
-    named = re.findall(r'(?:src|href)="(/[^"]*)"', page.text)
-    assert {name.removeprefix("/page/") for name in named} | {"index.html"} == set(page_files())
+    named = re.findall(r'(?:src|href)="(page/[^"]*)"', page.text)
+    assert {name.removeprefix("page/") for name in named} | {"index.html"} == set(page_files())
     for name in named:
-        assert httpx2.get(server.url + name).headers["content-security-policy"] == policy
+        assert httpx2.get(f"{server.url}/{name}").headers["content-security-policy"] == policy
     assert not re.search(r'(?:src|href)="http', page.text)
     assert httpx2.get(f"{server.url}/page/live.py").status_code == 404
     assert httpx2.get(f"{server.url}/live/events").status_code == 401

@@ -60,7 +60,7 @@
     for (let wait = 500; !own.signal.aborted; wait = Math.min(2 * wait, 8000)) {
       try {
         const headers = apiKey ? { authorization: `Bearer ${apiKey}` } : {};
-        const response = await fetch(`/live/events?replica=${replica.value || 0}`, { headers, signal: own.signal, cache: "no-store" });
+        const response = await fetch(`live/events?replica=${replica.value || 0}`, { headers, signal: own.signal, cache: "no-store" });
         if (response.status === 401) {
           say("lost", "needs a key");
           warn(apiKey ? "The server does not know this API key." : "This server asks for an API key; type it in above.");
@@ -166,12 +166,12 @@
     const end = setTimeout(() => hold(true), 10e3);
     try {
       const headers = apiKey ? { authorization: `Bearer ${apiKey}` } : {};
-      const response = await fetch(`/record?seconds=10&replica=${replica.value || 0}`, { method: "POST", headers });
+      const response = await fetch(`record?seconds=10&replica=${replica.value || 0}`, { method: "POST", headers });
       const found = await response.json();
       if (!response.ok) throw new Error(found.error.message);
       showWords(found.words);
       const link = document.createElement("a");
-      [link.href, link.target, link.textContent] = [found.url, "_blank", "Open the report"];
+      [link.href, link.target, link.textContent] = [found.url.slice(1), "_blank", "Open the report"];
       answer.replaceChildren(link, `, recorded in ${found.folder}.`);
     } catch (error) {
       clearTimeout(end);

@@ -33,11 +33,11 @@ class PromptBox {
     this.send.textContent = chat ? "Send" : "Continue";
     document.getElementById("prompt-label").textContent = chat ? "Message" : "Prompt";
     if (chat) this.prompt.value = "What is the capital of France?";
-    this.note.textContent = `It goes to ${this.path}, as any client's.`;
+    this.note.textContent = `It goes to /${this.path}, as any client's.`;
   }
 
   get path() {
-    return this.messages ? "/v1/chat/completions" : "/v1/completions";
+    return this.messages ? "v1/chat/completions" : "v1/completions";
   }
 
   async run() {

@@ -109,7 +109,7 @@ class Target:
 
 
 class EventStream:
-    """Incremental parser of `text/event-stream` as the WHATWG HTML standard defines it; keeps the `data` fields only."""
+    """Incremental parser of `text/event-stream` as the WHATWG HTML standard defines it; keeps `data` fields only."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")

@@ -107,6 +107,18 @@ class _Search:
         return tie_text(list(self.ties), behind, "They are in the order in which they were named.")
 
     @property
+    def best_note(self) -> str:
+        """The sentence that names the best policy, and how far the next one is behind it; empty for one policy."""
+        from ..runtime.tuning.tables import difference_text, rate_text
+
+        if len(self.found) < 2 or not self.is_met or self.ties:
+            return ""
+        (best, own), *others = sorted(self.found.items(), key=lambda item: item[1].verdict != "best")
+        label, following = min(others, key=lambda item: item[1].behind.mean)
+        more, seeds = difference_text(following.behind), counted(following.behind.seeds, "seed")
+        return f"best: {best} with {rate_text(own.interval.mean)} requests/s, {more} more than {label} ({seeds}, 95%)"
+
+    @property
     def asked(self) -> float | None:
         """The rate that the workload asks for, in requests/s; None if it asks for none."""
         from ..runtime.tuning.demand import asked_rate
@@ -176,8 +188,8 @@ def _lines(search: _Search, width: int) -> Iterator[Table | Text]:
     config, demand = search.config, search.demands[0]
     yield Text(f"Simulated: {setting_of(to_mapping(config))}", "bold")
     yield terminal_table(_rows(search), f"capacity: {asked_text(config, demand)}", width)
-    if search.ties_note:
-        yield Text(search.ties_note, "bold")
+    if note := search.best_note or search.ties_note:
+        yield Text(note, "bold")
     for label, own in search.found.items():
         if any(capacity.not_monotone for capacity in own.capacities):
             yield Text(f"{label}: a higher rate passed too, but a rate between the two failed: the lower one counts")

@@ -9,6 +9,7 @@ and 128 plus its number for a signal. A command's `run` may return a code of its
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
 import os
@@ -57,6 +58,8 @@ def _main(arguments: list[str]) -> int:
             return _fail(error, 2, line)
         if isinstance(error, ValueError):
             return _fail(error, 2)
+        if os.strerror(errno.EMFILE) in str(error):  # an OSError, or a RuntimeError of torch
+            return _fail(error, 1, f"{os.strerror(errno.EMFILE)}: raise the limit, as by `ulimit -n 4096`")
         if isinstance(error, OSError):
             return _fail(error, 1)
         raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Collection, Sequence
@@ -16,6 +15,7 @@ from ..conf.errors import ConfigError
 from ..conf.schema import HardwareConfig, ParallelConfig
 from ..parallel.control import Endpoint
 from ..parallel.real_placement import Place
+from .signals import how_ended
 from .stderr_log import messages_on_stderr
 
 _END_S = 5.0  # for a rank to end after the coordinator has said so
@@ -78,7 +78,7 @@ class ProcessLauncher:
     def poll(self) -> dict[int, str]:
         """See `Launcher.poll`."""
         codes = {rank: process.poll() for rank, process in self._ranks.items()}
-        return {rank: f"its process ended {_how(code)}" for rank, code in codes.items() if code is not None}
+        return {rank: f"its process {how_ended(code)}" for rank, code in codes.items() if code is not None}
 
     def stop(self) -> None:
         """See `Launcher.stop`."""
@@ -92,10 +92,6 @@ class ProcessLauncher:
             process.wait(timeout)
         process.kill()
         process.wait()
-
-
-def _how(code: int) -> str:
-    return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
 
 
 def main() -> int:

@@ -101,3 +101,14 @@ def _let_go_of_closed_terminal() -> None:
             os.write(descriptor, b"")
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+
+
+def how_ended(code: int) -> str:
+    """Say how a process ended, by its return code as `subprocess` has it: below 0, the number of a signal."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:  # a real-time signal has no name
+        name = f"signal {-code}"
+    return f"was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")

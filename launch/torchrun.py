@@ -30,6 +30,7 @@ from ..conf.schema import HardwareConfig, ParallelConfig
 from ..parallel.control import Endpoint
 from ..parallel.openmp import choose_waiting
 from ..parallel.real_placement import Place
+from .signals import how_ended
 from .stderr_log import messages_on_stderr
 
 _log = logging.getLogger(__name__)
@@ -116,7 +117,7 @@ class TorchrunLauncher:
                 if _store().check([key := f"{_ENDED}/{rank}/{number}"]):
                     self._ended[rank] = _store().get(key).decode()
         code = None if self._keeper is None else self._keeper.poll()
-        return self._ended if code is None else self._ended | {0: f"its keeper ended {_how(code)}"}
+        return self._ended if code is None else self._ended | {0: f"its keeper {how_ended(code)}"}
 
     def stop(self) -> None:
         """See `Launcher.stop`. The keepers end their ranks; rank 0's is killed after `2 * _END_S` seconds."""
@@ -131,10 +132,6 @@ class TorchrunLauncher:
                 self._keeper.kill()
                 self._keeper.wait()
         self._keeper = None
-
-
-def _how(code: int) -> str:
-    return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
 
 
 class _Keeper:
@@ -173,7 +170,7 @@ class _Keeper:
                     break
                 if code is not None:
                     self._running = None
-                    _store().set(f"{_ENDED}/{rank}/{number - 1}", f"its process ended {_how(code)}")
+                    _store().set(f"{_ENDED}/{rank}/{number - 1}", f"its process {how_ended(code)}")
                     _store().add(_ENDED, 1)
                 time.sleep(_LOOK_S)
         except RuntimeError:  # torchrun's agent is gone, and its store

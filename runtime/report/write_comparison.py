@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..run_folder.files import write_text
 from ..run_folder.titles import comparison_title, is_simulated
 from .comparison_page import charts_of_settings, draw_runs, render_comparison
 from .metrics import THROUGHPUT, number_keys, ranked, spread
@@ -41,12 +42,12 @@ def write_comparison(
     configs = [run.config for group in groups for run in group.runs]
     title = title or comparison_title(configs, [group.label for group in groups])
     comparison = _comparison(groups, title, sort)
-    (path / "comparison.json").write_text(json.dumps(comparison, indent=2) + "\n", encoding="utf-8")
+    write_text(path / "comparison.json", json.dumps(comparison, indent=2) + "\n")
     with (path / "comparison.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows(_csv_rows(comparison))
     drawn = draw_runs(groups, sort)
     page = render_comparison(groups, drawn, title, sort)
-    (path / "report.html").write_text(page, encoding="utf-8")
+    write_text(path / "report.html", page)
     if figures:
         drawn.write(path / "figures", charts_of_settings(groups, sort), simulated=all(map(is_simulated, configs)))
     return comparison

@@ -9,7 +9,7 @@ from ..drawing.png import write_figures
 from ..drawing.timeline_png import TimelineWindow, write_timeline
 from ..explain.analysed_run import AnalysedRun
 from ..explain.explain_json import write_explanation
-from ..run_folder.files import PREFILL_KEY, replica_folder
+from ..run_folder.files import PREFILL_KEY, replica_folder, write_text
 from ..run_folder.read import RunFolder
 from ..run_folder.titles import is_simulated
 from ..run_folder.write import write_fleet_totals, write_run_data
@@ -45,7 +45,7 @@ def write_report(path: Path, run: AnalysedRun, *, figures: bool = False) -> None
     if run.fleet.is_several:
         _write_fleet_report(path, run, figures=figures)
         return
-    (path / PAGE).write_text(render_report(run), encoding="utf-8")
+    write_text(path / PAGE, render_report(run))
     if figures:
         write_figures(path / "figures", charts_of_run(run.charts), simulated=is_simulated(run.info.config))
         write_timeline(path / "figures" / "timeline.png", {run.title: TimelineWindow.of(run.ledger)})
@@ -62,6 +62,6 @@ def _write_fleet_report(path: Path, run: AnalysedRun, *, figures: bool) -> None:
     drawn = draw_runs(groups, sort)
     whole = run.summary if has_pools else None
     page = render_comparison(groups, drawn, run.title, sort, compared="replica", whole=whole, words=run.words)
-    (path / PAGE).write_text(page, encoding="utf-8")
+    write_text(path / PAGE, page)
     if figures:
         drawn.write(path / "figures", simulated=is_simulated(run.info.config))

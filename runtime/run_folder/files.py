@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from gzip import GzipFile
 from itertools import islice
 from pathlib import Path
@@ -26,6 +28,33 @@ PREFILL_KEY = "prefill_replicas"  # the same: how many of them, the first ones, 
 def gzip_file(path: Path) -> GzipFile:
     """Open a gzip file to write. Higher levels of compression take twice as long, and files hardly shrink."""
     return GzipFile(path, "wb", compresslevel=2, mtime=0)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Give an `OSError` without a file name, as that of a write to a full disk, the name of `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file whole or not at all.
+
+    Raises:
+        OSError: it cannot be written; the error names the file and the bytes needed. An older file is still there.
+    """
+    data, part = text.encode(), path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_bytes(data)
+        part.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise OSError(error.errno, f"{error.strerror} ({len(data):,} bytes needed)", str(path)) from error
 
 
 def replica_folder(number: int) -> str:

@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: run test test-all lint docs compile fidelity paper clean
+.PHONY: run test test-all test-clients lint docs compile fidelity paper clean
 
 run: $(VENV)/.demo
 	$(BIN)/gapless generate $$(cat $(VENV)/.demo) parallel=pp2 parallel.launcher=process sampling.top_p=0.9 $(ARGS)
@@ -31,6 +31,10 @@ test: $(VENV)/.dev
 # Everything, as CI runs it: twenty minutes to an hour.
 test-all: $(VENV)/.docs $(VENV)/.demo
 	$(PYTEST) --all $(ARGS)
+
+# The clients of others, installed from pip and npm beside this, against a server: once a week, and ARGS="--only aider".
+test-clients: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.clients $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

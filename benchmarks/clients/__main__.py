@@ -1,0 +1,198 @@
+"""Install each client of clients.toml in a place of its own, drive it against one server, and write docs/clients.md.
+
+A scripted model answers: what it says depends on the client and the case that the prompt names, and on whether the
+result of a tool has come back. A client passes a case where it prints what only the last answer holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.support.scripted import scripted_model
+from tests.support.server import serving
+
+HERE = Path(__file__).parent
+CASES = ("loop", "stream", "schema", "overflow")
+CONTEXT = 40_960
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TEMPLATE = """\
+{%- set found = namespace(name='', back='0') -%}
+{%- for message in messages -%}
+{%- set text = message.content | string -%}
+{%- if 'case:' in text -%}
+{%- set found.name = text.split('case:')[-1].split(';')[0] -%}
+{%- set found.back = '0' -%}
+{%- elif message.role != 'assistant' and 'R41N' in text -%}{%- set found.back = '1' -%}{%- endif -%}
+{%- if 'overflow' in found.name -%}{{- text -}}{%- endif -%}
+{%- endfor -%}
+{#- <tool_call> MARKS -#}
+{{- '<|' ~ found.name ~ found.back ~ '|>' -}}"""
+
+
+def table() -> dict[str, dict[str, Any]]:
+    """Return what clients.toml says of each client."""
+    read: dict[str, dict[str, Any]] = tomllib.loads((HERE / "clients.toml").read_text())
+    return read
+
+
+def scripts_of(clients: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Return what the model says, by client, case, and whether a tool's result is there."""
+    scripts = {}
+    for name, client in clients.items():
+        tool, arguments = client.get("tool", ["get_weather", {"city": "Paris"}])
+        says = {
+            "loop0": "<tool_call>\n" + json.dumps({"name": tool, "arguments": arguments}) + "\n</tool_call>",
+            "loop1": "It drizzles in Paris.",
+            "stream0": "One drizzles, two, three.",
+            "schema0": '{"city": "drizzles"}',
+            "schema1": '{"city": "drizzles, then"}',
+            "overflow0": "Too short to be cut.",
+        } | client.get("says", {})
+        for case, text in says.items():  # no two alike, as a scripted model needs
+            for word in ("drizzles", "Paris", "41", "cut"):
+                text = text.replace(word, f"41; : {name}" if word == "41" else f"{word} {name}")
+            scripts[f"{name}.{case}"] = text
+    return scripts
+
+
+@contextmanager
+def server_of(clients: Mapping[str, Mapping[str, Any]], folder: Path) -> Iterator[str]:
+    """Serve the scripted model of some clients; yields the server's URL."""
+    scripted_model(folder / "model", scripts_of(clients), "", template=TEMPLATE, context=CONTEXT)
+    limits = ("parallel.threads=1", f"cache.num_blocks={CONTEXT // 8}", "serve.model_name=model")
+    with serving(folder, "model=./model", *limits) as server:
+        yield server.url
+
+
+def installed(name: str, client: Mapping[str, Any], cache: Path) -> Path:
+    """Return the folder with a client's programs, which is installed unless it is there."""
+    folder = cache / name
+    if (folder / "done").exists() and (folder / "done").read_text() == repr(client["packages"]):
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    if client["registry"] == "npm":
+        (folder / "package.json").write_text("{}")
+        install = ["npm", "install", "--no-audit", "--no-fund", "--loglevel=error", *client["packages"]]
+        subprocess.run(install, cwd=folder, check=True)
+    else:
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        pip = [folder / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "-q", "install"]
+        subprocess.run([*pip, *client["packages"]], check=True)
+    (folder / "done").write_text(repr(client["packages"]))
+    return folder
+
+
+def drive(name: str, client: Mapping[str, Any], case: str, url: str, programs: Path) -> str:
+    """Run one case of a client in a home of its own; returns "yes", or what it said or did instead."""
+    with tempfile.TemporaryDirectory() as home:
+        given = f"case:{name}.{case};" + (" Paris" * 12_000 if case == "overflow" else " What is the weather in Paris?")
+        (Path(home) / "schema.json").write_text(json.dumps(SCHEMA))
+        values = {
+            "url": url,
+            "prompt": given,
+            "case": case,
+            "home": home,
+            "here": str(HERE),
+            "schema": json.dumps(SCHEMA),
+        }
+        words = client.get(case) or client["run"]
+        if words == ["-"]:
+            return "—"
+        paths = [f"{programs}/bin", f"{programs}/node_modules/.bin", os.environ["PATH"]]
+        env = {
+            "PATH": ":".join(paths),
+            "HOME": home,
+            "NO_PROXY": "*",
+            "OPENAI_API_KEY": "none",
+            "ANTHROPIC_API_KEY": "none",
+        }
+        env |= {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_BASE": f"{url}/v1", "NODE_PATH": f"{programs}/node_modules"}
+        env |= {key: _filled(value, values) for key, value in client.get("env", {}).items()}
+        for file, text in client.get("files", {}).items():
+            (Path(home) / file).parent.mkdir(parents=True, exist_ok=True)
+            (Path(home) / file).write_text(_filled(text, values))
+        command = [_filled(word, values) for word in words]
+        try:
+            ran = subprocess.run(
+                command, cwd=home, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=90
+            )
+        except subprocess.TimeoutExpired as late:
+            return "goes on for 90 s: " + _last(str(late.stderr or late.stdout or ""))
+        said = ran.stdout + ran.stderr
+        if os.environ.get("SHOW"):
+            print(said[-6000:], file=sys.stderr)
+        if case != "overflow":
+            return "yes" if "drizzles" in said else f"no ({ran.returncode}): {_last(said)}"
+        told = any(word in said.lower() for word in ("context", "too long", "40960", "tokens"))
+        return ("says so" if told else "says nothing of it") + f", ends with {ran.returncode}"
+
+
+def _filled(text: str, values: Mapping[str, str]) -> str:
+    for key, value in values.items():
+        text = text.replace(f"%{key}%", value)
+    return text
+
+
+def _last(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["nothing printed"]
+    return lines[-1][-120:].replace("|", "/")
+
+
+def page(rows: Mapping[str, Mapping[str, str]], date: str) -> str:
+    """Return docs/clients.md."""
+    head = (HERE / "page.md").read_text().replace("DATE", date)
+    lines = ["| client | version | tool loop | stream | schema | overflow |", "| --- | --- | --- | --- | --- | --- |"]
+    lines += [
+        f"| {name} | {row['version']} | " + " | ".join(row[case] for case in CASES) + " |" for name, row in rows.items()
+    ]
+    return head.replace("TABLE", "\n".join(lines))
+
+
+def main() -> None:
+    clients = table()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=sorted(clients), metavar="CLIENT", help="the page stays as it is")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
+    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "gapless-clients", help="for installs")
+    asked = parser.parse_args()
+    rows: dict[str, dict[str, str]] = {}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        server_of({each: clients[each] for each in asked.only or clients}, Path(folder)) as url,
+    ):
+        for name in asked.only or clients:
+            client = clients[name]
+            rows[name] = {"version": client["packages"][0].rpartition("==" if client["registry"] == "pip" else "@")[2]}
+            try:
+                programs = installed(name, client, asked.cache)
+            except subprocess.CalledProcessError:
+                rows[name] |= dict.fromkeys(CASES, "not installed")
+                continue
+            for case in asked.cases:
+                rows[name][case] = drive(name, client, case, url, programs)
+                print(f"{name} {case}: {rows[name][case]}", flush=True)
+    if not asked.only and asked.cases == CASES:
+        date = datetime.datetime.now(datetime.UTC).date().isoformat()
+        (HERE.parents[1] / "docs" / "clients.md").write_text(page(rows, date))
+    if any(value.startswith(("no", "goes on")) for row in rows.values() for value in row.values()):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""Drive a library: `drive.py CLIENT CASE URL PROMPT`. Prints the last answer, or the error, as the library has it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+CLIENT, CASE, URL, PROMPT = sys.argv[1:5]
+V1 = f"{URL}/v1"
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+MESSAGES: list[Any] = [{"role": "user", "content": PROMPT}]
+
+
+def get_weather(city: str) -> str:
+    """Get the weather.
+
+    Args:
+        city: where.
+    """
+    return "R41N"
+
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "d",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+
+
+def chat(create: Any) -> None:
+    """Drive what has OpenAI's shape of chat completions."""
+    if CASE == "loop":
+        message = create(messages=MESSAGES, tools=[TOOL]).choices[0].message
+        (call,) = message.tool_calls
+        result = {
+            "role": "tool",
+            "tool_call_id": call.id,
+            "content": get_weather(**json.loads(call.function.arguments)),
+        }
+        after = [*MESSAGES, message.model_dump(exclude_none=True), result]
+        print(create(messages=after, tools=[TOOL]).choices[0].message.content)
+    elif CASE == "stream":
+        chunks = [
+            chunk.choices[0].delta.content or "" for chunk in create(messages=MESSAGES, stream=True) if chunk.choices
+        ]
+        assert sum(map(bool, chunks)) > 2, chunks
+        print("".join(chunks))
+    else:
+        form = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA, "strict": True}}
+        asked: dict[str, Any] = {"response_format": form, "tools": [TOOL]} if CASE == "schema" else {}
+        print(create(messages=MESSAGES, **asked).choices[0].message.content)
+
+
+def drive_openai() -> None:
+    import functools
+
+    import openai
+
+    chat(functools.partial(openai.OpenAI(max_retries=0).chat.completions.create, model="model"))
+
+
+def drive_litellm() -> None:
+    import functools
+
+    import litellm
+
+    chat(functools.partial(litellm.completion, model="openai/model", api_base=V1, api_key="none"))
+
+
+def drive_openai_agents() -> None:
+    import asyncio
+
+    import agents
+    import pydantic
+
+    agents.set_tracing_disabled(True)
+
+    class City(pydantic.BaseModel):
+        city: str
+
+    tools: list[Any] = [agents.function_tool(get_weather)] if CASE in ("loop", "schema") else []
+    agent = agents.Agent(name="a", model="model", tools=tools, output_type=City if CASE == "schema" else None)
+
+    async def run() -> None:
+        if CASE != "stream":
+            print((await agents.Runner.run(agent, PROMPT)).final_output)
+            return
+        ran = agents.Runner.run_streamed(agent, PROMPT)
+        async for event in ran.stream_events():
+            if event.type == "raw_response_event" and event.data.type == "response.output_text.delta":
+                print(event.data.delta, end="")
+
+    asyncio.run(run())
+
+
+def drive_pydantic_ai() -> None:
+    import pydantic
+    import pydantic_ai
+    from pydantic_ai.models.openai import OpenAIChatModel
+
+    class City(pydantic.BaseModel):
+        city: str
+
+    form: Any = pydantic_ai.NativeOutput(City) if CASE == "schema" else str
+    agent: Any = pydantic_ai.Agent(OpenAIChatModel("model"), output_type=form, tools=[get_weather])
+    print(agent.run_stream_sync(PROMPT).get_output() if CASE == "stream" else agent.run_sync(PROMPT).output)
+
+
+def drive_instructor() -> None:
+    import instructor
+    import openai
+    import pydantic
+
+    class City(pydantic.BaseModel):
+        city: str
+
+    if CASE in ("loop", "overflow"):
+        made = instructor.from_openai(openai.OpenAI(), mode=instructor.Mode.TOOLS)
+    else:
+        made = instructor.from_openai(openai.OpenAI(), mode=instructor.Mode.JSON_SCHEMA)
+    asked: dict[str, Any] = {"model": "model", "messages": MESSAGES, "max_retries": 1}
+    if CASE == "stream":
+        *_, last = made.chat.completions.create_partial(response_model=City, **asked)
+        print(last)
+    else:
+        print(made.chat.completions.create(response_model=City, **asked))
+
+
+def drive_langgraph() -> None:
+    from langchain_core.tools import tool
+    from langchain_openai import ChatOpenAI
+    from langgraph.prebuilt import create_react_agent
+
+    model = ChatOpenAI(model="model", max_retries=0)
+    if CASE == "stream":
+        chunks = [chunk.content for chunk in model.stream(PROMPT)]
+        assert sum(map(bool, chunks)) > 2
+        print("".join(map(str, chunks)))
+    elif CASE == "schema":
+        form = model.with_structured_output(
+            SCHEMA | {"title": "city"}, method="json_schema", strict=True, tools=[TOOL], include_raw=True
+        )
+        print(form.invoke(PROMPT))
+    else:
+        print(create_react_agent(model, [tool(get_weather)]).invoke({"messages": MESSAGES})["messages"][-1].content)
+
+
+def drive_smolagents() -> None:
+    import smolagents
+
+    model = smolagents.OpenAIServerModel(model_id="model", api_base=V1, api_key="none")
+    if CASE == "stream":
+        print("".join(delta.content or "" for delta in model.generate_stream(MESSAGES)))
+    elif CASE == "schema":
+        form = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA, "strict": True}}
+        print(model.generate(MESSAGES, response_format=form).content)
+    else:
+        agent = smolagents.ToolCallingAgent([smolagents.tool(get_weather)], model, max_steps=3)
+        print(agent.run(PROMPT))
+
+
+def drive_dspy() -> None:
+    import dspy
+
+    model = dspy.LM("openai/model", api_base=V1, api_key="none", cache=False, max_tokens=200)
+    print(model(messages=MESSAGES, **({"response_format": {"type": "json_object"}} if CASE == "schema" else {})))
+
+
+def drive_outlines() -> None:
+    import openai
+    import outlines
+    import pydantic
+
+    class City(pydantic.BaseModel):
+        city: str
+
+    model = outlines.from_openai(openai.OpenAI(max_retries=0), "model")
+    if CASE == "stream":
+        print("".join(model.stream(PROMPT)))
+    else:
+        print(model(PROMPT, City) if CASE == "schema" else model(PROMPT))
+
+
+if __name__ == "__main__":
+    globals()[f"drive_{CLIENT}"]()

@@ -85,8 +85,8 @@ def _say_what_is_odd(configs: Sequence[EngineConfig], *, has_ranks: bool) -> Non
     """Warn of values that look like another unit, and say that a GPU is not used."""
     for line in dict.fromkeys(line for config in configs for line in doubtful(leaves(to_mapping(config)))):
         _log.warning(line)
-    if has_ranks and (line := next(filter(None, map(unused_gpu, configs)), None)):
-        _log.info(line)
+    if has_ranks and (unused := next(filter(None, map(unused_gpu, configs)), None)):
+        _log.info(unused)
 
 
 def _run_sweep(points: Sequence[ComposedRun[EngineConfig]], run_config: Callable[..., int], *, has_ranks: bool) -> int:

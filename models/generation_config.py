@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from ..conf.build import build
 from ..conf.errors import ConfigError
 from ..conf.sampling import SamplingParams
 from .json_file import read_if_there
@@ -32,7 +33,7 @@ def sampling_defaults(folder: Path | None) -> dict[str, Any]:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         try:
-            SamplingParams(**{name: value})
+            build(SamplingParams, {name: value}, "sampling")
         except ConfigError as error:
             _log.warning("%s: %s; the value is ignored", file, str(error).replace("sampling.", "").replace(name, key))
         else:

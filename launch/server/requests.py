@@ -394,7 +394,9 @@ class ResponseBody(Offers, Templated, Reasons):
         for number, tool in enumerate(self.tools or ()):
             if isinstance(tool, ResponseTool):
                 given[f"tools[{number}]"] = tool.function
-            for inner, each in enumerate(tool.tools if isinstance(tool, ResponseNamespace) else ()):
+            if not isinstance(tool, ResponseNamespace):
+                continue
+            for inner, each in enumerate(tool.tools):
                 function = replace(each.function, name=f"{tool.name}.{each.name}", namespace=tool.name)
                 given[f"tools[{number}].tools[{inner}]"] = function
         choice = self.tool_choice

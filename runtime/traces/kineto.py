@@ -57,19 +57,19 @@ def read_kineto(paths: Iterable[Path]) -> list[RankTrace]:
     for file in ranked:
         numbers = ", ".join(f"{name} {value}" for name, value in file.numbers.items()) or str(file.path)
         where = numbers if file.rank is None else f"rank {file.rank}"
-        files = by_rank.setdefault(where, {})
-        other = files.get(file.phase) or (next(iter(files.values()), None) if "" in (file.phase, *files) else None)
+        phases = by_rank.setdefault(where, {})
+        other = phases.get(file.phase) or (next(iter(phases.values()), None) if "" in (file.phase, *phases) else None)
         if other is not None:
             raise ConfigError(
                 f"{other.path.name} and {file.path.name} are both of {where}: keep the traces of one recording"
             )
-        files[file.phase] = file
+        phases[file.phase] = file
         file.rank = list(by_rank).index(where) if file.rank is None else file.rank
     replica = min(file.replica for file in ranked)
     own = sorted((file for file in ranked if file.replica == replica), key=lambda file: file.rank or 0)
     origin = min(file.base_ns for file in own)
     last = max((file.stage or 0 for file in own), default=0)
-    traces = [joined(list(files)) for _, files in groupby((f.trace(origin, last) for f in own), key=lambda t: t.rank)]
+    traces = [joined(list(parts)) for _, parts in groupby((f.trace(origin, last) for f in own), key=lambda t: t.rank)]
     if len(own) < len(ranked):
         traces[0].notes.append(f"{len(ranked) - len(own)} ranks of other data-parallel replicas are left out.")
     for why, files in (("is not a rank's", others), ("holds the events of several ranks", of_several)):

@@ -103,7 +103,7 @@ def _kept(tools: ToolSet, format: ToolFormat, is_either: bool) -> Iterator[tuple
 def _whole_call(name: str, key: str, schema: dict[str, Any]) -> dict[str, Any]:
     """Return the schema of a call that is an object, with the definitions of its arguments' schema."""
     found = {"type": "object", "properties": {"name": {"const": name}, key: schema}, "required": ["name", key]}
-    definitions = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
+    definitions: dict[str, Any] = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
     return {**found, "additionalProperties": False, **definitions}
 
 

@@ -86,6 +86,9 @@ class ServingConfig:
     """seconds that running requests get to finish after SIGTERM"""
     tool_format: ToolFormatName | None = None
     """how the model writes calls of tools; null: as its chat template says"""
+    chat_template: str | None = None
+    """name of one of the checkpoint's chat templates, or a file with another; null: the default one, or
+    tool_use for a chat with tools"""
     strict: bool = False
     """whether a request with a field that nobody knows here gets status 400, instead of a warning"""
     journal: str | None = None
@@ -109,5 +112,6 @@ class ServingConfig:
         check("serve.max_body_mib", self.max_body_mib, 0 < self.max_body_mib <= 1024, "above 0, 1024 at most")
         seconds = ("read_timeout_s", "keep_alive_s", "write_timeout_s", "timeout_s")
         check_each("serve.", self, lambda each: 0 < each < math.inf, "above 0", *seconds)
+        check("serve.chat_template", self.chat_template, self.chat_template != "", "null, a name or a file")
         check("serve.journal", self.journal, self.journal != "", "null or a file")
         check("serve.drain_s", self.drain_s, 0 <= self.drain_s < math.inf, "0 or more")

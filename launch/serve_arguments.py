@@ -78,6 +78,7 @@ _KEYS = {
     "host": _Key("serve.host"),
     "port": _Key("serve.port"),
     "api-key": _Key("serve.api_keys", _list),
+    "chat-template": _Key("serve.chat_template"),
     "allowed-origins": _Key("serve.allowed_origins", _list),
     "ssl-certfile": _Key("serve.ssl_certfile"),
     "ssl-keyfile": _Key("serve.ssl_keyfile"),
@@ -115,7 +116,6 @@ _WITH_VALUE = {  # options that nothing corresponds to: what there is instead
     "speculative-config": "scheduler.drafts=N guesses tokens from prompt and output",
     "tool-call-parser": "the format of calls is seen from the checkpoint",
     "reasoning-parser": "the format of reasoning is seen from the checkpoint",
-    "chat-template": "the template is that of the checkpoint",
     "generation-config": "a request's parameters are those that it gives",
     "download-dir": "the cache of the hub is where HF_HOME says",
     "max-log-len": "prompts are never logged",
@@ -239,7 +239,7 @@ def _of_file(name: str, command: Command) -> list[str]:
     """
     path = user_path(name.strip("'\""), CONFIG)
     try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+        given = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = error.strerror.lower() if isinstance(error, OSError) and error.strerror else "not YAML in UTF-8"
         raise ConfigError(f"{CONFIG}={name}: {reason}") from error

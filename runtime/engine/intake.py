@@ -29,11 +29,15 @@ class PromptTooLong(ConfigError):  # noqa: N818
 
 
 class Intake:
-    """Checks and encodes the prompts of one model on one plan. Needs no torch."""
+    """Checks and encodes the prompts of one model on one plan. Needs no torch.
 
-    def __init__(self, plan: Plan) -> None:
+    `chat_template` is as in `load_chat_template`.
+    """
+
+    def __init__(self, plan: Plan, chat_template: str | None = None) -> None:
         self.tokenizer: Tokenizer = load_tokenizer(plan.tokenizer, plan.arch.vocab_size)
         self._plan = plan
+        self._chosen_template = chat_template
         self._loading = threading.Lock()
         self._grammars: Grammars | None = None  # from the first request with structured outputs on
 
@@ -74,7 +78,7 @@ class Intake:
         Raises:
             ConfigError: it cannot be read, or is no jinja.
         """
-        return load_chat_template(self._plan.tokenizer)
+        return load_chat_template(self._plan.tokenizer, self._chosen_template)
 
     def _text(self, number: int, prompt: Prompt) -> str | None:
         """Return the text of a prompt, checked: that of messages by the chat template. Token ids have none."""

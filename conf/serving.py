@@ -89,6 +89,9 @@ class ServingConfig:
     generation_config: bool = True
     """whether the sampling values of the checkpoint's generation_config.json hold for requests that give none; false:
     temperature 1 and no truncation"""
+    chat_template: str | None = None
+    """name of one of the checkpoint's chat templates, or a file with another; null: the default one, or
+    tool_use for a chat with tools"""
     strict: bool = False
     """whether a request with a field that nobody knows here gets status 400, instead of a warning"""
     journal: str | None = None
@@ -123,5 +126,6 @@ class ServingConfig:
         check("serve.max_body_mib", self.max_body_mib, 0 < self.max_body_mib <= 1024, "above 0, 1024 at most")
         seconds = ("read_timeout_s", "keep_alive_s", "write_timeout_s", "timeout_s")
         check_each("serve.", self, lambda each: 0 < each < math.inf, "above 0", *seconds)
+        check("serve.chat_template", self.chat_template, self.chat_template != "", "null, a name or a file")
         check("serve.journal", self.journal, self.journal != "", "null or a file")
         check("serve.drain_s", self.drain_s, 0 <= self.drain_s < math.inf, "0 or more")

@@ -90,7 +90,7 @@ def prepare(config: ServeConfig, stdin: StandardInput) -> PreparedServer:
         traces.close()
     if (journal := _open_journal(config)) is not None:
         journal.close()
-    intake = Intake(plan)
+    intake = Intake(plan, config.serve.chat_template)
     _ = intake.chat_template  # one that is no jinja is refused now
     return PreparedServer(plan, intake, keys)
 

@@ -86,6 +86,7 @@ _KEYS = {
     "host": _Key("serve.host"),
     "port": _Key("serve.port"),
     "api-key": _Key("serve.api_keys", _list),
+    "chat-template": _Key("serve.chat_template"),
     "allowed-origins": _Key("serve.allowed_origins", _list),
     "ssl-certfile": _Key("serve.ssl_certfile"),
     "ssl-keyfile": _Key("serve.ssl_keyfile"),
@@ -126,7 +127,6 @@ _WITH_VALUE = {  # options that nothing corresponds to: what there is instead
     "speculative-config": "scheduler.drafts=N guesses tokens from prompt and output",
     "tool-call-parser": "the format of calls is seen from the checkpoint",
     "reasoning-parser": "the format of reasoning is seen from the checkpoint",
-    "chat-template": "the template is that of the checkpoint",
     "model-impl": "the model's code is that of gapless",
     "attention-backend": "model.attention chooses what computes attention",
     "config-format": "the format is seen from the files",
@@ -411,7 +411,7 @@ def _of_file(name: str, command: Command) -> list[str]:
     """
     path = user_path(name.strip("'\""), CONFIG)
     try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+        given = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = error.strerror.lower() if isinstance(error, OSError) and error.strerror else "not YAML in UTF-8"
         raise ConfigError(f"{CONFIG}={name}: {reason}") from error

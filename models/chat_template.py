@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from ..conf.build import is_unicode
 from ..conf.errors import ConfigError
+from ..conf.user_path import user_path
 from .gguf.file import open_gguf
 from .gguf.tokenizer import special_tokens
 from .json_file import read_if_there
@@ -23,6 +24,7 @@ _TEXT_PARTS = {
     "refusal": "refusal",
 }  # the key of each type
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # names of it; templates read the first, or the second
+_DEFAULT = "default"  # the template that needs no name
 _END = "END_OF_THE_FINAL_MESSAGE "  # marks where it ends, to find the place in the prompt
 
 
@@ -43,11 +45,29 @@ class ChatTemplate:
     Args:
         source: jinja, which stays to be read.
         variables: further names that the template knows, as `bos_token`.
+        named: the sources of the checkpoint's further templates, such as `tool_use` and `rag`.
     """
 
-    def __init__(self, source: str, variables: dict[str, Any]) -> None:
+    def __init__(self, source: str, variables: dict[str, Any], named: Mapping[str, str] | None = None) -> None:
         self.source = source
         self._variables = variables
+        self.named = {name: ChatTemplate(text, variables) for name, text in (named or {}).items()}
+
+    def pick(self, has_tools: bool, name: str | None = None) -> ChatTemplate:
+        """Return the template called `name`; without a name `tool_use` for a chat with tools, else the default.
+
+        Raises:
+            ChatTemplateError: the checkpoint has no template of this name.
+        """
+        if name is None:
+            return self.named.get("tool_use", self) if has_tools else self
+        if name not in self.named and name != _DEFAULT:
+            known = ", ".join((_DEFAULT, *self.named))
+            raise ChatTemplateError(
+                f"chat_template: must be the name of one of the checkpoint's ({known}); a client's own would be a "
+                "program of the client's"
+            )
+        return self.named.get(name, self)
 
     @cached_property
     def _template(self) -> Any:
@@ -84,7 +104,8 @@ class ChatTemplate:
 
     def check(self) -> None:
         """Raise `ConfigError` if the template is not jinja."""
-        _ = self._template
+        for each in (self, *self.named.values()):
+            _ = each._template
 
     def render(
         self,
@@ -225,19 +246,32 @@ def _ending_with(message: dict[str, Any], end: str) -> dict[str, Any]:
     raise ChatTemplateError("continue_final_message: the last message has no content")
 
 
-def load_chat_template(tokenizer: str | None) -> ChatTemplate | None:
-    """Load the chat template beside a tokenizer; None where it has none.
+def load_chat_template(tokenizer: str | None, chosen: str | None = None) -> ChatTemplate | None:
+    """Load the chat templates beside a tokenizer; None where it has none.
+
+    Args:
+        tokenizer: a folder, a file in it, a GGUF file, or `none`.
+        chosen: name of the one of them that is always used, or a file with another.
 
     Raises:
-        ConfigError: a file that cannot be read, or is not jinja.
+        ConfigError: a file that cannot be read, or is not jinja, or `chosen` is neither a name nor a file.
     """
-    if tokenizer in (None, "none"):
+    sources: dict[str, str] = {}
+    tokens: dict[str, Any] = {}
+    if tokenizer is not None and tokenizer != "none":
+        path = Path(tokenizer)
+        sources, tokens = _read_gguf(path) if path.suffix == ".gguf" else _read_folder(path)
+    if chosen is not None:
+        if chosen not in sources and not (file := user_path(chosen, "serve.chat_template")).is_file():
+            names = f", or one of the checkpoint's: {', '.join(sources)}" if sources else ""
+            raise ConfigError(f"serve.chat_template={chosen}: no such file; give a file with jinja{names}")
+        sources = {_DEFAULT: sources[chosen] if chosen in sources else _read_jinja(file)}
+    if not sources:
         return None
-    path = Path(tokenizer)
-    source, tokens = _read_gguf(path) if path.suffix == ".gguf" else _read_folder(path)
-    if source is None:
-        return None
-    template = ChatTemplate(source, tokens)
+    names = ", ".join(sources)
+    absent = f"the checkpoint has no default chat template; set serve.chat_template or chat_template to one of {names}"
+    source = sources.pop(_DEFAULT, f"{{{{ raise_exception({json.dumps(absent)}) }}}}")
+    template = ChatTemplate(source, tokens, sources)
     template.check()
     return template
 
@@ -300,19 +334,22 @@ def _check_text(where: str, text: Any, right: str) -> None:
         raise ConfigError(f"{where}: half of a surrogate pair is not text")
 
 
-def _read_gguf(path: Path) -> tuple[str | None, dict[str, Any]]:
-    """Return the template of a GGUF file and its special tokens."""
-    file = open_gguf(path)
-    source = file.get("tokenizer.chat_template")
-    return (source, special_tokens(file)) if isinstance(source, str) else (None, {})
+def _read_gguf(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return the templates of a GGUF file by name, and its special tokens."""
+    file, key = open_gguf(path), "tokenizer.chat_template"
+    texts = {
+        name: text for name, text in file.fields.items() if isinstance(text, str)
+    }  # tokenizer.chat_templates: names
+    sources = {name.removeprefix(key)[1:] or _DEFAULT: text for name, text in texts.items() if name.startswith(key)}
+    return sources, special_tokens(file) if sources else {}
 
 
-def _read_folder(path: Path) -> tuple[str | None, dict[str, Any]]:
-    """Return the template in a tokenizer's folder and its special tokens."""
+def _read_folder(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return the templates in a tokenizer's folder by name, and its special tokens."""
     folder = path if path.is_dir() else path.parent
     config = read_if_there(folder / "tokenizer_config.json")
-    if (source := _source(folder, config)) is None:
-        return None, {}
+    if not (sources := _sources(folder, config)):
+        return {}, {}
     special = config.copy()
     if "added_tokens_decoder" not in config:  # the newer form of both files
         special |= {name: token for name, token in read_if_there(folder / "special_tokens_map.json").items() if token}
@@ -320,24 +357,30 @@ def _read_folder(path: Path) -> tuple[str | None, dict[str, Any]]:
     if isinstance(named := config.get("extra_special_tokens"), dict):
         special |= named
     texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in special.items()}
-    return source, {name: text for name, text in texts.items() if isinstance(text, str)}
+    return sources, {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
-def _source(folder: Path, config: dict[str, Any]) -> str | None:
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        try:
-            return file.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{file}: not UTF-8 ({error})") from error
+def _sources(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    """Return the templates of a folder: files come before what tokenizer_config.json has."""
+    files = {file.stem: file for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    if (file := folder / "chat_template.jinja").is_file():
+        files[_DEFAULT] = file
+    if files:
+        return {name: _read_jinja(each) for name, each in files.items()}
     found = config.get("chat_template")
     if found is None:
         found = read_if_there(folder / "chat_template.json").get("chat_template")
     if isinstance(found, list):
         found = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
-    if isinstance(found, dict):
-        found = found.get("default")
-    return found if isinstance(found, str) else None
+    named = found if isinstance(found, dict) else {_DEFAULT: found}
+    return {name: text for name, text in named.items() if isinstance(name, str) and isinstance(text, str)}
+
+
+def _read_jinja(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: not readable as UTF-8 ({error})") from error
 
 
 def _to_json(

@@ -208,7 +208,8 @@ async def ask_messages(
     tools = body.tool_set
     text = await asyncio.to_thread(render, service, body, messages, body.prompt_field, tools)
     assert service.dialect is not None  # else nothing could be rendered
-    speech = service.dialect.speech(text, tools, shows_reasoning=body.include_reasoning)
+    dialect = service.dialect.pick(tools is not None, body.chat_template)
+    speech = dialect.speech(text, tools, shows_reasoning=body.include_reasoning)
     has_end = speech is not None and speech.reasoning is not None
     if isinstance(body, Reasons) and body.thinking_token_budget is not None and not has_end:
         name = "thinking_token_budget"
@@ -228,22 +229,23 @@ def render(
     Raises:
         ApiError: the model has no chat template, or it refuses the messages.
     """
-    template, dialect = service.intake.chat_template, service.dialect
-    if template is None or dialect is None:
+    if service.dialect is None:
         raise ApiError(
             400,
             "this model has no chat template; use /v1/completions, or serve a chat model, as gapless serve smollm2",
             param=field,
         )
     try:
+        dialect = service.dialect.pick(tools is not None, body.chat_template)
         continues = body.continue_final_message
         further: dict[str, Any] = {"tools": dialect.for_template(tools)} | body.further
         read = dialect.messages(messages, tools)
-        return template.render(read, body.add_generation_prompt, further, continue_final_message=continues)
+        return dialect.template.render(read, body.add_generation_prompt, further, continue_final_message=continues)
     except RecursionError as error:
         raise ApiError(400, f"{field}, tools: nested too deep", param="tools") from error
     except ChatTemplateError as error:
-        named = "continue_final_message" if str(error).startswith("continue_final_message") else field
+        names = ("continue_final_message", "chat_template")
+        named = next((name for name in names if str(error).startswith(f"{name}:")), field)
         raise ApiError(400, str(error), param=named) from error
 
 

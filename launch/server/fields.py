@@ -68,7 +68,8 @@ REFUSED = {
     "modalities": Refusal("this model writes only text", (["text"],)),
     **dict.fromkeys(("background", "background_options", "conversation", "previous_response_id", "store"),
                     Refusal("this server keeps no answers")),
-    **dict.fromkeys(("add_special_tokens", "chat_template_kwargs", "continue_final_message", "documents"), _ELSEWHERE),
+    **dict.fromkeys(("add_special_tokens", "chat_template", "chat_template_kwargs"), _ELSEWHERE),
+    **dict.fromkeys(("continue_final_message", "documents"), _ELSEWHERE),
     **dict.fromkeys(("output_config", "stop_sequences", "system", "thinking"), _ELSEWHERE),
     "context_management": Refusal("this server edits no conversation", ({}, {"edits": []}, _KEEP_ALL)),
     **dict.fromkeys(("access_programs", "container", "diagnostics", "mcp_servers", "moderation"), _NOT_OFFERED),
@@ -84,7 +85,6 @@ REFUSED = {
     **dict.fromkeys(("kv_transfer_params", "logits_processors", "prompt_embeds", "vllm_xargs"), _NOT_OFFERED),
     "repetition_detection": _NOT_OFFERED,
     "thinking_token_budget": _ELSEWHERE,
-    "chat_template": Refusal("the checkpoint's is used; a client's would be a program of the client's"),
     "truncation_side": Refusal("prompts are cut at the left", ("left",)),
     **dict.fromkeys(("ebnf", "grammar", "json_schema", "regex"), _STRUCTURED),
 }  # fmt: skip

@@ -71,7 +71,7 @@ def _mark(key: bytes) -> str:
 def _read(file: Path) -> list[tuple[str, str]]:
     """Return each key of a file with its name, which may be empty."""
     try:
-        lines = user_path(file, "serve.api_keys").read_text(encoding="utf-8").splitlines()
+        lines = user_path(file, "serve.api_keys").read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"serve.api_keys=[@{file}]: cannot be read ({error})") from error
     keys = [(key, name.strip()) for key, _, name in (line.strip().partition(" ") for line in lines) if key]

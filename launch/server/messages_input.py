@@ -77,6 +77,7 @@ class MessagesBody(Offers):
     tool_choice: MessageToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
     @property

@@ -102,7 +102,9 @@ class GgufFile:
         if (magic := header.take(4)) != _MAGIC:
             raise ValueError(f"it begins with {magic!r}")
         if (version := header.number("I")) not in _VERSIONS:
-            raise ValueError(f"version {version}; must be 2 or 3, in little-endian order")
+            if int.from_bytes(version.to_bytes(4, "little"), "big") in _VERSIONS:
+                raise ValueError("big-endian; convert it: python -m gguf.scripts.gguf_convert_endian FILE little")
+            raise ValueError(f"version {version}; must be 2 or 3")
         num_tensors, num_fields = header.number("Q"), header.number("Q")
         for _ in range(num_fields):
             name = header.string()

@@ -60,7 +60,7 @@ def imported_costs(profile: str | None, hardware: HardwareConfig) -> CostsConfig
 def _read(path: Path, key: str, changed: int) -> tuple[str, CostsConfig]:
     """Read the file; `changed` is when it was written, so that a new one is read again."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
         return str(content["hardware"]), build(CostsConfig, with_present_names(content["costs"]), "costs")
     except (OSError, yaml.YAMLError, KeyError, TypeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{key}: {_FILE} is damaged ({' '.join(str(error).split())})") from None

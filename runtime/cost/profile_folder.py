@@ -155,7 +155,7 @@ class ProfileFolder:
             ConfigError: no profile, a damaged one, or one of another format.
         """
         try:
-            content = yaml.safe_load((self.path / _ABOUT_FILE).read_text(encoding="utf-8"))
+            content = yaml.safe_load((self.path / _ABOUT_FILE).read_text(encoding="utf-8-sig"))
             if (found := content["format"]) != _FORMAT:
                 raise ConfigError(f"{self._key}: a profile of format {found}, not {_FORMAT}; measure it again")
             return About(**content["measured"])
@@ -229,7 +229,7 @@ class ProfileFolder:
         if not path.exists():
             return []
         try:
-            with path.open(newline="", encoding="utf-8") as file:
+            with path.open(newline="", encoding="utf-8-sig") as file:
                 return [parse(row) for row in csv.DictReader(file)]
         except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
             raise ConfigError(f"{self._key}: {name} is damaged ({type(error).__name__}: {error})") from None

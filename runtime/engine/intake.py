@@ -41,11 +41,15 @@ class PromptTooLong(ConfigError):  # noqa: N818
 
 
 class Intake:
-    """Checks and encodes the prompts of one model on one plan. Needs no torch."""
+    """Checks and encodes the prompts of one model on one plan. Needs no torch.
 
-    def __init__(self, plan: Plan) -> None:
+    `chat_template` is as in `load_chat_template`.
+    """
+
+    def __init__(self, plan: Plan, chat_template: str | None = None) -> None:
         self.tokenizer: Tokenizer = load_tokenizer(plan.tokenizer, plan.arch.vocab_size)
         self._plan = plan
+        self._chosen_template = chat_template
         self._loading = threading.Lock()
         self._grammars: Grammars | None = None  # from the first request with structured outputs on
 
@@ -87,7 +91,7 @@ class Intake:
         Raises:
             ConfigError: it cannot be read, or is no jinja.
         """
-        return load_chat_template(self._plan.tokenizer)
+        return load_chat_template(self._plan.tokenizer, self._chosen_template)
 
     @cached_property
     def tokenizer_config(self) -> dict[str, Any]:

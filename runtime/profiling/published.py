@@ -110,7 +110,7 @@ def _lines(path: Path) -> Iterator[_Line]:
         yield from polars.read_parquet(path).iter_rows(named=True)
         return
     data = path.read_bytes()
-    text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
+    text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
     if text.startswith("version https://git-lfs"):
         raise ConfigError(f"{path}: a pointer of Git LFS, not the table; git lfs pull fetches it")
     yield from csv.DictReader(io.StringIO(text))

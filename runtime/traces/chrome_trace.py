@@ -45,7 +45,7 @@ class ChromeTrace:
         """
         try:
             with self.path.open("rb") as file:
-                yield from self._read(io.TextIOWrapper(gunzipped(file), encoding="utf-8", errors="replace"))
+                yield from self._read(io.TextIOWrapper(gunzipped(file), encoding="utf-8-sig", errors="replace"))
         except (OSError, EOFError, zlib.error) as error:
             raise ConfigError(f"{self.path}: cannot be read as a trace, damaged or cut off ({error})") from error
 

@@ -335,8 +335,9 @@ def test_the_level_of_a_line_says_who_has_to_act(
     assert (record.levelname, record.message) == (level, f"GET {path} {status}")
 
 
-def test_a_key_s_file_may_name_it(tmp_path: Path) -> None:
-    (tmp_path / "keys").write_text("\n one  alice \ntwo\n")
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_a_key_s_file_may_name_it(mark: str, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text(mark + "\n one  alice \ntwo\n")
     keys = Keys(["zero", f"@{tmp_path / 'keys'}"])
     holders = [keys.holder(f"Bearer {key}") for key in ("zero", "one", "two")]
     assert holders == ["key 0", "key 1", "key 2"]

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
+import transformers
+from tokenizers import Tokenizer, models
 
 import gapless.models
 from gapless.conf.errors import ConfigError
@@ -257,7 +261,74 @@ def test_files(tmp_path: Path) -> None:
     found = load_chat_template(str(tmp_path / "tokenizer.json"))
     assert found is not None
     assert found.render([], True) == "c"
-    for content, wrong in ((b"{% for %}", "not jinja"), (b"\xe9", "not UTF-8")):
+    for content, wrong in ((b"{% for %}", "not jinja"), (b"\xe9", "not readable as UTF-8")):
         (tmp_path / "chat_template.jinja").write_bytes(content)
         with pytest.raises(ConfigError, match=wrong):
             load_chat_template(str(tmp_path))
+
+
+NAMED = {"default": "D", "tool_use": "T", "rag": "R"}
+
+
+def write_list(folder: Path, named: dict[str, str]) -> None:
+    listed = [{"name": name, "template": text} for name, text in named.items()]
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": listed}))
+
+
+def write_object(folder: Path, named: dict[str, str]) -> None:
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+
+
+def write_files(folder: Path, named: dict[str, str]) -> None:
+    (folder / "additional_chat_templates").mkdir()
+    for name, text in named.items():
+        file = "chat_template.jinja" if name == "default" else f"additional_chat_templates/{name}.jinja"
+        (folder / file).write_text(text)
+
+
+def write_fields(folder: Path, named: dict[str, str]) -> None:
+    writer = gguf.GGUFWriter(folder / "model.gguf", "llama")
+    writer.add_token_list(["a"])
+    writer.add_chat_template([{"name": name, "template": text} for name, text in named.items()])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize("write", [write_list, write_object, write_files, write_fields])
+@pytest.mark.parametrize(
+    "names", [("default",), ("default", "tool_use"), ("default", "tool_use", "rag"), ("tool_use",)]
+)
+def test_the_named_template_is_that_of_transformers(
+    write: Callable[[Path, dict[str, str]], None], names: tuple[str, ...], tmp_path: Path
+) -> None:
+    write(tmp_path, named := {name: NAMED[name] for name in names})
+    source = tmp_path / "model.gguf" if write is write_fields else tmp_path
+    template = load_chat_template(str(source))
+    assert template is not None
+    reference = transformers.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()))
+    reference.chat_template = named
+    for tools in (None, [{"type": "function"}]):
+        for name in (None, *names):
+            found = template.pick(tools is not None, name)
+            try:
+                expected = reference.get_chat_template(name, tools)
+            except ValueError:
+                with pytest.raises(ChatTemplateError, match="no default chat template"):
+                    found.render([], False)
+            else:
+                assert found.render([], False) == expected
+    with pytest.raises(ChatTemplateError, match="chat_template: must be the name of one of the checkpoint's"):
+        template.pick(False, "{{ messages }}")
+
+
+def test_the_server_chooses_a_template_by_name_or_file(tmp_path: Path) -> None:
+    write_list(tmp_path, NAMED)
+    (tmp_path / "own.jinja").write_text("\ufeffO")
+    for chosen, text in (("rag", "R"), (str(tmp_path / "own.jinja"), "O")):
+        template = load_chat_template(str(tmp_path), chosen)
+        assert template is not None
+        assert template.pick(True).render([], False) == text
+    with pytest.raises(ConfigError, match=r"serve.chat_template=rags: no such file; .*default, tool_use, rag"):
+        load_chat_template(str(tmp_path), "rags")

@@ -33,24 +33,29 @@ class Dialect:
     """The formats of a model.
 
     Args:
-        template: the model's.
+        template: the model's, with those that have names.
         tokenizer: the model's.
         format: name of the format of calls; None: as the template says.
     """
 
     def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, format: str | None = None) -> None:
-        self._template = template
+        self.template = template
+        self._named = {id(each): Dialect(each, tokenizer, format) for each in template.named.values()}
         self._tokenizer = tokenizer
         self._format = tool_format(template.source, format)
         self._reasoning = None if self._format.header else reasoning_format(template.source)
         self._is_plain = not template.reads_tools and "tool_calls" not in template.source
+
+    def pick(self, has_tools: bool, name: str | None) -> Dialect:
+        """Return the dialect of the template for a chat, as `ChatTemplate.pick` does."""
+        return self._named.get(id(self.template.pick(has_tools, name)), self)
 
     def messages(self, messages: Messages, tools: ToolSet | None) -> list[Mapping[str, Any]]:
         """Return the messages of a chat as the template takes them.
 
         One that knows no tools gets them, their calls and their results as text.
         """
-        if "developer" not in self._template.source:
+        if "developer" not in self.template.source:
             messages = [{**each, "role": "system"} if each.get("role") == "developer" else each for each in messages]
         if not self._is_plain:
             return list(messages)

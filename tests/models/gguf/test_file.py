@@ -117,5 +117,16 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"not a readable GGUF file \(it begins with b'PK"):
         GgufFile(file)
     file.write_bytes(b"GGUF\x00\x00\x00\x03" + bytes(100))
-    with pytest.raises(ConfigError, match="must be 2 or 3, in little-endian order"):
+    with pytest.raises(ConfigError, match="big-endian; convert it: python -m gguf"):
         GgufFile(file)
+
+
+def test_a_big_endian_file_is_called_so(file: Path, tmp_path: Path) -> None:
+    swapped = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(swapped, "llama", endianess=gguf.GGUFEndian.BIG)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ConfigError, match=r"big-endian; convert it: python -m gguf.scripts.gguf_convert_endian"):
+        GgufFile(swapped)

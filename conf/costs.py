@@ -274,7 +274,7 @@ def check_numbers(config: Any, key: str) -> None:
             check(name, value, value >= 1, "1 or more")
         elif end == "waves":
             check(name, value, 0 <= value <= 1, "in [0, 1]")
-        elif end in ("gigabytes_per_s", "tflops", "rate") and each.name not in _OR_NONE:
+        elif each.name.endswith(("gigabytes_per_s", "tflops", "rate")) and each.name not in _OR_NONE:
             check(name, value, value > 0, "null or above 0" if each.default is None else "above 0")
         else:
             check(name, value, value >= 0, "0 or more")

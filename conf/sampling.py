@@ -78,12 +78,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         if isinstance(self.structured_outputs, Mapping):
-            from .build import build  # which imports this module
-
-            given_keys = {key: value for key, value in self.structured_outputs.items() if value is not None}
-            object.__setattr__(
-                self, "structured_outputs", build(StructuredOutputs, given_keys, "sampling.structured_outputs")
-            )
+            object.__setattr__(self, "structured_outputs", StructuredOutputs.of(self.structured_outputs))
         for name in ("stop", "stop_token_ids", "allowed_token_ids", "bad_words", "bad_words_ids", "shown_special_ids"):
             value = getattr(self, name)
             value = (value,) if isinstance(value, str | int) else tuple(value or ())

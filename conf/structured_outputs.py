@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json as json_library
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 from .errors import ConfigError
@@ -70,6 +71,20 @@ class StructuredOutputs:
             raise ConfigError(f"sampling.structured_outputs: rules for whitespace need json, not {given[0]}")
         if self.json is not None:
             object.__setattr__(self, "json", _schema_text(self.json))
+
+    @classmethod
+    def of(cls, keys: Mapping[str, Any]) -> StructuredOutputs:
+        """Return what a mapping of these keys stands for; a key that is None counts as absent.
+
+        Raises:
+            ConfigError: a key is unknown, or a value is wrong.
+        """
+        known = [each.name for each in fields(cls)]
+        for name in keys:
+            if name not in known:
+                hint = f"valid: {', '.join(known)}"
+                raise ConfigError(f"sampling.structured_outputs.{name}: unknown key; {hint}")
+        return cls(**{name: value for name, value in keys.items() if value is not None})
 
     @property
     def _given(self) -> list[str]:

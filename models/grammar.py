@@ -93,6 +93,8 @@ class Grammars:
         branches: list[tuple[llguidance.LLMatcher, list[int], Iterator[int]]] = []
         for _ in range(_MOST_SEARCHED):
             bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+            if matcher.is_error():
+                return True  # too complex: the engine says so if it comes to that
             found = np.unpackbits(bits, bitorder="little").astype(bool) & may
             out = [ids[-1] for ids in params.bad_words_ids if list(ids[:-1]) == output[len(output) - len(ids) + 1 :]]
             found[out] = False

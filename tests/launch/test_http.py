@@ -460,7 +460,8 @@ def test_offsets_are_places_in_the_text(server: Server) -> None:
     assert [offset for each in choices if each["logprobs"] for offset in each["logprobs"]["text_offset"]] == offsets
     assert whole["text"] == "é" + text
     ends = [*offsets[1:], len(whole["text"])]
-    clear = [(token, begin, end) for token, begin, end in zip(tokens, offsets, ends, strict=True) if token.isascii()]
+    places = zip(tokens, offsets, ends, strict=True)
+    clear = [each for each in places if each[0].isascii() and not each[0].startswith("bytes:")]
     assert len(clear) > 5
     assert all(whole["text"].startswith(token, begin) or begin == end for token, begin, end in clear)
 

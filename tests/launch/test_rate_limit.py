@@ -44,7 +44,7 @@ def test_a_long_output_overdraws_and_the_next_request_waits_for_it() -> None:
         limits.admit("", 1)
     clock.now = 30.1
     limits.admit("", 10_000)  # more than a minute's worth: let in, and all of it paid for
-    with pytest.raises(ApiError, match=r"ask again in 1000\.0 s"):
+    with pytest.raises(ApiError, match=r"try again in 1000\.0s"):
         limits.admit("", 1)
     clock.now += 999.9
     with pytest.raises(ApiError):

@@ -249,7 +249,7 @@ def test_anthropic_errors(claude: Any) -> None:
 
     for further in (
         {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}]},
-        {"messages": user("x"), "tools": [{"type": "bash_20250124", "name": "bash"}]},
+        {"messages": user("x"), "tools": [{"type": "bash_20250124", "name": "bash"}], "tool_choice": {"type": "any"}},
         {"messages": user("x"), "tool_choice": {"type": "tool", "name": "none"}, "tools": MESSAGE_TOOLS},
         {"messages": [{"role": "system", "content": [{"type": "thinking", "thinking": "x"}]}]},
     ):

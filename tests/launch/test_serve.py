@@ -486,7 +486,7 @@ def test_keys_chats_a_full_queue_and_a_drain(tmp_path: Path) -> None:
         assert wrong.json()["error"]["code"] == "invalid_api_key"
         assert httpx2.get(f"{server.url}/v1/models", headers={"x-api-key": "right"}).status_code == 200
         refused = httpx2.post(f"{server.url}/v1/messages", json={}, headers={"x-api-key": "wrong"})
-        assert (refused.status_code, refused.json()["error"]["type"]) == (401, "invalid_request_error")
+        assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="right", max_retries=0)
         assert client.models.list().data[0].id == "mine"
         check_chats(client, server.url)

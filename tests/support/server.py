@@ -24,6 +24,8 @@ class Server:
     def __init__(self, folder: Path, *overrides: str, program: Sequence[str] = ()) -> None:
         """Start it: forked, or as a Python module that is the first word of `program`, with the words after it."""
         self._log = (folder / "log").open("w+")
+        replicas = [word.partition("=")[2] for word in overrides if word.startswith("serve.replicas=")]
+        self._num_engines = int(replicas[0]) if replicas else 1
         words = ["serve", "model=shipped", "serve.port=0", *overrides]
         self.process: Process | subprocess.Popen[bytes]
         if program:
@@ -51,7 +53,8 @@ class Server:
     def engines(self) -> list[int]:
         """The processes of the engines, in the order in which they started."""
         children = descendants_of(self.process.pid)
-        return sorted(pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        spawned = sorted(pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        return spawned[: self._num_engines]  # the compiler of grammars starts after them
 
     def until_ready(self) -> None:
         self.until(lambda: httpx2.get(f"{self.url}/health").status_code == 200)

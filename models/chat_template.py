@@ -25,6 +25,16 @@ _TEXT_PARTS = {
 }  # the key of each type
 _REASONING = ("reasoning_content", "thinking", "reasoning")  # names of it; templates read the first, or the second
 _DEFAULT = "default"  # the template that needs no name
+_CLASS_TOKENS = {  # bos, eos, unk and pad of tokenizer classes in `transformers` 5.23, unless a file names them
+    "GPT2Tokenizer": (*["<|endoftext|>"] * 3, None),
+    "GPTNeoXTokenizer": (*["<|endoftext|>"] * 3, "<|padding|>"),
+    "Qwen2Tokenizer": (None, *["<|endoftext|>"] * 3),
+    "Qwen3_5Tokenizer": (None, *["<|endoftext|>"] * 3),
+    "LlamaTokenizer": ("<s>", "</s>", "<unk>", None),
+    "CodeLlamaTokenizer": ("<s>", "</s>", "<unk>", None),
+    "GemmaTokenizer": ("<bos>", "<eos>", "<unk>", "<pad>"),
+    "CohereTokenizer": ("<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>", "<UNK>", "<PAD>"),
+}
 _END = "END_OF_THE_FINAL_MESSAGE "  # marks where it ends, to find the place in the prompt
 
 
@@ -356,6 +366,9 @@ def _read_folder(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
     special = {name: value for name, value in special.items() if name.endswith("_token")}
     if isinstance(named := config.get("extra_special_tokens"), dict):
         special |= named
+    kind = config.get("tokenizer_class")
+    defaults = _CLASS_TOKENS.get(kind.removesuffix("Fast") if isinstance(kind, str) else "", ())
+    special = dict(zip(("bos_token", "eos_token", "unk_token", "pad_token"), defaults, strict=False)) | special
     texts = {name: token.get("content") if isinstance(token, dict) else token for name, token in special.items()}
     return sources, {name: text for name, text in texts.items() if isinstance(text, str)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 from collections.abc import Callable
@@ -15,9 +16,16 @@ from tokenizers import Tokenizer, models
 
 import gapless.models
 from gapless.conf.errors import ConfigError
-from gapless.models.chat_template import ChatTemplate, ChatTemplateError, checked_messages, load_chat_template
+from gapless.models.chat_template import (
+    _CLASS_TOKENS,
+    ChatTemplate,
+    ChatTemplateError,
+    checked_messages,
+    load_chat_template,
+)
 
 SHIPPED = Path(gapless.models.__path__[0]) / "shipped"
+TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 CHATML = (
     "{%- for message in messages %}\n"
     "    {%- if loop.first and message['role'] != 'system' %}{{ bos_token }}{%- endif %}\n"
@@ -265,6 +273,21 @@ def test_files(tmp_path: Path) -> None:
         (tmp_path / "chat_template.jinja").write_bytes(content)
         with pytest.raises(ConfigError, match=wrong):
             load_chat_template(str(tmp_path))
+
+
+@pytest.mark.parametrize("suffix", ["", "Fast"])
+@pytest.mark.parametrize("kind", _CLASS_TOKENS)
+def test_tokens_that_no_file_names_are_those_of_the_tokenizer_s_class(kind: str, suffix: str, tmp_path: Path) -> None:
+    signature = inspect.signature(getattr(transformers, kind).__init__)
+    defaults = {name: signature.parameters[name].default for name in TOKENS if name in signature.parameters}
+    (tmp_path / "chat_template.jinja").write_text("".join(f"[{{{{ {name} }}}}]" for name in TOKENS))
+    for given in ({}, {"eos_token": "<end>"}, {"bos_token": None}):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind + suffix} | given))
+        template = load_chat_template(str(tmp_path))
+        assert template is not None
+        expected = defaults | given
+        texts = [str(expected[name]) if expected.get(name) is not None else "" for name in TOKENS]
+        assert template.render([], False) == "".join(f"[{text}]" for text in texts)
 
 
 NAMED = {"default": "D", "tool_use": "T", "rag": "R"}

@@ -18,8 +18,11 @@ from ...models.tokenizer import load_tokenizer
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
 
-_LONGEST_S = 1.0  # for which streams of the same micro-batch wait on the last stage, which compiles it too
+_LONGEST_S = (
+    1.0  # of processor time, for which streams of the same micro-batch wait on the last stage, which compiles it too
+)
 _START_S = 60.0
+_ANSWER_S = 30.0  # on a machine that has other work
 _MOST_KNOWN = 256
 Model = tuple[str | None, int, tuple[int, ...]]  # tokenizer, vocabulary size, end-of-sequence tokens
 
@@ -75,7 +78,7 @@ class Compiler:
         assert self._connection is not None
         self._connection.send(wanted)
         text = f"too complex: it does not compile within {_LONGEST_S:g} s; simplify it"
-        self._answer(_LONGEST_S, f"sampling.structured_outputs.{wanted.kind}: {text}")
+        self._answer(_ANSWER_S, f"sampling.structured_outputs.{wanted.kind}: {text}")
 
     def _answer(self, seconds: float, otherwise: str) -> None:
         """Raise the error that the process answers, or `otherwise` where there is no answer within `seconds`."""
@@ -102,8 +105,12 @@ def _run(connection: Connection, model: Model) -> None:
     connection.send("")
     with suppress(EOFError, OSError):  # the server has ended
         while True:
+            wanted = connection.recv()
+            signal.setitimer(signal.ITIMER_PROF, _LONGEST_S)  # its signal ends the process
+            wrong = ""
             try:
-                grammars.matcher(connection.recv())
-                connection.send("")
-            except ConfigError as error:
-                connection.send(str(error))
+                grammars.matcher(wanted)
+            except ConfigError as raised:
+                wrong = str(raised)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            connection.send(wrong)

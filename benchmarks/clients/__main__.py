@@ -156,7 +156,7 @@ def _last(text: str) -> str:
 
 def page(rows: Mapping[str, Mapping[str, str]], date: str) -> str:
     """Return docs/clients.md."""
-    head = (HERE / "page.md").read_text().replace("DATE", date)
+    head = (HERE / "page.txt").read_text().replace("DATE", date)
     lines = ["| client | version | tool loop | stream | schema | overflow |", "| --- | --- | --- | --- | --- | --- |"]
     lines += [
         f"| {name} | {row['version']} | " + " | ".join(row[case] for case in CASES) + " |" for name, row in rows.items()

@@ -259,7 +259,7 @@ def load_hardware(name: str, key: str = "hardware") -> HardwareConfig:
 
 def _read(name: str) -> Any:
     file = resources.files(__package__).joinpath(f"{name}.yaml")
-    return (yaml.load(file.read_text(encoding="utf-8-sig"), _Loader) if file.is_file() else None) or {}
+    return (yaml.load(file.read_text(encoding="utf-8"), _Loader) if file.is_file() else None) or {}
 
 
 def model_choice(model: str | os.PathLike[str]) -> tuple[str, dict[str, str]]:

@@ -33,7 +33,7 @@ class ServingConfig:
     port: int = 8000
     """port; 0: any that is free"""
     model_name: tuple[str, ...] | None = None
-    """names of the model in requests, of which answers have the first; '*': any name is taken; null: as model says"""
+    """the model's names in requests; answers use the first; '*': any name is accepted; null: as model says"""
     config: str | None = None
     """YAML file of keys (nested, dotted, or vLLM's names), over which those of the command line hold; null: none"""
     api_keys: tuple[str, ...] = field(default=(), repr=False)

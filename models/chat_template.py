@@ -257,7 +257,7 @@ def _ending_with(message: dict[str, Any], end: str) -> dict[str, Any]:
 
 
 def load_chat_template(tokenizer: str | None, chosen: str | None = None) -> ChatTemplate | None:
-    """Load the chat templates beside a tokenizer; None where it has none.
+    """Load the chat templates of a tokenizer; None if it has none.
 
     Args:
         tokenizer: a folder, a file in it, a GGUF file, or `none`.

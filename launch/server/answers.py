@@ -283,7 +283,7 @@ class CompletionAnswer(Answer):
         offsets += self._offsets[index].of(tokens)
         columns: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
         for (token, each), offset in zip(pairs, offsets, strict=True):
-            names = self._names([token, *(each or ())])
+            names = self._names(token, each or {})
             columns["text_offset"].append(offset)
             columns["token_logprobs"].append(None if each is None else each[token].logprob)
             columns["tokens"].append(names[token])
@@ -291,14 +291,15 @@ class CompletionAnswer(Answer):
             columns["top_logprobs"].append(top)
         return columns
 
-    def _names(self, tokens: Sequence[int]) -> dict[int, str]:
+    def _names(self, sampled: int, others: Mapping[int, Logprob]) -> dict[int, str]:
         """Return a key for each token, none twice: its text; its bytes if they are no text; else its id too.
 
-        Of tokens of one text the first keeps it.
+        Of tokens with one text `sampled` keeps it, or else the first.
         """
         found: dict[int, str] = {}
-        for token in dict.fromkeys(tokens):
-            raw, name = self._tokenizer.token_bytes(token), self._tokenizer.decode([token], skip_special=False)
+        for token in dict.fromkeys((sampled, *others)):
+            raw, known = self._tokenizer.token_bytes(token), others.get(token)
+            name = self._tokenizer.decode([token], skip_special=False) if known is None else known.decoded_token
             if self._names_by_id:
                 name = f"token_id:{token}"
             elif raw is not None and (name.encode() != raw or not raw):

@@ -18,9 +18,8 @@ from ...models.tokenizer import load_tokenizer
 if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
 
-_LONGEST_S = (
-    1.0  # of processor time, for which streams of the same micro-batch wait on the last stage, which compiles it too
-)
+# Of processor time. The last stage compiles it too, and streams of the same micro-batch wait for that.
+_LONGEST_S = 1.0
 _START_S = 60.0
 _ANSWER_S = 30.0  # on a machine that has other work
 _MOST_KNOWN = 256
@@ -28,7 +27,7 @@ Model = tuple[str | None, int, tuple[int, ...]]  # tokenizer, vocabulary size, e
 
 
 class Compiler:
-    """Checks that structured outputs compile within a limit of time. Its process starts with the first of them."""
+    """Checks that structured outputs compile within a limit of time. Its process starts anew where one has ended."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
@@ -43,11 +42,13 @@ class Compiler:
         Raises:
             ConfigError: they are invalid, or too complex.
         """
+        if wanted in self._known:  # what is known never waits for what is being compiled
+            self._known.move_to_end(wanted)
+            return
         async with self._lock:
             if wanted not in self._known:
                 await asyncio.to_thread(self._compile, wanted)
-            self._known[wanted] = None
-            self._known.move_to_end(wanted)
+                self._known[wanted] = None
             if len(self._known) > _MOST_KNOWN:
                 self._known.popitem(last=False)
 

@@ -118,6 +118,8 @@ def test_no_two_tokens_have_one_name() -> None:
         (top,), (name,), (value,) = columns["top_logprobs"], columns["tokens"], columns["token_logprobs"]
         assert (len(top), top[name]) == (2048, value)
         assert (name == "token_id:9") == by_id
-    answer = CompletionAnswer("m", [[1]], CompletionBody(prompt="x"), ByteTokenizer(300), None)
-    names = answer._names([0xF0, 65, 256, 257])
+    plain = ByteTokenizer(300)
+    answer = CompletionAnswer("m", [[1]], CompletionBody(prompt="x"), plain, None)
+    others = {token: Logprob(-1.0, 1, plain.decode([token], skip_special=False)) for token in (65, 256, 257)}
+    names = answer._names(0xF0, others)
     assert names == {0xF0: "bytes:\\xf0", 65: "A", 256: "bytes:", 257: "bytes: (token_id:257)"}

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from gapless.launch.signals import Ended, ended_by_signals
+from gapless.launch.signals import Ended, ended_by_signals, how_ended
 from tests.support.tiers import HANGS_S
 
 SLOW_TO_END = """
@@ -61,3 +61,17 @@ def test_the_signal_is_known_where_a_library_raises_a_plain_interrupt_in_its_pla
     with pytest.raises(Ended) as caught, ended_by_signals():
         wait()
     assert (caught.value.word, caught.value.exit_code) == ("terminated", 143)
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (0, "ended with exit code 0"),
+        (7, "ended with exit code 7"),
+        (-signal.SIGTERM, "was killed by SIGTERM"),
+        (-signal.SIGKILL, "was killed by SIGKILL (out of memory?)"),
+        (-40, "was killed by signal 40"),
+    ],
+)
+def test_how_a_process_ended_names_its_signal(code: int, text: str) -> None:
+    assert how_ended(code) == text

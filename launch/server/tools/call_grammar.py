@@ -103,8 +103,12 @@ def _kept(tools: ToolSet, format: ToolFormat, is_either: bool) -> Iterator[tuple
 def _whole_call(name: str, key: str, schema: dict[str, Any]) -> dict[str, Any]:
     """Return the schema of a call that is an object, with the definitions of its arguments' schema."""
     found = {"type": "object", "properties": {"name": {"const": name}, key: schema}, "required": ["name", key]}
-    definitions: dict[str, Any] = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
-    return {**found, "additionalProperties": False, **definitions}
+    return {**found, "additionalProperties": False, **_definitions(schema)}
+
+
+def _definitions(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return what references within a schema may point to."""
+    return {word: schema[word] for word in ("$defs", "definitions") if word in schema}
 
 
 def _fault(schema: Any) -> str:
@@ -205,7 +209,6 @@ class _Rules:
         is_list = isinstance(required, list) and isinstance(properties, dict)
         if not is_list or any(not isinstance(key, str) or key not in properties for key in required):
             raise ConfigError("sampling.structured_outputs.grammar: a tool's schema requires what it does not describe")
-        definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
         for place, (key, of_key) in enumerate(properties.items()):
             name = f"pair_{self._number}_{place}"
             head = self._literals(begin + key + key_end + value)
@@ -221,7 +224,7 @@ class _Rules:
                     self.further.append(f"{name}_text[lazy]: TEXT {self._literals(value_end)}")
                     content = f"{name}_text"
             else:
-                own = {**of_key, **definitions} if isinstance(of_key, dict) else of_key
+                own = {**of_key, **_definitions(schema)} if isinstance(of_key, dict) else of_key
                 own = {} if self._is_lenient and _fault(own) else own
                 content = f"{_json(own)} {self._literals(value_end)}"
             self.further.append(f"{name}: {head} {content}")

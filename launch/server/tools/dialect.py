@@ -40,7 +40,7 @@ class Dialect:
 
     def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, format: str | None = None) -> None:
         self.template = template
-        self._named = {id(each): Dialect(each, tokenizer, format) for each in template.named.values()}
+        self._named = {each: Dialect(each, tokenizer, format) for each in template.named.values()}
         self._tokenizer = tokenizer
         self._format = tool_format(template.source, format)
         self._reasoning = None if self._format.header else reasoning_format(template.source)
@@ -48,7 +48,7 @@ class Dialect:
 
     def pick(self, has_tools: bool, name: str | None) -> Dialect:
         """Return the dialect of the template for a chat, as `ChatTemplate.pick` does."""
-        return self._named.get(id(self.template.pick(has_tools, name)), self)
+        return self._named.get(self.template.pick(has_tools, name), self)
 
     def messages(self, messages: Messages, tools: ToolSet | None) -> list[Mapping[str, Any]]:
         """Return the messages of a chat as the template takes them.

@@ -37,23 +37,24 @@ class Grammars:
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        self._tokenizer = _make_tokenizer(tokenizer, vocab_size, eos_token_ids)
-        self._own = tokenizer
+        self.tokenizer = tokenizer
+        self._as_guidance = _make_tokenizer(tokenizer, vocab_size, eos_token_ids)
+        self._eos_token_ids = list(eos_token_ids)
         self._lock = threading.Lock()
         self._compiled: OrderedDict[StructuredOutputs, llguidance.LLMatcher] = OrderedDict()
 
     @property
     def vocab_size(self) -> int:
         """The number of tokens that a mask has: at least V."""
-        return self._tokenizer.vocab_size
+        return self._as_guidance.vocab_size
 
     def detokenizer(self) -> Detokenizer:
         """Return what makes text of an output's tokens, special ones too."""
-        return Detokenizer(self._own, skip_special=False)
+        return Detokenizer(self.tokenizer, skip_special=False)
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text that stands within an output."""
-        return self._own.encode(text, add_special=False)
+        return self.tokenizer.encode(text, add_special=False)
 
     def matcher(self, wanted: StructuredOutputs) -> llguidance.LLMatcher:
         """Return a matcher at the beginning of a text.
@@ -67,7 +68,7 @@ class Grammars:
             compiled = self._compiled.get(wanted)
         if compiled is None:
             limits = llguidance.LLParserLimits(verbose_errors=False)
-            compiled = llguidance.LLMatcher(self._tokenizer, _grammar(wanted), log_level=0, limits=limits)
+            compiled = llguidance.LLMatcher(self._as_guidance, _grammar(wanted), log_level=0, limits=limits)
             if compiled.is_error():
                 raise _invalid(wanted, compiled.get_error())
             start = compiled.deep_copy()
@@ -81,13 +82,17 @@ class Grammars:
                 self._compiled.popitem(last=False)
         return compiled.deep_copy()
 
-    def admits(self, wanted: StructuredOutputs, params: SamplingParams, eos_token_ids: Sequence[int]) -> bool:
+    def check(self, wanted: StructuredOutputs) -> None:
+        """Compile structured outputs, as `matcher` does."""
+        self.matcher(wanted)
+
+    def admits(self, wanted: StructuredOutputs, params: SamplingParams) -> bool:
         """Return whether an output may match and follow the other limits of `params`; yes if that takes long to find.
 
         Searches token by token for an output that ends.
         """
         least = 0 if wanted.after or params.reasoning is not None else params.min_tokens
-        matcher, output, ends = self.matcher(wanted), list[int](), list(eos_token_ids)
+        matcher, output, ends = self.matcher(wanted), list[int](), self._eos_token_ids
         may = np.zeros(len(matcher.compute_bitmask()) * 8, dtype=bool)
         may[slice(None) if params.allowed_token_ids is None else list(params.allowed_token_ids)] = True
         branches: list[tuple[llguidance.LLMatcher, list[int], Iterator[int]]] = []

@@ -11,6 +11,7 @@ from typing import Any
 from ...conf.errors import ConfigError
 from ...conf.sampling import SamplingParams
 from ...models.chat_template import ChatTemplateError, checked_messages
+from ...models.grammar import Grammars
 from ...runtime.engine.intake import PromptTooLong
 from .answers import Asked, ChatAnswer, CompletionAnswer
 from .engine_client import Call
@@ -111,7 +112,10 @@ async def check(service: Service, asked: Asked) -> Asked:
         for number, prompt in enumerate(asked.prompts):
             intake.check(number, prompt, replace(params, structured_outputs=None))
         if params.limits:
-            await asyncio.to_thread(intake.check_limits, params)
+            wanted, is_met = params.structured_outputs, True
+            if wanted is not None:
+                is_met = await service.compiler.ask(partial(Grammars.admits, wanted=wanted, params=params), wanted.kind)
+            intake.check_limits(params, is_met)
     except ConfigError as error:
         raise asked.body.refusal(error) from error
     return replace(asked, params=params)
@@ -194,10 +198,16 @@ async def _ask_turn(
     """Return the prompt of checked messages as token ids, how its outputs are read, and how they are sampled."""
     prompts, speech = await ask_messages(service, body, messages, max_tokens, special)
     params = body.sampling(_room(service, body, prompts, max_tokens), logprobs, defaults=service.sampling)
-    if speech is not None:  # to write a grammar of tools may take a while
-        speech = replace(speech, form=params.structured_outputs)
-        own = partial(speech.params, params, body.thinking_token_budget)
-        params = own() if speech.tools is None else await asyncio.to_thread(own)
+    if speech is not None:
+        wanted = params.structured_outputs
+        speech = replace(speech, form=wanted)
+        if (task := speech.grammar(body.thinking_token_budget)) is not None:
+            try:
+                wanted = await service.compiler.write(task)
+            except ConfigError as error:
+                text = str(error).removeprefix("sampling.structured_outputs.").removeprefix("grammar: ")
+                raise ApiError(400, f"tools: {text}", param="tools") from error
+        params = speech.params(params, wanted, body.thinking_token_budget)
     return prompts, speech, params
 
 

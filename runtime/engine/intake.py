@@ -192,15 +192,19 @@ class Intake:
         """
         self._load_grammars().matcher(wanted)
 
-    def check_limits(self, params: SamplingParams) -> None:
-        """Check that some output follows all rules of params that forbid tokens. Any thread may call it.
+    def check_limits(self, params: SamplingParams, is_met: bool | None = None) -> None:
+        """Check that some output follows all rules of params that forbid tokens.
+
+        Args:
+            params: of a request.
+            is_met: whether an output matches its structured outputs and follows the other rules; None: find out here.
 
         Raises:
             ConfigError: none does; it names the rules.
         """
         arch, wanted, names = self._plan.arch, params.structured_outputs, params.limits
         if wanted is not None and names:
-            if not self._load_grammars().admits(wanted, params, arch.eos_token_ids):
+            if not (self._load_grammars().admits(wanted, params) if is_met is None else is_met):
                 raise ConfigError(f"sampling.{', '.join(names)}: no output follows both this and structured_outputs")
         elif params.allowed_token_ids is not None:
             banned = {ids[0] for ids in params.bad_words_ids if len(ids) == 1}

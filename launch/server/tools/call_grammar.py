@@ -4,35 +4,41 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from ....conf.errors import ConfigError
 from ....conf.structured_outputs import StructuredOutputs, whole_numbers, without_annotations
+from ....models.grammar import Grammars
+from ....models.tokenizer import Tokenizer
 from .formats import ReasoningFormat, ToolFormat
 from .tool_set import Function, ToolSet
 
 Literals = Callable[[str], str]  # a text as the grammar has it: special tokens by their ids
+Checks = Callable[[Any], str]  # a schema; returns why it cannot be enforced, "" if it can
 BARE_CALL = '{"name": '  # how calls begin in a format that has no text before them
 _AS_WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as templates write JSON
 _COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 _HEADER = "%llguidance {}\n"
 
 
-def call_grammar(tools: ToolSet, format: ToolFormat, literals: Literals) -> StructuredOutputs:
+def call_grammar(grammars: Grammars, *, tools: ToolSet, format: ToolFormat) -> StructuredOutputs:
     """Return what an output must match: calls from its beginning if they are forced, else from their first words on.
 
     Raises:
         ConfigError: a schema cannot be enforced in this format.
     """
     after = "" if tools.choice == "required" else _first_words(format)
+    literals = partial(_literal, grammars.tokenizer)
     lines = ["start: calls", *_calls(tools, format, literals, after, is_either=False), _TEXT]
     return StructuredOutputs(grammar=_HEADER + "\n".join(lines), after=after)
 
 
 def either_grammar(
+    grammars: Grammars,
+    *,
     tools: ToolSet,
     format: ToolFormat,
-    literals: Literals,
     form: StructuredOutputs,
     reasoning: ReasoningFormat | None = None,
     in_reasoning: bool = False,
@@ -40,10 +46,12 @@ def either_grammar(
 ) -> StructuredOutputs:
     """Return what an output must match that is either calls or an answer of the given form.
 
+    Where the whole does not compile, the schema of each tool is compiled by itself.
+
     Args:
+        grammars: of the model.
         tools: that may be called.
         format: of calls.
-        literals: writes a text into the grammar.
         form: of the answer.
         reasoning: that the output may begin with; None: none.
         in_reasoning: whether the output follows reasoning that the prompt has begun.
@@ -52,6 +60,7 @@ def either_grammar(
     Raises:
         ConfigError: a schema of a strict tool, or the form, cannot be enforced.
     """
+    literals = partial(_literal, grammars.tokenizer)
     lines = [f"answer: {literals(format.answer)} {_answer(form, format)}"]
     begin = f"(reasoned {_SPACE})? " if reasoning else _SPACE if in_reasoning else ""
     if reasoning is not None:
@@ -61,18 +70,50 @@ def either_grammar(
             lines += [f"thought: thinking? {end}", f"thinking{limit}: /(.|\\n)+/"]
         else:
             lines.append(f"thought[lazy]: TEXT {end}")
-    lines += [*_calls(tools, format, literals, "", is_either=True), _TEXT]
-    return StructuredOutputs(grammar=f"{_HEADER}start: {begin} (calls | answer)\n" + "\n".join(lines))
+    lines += [f"start: {begin} (calls | answer)", _TEXT]
+    parts = tools, format, literals, ""
+    try:
+        calls = _calls(*parts, is_either=True, fault=lambda schema: "")
+        found = StructuredOutputs(grammar=_HEADER + "\n".join([*lines, *calls]))
+        grammars.check(found)
+    except ConfigError:
+        calls = _calls(*parts, is_either=True)
+        found = StructuredOutputs(grammar=_HEADER + "\n".join([*lines, *calls]))
+    return found
 
 
 _SPACE = '"\\n\\n"?'  # that models write behind reasoning
 _TEXT = "TEXT: /(.|\\n)*/"
 
 
-def _calls(tools: ToolSet, format: ToolFormat, literals: Literals, after: str, *, is_either: bool) -> Iterator[str]:
+def _literal(tokenizer: Tokenizer, text: str) -> str:
+    """Write a text into a grammar: special tokens, which have no text for llguidance, by their ids."""
+    found, place = [], 0
+    for token in tokenizer.encode(text, add_special=False):
+        if tokenizer.is_silent(token) and (shown := tokenizer.decode([token], skip_special=False)):
+            before, place = place, text.find(shown, place)
+            found += [*_quoted(text[before:place]), f"<[{token}]>"]
+            place += len(shown)
+    return " ".join([*found, *_quoted(text[place:])])
+
+
+def _quoted(text: str) -> list[str]:
+    return [json.dumps(text, ensure_ascii=False)] if text else []
+
+
+def _fault(schema: Any) -> str:
+    """Return why llguidance cannot compile a schema; "" if it can."""
+    import llguidance
+
+    return " ".join(llguidance.LLMatcher.validate_grammar(f"{_HEADER}start: {_json(schema)}").split())
+
+
+def _calls(
+    tools: ToolSet, format: ToolFormat, literals: Literals, after: str, *, is_either: bool, fault: Checks = _fault
+) -> Iterator[str]:
     """Yield the rule `calls`, without the words `after` at its beginning, and the rules that it needs."""
-    kept = enumerate(_kept(tools, format, is_either))
-    rules = [_Rules(number, *each, format, literals, is_either) for number, each in kept]
+    kept = enumerate(_kept(tools, format, is_either, fault))
+    rules = [_Rules(number, *each, format, literals, is_either, fault) for number, each in kept]
     first = " | ".join(f"first_{number}" for number in range(len(rules)))
     call = " | ".join(f"call_{number}" for number in range(len(rules)))
     more = f"({literals(format.separator)} ({call}))*" if tools.is_parallel else ""
@@ -84,7 +125,9 @@ def _calls(tools: ToolSet, format: ToolFormat, literals: Literals, after: str, *
         yield from each.further
 
 
-def _kept(tools: ToolSet, format: ToolFormat, is_either: bool) -> Iterator[tuple[Function, dict[str, Any], bool]]:
+def _kept(
+    tools: ToolSet, format: ToolFormat, is_either: bool, fault: Checks
+) -> Iterator[tuple[Function, dict[str, Any], bool]]:
     """Yield each function with the schema that its calls follow, and whether what cannot be enforced is left out.
 
     Raises:
@@ -93,7 +136,7 @@ def _kept(tools: ToolSet, format: ToolFormat, is_either: bool) -> Iterator[tuple
     for each in tools.callable:
         is_bound = tools.choice == "required" or each.strict or format.payload == "pairs" or is_either
         schema, may_differ = _plain(each.schema) if is_bound else {"type": "object"}, is_either and not each.strict
-        if is_either and format.payload != "pairs" and (error := _fault(_whole_call(each.name, format.key, schema))):
+        if is_either and format.payload != "pairs" and (error := fault(_whole_call(each.name, format.key, schema))):
             if not may_differ:
                 raise ConfigError(f"sampling.structured_outputs.grammar: the tool {each.name}: {error}")
             schema = {"type": "object"}
@@ -109,13 +152,6 @@ def _whole_call(name: str, key: str, schema: dict[str, Any]) -> dict[str, Any]:
 def _definitions(schema: dict[str, Any]) -> dict[str, Any]:
     """Return what references within a schema may point to."""
     return {word: schema[word] for word in ("$defs", "definitions") if word in schema}
-
-
-def _fault(schema: Any) -> str:
-    """Return why llguidance cannot compile a schema; "" if it can."""
-    import llguidance
-
-    return " ".join(llguidance.LLMatcher.validate_grammar(f"{_HEADER}start: {_json(schema)}").split())
 
 
 def _answer(form: StructuredOutputs, format: ToolFormat) -> str:
@@ -165,9 +201,11 @@ class _Rules:
         format: ToolFormat,
         literals: Literals,
         is_either: bool,
+        fault: Checks,
     ) -> None:
         self.further: list[str] = []
         self._number, self._is_lenient, self._format, self._literals = number, is_lenient, format, literals
+        self._fault = fault
         name = function.name
         if format.is_bare and is_either:  # in JSON's own lexemes: llguidance's lexer never returns from a longer one
             self._head, self.rest = "", _json(_whole_call(name, format.key, schema))
@@ -225,7 +263,7 @@ class _Rules:
                     content = f"{name}_text"
             else:
                 own = {**of_key, **_definitions(schema)} if isinstance(of_key, dict) else of_key
-                own = {} if self._is_lenient and _fault(own) else own
+                own = {} if self._is_lenient and self._fault(own) else own
                 content = f"{_json(own)} {self._literals(value_end)}"
             self.further.append(f"{name}: {head} {content}")
             yield name if key in required else f"{name}?"

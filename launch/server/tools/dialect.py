@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from ....conf.errors import ConfigError
@@ -14,6 +15,7 @@ from ....conf.sampling import SamplingParams
 from ....conf.structured_outputs import StructuredOutputs
 from ....models.chat_template import ChatTemplate
 from ....models.tokenizer import Detokenizer, Tokenizer
+from ..compiler import Task
 from ..errors import ApiError
 from .call_grammar import call_grammar, either_grammar
 from .formats import ANALYSIS, ReasoningFormat, ToolFormat, reasoning_format, tool_format
@@ -133,30 +135,41 @@ class Speech:
             is_either=self.is_either,
         )
 
-    def params(self, params: SamplingParams, budget: int | None = None) -> SamplingParams:
+    def grammar(self, budget: int | None) -> Task[StructuredOutputs] | None:
+        """Return what writes the grammar of outputs beside tools; None: they need none.
+
+        Args:
+            budget: most tokens of reasoning.
+
+        Raises:
+            ApiError: the request has a form of the answer that tools cannot stand beside.
+        """
+        tools, format, form = self.tools, self.format, self.form
+        if tools is None:
+            return None
+        if form is not None and form.after:
+            raise ApiError(400, "structured_outputs.after: not together with tools", param="structured_outputs")
+        if format is None or (form is None and not tools.has_grammar):
+            return None
+        if form is None or not self.is_either:
+            return partial(call_grammar, tools=tools, format=format)
+        first = ANALYSIS if format.header else None if self.in_reasoning else self.reasoning
+        own = partial(either_grammar, tools=tools, format=format, form=form)
+        return partial(own, reasoning=first, in_reasoning=self.in_reasoning, budget=budget)
+
+    def params(
+        self, params: SamplingParams, wanted: StructuredOutputs | None, budget: int | None = None
+    ) -> SamplingParams:
         """Return the sampling parameters of outputs whose calls and reasoning are read.
 
         Args:
             params: as the request has them.
+            wanted: what an output must match.
             budget: most tokens of reasoning.
 
         Raises:
-            ApiError: a schema, or the form of an answer, that cannot be enforced.
+            ApiError: the parameters contradict each other.
         """
-        wanted, form = params.structured_outputs, self.form
-        if self.tools is not None and wanted is not None and wanted.after:
-            raise ApiError(400, "structured_outputs.after: not together with tools", param="structured_outputs")
-        if self.tools is not None and self.format is not None and (form is not None or self.tools.has_grammar):
-            try:
-                if form is not None and self.is_either:
-                    first = ANALYSIS if self.format.header else None if self.in_reasoning else self.reasoning
-                    parts = self.tools, self.format, self._literal, form, first
-                    wanted = either_grammar(*parts, self.in_reasoning, budget)
-                else:
-                    wanted = call_grammar(self.tools, self.format, self._literal)
-            except ConfigError as error:
-                text = str(error).removeprefix("sampling.structured_outputs.").removeprefix("grammar: ")
-                raise ApiError(400, f"tools: {text}", param="tools") from error
         reasoning = None
         if self.reasoning is not None and (wanted is not None or budget is not None):
             begin = "" if self.in_reasoning else self.reasoning.begin
@@ -208,20 +221,6 @@ class Speech:
         texts += [] if self.reasoning is None else [self.reasoning.begin, self.reasoning.end]
         encode, is_silent = self.tokenizer.encode, self.tokenizer.is_silent
         return sorted({token for text in texts if text for token in encode(text, False) if is_silent(token)})
-
-    def _literal(self, text: str) -> str:
-        """Write a text into a grammar: special tokens, which have no text for llguidance, by their ids."""
-        found, place = [], 0
-        for token in self.tokenizer.encode(text, add_special=False):
-            if self.tokenizer.is_silent(token) and (shown := self.tokenizer.decode([token], skip_special=False)):
-                before, place = place, text.find(shown, place)
-                found += [*_quoted(text[before:place]), f"<[{token}]>"]
-                place += len(shown)
-        return " ".join([*found, *_quoted(text[place:])])
-
-
-def _quoted(text: str) -> list[str]:
-    return [json.dumps(text, ensure_ascii=False)] if text else []
 
 
 def _text(message: Mapping[str, Any]) -> str:

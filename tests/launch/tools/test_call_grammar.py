@@ -18,8 +18,7 @@ from gapless.conf.errors import ConfigError
 from gapless.conf.sampling import SamplingParams
 from gapless.conf.serving import ToolFormatName
 from gapless.conf.structured_outputs import StructuredOutputs
-from gapless.launch.server.errors import ApiError
-from gapless.launch.server.tools.dialect import Dialect
+from gapless.launch.server.tools.dialect import Dialect, Speech
 from gapless.launch.server.tools.formats import FORMATS, NAMES, tool_format
 from gapless.launch.server.tools.reader import Arguments, Called, Part, Reasoned, Said
 from gapless.launch.server.tools.tool_set import Function, ToolSet
@@ -69,6 +68,13 @@ def dialect_of(tokenizer: Tokenizer, name: str) -> Dialect:
     return Dialect(ChatTemplate("{{ tools }}", {}), tokenizer, name)
 
 
+def sampled(tokenizer: Tokenizer, speech: Speech) -> SamplingParams:
+    """Return the sampling parameters of a request, with the grammar that the compiler's process would write."""
+    task = speech.grammar(None)
+    wanted = speech.form if task is None else task(Grammars(tokenizer, V, tokenizer.eos_token_ids))
+    return speech.params(SamplingParams(structured_outputs=speech.form), wanted)
+
+
 def drawn(tokenizer: Tokenizer, params: SamplingParams, rng: random.Random, begin: str = "", prefix: str = "") -> str:
     """Return a text that the structured outputs allow, drawn at random, as a client's reader gets it."""
     assert params.structured_outputs is not None
@@ -105,7 +111,7 @@ def test_forced_calls(tokenizer: Tokenizer, name: str, is_parallel: bool) -> Non
     tools = ToolSet(FUNCTIONS, "required", is_parallel=is_parallel)
     speech = dialect_of(tokenizer, name).speech("prompt", tools)
     assert speech is not None
-    params, rng, called = speech.params(SamplingParams()), random.Random(0), []
+    params, rng, called = sampled(tokenizer, speech), random.Random(0), []
     for _ in range(12):
         text = drawn(tokenizer, params, rng)
         reader = speech.reader()
@@ -121,7 +127,7 @@ def test_a_named_call(tokenizer: Tokenizer, name: str) -> None:
     speech = dialect_of(tokenizer, name).speech("prompt", ToolSet(FUNCTIONS, "required", "now", False))
     assert speech is not None
     reader = speech.reader()
-    text = drawn(tokenizer, speech.params(SamplingParams()), random.Random(1))
+    text = drawn(tokenizer, sampled(tokenizer, speech), random.Random(1))
     assert check([*reader.push(text), *reader.finish()]) == ("", ["now"])
 
 
@@ -130,7 +136,7 @@ def test_a_strict_call_is_bound_from_its_first_words_on(tokenizer: Tokenizer, na
     functions = [Function(each.name, None, each.parameters, strict=True) for each in FUNCTIONS]
     speech = dialect_of(tokenizer, name).speech("prompt", ToolSet(functions))
     assert speech is not None
-    params, rng = speech.params(SamplingParams()), random.Random(0)
+    params, rng = sampled(tokenizer, speech), random.Random(0)
     assert params.structured_outputs is not None
     after = params.structured_outputs.after
     format = tool_format("", name)
@@ -165,7 +171,7 @@ def test_calls_or_an_answer_of_the_form(
     speech = dialect.speech("prompt", ToolSet(FUNCTIONS))
     assert speech is not None
     speech = replace(speech, form=form)
-    params, rng, kinds = speech.params(SamplingParams(structured_outputs=form)), random.Random(0), set()
+    params, rng, kinds = sampled(tokenizer, speech), random.Random(0), set()
     prefix = "" if not template else HARMONY_THOUGHT if name == "harmony" else "<think>\nHm.\n</think>\n\n"
     format = tool_format("", name)
     forced = ("", "", '{"name": "' if format.is_bare else (format.section or format.call).split()[0])
@@ -197,17 +203,17 @@ def test_a_tool_whose_schema_cannot_be_enforced_is_free_unless_it_is_strict(toke
         assert speech is not None
         speech = replace(speech, form=FORMS[0])
         if is_strict:
-            with pytest.raises(ApiError, match="tools: "):
-                speech.params(SamplingParams(structured_outputs=FORMS[0]))
+            with pytest.raises(ConfigError, match=r"odd|requires"):
+                sampled(tokenizer, speech)
         else:
-            params = speech.params(SamplingParams(structured_outputs=FORMS[0]))
+            params = sampled(tokenizer, speech)
             assert drawn(tokenizer, params, random.Random(0))
 
 
 def test_free_calls_have_no_grammar(tokenizer: Tokenizer) -> None:
     speech = dialect_of(tokenizer, "hermes").speech("prompt", ToolSet(FUNCTIONS))
     assert speech is not None
-    assert speech.params(SamplingParams()).structured_outputs is None
+    assert sampled(tokenizer, speech).structured_outputs is None
 
 
 @pytest.mark.parametrize(
@@ -221,8 +227,8 @@ def test_free_calls_have_no_grammar(tokenizer: Tokenizer) -> None:
 def test_what_a_format_without_quotes_cannot_keep_is_said(tokenizer: Tokenizer, schema: dict[str, Any]) -> None:
     speech = dialect_of(tokenizer, "glm45").speech("prompt", ToolSet([Function("f", None, schema)], "required"))
     assert speech is not None
-    with pytest.raises((ApiError, ConfigError)):
-        speech.params(SamplingParams())
+    with pytest.raises(ConfigError):
+        sampled(tokenizer, speech)
 
 
 def test_formats_have_the_names_of_the_key() -> None:

@@ -146,6 +146,7 @@ def test_a_bare_word_is_a_model_of_any_kind() -> None:
 @pytest.mark.parametrize("given", [[], ["serve.port=0"], ["model.dtype=float32"], ["serve.model_name=a"]])
 def test_a_server_without_a_model_gets_one_that_chats(given: list[str]) -> None:
     assert with_default_model(given) == [*(["model=smollm2"] if is_installed() else []), *given]
+    assert f"  model={'smollm2' if is_installed() else 'shipped'} " in help_text(COMMANDS["serve"], "")
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,7 @@ def draw_live() -> None:
         browser.prefer("light")
         browser.resize(1600, 1200)
         browser.open(server.url)
-        browser.until("document.getElementById('send').textContent === 'Send'", 60)
+        browser.until("document.getElementById('send').textContent === 'Send'")
 
         browser.run("document.getElementById('temperature').value = 0.2")
 
@@ -212,7 +212,7 @@ def draw_live() -> None:
                 browser.run("document.getElementById('prompt').value = arguments[0]", question)
                 browser.run("document.getElementById('answer-note').textContent = ''")
                 browser.run("document.getElementById('send').click()")
-                browser.until("/^[0-9]+ tokens/.test(document.getElementById('answer-note').innerText)", 120)
+                browser.until("/^[0-9]+ tokens/.test(document.getElementById('answer-note').innerText)")
             browser.until("document.getElementById('words').innerText.endsWith('.')")
             browser.picture(IMAGES / "live.png")
             for each in asked:

@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-.PHONY: run test test-all test-clients lint docs compile fidelity paper clean
+.PHONY: run test test-all test-clients lint docs compile fidelity paper pictures clean
 
 run: $(VENV)/.demo
 	$(BIN)/gapless generate $$(cat $(VENV)/.demo) parallel=pp2 parallel.launcher=process sampling.top_p=0.9 $(ARGS)
@@ -77,6 +77,10 @@ compile: $(VENV)/.dev
 # Every table and figure of the paper, simulated, and docs/paper.md made of them.
 paper: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.paper $(ARGS)
+
+# Every picture of README.md and docs/, some of them of a browser's page: Chromium and its driver are needed.
+pictures: $(VENV)/.dev $(VENV)/.demo
+	$(BIN)/python -m benchmarks.pictures $(ARGS)
 
 clean:
 	rm -rf $(VENV) build site *.egg-info

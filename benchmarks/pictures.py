@@ -1,14 +1,21 @@
-"""Makes the runs and pictures of `README.md`, `docs/bubbles.md`, `docs/reading_a_report.md` and `docs/serve.md`.
+"""Makes every picture that README.md and docs/ show, and the runs that some are of: `make pictures`.
 
-    python -m benchmarks.pictures [pb1,pb2,pb3,all,reading,first,live] [--draw]
+    python -m benchmarks.pictures [SCENE,...] [--draw]
 
-Each scene is one `gapless bench` of a few requests over two stages. In `pb1` to `pb3` it runs first under a policy that
-shows a bubble, then under policies that remove it. The picture shows the part of the first run that holds most of that
-bubble, and the middle of the others. `all` runs every policy and prints a table, 8 minutes. The pictures of `reading`
-are parts of a run's page, as a browser shows them, and its charts; they say how a report looks: no document takes a
-number from them. `first` is the page of the run that `make run` does, and `live` that of a server which has the same
-questions while somebody talks with it. These three need Chromium and its driver, the last two
-SmolLM2. About two minutes a scene on 2 cores; `--draw` only draws.
+Scenes, and what each makes:
+
+- `pb1`, `pb2`, `pb3`: the bubbles of `docs/bubbles.md`, two minutes each. A `gapless bench` of a few requests over two
+  stages runs first under a policy that shows a bubble, then under policies that remove it. The picture shows the part
+  of the first run that holds most of that bubble, and the middle of the others.
+- `reading`: parts of a run's page and its charts for `docs/reading_a_report.md`. They say how a report looks; no
+  document takes a number from them.
+- `first`: the page of the run that `make run` does, for `README.md`.
+- `live`: the page of a server that has the same questions while somebody talks with it, for `docs/serve.md`.
+- `performance`, `policies`: charts of numbers in `benchmarks/results` (of `operators` and `every_policy`).
+- `paper`: `docs/paper.md` and its charts, as `make paper`.
+- `all`: no picture but a table of every policy for `docs/bubbles.md`, eight minutes. It runs only by its name.
+
+`reading`, `first` and `live` need Chromium and its driver, the last two SmolLM2. `--draw` only draws.
 """
 
 from __future__ import annotations
@@ -24,13 +31,16 @@ import httpx2
 import numpy as np
 
 from gapless import read_run
+from gapless.conf.policies import POLICY_CONFIGS
 from gapless.runtime.drawing.timeline_png import TimelineWindow, write_timeline
 from gapless.runtime.ledger.causes import CAUSES, Cause
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.run_folder.read import read_run_folder
 
-from .support.harness import Benchmark, figures, run_gapless, say, scratch, words
+from . import operators, paper
+from .support.harness import Benchmark, Row, figures, run_gapless, say, scratch, words
 from .support.real_pipeline import MACHINE
+from .support.winners import draw_winners
 
 IMAGES, QUESTIONS = Path("docs/images"), Path("conf/questions_prompts.jsonl")
 NAMED = {"pb1": Cause.PB1_PREFILL_SIZE, "pb2": Cause.PB2_PREFILL_DECODE, "pb3": Cause.PB3_DECODE_CONTEXT}
@@ -83,19 +93,30 @@ CHARTS = {  # by run: those that the page shows
     "01_sarathi": "stage_times batch_composition kv_use queue bubble_time_per_request requests_completed ttft itl",
     "02_equal_time": "predictions",
 }
+RESULTS = Path("benchmarks/results")
+MADE = {  # by scene: the pictures that it makes in docs/images; `paper_*` are of `paper`
+    **{name: [name] for name in (*NAMED, "live", "performance", "policies")},
+    "first": ["report"],
+    "reading": [f"reading_{name}" for name in [*SECTIONS, *" ".join(CHARTS.values()).split()]],
+    "paper": [],
+}
 COLOURS = 64
 WIDTH = 1100  # CSS pixels of the page
 
 
 def main() -> int:
-    every = [*SCENES, "first", "live"]
-    bench = Benchmark(__doc__, {"scenes": {"nargs": "?", "default": ",".join(every)}}, draw=False)
+    every = [*MADE, "all"]
+    bench = Benchmark(__doc__, {"scenes": {"nargs": "?", "default": ",".join(MADE)}}, draw=False)
     for name in bench.given.scenes.split(","):
         if name not in every:
             bench.parser.error(f"no scene {name}: choose from {', '.join(every)}")
         folder = Path("runs/pictures") / name
-        if name == "live":
-            draw_live()
+        if name in DRAWN:
+            DRAWN[name]()
+            continue
+        if name == "paper":
+            if paper.main(["--write"] if bench.given.draw else []):
+                return 1
             continue
         if name == "first":
             if not bench.given.draw:
@@ -176,7 +197,7 @@ def draw_live() -> None:
         browser.prefer("light")
         browser.resize(1600, 1200)
         browser.open(server.url)
-        browser.until("document.getElementById('send').textContent === 'Send'", 60)
+        browser.until("document.getElementById('send').textContent === 'Send'")
 
         browser.run("document.getElementById('temperature').value = 0.2")
 
@@ -191,12 +212,29 @@ def draw_live() -> None:
                 browser.run("document.getElementById('prompt').value = arguments[0]", question)
                 browser.run("document.getElementById('answer-note').textContent = ''")
                 browser.run("document.getElementById('send').click()")
-                browser.until("/^[0-9]+ tokens/.test(document.getElementById('answer-note').innerText)", 120)
+                browser.until("/^[0-9]+ tokens/.test(document.getElementById('answer-note').innerText)")
             browser.until("document.getElementById('words').innerText.endsWith('.')")
             browser.picture(IMAGES / "live.png")
             for each in asked:
                 each.cancel()
     in_few_colours(IMAGES / "live.png")
+
+
+def draw_performance() -> None:
+    tables = measured("operators")
+    (run,) = tables["run"]
+    title = f"llama-12x768, one process: {run['seconds']:.1f} s"
+    operators.draw(IMAGES / "performance.png", title, tables["operators"])
+
+
+def draw_policies() -> None:
+    draw_winners(IMAGES / "policies.png", measured("every_policy")["cells"], tuple(POLICY_CONFIGS))
+
+
+def measured(name: str) -> dict[str, list[Row]]:
+    """Return the tables of the latest measurement that `benchmarks/results` has of a benchmark."""
+    found: dict[str, list[Row]] = json.loads((RESULTS / f"{name}.json").read_text())["measurements"][-1]["tables"]
+    return found
 
 
 def in_few_colours(image: Path) -> None:
@@ -222,6 +260,8 @@ def draw_report(folder: Path) -> None:
             file = IMAGES / f"reading_{chart}.png"
             read_run(folder / name).plot(chart).savefig(file, dpi=150, metadata={"Software": None})
 
+
+DRAWN = {"live": draw_live, "performance": draw_performance, "policies": draw_policies}
 
 if __name__ == "__main__":
     sys.exit(main())

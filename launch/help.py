@@ -20,7 +20,7 @@ from ..conf.schema import EngineConfig
 from ..conf.units import unit_of
 from ..models.gguf.smollm2 import INSTALL
 from .options import OPTIONS
-from .serve_arguments import answer_to, key_of
+from .serve_arguments import answer_to, key_of, with_default_model
 
 if TYPE_CHECKING:
     from .commands import Command
@@ -104,6 +104,8 @@ def command(command: Command, asked: str = "") -> str:
 def _short(command: Command) -> str:
     """Write a line for each key that matters."""
     defaults, chosen = defaults_of(command)
+    if command.takes_vllm_options:
+        chosen = chosen | dict(text.split("=") for text in with_default_model(()))
     meaning = meanings(command.config)
     vllm = "MODEL and vLLM's options work too (docs/from_vllm.md); --help NAME answers for one: --help enable-lora"
     rest = f"--help all has every key, --help WORD those that tell of a word: gapless {command.name} --help cache"

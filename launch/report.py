@@ -71,7 +71,7 @@ def run(config: ReportConfig, found: Sequence[RunFolder] | ImportedRun, run_dir:
     if len(found) == 1:
         _show_one(console, config, found[0])
         return
-    candidates = group_runs([_with_goodput(folder, config) for folder in found])
+    candidates = group_runs([_with_goodput(folder, config) for folder in found], _names(config.runs))
     path = _destination(config)
     write_comparison(path, candidates, figures=config.figures, sort=config.sort)
     console.print(comparison_table(candidates, sort=config.sort))
@@ -117,6 +117,12 @@ def folders(paths: Sequence[str]) -> list[RunFolder]:
         for folder in read:
             found.setdefault(folder.path.resolve(), folder)
     return list(found.values())
+
+
+def _names(paths: Sequence[str]) -> dict[Path, str]:
+    """Return the names that users gave to run folders, by path; gapless's own begin with a digit."""
+    names = {path: path.absolute().name for path in map(user_path, paths) if not path.absolute().name[:1].isdigit()}
+    return {path: name if [*names.values()].count(name) == 1 else str(path) for path, name in names.items()}
 
 
 def _run_folders_below(path: Path) -> Iterator[Path]:

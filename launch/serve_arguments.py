@@ -10,6 +10,7 @@ import difflib
 import json
 import logging
 import re
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,189 +76,35 @@ def _names(text: str) -> str:
     return _list(text) if text.startswith("[") else literal(text)
 
 
-_KEYS = {
-    "model": _Key("model"),
-    "tokenizer": _Key("model.tokenizer"),
-    "revision": _Key("model.revision"),
-    "dtype": _Key("model.dtype", lambda text: _DTYPES.get(text, text)),
-    "quantization": _Key("model.quantization"),
-    "max-model-len": _Key("model.max_model_len", _length),
-    "served-model-name": _Key("serve.model_name", _names),
-    "host": _Key("serve.host"),
-    "port": _Key("serve.port"),
-    "api-key": _Key("serve.api_keys", _list),
-    "chat-template": _Key("serve.chat_template"),
-    "allowed-origins": _Key("serve.allowed_origins", _list),
-    "ssl-certfile": _Key("serve.ssl_certfile"),
-    "ssl-keyfile": _Key("serve.ssl_keyfile"),
-    "ssl-ca-certs": _Key("serve.ssl_ca_certs"),
-    "uvicorn-log-level": _Key("serve.log_level"),
-    "otlp-traces-endpoint": _Key("serve.otlp_endpoint"),
-    "generation-config": _Key("serve.generation_config", lambda text: "false" if text == "vllm" else "true"),
-    "config": _Key(CONFIG),
-    "tensor-parallel-size": _Key("parallel.tp"),
-    "pipeline-parallel-size": _Key("parallel.pp"),
-    "data-parallel-size": _Key("serve.replicas"),
-    "distributed-executor-backend": _Key("parallel.launcher", lambda text: _LAUNCHERS.get(text, text)),
-    "enable-expert-parallel": _Key("parallel.expert_parallel", says="true"),
-    "max-num-seqs": _Key("scheduler.batch"),
-    "max-num-batched-tokens": _Key("scheduler.chunk", _size),
-    "scheduling-policy": _Key("scheduler.order"),
-    "kv-cache-dtype": _Key("cache.dtype", lambda text: _KV_DTYPES.get(text, text)),
-    "block-size": _Key("cache.block_size"),
-    "num-gpu-blocks-override": _Key("cache.num_blocks"),
-    "enable-prefix-caching": _Key("cache.prefix_caching", says="true"),
-    "no-enable-prefix-caching": _Key("cache.prefix_caching", says="false"),
-    "enforce-eager": _Key("model.cuda_graphs", says="false"),
-    "seed": _Key("seed"),
-}
-_SHORT = {"-tp": "tensor-parallel-size", "-pp": "pipeline-parallel-size", "-dp": "data-parallel-size"}
-_SHORT |= {"-q": "quantization", "-O": "optimization-level", "-cc": "compilation-config", "-sc": "speculative-config"}
-_SHORT |= {"-n": "nnodes", "-r": "node-rank", "-dpn": "data-parallel-rank", "-dpl": "data-parallel-size-local"}
-_SHORT |= {"-dpa": "data-parallel-address", "-dpp": "data-parallel-rpc-port", "-dpb": "data-parallel-backend"}
-_WITH_VALUE = {  # options that nothing corresponds to: what there is instead
-    "gpu-memory-utilization": "hardware.memory_gib=N is the memory in GiB that a rank may use",
-    "kv-cache-memory-bytes": "cache.num_blocks=N is the number of KV blocks",
-    "swap-space": "a preempted request is computed again, not swapped",
-    "cpu-offload-gb": "weights stay on the device",
-    "load-format": "the format is seen from the files",
-    "tokenizer-mode": "the tokenizer is that of the checkpoint",
-    "optimization-level": "model.kernels and model.cuda_graphs choose what computes",
-    "compilation-config": "model.kernels and model.cuda_graphs choose what computes",
-    "speculative-config": "scheduler.drafts=N guesses tokens from prompt and output",
-    "tool-call-parser": "the format of calls is seen from the checkpoint",
-    "reasoning-parser": "the format of reasoning is seen from the checkpoint",
-    "model-impl": "the model's code is that of gapless",
-    "attention-backend": "model.attention chooses what computes attention",
-    "config-format": "the format is seen from the files",
-    "max-parallel-loading-workers": "each rank loads its own part",
-    "uvicorn-access-log-level": "serve.log_level holds for all",
-    "api-server-count": "one process answers HTTP",
-    "max-logprobs": "a request may ask for up to 64",
-    "h11-max-incomplete-event-size": "serve.max_body_mib bounds a request",
-    "h11-max-header-count": "headers have a bound of their own",
-    "structured-outputs-config": "structured outputs are always on",
-    "guided-decoding-backend": "structured outputs are always on",
-    "max-cudagraph-capture-size": "model.cuda_graphs chooses whether there are graphs",
-    "cudagraph-capture-sizes": "model.cuda_graphs chooses whether there are graphs",
-    "max-seq-len-to-capture": "model.cuda_graphs chooses whether there are graphs",
-    "preemption-mode": "a preempted request is computed again, not swapped",
-    "prefix-caching-hash-algo": "prefixes are compared by their tokens",
-    "max-num-partial-prefills": "the policy chooses how many prompts share a micro-batch",
-    "max-long-partial-prefills": "the policy chooses how many prompts share a micro-batch",
-    "long-prefill-token-threshold": "scheduler.max_prefill_share bounds one request's share",
-    "stream-interval": "each token is an event of its own",
-    "disable-access-log-for-endpoints": "serve.log_level=warning leaves out the lines of requests",
-    "allowed-methods": "the API's methods are allowed",
-    "allowed-headers": "the API's headers are allowed",
-    "kv-sharing-fast-prefill": "prompts are computed whole",
-    "download-dir": "the cache of the hub is where HF_HOME says",
-    "max-log-len": "prompts are never logged",
-}
-_ALONE = {
-    "enable-chunked-prefill": "prompts are always computed in chunks; scheduler.chunk=N is their size",
-    "no-enable-chunked-prefill": "scheduler=orca_best computes whole prompts",
-    "async-scheduling": "micro-batches are always scheduled ahead",
-    "trust-remote-code": "code of a checkpoint is never run",
-    "enable-auto-tool-choice": "tools are always on",
-    "disable-uvicorn-access-log": "serve.log_level=warning leaves out the lines of requests",
-    "use-tqdm-on-load": "a line says what each part of the start took",
-    "enable-prompt-tokens-details": "usage always has cached_tokens",
-    "disable-fastapi-docs": "/openapi.json is static",
-    "disable-frontend-multiprocessing": "HTTP has a process of its own",
-    "enable-request-id-headers": "answers always have X-Request-Id",
-    "enable-log-requests": "each request has its line; prompts are never logged",
-    "disable-log-requests": "serve.log_level=warning leaves out the lines of requests",
-    "disable-log-stats": "/metrics and the live page have the numbers",
-    "disable-custom-all-reduce": "sums go by NCCL, or by shared memory on a CPU",
-}
-
-
-_MULTIMODAL = "models take text only"
-_POOLING = "models generate text only; there are no embeddings, scores or classes"
-_SPECULATIVE = "there is no draft model; scheduler.drafts=N guesses tokens from prompt and output"
-_LORA = "LoRA adapters are not loaded; merge one into its checkpoint"
-_ONE_PLACE = "one command starts all hosts; parallel.ray_address=auto, or torchrun (docs/cluster.md)"
-_REPLICAS = "serve.replicas=N runs N pipelines behind one address"
-_OWN_CODE = "code of a user or a plug-in is not loaded into the server"
-_DISAGGREGATED = "a server prefills and decodes itself; gapless simulate has prefill pools"
-_REFUSED: Mapping[str, str] = MappingProxyType(  # options that change what the server does, and why they are refused
+_WRITERS: Mapping[str, Callable[[str], str]] = MappingProxyType(  # how an option's value is written; else as it is
     {
-        option: reason
-        for reason, options in (
-            (_LORA, "enable-lora enable-lora-bias lora-modules max-loras max-lora-rank max-cpu-loras lora-dtype"),
-            (_LORA, "lora-extra-vocab-size fully-sharded-loras long-lora-scaling-factors default-mm-loras"),
-            (_LORA, "enable-tower-connector-lora enable-prompt-adapter max-prompt-adapters prompt-adapters"),
-            (_LORA, "qlora-adapter-name-or-path max-prompt-adapter-token lora-target-modules specialize-active-lora"),
-            (_MULTIMODAL, "limit-mm-per-prompt mm-processor-kwargs mm-processor-cache-gb mm-processor-cache-type"),
-            (_MULTIMODAL, "mm-shm-cache-max-object-size-mb mm-encoder-tp-mode mm-encoder-attn-backend mm-encoder-only"),
-            (
-                _MULTIMODAL,
-                "interleave-mm-strings skip-mm-profiling video-pruning-rate media-io-kwargs enable-mm-embeds",
-            ),
-            (_MULTIMODAL, "disable-mm-preprocessor-cache allowed-local-media-path allowed-media-domains"),
-            (_MULTIMODAL, "disable-chunked-mm-input"),
-            (_POOLING, "runner convert task override-pooler-config pooler-config logits-processor-pattern"),
-            (_POOLING, "enable-flash-late-interaction"),
-            (
-                _SPECULATIVE,
-                "speculative-model num-speculative-tokens speculative-max-model-len ngram-prompt-lookup-max",
-            ),
-            (_SPECULATIVE, "ngram-prompt-lookup-min speculative-disable-by-batch-size spec-decoding-acceptance-method"),
-            (_SPECULATIVE, "speculative-model-quantization speculative-draft-tensor-parallel-size"),
-            (_ONE_PLACE, "nnodes node-rank master-addr master-port headless worker-cls worker-extension-cls"),
-            (_ONE_PLACE, "ray-workers-use-nsight"),
-            (_REPLICAS, "data-parallel-rank data-parallel-start-rank data-parallel-size-local data-parallel-address"),
-            (
-                _REPLICAS,
-                "data-parallel-rpc-port data-parallel-backend data-parallel-hybrid-lb data-parallel-external-lb",
-            ),
-            (_REPLICAS, "data-parallel-supervisor-port"),
-            (_OWN_CODE, "middleware tool-parser-plugin reasoning-parser-plugin logits-processors io-processor-plugin"),
-            (_OWN_CODE, "scheduler-cls tool-server"),
-            (_DISAGGREGATED, "kv-transfer-config kv-events-config ec-transfer-config tokens-only"),
-            ("KV blocks stay on the device", "kv-offloading-size kv-offloading-backend"),
-            ("weights of a rank stay on its device", "offload-backend offload-group-size cpu-offload-params"),
-            ("the context is that of the checkpoint, its rope_scaling included", "rope-scaling rope-theta"),
-            ("change the checkpoint's config.json", "hf-overrides hf-config-path"),
-            ("one revision holds for weights and tokenizer", "tokenizer-revision code-revision"),
-            ("the token of the hub is what HF_TOKEN holds", "hf-token"),
-            ("prompts as token ids need no tokenizer: model.tokenizer=none", "skip-tokenizer-init"),
-            ("prompts as embeddings are not taken", "enable-prompt-embeds"),
-            ("a server has no sleep mode; stop it and start it again", "enable-sleep-mode"),
-            ("experts stay where they are", "enable-eplb eplb-config num-redundant-experts expert-placement-strategy"),
-            ("experts of one layer are computed by the ranks of its stage", "all2all-backend enable-elastic-ep"),
-            ("contexts are not split over ranks", "decode-context-parallel-size prefill-context-parallel-size"),
-            ("two batches are not overlapped in a stage; parallel.pp fills stages", "enable-dbo ubatch-size"),
-            ("scales of the KV cache are computed as it is written", "calculate-kv-scales"),
-            ("sliding windows stay on", "disable-sliding-window"),
-            ("Mamba layers are not supported", "mamba-cache-dtype mamba-ssm-cache-dtype mamba-block-size"),
-            ("Mamba layers are not supported", "mamba-cache-mode"),
-            ("the server listens on TCP; serve.host=127.0.0.1 keeps it on this machine", "uds"),
-            ("let a reverse proxy cut the path (docs/deploy.md)", "root-path"),
-            ("put a reverse proxy in front for that (docs/deploy.md)", "ssl-ciphers enable-ssl-refresh"),
-            ("serve.ssl_ca_certs alone asks clients for certificates", "ssl-cert-reqs"),
-            ("clients send keys in a header, not cookies", "allow-credentials"),
-            ("answers have the role assistant", "response-role"),
-            ("a client's template is not run", "trust-request-chat-template"),
-            ("clients send chat_template_kwargs with a request", "default-chat-template-kwargs"),
-            ("the template decides how content is read", "chat-template-content-format"),
-            ("log-probabilities have tokens as texts", "return-tokens-as-token-ids logprobs-mode"),
-            ("a request's sampling parameters are those that it gives", "override-generation-config"),
-            ("clients ask by stream_options.include_usage", "enable-force-include-usage"),
-            ("texts are never logged", "enable-log-outputs"),
-            ("serve.log_level and serve.log_format say what is logged", "log-config-file"),
-            ("/metrics has all metrics", "show-hidden-metrics-for-version collect-detailed-traces"),
-            ("gapless profile and POST /record measure a server", "profiler-config"),
-            ("/tokenize and /v1/models have what there is", "enable-tokenizer-info-endpoint"),
-            ("hardware=NAME says what ranks run on", "device override-neuron-config"),
-            ("keys of gapless take its place", "additional-config model-loader-extra-config kernel-config"),
-            ("gRPC is not served", "grpc"),
-        )
-        for option in options.split()
+        "dtype": lambda text: _DTYPES.get(text, text),
+        "kv-cache-dtype": lambda text: _KV_DTYPES.get(text, text),
+        "distributed-executor-backend": lambda text: _LAUNCHERS.get(text, text),
+        "generation-config": lambda text: "false" if text == "vllm" else "true",
+        "max-model-len": _length,
+        "max-num-batched-tokens": _size,
+        "served-model-name": _names,
+        "api-key": _list,
+        "allowed-origins": _list,
+        "log-level": str.lower,
     }
 )
+_TABLES = tomllib.loads(Path(__file__).with_name("vllm_options.toml").read_text(encoding="utf-8"))
 
+
+def _reasons(table: str) -> dict[str, str]:
+    """Return the options of a table, each with its reason."""
+    return {option: reason for reason, options in _TABLES[table].items() for option in options.split()}
+
+
+def _keys() -> dict[str, _Key]:
+    cut = {option: text.partition("=") for option, text in _TABLES["keys"].items()}
+    return {option: _Key(key, _WRITERS.get(option, str), says or None) for option, (key, _, says) in cut.items()}
+
+
+_KEYS, _SHORT = _keys(), _TABLES["short"]
+_WITH_VALUE, _ALONE, _REFUSED = _reasons("ignored"), _reasons("ignored_switches"), _reasons("refused")
 _VLLM = {**_REFUSED, **_WITH_VALUE, **_ALONE, **{option: entry.key for option, entry in _KEYS.items()}}
 
 

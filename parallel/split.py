@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import accumulate
 from math import inf
@@ -38,9 +39,14 @@ def check_parallel(arch: Architecture, parallel: ParallelConfig, *, copies_heads
         whole = parallel.expert_parallel
         sizes["experts" if whole else "experts' size"] = arch.experts.num_experts if whole else arch.expert_size
         sizes["shared expert's size"] = arch.experts.shared_ffn_size
+    common = math.gcd(*sizes.values())
+    fitting = " or ".join(str(size) for size in range(1, common + 1) if common % size == 0)
     for what, size in sizes.items():
         if size % tp:
-            raise ConfigError(f"parallel.tp={tp}: must divide the model's {what}, {size}")
+            raise ConfigError(
+                f"parallel.tp={tp}: must divide the model's {what}, {size}; tp may be {fitting}, parallel.pp any number"
+                f" up to {arch.num_layers}"
+            )
 
 
 def split_layers(

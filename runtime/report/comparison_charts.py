@@ -161,7 +161,7 @@ def _ordered(values: Sequence[str]) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) else "unset" if value is None else json.dumps(value)
 
 
 def _last_part(key: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ...conf.build import leaves
@@ -16,6 +18,7 @@ _KEYS_WITHOUT_EFFECT = frozenset({"outputs", "print_texts", "policies", "repeats
 _NAMED_SECTIONS = ("model", "hardware", "cluster", "scheduler", "workload")
 _COST_CONSTANTS = "hardware.costs."  # prefix of the analytic cost model's constants
 _MANY_CONSTANTS = 3  # from this many differing constants on, a label shows one number for all of them
+_LONGEST_NAMED = 32  # characters of a label that still fits after the name of its folder
 _MISSING = object()
 
 
@@ -36,17 +39,22 @@ class RunGroup:
         return ranked[(len(ranked) - 1) // 2]
 
 
-def group_runs(folders: Sequence[RunFolder]) -> list[RunGroup]:
+def group_runs(folders: Sequence[RunFolder], names: Mapping[Path, str] = MappingProxyType({})) -> list[RunGroup]:
     """Group runs of equal configs, in the order of each group's first run.
 
     A label is unique and says only what differs between the settings, as in `sarathi chunk=256`.
+
+    Args:
+        folders: The runs.
+        names: Names of run folders by path. A named run is a group of its own, with the name in its label.
     """
-    by_setting: dict[str, list[RunFolder]] = {}
+    by_setting: dict[tuple[str, str], list[RunFolder]] = {}
     for folder in folders:
-        by_setting.setdefault(json.dumps(settings(folder.config), sort_keys=True, default=str), []).append(folder)
+        setting = json.dumps(settings(folder.config), sort_keys=True, default=str)
+        by_setting.setdefault((names.get(folder.path, ""), setting), []).append(folder)
     repeats = list(by_setting.values())
     points = _fold_constants([settings(runs[0].config) for runs in repeats])
-    labels = _labels(points, [runs[0].title for runs in repeats])
+    labels = _labels(points, [runs[0].title for runs in repeats], [name for name, _ in by_setting])
     return [RunGroup(label, runs) for label, runs in zip(labels, repeats, strict=True)]
 
 
@@ -97,8 +105,8 @@ def _fold_constants(points: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str
     ]
 
 
-def _labels(points: Sequence[Mapping[str, Any]], titles: Sequence[str]) -> list[str]:
-    """Label each setting by the keys that differ; by its title if it has none of them."""
+def _labels(points: Sequence[Mapping[str, Any]], titles: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Label each setting by its name and the keys that differ; by its title if it has none of them."""
     keys = differing_keys(points)
     if not keys:
         keys = ["scheduler.name"]
@@ -120,6 +128,10 @@ def _labels(points: Sequence[Mapping[str, Any]], titles: Sequence[str]) -> list[
             shown = short_name if short_names.count(short_name) == 1 else key
             words.append(str(point[key]) if key.endswith(".name") else f"{shown}={override_text(point[key])}")
         labels.append(" ".join(words) or title)
+    differ = len(set(labels)) > 1
+    for place, (name, label) in enumerate(zip(names, labels, strict=True)):
+        if name:
+            labels[place] = f"{name}: {label}" if differ and len(label) <= _LONGEST_NAMED else name
     return _number_duplicates(labels)
 
 

@@ -83,6 +83,12 @@ def test_several_folders_and_where_they_go(runs: Path, capsys: pytest.CaptureFix
     assert [row["label"] for row in found["candidates"]] == ["sarathi chunk=128", "sarathi chunk=256"]
     goodput = [row["metrics"]["request_goodput"]["median"] for row in found["candidates"]]
     assert goodput == pytest.approx([0.0, 5.0])
+    (runs / "a" / "0").rename(runs / "a" / "tuned")
+    (runs / "a" / "1").rename(runs / "a" / "base")
+    arguments = ["report", "multirun/a/base", "multirun/a/tuned/", "figures=false"]
+    assert main([*arguments, "out=there"]) == 0
+    found = json.loads((runs.parent / "there" / "comparison.json").read_text())
+    assert found["ranking"] == ["tuned: sarathi chunk=256", "base: sarathi chunk=128"]
     for name in ("comparison", "comparison_2"):
         assert main(arguments) == 0
         assert (runs / "a" / name / "report.html").is_file()

@@ -15,7 +15,16 @@ from gapless.launch.cli import main
 from gapless.launch.commands import COMMANDS
 from gapless.launch.compose import compose_one
 from gapless.launch.help import command as help_text
-from gapless.launch.serve_arguments import _ALONE, _KEYS, _REFUSED, _WITH_VALUE, as_overrides, with_default_model
+from gapless.launch.serve_arguments import (
+    _ALONE,
+    _KEYS,
+    _REFUSED,
+    _SHORT,
+    _WITH_VALUE,
+    _WRITERS,
+    as_overrides,
+    with_default_model,
+)
 from gapless.models.gguf.smollm2 import is_installed
 from tests.support.forked import gapless
 
@@ -137,6 +146,7 @@ def test_a_bare_word_is_a_model_of_any_kind() -> None:
 @pytest.mark.parametrize("given", [[], ["serve.port=0"], ["model.dtype=float32"], ["serve.model_name=a"]])
 def test_a_server_without_a_model_gets_one_that_chats(given: list[str]) -> None:
     assert with_default_model(given) == [*(["model=smollm2"] if is_installed() else []), *given]
+    assert f"  model={'smollm2' if is_installed() else 'shipped'} " in help_text(COMMANDS["serve"], "")
 
 
 @pytest.mark.parametrize(
@@ -150,9 +160,29 @@ def test_the_page_lists_each_option() -> None:
     page = (Path(__file__).parents[2] / "docs/from_vllm.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| `--([\w-]+)`[^|]*\| (.*) \|$", page, re.MULTILINE))
     keys = {name: f"`{each.key}={each.says}`" if each.says else f"`{each.key}`" for name, each in _KEYS.items()}
-    assert rows == keys | {name: f"nothing: {text}" for name, text in (_WITH_VALUE | _ALONE).items()}
-    refused = re.findall(r"^\| ([^|`]+) \| (`--.*) \|$", page, re.MULTILINE)
-    assert {name: why for why, names in refused for name in re.findall(r"`--([\w-]+)`", names)} == _REFUSED
+    assert {name: text for name, text in rows.items() if name in keys} == keys
+    for section, known in (("## Options", _WITH_VALUE | _ALONE), ("## Not supported", _REFUSED)):
+        listed = re.findall(r"^\| ([^|`]+) \| (`--.*) \|$", page.split(section)[1].split("\n## ")[0], re.MULTILINE)
+        assert {name: why for why, names in listed for name in re.findall(r"`--([\w-]+)`", names)} == known
+    for short, name in _SHORT.items():
+        assert re.search(rf"`--{name}`(, `-\w+`)*, `{short}`", page), short
+
+
+def test_no_option_has_two_answers() -> None:
+    tables = (_KEYS, _WITH_VALUE, _ALONE, _REFUSED)
+    assert len({name for table in tables for name in table}) == sum(map(len, tables))
+    assert {*_SHORT.values()} <= {name for table in tables for name in table}
+    assert {*_WRITERS} <= {*_KEYS}
+
+
+def test_an_option_of_nobody_is_told_apart_from_those_of_vllm(capfd: pytest.CaptureFixture[str]) -> None:
+    for words, code, line in (
+        ("--turbo-encabulator --cfg job", 2, "--turbo-encabulator: unknown option"),
+        ("--moe-backend triton --cfg job", 0, "--moe-backend triton: nothing corresponds"),
+        ("--sleep-mode-backend x", 2, "not supported: --sleep-mode-backend; a server has no sleep mode"),
+    ):
+        assert main(["serve", *words.split()]) == code
+        assert line in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("option", [*_KEYS, *_WITH_VALUE, *_ALONE, *_REFUSED])

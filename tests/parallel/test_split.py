@@ -17,6 +17,7 @@ from gapless.conf.experts import ExpertsConfig
 from gapless.conf.schema import ParallelConfig
 from gapless.parallel.split import check_parallel, split_layers
 
+UP = ", parallel.pp any number up to 12"
 ARCH = Architecture(
     vocab_size=64,
     hidden_size=64,
@@ -103,8 +104,8 @@ def test_a_stage_takes_no_more_layers_than_fit_where_the_others_have_room() -> N
     [
         ({"pp": 13}, "parallel.pp=13: must be at most the model's 12 layers"),
         ({"pp": 2, "layers": (5, 6)}, "parallel.layers=[5, 6]: must sum to the model's 12 layers, not 11"),
-        ({"tp": 3}, "parallel.tp=3: must divide the model's attention heads, 8"),
-        ({"tp": 8}, "parallel.tp=8: must divide the model's KV heads, 4"),
+        ({"tp": 3}, "parallel.tp=3: must divide the model's attention heads, 8; tp may be 1 or 2 or 4" + UP),
+        ({"tp": 8}, "parallel.tp=8: must divide the model's KV heads, 4; tp may be 1 or 2 or 4" + UP),
     ],
 )
 def test_what_cannot_be_split_is_refused(over: dict, said: str) -> None:
@@ -130,11 +131,16 @@ def test_experts_are_split_by_slices_or_whole() -> None:
     for whole in (False, True):
         check_parallel(arch, ParallelConfig(tp=2, launcher="ray", expert_parallel=whole))
     check_parallel(arch, ParallelConfig(tp=4, launcher="ray"))
-    assert refused(arch, tp=4, expert_parallel=True) == "parallel.tp=4: must divide the model's experts, 6"
+    assert (
+        refused(arch, tp=4, expert_parallel=True)
+        == "parallel.tp=4: must divide the model's experts, 6; tp may be 1 or 2" + UP
+    )
     odd = dataclasses.replace(arch, ffn_size=130)
-    assert refused(odd, tp=4) == "parallel.tp=4: must divide the model's experts' size, 130"
+    assert "must divide the model's experts' size, 130; tp may be 1 or 2," in refused(odd, tp=4)
     shared = dataclasses.replace(arch, experts=dataclasses.replace(arch.experts, shared_ffn_size=30))
-    assert refused(shared, tp=4) == "parallel.tp=4: must divide the model's shared expert's size, 30"
+    assert refused(shared, tp=4).startswith(
+        "parallel.tp=4: must divide the model's shared expert's size, 30; tp may be 1 or 2,"
+    )
     assert refused(ARCH, tp=2, expert_parallel=True) == (
         "parallel.expert_parallel=true: must be false for a model without experts"
     )

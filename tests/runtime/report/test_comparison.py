@@ -15,6 +15,7 @@ from rich.console import Console
 
 from gapless.conf.errors import ConfigError
 from gapless.runtime.core.run_record import RunRecord, Wait
+from gapless.runtime.report.comparison_charts import heat_maps
 from gapless.runtime.report.metrics import LATENCY, METRICS, Metric, best_of, number, number_keys, ranked, spread
 from gapless.runtime.report.run_groups import RunGroup, differing_keys, group_runs, settings
 from gapless.runtime.report.terminal import comparison_table
@@ -46,6 +47,25 @@ def test_labels_say_what_differs():
     assert labels(*mixed) == ["sarathi depth=null", "orca_best depth=4", "sarathi depth=4"]
     older = RunFolder(Path("x"), {"config": config() | {"scheduler": {"name": "sarathi", "batch": None}}, "title": "t"})
     assert labels(folder(), older, RunFolder(Path("y"), {})) == ["sarathi", "sarathi (2)", "y"]
+
+
+def test_runs_are_called_by_the_names_that_users_gave_them():
+    runs = [folder("a"), folder("b", chunk=128), folder("c")]
+    names = {runs[0].path: "before", runs[2].path: "after"}
+    assert [c.label for c in group_runs(runs[::2], names)] == ["before", "after"]
+    found = [c.label for c in group_runs(runs, names)]
+    assert found == ["before: sarathi chunk=256", "sarathi chunk=128", "after: sarathi chunk=256"]
+    far = [folder("a", chunk=1, depth=2), folder("b", chunk=2, depth=3, name="equal_time", batch=12345678)]
+    far[1].summary["config"]["model"] = {"name": "a-model-with-a-long-name"}
+    assert [c.label for c in group_runs(far, {run.path: run.path.name for run in far})][1] == "b"
+
+
+def test_a_heat_map_has_no_row_null():
+    groups = [run_group(f"{c} {d}", chunk=c, depth=d, output_throughput=1.0) for c in (None, 64) for d in (None, 3)]
+    chart = heat_maps(groups, "output_throughput")[0]
+    assert sorted(chart.categories) == ["64", "unset"] or sorted(chart.categories) == ["3", "unset"]
+    assert "unset" in {series.label for series in chart.series}
+    assert "null" not in {*chart.categories, *(series.label for series in chart.series)}
 
 
 def test_keys_of_one_policy_do_not_differ_between_policies():

@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapless.conf.errors import ConfigError
+from gapless.runtime.explain.analysed_run import AnalysedRun
 from gapless.runtime.ledger.causes import Cause
 from gapless.runtime.ledger.ledger import Ledger
+from gapless.runtime.run_folder.run_info import RunInfo
 from gapless.runtime.run_folder.spans_csv import span_rows
 from gapless.runtime.traces.pipeline_run import run_of_traces
 from gapless.runtime.traces.rank_trace import RankTrace, Step, Transfer, merged, seconds_within, without
@@ -78,6 +80,19 @@ def test_a_slower_first_stage_is_imbalance_where_nothing_is_known_of_micro_batch
     idle = ledger.seconds_by_cause(1)
     assert idle[Cause.STAGE_IMBALANCE] == pytest.approx(19 * 0.04, rel=0.05)
     assert idle[Cause.UNKNOWN] == 0.0
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+@pytest.mark.parametrize("is_bare", [False, True])
+def test_a_slow_stage_is_named_first(slow: int, is_bare: bool) -> None:
+    """It is, with steps that say their tokens or without them, and whether prompts take part or not."""
+    long, short = MicroBatch(0.06, 0.03, 0.001, 0.0, 64, 4), MicroBatch(0.02, 0.01, 0.001, 0.0, 0, 4)
+    work = [long, *[short] * 4] * 12 if not is_bare else [short] * 60
+    work = work if slow == 0 else [replace(one, first=one.second, second=one.first) for one in work]
+    traces, _ = two_ranks(work)
+    run = run_of_traces([replace(trace, steps=[], stage=None) for trace in traces] if is_bare else traces)
+    first = AnalysedRun.of(run.record, RunInfo({}, title="imported")).words[0]
+    assert first.startswith(f"Stage {slow} takes 2.0 times as long as the other")
 
 
 def test_uneven_micro_batches_of_which_nothing_is_known_are_unknown() -> None:

@@ -114,7 +114,7 @@ def _fields(kind: Any) -> Mapping[str, Any]:
 def _required(kind: Any) -> frozenset[str]:
     """Return the fields that must be there. Annotations that are texts hide their marks from `__required_keys__`."""
     hints = typing_extensions.get_type_hints(kind, include_extras=True)
-    marks = {key: get_origin(each) for key, each in hints.items()}
+    marks: dict[str, Any] = {key: get_origin(each) for key, each in hints.items()}
     own = kind.__required_keys__ if kind.__total__ else frozenset[str]()
     marked = {key for key, mark in marks.items() if mark in (Required, typing_extensions.Required)}
     return frozenset(marked | {key for key in own if marks[key] is not NotRequired})

@@ -65,7 +65,7 @@ def body(path: str, variant: Variant, value: Any) -> dict[str, Any]:
     return {**least, "temperature": 0, name: asked}
 
 
-def said(answer: httpx2.Response) -> Any:
+def said(answer: httpx2.Response) -> tuple[int, str | None]:
     """Return an answer's status and, of an error, the line."""
     found = answer.json()
     return answer.status_code, found["error"]["message"] if found.get("error") else None
@@ -76,7 +76,7 @@ def said(answer: httpx2.Response) -> Any:
 )
 def test_published_bodies(server: Server, path: str) -> None:
     wrong, statuses = list[str](), set[int]()
-    known: dict[str, Any] = {}
+    known: dict[str, tuple[int, str | None]] = {}
     with httpx2.Client(base_url=server.url, timeout=60) as client:
 
         def ask(asked: dict[str, Any]) -> tuple[int, str | None]:

@@ -12,6 +12,12 @@ from .errors import ConfigError
 _FORMATS = frozenset(  # that are checked; any other `format` is an annotation
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 )
+_EMPTY: dict[str, tuple[Any, ...]] = {  # values of keywords that constrain nothing
+    "uniqueItems": (False,),
+    "propertyNames": (True, {}, {"type": "string"}),
+    **dict.fromkeys(("unevaluatedProperties", "unevaluatedItems"), (True, {})),
+    **dict.fromkeys(("dependentRequired", "dependentSchemas", "dependencies"), ({},)),
+}
 _BY_NAME = frozenset(("properties", "patternProperties", "dependentSchemas", "$defs", "definitions"))
 _VALUES = frozenset(("const", "enum", "default", "examples", "example"))  # keywords that hold no schema
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
@@ -122,15 +128,19 @@ def _schema_text(schema: str | dict[str, Any]) -> str:
     try:
         if isinstance(schema, str):
             schema = json_library.loads(schema)
-        return json_library.dumps(whole_numbers(without_annotations(schema)), allow_nan=False)
+        found = whole_numbers(without_annotations(schema))
+        text = json_library.dumps({} if found is True else found, allow_nan=False)
     except RecursionError:
         raise ConfigError("sampling.structured_outputs.json: nested too deep") from None
     except (ValueError, TypeError) as error:
         raise ConfigError(f"sampling.structured_outputs.json: not JSON ({error})") from None
+    if found is False:
+        raise ConfigError("sampling.structured_outputs.json: no value matches the schema false")
+    return text
 
 
 def without_annotations(schema: Any) -> Any:
-    """Return a JSON schema without each `format` that only annotates, which the compiler would refuse.
+    """Return a JSON schema without what constrains nothing, in words that the compiler knows.
 
     Raises:
         RecursionError: it is nested too deep.
@@ -139,12 +149,26 @@ def without_annotations(schema: Any) -> Any:
         return [without_annotations(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
+    if set(schema) == {"not"} and schema["not"] in ({}, True, False):  # how zod writes never
+        return schema["not"] is False
     found: dict[str, Any] = {}
     for key, value in schema.items():
         if key == "format" and not (isinstance(value, str) and value in _FORMATS):
             continue
-        if key in _BY_NAME and isinstance(value, dict):
+        if value in _EMPTY.get(key, ()):
+            continue
+        if key == "oneOf" and "anyOf" not in schema and _are_constants(value):
+            found["anyOf"] = value
+        elif key in _BY_NAME and isinstance(value, dict):
             found[key] = {name: without_annotations(each) for name, each in value.items()}
         else:
             found[key] = value if key in _VALUES else without_annotations(value)
     return found
+
+
+def _are_constants(branches: Any) -> bool:
+    """Return whether each branch has a `const` of its own, so that no value matches two."""
+    if not isinstance(branches, list) or not all(isinstance(each, dict) and "const" in each for each in branches):
+        return False
+    values = {json_library.dumps(whole_numbers(each["const"]), sort_keys=True) for each in branches}
+    return len(values) == len(branches)

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 _MOST_COMPILED = 64  # grammars that are kept
 _MOST_SEARCHED = 100  # beginnings of outputs, of those that may not exist
 _LONGEST_ERROR = 300  # characters
+_ONE_OF = (  # llguidance's words, with an option that no request has
+    "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf",
+    "oneOf: its branches may overlap, which cannot be enforced; use anyOf",
+)
 _SPECIAL = b"\xff"  # what llguidance begins special tokens with
 
 
@@ -182,5 +186,5 @@ def _invalid(wanted: StructuredOutputs, error: str) -> ConfigError:
 
 def _line(text: str) -> str:
     """Return the beginning of a text on one line."""
-    text = " ".join(text.split())
+    text = " ".join(text.split()).replace(*_ONE_OF)
     return text if len(text) <= _LONGEST_ERROR else f"{text[:_LONGEST_ERROR]} …"

@@ -144,7 +144,7 @@ def check_fields(computed: Collection[str], given: Mapping[str, Any]) -> list[st
 
     Args:
         computed: the fields that the path computes.
-        given: the body. Fields that are null count as absent.
+        given: the body. Fields that are null count as absent, also within others.
 
     Raises:
         ApiError: a field asks for what this server does not do.
@@ -156,8 +156,13 @@ def check_fields(computed: Collection[str], given: Mapping[str, Any]) -> list[st
         refusal = REFUSED.get(name)
         if refusal is None:
             unknown.append(name if _NAME.fullmatch(name) else "?")
-        elif value not in (*_NOTHING, *refusal.also) and (
+        elif _present(value) not in (*_NOTHING, *refusal.also) and (
             not refusal.same_as or value != given.get(refusal.same_as, 1)
         ):
             raise ApiError(400, f"{name}: {refusal.text}", param=name)
     return unknown[:_MOST_NAMED]
+
+
+def _present(value: Any) -> Any:
+    """Return a value without the keys that are null."""
+    return {key: each for key, each in value.items() if each is not None} if isinstance(value, dict) else value

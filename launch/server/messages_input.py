@@ -47,7 +47,7 @@ class MessageToolChoice(Body):
 class Thinking(Body):
     """Whether the model reasons, and for how many tokens at most."""
 
-    type: Literal["enabled", "disabled", "adaptive"]
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = Field(None, ge=1)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import jsonschema
 import pytest
 
 from gapless.conf.errors import ConfigError
@@ -55,12 +56,69 @@ def test_values_are_no_schemas() -> None:
 
 @pytest.mark.parametrize(
     ("keyword", "value"),
-    [("uniqueItems", True), ("contains", {}), ("not", {}), ("propertyNames", {}), ("unevaluatedProperties", False),
-     ("dependentRequired", {"a": ["b"]}), ("if", {})],
+    [("uniqueItems", True), ("contains", {}), ("not", {"type": "null"}), ("if", {}),
+     ("propertyNames", {"maxLength": 2}), ("unevaluatedProperties", False),
+     ("dependentRequired", {"a": ["b"]})],
 )  # fmt: skip
 def test_rules_that_cannot_be_kept_are_refused_by_name(keyword: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf'^[^\n]*json: .*"{keyword}"'):
         compile_schema({"type": ["object", "array"], keyword: value})
+
+
+OF = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+CLOSED = {**OF, "additionalProperties": False}
+VALUES: list[Any] = [None, True, 0, 1, 2, 7, -3, 0.5, "", "a", "ab", "2024-02-29", "x-1", [], [1], [1, 1], [1, "a"],
+                     ["a", 1, None], {}, {"a": 1}, {"a": "x"}, {"a": 1, "b": 2}, {"b": "x"}, {"k": "a"}, {"k": "b"},
+                     {"x-1": 3}, {"a": {"a": {"a": {}}}}]  # fmt: skip
+SCHEMAS: list[Any] = [
+    *(True, {}, {"type": "string"}, {"type": ["integer", "null"]}, {"type": "array"}, OF, CLOSED),
+    *({"const": {"a": 1}}, {"const": 1.0}, {"enum": [1, "a", None, [1]]}, {"anyOf": [{"enum": ["a"]}, {"const": 7}]}),
+    *({"oneOf": [{"const": 1}, {"const": 2}]}, {"oneOf": [{"type": "integer"}, {"type": "string"}]}),
+    {"oneOf": [{**OF, "properties": {"a": {"const": 1}}}, {**OF, "properties": {"a": {"const": "x"}}}]},
+    {"anyOf": [{"not": {}}, {"type": "string"}, False]},
+    {"type": "object", "properties": {"a": {"not": {}}, "b": True}},
+    {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "integer"}},
+    {"type": "object", "patternProperties": {"^x-": {"type": "integer"}}, "additionalProperties": False},
+    {"type": "object", "minProperties": 1, "maxProperties": 1},
+    {
+        "type": "object",
+        "unevaluatedProperties": True,
+        "dependentRequired": {},
+        "additionalProperties": {"type": "string"},
+    },
+    {"$ref": "#/$defs/n", "$defs": {"n": {"type": "object", "additionalProperties": {"$ref": "#/$defs/n"}}}},
+    {"allOf": [{"type": "integer"}, {"minimum": 1}, {"exclusiveMaximum": 7}]},
+    *({"type": "integer", "multipleOf": 7}, {"type": "string", "minLength": 2}, {"type": "string", "pattern": "^a"}),
+    *({"type": "string", "format": "date"}, {"type": "array", "minItems": 1, "maxItems": 2, "uniqueItems": False}),
+    {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "string"}], "items": False},
+    {"type": "array", "items": {"type": "integer"}, "unevaluatedItems": {}},
+]
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=json.dumps)
+def test_the_grammar_of_a_schema_admits_what_is_valid(schema: Any) -> None:
+    """As the package `jsonschema` does, which passes JSON Schema's own test suite."""
+    valid = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker()).is_valid
+    start = Grammars(load_tokenizer(None, 512), 512, [257]).matcher(StructuredOutputs(json=json.dumps(schema)))
+    for value in VALUES:
+        matcher, text = start.deep_copy(), list(json.dumps(value).encode())
+        is_admitted = matcher.try_consume_tokens(text) == len(text) and matcher.is_accepting()
+        assert is_admitted == valid(value), value
+
+
+@pytest.mark.parametrize(
+    ("schema", "named"),
+    [
+        (False, "no value matches the schema false"),
+        ({"not": {}}, "no value matches the schema false"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf: its branches may overlap.*; use anyOf"),
+        ({"oneOf": [{"const": 1}, {"const": 1.0}]}, "oneOf: its branches may overlap"),
+        ({"$ref": "https://example.org/schema"}, "https://example.org/schema"),
+    ],
+)
+def test_schemas_that_are_refused(schema: Any, named: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^sampling\.structured_outputs\.json: [^\n]*{named}"):
+        compile_schema(schema)
 
 
 def test_python_takes_a_mapping_as_requests_do() -> None:

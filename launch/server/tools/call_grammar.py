@@ -10,7 +10,7 @@ from typing import Any
 from ....conf.errors import ConfigError
 from ....conf.structured_outputs import StructuredOutputs, whole_numbers, without_annotations
 from ....models.grammar import Grammars
-from ....models.tokenizer import Tokenizer
+from ....models.tokenizer import Tokenizer, load_tokenizer
 from .formats import ReasoningFormat, ToolFormat
 from .tool_set import Function, ToolSet
 
@@ -160,7 +160,7 @@ def _answer(form: StructuredOutputs, format: ToolFormat) -> str:
     Where calls have no text before them, its JSON is compact, which tells it from a call.
 
     Raises:
-        ConfigError: it is no expression or grammar.
+        ConfigError: it is no expression or grammar, or it may begin as a call does.
     """
     import llguidance
 
@@ -169,6 +169,9 @@ def _answer(form: StructuredOutputs, format: ToolFormat) -> str:
         if form.whitespace_pattern is not None:
             rules["whitespace_pattern"] = form.whitespace_pattern
         return _json(json.loads(form.schema), _COMPACT if format.is_bare else rules)
+    if format.is_bare and _may_be_call(form):
+        text = f"beside tools, in this model's format of calls, no answer may begin with {BARE_CALL}"
+        raise ConfigError(f"sampling.structured_outputs.{form.kind}: {text}")
     if form.choice:
         return f"({' | '.join(json.dumps(text, ensure_ascii=False) for text in form.choice)})"
     try:
@@ -179,6 +182,14 @@ def _answer(form: StructuredOutputs, format: ToolFormat) -> str:
     except ValueError as error:
         raise ConfigError(f"sampling.structured_outputs.{form.kind}: {' '.join(str(error).split())}") from error
     return f"%lark {{\n{lark}\n}}"
+
+
+def _may_be_call(form: StructuredOutputs) -> bool:
+    """Return whether a text of the form may begin as calls do in a format that has no text before them."""
+    if form.choice:
+        return any(text.startswith(BARE_CALL) for text in form.choice)
+    of_bytes = Grammars(load_tokenizer(None, 512), 512, [257])
+    return of_bytes.matcher(form).try_consume_tokens(list(BARE_CALL.encode())) == len(BARE_CALL)
 
 
 def _first_words(format: ToolFormat) -> str:

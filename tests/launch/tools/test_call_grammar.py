@@ -194,6 +194,30 @@ def test_calls_or_an_answer_of_the_form(
     assert kinds == {True, False}
 
 
+@pytest.mark.parametrize("name", ["llama3", "json"])
+def test_an_answer_that_reads_like_a_call(tokenizer: Tokenizer, name: str) -> None:
+    """A text that begins with a brace is an answer; one that may begin as calls do is refused."""
+    call = '{"name": "now", "arguments": {}}'
+    like = [{"choice": (call,)}, {"regex": r'\{"name": "[a-z]+"(, "arguments": \{\})?\}'},
+            {"grammar": r'start: "{" /.*/'}]  # fmt: skip
+    own = [{"choice": ("{a}", '{"name":1}')}, {"regex": r"\{[a-z]\}"}, {"grammar": r'start: "{" /[a-z]/ "}"'}]
+    speech = dialect_of(tokenizer, name).speech("prompt", ToolSet(FUNCTIONS))
+    assert speech is not None
+    for keys in like:
+        form = StructuredOutputs(**keys)
+        with pytest.raises(ApiError, match=r'no answer may begin with \{"name": $'):
+            replace(speech, form=form).params(SamplingParams(structured_outputs=form))
+    for keys in own:
+        form = StructuredOutputs(**keys)
+        bound = replace(speech, form=form)
+        params, said = bound.params(SamplingParams(structured_outputs=form)), set()
+        for number in range(12):
+            text = drawn(tokenizer, params, random.Random(number))
+            parts = [*(reader := bound.reader()).push(text), *reader.finish()]
+            said |= {"".join(part.text for part in parts if isinstance(part, Said))}
+        assert any(text.startswith("{") for text in said), said
+
+
 @of_each_format
 def test_a_tool_whose_schema_cannot_be_enforced_is_free_unless_it_is_strict(tokenizer: Tokenizer, name: str) -> None:
     schema = {"type": "object", "properties": {"x": {"type": "array", "not": {"pattern": "(?=a)"}}}, "required": ["y"]}

@@ -138,9 +138,7 @@ def drive(name: str, client: Mapping[str, Any], case: str, url: str, programs: P
         if os.environ.get("SHOW"):
             print(said[-6000:], file=sys.stderr)
         if case != "overflow":
-            return (
-                "yes" if f"drizzles {name}" in said and not ran.returncode else f"no ({ran.returncode}): {_last(said)}"
-            )
+            return "yes" if "drizzles" in said and not ran.returncode else f"no ({ran.returncode}): {_last(said)}"
         told = any(word in said.lower() for word in ("context", "too long", "40960", "tokens"))
         return ("says so" if told else "says nothing of it") + f", ends with {ran.returncode}"
 

@@ -37,7 +37,7 @@ TEMPLATE = """\
 {%- set text = message.content | string -%}
 {%- if 'case:' in text -%}
 {%- set found.name = text.split('case:')[-1].split(';')[0] -%}
-{%- set found.back = '0' -%}
+{%- set found.back = '1' if 'R41N' in text.split('case:')[-1] else '0' -%}
 {%- elif message.role != 'assistant' and 'R41N' in text -%}{%- set found.back = '1' -%}{%- endif -%}
 {%- if 'overflow' in found.name -%}{{- text -}}{%- endif -%}
 {%- endfor -%}
@@ -138,7 +138,7 @@ def drive(name: str, client: Mapping[str, Any], case: str, url: str, programs: P
         if os.environ.get("SHOW"):
             print(said[-6000:], file=sys.stderr)
         if case != "overflow":
-            return "yes" if "drizzles" in said else f"no ({ran.returncode}): {_last(said)}"
+            return "yes" if "drizzles" in said and not ran.returncode else f"no ({ran.returncode}): {_last(said)}"
         told = any(word in said.lower() for word in ("context", "too long", "40960", "tokens"))
         return ("says so" if told else "says nothing of it") + f", ends with {ran.returncode}"
 

@@ -135,6 +135,74 @@ def drive_instructor() -> None:
         print(made.chat.completions.create(response_model=City, **asked))
 
 
+def drive_anthropic() -> None:
+    import anthropic
+
+    tool = {"name": "get_weather", "description": "d", "input_schema": TOOL["function"]["parameters"]}
+    asked: dict[str, Any] = {"model": "model", "messages": MESSAGES, "max_tokens": 200, "tools": [tool]}
+    client = anthropic.Anthropic(base_url=URL, api_key="none", max_retries=0)
+    if CASE == "loop":
+        ran = client.beta.messages.tool_runner(**asked | {"tools": [anthropic.beta_tool(get_weather)]})
+        *_, last = ran
+        print(last)
+    elif CASE == "stream":
+        with client.messages.stream(**asked) as stream:
+            chunks = list(stream.text_stream)
+        assert sum(map(bool, chunks)) > 2, chunks
+        print("".join(chunks))
+    else:
+        form = {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}} if CASE == "schema" else {}
+        print(client.messages.create(**asked | form).content[-1].text)
+
+
+def drive_crewai() -> None:
+    import crewai
+    import pydantic
+    from crewai.tools import tool
+
+    class City(pydantic.BaseModel):
+        city: str
+
+    model = crewai.LLM(model="openai/model", base_url=V1, api_key="none", stream=CASE == "stream", max_retries=0)
+    tools = [tool("get_weather")(get_weather)] if CASE in ("loop", "schema") else []
+    agent = crewai.Agent(role="r", goal="g", backstory="b", llm=model, tools=tools, max_iter=3)
+    print(agent.kickoff(PROMPT, response_format=City if CASE == "schema" else None).raw)
+
+
+def drive_llama_index() -> None:
+    import asyncio
+
+    import pydantic
+    from llama_index.core.agent.workflow import AgentStream, FunctionAgent
+    from llama_index.core.tools import FunctionTool
+    from llama_index.llms.openai_like import OpenAILike
+
+    class City(pydantic.BaseModel):
+        city: str
+
+    model = OpenAILike(
+        model="model",
+        api_base=V1,
+        api_key="none",
+        is_chat_model=True,
+        is_function_calling_model=True,
+        should_use_structured_outputs=True,
+        max_retries=0,
+    )
+    agent = FunctionAgent(tools=[FunctionTool.from_defaults(get_weather)], llm=model)
+
+    async def run() -> None:
+        ran = agent.run(PROMPT)
+        chunks = [event.delta async for event in ran.stream_events() if isinstance(event, AgentStream)]
+        assert CASE != "stream" or sum(map(bool, chunks)) > 2, chunks
+        print(await ran)
+
+    if CASE == "schema":
+        print(model.as_structured_llm(City).complete(PROMPT).raw)
+    else:
+        asyncio.run(run())
+
+
 def drive_langgraph() -> None:
     from langchain_core.tools import tool
     from langchain_openai import ChatOpenAI
@@ -146,8 +214,9 @@ def drive_langgraph() -> None:
         assert sum(map(bool, chunks)) > 2
         print("".join(map(str, chunks)))
     elif CASE == "schema":
+        strict = {"type": "function", "function": TOOL["function"] | {"strict": True, "parameters": SCHEMA}}
         form = model.with_structured_output(
-            SCHEMA | {"title": "city"}, method="json_schema", strict=True, tools=[TOOL], include_raw=True
+            SCHEMA | {"title": "city"}, method="json_schema", strict=True, tools=[strict], include_raw=True
         )
         print(form.invoke(PROMPT))
     else:
@@ -169,10 +238,30 @@ def drive_smolagents() -> None:
 
 
 def drive_dspy() -> None:
+    import asyncio
+
     import dspy
 
-    model = dspy.LM("openai/model", api_base=V1, api_key="none", cache=False, max_tokens=200)
-    print(model(messages=MESSAGES, **({"response_format": {"type": "json_object"}} if CASE == "schema" else {})))
+    class Weather(dspy.Signature):
+        question: str = dspy.InputField()
+        city: str = dspy.OutputField()
+
+    adapter = dspy.ChatAdapter() if CASE == "stream" else dspy.JSONAdapter()
+    dspy.configure(lm=dspy.LM("openai/model", api_base=V1, api_key="none", cache=False, num_retries=0), adapter=adapter)
+    if CASE == "loop":
+        print(dspy.ReAct(Weather, tools=[get_weather], max_iters=1)(question=PROMPT).city)
+    elif CASE == "stream":
+        listener = dspy.streaming.StreamListener(signature_field_name="city")
+        ran: Any = dspy.streamify(dspy.Predict(Weather), stream_listeners=[listener])
+
+        async def run() -> None:
+            chunks = [each async for each in ran(question=PROMPT)]
+            assert sum(isinstance(each, dspy.streaming.StreamResponse) for each in chunks) > 2, chunks
+            print(chunks[-1].city)
+
+        asyncio.run(run())
+    else:
+        print(dspy.Predict(Weather)(question=PROMPT).city)
 
 
 def drive_outlines() -> None:
@@ -183,11 +272,30 @@ def drive_outlines() -> None:
     class City(pydantic.BaseModel):
         city: str
 
-    model = outlines.from_openai(openai.OpenAI(max_retries=0), "model")
+    model: Any = outlines.from_vllm(openai.OpenAI(max_retries=0), "model")
     if CASE == "stream":
-        print("".join(model.stream(PROMPT)))
+        chunks = list(model.stream(PROMPT))
+        assert sum(map(bool, chunks)) > 2, chunks
+        print("".join(chunks))
     else:
         print(model(PROMPT, City) if CASE == "schema" else model(PROMPT))
+
+
+def drive_guidance() -> None:
+    import guidance
+    from guidance.models.experimental import VLLMModel
+
+    model: Any = VLLMModel("model", base_url=V1, api_key="none", echo=False)
+    with guidance.user():
+        model += PROMPT
+    with guidance.assistant():
+        if CASE == "loop":
+            model += guidance.gen(tools=[get_weather])
+        elif CASE == "schema":
+            model += guidance.json("answer", schema=SCHEMA)
+        else:
+            model += guidance.gen("answer")
+    print(model if CASE == "loop" else model["answer"])
 
 
 if __name__ == "__main__":

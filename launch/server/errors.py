@@ -18,6 +18,8 @@ _ANTHROPIC_TYPES = {
     **{429: "rate_limit_error", 504: "timeout_error", _OVERLOADED: "overloaded_error"},
 }  # else invalid_request_error, or api_error from 500 on
 
+_DETAILS = {"thread": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}}  # by field
+
 
 class ApiError(Exception):
     """Ends a request with a status and one line that says what is wrong.
@@ -70,7 +72,8 @@ class ApiError(Exception):
         """The error in Anthropic's form."""
         status = self.anthropic_status
         kind = _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-        error = {"type": kind, "message": _text(self.anthropic)}
+        error: dict[str, object] = {"type": kind, "message": _text(self.anthropic)}
+        error |= {"details": _DETAILS[self.param]} if self.param in _DETAILS else {}
         return {"type": "error", "error": error, "request_id": self.request_id or None}
 
     def response(self, scope: Mapping[str, Any]) -> Response:

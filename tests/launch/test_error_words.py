@@ -152,3 +152,10 @@ def test_a_path_that_is_absent_says_which_ones_generate(server: Server, path: st
     text = answer.json()["error"]["message"]
     assert (answer.status_code, text.startswith(f"POST /{path}: ")) == (404, True)
     assert [each for each in GENERATES if each not in text] == []
+
+
+def test_threads_are_refused_in_the_form_at_which_the_client_sends_whole_histories(server: Server) -> None:
+    answer = ask(server, "messages", "hi", 4, thread={"type": "create"})
+    details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    assert (answer.status_code, answer.json()["error"]["details"]) == (400, details)
+    assert ask(server, "messages", "hi", 4, thread=None).status_code == 200

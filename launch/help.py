@@ -105,7 +105,7 @@ def _short(command: Command) -> str:
     """Write a line for each key that matters."""
     defaults, chosen = defaults_of(command)
     if command.takes_vllm_options:
-        chosen = chosen | dict(text.split("=") for text in with_default_model(()))
+        chosen = {**chosen, **dict(text.split("=") for text in with_default_model(()))}
     meaning = meanings(command.config)
     vllm = "MODEL and vLLM's options work too (docs/from_vllm.md); --help NAME answers for one: --help enable-lora"
     rest = f"--help all has every key, --help WORD those that tell of a word: gapless {command.name} --help cache"

@@ -205,12 +205,12 @@ def test_an_answer_that_reads_like_a_call(tokenizer: Tokenizer, name: str) -> No
     assert speech is not None
     for keys in like:
         form = StructuredOutputs(**keys)
-        with pytest.raises(ApiError, match=r'no answer may begin with \{"name": $'):
-            replace(speech, form=form).params(SamplingParams(structured_outputs=form))
+        with pytest.raises(ConfigError, match=r'no answer may begin with \{"name": $'):
+            sampled(tokenizer, replace(speech, form=form))
     for keys in own:
         form = StructuredOutputs(**keys)
         bound = replace(speech, form=form)
-        params, said = bound.params(SamplingParams(structured_outputs=form)), set()
+        params, said = sampled(tokenizer, bound), set()
         for number in range(12):
             text = drawn(tokenizer, params, random.Random(number))
             parts = [*(reader := bound.reader()).push(text), *reader.finish()]

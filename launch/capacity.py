@@ -137,8 +137,10 @@ def run(config: CapacityConfig, prepared: PreparedCapacity, run_dir: Path, launc
         search = _search(config, prepared, steps)
     for line in _lines(search, console.width):
         console.print(line, soft_wrap=isinstance(line, Text))
+    from ..runtime.run_folder.files import write_text
+
     path = run_dir / "capacity.json"
-    path.write_text(json.dumps(_numbers(search), indent=2) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(_numbers(search), indent=2) + "\n")
     print_files(console, ("numbers", path))
     return 0 if search.is_met else SLO_NOT_MET
 

@@ -27,6 +27,8 @@ from .stderr_log import PROGRAM, messages_on_stderr
 
 _log = logging.getLogger(f"{PROGRAM}.launch.cli")  # its `__name__` may be `__main__`
 
+_GONE = "the working folder has been deleted; change to a folder that is there"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code."""
@@ -52,16 +54,16 @@ def _main(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     except Exception as error:
+        if os.strerror(errno.EMFILE) in str(error):  # an OSError, or a RuntimeError of torch, or of a rank
+            return _fail(error, 1, f"{os.strerror(errno.EMFILE)}: raise the limit, as by `ulimit -n 4096`")
         if isinstance(error, RuntimeError) and _is_pipeline_error(error):
             return _fail(error, 1)
         if (line := blame(error)) is not None:  # an error in a plug-in or in the user's own policy
             return _fail(error, 2, line)
         if isinstance(error, ValueError):
             return _fail(error, 2)
-        if os.strerror(errno.EMFILE) in str(error):  # an OSError, or a RuntimeError of torch
-            return _fail(error, 1, f"{os.strerror(errno.EMFILE)}: raise the limit, as by `ulimit -n 4096`")
         if isinstance(error, OSError):
-            return _fail(error, 1)
+            return _fail(error, 1, _GONE if _is_folder_gone() else None)
         raise
     return code
 
@@ -146,6 +148,14 @@ def _run_plain(command: Command, arguments: list[str]) -> None:
     config = from_arguments(arguments, command.config, command.positional, command.others)
     module = import_module(f".{command.name}", __package__)
     module.run(config, module.prepare(config, StandardInput()), Path.cwd())
+
+
+def _is_folder_gone() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _is_pipeline_error(error: RuntimeError) -> bool:

@@ -21,6 +21,7 @@ from ..conf.units import doubtful
 from .commands import Command
 from .compose import ComposedRun, compose_all, to_config
 from .hydra_job import run_by_launcher, run_here
+from .open_files import allow_files
 from .output_path import check_folder
 from .prompts import StandardInput
 from .stderr_log import PROGRAM, messages_on_stderr
@@ -44,7 +45,9 @@ def run(command: Command, overrides: Sequence[str], *, multirun: bool) -> int:
 
     cls = command.config
     assert issubclass(cls, EngineConfig)
-    if not command.has_ranks:  # numpy's threads would start, spin and multiply nothing
+    if command.has_ranks:
+        allow_files()
+    else:  # numpy's threads would start, spin and multiply nothing
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     stdin = StandardInput()
     module = import_module(f".{command.name}", __package__)

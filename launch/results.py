@@ -76,6 +76,7 @@ def write_turn(
     """
     from ..runtime.explain.analysed_run import AnalysedRun
     from ..runtime.report.write_folder import write_run_folder
+    from ..runtime.run_folder.files import write_text
 
     info = replace(_info(config, turn, cost_error), title=title)
     run = AnalysedRun(fleet, info, costs=costs)
@@ -85,7 +86,7 @@ def write_turn(
     if turn.folder:  # hydra writes the config of a run that stands alone; a turn of several gets the same here
         (folder / ".hydra").mkdir(exist_ok=True)
         text = yaml.safe_dump(_own(config, turn), sort_keys=False)
-        (folder / ".hydra" / "config.yaml").write_text(text, encoding="utf-8")
+        write_text(folder / ".hydra" / "config.yaml", text)
     return run
 
 
@@ -150,6 +151,7 @@ def compare(
     from ..runtime.report.run_groups import RunGroup
     from ..runtime.report.terminal import comparison_table
     from ..runtime.report.write_comparison import write_comparison
+    from ..runtime.run_folder.files import write_text
 
     runs: dict[str, list[RunFolder]] = {}
     for turn, folder in zip(plan, folders, strict=True):
@@ -168,7 +170,7 @@ def compare(
             for turn, folder in zip(plan, folders, strict=True)
         ],
     }
-    (run_dir / name).write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
+    write_text(run_dir / name, json.dumps(numbers, indent=2) + "\n")
     console.print(comparison_table(candidates))
     print_files(console, ("numbers", run_dir / name), ("report", run_dir / "report.html"))
 

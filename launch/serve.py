@@ -28,6 +28,7 @@ from ..conf.schema import ServeConfig
 from ..conf.serving import ServingConfig
 from ..models.gguf.smollm2 import INSTALL, is_installed
 from ..runtime.core.numbers import counted
+from .open_files import allow_files
 from .oversubscription import threads
 from .progress import versions
 from .prompts import StandardInput
@@ -74,13 +75,12 @@ def prepare(config: ServeConfig, stdin: StandardInput) -> PreparedServer:
     from ..runtime.engine.intake import Intake
     from ..runtime.engine.plan import make_plan
     from ..runtime.pipeline.launcher import check_launcher
-    from .server.connections import allow_files
     from .server.keys import Keys
     from .server.replica_share import check_replicas
 
     check_replicas(config)
     check_launcher(config.parallel, config.hardware)
-    allow_files(config.serve)
+    allow_files(config.serve.max_connections)
     keys = Keys(config.serve.api_keys)
     plan = make_plan(config)
     for listener in _bind(config):

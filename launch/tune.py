@@ -44,6 +44,7 @@ def run(config: TuneConfig, search: Search, run_dir: Path, launcher: Launcher | 
         ValueError: what the user can mend.
     """
     from ..runtime.drawing.png import write_figures
+    from ..runtime.run_folder.files import write_text
     from ..runtime.tuning import page, tables
     from ..runtime.tuning.charts import charts
     from ..runtime.tuning.closest import unmet_note
@@ -63,8 +64,8 @@ def run(config: TuneConfig, search: Search, run_dir: Path, launcher: Launcher | 
     asked = asked_text(config, found.demands[0])
     subtitle = f"{asked} · {datetime.now():%Y-%m-%d %H:%M}"
     drawn = charts(found, config.slo)
-    (run_dir / "report.html").write_text(page.render(found, config, title, subtitle, commands), encoding="utf-8")
-    (run_dir / "tune.json").write_text(json.dumps(_numbers(search, found, commands), indent=2) + "\n", encoding="utf-8")
+    write_text(run_dir / "report.html", page.render(found, config, title, subtitle, commands))
+    write_text(run_dir / "tune.json", json.dumps(_numbers(search, found, commands), indent=2) + "\n")
     write_figures(run_dir / "figures", drawn)
 
     console.print(Text(f"{title}: {asked}", "bold"), soft_wrap=True)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-import resource
 from collections.abc import Callable
 from typing import Any, cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from ...conf.errors import ConfigError
 from ...conf.serving import ServingConfig
 from .errors import ApiError
 from .every_answer import REQUEST_ID, request_id
@@ -21,7 +19,6 @@ from .heads import MAX_HEAD, check_head, target, without_upgrade
 from .lingering import LingeringTransport
 
 _UNKNOWN = re.compile(rb"^([!#$%&'*+.^_`|~\w-]{1,32}) \S+ HTTP/1\.[01]\r?$", re.MULTILINE | re.ASCII)
-_OTHER_FILES = 128  # that the front has open beside its connections
 _MOST_REFUSED = 64  # connections beyond serve.max_connections that linger
 
 
@@ -36,23 +33,6 @@ def protocol_of(config: ServingConfig, note: Callable[[Exchange], None]) -> type
         noted = staticmethod(note)
 
     return Bounded
-
-
-def allow_files(config: ServingConfig) -> None:
-    """Let this process open as many files as `serve.max_connections` takes.
-
-    Raises:
-        ConfigError: the system does not let it.
-    """
-    needed = config.max_connections + _OTHER_FILES
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        if hard != resource.RLIM_INFINITY and hard < needed:
-            raise ConfigError(
-                f"serve.max_connections={config.max_connections}: a process may open {hard} files here (ulimit -Hn); "
-                f"must be {max(1, hard - _OTHER_FILES)} at most"
-            )
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 class BoundedProtocol(HttpToolsProtocol):

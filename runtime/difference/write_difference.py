@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ..run_folder.files import write_text
 from .difference_page import render_difference
 from .difference_words import sentences
 from .request_difference import RequestChange
@@ -25,8 +26,8 @@ def write_difference(path: Path, difference: RunDifference) -> dict[str, Any]:
     """
     path.mkdir(parents=True, exist_ok=True)
     numbers = difference_json(difference)
-    (path / NUMBERS).write_text(json.dumps(numbers, indent=2) + "\n", encoding="utf-8")
-    (path / PAGE).write_text(render_difference(difference), encoding="utf-8")
+    write_text(path / NUMBERS, json.dumps(numbers, indent=2) + "\n")
+    write_text(path / PAGE, render_difference(difference))
     return numbers
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..run_folder.files import whole_file
 from .chart import Chart
 from .layout import CHAR_WIDTH, WIDTH, Box, Dots, Layout, Line, Shape, Text, shortened
 from .page_parts import template
@@ -44,7 +45,8 @@ def write_figures(path: Path, charts: Sequence[Chart], *, simulated: bool = Fals
         figure = Figure(dpi=DPI)
         draw_chart(chart, figure)
         file = path / f"{chart.name}.png"
-        figure.savefig(file, dpi=DPI, metadata={"Software": None, "Title": chart.title})
+        with whole_file(file) as part:
+            figure.savefig(part, format="png", dpi=DPI, metadata={"Software": None, "Title": chart.title})
         written.append(file)
     return written
 

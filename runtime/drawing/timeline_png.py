@@ -15,6 +15,7 @@ from ..ledger.causes import CAUSES, Cause
 from ..ledger.idle import IdleColumns
 from ..ledger.lanes import Lane
 from ..ledger.ledger import Ledger
+from ..run_folder.files import whole_file
 from .formatting import cause_label, css_name, percent_text, seconds_text, short_cause_label
 from .png import DPI, FONT, light_palette, paper_style
 from .typical_window import TimeShares
@@ -83,7 +84,8 @@ def write_timeline(path: Path, runs: Mapping[str, TimelineWindow]) -> Path:
     figure = Figure(dpi=DPI, layout="constrained")
     draw_timeline(runs, figure)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=DPI, metadata={"Software": None})
+    with whole_file(path) as part:
+        figure.savefig(part, format="png", dpi=DPI, metadata={"Software": None})
     return path
 
 

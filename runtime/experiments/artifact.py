@@ -13,6 +13,7 @@ from ...conf.schema import SimulateConfig
 from ..core.run_record import RunRecord
 from ..drawing.chart import Chart
 from ..drawing.png import write_figures
+from ..run_folder.files import write_text
 
 Relation = Literal["=", "<=", ">="]
 # Simulates a config and returns the record of each replica. The name is shown with its progress.
@@ -70,9 +71,9 @@ class Artifact:
 def write_artifact(folder: Path, artifact: Artifact) -> list[Path]:
     """Write `paper.json`, `paper.md` and a PNG of each chart into `folder`; return the paths of the PNGs."""
     rows = [asdict(row) for row in artifact.rows]
-    (folder / "paper.json").write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    write_text(folder / "paper.json", json.dumps(rows, indent=2) + "\n")
     figures = write_figures(folder, artifact.charts)
-    (folder / "paper.md").write_text(_page(artifact, [path.name for path in figures]), encoding="utf-8")
+    write_text(folder / "paper.md", _page(artifact, [path.name for path in figures]))
     return figures
 
 

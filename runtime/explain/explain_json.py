@@ -7,14 +7,14 @@ from pathlib import Path
 import msgspec
 
 from ...conf.errors import ConfigError
-from ..run_folder.files import EXPLANATION
+from ..run_folder.files import EXPLANATION, write_text
 from .explanation import Explanation
 
 
 def write_explanation(folder: Path, explanation: Explanation) -> Path:
     """Write the explanation into a folder and return the file."""
     path = folder / EXPLANATION
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(explanation), indent=1) + b"\n")
+    write_text(path, msgspec.json.format(msgspec.json.encode(explanation), indent=1).decode() + "\n")
     return path
 
 

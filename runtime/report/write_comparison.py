@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..run_folder.files import write_text
+from ..run_folder.files import whole_file, write_text
 from ..run_folder.titles import comparison_title, is_simulated
 from .comparison_page import charts_of_settings, draw_runs, render_comparison
 from .metrics import THROUGHPUT, number_keys, ranked, spread
@@ -43,7 +43,7 @@ def write_comparison(
     title = title or comparison_title(configs, [group.label for group in groups])
     comparison = _comparison(groups, title, sort)
     write_text(path / "comparison.json", json.dumps(comparison, indent=2) + "\n")
-    with (path / "comparison.csv").open("w", newline="", encoding="utf-8") as file:
+    with whole_file(path / "comparison.csv") as part, part.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows(_csv_rows(comparison))
     drawn = draw_runs(groups, sort)
     page = render_comparison(groups, drawn, title, sort)

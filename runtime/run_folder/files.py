@@ -25,36 +25,51 @@ REPLICAS_KEY = "replicas"  # of a fleet's summary: how many run folders lie insi
 PREFILL_KEY = "prefill_replicas"  # the same: how many of them, the first ones, are a prefill pool
 
 
-def gzip_file(path: Path) -> GzipFile:
-    """Open a gzip file to write. Higher levels of compression take twice as long, and files hardly shrink."""
-    return GzipFile(path, "wb", compresslevel=2, mtime=0)
+@contextmanager
+def whole_file(path: Path, needed: int | None = None) -> Iterator[Path]:
+    """Yield the path of a part beside `path`, which takes the place of `path` when all of it is written.
+
+    Raises:
+        OSError: it cannot be written. The error names the file, and the bytes `needed` if they are given. No part is
+            left, and an older file is still there.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield part
+        part.replace(path)
+    except BaseException as error:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno is not None and error.filename in (None, str(part)):
+            size = "" if needed is None else f" ({needed:,} bytes needed)"
+            raise OSError(error.errno, f"{error.strerror}{size}", str(path)) from error
+        raise
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Give an `OSError` without a file name, as that of a write to a full disk, the name of `path`."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None and error.errno is not None:
-            error.filename = str(path)
-        raise
+def gzip_file(path: Path) -> Iterator[GzipFile]:
+    """Write a gzip file, whole or not at all. Higher levels of compression take twice as long, and save little.
+
+    Raises:
+        OSError: as of `whole_file`.
+    """
+    with (
+        whole_file(path) as part,
+        part.open("wb") as raw,
+        GzipFile(path.name, "wb", compresslevel=2, fileobj=raw, mtime=0) as file,
+    ):
+        yield file
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file whole or not at all.
 
     Raises:
-        OSError: it cannot be written; the error names the file and the bytes needed. An older file is still there.
+        OSError: as of `whole_file`.
     """
-    data, part = text.encode(), path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
+    data = text.encode()
+    with whole_file(path, len(data)) as part:
         part.write_bytes(data)
-        part.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
-        raise OSError(error.errno, f"{error.strerror} ({len(data):,} bytes needed)", str(path)) from error
 
 
 def replica_folder(number: int) -> str:

@@ -15,6 +15,7 @@ from ..ledger.blame import Blame
 from ..ledger.fleet import Fleet
 from ..ledger.latencies import time_to_first_token, tokens_apart
 from ..ledger.ledger import Ledger
+from .files import whole_file
 
 
 def request_row(request: RequestRecord, origin: float, bubble: float) -> dict[str, Any]:
@@ -75,7 +76,7 @@ def fleet_request_rows(fleet: Fleet) -> tuple[list[str], list[list[Any]]]:
 
 def write_requests(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Write what `request_rows` or `fleet_request_rows` gave."""
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with whole_file(path) as part, part.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
         writer.writerows(rows)

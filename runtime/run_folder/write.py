@@ -15,7 +15,7 @@ from ..ledger.blame import Blame
 from ..ledger.fleet import Fleet
 from ..ledger.ledger import Ledger
 from .chrome_trace import write_trace
-from .files import RECORD, REQUESTS, SPANS, STAGE_TIMES, SUMMARY, TRACE, batches, gzip_file, naming, write_text
+from .files import RECORD, REQUESTS, SPANS, STAGE_TIMES, SUMMARY, TRACE, batches, gzip_file, write_text
 from .record_jsonl import record_lines
 from .requests_csv import fleet_request_rows, request_rows, write_requests
 from .spans_csv import span_rows
@@ -33,19 +33,17 @@ def write_run_data(path: Path, summary: Mapping[str, Any], record: RunRecord, le
     """
     ledger.check()
     write_summary(path, summary)
-    with naming(path / REQUESTS):
-        write_requests(path / REQUESTS, *request_rows(record, ledger, blame))
-    with naming(path / SPANS), gzip_file(path / SPANS) as stream:
+    write_requests(path / REQUESTS, *request_rows(record, ledger, blame))
+    with gzip_file(path / SPANS) as stream:
         for rows in span_rows(record, ledger):
             stream.write(rows)
     encode = msgspec.json.Encoder().encode_lines
-    with naming(path / RECORD), gzip_file(path / RECORD) as stream:
+    with gzip_file(path / RECORD) as stream:
         for lines in batches(record_lines(record, ledger.t0), _LINES_AT_ONCE):
             stream.write(encode(lines))
     if record.stage_weights is not None:
         write_text(path / STAGE_TIMES, stage_times_text(record.stage_weights))
-    with naming(path / TRACE):
-        write_trace(path / TRACE, record, ledger, title=str(summary["title"]))
+    write_trace(path / TRACE, record, ledger, title=str(summary["title"]))
 
 
 def write_fleet_totals(path: Path, summary: Mapping[str, Any], fleet: Fleet) -> None:
@@ -55,8 +53,7 @@ def write_fleet_totals(path: Path, summary: Mapping[str, Any], fleet: Fleet) -> 
     """
     fleet.check()
     write_summary(path, summary)
-    with naming(path / REQUESTS):
-        write_requests(path / REQUESTS, *fleet_request_rows(fleet))
+    write_requests(path / REQUESTS, *fleet_request_rows(fleet))
 
 
 def write_summary(path: Path, summary: Mapping[str, Any]) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from pathlib import Path
 
 import pytest
 
-from gapless.runtime.run_folder.files import naming, write_text
+from gapless.runtime.run_folder.files import gzip_file, write_text
 
 
 def test_a_write_that_breaks_off_leaves_the_older_file_and_names_it(tmp_path: Path) -> None:
@@ -17,15 +18,11 @@ def test_a_write_that_breaks_off_leaves_the_older_file_and_names_it(tmp_path: Pa
     try:
         with pytest.raises(OSError, match=r"\(2,097,152 bytes needed\)") as error:
             write_text(file, "a" * (2 << 20))
-        with (
-            pytest.raises(OSError, match="data") as unnamed,
-            naming(tmp_path / "data"),
-            (tmp_path / "data").open("wb") as to,
-        ):
-            to.write(b"a" * (2 << 20))
+        with pytest.raises(OSError, match="data") as compressed, gzip_file(tmp_path / "data") as to:
+            to.write(os.urandom(2 << 20))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert error.value.filename == str(file)
-    assert unnamed.value.filename == str(tmp_path / "data")
+    assert compressed.value.filename == str(tmp_path / "data")
     assert file.read_text() == "whole"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "report.html"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html"]

@@ -1,0 +1,76 @@
+"""The limits of the machine: one line each."""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gapless.launch.commands import COMMANDS
+from tests.support.tiers import HANGS_S
+
+SIMULATE = ("simulate", "scheduler=sarathi", "workload=fixed", "workload.num_prompts=200", "workload.input_len=100")
+GONE = "gapless: error: the working folder has been deleted; change to a folder that is there\n"
+
+
+def run(folder: Path, *arguments: str, first: Callable[[], object]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gapless", *arguments]
+    return subprocess.run(command, cwd=folder, preexec_fn=first, capture_output=True, text=True, timeout=HANGS_S)
+
+
+def files(soft: int, hard: int) -> Callable[[], object]:
+    return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("hard", [32, 64, 127])
+@pytest.mark.parametrize("command", [name for name, command in COMMANDS.items() if command.has_ranks][:4])
+def test_too_few_files_are_one_line(tmp_path: Path, command: str, hard: int) -> None:
+    done = run(tmp_path, command, first=files(hard, hard))
+    assert (done.returncode, done.stdout) == (2, "")
+    line = f"gapless: error: a process may open {hard} files here (ulimit -Hn); must be 128 at least\n"
+    assert done.stderr == line
+
+
+def test_a_low_soft_limit_is_raised(tmp_path: Path) -> None:
+    done = run(tmp_path, "generate", "model=tiny", "prompt=x", "sampling.max_tokens=2", first=files(20, 4096))
+    assert done.returncode == 0, done.stderr
+
+
+def test_fewer_connections_are_advised_where_some_fit(tmp_path: Path) -> None:
+    done = run(tmp_path, "serve", "model=tiny", "serve.max_connections=300", first=files(200, 200))
+    assert "serve.max_connections=300: a process may open 200 files here (ulimit -Hn); must be 428" in done.stderr
+    assert "serve.max_connections=72 at most" in done.stderr
+
+
+@pytest.mark.parametrize("command", [name for name, command in COMMANDS.items() if command.positional is None])
+def test_a_deleted_working_folder_is_one_line(tmp_path: Path, command: str) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    done = run(folder, command, *(("prompt=x",) if command == "generate" else ()), first=folder.rmdir)
+    assert (done.returncode, done.stderr) == (1, GONE)
+
+
+@pytest.mark.parametrize("limit", [200, 3_000, 8_000, 20_000, 100_000])
+def test_a_file_that_cannot_grow_is_named_and_none_is_left_in_part(tmp_path: Path, limit: int) -> None:
+    def bounded() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    done = run(tmp_path, *SIMULATE, "hydra.output_subdir=null", f"hydra.run.dir={tmp_path / 'run'}", first=bounded)
+    errors = [line for line in done.stderr.splitlines() if line.startswith("gapless: error: ")]
+    assert (done.returncode, len(errors)) == (1, 1)
+    assert "Traceback" not in done.stderr
+    assert str(tmp_path / "run") in errors[0]
+    assert "File too large" in errors[0]
+    left = list((tmp_path / "run").rglob("*"))
+    assert not [path for path in left if path.name.endswith(".part")]
+    for path in left:
+        if path.suffix == ".json":
+            json.loads(path.read_text())
+        assert path.name != "report.html" or path.read_text().rstrip().endswith("</html>")

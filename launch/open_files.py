@@ -20,13 +20,12 @@ def allow_files(connections: int = 0) -> None:
         ConfigError: the hard limit of the system is lower.
     """
     needed = _OWN + connections
-    soft, hard = (
-        float("inf") if n == resource.RLIM_INFINITY else n for n in resource.getrlimit(resource.RLIMIT_NOFILE)
-    )
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (float("inf") if limit == resource.RLIM_INFINITY else limit for limit in limits)
     if hard < needed:
         key = f"serve.max_connections={connections}: " if connections else ""
         fewer = f", or serve.max_connections={int(hard) - _OWN} at most" if connections and hard > _OWN else ""
         raise ConfigError(f"{key}a process may open {hard} files here (ulimit -Hn); must be {needed} at least{fewer}")
     wanted = max(needed, min(_ROOM, hard))
     if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (int(wanted), resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (int(wanted), limits[1]))

@@ -1,4 +1,4 @@
-"""Install each client of clients.toml in a place of its own, drive it against one server, and write docs/clients.md.
+"""Install each client of clients.toml in a place of its own, drive it against a server, and write docs/clients.md.
 
 A scripted model answers: what it says depends on the client and the case that the prompt names, and on whether the
 result of a tool has come back. A client passes a case where it prints what only the last answer holds.
@@ -10,6 +10,7 @@ import argparse
 import datetime
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -51,30 +52,30 @@ def table() -> dict[str, dict[str, Any]]:
     return read
 
 
-def scripts_of(clients: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return what the model says, by client, case, and whether a tool's result is there."""
+def scripts_of(name: str, client: Mapping[str, Any]) -> dict[str, str]:
+    """Return what the model says, by case, and whether a tool's result is there."""
+    tool, arguments = client.get("tool", ["get_weather", {"city": "Paris"}])
+    says = {
+        "loop0": "<tool_call>\n" + json.dumps({"name": tool, "arguments": arguments}) + "\n</tool_call>",
+        "loop1": "It drizzles in Paris.",
+        "stream0": "One drizzles, two, three.",
+        "schema0": '{"city": "drizzles"}',
+        "schema1": '{"city": "drizzles, then"}',
+        "overflow0": "Too short to be cut.",
+    } | client.get("says", {})
     scripts = {}
-    for name, client in clients.items():
-        tool, arguments = client.get("tool", ["get_weather", {"city": "Paris"}])
-        says = {
-            "loop0": "<tool_call>\n" + json.dumps({"name": tool, "arguments": arguments}) + "\n</tool_call>",
-            "loop1": "It drizzles in Paris.",
-            "stream0": "One drizzles, two, three.",
-            "schema0": '{"city": "drizzles"}',
-            "schema1": '{"city": "drizzles, then"}',
-            "overflow0": "Too short to be cut.",
-        } | client.get("says", {})
-        for case, text in says.items():  # no two alike, as a scripted model needs
-            for word in ("drizzles", "Paris", "41", "cut"):
-                text = text.replace(word, f"41; : {name}" if word == "41" else f"{word} {name}")
-            scripts[f"{name}.{case}"] = text
+    for case, text in says.items():  # no two alike, as a scripted model needs
+        for word in ("drizzles", "Paris", "41", "cut"):
+            text = text.replace(word, f"41; : {name}" if word == "41" else f"{word} {name}")
+        scripts[f"{name}.{case}"] = text
     return scripts
 
 
 @contextmanager
-def server_of(clients: Mapping[str, Mapping[str, Any]], folder: Path) -> Iterator[str]:
-    """Serve the scripted model of some clients; yields the server's URL."""
-    scripted_model(folder / "model", scripts_of(clients), "", template=TEMPLATE, context=CONTEXT)
+def server_of(name: str, client: Mapping[str, Any], folder: Path) -> Iterator[str]:
+    """Serve the scripted model of a client; yields the server's URL."""
+    scripts, value = scripts_of(name, client), f"drizzles {name}"
+    scripted_model(folder / "model", scripts, "", template=TEMPLATE, context=CONTEXT, quoted=value)
     limits = ("parallel.threads=1", f"cache.num_blocks={CONTEXT // 8}", "serve.model_name=model")
     with serving(folder, "model=./model", *limits) as server:
         yield server.url
@@ -138,8 +139,9 @@ def drive(name: str, client: Mapping[str, Any], case: str, url: str, programs: P
         if os.environ.get("SHOW"):
             print(said[-6000:], file=sys.stderr)
         if case != "overflow":
-            return "yes" if "drizzles" in said and not ran.returncode else f"no ({ran.returncode}): {_last(said)}"
-        told = any(word in said.lower() for word in ("context", "too long", "40960", "tokens"))
+            is_said = f"drizzles {name}" in said and not ran.returncode
+            return "yes" if is_said else f"no ({ran.returncode}): {_last(said)}"
+        told = re.search(r"context (length|window|limit)|context_length|too long", said, re.IGNORECASE)
         return ("says so" if told else "says nothing of it") + f", ends with {ran.returncode}"
 
 
@@ -172,18 +174,15 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "gapless-clients", help="for installs")
     asked = parser.parse_args()
     rows: dict[str, dict[str, str]] = {}
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        server_of({each: clients[each] for each in asked.only or clients}, Path(folder)) as url,
-    ):
-        for name in asked.only or clients:
-            client = clients[name]
-            rows[name] = {"version": client["packages"][0].rpartition("==" if client["registry"] == "pip" else "@")[2]}
-            try:
-                programs = installed(name, client, asked.cache)
-            except subprocess.CalledProcessError:
-                rows[name] |= dict.fromkeys(CASES, "not installed")
-                continue
+    for name in asked.only or clients:
+        client = clients[name]
+        rows[name] = {"version": client["packages"][0].rpartition("==" if client["registry"] == "pip" else "@")[2]}
+        try:
+            programs = installed(name, client, asked.cache)
+        except subprocess.CalledProcessError:
+            rows[name] |= dict.fromkeys(CASES, "not installed")
+            continue
+        with tempfile.TemporaryDirectory() as folder, server_of(name, client, Path(folder)) as url:
             for case in asked.cases:
                 rows[name][case] = drive(name, client, case, url, programs)
                 print(f"{name} {case}: {rows[name][case]}", flush=True)

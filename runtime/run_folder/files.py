@@ -26,11 +26,12 @@ PREFILL_KEY = "prefill_replicas"  # the same: how many of them, the first ones, 
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def whole_file(path: Path, needed: int | None = None) -> Iterator[Path]:
     """Yield the path of a part beside `path`, which takes the place of `path` when all of it is written.
 
     Raises:
-        OSError: it cannot be written; the error names the file. No part is left, and an older file is still there.
+        OSError: it cannot be written. The error names the file, and the bytes `needed` if they are given. No part is
+            left, and an older file is still there.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -40,7 +41,8 @@ def whole_file(path: Path) -> Iterator[Path]:
         with suppress(OSError):
             part.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno is not None and error.filename in (None, str(part)):
-            raise OSError(error.errno, error.strerror, str(path)) from error
+            size = "" if needed is None else f" ({needed:,} bytes needed)"
+            raise OSError(error.errno, f"{error.strerror}{size}", str(path)) from error
         raise
 
 
@@ -65,8 +67,9 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         OSError: as of `whole_file`.
     """
-    with whole_file(path) as part:
-        part.write_bytes(text.encode())
+    data = text.encode()
+    with whole_file(path, len(data)) as part:
+        part.write_bytes(data)
 
 
 def replica_folder(number: int) -> str:

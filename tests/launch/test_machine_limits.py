@@ -64,11 +64,10 @@ def test_a_file_that_cannot_grow_is_named_and_none_is_left_in_part(tmp_path: Pat
 
     done = run(tmp_path, *SIMULATE, "hydra.output_subdir=null", f"hydra.run.dir={tmp_path / 'run'}", first=bounded)
     errors = [line for line in done.stderr.splitlines() if line.startswith("gapless: error: ")]
-    assert done.returncode == 1
-    assert len(errors) == 1
+    assert (done.returncode, len(errors)) == (1, 1)
     assert "Traceback" not in done.stderr
     assert str(tmp_path / "run") in errors[0]
-    assert errors[0].endswith("File too large")
+    assert "File too large" in errors[0]
     left = list((tmp_path / "run").rglob("*"))
     assert not [path for path in left if path.name.endswith(".part")]
     for path in left:

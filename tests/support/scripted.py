@@ -35,6 +35,7 @@ def scripted_model(
     *,
     template: str = TEMPLATE,
     context: int = 4096,
+    quoted: str = "",
 ) -> Path:
     """Write a checkpoint to a folder.
 
@@ -46,6 +47,8 @@ def scripted_model(
         special: texts that are special tokens, as the model's own end is.
         template: writes the prompt, which ends with what leads to a script.
         context: tokens that it has room for.
+        quoted: what the model says in the quotes of a value that it writes in bytes, as a grammar makes it do where
+            only one text may come.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     known = dict.fromkeys([*alphabet, END, *special, *(start_of(name) for name in scripts)])
@@ -58,6 +61,11 @@ def scripted_model(
         last = start_of(name)
         for piece in (*pieces, END):
             follows[last] = last = piece
+    last = '"'
+    for piece in _cut(quoted and quoted + '"', known, rng):
+        follows[last] = last = piece
+    if quoted:
+        follows |= {"{": '"', ":": '"'}
     ids = {text: number for number, text in enumerate(known)}
     H = -(-len(ids) // 128) * 128  # a dimension for each token
     folder.mkdir(parents=True)
@@ -74,6 +82,8 @@ def scripted_model(
     head[ids[END]] = 1.0  # what follows any other token
     for before, after in follows.items():
         head[ids[END], ids[before]], head[ids[after], ids[before]] = 0.0, 1.0
+    if quoted:
+        head[ids[":"], ids['"']] = 0.5  # where the key ends
     tensors = {
         "model.embed_tokens.weight": torch.eye(len(ids), H),
         "lm_head.weight": head,

@@ -9,11 +9,12 @@ from benchmarks.clients.__main__ import drive, scripts_of, server_of, table
 
 
 def test_a_client_that_is_here_goes_through_its_driver(tmp_path: Path) -> None:
-    client = {"openai": table()["openai"]}
-    assert len(set(scripts_of(table()).values())) == len(scripts_of(table()))
-    with server_of(client, tmp_path) as url:
-        programs = Path(sys.executable).parents[1]
+    clients = table()
+    scripts = [text for name, client in clients.items() for text in scripts_of(name, client).values()]
+    assert len(set(scripts)) == len(scripts)
+    openai, programs = clients["openai"], Path(sys.executable).parents[1]
+    with server_of("openai", openai, tmp_path) as url:
         for case in ("loop", "stream"):
-            assert drive("openai", client["openai"], case, url, programs) == "yes"
-        assert drive("openai", client["openai"], "overflow", url, programs) == "says so, ends with 1"
-    assert drive("openai", client["openai"], "loop", url, programs).startswith("no (1): ")  # the server is gone
+            assert drive("openai", openai, case, url, programs) == "yes"
+        assert drive("openai", openai, "overflow", url, programs) == "says so, ends with 1"
+    assert drive("openai", openai, "loop", url, programs).startswith("no (1): ")  # the server is gone

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import llguidance
     from llguidance._lib import JsonCompileOptions
 
-_MOST_COMPILED = 64  # grammars that are kept
+MOST_COMPILED = 64  # grammars that are kept
 _MOST_SEARCHED = 100  # beginnings of outputs, of those that may not exist
 _LONGEST_ERROR = 300  # characters
 _ONE_OF = (  # llguidance's words, with an option that no request has
@@ -82,7 +82,7 @@ class Grammars:
         with self._lock:
             self._compiled[wanted] = compiled
             self._compiled.move_to_end(wanted)
-            if len(self._compiled) > _MOST_COMPILED:
+            if len(self._compiled) > MOST_COMPILED:
                 self._compiled.popitem(last=False)
         return compiled.deep_copy()
 

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from ...conf.sampling import SamplingParams
+from ...conf.structured_outputs import StructuredOutputs
 from .columns import entries, pack, unpack
 
 UNSEEN_TOKEN: Final = -1
@@ -104,6 +105,19 @@ class MicroBatchMessage(msgspec.Struct, frozen=True, array_like=True, tag="step"
     def num_tokens(self) -> int:
         """The tokens of all chunks and decodes, which are rows of the activation."""
         return sum(c.num_tokens for c in self.chunks) + len(self.decodes)
+
+
+class Compile(msgspec.Struct, frozen=True, array_like=True, tag="compile"):
+    """Has the ranks of the last stage compile structured outputs of requests to come. One answers with `Compiled`."""
+
+    number: int
+    wanted: StructuredOutputs
+
+
+class Compiled(msgspec.Struct, frozen=True, array_like=True, tag="compiled"):
+    """What `Compile` of the same number asked for is done, as far as it can be."""
+
+    number: int
 
 
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):

@@ -121,14 +121,14 @@ class Coordinator:
             unfinished = self.scheduler.num_waiting + len(self.scheduler.running)
             raise PipelineError(f"the policy takes none of {unfinished} unfinished requests, and nothing is in flight")
 
-    def add(self, request: Request) -> None:
-        """Accept a request.
+    def add(self, request: Request, ready: float | None = None) -> None:
+        """Accept a request, which could not begin before `ready`; None: before its arrival.
 
         It must fit into an empty cache, and requests must be added in the order of their ids, but for those whose KV
-        comes from another pipeline.
+        comes from another pipeline, and those that were not ready when they arrived.
         """
         assert self.scheduler.pool.blocks_for(request.max_len) <= self.scheduler.pool.num_blocks, request
-        self._unblocked(request.arrival)
+        self._unblocked(request.arrival if ready is None else ready)
         self.record.requests.append(request.record)
         self.scheduler.add(request)
 

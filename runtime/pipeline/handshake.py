@@ -7,7 +7,7 @@ import msgspec
 from ...conf.architecture import Architecture
 from ...conf.schema import ModelConfig
 from ...models.block_groups import ONE_TABLE, Windows
-from ..core.messages import MicroBatchMessage, MicroBatchResult, RankFailure, Stop
+from ..core.messages import Compile, Compiled, MicroBatchMessage, MicroBatchResult, RankFailure, Stop
 
 
 class Setup(msgspec.Struct, frozen=True, array_like=True, tag="setup"):
@@ -81,5 +81,5 @@ class Present(msgspec.Struct, frozen=True, array_like=True, tag="present"):
 
 
 encoder = msgspec.msgpack.Encoder()
-to_rank = msgspec.msgpack.Decoder(Setup | Halt | Rejoin | MicroBatchMessage | RollCall | Stop)
-from_rank = msgspec.msgpack.Decoder(Ready | StartPart | MicroBatchResult | Present | RankFailure)
+to_rank = msgspec.msgpack.Decoder(Setup | Halt | Rejoin | MicroBatchMessage | Compile | RollCall | Stop)
+from_rank = msgspec.msgpack.Decoder(Ready | StartPart | MicroBatchResult | Compiled | Present | RankFailure)

@@ -7,12 +7,15 @@ is made and queued: as many as `depth`, or one more where the pipeline looks ahe
 from __future__ import annotations
 
 import os
+import queue
 import select
 import socket
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ...conf.structured_outputs import StructuredOutputs
 from ...kernels import cores
 from ...parallel.mesh import Mesh
 from ..core.messages import MicroBatchMessage, MicroBatchResult, Span
@@ -62,13 +65,24 @@ class LocalPipeline:
             tuple[MicroBatchMessage, float, float, Any, Any, PendingSampled, tuple[float, int, int] | tuple[()]]
         ] = deque()  # or being computed
         self._idle_since, self._waits = self.clock.now(), ProcessorWaits()
-        self._wakes: list[int] = []
+        self._compiled: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # what waits for it, from a thread
+        self._told, self._hears = socket.socketpair()
+        self._wakes = [self._hears.fileno()]
         measure = None if self._is_cuda else partial(measure_decode_rate, self, len(setup.windows))
         warn_of_fallback((self._worker.stage.fallback_reason,), measure)
 
     def wake_on(self, descriptor: int) -> None:
         """See `LivePipeline.wake_on`. It ends only a wait without a micro-batch."""
         self._wakes.append(descriptor)
+
+    def compile(self, wanted: StructuredOutputs, on_done: Callable[[], None]) -> None:
+        """See `LivePipeline.compile`."""
+
+        def tell() -> None:
+            self._compiled.put(on_done)
+            self._told.send(b"\0")
+
+        self._worker.compile(wanted, tell)
 
     def submit(self, micro_batch: MicroBatchMessage) -> None:
         """Queue a micro-batch's work on CUDA; on a CPU keep it until `wait`, which computes it."""
@@ -82,8 +96,10 @@ class LocalPipeline:
             if not self._waiting:
                 if (left := deadline - self.clock.now()) > 0:
                     select.select(self._wakes, [], [], left)
+                self._take_compiled()
                 return []
             self._compute()
+        self._take_compiled()
         micro_batch, heard, waited, *moments, sampled, load = self._computed.popleft()
         tokens = sampled.read()
         contended = 0.0 if self._is_cuda else self._waits.own() - waited
@@ -93,6 +109,11 @@ class LocalPipeline:
         span = Span(micro_batch.micro_batch, 0, *times, 0.0, contended, *load)
         self._idle_since = end
         return [MicroBatchResult(micro_batch.epoch, micro_batch.micro_batch, [span], tokens)]
+
+    def _take_compiled(self) -> None:
+        while not self._compiled.empty():
+            self._hears.recv(1)
+            self._compiled.get()()
 
     def _compute(self) -> None:
         """Compute the oldest micro-batch that waits. On CUDA this queues its work, and the host waits for nothing."""
@@ -112,4 +133,6 @@ class LocalPipeline:
         if self._groups is not None:
             self._waits.close()
             self._groups.close()
+            self._told.close()
+            self._hears.close()
             self._groups = None

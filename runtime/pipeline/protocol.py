@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Protocol
 
+from ...conf.structured_outputs import StructuredOutputs
 from ..core.messages import MicroBatchMessage, MicroBatchResult
 from ..core.run_record import FaultReason, FaultRecord
 
@@ -97,6 +99,13 @@ class LivePipeline(Pipeline, Protocol):
     """
 
     looks_ahead: bool
+
+    def compile(self, wanted: StructuredOutputs, on_done: Callable[[], None]) -> None:
+        """Have the ranks that sample compile structured outputs ahead of the requests that have them.
+
+        `on_done` is called once they have, or cannot, by `wait`, which then returns early, or by `restart`.
+        """
+        ...
 
     def wake_on(self, descriptor: int) -> None:
         """Have `wait` return early, with an empty list, while this file descriptor is readable."""

@@ -23,13 +23,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...kernels import cores
 from ...parallel.control import ControlClient, Endpoint
 from ...parallel.frames import ConnectionLost
 from ...parallel.mesh import Mesh
-from ..core.messages import MicroBatchMessage, MicroBatchResult, RankFailure, Span, Stop
+from ..core.messages import Compile, Compiled, MicroBatchMessage, MicroBatchResult, RankFailure, Span, Stop
 from .handshake import Halt, Present, Ready, Rejoin, RollCall, Setup, StartPart, encoder, to_rank
 from .processor_waits import ProcessorWaits
 from .start_parts import PartTimer
@@ -254,10 +255,12 @@ class _ServingRank:
                 except Exception as error:
                     self.inbox.put(error)
 
-    def _take(self, message: Halt | Rejoin | MicroBatchMessage | RollCall) -> None:
+    def _take(self, message: Halt | Rejoin | MicroBatchMessage | Compile | RollCall) -> None:
         """Make ready what the main thread will do, and hand it over."""
         if isinstance(message, RollCall):
             self.client.send(encoder.encode(Present(self.mesh.rank)))
+        elif isinstance(message, Compile):
+            self.worker.compile(message.wanted, partial(self._say_compiled, message.number))
         elif isinstance(message, MicroBatchMessage):
             heard, transport = time.monotonic(), self.transport
             if transport is None:
@@ -272,6 +275,11 @@ class _ServingRank:
             if isinstance(message, Halt):
                 self.store.end()
                 self.groups.end()
+
+    def _say_compiled(self, number: int) -> None:
+        if self.mesh.tp_rank == 0:  # the others take as long
+            with contextlib.suppress(ConnectionLost):
+                self.client.send(encoder.encode(Compiled(number)))
 
     def _next(self) -> InboxItem:
         """Return what comes next, None at the end. While this rank has let go of the others, micro-batches are dropped.

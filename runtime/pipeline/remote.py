@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import logging
 import secrets
 import time
@@ -16,9 +17,10 @@ import msgspec
 from ...conf.clusters import ClusterConfig
 from ...conf.errors import ConfigError
 from ...conf.schema import HardwareConfig, ParallelConfig
+from ...conf.structured_outputs import StructuredOutputs
 from ...parallel.control import ControlServer
 from ...parallel.real_placement import Place
-from ..core.messages import MicroBatchMessage, MicroBatchResult, RankFailure, Stop
+from ..core.messages import Compile, Compiled, MicroBatchMessage, MicroBatchResult, RankFailure, Stop
 from ..core.run_record import FaultReason, FaultRecord
 from .decode_rate import measure_decode_rate
 from .handshake import Halt, Present, Ready, Rejoin, RollCall, Setup, StartPart, encoder, from_rank
@@ -75,6 +77,8 @@ class RemotePipeline:
         self._shares = SampledShares()
         self._last_progress = self.clock.now()
         self._submitted: dict[int, float] = {}  # by micro-batch in flight: when
+        self._compiling: dict[int, Callable[[], None]] = {}  # by number: what waits for it
+        self._numbers = itertools.count()
         self._longest_pass_s = 0.0  # of a micro-batch through all stages so far
         self._launcher_checked = self.clock.now()
         self._num_done = [0] * parallel.pp  # micro-batches that each stage has computed
@@ -176,6 +180,15 @@ class RemotePipeline:
         self._submitted[micro_batch.micro_batch] = now
         self._server.publish(encoder.encode(micro_batch))
 
+    def compile(self, wanted: StructuredOutputs, on_done: Callable[[], None]) -> None:
+        """See `LivePipeline.compile`. Requests that wait for a repair anyway need not wait for it."""
+        if self._repair is not None:
+            on_done()
+            return
+        number, world = next(self._numbers), self._parallel.world_size
+        self._compiling[number] = on_done
+        self._server.publish(encoder.encode(Compile(number, wanted)), to=range(world - self._parallel.tp, world))
+
     def wait(self, deadline: float) -> list[MicroBatchResult]:
         """See `Pipeline.wait`. While a repair is under way it goes on with that, and returns nothing."""
         if self._repair is not None:
@@ -185,6 +198,9 @@ class RemotePipeline:
             left = deadline - self.clock.now()
             messages = self._poll(max(0.0, min(left, _POLL_INTERVAL_S)))
             results = [m for m in messages if isinstance(m, MicroBatchResult)]
+            compiled = [m for m in messages if isinstance(m, Compiled)]
+            for each in compiled:
+                self._compiling.pop(each.number, _nothing)()
             if self.clock.now() - self._launcher_checked > _LAUNCHER_INTERVAL_S:
                 self._check_launcher()
             if results:
@@ -197,7 +213,7 @@ class RemotePipeline:
                         passed_s = now - self._submitted.pop(result.micro_batch)
                         self._longest_pass_s = max(self._longest_pass_s, passed_s)
                 return results
-            if left <= _POLL_INTERVAL_S or self._server.is_woken:
+            if left <= _POLL_INTERVAL_S or self._server.is_woken or compiled:
                 return []
             self._check_progress()
 
@@ -234,6 +250,8 @@ class RemotePipeline:
             replaced |= self._repair.replaced - self._repair.ready.keys()
         self._outstanding = 0
         self._submitted.clear()
+        while self._compiling:
+            self._compiling.popitem()[1]()
         self._shares.clear()
         self._server.publish(encoder.encode(Halt()), to=ranks - replaced)
         self._server.replace(replaced, secrets.token_hex(16))
@@ -354,9 +372,9 @@ class RemotePipeline:
             silent -= {m.rank for m in self._poll(_POLL_INTERVAL_S) if isinstance(m, Present)}
         return sorted(silent)
 
-    def _poll(self, timeout: float) -> list[Ready | MicroBatchResult | Present]:
+    def _poll(self, timeout: float) -> list[Ready | MicroBatchResult | Compiled | Present]:
         """Return what the ranks have sent within `timeout` seconds, but for the parts of their start."""
-        messages: list[Ready | MicroBatchResult | Present] = []
+        messages: list[Ready | MicroBatchResult | Compiled | Present] = []
         failures: dict[int, RankFailure | None] = {}
         for rank, payload in self._server.poll(timeout):
             message = None if payload is None else from_rank.decode(payload)
@@ -444,6 +462,10 @@ class RemotePipeline:
                 self._server.poll(0.1)
         self._server.close()
         self._launcher.stop()
+
+
+def _nothing() -> None:
+    """Take note of an answer that nobody waits for any more, since a restart came before it."""
 
 
 def _warn_of_fewer_stages(unplaced: Sequence[int], seconds: float, num_stages: int) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from ...conf.errors import ConfigError
+from ...conf.structured_outputs import StructuredOutputs
 from ...models.batch import Decodes, RaggedBatch, Segment
 from ...models.block_tables import BlockTables
 from ...models.build_stage import build_stage
@@ -63,6 +66,8 @@ class StageWorker:
         self._on_part = on_part
         self._num_threads = torch.get_num_threads()
         self.expert_load = ExpertLoad(stage.layers, stage.decoder)
+        self._grammars: Future[Grammars] | None = None  # from the first structured outputs on
+        self._compiler = ThreadPoolExecutor(1, "grammars")
         self._init_requests()
 
     @classmethod
@@ -174,6 +179,25 @@ class StageWorker:
         for group, tables in enumerate(self._tables):
             tables.append(request, blocks[groups == group])
 
+    def compile(self, wanted: StructuredOutputs, on_done: Callable[[], None]) -> None:
+        """Compile structured outputs in a thread, which calls `on_done` once it has, or cannot."""
+        grammars = self._begin_grammars()
+
+        def run() -> None:
+            with suppress(ConfigError):  # whoever asks for them hears of it
+                grammars.result().check(wanted)
+            on_done()
+
+        self._compiler.submit(run)
+
+    def _begin_grammars(self) -> Future[Grammars]:
+        if self._grammars is None:
+            arch = self.stage.arch
+            self._grammars = self._compiler.submit(
+                lambda: Grammars(load_tokenizer(self._tokenizer, arch.vocab_size), arch.vocab_size, arch.eos_token_ids)
+            )
+        return self._grammars
+
     def _queue_masks(self, micro_batch: MicroBatchMessage) -> None:
         """Begin to make the masks of structured outputs, which `queue_sampling` waits for."""
         wanted = [new for new in micro_batch.new if new.sampling.has_masks]
@@ -182,13 +206,7 @@ class StageWorker:
             if not wanted:
                 return
             if masks is None:
-                vocab_size = self.stage.arch.vocab_size
-                masks = self._token_masks = TokenMasks(
-                    lambda: Grammars(
-                        load_tokenizer(self._tokenizer, vocab_size), vocab_size, self.stage.arch.eos_token_ids
-                    ),
-                    self._num_threads,
-                )
+                masks = self._token_masks = TokenMasks(self._begin_grammars().result, self._num_threads)
         for request in micro_batch.dropped:
             masks.drop(request)
         for new in wanted:

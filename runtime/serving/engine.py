@@ -9,8 +9,10 @@ import os
 import selectors
 import signal
 import socket
+from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,8 @@ import numpy as np
 from ...conf.build import build
 from ...conf.errors import ConfigError
 from ...conf.schema import EngineConfig, ServeConfig
+from ...conf.structured_outputs import StructuredOutputs
+from ...models.grammar import MOST_COMPILED
 from ...parallel.frames import DATA, ConnectionLost, FrameSocket
 from ..core.messages import TokenLogprobs
 from ..core.request import Request
@@ -70,6 +74,9 @@ class ServingEngine:
         self._ledger = RunningLedger(plan.limits.depth.most)
         self._stragglers = RunningStragglers()
         self._unfinished: dict[int, Request] = {}
+        self._held: dict[int, Request] = {}  # while their structured outputs compile
+        self._ready: list[Request] = []  # of those, whose structured outputs the ranks have now
+        self._compiled: OrderedDict[StructuredOutputs, None] = OrderedDict()  # that the ranks have, the newest last
         self._is_closing = False
         self._watched: Recording | None = None  # while somebody looks
         self._recording: Recording | None = None
@@ -98,7 +105,12 @@ class ServingEngine:
             self._snapshot()
 
     def _receive(self) -> None:
-        """Take what the front has sent, without waiting for it."""
+        """Take what the front has sent, without waiting for it, and requests that were held."""
+        while self._ready:
+            request = self._ready.pop(0)
+            self._use(request.params.structured_outputs)
+            if self._held.pop(request.id, None) is not None:  # else it was aborted
+                self._admit(request, self._coordinator.clock.now())
         while self._readable.select(0):
             try:
                 frames = self._connection.receive_once()
@@ -131,14 +143,32 @@ class ServingEngine:
             priority=message.priority,
             output=message.output,
         )
+        wanted = message.params.structured_outputs
+        if wanted is None or wanted in self._compiled:
+            self._use(wanted)
+            self._admit(request)
+        else:
+            self._held[request.id] = request
+            self._core.pipeline.compile(wanted, partial(self._ready.append, request))
+
+    def _use(self, wanted: StructuredOutputs | None) -> None:
+        """Take note that the ranks have compiled structured outputs and use them now. They keep as many as this."""
+        if wanted is not None:
+            self._compiled[wanted] = None
+            self._compiled.move_to_end(wanted)
+            if len(self._compiled) > MOST_COMPILED:
+                self._compiled.popitem(last=False)
+
+    def _admit(self, request: Request, ready: float | None = None) -> None:
         self._unfinished[request.id] = request
         for recording in (self._recording, self._watched):
             if recording is not None:
                 recording.add(request.record)
-        self._coordinator.add(request)
+        self._coordinator.add(request, ready)
 
     def _abort(self, numbers: list[int]) -> None:
         for number in numbers:
+            self._held.pop(number, None)
             request = self._unfinished.get(number)
             if request is not None and not request.is_finished:
                 self._coordinator.abort(request)
@@ -217,7 +247,7 @@ class ServingEngine:
             Snapshot(
                 time=now,
                 running=len(scheduler.running),
-                waiting=scheduler.num_waiting,
+                waiting=scheduler.num_waiting + len(self._held),
                 kv_blocks_used=scheduler.pool.num_used,
                 tokens=self._tokens,
                 by_tokens=self._by_tokens.tolist(),

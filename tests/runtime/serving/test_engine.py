@@ -17,6 +17,7 @@ import pytest
 from gapless.conf.build import to_mapping
 from gapless.conf.sampling import SamplingParams
 from gapless.conf.schema import ServeConfig
+from gapless.conf.structured_outputs import StructuredOutputs
 from gapless.launch.compose import compose_one
 from gapless.parallel.frames import DATA, FrameSocket
 from gapless.runtime.core.request_record import RequestRecord
@@ -32,6 +33,7 @@ from gapless.runtime.run_folder.run_info import RunInfo
 from gapless.runtime.serving.engine import ServingEngine, run_engine
 from gapless.runtime.serving.live_spans import MAX_BOXES, live_spans
 from gapless.runtime.serving.messages import (
+    Abort,
     FromEngine,
     LiveSpans,
     Recovery,
@@ -123,6 +125,29 @@ def test_spans_come_only_while_somebody_looks() -> None:
         )
         counted = after.idle[0][cause.code] - before.idle[0][cause.code]
         assert idle / 1e5 == pytest.approx(counted, abs=1e-3), cause
+
+
+def test_a_grammar_that_compiles_holds_up_nobody_else() -> None:
+    """Its own request waits, may be aborted meanwhile, and comes again without a wait."""
+    choices = StructuredOutputs(choice=tuple(f"{number * 7919 % 99991} of many" for number in range(30_000)))
+    slow = SamplingParams(max_tokens=8, structured_outputs=choices)
+    with started() as engine:
+        engine.complete(2)
+        now = time.monotonic()
+        engine.send(Submit(1, [7] * 20, SamplingParams(max_tokens=400, ignore_eos=True), now))
+        for number in (2, 3):
+            engine.send(Submit(number, [8] * 20, slow, now))
+        engine.send(Abort([2]))
+        numbers: list[int] = []
+        while 3 not in numbers:
+            numbers += [n for one in engine.receive() if isinstance(one, Tokens) for n in one.numbers]
+        first = len(numbers)
+        engine.send(Submit(4, [8] * 20, slow, now))
+        while 4 not in numbers:
+            numbers += [n for one in engine.receive() if isinstance(one, Tokens) for n in one.numbers]
+    assert first > 15
+    assert numbers[first:].count(1) < first
+    assert 2 not in numbers
 
 
 def test_a_message_of_spans_is_bounded() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ import gapless.models
 from gapless import LLM
 from gapless.conf.errors import ConfigError
 from gapless.conf.sampling import SamplingParams
+from gapless.conf.schema import ModelConfig
+from gapless.launch.cli import main
 from gapless.launch.server.answers import CompletionAnswer
 from gapless.launch.server.requests import CompletionBody
 from gapless.models.generation_config import sampling_defaults
@@ -30,12 +33,17 @@ CHAT = [{"role": "user", "content": "x"}]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("serve")
     shutil.copytree(SHIPPED, folder / "model")
     (folder / "model/chat_template.jinja").write_text(TEMPLATE)
     (folder / "model/generation_config.json").write_text(json.dumps({"eos_token_id": 0, **DEFAULTS}))
-    with serving(folder, "model=./model") as started:
+    return folder / "model"
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[Server]:
+    with serving(model.parent, "model=./model") as started:
         yield started
 
 
@@ -44,7 +52,7 @@ def post(server: Server, path: str, **body: Any) -> Any:
 
 
 def test_the_checkpoint_s_sampling_values_are_defaults(server: Server) -> None:
-    assert "temperature=0.5, top_p=0.25, top_k=7, max_tokens=5, by generation_config.json" in server.log
+    assert "temperature=0.5, top_p=0.25, top_k=7, max_tokens=5, by " in server.log
     answer = post(server, "/v1/responses", input="x", ignore_eos=True)
     assert (answer["temperature"], answer["top_p"], answer["usage"]["output_tokens"]) == (0.5, 0.25, 5)
     answer = post(server, "/v1/responses", input="x", ignore_eos=True, temperature=1, top_p=1, max_output_tokens=6)
@@ -54,9 +62,56 @@ def test_the_checkpoint_s_sampling_values_are_defaults(server: Server) -> None:
 def test_values_out_of_range_are_no_defaults(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     given = {"temperature": -1, "top_k": 50.0, "top_p": None, "min_p": "x", "max_new_tokens": 0}
     (tmp_path / "generation_config.json").write_text(json.dumps(given))
-    assert sampling_defaults(tmp_path) == {"top_k": 50}
+    assert sampling_defaults(ModelConfig(weights="shipped", generation_config=str(tmp_path))) == {"top_k": 50}
     assert [word for word in ("temperature=-1", "min_p='x'", "max_new_tokens=0") if word not in caplog.text] == []
-    assert sampling_defaults(None) == sampling_defaults(tmp_path / "absent") == {}
+    assert sampling_defaults(ModelConfig(weights="shipped", generation_config=None)) == {}
+    assert sampling_defaults(ModelConfig(weights="shipped")) == {}
+    with pytest.raises(ConfigError, match=r"generation_config.json: no such file"):
+        sampling_defaults(ModelConfig(weights="shipped", generation_config=str(SHIPPED.parent)))
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "right"),
+    [
+        ("generate", (), {"temperature": 0.5, "top_p": 0.25, "top_k": 7, "max_tokens": 5}),
+        ("generate", ("sampling.temperature=0",), {"temperature": 0, "top_p": 0.25, "top_k": 7, "max_tokens": 5}),
+        ("generate", ("sampling={top_k:3,max_tokens:2}",), {"temperature": 0.5, "top_k": 3, "max_tokens": 2}),
+        ("generate", ("-m", "seed=1", "sampling.top_k=4"), {"temperature": 0.5, "top_k": 4, "max_tokens": 5}),
+        ("generate", ("model.generation_config=null",), {"temperature": 0.0, "top_p": 1.0, "top_k": 0}),
+        ("chat", ("sampling.top_p=1",), {"temperature": 0.5, "top_p": 1, "max_tokens": 5}),
+    ],
+)
+def test_commands_take_the_checkpoint_s_values_but_for_those_given(
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    command: str,
+    given: tuple[str, ...],
+    right: dict[str, Any],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.StringIO("x\n"))
+    prompt = ["prompt=x", "print_texts=false"] if command == "generate" else []
+    assert main([command, f"model={model}", "parallel.threads=1", *prompt, *given]) == 0
+    (summary,) = tmp_path.rglob("summary.json")
+    config = json.loads(summary.read_text())["config"]
+    assert {name: config["sampling"][name] for name in right} == right
+    assert config["model"]["generation_config"] is None  # so that the recorded config is whole
+    is_said = "sampling defaults: temperature=0.5, top_p=0.25, top_k=7, max_tokens=5, by " in capfd.readouterr().err
+    assert is_said == ("model.generation_config=null" not in given)
+
+
+def test_llm_takes_the_checkpoint_s_values_where_it_is_given_none(model: Path) -> None:
+    with LLM(model) as llm:
+        params = llm.get_default_sampling_params()
+        assert (params.temperature, params.top_p, params.top_k, params.max_tokens) == (0.5, 0.25, 7, 5)
+        (output,) = llm.generate("x")
+        assert len(output.outputs[0].token_ids) <= 5
+        (given,) = llm.generate("x", SamplingParams(max_tokens=7, ignore_eos=True))
+        assert len(given.outputs[0].token_ids) == 7
+    with LLM(model, **{"model.generation_config": None}) as llm:
+        assert llm.get_default_sampling_params() == SamplingParams()
 
 
 def test_tokenize_counts_tools_as_chats_do(server: Server) -> None:

@@ -176,12 +176,13 @@ def _write_sweep(folder: Path, first: ComposedRun[EngineConfig], overrides: Sequ
     """Write the file that says a folder is a sweep's: the config of its first point, and the sweep's overrides."""
     from omegaconf import OmegaConf
 
+    from ..runtime.run_folder.files import write_text
     from .report import SWEEP
 
     whole = cast(dict[str, Any], OmegaConf.to_container(first.composed, enum_to_str=True))
     whole["hydra"]["overrides"]["task"] = list(overrides)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / SWEEP).write_text(yaml.safe_dump(whole, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    write_text(folder / SWEEP, yaml.safe_dump(whole, sort_keys=False, allow_unicode=True))
 
 
 @contextmanager

@@ -5,6 +5,7 @@ Source: `_from_pretrained` of `tokenization_utils_base.py` and `TokenizersBacken
 
 from __future__ import annotations
 
+import codecs
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,7 +55,7 @@ def read_tokenizer(folder: Path, file: Path) -> tuple[tokenizers.Tokenizer, list
     if file.is_file():
         refuse_pointer(file)
         try:
-            inner = Tokenizer.from_file(str(file))
+            inner = Tokenizer.from_buffer(file.read_bytes().removeprefix(codecs.BOM_UTF8))
         except Exception as error:  # the library raises bare exceptions
             raise ConfigError(f"model.tokenizer={file}: not a tokenizer.json ({error})") from error
         _check_prefix_space(inner, settings, folder)
@@ -86,7 +87,9 @@ def _byte_level(folder: Path, settings: dict[str, Any], kind: str) -> tokenizers
     for file in (vocab, merges):
         refuse_pointer(file)
     try:
-        inner = Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
+        lines = merges.read_text(encoding="utf-8-sig").split("\n")
+        pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+        inner = Tokenizer(models.BPE(_read(vocab), pairs))
     except Exception as error:
         raise ConfigError(f"model.tokenizer={folder}: vocab.json or merges.txt cannot be read ({error})") from error
     space = bool(settings.get("add_prefix_space", False))

@@ -100,7 +100,7 @@ class Journaling:
         except OSError as error:
             self._is_written = False
             reason = (error.strerror or str(error)).lower()
-            _log.warning("%s: %s; the server goes on without a journal", KEY, reason)
+            _log.warning("%s=%s: %s; the server goes on without a journal", KEY, self._journal.path, reason)
 
     def _records(self) -> Iterator[Record]:
         for each in self._unsettled.values():

@@ -94,6 +94,18 @@ def test_a_vocabulary_is_split_by_its_own_rule(kind: str, tmp_path: Path) -> Non
     check(tmp_path)
 
 
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "config.json"])
+def test_a_byte_order_mark_changes_nothing(file: str, tmp_path: Path) -> None:
+    byte_level().model.save(str(tmp_path))
+    write(tmp_path, {"tokenizer_config.json": QWEN2, "config.json": {"model_type": "qwen2"}})
+    if file == "tokenizer.json":
+        byte_level().save(str(tmp_path / file))
+    plain = load_tokenizer(tmp_path, 4096)
+    (tmp_path / file).write_bytes(b"\xef\xbb\xbf" + (tmp_path / file).read_bytes())
+    marked = load_tokenizer(tmp_path, 4096)
+    assert [marked.encode(text) for text in TEXTS] == [plain.encode(text) for text in TEXTS]
+
+
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "a" * 64 + "\nsize 7\n"
 
 

@@ -21,8 +21,9 @@ from gapless.launch.cli import main
 from gapless.launch.server.answers import CompletionAnswer
 from gapless.launch.server.requests import CompletionBody
 from gapless.models.generation_config import sampling_defaults
-from gapless.models.tokenizer import ByteTokenizer, load_tokenizer
+from gapless.models.tokenizer import ByteTokenizer, FileTokenizer, load_tokenizer
 from gapless.runtime.engine.outputs import CompletionOutput, Logprob
+from tests.models.test_tokenizer import llama_like
 from tests.support.server import Server, serving
 
 SHIPPED = Path(gapless.models.__path__[0]) / "shipped"
@@ -173,6 +174,13 @@ def test_no_two_tokens_have_one_name() -> None:
         (top,), (name,), (value,) = columns["top_logprobs"], columns["tokens"], columns["token_logprobs"]
         assert (len(top), top[name]) == (2048, value)
         assert (name == "token_id:9") == by_id
+    spaced = FileTokenizer(llama_like(), 512)
+    tokens = range(3, 259)
+    answer = CompletionAnswer("m", [[1]], CompletionBody(prompt="x"), spaced, None)
+    names = answer._names(3, {token: Logprob(-1.0, 1, spaced.decode([token], skip_special=False)) for token in tokens})
+    right = [chr(byte) if byte < 0x80 else f"bytes:\\x{byte:02x}" for byte in range(256)]
+    assert [names[token] for token in tokens if token != 3 + 32] == [*right[:32], *right[33:]]
+    assert len(set(names.values())) == 256
     plain = ByteTokenizer(300)
     answer = CompletionAnswer("m", [[1]], CompletionBody(prompt="x"), plain, None)
     others = {token: Logprob(-1.0, 1, plain.decode([token], skip_special=False)) for token in (65, 256, 257)}

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import yaml
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from ..runtime.pipeline.launcher import Launcher
 
 _log = logging.getLogger(__name__)
-E = TypeVar("E", bound=EngineConfig)
 
 
 def run(command: Command, overrides: Sequence[str], *, multirun: bool) -> int:
@@ -89,7 +88,7 @@ def run(command: Command, overrides: Sequence[str], *, multirun: bool) -> int:
     return code
 
 
-def _with_defaults(config: E, overrides: Sequence[str]) -> E:
+def _with_defaults(config: EngineConfig, overrides: Sequence[str]) -> EngineConfig:
     """Return the config with the checkpoint's sampling values, except for those that the command line has.
 
     Raises:

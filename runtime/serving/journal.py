@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from ...conf.errors import ConfigError
+from ...conf.errors import ConfigError, reason
 from ..core.messages import TokenLogprobs
 from .messages import Tokens
 
@@ -217,8 +217,7 @@ def _open_alone(path: Path) -> int:
     except (OSError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
-        reason = (error.strerror if isinstance(error, OSError) and error.strerror else str(error)).lower()
-        raise ConfigError(f"{KEY}={path}: {reason}; give a file that can be written") from None
+        raise ConfigError(f"{KEY}={path}: {reason(error)}; give a file that can be written") from None
 
 
 def _append(fd: int, payload: bytes, at: int) -> int:

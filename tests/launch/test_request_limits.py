@@ -163,6 +163,12 @@ def test_limits_offline() -> None:
         llm.generate(["x"], SamplingParams(allowed_token_ids=(0,), min_tokens=1))
 
 
+def test_the_lowest_bias_forbids_no_token() -> None:
+    params = SamplingParams(allowed_token_ids=(5, 6), logit_bias={5: -100, 6: -100}, max_tokens=3)
+    with LLM("shipped") as llm:
+        assert set(llm.generate(["x"], params)[0].outputs[0].token_ids) <= {5, 6}
+
+
 def test_no_two_tokens_have_one_name() -> None:
     tokenizer = load_tokenizer(SHIPPED, 2048)
     for by_id in (False, True):

@@ -62,10 +62,9 @@ def read_tokenizer(folder: Path, file: Path) -> tuple[tokenizers.Tokenizer, list
         _as_llama(inner, settings, kind, config.get("model_type", "llama"))
     else:
         inner = _byte_level(folder, settings, kind)
-    ends = {
-        role: end for role, end in zip(_NAMED, _ENDS.get(kind, ()), strict=False) if inner.token_to_id(end) is not None
-    }
-    named = _add_tokens(inner, folder, ends | settings)
+    ends = zip(_NAMED, _ENDS.get(kind, ()), strict=False)
+    own = {role: end for role, end in ends if inner.token_to_id(end) is not None}
+    named = _add_tokens(inner, folder, own | settings)
     if not file.is_file() or kind == _LLAMA[1]:
         _set_ends(inner, settings if kind != _LLAMA[1] else {"add_bos_token": True}, named)
     return inner, [named["eos_token"]] if "eos_token" in named else []
@@ -88,7 +87,7 @@ def _byte_level(folder: Path, settings: dict[str, Any], kind: str) -> tokenizers
         refuse_pointer(file)
     try:
         lines = merges.read_text(encoding="utf-8-sig").split("\n")
-        pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+        pairs = [(a, b) for a, b in (line.split() for line in lines if line and not line.startswith("#version"))]
         inner = Tokenizer(models.BPE(_read(vocab), pairs))
     except Exception as error:
         raise ConfigError(f"model.tokenizer={folder}: vocab.json or merges.txt cannot be read ({error})") from error
@@ -146,25 +145,26 @@ def _add_tokens(inner: tokenizers.Tokenizer, folder: Path, settings: dict[str, A
     decoder = settings.get("added_tokens_decoder")
     roles = settings if decoder is not None else settings | _read(folder / "special_tokens_map.json")
 
-    def token(value: Any) -> AddedToken:
-        flags = value if isinstance(value, dict) else {"content": value}
+    def make(flags: dict[str, Any], **over: bool) -> AddedToken:
+        return AddedToken(**{key: flag for key, flag in flags.items() if key in _FLAGS} | over)
+
+    def make_special(value: Any) -> AddedToken:
         try:
-            return AddedToken(**{key: flag for key, flag in flags.items() if key in _FLAGS} | {"special": True})
-        except (TypeError, ValueError):
+            return make({"content": value} if isinstance(value, str) else value, special=True)
+        except (AttributeError, TypeError, ValueError):
             what = "must be a text, or an object with its content"
             raise ConfigError(f"{where}: the special token {value!r} {what}") from None
 
-    named = {role: token(value) for role, value in roles.items() if value and _is_role(role, value)}
-    old, new, own = (roles.get(key) or () for key in _EXTRA)
-    extra = [new or old, own]
-    listed = [each for values in extra for each in (values.values() if isinstance(values, dict) else values)]
+    is_own = {role for role in roles if role.endswith("_token") and isinstance(roles[role], str | dict)}  # image_token
+    named = {role: make_special(roles[role]) for role in roles if roles[role] and role in is_own.union(_NAMED)}
+    older, newer, own = (roles.get(key) or () for key in _EXTRA)
+    listed = [each for of in (newer or older, own) for each in (of.values() if isinstance(of, dict) else of)]
     special: dict[str, AddedToken] = {}
-    for each in (*named.values(), *map(token, listed)):
+    for each in (*named.values(), *map(make_special, listed)):
         special.setdefault(each.content, each)
     try:
         if decoder is not None:
-            kept = {int(i): {k: v for k, v in flags.items() if k in _FLAGS} for i, flags in decoder.items()}
-            added = {index: AddedToken(**flags) for index, flags in kept.items()}
+            added = {int(index): make(flags) for index, flags in decoder.items()}
         else:
             old = _read(folder / "added_tokens.json")
             new = {content: index for content, index in old.items() if content not in _added(inner)}
@@ -183,11 +183,6 @@ def _add_tokens(inner: tokenizers.Tokenizer, folder: Path, settings: dict[str, A
     return {role: token.content for role, token in named.items()}
 
 
-def _is_role(key: str, value: Any) -> bool:
-    """Return whether a key names a special token: one that all have, or one of the model's own, as `image_token`."""
-    return key in _NAMED or (key.endswith("_token") and isinstance(value, str | dict))
-
-
 def _added(inner: tokenizers.Tokenizer) -> set[str]:
     return {token.content for token in inner.get_added_tokens_decoder().values()}
 
@@ -199,9 +194,7 @@ def _set_ends(inner: tokenizers.Tokenizer, settings: dict[str, Any], named: dict
     """
     from tokenizers import processors
 
-    keys = ("add_bos_token", "add_eos_token")
-    bos, eos = ((named.get(key[4:]) if settings.get(key) else None) for key in keys)
-    parts = ([f"{bos}:0"] if bos else []), ([f"{eos}:0"] if eos else [])
-    ends = [(token, inner.token_to_id(token)) for token in (bos, eos) if token]
-    single = [*parts[0], "$A:0", *parts[1]]
+    bos, eos = ([named[role]] if role in named and settings.get(f"add_{role}") else [] for role in _NAMED[:2])
+    ends = [(token, inner.token_to_id(token)) for token in (*bos, *eos)]
+    single = [*(f"{token}:0" for token in bos), "$A:0", *(f"{token}:0" for token in eos)]
     inner.post_processor = processors.TemplateProcessing(single=single, special_tokens=ends)

@@ -297,11 +297,13 @@ def locate(config: E) -> E:
             what = "is a file; give the folder that holds it" if weights.exists() else "no such folder"
             raise ConfigError(f"model.weights={model.weights}: {what}{hint}")
         found["weights"] = str(weights)
-    if model.tokenizer not in (None, "none"):
-        tokenizer = user_path(model.tokenizer, "model.tokenizer").absolute()
-        if not tokenizer.exists():
-            raise ConfigError(f"model.tokenizer={model.tokenizer}: no such folder or tokenizer.json")
-        found["tokenizer"] = str(tokenizer)
+    for name, word in (("tokenizer", "none"), ("generation_config", "auto")):
+        if (given := getattr(model, name)) in (None, word):
+            continue
+        path = user_path(given, f"model.{name}").absolute()
+        if not path.exists():
+            raise ConfigError(f"model.{name}={given}: no such folder or {name}.json")
+        found[name] = str(path)
     return dataclasses.replace(config, model=dataclasses.replace(model, **found)) if found else config
 
 

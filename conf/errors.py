@@ -20,6 +20,11 @@ def nearest(word: str, valid: Iterable[str]) -> str:
     return f"; did you mean '{near[0]}'?" if near else f"; valid: {', '.join(words)}"
 
 
+def reason(error: Exception) -> str:
+    """Write why a file cannot be used, as `permission denied`."""
+    return (error.strerror if isinstance(error, OSError) and error.strerror else str(error)).lower()
+
+
 def check(key: str, value: object, holds: bool, right: str) -> None:
     """Raise a `ConfigError` that says what is `right` for the key, unless the condition `holds`."""
     if not holds:

@@ -86,9 +86,6 @@ class ServingConfig:
     """seconds that running requests get to finish after SIGTERM"""
     tool_format: ToolFormatName | None = None
     """how the model writes calls of tools; null: as its chat template says"""
-    generation_config: bool = True
-    """whether the sampling values of the checkpoint's generation_config.json hold for requests that give none; false:
-    temperature 1 and no truncation"""
     chat_template: str | None = None
     """name of one of the checkpoint's chat templates, or a file with another; null: the default one, or
     tool_use for a chat with tools"""

@@ -57,6 +57,7 @@ E = TypeVar("E", bound=EngineConfig)
 CONFIG_MODULE = "gapless.conf"
 FREE_TEXT = (
     *("prompt", "prompts", "outputs", "model.weights", "model.tokenizer", "model.name"),
+    "model.generation_config",
     *("url", "url_model"),
     *("workload.path", "scheduler.profile", "simulation.profile", "check", "import"),
     *(f"serve.{name}" for name in ("host", "config", "otlp_endpoint", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs")),

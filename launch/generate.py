@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -19,9 +18,10 @@ from rich.console import Console
 from rich.text import Text
 
 from ..conf.build import to_mapping
-from ..conf.errors import ConfigError
+from ..conf.errors import ConfigError, reason
 from ..conf.schema import GenerateConfig
 from ..conf.user_path import user_path
+from ..runtime.run_folder.files import whole_file
 from .advising import quick_advice
 from .output_path import check_writable, is_open, open_output
 from .progress import Meter, print_words, shown, starting, throughput, versions
@@ -180,13 +180,10 @@ class OutputsFile:
         self._file.close()
         if error[0] is None and not self._is_shared and self._path.is_file() and self._done != self.in_order:
             path = self._path.resolve()  # a link stays one
-            sorted_file = path.with_name(path.name + ".sorted")
-            try:
-                sorted_file.write_text("".join(map(self._line, self.in_order)), encoding="utf-8")
-                shutil.copymode(path, sorted_file)
-                os.replace(sorted_file, path)
-            except OSError:  # no room for a second file: the lines stay in the order in which they finished
-                sorted_file.unlink(missing_ok=True)
+            # Without room for a second file, the lines stay in the order in which they finished.
+            with suppress(OSError), whole_file(path) as part:
+                part.write_text("".join(map(self._line, self.in_order)), encoding="utf-8")
+                shutil.copymode(path, part)
 
     @property
     def in_order(self) -> list[RequestOutput]:
@@ -207,7 +204,7 @@ class OutputsFile:
             with suppress(OSError):  # a device file cannot be truncated
                 if not self._is_shared:
                     self._file.truncate(self._file.tell() - written)
-            raise OSError(f"outputs={self._path}: {_lower(error)}; {self._keep(output)}") from None
+            raise OSError(f"outputs={self._path}: {reason(error)}; {self._keep(output)}") from None
         self._done.append(output)
 
     def _keep(self, last: RequestOutput) -> str:
@@ -245,7 +242,3 @@ def _json_completion(completion: CompletionOutput) -> dict[str, Any]:
 
 def _json_logprobs(position: dict[int, Logprob]) -> dict[str, Any]:
     return {str(token): asdict(logprob) for token, logprob in position.items()}
-
-
-def _lower(error: OSError) -> str:
-    return (error.strerror or str(error)).lower()

@@ -5,6 +5,7 @@ Hydra makes the folder and calls the function. `run_job` and `HydraContext` are 
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 Task = Callable[["DictConfig", Path], int]
 """Takes what was composed and the run folder, and returns an exit code."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def run_here(point: ComposedRun[EngineConfig], task: Task, number: int | None = None) -> int:
@@ -32,12 +34,18 @@ def run_here(point: ComposedRun[EngineConfig], task: Task, number: int | None = 
         number: of the point in its sweep; None where there is no sweep.
     """
     from hydra.core.utils import run_job
+    from omegaconf import OmegaConf
 
     folder, subfolder = "hydra.run.dir", None
     if number is not None:
         folder, subfolder = "hydra.sweep.dir", "hydra.sweep.subdir"
         point.composed.hydra.job.update(id=str(number), num=number)
-    return _code(run_job(_returning(task), point.composed, folder, subfolder, _context(point)))
+    try:
+        return _code(run_job(_returning(task), point.composed, folder, subfolder, _context(point)))
+    except OSError as error:  # an error of `write` itself names no file
+        if error.errno in _FULL and error.filename is None:
+            raise OSError(error.errno, error.strerror, str(OmegaConf.select(point.composed, folder))) from error
+        raise
 
 
 def run_by_launcher(points: Sequence[ComposedRun[EngineConfig]], task: Task) -> list[int]:

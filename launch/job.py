@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -16,7 +18,7 @@ import yaml
 
 from ..conf.build import leaves, to_mapping
 from ..conf.errors import ConfigError
-from ..conf.schema import EngineConfig, GenerateConfig
+from ..conf.schema import ChatConfig, EngineConfig, GenerateConfig, ModelConfig
 from ..conf.units import doubtful
 from .commands import Command
 from .compose import ComposedRun, compose_all, to_config
@@ -51,8 +53,10 @@ def run(command: Command, overrides: Sequence[str], *, multirun: bool) -> int:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     stdin = StandardInput()
     module = import_module(f".{command.name}", __package__)
+    _sampling_defaults.cache_clear()
     with without_collector():
         points = compose_all(overrides, cls, command.name, multirun=multirun)
+        points = [replace(point, config=_with_defaults(point.config, point.overrides)) for point in points]
         configs = [point.config for point in points]
         _say_what_is_odd(configs, has_ranks=command.has_ranks)
         sweep_folder = _check_folder(points, "sweep" if multirun else "run")
@@ -84,6 +88,27 @@ def run(command: Command, overrides: Sequence[str], *, multirun: bool) -> int:
     return code
 
 
+def _with_defaults(config: EngineConfig, overrides: Sequence[str]) -> EngineConfig:
+    """Return the config with the checkpoint's sampling values, except for those that the command line has.
+
+    Raises:
+        ConfigError: as `sampling_defaults`.
+    """
+    if not isinstance(config, GenerateConfig | ChatConfig) or not (found := _sampling_defaults(config.model)):
+        return config
+    given = [text.lstrip("+") for text in overrides]
+    own = {name for name in found for text in given if re.match(rf"sampling(\.|=.*\b){name}[=:]", text, re.DOTALL)}
+    sampling = replace(config.sampling, **{name: found[name] for name in found.keys() - own})
+    return replace(config, sampling=sampling, model=replace(config.model, generation_config=None))
+
+
+@cache  # said once for all points of a sweep
+def _sampling_defaults(model: ModelConfig) -> Mapping[str, Any]:
+    from ..models.generation_config import sampling_defaults
+
+    return sampling_defaults(model)
+
+
 def _say_what_is_odd(configs: Sequence[EngineConfig], *, has_ranks: bool) -> None:
     """Warn of values that look like another unit, and say that a GPU is not used."""
     for line in dict.fromkeys(line for config in configs for line in doubtful(leaves(to_mapping(config)))):
@@ -110,7 +135,7 @@ def _run_sweep(points: Sequence[ComposedRun[EngineConfig]], run_config: Callable
         with messages_on_stderr():
             _log.info("run %s: %s", hydra.job.num, " ".join(text.lstrip("+") for text in hydra.overrides.task))
             if hydra.job.num not in skipped:
-                return run_config(to_config(composed, cls), folder, launcher)
+                return run_config(_with_defaults(to_config(composed, cls), hydra.overrides.task), folder, launcher)
             _log.info(skipped[hydra.job.num])
             shutil.rmtree(folder)
             return 0
@@ -150,12 +175,13 @@ def _write_sweep(folder: Path, first: ComposedRun[EngineConfig], overrides: Sequ
     """Write the file that says a folder is a sweep's: the config of its first point, and the sweep's overrides."""
     from omegaconf import OmegaConf
 
+    from ..runtime.run_folder.files import write_text
     from .report import SWEEP
 
     whole = cast(dict[str, Any], OmegaConf.to_container(first.composed, enum_to_str=True))
     whole["hydra"]["overrides"]["task"] = list(overrides)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / SWEEP).write_text(yaml.safe_dump(whole, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    write_text(folder / SWEEP, yaml.safe_dump(whole, sort_keys=False, allow_unicode=True))
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from ..conf.errors import ConfigError
+from ..conf.errors import ConfigError, reason
 
 _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
 
@@ -62,7 +62,7 @@ def check_writable(path: Path, key: str) -> None:
         if is_new:
             path.unlink()
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{key}={path}: {_reason(error)}; give a file that can be written") from None
+        raise ConfigError(f"{key}={path}: {reason(error)}; give a file that can be written") from None
 
 
 def check_folder(path: Path, key: str) -> None:
@@ -79,14 +79,10 @@ def check_folder(path: Path, key: str) -> None:
     except (OSError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{key}={path}: {_reason(error)}; give a folder that can be written") from None
+        raise ConfigError(f"{key}={path}: {reason(error)}; give a folder that can be written") from None
 
 
 def new_folder(beside: Path, name: str) -> Path:
     """Return a folder of that name, or with a number behind it, that is not there yet beside another."""
     names = (name if number == 1 else f"{name}_{number}" for number in itertools.count(1))
     return next(path for path in (beside.absolute().parent / each for each in names) if not path.exists())
-
-
-def _reason(error: OSError | ValueError) -> str:
-    return (error.strerror if isinstance(error, OSError) and error.strerror else str(error)).lower()

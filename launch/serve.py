@@ -239,10 +239,6 @@ def _log_start(config: ServeConfig, plan: Plan, service: Service, run_dir: Path)
         *(versions()["gapless"], named, policy, config.parallel.pp, config.parallel.tp, tokens),
         *(f"{chosen}, " if (chosen := threads(config, config.serve.replicas)) else "", run_dir),
     )
-    if service.sampling:
-        values = ", ".join(f"{name}={value}" for name, value in service.sampling.items())
-        text = "requests that give none have %s, by generation_config.json; serve.generation_config=false: not"
-        _log.info(text, values)
     if service.intake.chat_template is None:
         how = "" if is_installed() else f", after {INSTALL} (93 MB)"
         text = "%s has no chat template and answers at /v1/completions only; `gapless serve smollm2` chats%s"
@@ -267,7 +263,6 @@ def _make_service(
 ) -> Service:
     """Make the parts of the server; the engine is not started yet. `log` is told of the engine's states."""
     from ..models.generation_config import sampling_defaults
-    from ..models.huggingface import resolve_weights
     from .server.compiler import Compiler
     from .server.engine_client import EngineClient
     from .server.journaling import Journaling
@@ -312,7 +307,7 @@ def _make_service(
         is_local=is_local,
         has_priorities=config.scheduler.order == "priority",
         journaling=None if journal is None else Journaling(journal),
-        sampling=sampling_defaults(resolve_weights(config.model)) if config.serve.generation_config else {},
+        sampling=sampling_defaults(config.model),
         dialect=None if template is None else Dialect(template, intake.tokenizer, config.serve.tool_format),
     )
 

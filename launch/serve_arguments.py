@@ -81,7 +81,7 @@ _WRITERS: Mapping[str, Callable[[str], str]] = MappingProxyType(  # how an optio
         "dtype": lambda text: _DTYPES.get(text, text),
         "kv-cache-dtype": lambda text: _KV_DTYPES.get(text, text),
         "distributed-executor-backend": lambda text: _LAUNCHERS.get(text, text),
-        "generation-config": lambda text: "false" if text == "vllm" else "true",
+        "generation-config": lambda text: "null" if text == "vllm" else text,
         "max-model-len": _length,
         "max-num-batched-tokens": _size,
         "served-model-name": _names,

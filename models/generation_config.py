@@ -9,24 +9,34 @@ from typing import Any
 from ..conf.build import build
 from ..conf.errors import ConfigError
 from ..conf.sampling import SamplingParams
-from .json_file import read_if_there
+from ..conf.schema import ModelConfig
+from .huggingface import resolve_weights
+from .json_file import read_if_there, read_object
 
 _log = logging.getLogger(__name__)
+_FILE = "generation_config.json"
 _NAMES = {name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
 _NAMES["max_new_tokens"] = "max_tokens"
 
 
-def sampling_defaults(folder: Path | None) -> dict[str, Any]:
+def sampling_defaults(model: ModelConfig) -> dict[str, Any]:
     """Return the sampling parameters in generation_config.json that vLLM takes over, by their names here.
 
-    Values out of their range are left out, with a warning. A GGUF file (or None) has no values.
+    `model.generation_config` names the file. Values out of their range are left out, with a warning. A GGUF file and
+    random weights have none. What is found is logged.
 
     Raises:
-        ConfigError: the file cannot be read as a JSON object.
+        ConfigError: a file that is named is missing, or a file cannot be read as a JSON object.
     """
-    file = None if folder is None else folder / "generation_config.json"
-    given = {} if file is None else read_if_there(file)
+    if model.generation_config is None:
+        return {}
+    is_own = model.generation_config == "auto"
+    where = resolve_weights(model, tensors=False) if is_own else Path(model.generation_config)
+    if where is None:
+        return {}
+    file = where / _FILE if is_own or where.is_dir() else where
     found: dict[str, Any] = {}
+    given = read_if_there(file) if is_own else read_object(file)
     for key, name in _NAMES.items():
         if (value := given.get(key)) is None or (key == "top_k" and value == -1):
             continue
@@ -38,4 +48,7 @@ def sampling_defaults(folder: Path | None) -> dict[str, Any]:
             _log.warning("%s: %s; the value is ignored", file, str(error).replace("sampling.", "").replace(name, key))
         else:
             found[name] = value
+    if found:
+        values = ", ".join(f"{name}={value}" for name, value in found.items())
+        _log.info("sampling defaults: %s, by %s; model.generation_config=null: not", values, file)
     return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what incomplete or invalid UTF-8 decodes to
 _NUM_BYTES = 256
+_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 class Tokenizer:
@@ -32,9 +34,11 @@ class Tokenizer:
 
     Attributes:
         eos_token_ids: from the tokenizer's own files; the checkpoint may have more.
+        has_byte_runs: whether bytes of invalid UTF-8 change the text of those beside them.
     """
 
     eos_token_ids: tuple[int, ...] = ()
+    has_byte_runs = False
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -126,7 +130,7 @@ class FileTokenizer(Tokenizer):
         self._special = frozenset(i for i, t in inner.get_added_tokens_decoder().items() if t.special)
         kinds = _decoder_kinds(inner)
         self._byte_level = _byte_level_table() if kinds == ["ByteLevel"] else None
-        self._byte_fallback = "ByteFallback" in kinds
+        self.has_byte_runs = "ByteFallback" in kinds
         ids = (inner.token_to_id(token) for token in eos_tokens)
         self.eos_token_ids = tuple(dict.fromkeys(i for i in ids if i is not None))
 
@@ -152,10 +156,11 @@ class FileTokenizer(Tokenizer):
         return text
 
     def token_bytes(self, token: int) -> bytes | None:
-        """See `Tokenizer.token_bytes`. Only byte-level tokenizers know them."""
-        if self._byte_level is None:
-            return None
+        """See `Tokenizer.token_bytes`. Byte-level tokenizers know them, and others those of `<0xE2>`."""
         content = self._inner.id_to_token(token) or ""
+        if self._byte_level is None:
+            is_byte = self.has_byte_runs and _BYTE.fullmatch(content)
+            return bytes.fromhex(content[3:5]) if is_byte else None
         try:
             return bytes(self._byte_level[c] for c in content)
         except KeyError:  # an added token with a character outside the byte alphabet is its own text
@@ -163,10 +168,8 @@ class FileTokenizer(Tokenizer):
 
     def is_partial(self, token: int) -> bool:
         """See `Tokenizer.is_partial`."""
-        if self._byte_fallback:
-            content = self._inner.id_to_token(token) or ""
-            if len(content) == 6 and content.startswith("<0x") and content.endswith(">"):
-                return True
+        if self.has_byte_runs and self.token_bytes(token) is not None:
+            return True
         return self.decode([token], skip_special=False).endswith(_REPLACEMENT)
 
     def is_silent(self, token: int, skip_special: bool = True) -> bool:
@@ -264,7 +267,7 @@ class Detokenizer:
         tokenizer = self._tokenizer
         if tokenizer.is_silent(token, self._skip_special and token not in self._shown):
             return ""
-        if (raw := tokenizer.token_bytes(token)) is not None:
+        if not tokenizer.has_byte_runs and (raw := tokenizer.token_bytes(token)) is not None:
             return self._utf8.decode(raw)
         self._window.append(token)
         return "" if tokenizer.is_partial(token) else self._advance()

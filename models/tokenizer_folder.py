@@ -5,6 +5,7 @@ Source: `_from_pretrained` of `tokenization_utils_base.py` and `TokenizersBacken
 
 from __future__ import annotations
 
+import codecs
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,17 @@ if TYPE_CHECKING:
     import tokenizers
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_EXTRA = ("additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens")
 _FLAGS = {"content", "single_word", "lstrip", "rstrip", "normalized", "special"}  # of an added token
+_LLAMA = ("LlamaTokenizer", "CodeLlamaTokenizer")
+_ENDS = {  # bos_token and eos_token of the classes that have some by themselves
+    **dict.fromkeys(_LLAMA, ("<s>", "</s>")),
+    **dict.fromkeys(("GPT2Tokenizer", "GPTNeoXTokenizer"), ("<|endoftext|>", "<|endoftext|>")),
+    "Qwen2Tokenizer": ("", "<|endoftext|>"),
+    "GemmaTokenizer": ("<bos>", "<eos>"),
+    "CohereTokenizer": ("<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>"),
+}
+_LLAMA_TYPES = ("llama", "minicpm")  # of models; for others of these classes, transformers takes the tokenizer.json
 # How Qwen2 splits a text: each digit alone.
 _QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -36,21 +47,26 @@ def read_tokenizer(folder: Path, file: Path) -> tuple[tokenizers.Tokenizer, list
     """
     from tokenizers import Tokenizer  # imported here since it takes a tenth of a second
 
-    settings = _read(folder / "tokenizer_config.json")
+    settings, config = _read(folder / "tokenizer_config.json"), _read(folder / "config.json")
+    kind = str(settings.get("tokenizer_class") or config.get("tokenizer_class") or config.get("model_type") or "gpt2")
+    kind = kind.removesuffix("Fast")
     if settings.get("split_special_tokens"):
         raise ConfigError(f"model.tokenizer={folder}: split_special_tokens=true is not supported")
     if file.is_file():
         refuse_pointer(file)
         try:
-            inner = Tokenizer.from_file(str(file))
+            inner = Tokenizer.from_buffer(file.read_bytes().removeprefix(codecs.BOM_UTF8))
         except Exception as error:  # the library raises bare exceptions
             raise ConfigError(f"model.tokenizer={file}: not a tokenizer.json ({error})") from error
         _check_prefix_space(inner, settings, folder)
+        _as_llama(inner, settings, kind, config.get("model_type", "llama"))
     else:
-        inner = _byte_level(folder, settings)
-    named = _add_tokens(inner, folder, settings)
-    if not file.is_file():
-        _set_ends(inner, settings, named)
+        inner = _byte_level(folder, settings, kind)
+    ends = zip(_NAMED, _ENDS.get(kind, ()), strict=False)
+    own = {role: end for role, end in ends if inner.token_to_id(end) is not None}
+    named = _add_tokens(inner, folder, own | settings)
+    if not file.is_file() or kind == _LLAMA[1]:
+        _set_ends(inner, settings if kind != _LLAMA[1] else {"add_bos_token": True}, named)
     return inner, [named["eos_token"]] if "eos_token" in named else []
 
 
@@ -62,7 +78,7 @@ def _read(file: Path) -> dict[str, Any]:
         raise ConfigError(f"model.tokenizer={error}") from error
 
 
-def _byte_level(folder: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
+def _byte_level(folder: Path, settings: dict[str, Any], kind: str) -> tokenizers.Tokenizer:
     """Make a byte-level BPE tokenizer from `vocab.json` and `merges.txt`, which splits texts as GPT-2 or Qwen2 does."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
@@ -70,16 +86,16 @@ def _byte_level(folder: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
     for file in (vocab, merges):
         refuse_pointer(file)
     try:
-        inner = Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
+        lines = merges.read_text(encoding="utf-8-sig").split("\n")
+        pairs = [(a, b) for a, b in (line.split() for line in lines if line and not line.startswith("#version"))]
+        inner = Tokenizer(models.BPE(_read(vocab), pairs))
     except Exception as error:
         raise ConfigError(f"model.tokenizer={folder}: vocab.json or merges.txt cannot be read ({error})") from error
-    config = _read(folder / "config.json")
-    kind = str(settings.get("tokenizer_class") or config.get("tokenizer_class") or config.get("model_type") or "gpt2")
     space = bool(settings.get("add_prefix_space", False))
     inner.decoder = decoders.ByteLevel()
-    if kind in ("gpt2", "GPT2Tokenizer", "GPT2TokenizerFast"):
+    if kind in ("gpt2", "GPT2Tokenizer"):
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=space)
-    elif kind in ("qwen2", "qwen3", "Qwen2Tokenizer", "Qwen2TokenizerFast"):
+    elif kind in ("qwen2", "qwen3", "Qwen2Tokenizer"):
         inner.normalizer = normalizers.NFC()
         split = pre_tokenizers.Split(Regex(_QWEN2), behavior="isolated")
         inner.pre_tokenizer = pre_tokenizers.Sequence(
@@ -106,6 +122,21 @@ def _check_prefix_space(inner: tokenizers.Tokenizer, settings: dict[str, Any], f
             raise ConfigError(f"model.tokenizer={folder}: add_prefix_space={wanted}: tokenizer.json says otherwise")
 
 
+def _as_llama(inner: tokenizers.Tokenizer, settings: dict[str, Any], kind: str, model_type: str) -> None:
+    """Split and join texts as the classes of Llama do, which read nothing but the vocabulary of a tokenizer.json."""
+    from tokenizers import decoders, models, pre_tokenizers
+
+    is_bytes = "ByteLevel" in str(inner.pre_tokenizer)  # of Llama 3, under the name of this class
+    if kind not in _LLAMA or model_type not in _LLAMA_TYPES or is_bytes or not isinstance(inner.model, models.BPE):
+        return
+    scheme = "always" if settings.get("legacy") and kind == _LLAMA[0] else "first"
+    scheme = "never" if settings.get("add_prefix_space") is False else scheme
+    inner.normalizer = None
+    inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    strip = [] if scheme == "never" and kind == _LLAMA[0] else [decoders.Strip(" ", 1, 0)]
+    inner.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+
+
 def _add_tokens(inner: tokenizers.Tokenizer, folder: Path, settings: dict[str, Any]) -> dict[str, str]:
     """Add the tokens that the files beside the vocabulary name, and return the text of each special one by its role."""
     from tokenizers import AddedToken
@@ -114,20 +145,26 @@ def _add_tokens(inner: tokenizers.Tokenizer, folder: Path, settings: dict[str, A
     decoder = settings.get("added_tokens_decoder")
     roles = settings if decoder is not None else settings | _read(folder / "special_tokens_map.json")
 
-    def text(value: Any) -> str:
-        found = value.get("content") if isinstance(value, dict) else value
-        if not isinstance(found, str):
-            raise ConfigError(f"{where}: the special token {value!r} must be a text, or an object with its content")
-        return found
+    def make(flags: dict[str, Any], **over: bool) -> AddedToken:
+        return AddedToken(**{key: flag for key, flag in flags.items() if key in _FLAGS} | over)
 
-    named = {role: text(roles[role]) for role in _NAMED if roles.get(role)}
-    extra = [roles[key] for key in ("additional_special_tokens", "extra_special_tokens") if roles.get(key)]
-    listed = [each for values in extra for each in (values.values() if isinstance(values, dict) else values)]
-    special = dict.fromkeys([*named.values(), *map(text, listed)])
+    def make_special(value: Any) -> AddedToken:
+        try:
+            return make({"content": value} if isinstance(value, str) else value, special=True)
+        except (AttributeError, TypeError, ValueError):
+            what = "must be a text, or an object with its content"
+            raise ConfigError(f"{where}: the special token {value!r} {what}") from None
+
+    is_own = {role for role in roles if role.endswith("_token") and isinstance(roles[role], str | dict)}  # image_token
+    named = {role: make_special(roles[role]) for role in roles if roles[role] and role in is_own.union(_NAMED)}
+    older, newer, own = (roles.get(key) or () for key in _EXTRA)
+    listed = [each for of in (newer or older, own) for each in (of.values() if isinstance(of, dict) else of)]
+    special: dict[str, AddedToken] = {}
+    for each in (*named.values(), *map(make_special, listed)):
+        special.setdefault(each.content, each)
     try:
         if decoder is not None:
-            kept = {int(i): {k: v for k, v in flags.items() if k in _FLAGS} for i, flags in decoder.items()}
-            added = {index: AddedToken(**flags) for index, flags in kept.items()}
+            added = {int(index): make(flags) for index, flags in decoder.items()}
         else:
             old = _read(folder / "added_tokens.json")
             new = {content: index for content, index in old.items() if content not in _added(inner)}
@@ -142,8 +179,8 @@ def _add_tokens(inner: tokenizers.Tokenizer, folder: Path, settings: dict[str, A
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{where}: added_tokens_decoder or added_tokens.json cannot be read ({error})") from error
-    inner.add_special_tokens([token for token in special if token not in _added(inner)])
-    return named
+    inner.add_special_tokens([token for content, token in special.items() if content not in _added(inner)])
+    return {role: token.content for role, token in named.items()}
 
 
 def _added(inner: tokenizers.Tokenizer) -> set[str]:
@@ -157,9 +194,7 @@ def _set_ends(inner: tokenizers.Tokenizer, settings: dict[str, Any], named: dict
     """
     from tokenizers import processors
 
-    keys = ("add_bos_token", "add_eos_token")
-    bos, eos = ((named.get(key[4:]) if settings.get(key) else None) for key in keys)
-    parts = ([f"{bos}:0"] if bos else []), ([f"{eos}:0"] if eos else [])
-    ends = [(token, inner.token_to_id(token)) for token in (bos, eos) if token]
-    single = [*parts[0], "$A:0", *parts[1]]
+    bos, eos = ([named[role]] if role in named and settings.get(f"add_{role}") else [] for role in _NAMED[:2])
+    ends = [(token, inner.token_to_id(token)) for token in (*bos, *eos)]
+    single = [*(f"{token}:0" for token in bos), "$A:0", *(f"{token}:0" for token in eos)]
     inner.post_processor = processors.TemplateProcessing(single=single, special_tokens=ends)

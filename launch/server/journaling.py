@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from ...conf.errors import reason
 from ...runtime.engine.output_text import unnamed
 from ...runtime.serving.journal import KEY, Accepted, Journal, Progress, Record, Settled
 from ...runtime.serving.messages import Tokens
@@ -99,8 +100,8 @@ class Journaling:
                 self._journal.compact(self._records())
         except OSError as error:
             self._is_written = False
-            reason = (error.strerror or str(error)).lower()
-            _log.warning("%s: %s; the server goes on without a journal", KEY, reason)
+            text = "%s=%s: %s; the server goes on without a journal"
+            _log.warning(text, KEY, self._journal.path, reason(error))
 
     def _records(self) -> Iterator[Record]:
         for each in self._unsettled.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ class Traces:
 
     def __init__(self, endpoint: str, model: str) -> None:
         try:
+            import requests
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import Resource
             from opentelemetry.sdk.trace import TracerProvider
@@ -34,7 +36,11 @@ class Traces:
         version = metadata.version("gapless")
         about = Resource.create({"service.name": "gapless", "service.version": version})
         self._provider = TracerProvider(resource=about, shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+        session = None
+        if re.match(r"https?://(localhost|127\.[\d.]+|\[::1\])[:/]", endpoint):  # no proxy leads there
+            session = requests.Session()
+            session.trust_env = False
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint, session=session)))
         self._tracer = self._provider.get_tracer("gapless", version)
         self._model = model
 

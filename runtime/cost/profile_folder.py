@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 import platform
 from collections.abc import Callable, Iterable, Mapping
@@ -216,13 +217,15 @@ class ProfileFolder:
         self._append(_STAGES_FILE, columns, rows)
 
     def _append(self, name: str, columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
-        path = self.path / name
-        is_new = not path.exists()
-        with path.open("a", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            if is_new:
-                writer.writerow(columns)
-            writer.writerows(rows)
+        path, text = self.path / name, io.StringIO()
+        size = path.stat().st_size if path.exists() else 0
+        csv.writer(text).writerows([*([] if size else [columns]), *rows])
+        try:
+            with path.open("ab") as file:
+                file.write(text.getvalue().encode())
+        except OSError as error:  # no part of a row is left, so that a later run goes on
+            os.truncate(path, size)
+            raise OSError(error.errno, error.strerror, str(path)) from error
 
     def _parse(self, name: str, parse: Callable[[dict[str, str]], T]) -> list[T]:
         path = self.path / name

@@ -11,12 +11,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ...conf.build import compose_engine
+from ...conf.build import build, compose_engine
 from ...conf.policies import SchedulerConfig
 from ...conf.sampling import SamplingParams
 from ...conf.schema import EngineConfig
 from ...conf.workloads import WorkloadConfig
 from ...models.chat_template import Conversation
+from ...models.generation_config import sampling_defaults
 from ...models.tokenizer import Tokenizer
 from ..core.messages import TokenLogprobs
 from ..core.numbers import counted
@@ -112,6 +113,7 @@ class LLM:
             limits=max((plan.limits for plan in every.values()), key=lambda limits: limits.depth.most),
         )
         self._intake = Intake(shared)
+        self._default_params = build(SamplingParams, sampling_defaults(config.model), "sampling")
         pipeline = start_pipeline(config, shared, launcher, on_progress)
         self._ids = itertools.count()
         self._closed = False
@@ -169,6 +171,10 @@ class LLM:
         """The tokenizer that the config names, with which prompts are encoded and outputs decoded."""
         return self._intake.tokenizer
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return the params of prompts that are given none: the checkpoint's (`model.generation_config`), else ours."""
+        return self._default_params
+
     @property
     def max_model_len(self) -> int:
         """Most tokens of a request, prompt and output, that the model takes."""
@@ -188,7 +194,7 @@ class LLM:
 
         Args:
             prompts: one or several, each a text, token ids or a `Conversation`.
-            params: for all prompts, or one per prompt.
+            params: for all prompts, or one per prompt; None: `get_default_sampling_params`.
 
         Raises:
             ValueError: a prompt that is empty, too long, or not of this vocabulary, by its number.
@@ -279,7 +285,7 @@ class LLM:
             raise ValueError("this LLM is closed")
         if self._replaying:
             raise ValueError("a replay is unfinished")
-        taken = self._intake.read(prompts, params)
+        taken = self._intake.read(prompts, self._default_params if params is None else params)
         now = self._coordinator.clock.now()
         return [self._accept(number, *each, now) for number, each in enumerate(taken)]
 

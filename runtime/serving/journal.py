@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from ...conf.errors import ConfigError
+from ...conf.errors import ConfigError, reason
 from ..core.messages import TokenLogprobs
 from .messages import Tokens
 
@@ -93,6 +93,7 @@ class Journal:
     """A journal that is open for writing. No other server can open it.
 
     Attributes:
+        path: of the file.
         saved: the requests that were unsettled when it was opened, by the numbers of their first outputs.
         next_number: above the numbers of all requests that it has named.
         cut_bytes: bytes at its end that were no whole record, and are cut off.
@@ -108,7 +109,7 @@ class Journal:
     """
 
     def __init__(self, path: Path, model: str, fingerprint: str) -> None:
-        self._path = path
+        self.path = path
         self._fd = _open_alone(path)
         try:
             self._read(memoryview(path.read_bytes()), model, fingerprint)
@@ -121,7 +122,7 @@ class Journal:
         records = list(_records(data))
         first = records[0][1] if records else None
         if data and not isinstance(first, Opened):
-            raise ConfigError(f"{KEY}={self._path}: it is no journal; give another file")
+            raise ConfigError(f"{KEY}={self.path}: it is no journal; give another file")
         self.size = records[-1][0] if records else 0
         self.cut_bytes = len(data) - self.size
         self.next_number = first.next_number if isinstance(first, Opened) else 0
@@ -141,7 +142,7 @@ class Journal:
         self._opened = Opened(_VERSION, model, fingerprint, self.next_number)
         if isinstance(first, Opened) and self.saved and not first.is_alike(self._opened):
             raise ConfigError(
-                f"{KEY}={self._path}: it holds {len(self.saved)} unfinished requests of {first.model}, whose model or "
+                f"{KEY}={self.path}: it holds {len(self.saved)} unfinished requests of {first.model}, whose model or "
                 "seed is not that of this server; start it with theirs, or give another file"
             )
         self._compact_at = _LARGE
@@ -175,14 +176,14 @@ class Journal:
         Raises:
             OSError: it cannot be written; the journal is as it was.
         """
-        path = self._path.with_name(self._path.name + ".new")
+        path = self.path.with_name(self.path.name + ".new")
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             size = 0
             for record in (msgspec.structs.replace(self._opened, next_number=self.next_number), *records):
                 size += _append(fd, _encoder.encode(record), size)
-            path.rename(self._path)
+            path.rename(self.path)
         except BaseException:
             os.close(fd)
             path.unlink(missing_ok=True)
@@ -216,8 +217,7 @@ def _open_alone(path: Path) -> int:
     except (OSError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
-        reason = (error.strerror if isinstance(error, OSError) and error.strerror else str(error)).lower()
-        raise ConfigError(f"{KEY}={path}: {reason}; give a file that can be written") from None
+        raise ConfigError(f"{KEY}={path}: {reason(error)}; give a file that can be written") from None
 
 
 def _append(fd: int, payload: bytes, at: int) -> int:

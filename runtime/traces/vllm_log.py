@@ -103,7 +103,7 @@ def read_iterations(path: Path, notes: list[str] | None = None) -> list[Iteratio
 def _lines(path: Path) -> Iterator[Iteration]:
     try:
         with path.open("rb") as raw:
-            for number, text in enumerate(io.TextIOWrapper(gunzipped(raw), encoding="utf-8", errors="replace"), 1):
+            for number, text in enumerate(io.TextIOWrapper(gunzipped(raw), encoding="utf-8-sig", errors="replace"), 1):
                 text = _COLOR.sub("", text) if "Iteration(" in text else ""
                 found = _ITERATION.search(text)
                 if found is not None and not found["dummy"]:

@@ -28,7 +28,7 @@ from gapless.launch.server.keys import Keys
 from gapless.launch.server.prometheus import Metrics
 from gapless.launch.server.rate_limit import RateLimits
 from gapless.launch.stderr_log import one_word
-from tests.support.server import Server, serving
+from tests.support.server import DEAD_PROXIES, Server, serving
 from tests.support.tiers import HANGS_S
 
 ALICE = {"authorization": "Bearer sk-alice"}
@@ -83,7 +83,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> It
     keys = f"serve.api_keys=[@{folder / 'keys'}]"
     limits = ("serve.requests_per_minute=5", "serve.tokens_per_minute=300")
     options = ("serve.log_format=json", f"serve.otlp_endpoint={collector.url}")
-    with serving(folder, *TINY, keys, *limits, *options) as started:
+    with serving(folder, *TINY, keys, *limits, *options, env=DEAD_PROXIES) as started:
         yield started
 
 

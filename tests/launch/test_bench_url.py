@@ -6,6 +6,7 @@ import asyncio
 import csv
 import itertools
 import json
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,7 +20,9 @@ from gapless.launch.load_client import _spread, find_target, send_all
 from gapless.runtime.pipeline.protocol import PipelineError
 from gapless.runtime.workload import WorkItem
 from tests.support.closed_loops import loop
-from tests.support.server import Server, serving
+from tests.support.forked import gapless
+from tests.support.server import DEAD_PROXIES, Server, serving
+from tests.support.tiers import first_quick
 
 LOAD = ("workload.num_prompts=6", "workload.input_len=16", "workload.output_len=5")
 
@@ -116,6 +119,22 @@ def test_a_run_against_a_server_stands_beside_our_own(
     assert (tmp_path / "both/report.html").exists()
     assert main(["report", "theirs", "figures=false"]) == 0
     assert "Idle time" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words",
+    first_quick(
+        [
+            ["bench", "url={url}", *LOAD],
+            ["generate", "prompt=x", "parallel=pp2", "parallel.launcher=process", "parallel.threads=1"],
+            ["generate", "prompt=x", "parallel=pp2", "parallel.launcher=ray", "parallel.threads=1"],
+        ]
+    ),
+)
+def test_no_proxy_of_the_environment_stands_before_loopback(server: Server, words: list[str], tmp_path: Path) -> None:
+    env = {**os.environ, **DEAD_PROXIES}
+    done = gapless(*(word.format(url=server.url) for word in words), cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
 
 
 def test_repeats_have_prompts_of_their_own_and_a_comparison(

@@ -9,6 +9,8 @@ import json
 import re
 import shutil
 import socket
+import subprocess
+import sys
 import time
 import zlib
 from collections.abc import Iterator
@@ -482,6 +484,23 @@ def test_hosts_of_both_families(host: str, clients: list[str]) -> None:
         socket.create_connection((client, listeners[0].getsockname()[1]), timeout=HANGS_S).close()
     for listener in listeners:
         listener.close()
+
+
+def test_localhost_without_ipv6() -> None:
+    code = (
+        "from gapless.conf.schema import ServeConfig; from gapless.launch.compose import compose_one; "
+        "from gapless.launch.serve import _bind; "
+        "bound = _bind(compose_one(['serve.host=localhost', 'serve.port=0'], ServeConfig, 'serve')); "
+        "print([each.getsockname()[0] for each in bound])"
+    )
+    alone = ["unshare", "--map-root-user", "--net", "sh", "-c"]
+    off = "ip link set lo up && sysctl -qw net.ipv6.conf.lo.disable_ipv6=1"
+    if subprocess.run([*alone, off], capture_output=True, check=False).returncode != 0:
+        pytest.skip("network namespaces are not permitted here")
+    done = subprocess.run(
+        [*alone, f'{off} && "$0" -c "$1"', sys.executable, code], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "['127.0.0.1']", done.stderr
 
 
 def test_connections_send_each_token_at_once() -> None:

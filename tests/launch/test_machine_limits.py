@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import signal
 import subprocess
@@ -56,13 +57,25 @@ def test_a_deleted_working_folder_is_one_line(tmp_path: Path, command: str) -> N
     assert (done.returncode, done.stderr) == (1, GONE)
 
 
-@pytest.mark.parametrize("limit", [200, 3_000, 8_000, 20_000, 100_000])
-def test_a_file_that_cannot_grow_is_named_and_none_is_left_in_part(tmp_path: Path, limit: int) -> None:
+def file_size(limit: int) -> Callable[[], object]:
     def bounded() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
-    done = run(tmp_path, *SIMULATE, "hydra.output_subdir=null", f"hydra.run.dir={tmp_path / 'run'}", first=bounded)
+    return bounded
+
+
+@pytest.mark.parametrize("words", [("hydra.run.dir={}",), ("-m", "seed=1,2", "hydra.sweep.dir={}")])
+def test_a_full_disk_under_the_files_of_hydra_is_named(tmp_path: Path, words: tuple[str, ...]) -> None:
+    done = run(tmp_path, *SIMULATE, *(word.format(tmp_path / "run") for word in words), first=file_size(500))
+    assert done.returncode == 1
+    assert re.search(rf"gapless: error: {tmp_path}/run\S*: File too large", done.stderr.splitlines()[-1])
+
+
+@pytest.mark.parametrize("limit", [200, 3_000, 8_000, 20_000, 100_000])
+def test_a_file_that_cannot_grow_is_named_and_none_is_left_in_part(tmp_path: Path, limit: int) -> None:
+    run_dir = f"hydra.run.dir={tmp_path / 'run'}"
+    done = run(tmp_path, *SIMULATE, "hydra.output_subdir=null", run_dir, first=file_size(limit))
     errors = [line for line in done.stderr.splitlines() if line.startswith("gapless: error: ")]
     assert (done.returncode, len(errors)) == (1, 1)
     assert "Traceback" not in done.stderr

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as Inner
 from gapless.conf.errors import ConfigError
 from gapless.models.tokenizer import load_tokenizer
 from tests.models.test_tokenizer import byte_level, llama_like
+from tests.support.tiers import first_quick
 
 SIZE = byte_level().get_vocab_size()
 TEXTS = (
@@ -93,6 +94,18 @@ def test_a_vocabulary_is_split_by_its_own_rule(kind: str, tmp_path: Path) -> Non
     check(tmp_path)
 
 
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "config.json"])
+def test_a_byte_order_mark_changes_nothing(file: str, tmp_path: Path) -> None:
+    byte_level().model.save(str(tmp_path))
+    write(tmp_path, {"tokenizer_config.json": QWEN2, "config.json": {"model_type": "qwen2"}})
+    if file == "tokenizer.json":
+        byte_level().save(str(tmp_path / file))
+    plain = load_tokenizer(tmp_path, 4096)
+    (tmp_path / file).write_bytes(b"\xef\xbb\xbf" + (tmp_path / file).read_bytes())
+    marked = load_tokenizer(tmp_path, 4096)
+    assert [marked.encode(text) for text in TEXTS] == [plain.encode(text) for text in TEXTS]
+
+
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "a" * 64 + "\nsize 7\n"
 
 
@@ -120,7 +133,7 @@ def test_what_is_not_computed_is_refused_by_name(settings: dict[str, Any], said:
 def test_a_vocabulary_of_another_kind_needs_a_tokenizer_json(kind: str, tmp_path: Path) -> None:
     byte_level().model.save(str(tmp_path))
     write(tmp_path, {"tokenizer_config.json": {"tokenizer_class": kind}})
-    with pytest.raises(ConfigError, match=f"{kind}.*as tokenizer.json"):
+    with pytest.raises(ConfigError, match=f"{kind.removesuffix('Fast')}.*as tokenizer.json"):
         load_tokenizer(tmp_path, 4096)
 
 
@@ -133,3 +146,95 @@ def test_a_pointer_in_place_of_a_file_is_named(file: str, tmp_path: Path) -> Non
     (tmp_path / file).write_text(POINTER)
     with pytest.raises(ConfigError, match=rf"{file}: a Git LFS pointer"):
         load_tokenizer(tmp_path, 4096)
+
+
+LLAMA = json.loads(llama_like().to_str())["model"]["vocab"]
+MERGES = [("h", "e"), ("▁", "t"), ("▁t", "he"), ("▁", "▁")]
+BYTES = json.loads(byte_level().to_str())["model"]
+OF_BYTES = {
+    "vocab": BYTES["vocab"] | {"<|endoftext|>": SIZE, "<|END_OF_TURN_TOKEN|>": SIZE + 1},
+    "merges": [tuple(pair) for pair in BYTES["merges"]],
+}
+IN_CODE = ("▁<PRE>", "▁<MID>", "▁<SUF>", "▁<EOT>")
+ROLES = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "<|end|>")
+CLASSES: dict[str, Callable[[], Any]] = {
+    "LlamaTokenizer": lambda: transformers.LlamaTokenizer(vocab=dict(LLAMA), merges=MERGES),
+    "CodeLlamaTokenizer": lambda: transformers.CodeLlamaTokenizer(
+        vocab=LLAMA | {each: len(LLAMA) + n for n, each in enumerate(IN_CODE)}, merges=MERGES
+    ),
+    "GemmaTokenizer": lambda: transformers.GemmaTokenizer(
+        vocab={w: i for i, w in enumerate(dict.fromkeys(["<pad>", "<eos>", "<bos>", "<unk>", *LLAMA]))}, merges=MERGES
+    ),
+    "GPT2Tokenizer": lambda: transformers.GPT2Tokenizer(**OF_BYTES, **ROLES),
+    "GPTNeoXTokenizer": lambda: transformers.GPTNeoXTokenizer(**OF_BYTES, **ROLES),
+    "Qwen2Tokenizer": lambda: transformers.Qwen2Tokenizer(**OF_BYTES, **ROLES),
+    "CohereTokenizer": lambda: transformers.CohereTokenizer(**OF_BYTES, **ROLES),
+    "TokenizersBackend": lambda: transformers.PreTrainedTokenizerFast(tokenizer_object=byte_level(), **ROLES),
+    "of a Llama": lambda: transformers.PreTrainedTokenizerFast(
+        tokenizer_object=llama_like(), bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    ),
+}
+ABSENT = object()
+ANY = (True, False, None, ABSENT)
+STRIPS = {"__type": "AddedToken"} | token("<|new|>", lstrip=True)
+KEYS: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("add_bos_token", "add_eos_token", "add_prefix_space", "legacy"), ANY),
+    **dict.fromkeys(("clean_up_tokenization_spaces", "split_special_tokens", "spaces_between_special_tokens"), ANY),
+    **dict.fromkeys(("bos_token", "eos_token", "unk_token"), ("e", "<|new|>", STRIPS, None, ABSENT)),
+    **dict.fromkeys(("pad_token", "mask_token", "sep_token", "cls_token", "image_token"), ("<|new|>", STRIPS, None)),
+    "additional_special_tokens": (["<|new|>"], [STRIPS], [], None),
+    "extra_special_tokens": (["<|new|>"], {"image_token": "<|new|>"}, {}, None),
+    "model_specific_special_tokens": ({"image_token": "<|new|>"},),
+    **dict.fromkeys(("padding_side", "truncation_side"), ("left", "right")),
+    **dict.fromkeys(("model_max_length", "max_len", "max_length", "stride"), (3,)),
+    **dict.fromkeys(("do_lower_case", "strip_accents", "trim_offsets", "keep_accents", "remove_space"), (True, False)),
+    **dict.fromkeys(("use_fast", "from_slow", "use_default_system_prompt"), (True, False)),
+    "errors": ("ignore",),
+    "chat_template": ([{"name": "default", "template": "x"}],),
+    "tokenizer_class": ("PreTrainedTokenizerFast", "LlamaTokenizerFast", "Unknown", None, ABSENT),
+}
+# Checkpoints of which transformers takes no key from the file: flags of Qwen2's tokens, and classes that contradict it.
+OWN_WAY = {("Qwen2Tokenizer", "lstrip"), ("CodeLlamaTokenizer", "model_specific_special_tokens")}
+SPACED = ("x<|new|> y <|new|>z e", "the<s>x</s>y<eos>the", " it 's 12345 . do n't , ok ?", "  two\n\nthe  The\t", "")
+
+
+def of_folder(theirs: Any) -> list[Any]:
+    found = [
+        (
+            theirs(text)["input_ids"],
+            theirs.encode(text, add_special_tokens=False),
+            theirs.decode(theirs(text)["input_ids"]),
+        )
+        for text in SPACED
+    ]
+    return [*found, theirs.eos_token_id]
+
+
+def of_ours(ours: Any) -> list[Any]:
+    found = [
+        (ours.encode(text), ours.encode(text, add_special=False), ours.decode(ours.encode(text), skip_special=False))
+        for text in SPACED
+    ]
+    return [*found, next(iter(ours.eos_token_ids), None)]
+
+
+@pytest.mark.parametrize("kind", first_quick(CLASSES))
+def test_a_changed_key_gives_the_ids_and_texts_of_transformers_or_is_named(kind: str, tmp_path: Path) -> None:
+    CLASSES[kind]().save_pretrained(tmp_path)
+    file = tmp_path / "tokenizer_config.json"
+    plain, wrong = json.loads(file.read_text()), []
+    for key, value in [("", ABSENT), *((key, value) for key, values in KEYS.items() for value in values)]:
+        settings = {name: each for name, each in plain.items() if name != key}
+        file.write_text(json.dumps(settings if value is ABSENT else settings | {key: value}))
+        try:
+            theirs = of_folder(transformers.AutoTokenizer.from_pretrained(tmp_path))
+        except (AttributeError, TypeError, ValueError):
+            continue
+        try:
+            ours = of_ours(load_tokenizer(tmp_path, 4096))
+        except ConfigError as error:
+            ours = theirs if key in str(error) else error
+        is_own_way = (kind, key) in OWN_WAY or ((kind, "lstrip") in OWN_WAY and "lstrip" in str(value))
+        if ours != theirs and not is_own_way:
+            wrong.append((key, value, ours, theirs))
+    assert wrong == []

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,11 +18,17 @@ from tests.support.forked import Process, main
 from tests.support.processes import descendants_of
 from tests.support.tiers import HANGS_S
 
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+# An environment that leads all that goes by way of a proxy nowhere.
+DEAD_PROXIES = dict.fromkeys((*_PROXIES, *map(str.upper, _PROXIES)), "http://127.0.0.1:9") | {"no_proxy": ""}
+
 
 class Server:
     """`gapless serve` in a process of its own."""
 
-    def __init__(self, folder: Path, *overrides: str, program: Sequence[str] = ()) -> None:
+    def __init__(
+        self, folder: Path, *overrides: str, program: Sequence[str] = (), env: Mapping[str, str] | None = None
+    ) -> None:
         """Start it: forked, or as a Python module that is the first word of `program`, with the words after it."""
         self._log = (folder / "log").open("w+")
         replicas = [word.partition("=")[2] for word in overrides if word.startswith("serve.replicas=")]
@@ -32,7 +39,7 @@ class Server:
             command = [sys.executable, "-m", *program, *words]
             self.process = subprocess.Popen(command, stderr=self._log, cwd=folder)
         else:
-            self.process = Process(main, words, stderr=self._log, cwd=folder)
+            self.process = Process(main, words, stderr=self._log, cwd=folder, env={**os.environ, **(env or {})})
         self.url = self._await(r"listens at (https?://\S+);")
 
     def _await(self, pattern: str) -> str:
@@ -73,8 +80,10 @@ class Server:
 
 
 @contextmanager
-def serving(folder: Path, *overrides: str, program: Sequence[str] = ()) -> Iterator[Server]:
-    server = Server(folder, *overrides, program=program)
+def serving(
+    folder: Path, *overrides: str, program: Sequence[str] = (), env: Mapping[str, str] | None = None
+) -> Iterator[Server]:
+    server = Server(folder, *overrides, program=program, env=env)
     try:
         server.until_ready()
         yield server

@@ -35,9 +35,9 @@ def read_profile(folder: str | None, num_stages: int) -> list[list[float]] | Non
         return None
     path = user_path(folder, "scheduler.profile") / "stage_times.json"
     try:
-        weights = msgspec.json.decode(path.read_bytes(), type=dict[str, list[object]])["weights"]
+        weights = msgspec.json.decode(path.read_text(encoding="utf-8-sig"), type=dict[str, list[object]])["weights"]
         profile = msgspec.convert(weights, list[list[float]])
-    except (OSError, KeyError, msgspec.MsgspecError) as error:
+    except (OSError, KeyError, UnicodeDecodeError, msgspec.MsgspecError) as error:
         raise ConfigError(f"scheduler.profile={folder}: no stage times in it ({path.name}: {error})") from None
     if [len(stage) for stage in profile] != [len(FEATURES)] * num_stages:
         raise ConfigError(f"scheduler.profile={folder}: holds times of {len(profile)} stages, not of {num_stages}")

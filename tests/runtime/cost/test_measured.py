@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import resource
 from dataclasses import replace
 from pathlib import Path
 
@@ -238,6 +239,22 @@ def folder_with(path: Path, samples: list[OperatorSample], about: About = ABOUT)
     folder.add_operators(samples)
     folder.add_stages([whole(p, s, 1)._replace(wait=1e-3) for p in sent_points(512, 1024) for s in (0, 1)])
     return folder
+
+
+def test_a_full_disk_leaves_no_part_of_a_row(tmp_path: Path) -> None:
+    samples = measured(GRID, samples=1)
+    folder, before = folder_with(tmp_path / "p", samples[:7]), resource.getrlimit(resource.RLIMIT_FSIZE)
+    file = tmp_path / "p/operators.csv"
+    size = file.stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 50, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"operators\.csv"):
+            folder.add_operators(samples[7:])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (file.stat().st_size, len(folder.operators())) == (size, 7)
+    folder.add_operators(samples[7:])
+    assert len(folder.operators()) == len(samples)
 
 
 def test_a_folder_gives_back_what_was_measured(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The words of `gapless serve` that are no KEY=VALUE: a bare MODEL, vLLM's options, and a file of keys.
 
-Each of vLLM's options becomes the key that means the same here, and a line says which. An option that is not needed
-here is passed over with a line. Any other option of vLLM's is refused, with the reason.
+Each of vLLM's options becomes the key with the same meaning. Options that a server does not need are ignored. Both
+print a line. All other options of vLLM's are refused, with the reason.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 CONFIG = "serve.config"
 _DTYPES = {"half": "float16", "float": "float32"}
 _KV_DTYPES = {"fp8_e4m3": "fp8", "fp8_per_token_head": "fp8", "int8_per_token_head": "int8"}
-_LAUNCHERS = {"external_launcher": "torchrun", "mp": "process"}
+_LAUNCHERS = {"external_launcher": "torchrun"}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG]?)")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _BUDGETS: Mapping[str, str] = MappingProxyType(  # the key that bounds a policy's micro-batch
@@ -109,13 +109,13 @@ _VLLM = {**_REFUSED, **_WITH_VALUE, **_ALONE, **{option: entry.key for option, e
 
 
 def answer_to(option: str) -> str | None:
-    """Return what becomes of an option of vLLM's, as docs/from_vllm.md has it; None if vLLM has no such option."""
+    """Return the answer to an option of vLLM's, as in docs/from_vllm.md; None if vLLM has no such option."""
     option = _name_of(option)
     if (entry := _KEYS.get(option)) is not None:
         return f"is {entry.key}={entry.says}" if entry.says else f"is {entry.key}"
     if option in _REFUSED:
         return f"not supported; {_REFUSED[option]}"
-    return f"nothing corresponds; {_VLLM[option]}" if option in _VLLM else None
+    return f"ignored; {_VLLM[option]}" if option in _VLLM else None
 
 
 def _name_of(word: str) -> str:
@@ -205,7 +205,7 @@ class _Arguments:
         if option in _REFUSED and is_on:
             raise ConfigError(f"not supported: {name}; {_REFUSED[option]}")
         if option not in _KEYS:
-            _log.info("%s: nothing corresponds; %s", shown, _VLLM[option])
+            _log.info("%s: ignored; %s", shown, _VLLM[option])
             return
         entry = _KEYS[option]
         key, text = entry.key, entry.write(value) if entry.says is None else entry.says
@@ -214,10 +214,10 @@ class _Arguments:
         if option == "max-num-batched-tokens":
             key = _BUDGETS.get(self._policy, key)
         if key == "parallel.launcher" and value not in ("ray", "external_launcher"):
-            _log.info("%s: nothing corresponds; several ranks start by Ray, or by torchrun", shown)
+            _log.info("%s: ignored; %s", shown, _ALONE["worker-use-ray"])
             return
         if key == "model.quantization" and value not in ("int8", "int4", "fp8"):
-            _log.info("%s: nothing to say; a quantized checkpoint is read as it is", shown)
+            _log.info("%s: ignored; gapless detects the format of a quantized checkpoint from its files", shown)
             return
         _log.info("%s: is %s here", shown, key if option == "api-key" else f"{key}={text}")
         self.overrides.append(f"{key}={text}")

@@ -6,7 +6,6 @@ print a line. All other options of vLLM's are refused, with the reason.
 
 from __future__ import annotations
 
-import difflib
 import json
 import logging
 import re
@@ -20,7 +19,7 @@ from typing import Any
 import yaml
 
 from ..conf.build import assign, group_names, leaves, load_command, load_group, model_choice, value_text
-from ..conf.errors import ConfigError
+from ..conf.errors import ConfigError, did_you_mean
 from ..conf.user_path import user_path
 from ..models.gguf.smollm2 import is_installed
 from .commands import Command
@@ -228,9 +227,9 @@ class _Arguments:
         Raises:
             ConfigError: it is.
         """
-        near = difflib.get_close_matches(option, _VLLM, n=1, cutoff=0.85) if name not in self._own else ()
-        if near and name.startswith("--"):
-            raise ConfigError(f"{name}: unknown option; did you mean '--{near[0]}'?")
+        hint = did_you_mean(f"--{option}", [f"--{each}" for each in _VLLM], 0.87) if name not in self._own else ""
+        if hint and name.startswith("--"):
+            raise ConfigError(f"{name}: unknown option{hint}")
 
     def _bare(self, word: str) -> None:
         """Take a word without a mark: an override, or the model."""

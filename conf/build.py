@@ -339,23 +339,21 @@ def compose_engine(
 
 
 def unknown_key(cls: type, key: str) -> str:
-    """Write the hint for a dotted key that `cls` does not have.
-
-    It is `; did you mean ...?` with a key of the same last name, a near key or a sibling, or the valid keys.
-    """
+    """Write the hint for a dotted key that `cls` lacks: `; did you mean ...?` if a last name is near, else all keys."""
     keys = [k for k, _ in dotted_keys(cls)]
     if hint := renamed(key, keys):
         return hint
     parent, _, leaf = key.rpartition(".")
+    near = [k for k in keys if did_you_mean(leaf, [k.rpartition(".")[2]], 0.5)]  # else a long parent makes keys alike
+    siblings = [k for k in keys if parent and k.startswith(f"{parent}.")]
     for candidates, cutoff in (
-        ([k for k in keys if k.rpartition(".")[2] == leaf], 0.0),
-        (keys, 0.75),
-        ([k for k in keys if parent and k.startswith(f"{parent}.")], 0.5),
-        (list(fields(cls)), 0.5),
+        ([k for k in near if k.rpartition(".")[2] == leaf], 0.0),
+        (near, 0.75),
+        ([k for k in siblings if k in near], 0.5),
+        ([] if siblings else list(fields(cls)), 0.5),
     ):
         if hint := did_you_mean(key, candidates, cutoff):
             return hint
-    siblings = [k for k in keys if parent and k.startswith(f"{parent}.")]
     return f"; valid: {', '.join(sorted(siblings or fields(cls)))}"
 
 

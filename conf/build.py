@@ -7,7 +7,6 @@ same YAML groups without hydra; the same choices give the same config.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import numbers
 import os
@@ -23,11 +22,11 @@ from typing import Any, Literal, TypeVar
 
 import yaml
 
-from .errors import ConfigError, nearest
+from .errors import ConfigError, did_you_mean, nearest
 from .policies import POLICY_CONFIGS, SchedulerConfig
 from .policy_file import is_policy_file, policy_config, policy_mapping
 from .schema import NAMED_WEIGHTS, EngineConfig, HardwareConfig, is_hub_name
-from .units import present_name
+from .units import renamed
 from .user_path import user_path
 from .workloads import WORKLOAD_CONFIGS, WorkloadConfig
 
@@ -86,10 +85,9 @@ def build(cls: type[C], mapping: Mapping[str, Any], key: str = "") -> C:
                 if issubclass(cls, base) and (having := members_with(base, name)):
                     what = f"{word} {mapping.get('name', cls.__name__)}"
                     raise ConfigError(f"{_join(key, name)}: unknown key of {what}; {having_it(having)}")
-            if (now := present_name(name)) != name and now in hints:
-                raise ConfigError(f"{_join(key, name)}: is called {_join(key, now)} now; the unit is the same")
-            hint = nearest(_join(key, name), (_join(key, valid) for valid in hints)) if key else unknown_key(cls, name)
-            raise ConfigError(f"{_join(key, name)}: unknown key{hint}")
+            wrong, valid = _join(key, name), [_join(key, each) for each in hints]
+            hint = (renamed(wrong, valid) or nearest(wrong, valid)) if key else unknown_key(cls, name)
+            raise ConfigError(f"{wrong}: unknown key{hint}")
     values = {name: _convert(hints[name], value, _join(key, name)) for name, value in mapping.items()}
     names = {key_of(field.name): field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
@@ -292,9 +290,8 @@ def locate(config: E) -> E:
     if model.weights not in NAMED_WEIGHTS and not is_hub_name(model.weights):
         weights = user_path(model.weights, "model.weights").absolute()
         if not weights.is_dir() and not (weights.suffix == ".gguf" and weights.is_file()):
-            near = difflib.get_close_matches(model.weights, NAMED_WEIGHTS, n=1)
-            hint = f"; did you mean '{near[0]}'?" if near else ""
             what = "is a file; give the folder that holds it" if weights.exists() else "no such folder"
+            hint = did_you_mean(model.weights, NAMED_WEIGHTS)
             raise ConfigError(f"model.weights={model.weights}: {what}{hint}")
         found["weights"] = str(weights)
     for name, word in (("tokenizer", "none"), ("generation_config", "auto")):
@@ -344,24 +341,21 @@ def compose_engine(
 
 
 def unknown_key(cls: type, key: str) -> str:
-    """Write the hint for a dotted key that `cls` does not have.
-
-    It is `; did you mean ...?` with a key of the same last name, a near key or a sibling, or the valid keys.
-    """
+    """Write the hint for a dotted key that `cls` lacks: `; did you mean ...?` if a last name is near, else all keys."""
     keys = [k for k, _ in dotted_keys(cls)]
-    if (now := present_name(key)) != key and now in keys:
-        return f"; it is called '{now}' now, in gigabytes per second as before"
+    if hint := renamed(key, keys):
+        return hint
     parent, _, leaf = key.rpartition(".")
-    for candidates, cutoff in (
-        ([k for k in keys if k.rpartition(".")[2] == leaf], 0.0),
-        (keys, 0.75),
-        ([k for k in keys if parent and k.startswith(f"{parent}.")], 0.5),
-        (list(fields(cls)), 0.5),
-    ):
-        near = difflib.get_close_matches(key, candidates, n=1, cutoff=cutoff)
-        if near:
-            return f"; did you mean '{near[0]}'?"
+    near = [k for k in keys if did_you_mean(leaf, [k.rpartition(".")[2]], 0.5)]  # else a long parent makes keys alike
     siblings = [k for k in keys if parent and k.startswith(f"{parent}.")]
+    for candidates, cutoff in (
+        ([k for k in near if k.rpartition(".")[2] == leaf], 0.0),
+        (near, 0.75),
+        ([k for k in siblings if k in near], 0.5),
+        ([] if siblings else list(fields(cls)), 0.5),
+    ):
+        if hint := did_you_mean(key, candidates, cutoff):
+            return hint
     return f"; valid: {', '.join(sorted(siblings or fields(cls)))}"
 
 
@@ -502,5 +496,4 @@ def _right(options: tuple[Any, ...], value: Any) -> str:
         elif option is not type(None):
             words.append(_SCALARS[option])
     text = " or ".join(", ".join(words).rsplit(", ", 1))
-    near = difflib.get_close_matches(value, valid, n=1) if isinstance(value, str) else []
-    return text + (f"; did you mean '{near[0]}'?" if near else "")
+    return text + (did_you_mean(value, valid) if isinstance(value, str) else "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 
@@ -12,12 +12,18 @@ class ConfigError(ValueError):
     """A wrong key, value or file that the user can correct; the command line prints it in one line."""
 
 
+def did_you_mean(word: str, valid: Sequence[str], cutoff: float = 0.6) -> str:
+    """Write `; did you mean 'chunk'?` with the nearest valid word that is at least as like as `cutoff`, or nothing."""
+    near = difflib.get_close_matches(word, valid, n=1, cutoff=cutoff)
+    return f"; did you mean '{near[0]}'?" if near else ""
+
+
 def nearest(word: str, valid: Iterable[str]) -> str:
     """Write `; did you mean 'chunk'?` where one valid word begins like this or is near, else list the valid words."""
     words = sorted(valid)
     begins = [each for each in words if word and each.startswith(word)]
-    near = begins if len(begins) == 1 else difflib.get_close_matches(word, words, n=1, cutoff=0.5)
-    return f"; did you mean '{near[0]}'?" if near else f"; valid: {', '.join(words)}"
+    hint = did_you_mean(word, begins, 0.0) if len(begins) == 1 else did_you_mean(word, words, 0.5)
+    return hint or f"; valid: {', '.join(words)}"
 
 
 def reason(error: Exception) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 UNITS = {  # by the end of a key's name
@@ -40,6 +40,12 @@ def unit_of(key: str) -> str | None:
 def present_name(key: str) -> str:
     """Return the name that a key has now: keys in `gbps` became `gigabytes_per_s`, the unit that they always had."""
     return _FORMER.sub(r"\1gigabytes_per_s", key)
+
+
+def renamed(key: str, keys: Container[str]) -> str:
+    """Write `; it is called 'b' now` for the former name of one of `keys`, or nothing."""
+    now = present_name(key)
+    return f"; it is called '{now}' now, in the same unit" if now != key and now in keys else ""
 
 
 def with_present_names(value: Any) -> Any:

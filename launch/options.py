@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..conf.build import dotted_keys, load_command
-from ..conf.errors import ConfigError, nearest
+from ..conf.errors import ConfigError, did_you_mean, nearest
 from .commands import Command
 
 
@@ -130,8 +130,8 @@ def _unknown(name: str, value: str, command: Command) -> str:
     known = [option.name for option in options_of(command)]
     if any(name in (option.name, option.short) for option in OPTIONS):
         return f"{name}: {command.name} has no such option; valid: {', '.join(known)}"
-    if near := difflib.get_close_matches(name, known, n=1, cutoff=0.8):
-        return f"{name}: unknown option; did you mean '{near[0]}'?"
+    if hint := did_you_mean(name, known, 0.8):
+        return f"{name}: unknown option{hint}"
     key = _key_like(name.lstrip("-").replace("-", "_"), command)
     if key is None:
         return f"{name}: unknown option{nearest(name, known)}"

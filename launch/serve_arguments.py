@@ -1,12 +1,11 @@
 """The words of `gapless serve` that are no KEY=VALUE: a bare MODEL, vLLM's options, and a file of keys.
 
-Each of vLLM's options becomes the key that means the same here, and a line says which. An option that is not needed
-here is passed over with a line. Any other option of vLLM's is refused, with the reason.
+Each of vLLM's options becomes the key with the same meaning. Options that a server does not need are ignored. Both
+print a line. All other options of vLLM's are refused, with the reason.
 """
 
 from __future__ import annotations
 
-import difflib
 import json
 import logging
 import re
@@ -20,7 +19,7 @@ from typing import Any
 import yaml
 
 from ..conf.build import assign, group_names, leaves, load_command, load_group, model_choice, value_text
-from ..conf.errors import ConfigError
+from ..conf.errors import ConfigError, did_you_mean
 from ..conf.user_path import user_path
 from ..models.gguf.smollm2 import is_installed
 from .commands import Command
@@ -31,7 +30,7 @@ _log = logging.getLogger(__name__)
 CONFIG = "serve.config"
 _DTYPES = {"half": "float16", "float": "float32"}
 _KV_DTYPES = {"fp8_e4m3": "fp8", "fp8_per_token_head": "fp8", "int8_per_token_head": "int8"}
-_LAUNCHERS = {"external_launcher": "torchrun", "mp": "process"}
+_LAUNCHERS = {"external_launcher": "torchrun"}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG]?)")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _BUDGETS: Mapping[str, str] = MappingProxyType(  # the key that bounds a policy's micro-batch
@@ -109,13 +108,13 @@ _VLLM = {**_REFUSED, **_WITH_VALUE, **_ALONE, **{option: entry.key for option, e
 
 
 def answer_to(option: str) -> str | None:
-    """Return what becomes of an option of vLLM's, as docs/from_vllm.md has it; None if vLLM has no such option."""
+    """Return the answer to an option of vLLM's, as in docs/from_vllm.md; None if vLLM has no such option."""
     option = _name_of(option)
     if (entry := _KEYS.get(option)) is not None:
         return f"is {entry.key}={entry.says}" if entry.says else f"is {entry.key}"
     if option in _REFUSED:
         return f"not supported; {_REFUSED[option]}"
-    return f"nothing corresponds; {_VLLM[option]}" if option in _VLLM else None
+    return f"ignored; {_VLLM[option]}" if option in _VLLM else None
 
 
 def _name_of(word: str) -> str:
@@ -205,7 +204,7 @@ class _Arguments:
         if option in _REFUSED and is_on:
             raise ConfigError(f"not supported: {name}; {_REFUSED[option]}")
         if option not in _KEYS:
-            _log.info("%s: nothing corresponds; %s", shown, _VLLM[option])
+            _log.info("%s: ignored; %s", shown, _VLLM[option])
             return
         entry = _KEYS[option]
         key, text = entry.key, entry.write(value) if entry.says is None else entry.says
@@ -214,10 +213,10 @@ class _Arguments:
         if option == "max-num-batched-tokens":
             key = _BUDGETS.get(self._policy, key)
         if key == "parallel.launcher" and value not in ("ray", "external_launcher"):
-            _log.info("%s: nothing corresponds; several ranks start by Ray, or by torchrun", shown)
+            _log.info("%s: ignored; %s", shown, _ALONE["worker-use-ray"])
             return
         if key == "model.quantization" and value not in ("int8", "int4", "fp8"):
-            _log.info("%s: nothing to say; a quantized checkpoint is read as it is", shown)
+            _log.info("%s: ignored; gapless detects the format of a quantized checkpoint from its files", shown)
             return
         _log.info("%s: is %s here", shown, key if option == "api-key" else f"{key}={text}")
         self.overrides.append(f"{key}={text}")
@@ -228,9 +227,9 @@ class _Arguments:
         Raises:
             ConfigError: it is.
         """
-        near = difflib.get_close_matches(option, _VLLM, n=1, cutoff=0.85) if name not in self._own else ()
-        if near and name.startswith("--"):
-            raise ConfigError(f"{name}: unknown option; did you mean '--{near[0]}'?")
+        hint = did_you_mean(f"--{option}", [f"--{each}" for each in _VLLM], 0.87) if name not in self._own else ""
+        if hint and name.startswith("--"):
+            raise ConfigError(f"{name}: unknown option{hint}")
 
     def _bare(self, word: str) -> None:
         """Take a word without a mark: an override, or the model."""

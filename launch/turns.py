@@ -36,7 +36,8 @@ def make_plans(config: ComparisonConfig) -> dict[SchedulerConfig, Plan]:
     """
     from ..runtime.engine.plan import make_plan
 
-    return {policy: make_plan(replace(config, scheduler=policy)) for policy in policies(config)}
+    several = policies(config)
+    return {policy: make_plan(replace(config, scheduler=policy), quiet=policy != several[0]) for policy in several}
 
 
 def requests(config: ComparisonConfig, plans: Mapping[SchedulerConfig, Plan] | None = None) -> tuple[Workload, int]:

@@ -97,7 +97,7 @@ class EngineCore:
     def _plan_of(self, policy: SchedulerConfig) -> Plan:
         """Return the plan of a policy, on the pipeline that stands."""
         if policy not in self._plans:
-            self._plans[policy] = make_plan(replace(self.config, scheduler=policy))
+            self._plans[policy] = make_plan(replace(self.config, scheduler=policy), quiet=True)
         plan, pipeline = self._plans[policy], self.pipeline
         depth = plan.limits.depth.within(pipeline.depth)
         limits = replace(plan.limits, depth=depth, looks_ahead=pipeline.looks_ahead)

@@ -26,7 +26,7 @@ def plan_fewer_stages(config: EngineConfig, plan: Plan, num_stages: int) -> tupl
         scheduler = replace(scheduler, profile=None)  # it holds times of other stages
     parallel = replace(config.parallel, pp=num_stages, layers=None, stage_speeds=None)
     config = replace(config, parallel=parallel, scheduler=scheduler)
-    new = make_plan(config)
+    new = make_plan(config, quiet=True)
     if new.room < plan.room:
         raise ConfigError(
             f"parallel.pp={num_stages}: its KV cache holds requests of {new.room} tokens at most, and "

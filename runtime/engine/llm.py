@@ -106,7 +106,7 @@ class LLM:
     ) -> None:
         every = dict(plans or {})
         for policy in (config.scheduler, *policies):
-            every[policy] = every.get(policy) or make_plan(replace(config, scheduler=policy))
+            every[policy] = every.get(policy) or make_plan(replace(config, scheduler=policy), quiet=bool(every))
         shared = replace(
             every[config.scheduler],
             num_blocks=max(plan.num_blocks for plan in every.values()),

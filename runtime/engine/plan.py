@@ -96,8 +96,12 @@ class Plan:
         )
 
 
-def make_plan(config: EngineConfig) -> Plan:
+def make_plan(config: EngineConfig, *, quiet: bool = False) -> Plan:
     """Check a config against itself, the checkpoint and the memory, and return its plan.
+
+    Args:
+        config: of the run, or of one of its policies.
+        quiet: log nothing, as another plan of the run has logged it.
 
     Raises:
         ConfigError: one line naming what does not fit, and what would.
@@ -106,7 +110,6 @@ def make_plan(config: EngineConfig) -> Plan:
     simulated = isinstance(config, SimulateConfig)
     path = resolve_weights(config.model, tensors=not simulated)
     arch = resolve_architecture(config.model, tensors=not simulated)
-    _warn_of_long_factors(arch)
     check_parallel(arch, config.parallel, copies_heads=simulated)
     if cache.dtype != "auto" and arch.latent:
         raise ConfigError(f"cache.dtype={cache.dtype}: latents are not held in 8 bits yet; must be auto for this model")
@@ -128,8 +131,6 @@ def make_plan(config: EngineConfig) -> Plan:
         source.check(arch, tensor_shapes(arch))
         format_of = source.format
     tp, whole = config.parallel.tp, config.parallel.expert_parallel
-    if (cut := cut_too_small(format_of, arch, tp, whole_experts=whole)) is not None:
-        _log.warning(cut)
     formats = model_formats(format_of, arch, tp, hardware.device, whole_experts=whole)
     if tokenizer is not None and not simulated and not arch.eos_token_ids:
         ids = load_tokenizer(tokenizer, arch.vocab_size).eos_token_ids
@@ -140,8 +141,12 @@ def make_plan(config: EngineConfig) -> Plan:
     counts_work = hardware.device == "cuda" and not simulated
     max_rows = config.scheduler.batch_of(config.scheduler.max_batch, depth=1) if counts_work else 0
     dtype = resolve_dtype(config.model, hardware.device)
-    if not simulated:
-        _say_float32(config.model, dtype)
+    if not quiet:
+        _warn_of_long_factors(arch)
+        if (cut := cut_too_small(format_of, arch, tp, whole_experts=whole)) is not None:
+            _log.warning(cut)
+        if not simulated:
+            _say_float32(config.model, dtype)
     memory = MemoryModel(arch, config.parallel, stages, BYTES[dtype], max_rows, formats, cache.dtype)
     layers = _split(config, memory, stages)
     parallel = replace(config.parallel, layers=tuple(len(each) for each in layers))

@@ -28,7 +28,7 @@ _HUBER_BOUND = 1.345  # in scales of the residual: 95% as efficient as least squ
 _MAD_TO_SIGMA = 1.4826  # median absolute deviation to standard deviation, for normal errors
 _HEAD_PRIOR = 2.0  # observations that the guess of the head by its parameters counts as
 _SPEED_PRIOR = 4.0  # observations that stages of equal speed count as
-_LEAST_HEAD = 1e-3  # of the median time: the least that the guess of the head is held against
+_LEAST = 1e-3  # of the median time: the least that a guess of the head or of a stage's layers is held against
 _GAP_PRIOR = 1.0  # observations that a guess counts as where the run shows none
 _DRIFT_WINDOW = 8  # micro-batches
 
@@ -108,7 +108,7 @@ class LayerFit:
             if weights is None:
                 weights = non_negative(gram + prior, moment)
             else:
-                prior += self._prior_of_gaps(weights)
+                prior += self._prior_of_gaps(weights, _LEAST * typical / max(self.layers))
                 alone = design @ weights * drift
                 weights, slower = _with_speeds(gram + prior, moment, scaled, weight, times, alone, slower)
             alone = np.maximum(design @ weights, 1e-9)  # [S, n] on a stage of speed 1
@@ -149,12 +149,15 @@ class LayerFit:
 
     def _prior_of_head(self, guess: Floats, weights: Floats | None, typical: float) -> Floats:
         """Return the normal equations of the head's guess, relative to its time by a fit so far, or a typical one."""
-        seconds = typical if weights is None else max(-float(guess[:-2] @ weights[:-2]), _LEAST_HEAD * typical)
+        seconds = typical if weights is None else max(-float(guess[:-2] @ weights[:-2]), _LEAST * typical)
         prior: Floats = _HEAD_PRIOR * np.outer(guess, guess) / seconds**2
         return prior
 
-    def _prior_of_gaps(self, weights: Floats) -> Floats:
+    def _prior_of_gaps(self, weights: Floats, least: float) -> Floats:
         """Return the normal equations of what is guessed where the run shows no micro-batch, by a fit so far.
+
+        Guesses are relative to a layer's time, but to `least` seconds at least. Else a layer that seems to take none
+        would count more with each pass, until the matrix overflows.
 
         Between two numbers of rows a layer's time lies between the straight line and the bend of a roofline: it stays
         as it is, or is proportional to the rows, whichever is longer. Beyond the most rows it goes on as before, or
@@ -167,10 +170,8 @@ class LayerFit:
             return np.array(self._products(rows))
 
         def add(row: Floats, guess: Floats) -> None:
-            seconds = float(row @ weights[:n])
-            if seconds > 0:
-                off = (row - guess) / seconds
-                found[:n, :n] += _GAP_PRIOR * np.outer(off, off)
+            off = (row - guess) / max(float(row @ weights[:n]), least)
+            found[:n, :n] += _GAP_PRIOR * np.outer(off, off)
 
         for low, middle, high in self._gaps:
             share = (middle - low) / (high - low)

@@ -68,7 +68,7 @@ class LearnedRun:
                     f"parallel: no other split of the layers, since model.weights={config.model.weights} is not there"
                 )
             return _plan_without_model(config, self.plan.arch, self.plan.num_blocks, self.plan.limits)
-        plan = make_plan(config)
+        plan = make_plan(config, quiet=True)
         if is_split_alike and config.cache == self.config.cache:
             plan = replace(plan, num_blocks=self.plan.num_blocks)
         return plan
@@ -127,7 +127,7 @@ def learn_run(config: SimulateConfig, record: RunRecord, plan: Plan | None = Non
 def _recorded_plan(config: SimulateConfig, record: RunRecord, plan: Plan | None) -> tuple[Plan, bool]:
     """Return the plan of a run, its KV blocks and B as recorded, and whether its model is known."""
     try:
-        plan, is_known = plan or make_plan(config), True
+        plan, is_known = plan or make_plan(config, quiet=True), True
     except ConfigError:
         longest = max(request.prompt_tokens + request.output_tokens for request in record.requests)
         own = config.parallel.layers

@@ -96,7 +96,7 @@ def plan_profile(config: ProfileConfig) -> ProfilePlan:
         _setup(config, slice_, stages, num_layers, threads, operators, plan),
         operators,
         small,
-        make_plan(small),
+        make_plan(small, quiet=True),
         mixed,
         sent,
     )

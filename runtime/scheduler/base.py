@@ -15,7 +15,6 @@ from ...conf.policies import Depth, SchedulerConfig
 from ..core.block_pool import NOTHING_CACHED, BlockPool, CachedPrefix
 from ..core.messages import Span
 from ..core.micro_batch import Chunk, MicroBatch
-from ..core.queue_snapshot import QueueSnapshot
 from ..core.request import Request
 from ..core.run_record import Blocked, MicroBatchRecord
 from .learned.drafts import Drafts
@@ -79,7 +78,7 @@ class Scheduler:
         self.incoming: deque[Request] = deque()  # not admitted; their KV lies on another pipeline
         self.num_receiving = 0  # of the running, those whose KV is in flight from another pipeline
         self._incoming_fit = True
-        self._num_waiting = 0
+        self.num_waiting = 0  # requests that have not been admitted
         self._turn = 0  # micro-batches filled
         self.short_of_kv = False
 
@@ -129,25 +128,19 @@ class Scheduler:
         return self.limits.batch * self.depth
 
     @property
-    def num_waiting(self) -> int:
-        """How many requests have not been admitted."""
-        return self._num_waiting
-
-    @property
     def has_work(self) -> bool:
         """Whether any request is unfinished."""
-        return bool(self.running or self._num_waiting)
+        return bool(self.running or self.num_waiting)
 
     def add(self, request: Request) -> None:
         """Put a new or preempted request into the queue, or one whose KV comes from another pipeline."""
+        self.num_waiting += 1
         if request.num_dispatched:
             self.incoming.append(request)
-            self._num_waiting += 1
             return
         if self.pool.cache is not None:
             request.hash_blocks(request.prefill_target, self.pool.block_size)
         self.waiting.push(request)
-        self._num_waiting += 1
         self.backlog += request.remaining_prefill
 
     def next_batch(self) -> MicroBatch | None:
@@ -205,11 +198,12 @@ class Scheduler:
         """Count a micro-batch that has left the last stage; `resume` or `finish` follows for its requests."""
         for chunk in batch.chunks:
             chunk.request.num_completed += chunk.length
-            self._landed(chunk.request)
+            if chunk.request.is_finished and not chunk.request.in_flight:
+                self._leave(chunk.request)
         for request in batch.decodes:
             request.num_completed += 1
-            if request.finish_reason is not None:
-                self._landed(request)
+            if request.is_finished and not request.in_flight:
+                self._leave(request)
 
     def accepted(self, request: Request, count: int) -> None:
         """Count the `count` draft tokens of a decode that were right: their KV is computed."""
@@ -233,14 +227,14 @@ class Scheduler:
         """
         admitted: list[Request] = []
         self._incoming_fit = True
-        while self.incoming and self._num_waiting == len(self.incoming) and len(self.running) < self.slots:
+        while self.incoming and self.num_waiting == len(self.incoming) and len(self.running) < self.slots:
             request = self.incoming[0]
             spare = len(self.running) * self.pool.num_groups
             if self.pool.blocks_for(request.num_tokens) + spare > self.pool.num_free:
                 self._incoming_fit = False
                 break
             self.incoming.popleft()
-            self._num_waiting -= 1
+            self.num_waiting -= 1
             self.pool.reserve(request, request.num_tokens)
             self.running[request.id] = request
             self.num_receiving += 1
@@ -264,11 +258,9 @@ class Scheduler:
             self.pool.forget(request)
         self.backlog -= request.remaining_prefill
         if request.id not in self.running:
-            self._num_waiting -= 1  # its heap entry is skipped when it comes up
+            self.num_waiting -= 1  # its heap entry is skipped when it comes up
             return
-        self._unready(request)
-        if request.remaining_prefill and request.id not in self.yielding:
-            self.prefilling.remove(request)
+        self._withdraw(request)
         if not request.in_flight:
             self._leave(request)
 
@@ -297,17 +289,13 @@ class Scheduler:
 
     # What policies call.
 
-    def next_waiting(self) -> Request | None:
-        """Return the request that would be admitted next."""
-        return self.waiting.head()
-
     def admit(self) -> Request | None:
         """Admit the next waiting request if it has a slot and its blocks fit, with one for each table of those running.
 
         Blocks of the prefix cache that it begins with are shared, and their tokens count as computed, unless the
         log-probabilities of its prompt are wanted.
         """
-        request = self.next_waiting()
+        request = self.waiting.head()
         if request is None or len(self.running) >= self.slots:
             return None
         pool, cache = self.pool, self.pool.cache
@@ -316,7 +304,7 @@ class Scheduler:
             self.short_of_kv = True
             return None
         self.waiting.pop()
-        self._num_waiting -= 1
+        self.num_waiting -= 1
         if cache is not None:
             self._begin_with(request, prefix)
         pool.reserve(request, self.reserved_tokens(request))
@@ -340,16 +328,15 @@ class Scheduler:
         for request in list(self.yielding.values()):
             if request.id in self.running and not request.in_flight:
                 self._preempt(request)
-        head = self.next_waiting()
+        head, pool = self.waiting.head(), self.pool
         if head is None:
             return
         need, _ = self._needs(head)
         leaving = {r.id: r for r in self.running.values() if r.is_finished} | self.yielding
         running = len(self.running) - len(leaving)
-        pool = self.pool
         free = pool.num_free + sum(pool.num_of(r) for r in leaving.values())
         others = [r for r in self.running.values() if r.priority > head.priority and r.id not in leaving]
-        others.sort(key=lambda r: (r.priority, r.id))
+        others.sort(key=self._urgency)
         victims: list[Request] = []
         while running >= self.slots or need + running * pool.num_groups > free:
             if not others:
@@ -358,13 +345,11 @@ class Scheduler:
             running -= 1
             free += pool.num_of(victims[-1])
         for request in victims:
-            if not request.in_flight:
+            if request.in_flight:
+                self._withdraw(request)
+                self.yielding[request.id] = request
+            else:
                 self._preempt(request)
-                continue
-            self._unready(request)
-            if request.remaining_prefill:
-                self.prefilling.remove(request)
-            self.yielding[request.id] = request
 
     def _begin_with(self, request: Request, prefix: CachedPrefix) -> None:
         """Begin a request with blocks of the prefix cache."""
@@ -393,9 +378,8 @@ class Scheduler:
     def take_chunk(self, batch: MicroBatch, request: Request, length: int) -> None:
         """Dispatch the next `length` tokens of a prefill.
 
-        Nothing is taken of a request that has been preempted. A policy may pick a prompt, take decodes, and then take
-        the prompt's chunk. The decodes may preempt the newest request that is not in flight, to have room in the KV
-        cache, and that may be the very prompt. Where layers have windows, fewer tokens are taken if blocks lack.
+        Nothing is taken of a preempted request: a policy may pick a prompt, then take decodes, which may preempt it for
+        room in the KV cache. Where layers have windows, fewer tokens are taken if blocks lack.
         """
         if request.id not in self.running:
             return
@@ -427,7 +411,9 @@ class Scheduler:
         ready, pool = self.ready, self.pool
         queue = ready if most >= len(ready) else ready[: max(0, most)]
         if len(queue) * pool.num_groups > pool.num_free:  # one may preempt another, or has to be passed over
-            self._take_decodes_sparing(batch, most)
+            for request in ready.copy():
+                if len(batch.decodes) < most and request.num_dispatched and self._grow(request):  # else preempted
+                    self.take_decode(batch, request)
             return
         size = pool.block_size
         for request in queue:
@@ -437,41 +423,14 @@ class Scheduler:
         self.ready = ready[len(queue) :]
         batch.decodes += queue
 
-    def _take_decodes_sparing(self, batch: MicroBatch, most: int) -> None:
-        """Do as `take_decodes` where there may be fewer free blocks than decodes."""
-        for request in self.ready.copy():
-            if len(batch.decodes) >= most:
-                break
-            if request.num_dispatched and self._grow(request):  # not preempted meanwhile
-                self.take_decode(batch, request)
-
     def take_prompts(self, batch: MicroBatch, budget: int) -> None:
         """Dispatch up to `budget` prompt tokens: partial prompts first, then new ones; B requests at most."""
-        while budget > 0 and batch.num_requests < self.limits.batch:
-            prompt = self.next_prompt()
-            if prompt is None:
-                return
+        while budget > 0 and batch.num_requests < self.limits.batch and (prompt := self.next_prompt()):
             length = min(budget, prompt.remaining_prefill)
             self.take_chunk(batch, prompt, length)
             if prompt.remaining_prefill:
                 return
             budget -= length
-
-    def queue_snapshot(self) -> QueueSnapshot:
-        """Return the numbers of the queues as they are now."""
-        running, pool = len(self.running), self.pool
-        free_slots = self.slots - running
-        admissible = 1.0 * free_slots
-        if running:  # as many as the free blocks hold, at the mean size of the running requests
-            admissible = min(free_slots, max(0, pool.num_free - running) * running / pool.num_used)
-        return QueueSnapshot(
-            depth=self.depth,
-            backlog=self.backlog,
-            num_waiting=self.num_waiting,
-            num_running=running,
-            num_prefilling=len(self.prefilling),
-            num_admissible=admissible,
-        )
 
     def take_decode(self, batch: MicroBatch, request: Request) -> None:
         """Dispatch the decode of a ready request; its blocks have room for the token."""
@@ -495,9 +454,7 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         """Free the cache of a request, which keeps its tokens and waits again for a prefill of all of them."""
-        if request.remaining_prefill and request.id not in self.yielding:
-            self.prefilling.remove(request)
-        self._unready(request)
+        self._withdraw(request)
         self._leave(request)
         request.preemptions += 1
         self._requeue(request)
@@ -509,16 +466,18 @@ class Scheduler:
         request.prefill_target = request.num_tokens
         self.add(request)
 
+    def _withdraw(self, request: Request) -> None:
+        """Take a running request out of `prefilling` and `ready`, so that no further micro-batch holds it."""
+        if request.remaining_prefill and request.id not in self.yielding:
+            self.prefilling.remove(request)
+        self._unready(request)
+
     def _unready(self, request: Request) -> None:
         """Take a request out of `ready`, if it is there."""
         for place, other in enumerate(self.ready):
             if other is request:
                 del self.ready[place]
                 return
-
-    def _landed(self, request: Request) -> None:
-        if request.is_finished and not request.in_flight:
-            self._leave(request)
 
     def _leave(self, request: Request) -> None:
         del self.running[request.id]

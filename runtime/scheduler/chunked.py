@@ -12,6 +12,7 @@ from ...conf.policies import EqualTimeConfig, SarathiConfig
 from ..core.block_pool import BlockPool
 from ..core.messages import Span
 from ..core.micro_batch import MicroBatch
+from ..core.queue_snapshot import QueueSnapshot
 from ..core.request import Request
 from ..core.run_record import MicroBatchRecord
 from .base import Limits, Scheduler
@@ -51,3 +52,19 @@ class ChunkedScheduler(Scheduler):
         """End a request; the picker learns how long it was."""
         self.picker.finished(request)
         super().finish(request, reason)
+
+    def queue_snapshot(self) -> QueueSnapshot:
+        """Return the numbers of the queues as they are now."""
+        running, pool = len(self.running), self.pool
+        free_slots = self.slots - running
+        admissible = 1.0 * free_slots
+        if running:  # as many as the free blocks hold, at the mean size of the running requests
+            admissible = min(free_slots, max(0, pool.num_free - running) * running / pool.num_used)
+        return QueueSnapshot(
+            depth=self.depth,
+            backlog=self.backlog,
+            num_waiting=self.num_waiting,
+            num_running=running,
+            num_prefilling=len(self.prefilling),
+            num_admissible=admissible,
+        )

@@ -75,7 +75,7 @@ class GroupScheduler(Scheduler):
         """
         group: list[Request] = []
         blocks = 0
-        while len(group) < most and (waiting := self.next_waiting()):
+        while len(group) < most and (waiting := self.waiting.head()):
             blocks += self.pool.blocks_for(self.reserved_tokens(waiting))
             if (group and blocks > most_blocks) or not (request := self.admit()):
                 break

@@ -293,7 +293,7 @@ def run_engine(mapping: dict[str, Any], sock: socket.socket, environment: Mappin
     pipeline = None
     try:
         config = build(ServeConfig, mapping)
-        plan = make_plan(config)
+        plan = make_plan(config, quiet=True)  # the front has logged it
         send(Starting(f"imports are done; ranks start by {config.parallel.started_by}"))
         pipeline = start_pipeline(config, plan, None, lambda text: send(Starting(text)))
         pipeline.wake_on(sock.fileno())

@@ -28,6 +28,7 @@ from gapless.conf.build import (
     locate,
     model_choice,
     to_mapping,
+    unknown_key,
 )
 from gapless.conf.clusters import ClusterConfig
 from gapless.conf.difference import DiffConfig
@@ -44,6 +45,7 @@ from gapless.conf.schema import (
     ModelConfig,
     ParallelConfig,
     ReportConfig,
+    ServeConfig,
     SimulateConfig,
 )
 from gapless.conf.tuning import CapacityConfig, TuneConfig
@@ -604,3 +606,12 @@ def test_no_key_takes_a_number_that_nothing_can_hold() -> None:
             assert "missing" not in str(caught.value), (key, value)
             tried += 1
     assert tried > 400
+
+
+@pytest.mark.parametrize("key", ["workload.qps", "slo.foo", "serve.xyz", "parallel.zzz"])
+def test_a_key_like_no_other_is_answered_with_its_siblings(key: str) -> None:
+    """A long parent alone makes no two keys alike."""
+    parent = key.partition(".")[0]
+    hint = unknown_key(ServeConfig if parent == "serve" else SimulateConfig, key)
+    assert hint.startswith(f"; valid: {parent}.")
+    assert all(each.startswith(f"{parent}.") for each in hint.removeprefix("; valid: ").split(", "))

@@ -19,12 +19,13 @@ from gapless.conf.workloads import FixedConfig, SloConfig, ZipfConfig
 from gapless.launch import compose
 from gapless.launch.cli import main
 from gapless.launch.ray_launcher import RayLauncher
-from gapless.launch.turns import labels, turns
+from gapless.launch.turns import labels, make_plans, turns
 from gapless.runtime.core.messages import MicroBatchResult
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.pipeline.local import LocalPipeline
 from gapless.runtime.pipeline.protocol import PipelineError
 from gapless.runtime.workload import WorkItem
+from tests.support.hf_models import make_model
 
 SMALL = ["model=tiny", "cache.num_blocks=300", "parallel.threads=1"]
 FEW = ["workload.num_prompts=5", "workload.input_len=40", "workload.output_len=4"]
@@ -48,6 +49,14 @@ def loaded(path: Path) -> Any:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def test_what_a_plan_has_to_say_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = make_model("phi3", tmp_path).config.to_dict()
+    (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 512}))
+    words = (f"model={tmp_path}", "model.tokenizer=none", "scheduler=sarathi,token_budget")
+    assert len(make_plans(one(*words))) == 2
+    assert caplog.text.count(" longrope: ") == 1
 
 
 @pytest.mark.parametrize(

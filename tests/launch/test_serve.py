@@ -27,6 +27,7 @@ import gapless.models
 from benchmarks.malformed import malformed
 from gapless import LLM
 from gapless.conf.sampling import SamplingParams
+from gapless.kernels.processor import multiplies_bfloat16
 from tests.support.processes import assert_gone, descendants_of
 from tests.support.server import Server, serving
 from tests.support.tiers import HANGS_S
@@ -473,6 +474,10 @@ def test_keys_chats_a_full_queue_and_a_drain(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("other\nright\n")
     shutil.copytree(SHIPPED, tmp_path / "model")
     (tmp_path / "model/chat_template.jinja").write_text(CHAT)
+    factors = {"rope_type": "longrope", "short_factor": [1.0] * 16, "long_factor": [1.0] * 16}
+    config = json.loads((tmp_path / "model/config.json").read_text())
+    config["rope_parameters"] |= factors | {"original_max_position_embeddings": 1024}
+    (tmp_path / "model/config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
     overrides = (
         "model=./model",
         "serve.api_keys=[@keys]",
@@ -489,6 +494,8 @@ def test_keys_chats_a_full_queue_and_a_drain(tmp_path: Path) -> None:
         assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="right", max_retries=0)
         assert client.models.list().data[0].id == "mine"
+        assert server.log.count("longrope: ") == 1
+        assert server.log.count("model.dtype=auto") == (0 if multiplies_bfloat16() else 1)
         check_chats(client, server.url)
         assert [cached_tokens(server.url, key) for key in ("right", "other", "right")] == [0, 0, 16]
         with pytest.raises(openai.BadRequestError, match="n: 4 outputs"):  # which would be turned away for ever

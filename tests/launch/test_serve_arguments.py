@@ -84,7 +84,7 @@ def test_a_line_says_which_key_it_is_but_no_secret(caplog: pytest.LogCaptureFixt
     assert lines == [
         "--port 9000: is serve.port=9000 here",
         "--api-key: is serve.api_keys here",
-        "--swap-space 4: nothing corresponds; a preempted request is computed again, not swapped",
+        "--swap-space 4: ignored; preempted requests are recomputed, never swapped",
     ]
     assert "tiny: a shape with random weights" in caplog.records[0].getMessage()
 
@@ -178,8 +178,8 @@ def test_no_option_has_two_answers() -> None:
 def test_an_option_of_nobody_is_told_apart_from_those_of_vllm(capfd: pytest.CaptureFixture[str]) -> None:
     for words, code, line in (
         ("--turbo-encabulator --cfg job", 2, "--turbo-encabulator: unknown option"),
-        ("--moe-backend triton --cfg job", 0, "--moe-backend triton: nothing corresponds"),
-        ("--sleep-mode-backend x", 2, "not supported: --sleep-mode-backend; a server has no sleep mode"),
+        ("--moe-backend triton --cfg job", 0, "--moe-backend triton: ignored"),
+        ("--sleep-mode-backend x", 2, "not supported: --sleep-mode-backend; gapless has no sleep mode"),
     ):
         assert main(["serve", *words.split()]) == code
         assert line in capfd.readouterr().err
@@ -191,7 +191,7 @@ def test_help_answers_for_each_option(option: str) -> None:
     if option in _KEYS:
         assert f"--{option} of vLLM: is {_KEYS[option].key}" in text
     else:
-        known = {name: f"nothing corresponds; {why}" for name, why in (_WITH_VALUE | _ALONE).items()}
+        known = {name: f"ignored; {why}" for name, why in (_WITH_VALUE | _ALONE).items()}
         known |= {name: f"not supported; {why}" for name, why in _REFUSED.items()}
         assert f"--{option} of vLLM: {known[option]}" in text
 
@@ -221,5 +221,5 @@ def test_a_file_may_switch_off_what_is_missing_here(tmp_path: Path) -> None:
     file.write_text("enable-lora: false\nkv-cache-dtype: fp8_e4m3\n")
     assert overrides(f"serve.config={file}") == ["cache.dtype=fp8", f"serve.config={file}"]
     file.write_text("enable-lora: true\n")
-    with pytest.raises(ConfigError, match="not supported: enable-lora; LoRA"):
+    with pytest.raises(ConfigError, match="not supported: enable-lora; gapless loads no LoRA"):
         overrides(f"serve.config={file}")

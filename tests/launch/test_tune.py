@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import io
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,13 @@ def test_capacity_of_two_policies(here: Path, capfd: pytest.CaptureFixture[str])
     pairs = list(zip(first["by_seed"], second["by_seed"], strict=False))
     less = max(told, key=lambda row: row["less_than_best"]["mean"])["less_than_best"]
     assert less["mean"] == pytest.approx(abs(sum(a - b for a, b in pairs)) / len(pairs))
+    other, best = sorted(told, key=lambda row: row["mean"])
+    assert [other["verdict"], best["verdict"]] == ["less", "best"]
+    sentence = r"^best: (\S+) with (\S+) requests/s, (\S+) ± \S+ more than (\S+) \((\d+) seeds, 95%\)$"
+    (said,) = re.findall(sentence, printed, re.MULTILINE)
+    assert (said[0], said[3], int(said[4])) == (best["policy"], other["policy"], len(pairs))
+    assert float(said[1]) == pytest.approx(best["mean"], rel=0.01)
+    assert float(said[2]) == pytest.approx(less["mean"], rel=0.02)
     again = composed(SimulateConfig, "simulate", *shlex.split(lines[1])[2:])
     assert again.scheduler == OrcaBestConfig()
     assert again.workload.request_rate == told[1]["by_seed"][0]

@@ -39,5 +39,5 @@ class PrefillFirst(Scheduler):
 
     def _fitting(self, room: int, alone: bool) -> Request | None:
         """Admit the next waiting prompt if it has at most `room` tokens, or any number if it enters alone."""
-        prompt = self.next_waiting()
+        prompt = self.waiting.head()
         return self.admit() if prompt and (alone or prompt.remaining_prefill <= room) else None

@@ -177,7 +177,7 @@ def test_requests_go_on_in_their_order_with_fewer_stages() -> None:
     assert (after.pool.cache.queries, after.pool.cache.hits) == (18, 3), "a prompt counts once"
     assert [chunk.request for m in bed.pipeline.submitted for chunk in m.chunks] == [0, 1, 0]
     assert sorted(request.id for request in after.waiting) == [1, 2, 3]
-    assert after.next_waiting() is requests[1]
+    assert after.waiting.head() is requests[1]
     assert requests[3].num_dispatched == 0
 
 

@@ -77,6 +77,22 @@ def test_times_that_no_content_explains_are_learned_as_noise(seed: int) -> None:
     assert all(map(math.isfinite, (*fit.weights.values, *fit.slower)))
 
 
+@pytest.mark.parametrize(("seed", "power"), [(0, -0.3), (3, -0.3), (2, -2.0)])
+def test_layers_that_seem_to_take_no_time_overflow_nothing(seed: int, power: float) -> None:
+    """Micro-batches of more tokens take less time here, which no layer explains."""
+    config = simulated_config("prefill_first", num_prompts=20)
+    record = run(config)
+    rows = np.array([record.micro_batches[span.micro_batch].num_tokens for span in record.spans])
+    noise = np.exp(np.random.default_rng(seed).normal(0.0, 0.3 * seed, len(rows)))
+    record.spans = [
+        msgspec.structs.replace(span, end=span.begin + float(own))
+        for span, own in zip(record.spans, 0.01 * (rows / rows.max()) ** power * noise, strict=True)
+    ]
+    with np.errstate(over="raise", divide="raise", invalid="raise"):
+        fit = learn_run(config, record).fit
+    assert all(map(math.isfinite, (*fit.weights.values, *fit.slower)))
+
+
 def test_slow_stage_is_told_from_the_head() -> None:
     config = simulated_config(num_prompts=120)
     whole = learned_twin(config)

@@ -311,7 +311,7 @@ def admitted(order: str, requests: list[Request]) -> list[int]:
         scheduler.add(request)
     seen = []
     while scheduler.num_waiting:
-        request = scheduler.next_waiting()
+        request = scheduler.waiting.head()
         assert request is not None
         seen.append(request.id)
         assert scheduler.admit() is request
@@ -397,10 +397,10 @@ def test_the_next_is_the_first_that_was_not_aborted(order: str) -> None:
         scheduler.add(each)
     for each in requests[:3]:
         scheduler.finish(each, "abort")
-    assert scheduler.next_waiting() is requests[3]
+    assert scheduler.waiting.head() is requests[3]
     assert scheduler.num_waiting == 1
     scheduler.finish(requests[3], "abort")
-    assert scheduler.next_waiting() is None
+    assert scheduler.waiting.head() is None
 
 
 def test_prompts_that_fill_a_batch_exactly_enter_together() -> None:

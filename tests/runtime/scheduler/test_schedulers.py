@@ -111,7 +111,7 @@ class Audit:
         self.share = s.decode_share
         self.num_decodes = len(s.running) - len(s.prefilling)
         self.num_dispatched = {r.id: r.num_dispatched for r in s.ready}
-        waiting = s.next_waiting()
+        waiting = s.waiting.head()
         self.first_waiting = waiting and (waiting.id, waiting.remaining_prefill)
         self.backlog, self.depth = s.backlog, s.depth
         assert s.backlog == sum(self.partial.values()) + sum(
@@ -142,7 +142,7 @@ def audited(config: SchedulerConfig, limits: Limits, pool: BlockPool, w: dict) -
             return audit.next_batch(self, super().next_batch)
 
         def admit(self) -> Request | None:
-            running, waiting = len(self.running), self.next_waiting()
+            running, waiting = len(self.running), self.waiting.head()
             request = super().admit()
             if request is not None:
                 assert request is waiting

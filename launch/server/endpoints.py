@@ -75,7 +75,7 @@ async def _ask_response(service: Service, body: ResponseBody) -> Asked:
     said = body.model_dump(include={"instructions", "max_output_tokens", "metadata"})
     said |= body.model_dump(include={"tools", "tool_choice", "parallel_tool_calls", "reasoning"}, exclude_none=True)
     if "tools" in said:
-        said["tools"] = [each for each in said["tools"] if each["type"] in (*body.own_tools, "namespace")]
+        said["tools"] = [each for each in said["tools"] if each["type"] not in body.ignored_tools]
     said |= {"temperature": params.temperature, "top_p": params.top_p}
     answer = ResponseAnswer(service.model, prompts, body, service.intake.tokenizer, speech, asked=said)
     return Asked(body, prompts, params, answer)

@@ -275,7 +275,6 @@ class Templated(Body):
 class Offers(SamplingBody):
     """Tools, some of which this server may not have."""
 
-    own_tools: ClassVar[Sequence[str]] = ("function",)  # types of tools that it has, of this path
     tools: list[Any] | None = None
 
     @property
@@ -305,21 +304,26 @@ class Offers(SamplingBody):
             "tools" if tools is not None and (tools.choice == "required" or self._format is None) else self.format_field
         )
 
-    def offered(
-        self, given: dict[str, Function], choice: object, named: str | None, is_parallel: bool
-    ) -> ToolSet | None:
+    def offered(self, given: dict[str, Function], choice: object, is_parallel: bool) -> ToolSet | None:
         """Return the tools that may be called, as `tool_set`, with the choice as OpenAI words it.
 
         Raises:
             ApiError: one is wrong, or a tool is forced that this server does not have.
         """
-        if isinstance(choice, HostedTool):
-            raise refusal(choice.type)
         some = choice.allowed_tools if isinstance(choice, ChatAllowedTools) else choice
-        if not isinstance(some, AllowedTools):
-            return tool_set(given, choice, named, is_parallel, self.hosted)
-        names = frozenset(some.names(self.own_tools))
-        return tool_set(given, some.mode, None, is_parallel, some.hosted(self.own_tools), names)
+        chosen = some.tools if isinstance(some, AllowedTools) else [choice]
+        hosted = [each.type for each in chosen if isinstance(each, HostedTool)]
+        if wrong := [kind for kind in hosted if kind not in self.hosted.values()]:
+            found = f", not {wrong[0]!r}" if wrong[0] else ""
+            text = f"tool_choice.type: must be function, allowed_tools or the type of one of the tools{found}"
+            raise ApiError(400, text, param="tool_choice.type")
+        names = [each.name for each in chosen if isinstance(each, ChatToolChoice | ResponseToolChoice)]
+        if isinstance(some, AllowedTools):
+            kinds = dict(zip(hosted, hosted, strict=True))
+            return tool_set(given, some.mode, None, is_parallel, kinds, frozenset(names))
+        if hosted:
+            raise refusal(hosted[0])
+        return tool_set(given, choice, next(iter(names), None), is_parallel, self.hosted)
 
 
 class Reasons(Body):
@@ -351,9 +355,7 @@ class ChatBody(Offers, Templated, Reasons):
         Raises:
             ApiError: one is wrong.
         """
-        choice = self.tool_choice
-        named = choice.function.name if isinstance(choice, ChatToolChoice) else None
-        return self.offered(_functions(self.tools), choice, named, self.parallel_tool_calls)
+        return self.offered(_functions(self.tools), self.tool_choice, self.parallel_tool_calls)
 
 
 class ReasoningOptions(Body):
@@ -370,9 +372,8 @@ class ResponseBody(Offers, Templated, Reasons):
     prompt_field = "input"
     format_field = "text.format"
     not_computed = frozenset(("n", "response_format", "return_token_ids", "return_tokens_as_token_ids"))
-    own_tools = ("function", "custom")
 
-    input: str | Annotated[list[dict[str, Any]], Field(min_length=1)]
+    input: str | list[dict[str, Any]]
     instructions: str | None = None
     metadata: dict[str, Any] = Field(default_factory=dict)
     max_output_tokens: int | None = Field(None, ge=1)
@@ -400,9 +401,7 @@ class ResponseBody(Offers, Templated, Reasons):
             for inner, each in enumerate(tool.tools):
                 function = replace(each.function, name=f"{tool.name}.{each.name}", namespace=tool.name)
                 given[f"tools[{number}].tools[{inner}]"] = function
-        choice = self.tool_choice
-        named = choice.name if isinstance(choice, ResponseToolChoice) else None
-        return self.offered(given, choice, named, self.parallel_tool_calls)
+        return self.offered(given, self.tool_choice, self.parallel_tool_calls)
 
     @property
     def ignored_tools(self) -> list[str]:

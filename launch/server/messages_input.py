@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from ...conf.structured_outputs import StructuredOutputs
+from ...models.chat_template import checked_messages
 from .body import Body
 from .errors import ApiError, given
 from .requests import Offers, TextFormat, form_of
@@ -158,7 +159,7 @@ class MessagesBody(Offers):
         """The system prompt and the messages as those of a chat.
 
         Raises:
-            ApiError: a block is of another kind, or lacks something, or nothing follows the last calls.
+            ApiError, ConfigError: a block is of another kind or lacks something, or nothing follows the last calls.
         """
         system = _BILLING.sub("", "\n\n".join(_texts(self.system, "system"))) if self.system else ""
         found = [{"role": "system", "content": system}] if system else []
@@ -173,7 +174,7 @@ class MessagesBody(Offers):
                 "block must have a corresponding `tool_result` block in the next message."
             )
             raise ApiError(400, f"messages[{len(self.messages) - 1}]: {text}", param="messages")
-        return found
+        return checked_messages(found)
 
 
 def _message(message: dict[str, Any], where: str) -> Iterator[dict[str, Any]]:

@@ -13,6 +13,7 @@ from ...conf.build import build
 from ...conf.errors import ConfigError
 from ...conf.sampling import SamplingParams
 from ...conf.structured_outputs import StructuredOutputs
+from ...models.chat_template import checked_messages
 from ...runtime.engine.intake import PromptTooLong
 from .body import Body
 from .errors import ApiError, too_long
@@ -349,6 +350,15 @@ class ChatBody(Offers, Templated, Reasons):
     tool_choice: Literal["auto", "none", "required"] | AnyChatChoice | None = None
 
     @property
+    def chat(self) -> Sequence[dict[str, Any]]:
+        """The messages.
+
+        Raises:
+            ConfigError: one is wrong.
+        """
+        return checked_messages(self.messages)
+
+    @property
     def tool_set(self) -> ToolSet | None:
         """The tools that may be called; None: none.
 
@@ -421,25 +431,32 @@ class ResponseBody(Offers, Templated, Reasons):
         return None if form is None else form_of(form.type, form.schema_)
 
     @property
-    def messages(self) -> Sequence[dict[str, Any]]:
-        """The input as the messages of a chat.
+    def chat(self) -> Sequence[dict[str, Any]]:
+        """The instructions and the input as the messages of a chat.
 
         Raises:
-            ApiError: an item of it is no message.
+            ApiError, ConfigError: an item of the input is no message.
         """
-        if isinstance(self.input, str):
-            return [{"role": "user", "content": self.input}]
-        return response_messages(self.input)
+        first = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
+        return [*first, *checked_messages(response_messages(items), "input")]
 
 
 class TokenizeBody(Templated):
     """`POST /tokenize`: a prompt, or the messages of a chat with their tools."""
+
+    prompt_field: ClassVar[str] = "messages"
 
     model: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     tools: list[AnyChatTool] | None = None
     add_special_tokens: bool = True
+
+    @property
+    def chat(self) -> Sequence[dict[str, Any]]:
+        """See `ChatBody.chat`."""
+        return checked_messages(self.messages)
 
     @property
     def tool_set(self) -> ToolSet | None:

@@ -100,7 +100,7 @@ def test_nothing_but_what_hosted_tools_wrote_is_no_conversation() -> None:
     block = {"type": "web_search_tool_result", "tool_use_id": "w", "content": []}
     bodies = [validated(ResponseBody, {"input": items, "instructions": "I"}) for items in ([], SEARCHED[:1], SEARCHED)]
     for read in (
-        *(partial(getattr, body, "messages") for body in bodies),
+        *(partial(getattr, body, "chat") for body in bodies),
         *(partial(getattr, body_of(messages=[USER | {"content": [block]}], system=text), "chat") for text in ("", "S")),
     ):
         with pytest.raises(ApiError, match=r'^(input|messages): must have a message, such as {"role": "user", \.\.\.}'):

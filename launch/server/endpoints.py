@@ -14,6 +14,7 @@ from ...models.chat_template import ChatTemplateError
 from ...models.grammar import Grammars
 from ...runtime.engine.intake import PromptTooLong
 from .answers import Asked, ChatAnswer, CompletionAnswer
+from .compiler import LONGEST_WRITING_S
 from .engine_client import Call
 from .errors import ApiError, too_long
 from .messages import MessageAnswer
@@ -106,12 +107,11 @@ async def check(service: Service, asked: Asked) -> Asked:
         if params.bad_words:
             params = await asyncio.to_thread(intake.resolve, params)
         for number, prompt in enumerate(asked.prompts):
-            intake.check(number, prompt, replace(params, structured_outputs=None))
-        if params.limits:
-            wanted, is_met = params.structured_outputs, True
-            if wanted is not None:
-                is_met = await service.compiler.ask(partial(Grammars.admits, wanted=wanted, params=params), wanted.kind)
-            intake.check_limits(params, is_met)
+            intake.check(number, prompt, params)
+        is_met = True
+        if params.limits and (wanted := params.structured_outputs) is not None:
+            is_met = await service.compiler.ask(partial(Grammars.admits, wanted=wanted, params=params), wanted.kind)
+        intake.check_limits(params, is_met)
     except ConfigError as error:
         raise asked.body.refusal(error) from error
     return replace(asked, params=params)
@@ -182,7 +182,7 @@ async def _ask_turn(
         speech = replace(speech, form=wanted)
         if (task := speech.grammar(body.thinking_token_budget)) is not None:
             try:
-                wanted = await service.compiler.write(task)
+                wanted = await service.compiler.ask(task, "grammar", LONGEST_WRITING_S)
             except ConfigError as error:
                 text = str(error).removeprefix("sampling.structured_outputs.").removeprefix("grammar: ")
                 raise ApiError(400, f"tools: {text}", param="tools") from error

@@ -106,7 +106,7 @@ class MessagesBody(Offers):
     @property
     def continue_final_message(self) -> bool:
         """Whether the model goes on with the last message, which is its own."""
-        return self.chat[-1]["role"] == "assistant"
+        return bool(self.chat[-1]["role"] == "assistant")
 
     @property
     def add_generation_prompt(self) -> bool:
@@ -162,7 +162,7 @@ class MessagesBody(Offers):
             ApiError, ConfigError: a block is of another kind or lacks something, or nothing follows the last calls.
         """
         system = _BILLING.sub("", "\n\n".join(_texts(self.system, "system"))) if self.system else ""
-        found = [{"role": "system", "content": system}] if system else []
+        found: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         for number, message in enumerate(self.messages):
             found += _message(message, f"messages[{number}]")
         if len(found) == bool(system):

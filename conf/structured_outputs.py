@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_library
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -21,6 +22,7 @@ _EMPTY: dict[str, tuple[Any, ...]] = {  # values of keywords that constrain noth
 _BY_NAME = frozenset(("properties", "patternProperties", "dependentSchemas", "$defs", "definitions"))
 _VALUES = frozenset(("const", "enum", "default", "examples", "example"))  # keywords that hold no schema
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
+_OTHERS = "additionalProperties"
 _LARGEST = 1 << 53  # below it each integer is a float
 
 
@@ -139,16 +141,22 @@ def _schema_text(schema: str | dict[str, Any]) -> str:
     return text
 
 
-def without_annotations(schema: Any) -> Any:
+def without_annotations(schema: Any, root: Any = None) -> Any:
     """Return a JSON schema without what constrains nothing, in words that the compiler knows.
+
+    Args:
+        schema: a part of `root`.
+        root: whose definitions it refers to; None: it is the whole schema.
 
     Raises:
         RecursionError: it is nested too deep.
     """
+    root = schema if root is None else root
     if isinstance(schema, list):
-        return [without_annotations(each) for each in schema]
+        return [without_annotations(each, root) for each in schema]
     if not isinstance(schema, dict):
         return schema
+    schema = _with_names(schema, root)
     if set(schema) == {"not"} and schema["not"] in ({}, True, False):  # how zod writes never
         return schema["not"] is False
     found: dict[str, Any] = {}
@@ -160,10 +168,28 @@ def without_annotations(schema: Any) -> Any:
         if key == "oneOf" and "anyOf" not in schema and _are_constants(value):
             found["anyOf"] = value
         elif key in _BY_NAME and isinstance(value, dict):
-            found[key] = {name: without_annotations(each) for name, each in value.items()}
+            found[key] = {name: without_annotations(each, root) for name, each in value.items()}
         else:
-            found[key] = value if key in _VALUES else without_annotations(value)
+            found[key] = value if key in _VALUES else without_annotations(value, root)
     return found
+
+
+def _with_names(schema: dict[str, Any], root: Any) -> dict[str, Any]:
+    """Return a schema with `propertyNames` as rules for properties, if it is an enum, a constant or a pattern alone."""
+    names, known, of_each = schema.get("propertyNames"), schema.get("properties", {}), schema.get(_OTHERS, True)
+    if isinstance(names, dict) and (place := re.fullmatch(r"#/(\$defs|definitions)/(\w+)", str(names.get("$ref")))):
+        group = root.get(place[1]) if isinstance(root, dict) and len(names) == 1 else None
+        names = group.get(place[2]) if isinstance(group, dict) else None
+    if not isinstance(names, dict) or names.get("type", "string") != "string" or "patternProperties" in schema:
+        return schema
+    rules = {key: value for key, value in names.items() if key not in ("type", "title", "description")}
+    rest = {key: value for key, value in schema.items() if key != "propertyNames"} | {_OTHERS: False}
+    texts = [rules["const"]] if "const" in rules else rules.get("enum")
+    if len(rules) == 1 and isinstance(texts, list) and isinstance(known, dict):
+        return rest | {"properties": {text: known.get(text, of_each) for text in texts if isinstance(text, str)}}
+    if len(rules) == 1 and isinstance(pattern := rules.get("pattern"), str) and not known:
+        return rest | {"patternProperties": {pattern: of_each}}
+    return schema
 
 
 def _are_constants(branches: Any) -> bool:

@@ -35,6 +35,10 @@ _CLASS_TOKENS = {  # bos, eos, unk and pad of tokenizer classes in `transformers
     "GemmaTokenizer": ("<bos>", "<eos>", "<unk>", "<pad>"),
     "CohereTokenizer": ("<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>", "<UNK>", "<PAD>"),
 }
+_CALLS = (  # keys of a call that is not, and is, of a `custom` tool
+    ("function", "arguments", "the text of a JSON object"),
+    ("custom", "input", "a text"),
+)
 _END = "END_OF_THE_FINAL_MESSAGE "  # marks where it ends, to find the place in the prompt
 
 
@@ -249,6 +253,8 @@ def _ending_with(message: dict[str, Any], end: str) -> dict[str, Any]:
         ChatTemplateError: it has no text.
     """
     content = message.get("content")
+    if message.get("tool_calls"):
+        raise ChatTemplateError("continue_final_message: the last message has tool_calls, which end it")
     if isinstance(content, str):
         return message | {"content": content + end}
     if content:
@@ -301,7 +307,7 @@ def _checked_message(where: str, message: Any) -> dict[str, Any]:
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise ConfigError(f"{where}: must be an object with a role, such as user, and a content")
     if calls := message.get("tool_calls"):
-        _check_calls(f"{where}.tool_calls", calls)
+        message = {**message, "tool_calls": _checked_calls(f"{where}.tool_calls", calls)}
     content, place = message.get("content"), f"{where}.content"
     if isinstance(content, list):
         return {
@@ -313,15 +319,22 @@ def _checked_message(where: str, message: Any) -> dict[str, Any]:
     return dict(message)
 
 
-def _check_calls(where: str, calls: Any) -> None:
+def _checked_calls(where: str, calls: Any) -> list[dict[str, Any]]:
+    """Return the calls of a message, those of `custom` tools as of functions with the one argument `input`."""
     if not isinstance(calls, list):
         raise ConfigError(f"{where}: must be a list of calls")
+    found = []
     for number, call in enumerate(calls):
-        function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise ConfigError(f"{where}[{number}]: must have a function with a name, and arguments")
-        if not isinstance(function.get("arguments"), str | dict | None):
-            raise ConfigError(f"{where}[{number}].function.arguments: must be the text of a JSON object")
+        is_custom = isinstance(call, dict) and call.get("type") == "custom"
+        key, content, right = _CALLS[is_custom]
+        called, place = call.get(key) if isinstance(call, dict) else None, f"{where}[{number}]"
+        if not isinstance(called, dict) or not isinstance(called.get("name"), str):
+            raise ConfigError(f"{place}.{key}.name: must be given, as a text, beside the {content}")
+        if not isinstance(given := called.get(content), str if is_custom else str | dict | None):
+            raise ConfigError(f"{place}.{key}.{content}: must be {right}")
+        custom = {"type": "function", "function": {"name": called["name"], "arguments": {content: given}}}
+        found.append({**call, **custom} if is_custom else call)
+    return found
 
 
 def _checked_part(where: str, part: Any) -> dict[str, str]:

@@ -94,9 +94,14 @@ class Grammars:
         """Return whether an output may match and follow the other limits of `params`; yes if that takes long to find.
 
         Searches token by token for an output that ends.
+
+        Raises:
+            ConfigError: see `matcher`.
         """
         least = 0 if wanted.after or params.reasoning is not None else params.min_tokens
         matcher, output, ends = self.matcher(wanted), list[int](), self._eos_token_ids
+        if not params.limits:
+            return True
         may = np.zeros(len(matcher.compute_bitmask()) * 8, dtype=bool)
         may[slice(None) if params.allowed_token_ids is None else list(params.allowed_token_ids)] = True
         branches: list[tuple[llguidance.LLMatcher, list[int], Iterator[int]]] = []

@@ -27,7 +27,6 @@ from .endpoints import (
     ask_messages,
     check,
     check_model,
-    checked,
     encode_text,
     render,
     set_standing,
@@ -189,7 +188,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         _authorize(service, request)
         body = await _read(service, request, MessagesBody)
         check_model(service, body.model)
-        ((tokens,), _) = await ask_messages(service, body, checked(body.chat, "messages"), body.max_tokens)
+        ((tokens,), _) = await ask_messages(service, body, body.max_tokens)
         return _json({"input_tokens": len(tokens)})
 
 
@@ -246,13 +245,11 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         check_model(service, body.model)
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "give either prompt or messages", param="prompt")
-        special = body.add_special_tokens
-        if body.messages is not None:
-            special, field = False, "messages"
-            text = await asyncio.to_thread(render, service, body, checked(body.messages, field), field, body.tool_set)
+        if body.prompt is None:
+            text, _ = await asyncio.to_thread(render, service, body, body.tool_set)
+            tokens = await encode_text(service, text, False, body.prompt_field)
         else:
-            text, field = body.prompt or "", "prompt"
-        tokens = await encode_text(service, text, special, field)
+            tokens = await encode_text(service, body.prompt, body.add_special_tokens, "prompt")
         return _json({"tokens": tokens, "count": len(tokens), "max_model_len": service.max_model_len})
 
     @app.get("/tokenizer_info")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
 
 _LONGEST_S = 1.0  # of processor time
-_LONGEST_WRITING_S = 4.0  # where the schema of each of many tools is compiled by itself
+LONGEST_WRITING_S = 4.0  # where the schema of each of many tools is compiled by itself
 _START_S = 60.0
 _ANSWER_S = 30.0  # on a machine that has other work
 _MOST_KNOWN = 256
@@ -52,14 +52,6 @@ class Compiler:
         """
         await self.ask(partial(Grammars.check, wanted=wanted), wanted.kind)
 
-    async def write(self, task: Task[StructuredOutputs]) -> StructuredOutputs:
-        """Return the grammar that `task` writes.
-
-        Raises:
-            ConfigError: a part of it is invalid, or it is too complex.
-        """
-        return await self.ask(task, "grammar", _LONGEST_WRITING_S)
-
     async def ask(self, task: Task[T], kind: str, seconds: float = _LONGEST_S) -> T:
         """Return what `task` returns, from memory where it was asked for lately.
 
@@ -80,7 +72,7 @@ class Compiler:
                     self._known[key] = len(request), answer
                     self._num_bytes += len(request)
         self._known.move_to_end(key)
-        answer = self._known[key][1]
+        _, answer = self._known[key]
         while len(self._known) > _MOST_KNOWN or self._num_bytes > _MOST_BYTES:
             self._num_bytes -= self._known.popitem(last=False)[1][0]
         return answer  # type: ignore[return-value]

@@ -10,22 +10,22 @@ from typing import Any
 
 from ...conf.errors import ConfigError
 from ...conf.sampling import SamplingParams
-from ...models.chat_template import ChatTemplateError, checked_messages
+from ...models.chat_template import ChatTemplateError
 from ...models.grammar import Grammars
 from ...runtime.engine.intake import PromptTooLong
 from .answers import Asked, ChatAnswer, CompletionAnswer
+from .compiler import LONGEST_WRITING_S
 from .engine_client import Call
 from .errors import ApiError, too_long
 from .messages import MessageAnswer
 from .messages_input import MessagesBody
-from .requests import ChatBody, CompletionBody, Reasons, ResponseBody, SamplingBody, Templated
+from .requests import ChatBody, CompletionBody, Reasons, ResponseBody, SamplingBody, TokenizeBody
 from .responses import ResponseAnswer
 from .service import Service
-from .tools.dialect import Speech
+from .tools.dialect import Dialect, Speech
 from .tools.tool_set import ToolSet
 
 Chat = ChatBody | ResponseBody | MessagesBody
-Messages = Sequence[dict[str, Any]]
 _LONG_TEXT = 10_000  # characters; longer ones are encoded in a thread, so that no other answer waits
 
 
@@ -63,19 +63,16 @@ async def _ask_chat(service: Service, body: ChatBody) -> Asked:
         raise ApiError(400, "top_logprobs: only with logprobs=true", param="top_logprobs")
     asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    messages = checked(body.messages, "messages")
-    prompts, speech, params = await _ask_turn(service, body, messages, asked, logprobs, body.add_special_tokens)
+    prompts, speech, params = await _ask_turn(service, body, asked, logprobs, body.add_special_tokens)
     return Asked(body, prompts, params, ChatAnswer(service.model, prompts, body, service.intake.tokenizer, speech))
 
 
 async def _ask_response(service: Service, body: ResponseBody) -> Asked:
-    first = [{"role": "system", "content": body.instructions}] if body.instructions else []
-    messages = [*first, *checked(body.messages, "input")]
-    prompts, speech, params = await _ask_turn(service, body, messages, body.max_output_tokens, body.num_logprobs)
+    prompts, speech, params = await _ask_turn(service, body, body.max_output_tokens, body.num_logprobs)
     said = body.model_dump(include={"instructions", "max_output_tokens", "metadata"})
     said |= body.model_dump(include={"tools", "tool_choice", "parallel_tool_calls", "reasoning"}, exclude_none=True)
     if "tools" in said:
-        said["tools"] = [each for each in said["tools"] if each["type"] in (*body.own_tools, "namespace")]
+        said["tools"] = [each for each in said["tools"] if each["type"] not in body.ignored_tools]
     said |= {"temperature": params.temperature, "top_p": params.top_p}
     answer = ResponseAnswer(service.model, prompts, body, service.intake.tokenizer, speech, asked=said)
     return Asked(body, prompts, params, answer)
@@ -84,7 +81,7 @@ async def _ask_response(service: Service, body: ResponseBody) -> Asked:
 async def _ask_message(service: Service, body: MessagesBody) -> Asked:
     if body.max_tokens is None:
         raise ApiError(400, "max_tokens: must be given", param="max_tokens")
-    prompts, speech, params = await _ask_turn(service, body, checked(body.chat, "messages"), body.max_tokens, None)
+    prompts, speech, params = await _ask_turn(service, body, body.max_tokens, None)
     return Asked(body, prompts, params, MessageAnswer(service.model, prompts, body, service.intake.tokenizer, speech))
 
 
@@ -110,12 +107,11 @@ async def check(service: Service, asked: Asked) -> Asked:
         if params.bad_words:
             params = await asyncio.to_thread(intake.resolve, params)
         for number, prompt in enumerate(asked.prompts):
-            intake.check(number, prompt, replace(params, structured_outputs=None))
-        if params.limits:
-            wanted, is_met = params.structured_outputs, True
-            if wanted is not None:
-                is_met = await service.compiler.ask(partial(Grammars.admits, wanted=wanted, params=params), wanted.kind)
-            intake.check_limits(params, is_met)
+            intake.check(number, prompt, params)
+        is_met = True
+        if params.limits and (wanted := params.structured_outputs) is not None:
+            is_met = await service.compiler.ask(partial(Grammars.admits, wanted=wanted, params=params), wanted.kind)
+        intake.check_limits(params, is_met)
     except ConfigError as error:
         raise asked.body.refusal(error) from error
     return replace(asked, params=params)
@@ -175,35 +171,18 @@ async def encode_text(service: Service, text: str, add_special: bool, field: str
         raise ApiError(400, str(error), param=field) from error
 
 
-def checked(messages: Messages, field: str) -> list[dict[str, Any]]:
-    """Return the messages that stand in a `field` of a body.
-
-    Raises:
-        ApiError: one is wrong.
-    """
-    try:
-        return checked_messages(messages, field)
-    except ConfigError as error:
-        raise ApiError(400, str(error), param=str(error).partition(":")[0]) from error
-
-
 async def _ask_turn(
-    service: Service,
-    body: Chat,
-    messages: Messages,
-    max_tokens: int | None,
-    logprobs: int | None,
-    special: bool = False,
+    service: Service, body: Chat, max_tokens: int | None, logprobs: int | None, special: bool = False
 ) -> tuple[list[list[int]], Speech | None, SamplingParams]:
-    """Return the prompt of checked messages as token ids, how its outputs are read, and how they are sampled."""
-    prompts, speech = await ask_messages(service, body, messages, max_tokens, special)
+    """Return the prompt of a chat as token ids, how its outputs are read, and how they are sampled."""
+    prompts, speech = await ask_messages(service, body, max_tokens, special)
     params = body.sampling(_room(service, body, prompts, max_tokens), logprobs, defaults=service.sampling)
     if speech is not None:
         wanted = params.structured_outputs
         speech = replace(speech, form=wanted)
         if (task := speech.grammar(body.thinking_token_budget)) is not None:
             try:
-                wanted = await service.compiler.write(task)
+                wanted = await service.compiler.ask(task, "grammar", LONGEST_WRITING_S)
             except ConfigError as error:
                 text = str(error).removeprefix("sampling.structured_outputs.").removeprefix("grammar: ")
                 raise ApiError(400, f"tools: {text}", param="tools") from error
@@ -212,13 +191,11 @@ async def _ask_turn(
 
 
 async def ask_messages(
-    service: Service, body: Chat, messages: Messages, max_tokens: int | None, special: bool = False
+    service: Service, body: Chat, max_tokens: int | None, special: bool = False
 ) -> tuple[list[list[int]], Speech | None]:
-    """Return the prompt of checked messages as token ids, and how its outputs are read."""
+    """Return the prompt of a chat as token ids, and how its outputs are read."""
     tools = body.tool_set
-    text = await asyncio.to_thread(render, service, body, messages, body.prompt_field, tools)
-    assert service.dialect is not None  # else nothing could be rendered
-    dialect = service.dialect.pick(tools is not None, body.chat_template)
+    text, dialect = await asyncio.to_thread(render, service, body, tools)
     speech = dialect.speech(text, tools, shows_reasoning=body.include_reasoning)
     has_end = speech is not None and speech.reasoning is not None
     if isinstance(body, Reasons) and body.thinking_token_budget is not None and not has_end:
@@ -227,18 +204,13 @@ async def ask_messages(
     return await _encode(service, body, [text], max_tokens, special), speech
 
 
-def render(
-    service: Service,
-    body: Templated | MessagesBody,
-    messages: Messages,
-    field: str,
-    tools: ToolSet | None = None,
-) -> str:
-    """Return the prompt of checked messages, as the rest of their body wants it, with `tools`.
+def render(service: Service, body: Chat | TokenizeBody, tools: ToolSet | None) -> tuple[str, Dialect]:
+    """Return the prompt of a chat, as its body wants it, with `tools`, and the dialect of its template.
 
     Raises:
-        ApiError: the model has no chat template, or it refuses the messages.
+        ApiError: a message is wrong, or the model has no chat template, or it refuses the messages.
     """
+    field = body.prompt_field
     if service.dialect is None:
         raise ApiError(
             400,
@@ -249,8 +221,11 @@ def render(
         dialect = service.dialect.pick(tools is not None, body.chat_template)
         continues = body.continue_final_message
         further: dict[str, Any] = {"tools": dialect.for_template(tools)} | body.further
-        read = dialect.messages(messages, tools)
-        return dialect.template.render(read, body.add_generation_prompt, further, continue_final_message=continues)
+        read = dialect.messages(body.chat, tools)
+        text = dialect.template.render(read, body.add_generation_prompt, further, continue_final_message=continues)
+        return text, dialect
+    except ConfigError as error:
+        raise ApiError(400, str(error), param=str(error).partition(":")[0]) from error
     except RecursionError as error:
         raise ApiError(400, f"{field}, tools: nested too deep", param="tools") from error
     except ChatTemplateError as error:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
 from ...conf.structured_outputs import StructuredOutputs
+from ...models.chat_template import checked_messages
 from .body import Body
 from .errors import ApiError, given
 from .requests import Offers, TextFormat, form_of
 from .tool_bodies import Hosted
-from .tools.hosted import is_block, kind_among
+from .tools.hosted import is_block, kind_among, no_message
 from .tools.tool_set import Function, ToolSet, tool_set
 
 _MODEL = ("assistant",)
@@ -72,7 +74,13 @@ class MessagesBody(Offers):
     max_tokens: int | None = Field(None, ge=1)
     stop_sequences: list[str] | None = None
     tools: (
-        list[Annotated[Annotated[MessageTool, Tag("custom")] | Hosted, Discriminator(kind_among("custom"))]] | None
+        list[
+            Annotated[
+                Annotated[MessageTool, Tag("<custom>")] | Annotated[MessageTool, Tag("<function>")] | Hosted,
+                Discriminator(kind_among("custom", "function")),
+            ]
+        ]
+        | None
     ) = None
     tool_choice: MessageToolChoice | None = None
     thinking: Thinking | None = None
@@ -98,7 +106,7 @@ class MessagesBody(Offers):
     @property
     def continue_final_message(self) -> bool:
         """Whether the model goes on with the last message, which is its own."""
-        return self.messages[-1].get("role") == "assistant"
+        return bool(self.chat[-1]["role"] == "assistant")
 
     @property
     def add_generation_prompt(self) -> bool:
@@ -146,18 +154,27 @@ class MessagesBody(Offers):
         form = self.output_config.format if self.output_config is not None else None
         return None if form is None else form_of(form.type, form.schema_)
 
-    @property
+    @cached_property
     def chat(self) -> list[dict[str, Any]]:
         """The system prompt and the messages as those of a chat.
 
         Raises:
-            ApiError: a block is of another kind, or lacks something.
+            ApiError, ConfigError: a block is of another kind or lacks something, or nothing follows the last calls.
         """
         system = _BILLING.sub("", "\n\n".join(_texts(self.system, "system"))) if self.system else ""
-        found = [{"role": "system", "content": system}] if system else []
+        found: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         for number, message in enumerate(self.messages):
             found += _message(message, f"messages[{number}]")
-        return found
+        if len(found) == bool(system):
+            raise no_message("messages")
+        if calls := found[-1].get("tool_calls"):
+            ids = ", ".join(call["id"] for call in calls)
+            text = (  # Anthropic's
+                f"`tool_use` ids were found without `tool_result` blocks immediately after: {ids}. Each `tool_use` "
+                "block must have a corresponding `tool_result` block in the next message."
+            )
+            raise ApiError(400, f"messages[{len(self.messages) - 1}]: {text}", param="messages")
+        return checked_messages(found)
 
 
 def _message(message: dict[str, Any], where: str) -> Iterator[dict[str, Any]]:

@@ -13,6 +13,7 @@ from ...conf.build import build
 from ...conf.errors import ConfigError
 from ...conf.sampling import SamplingParams
 from ...conf.structured_outputs import StructuredOutputs
+from ...models.chat_template import checked_messages
 from ...runtime.engine.intake import PromptTooLong
 from .body import Body
 from .errors import ApiError, too_long
@@ -275,7 +276,6 @@ class Templated(Body):
 class Offers(SamplingBody):
     """Tools, some of which this server may not have."""
 
-    own_tools: ClassVar[Sequence[str]] = ("function",)  # types of tools that it has, of this path
     tools: list[Any] | None = None
 
     @property
@@ -305,21 +305,26 @@ class Offers(SamplingBody):
             "tools" if tools is not None and (tools.choice == "required" or self._format is None) else self.format_field
         )
 
-    def offered(
-        self, given: dict[str, Function], choice: object, named: str | None, is_parallel: bool
-    ) -> ToolSet | None:
+    def offered(self, given: dict[str, Function], choice: object, is_parallel: bool) -> ToolSet | None:
         """Return the tools that may be called, as `tool_set`, with the choice as OpenAI words it.
 
         Raises:
             ApiError: one is wrong, or a tool is forced that this server does not have.
         """
-        if isinstance(choice, HostedTool):
-            raise refusal(choice.type)
         some = choice.allowed_tools if isinstance(choice, ChatAllowedTools) else choice
-        if not isinstance(some, AllowedTools):
-            return tool_set(given, choice, named, is_parallel, self.hosted)
-        names = frozenset(some.names(self.own_tools))
-        return tool_set(given, some.mode, None, is_parallel, some.hosted(self.own_tools), names)
+        chosen = some.tools if isinstance(some, AllowedTools) else [choice]
+        hosted = [each.type for each in chosen if isinstance(each, HostedTool)]
+        if wrong := [kind for kind in hosted if kind not in self.hosted.values()]:
+            found = f", not {wrong[0]!r}" if wrong[0] else ""
+            text = f"tool_choice.type: must be function, allowed_tools or the type of one of the tools{found}"
+            raise ApiError(400, text, param="tool_choice.type")
+        names = [each.name for each in chosen if isinstance(each, ChatToolChoice | ResponseToolChoice)]
+        if isinstance(some, AllowedTools):
+            kinds = dict(zip(hosted, hosted, strict=True))
+            return tool_set(given, some.mode, None, is_parallel, kinds, frozenset(names))
+        if hosted:
+            raise refusal(hosted[0])
+        return tool_set(given, choice, next(iter(names), None), is_parallel, self.hosted)
 
 
 class Reasons(Body):
@@ -345,15 +350,22 @@ class ChatBody(Offers, Templated, Reasons):
     tool_choice: Literal["auto", "none", "required"] | AnyChatChoice | None = None
 
     @property
+    def chat(self) -> Sequence[dict[str, Any]]:
+        """The messages.
+
+        Raises:
+            ConfigError: one is wrong.
+        """
+        return checked_messages(self.messages)
+
+    @property
     def tool_set(self) -> ToolSet | None:
         """The tools that may be called; None: none.
 
         Raises:
             ApiError: one is wrong.
         """
-        choice = self.tool_choice
-        named = choice.function.name if isinstance(choice, ChatToolChoice) else None
-        return self.offered(_functions(self.tools), choice, named, self.parallel_tool_calls)
+        return self.offered(_functions(self.tools), self.tool_choice, self.parallel_tool_calls)
 
 
 class ReasoningOptions(Body):
@@ -370,9 +382,8 @@ class ResponseBody(Offers, Templated, Reasons):
     prompt_field = "input"
     format_field = "text.format"
     not_computed = frozenset(("n", "response_format", "return_token_ids", "return_tokens_as_token_ids"))
-    own_tools = ("function", "custom")
 
-    input: str | Annotated[list[dict[str, Any]], Field(min_length=1)]
+    input: str | list[dict[str, Any]]
     instructions: str | None = None
     metadata: dict[str, Any] = Field(default_factory=dict)
     max_output_tokens: int | None = Field(None, ge=1)
@@ -400,9 +411,7 @@ class ResponseBody(Offers, Templated, Reasons):
             for inner, each in enumerate(tool.tools):
                 function = replace(each.function, name=f"{tool.name}.{each.name}", namespace=tool.name)
                 given[f"tools[{number}].tools[{inner}]"] = function
-        choice = self.tool_choice
-        named = choice.name if isinstance(choice, ResponseToolChoice) else None
-        return self.offered(given, choice, named, self.parallel_tool_calls)
+        return self.offered(given, self.tool_choice, self.parallel_tool_calls)
 
     @property
     def ignored_tools(self) -> list[str]:
@@ -422,25 +431,32 @@ class ResponseBody(Offers, Templated, Reasons):
         return None if form is None else form_of(form.type, form.schema_)
 
     @property
-    def messages(self) -> Sequence[dict[str, Any]]:
-        """The input as the messages of a chat.
+    def chat(self) -> Sequence[dict[str, Any]]:
+        """The instructions and the input as the messages of a chat.
 
         Raises:
-            ApiError: an item of it is no message.
+            ApiError, ConfigError: an item of the input is no message.
         """
-        if isinstance(self.input, str):
-            return [{"role": "user", "content": self.input}]
-        return response_messages(self.input)
+        first = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
+        return [*first, *checked_messages(response_messages(items), "input")]
 
 
 class TokenizeBody(Templated):
     """`POST /tokenize`: a prompt, or the messages of a chat with their tools."""
+
+    prompt_field: ClassVar[str] = "messages"
 
     model: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     tools: list[AnyChatTool] | None = None
     add_special_tokens: bool = True
+
+    @property
+    def chat(self) -> Sequence[dict[str, Any]]:
+        """See `ChatBody.chat`."""
+        return checked_messages(self.messages)
 
     @property
     def tool_set(self) -> ToolSet | None:

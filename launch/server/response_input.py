@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .errors import ApiError, given
-from .tools.hosted import ITEMS
+from .tools.hosted import ITEMS, no_message
 
 _ITEMS = (
     "message",
@@ -25,7 +25,7 @@ def response_messages(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     Items of tools that this server does not have are left out.
 
     Raises:
-        ApiError: an item is of another kind, or lacks something.
+        ApiError: an item is of another kind, or lacks something, or none is left.
     """
     found: list[dict[str, Any]] = []
     for number, item in enumerate(items):
@@ -60,6 +60,8 @@ def response_messages(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 turn.setdefault("tool_calls", []).append(call)
             elif text := _reasoning(item, where):
                 turn["reasoning_content"] = text
+    if not found:
+        raise no_message("input")
     return found
 
 

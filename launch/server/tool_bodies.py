@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Tag
@@ -37,6 +36,11 @@ class ChatToolChoice(Body):
     type: Literal["function"]
     function: FunctionName
 
+    @property
+    def name(self) -> str:
+        """The name of its function."""
+        return self.function.name
+
 
 class ChatTool(ChatToolChoice):
     """A tool of a chat."""
@@ -47,32 +51,8 @@ class ChatTool(ChatToolChoice):
 class HostedTool(Body):
     """A tool, or the choice of one, that the maker of an API runs or defines and that this server does not have."""
 
-    type: str
+    type: str = ""
     name: str | None = None
-
-
-class AllowedTools(Body):
-    """The tools of a request that may be called, and whether one must be."""
-
-    mode: Literal["auto", "required"]
-    tools: list[dict[str, Any]]
-
-    def names(self, own: Sequence[str]) -> list[str]:
-        """Return the names of the tools whose type is among `own`."""
-        named = [each.get("function") or each for each in self.tools if each.get("type") in own]
-        return [str(each.get("name")) for each in named if isinstance(each, dict)]
-
-    def hosted(self, own: Sequence[str]) -> dict[str, str]:
-        """Return the types of the other tools, by type."""
-        kinds = [str(each.get("type")) for each in self.tools if each.get("type") not in own]
-        return dict(zip(kinds, kinds, strict=True))
-
-
-class ChatAllowedTools(Body):
-    """Which tools of a chat may be called."""
-
-    type: Literal["allowed_tools"]
-    allowed_tools: AllowedTools
 
 
 class ResponseTool(FunctionSpec):
@@ -102,35 +82,58 @@ class ResponseNamespace(Body):
     tools: list[ResponseTool]
 
 
-class ResponseToolChoice(FunctionName):
+class ResponseToolChoice(Body):
     """The same in `/v1/responses`."""
 
     type: Literal["function", "custom"]
+    name: str
+
+
+Hosted = Annotated[HostedTool, Tag("<hosted>")]
+_Chosen = Annotated[ChatToolChoice, Tag("<function>")]
+_Named = Annotated[ResponseToolChoice, Tag("<function>")] | Annotated[ResponseToolChoice, Tag("<custom>")]
+
+
+class AllowedTools(Body):
+    """The tools of a request that may be called, and whether one must be."""
+
+    mode: Literal["auto", "required"]
+    tools: list[Any]
+
+
+class AllowedChatTools(AllowedTools):
+    """Those of a chat."""
+
+    tools: list[Annotated[_Chosen | Hosted, Discriminator(kind_among("function"))]]
+
+
+class ChatAllowedTools(Body):
+    """Which tools of a chat may be called."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedChatTools
 
 
 class ResponseAllowedTools(AllowedTools):
     """Which tools of a response may be called."""
 
     type: Literal["allowed_tools"]
+    tools: list[Annotated[_Named | Hosted, Discriminator(kind_among("function", "custom"))]]
 
 
-Hosted = Annotated[HostedTool, Tag("hosted")]
-AnyChatTool = Annotated[Annotated[ChatTool, Tag("function")] | Hosted, Discriminator(kind_among("function"))]
+AnyChatTool = Annotated[Annotated[ChatTool, Tag("<function>")] | Hosted, Discriminator(kind_among("function"))]
 AnyChatChoice = Annotated[
-    Annotated[ChatToolChoice, Tag("function")] | Annotated[ChatAllowedTools, Tag("allowed_tools")] | Hosted,
-    Discriminator(kind_among("function", "allowed_tools")),
+    _Chosen | Annotated[ChatAllowedTools, Tag("<allowed_tools>")] | Hosted,
+    Discriminator(kind_among("hosted", "function", "allowed_tools")),
 ]
 AnyResponseTool = Annotated[
-    Annotated[ResponseTool, Tag("function")]
-    | Annotated[ResponseTool, Tag("custom")]
-    | Annotated[ResponseNamespace, Tag("namespace")]
+    Annotated[ResponseTool, Tag("<function>")]
+    | Annotated[ResponseTool, Tag("<custom>")]
+    | Annotated[ResponseNamespace, Tag("<namespace>")]
     | Hosted,
     Discriminator(kind_among("function", "custom", "namespace")),
 ]
 AnyResponseChoice = Annotated[
-    Annotated[ResponseToolChoice, Tag("function")]
-    | Annotated[ResponseToolChoice, Tag("custom")]
-    | Annotated[ResponseAllowedTools, Tag("allowed_tools")]
-    | Hosted,
-    Discriminator(kind_among("function", "custom", "allowed_tools")),
+    _Named | Annotated[ResponseAllowedTools, Tag("<allowed_tools>")] | Hosted,
+    Discriminator(kind_among("hosted", "function", "custom", "allowed_tools")),
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -14,7 +13,6 @@ from typing import Any
 from ...conf.build import is_unicode
 from ...conf.errors import ConfigError
 from ...conf.sampling import SamplingParams
-from ...conf.structured_outputs import StructuredOutputs
 from ...models.chat_template import ChatTemplate, Conversation, checked_messages, load_chat_template
 from ...models.grammar import Grammars
 from ...models.json_file import read_if_there
@@ -50,8 +48,6 @@ class Intake:
         self.tokenizer: Tokenizer = load_tokenizer(plan.tokenizer, plan.arch.vocab_size)
         self._plan = plan
         self._chosen_template = chat_template
-        self._loading = threading.Lock()
-        self._grammars: Grammars | None = None  # from the first request with structured outputs on
 
     def read(
         self,
@@ -80,7 +76,8 @@ class Intake:
             is_chat = isinstance(prompt, Conversation)  # whose template writes the special tokens
             ids = _ids(number, prompt) if text is None else self.tokenizer.encode(text, add_special=not is_chat)
             self.check(number, ids, of_it)
-            self.check_limits(of_it)
+            wanted = of_it.structured_outputs
+            self.check_limits(of_it, wanted is None or self._grammars.admits(wanted, of_it))
             taken.append((text, ids, of_it))
         return taken
 
@@ -152,7 +149,7 @@ class Intake:
             )
 
     def check(self, number: int, ids: Sequence[int], params: SamplingParams) -> None:
-        """Check that the model and the cache can hold a request, and that its structured outputs compile.
+        """Check that the model and the cache can hold a request.
 
         Raises:
             ConfigError: it cannot be served; it names the request by its number.
@@ -172,8 +169,6 @@ class Intake:
             given = getattr(params, name) or ()
             if bad := [t for t in (chain(*given) if name == "bad_words_ids" else given) if not 0 <= t < vocab]:
                 raise ConfigError(f"sampling.{name}={bad}: must lie in 0 .. {vocab - 1}")
-        if params.structured_outputs is not None:
-            self.check_structured_outputs(params.structured_outputs)
         tokens = min(len(ids) + params.max_tokens, longest)
         if tokens > self._plan.room:
             raise PromptTooLong(
@@ -182,42 +177,28 @@ class Intake:
                 *(len(ids), tokens - len(ids), self._plan.room),
             )
 
-    def check_structured_outputs(self, wanted: StructuredOutputs) -> None:
-        """Compile structured outputs, once each of those that come again soon. Any thread may call it.
-
-        Most take milliseconds, some a second.
-
-        Raises:
-            ConfigError: they are invalid, or cannot be had with this tokenizer.
-        """
-        self._load_grammars().matcher(wanted)
-
-    def check_limits(self, params: SamplingParams, is_met: bool | None = None) -> None:
+    def check_limits(self, params: SamplingParams, is_met: bool) -> None:
         """Check that some output follows all rules of params that forbid tokens.
 
         Args:
             params: of a request.
-            is_met: whether an output matches its structured outputs and follows the other rules; None: find out here.
+            is_met: whether an output matches its structured outputs, if it has any, and follows the other rules.
 
         Raises:
             ConfigError: none does; it names the rules.
         """
-        arch, wanted, names = self._plan.arch, params.structured_outputs, params.limits
-        if wanted is not None and names:
-            if not (self._load_grammars().admits(wanted, params) if is_met is None else is_met):
-                raise ConfigError(f"sampling.{', '.join(names)}: no output follows both this and structured_outputs")
-        elif params.allowed_token_ids is not None:
+        arch, names = self._plan.arch, params.limits
+        if not is_met:
+            raise ConfigError(f"sampling.{', '.join(names)}: no output follows both this and structured_outputs")
+        if params.structured_outputs is None and params.allowed_token_ids is not None:
             banned = {ids[0] for ids in params.bad_words_ids if len(ids) == 1}
             banned |= {*arch.eos_token_ids, *params.stop_token_ids} if params.min_tokens else set()
             if banned.issuperset(params.allowed_token_ids):
                 raise ConfigError(f"sampling.allowed_token_ids: {' or '.join(names[1:])} forbids all of them")
 
-    def _load_grammars(self) -> Grammars:
-        with self._loading:
-            if self._grammars is None:
-                arch = self._plan.arch
-                self._grammars = Grammars(self.tokenizer, arch.vocab_size, arch.eos_token_ids)
-            return self._grammars
+    @cached_property
+    def _grammars(self) -> Grammars:
+        return Grammars(self.tokenizer, self._plan.arch.vocab_size, self._plan.arch.eos_token_ids)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -57,7 +57,8 @@ def test_values_are_no_schemas() -> None:
 @pytest.mark.parametrize(
     ("keyword", "value"),
     [("uniqueItems", True), ("contains", {}), ("not", {"type": "null"}), ("if", {}),
-     ("propertyNames", {"maxLength": 2}), ("unevaluatedProperties", False),
+     ("propertyNames", {"maxLength": 2}), ("propertyNames", {"enum": ["a"], "maxLength": 2}),
+     ("propertyNames", {"pattern": {}}), ("propertyNames", {"$ref": "#/$defs/n"}), ("unevaluatedProperties", False),
      ("dependentRequired", {"a": ["b"]})],
 )  # fmt: skip
 def test_rules_that_cannot_be_kept_are_refused_by_name(keyword: str, value: Any) -> None:
@@ -70,6 +71,10 @@ CLOSED = {**OF, "additionalProperties": False}
 VALUES: list[Any] = [None, True, 0, 1, 2, 7, -3, 0.5, "", "a", "ab", "2024-02-29", "x-1", [], [1], [1, 1], [1, "a"],
                      ["a", 1, None], {}, {"a": 1}, {"a": "x"}, {"a": 1, "b": 2}, {"b": "x"}, {"k": "a"}, {"k": "b"},
                      {"x-1": 3}, {"a": {"a": {"a": {}}}}]  # fmt: skip
+NAMED: list[dict[str, Any]] = [
+    *({}, {"additionalProperties": {"type": "integer"}, "required": ["a"]}, {"additionalProperties": False}),
+    *({"properties": {"a": {"type": "string"}, "k": {"type": "string"}}}, {"maxProperties": 1}, {"type": ["object"]}),
+]
 SCHEMAS: list[Any] = [
     *(True, {}, {"type": "string"}, {"type": ["integer", "null"]}, {"type": "array"}, OF, CLOSED),
     *({"const": {"a": 1}}, {"const": 1.0}, {"enum": [1, "a", None, [1]]}, {"anyOf": [{"enum": ["a"]}, {"const": 7}]}),
@@ -79,6 +84,14 @@ SCHEMAS: list[Any] = [
     {"type": "object", "properties": {"a": {"not": {}}, "b": True}},
     {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"type": "integer"}},
     {"type": "object", "patternProperties": {"^x-": {"type": "integer"}}, "additionalProperties": False},
+    *({"type": "object", "propertyNames": {"enum": ["a", "b", 1]}, **of} for of in NAMED),
+    {"type": "object", "propertyNames": {"const": "k"}, "additionalProperties": {"enum": ["a"]}},
+    {"type": "object", "propertyNames": {"type": "string", "pattern": "^x-"}, "additionalProperties": {"minimum": 3}},
+    {
+        "type": "object",
+        "propertyNames": {"$ref": "#/$defs/Key"},
+        "$defs": {"Key": {"enum": ["a", "b"], "title": "Key", "description": "of pydantic", "type": "string"}},
+    },
     {"type": "object", "minProperties": 1, "maxProperties": 1},
     {
         "type": "object",

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gapless.launch.server.engine_client import Delta
+from gapless.launch.server.errors import ApiError
 from gapless.launch.server.messages import MessageAnswer
 from gapless.launch.server.messages_input import MessagesBody
 from gapless.launch.server.read_body import validated
-from gapless.launch.server.requests import ResponseBody
+from gapless.launch.server.requests import ChatBody, ResponseBody
 from gapless.launch.server.response_input import response_messages
 from gapless.launch.server.responses import ResponseAnswer
 from gapless.launch.server.tools.dialect import Dialect, Speech
@@ -88,6 +90,89 @@ def test_reasoning_is_its_content_or_else_its_summary(item: dict[str, Any], text
         assert first == USER
         assert turn.get("reasoning_content") == text
         assert bool(turn["content"]) == (then is answer)
+
+
+SEARCHED = [{"type": "web_search_call", "id": "w"}, {"type": "mcp_list_tools", "server_label": "m", "tools": []}]
+FUNCTION, RUN = {"type": "function", "function": {"name": "now"}}, {"type": "function", "name": "now"}
+
+
+def test_nothing_but_what_hosted_tools_wrote_is_no_conversation() -> None:
+    block = {"type": "web_search_tool_result", "tool_use_id": "w", "content": []}
+    bodies = [validated(ResponseBody, {"input": items, "instructions": "I"}) for items in ([], SEARCHED[:1], SEARCHED)]
+    for read in (
+        *(partial(getattr, body, "chat") for body in bodies),
+        *(partial(getattr, body_of(messages=[USER | {"content": [block]}], system=text), "chat") for text in ("", "S")),
+    ):
+        with pytest.raises(ApiError, match=r'^(input|messages): must have a message, such as {"role": "user", \.\.\.}'):
+            read()
+
+
+@pytest.mark.parametrize(
+    ("kind", "choice", "place"),
+    [
+        (ResponseBody, {"mode": "auto", "tools": [RUN]}, "tool_choice.type"),
+        (ResponseBody, {}, "tool_choice.type"),
+        (ResponseBody, {"type": "any"}, "tool_choice.type"),
+        (ResponseBody, {"type": "web_search"}, "tool_choice.type"),
+        (ResponseBody, FUNCTION, "tool_choice.name"),
+        (ResponseBody, {"type": "allowed_tools", "mode": "any", "tools": [RUN]}, "tool_choice.mode"),
+        (
+            ResponseBody,
+            {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "now"}]},
+            "tool_choice.tools[0].type",
+        ),
+        (ResponseBody, {"type": "allowed_tools", "mode": "auto", "tools": [FUNCTION]}, "tool_choice.tools[0].name"),
+        (ResponseBody, {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "x"}]}, "tool_choice.type"),
+        (ResponseBody, {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}, "tool_choice.mode"),
+        (ChatBody, {"allowed_tools": {"mode": "auto", "tools": [FUNCTION]}}, "tool_choice.type"),
+        (ChatBody, {"name": "now"}, "tool_choice.type"),
+        (ChatBody, RUN, "tool_choice.function"),
+        (ChatBody, {"type": "allowed_tools", "mode": "auto", "tools": []}, "tool_choice.allowed_tools"),
+        (
+            ChatBody,
+            {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [RUN]}},
+            "tool_choice.allowed_tools.tools[0].function",
+        ),
+    ],
+)
+def test_a_choice_that_is_wrong_is_named_by_its_field(kind: Any, choice: Any, place: str) -> None:
+    with pytest.raises(ApiError) as wrong:
+        _ = validated(kind, OFFERED[kind] | {"tool_choice": choice}).tool_set
+    assert (wrong.value.status, wrong.value.param) == (400, place)
+    assert wrong.value.message.startswith(f"{place}: ")
+
+
+OFFERED: dict[Any, Any] = {
+    ChatBody: {"messages": [USER], "tools": [FUNCTION]},
+    ResponseBody: {"input": "x", "tools": [RUN]},
+    MessagesBody: {"messages": [USER], "tools": TOOLS[:1]},
+}
+
+
+@pytest.mark.parametrize("kind", OFFERED)
+@pytest.mark.parametrize("other", OFFERED)
+def test_a_tool_in_the_words_of_another_path_is_named_by_what_it_lacks(kind: Any, other: Any) -> None:
+    if kind is other:
+        return
+    with pytest.raises(ApiError, match=r"^tools\[0\]\.(type|name|function): ") as wrong:
+        validated(kind, OFFERED[kind] | {"tools": OFFERED[other]["tools"]})
+    assert wrong.value.message.startswith(f"{wrong.value.param}: ")
+
+
+def test_a_call_at_the_end_wants_its_result() -> None:
+    call = {"type": "tool_use", "id": "t1", "name": "now", "input": {}}
+    for before in ([], [{"type": "text", "text": "I look."}]):
+        turns = [USER, {"role": "assistant", "content": [*before, call]}]
+        with pytest.raises(ApiError, match=r"^messages\[1\]: `tool_use` ids were found without .* after: t1\. [^\n]*$"):
+            _ = body_of(messages=turns).chat
+        result = {"type": "tool_result", "tool_use_id": "t1", "content": "9"}
+        assert len(body_of(messages=[*turns, {"role": "user", "content": [result]}]).chat) == 3
+    searched = [
+        USER,
+        {"role": "assistant", "content": [{"type": "server_tool_use", "id": "s", "name": "w", "input": {}}]},
+    ]
+    body = body_of(messages=searched)  # of which nothing is left that could be continued
+    assert (body.chat, body.continue_final_message, body.add_generation_prompt) == ([USER], False, True)
 
 
 def test_reasoning_after_text_or_calls_begins_a_turn() -> None:

@@ -218,7 +218,14 @@ def test_a_last_message_is_continued_as_transformers_does(source: str, last: str
     assert ours.render(chat, False, continue_final_message=True) == expected
 
 
-@pytest.mark.parametrize("chat", [[{"role": "assistant"}], [{"role": "assistant", "content": "x"}]])
+@pytest.mark.parametrize(
+    "chat",
+    [
+        [{"role": "assistant"}],
+        [{"role": "assistant", "content": "x"}],
+        [{"role": "assistant", "content": "x", "tool_calls": [CALL]}],
+    ],
+)
 def test_nothing_to_continue_is_said(chat: list[dict[str, Any]]) -> None:
     with pytest.raises(ChatTemplateError, match="continue_final_message"):
         ChatTemplate("{{ messages[0].role }}", {}).render(chat, False, continue_final_message=True)
@@ -238,11 +245,26 @@ def test_nothing_to_continue_is_said(chat: list[dict[str, Any]]) -> None:
             {"role": "user", "content": ["a", {"type": "image_url"}]},
             r"content\[1\]: this model takes no image_url parts",
         ),
+        ({"role": "assistant", "tool_calls": [{"type": "custom"}]}, r"tool_calls\[0\]\.custom\.name: must be"),
+        ({"role": "assistant", "tool_calls": [{"type": "function"}]}, r"tool_calls\[0\]\.function\.name: must be"),
+        (
+            {"role": "assistant", "tool_calls": [{"type": "custom", "custom": {"name": "run", "input": {}}}]},
+            r"tool_calls\[0\]\.custom\.input: must be a text",
+        ),
     ],
 )
 def test_a_wrong_message_is_named(message: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         checked_messages([message])
+
+
+def test_a_custom_call_is_read_as_a_function_s() -> None:
+    call = {"id": "c", "type": "custom", "custom": {"name": "run", "input": 'say "x"'}}
+    (found,) = checked_messages([{"role": "assistant", "content": None, "tool_calls": [call, CALL]}])
+    assert found["tool_calls"][1] == CALL
+    template = ChatTemplate("{% for c in messages[0].tool_calls %}{{ c.function | tojson }}{% endfor %}", {})
+    read = json.loads(template.render([{**found, "tool_calls": found["tool_calls"][:1]}], False))
+    assert read == {"name": "run", "arguments": {"input": 'say "x"'}}
 
 
 def test_a_template_can_refuse_and_cannot_reach_out() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from ....conf.errors import ConfigError
@@ -26,12 +26,10 @@ def call_grammar(grammars: Grammars, *, tools: ToolSet, format: ToolFormat) -> S
     """Return what an output must match: calls from its beginning if they are forced, else from their first words on.
 
     Raises:
-        ConfigError: a schema cannot be enforced in this format.
+        ConfigError: the schema of a strict tool cannot be enforced in this format.
     """
     after = "" if tools.choice == "required" else _first_words(format)
-    literals = partial(_literal, grammars.tokenizer)
-    lines = ["start: calls", *_calls(tools, format, literals, after, is_either=False), _TEXT]
-    return StructuredOutputs(grammar=_HEADER + "\n".join(lines), after=after)
+    return _with_calls(["start: calls"], grammars, tools, format, after)
 
 
 def either_grammar(
@@ -45,8 +43,6 @@ def either_grammar(
     budget: int | None = None,
 ) -> StructuredOutputs:
     """Return what an output must match that is either calls or an answer of the given form.
-
-    Where the whole does not compile, the schema of each tool is compiled by itself.
 
     Args:
         grammars: of the model.
@@ -70,15 +66,26 @@ def either_grammar(
             lines += [f"thought: thinking? {end}", f"thinking{limit}: /(.|\\n)+/"]
         else:
             lines.append(f"thought[lazy]: TEXT {end}")
-    lines += [f"start: {begin} (calls | answer)", _TEXT]
-    parts = tools, format, literals, ""
+    return _with_calls([*lines, f"start: {begin} (calls | answer)"], grammars, tools, format, is_either=True)
+
+
+def _with_calls(
+    lines: list[str], grammars: Grammars, tools: ToolSet, format: ToolFormat, after: str = "", is_either: bool = False
+) -> StructuredOutputs:
+    """Return a grammar with the rule `calls`. If it does not compile, the schema of each tool is compiled by itself.
+
+    Raises:
+        ConfigError: the schema of a strict tool cannot be enforced.
+    """
+
+    def written(fault: Checks) -> StructuredOutputs:
+        calls = _calls(tools, format, partial(_literal, grammars.tokenizer), after, is_either, fault)
+        return StructuredOutputs(grammar=_HEADER + "\n".join([*lines, *calls, _TEXT]), after=after)
+
     try:
-        calls = _calls(*parts, is_either=True, fault=lambda schema: "")
-        found = StructuredOutputs(grammar=_HEADER + "\n".join([*lines, *calls]))
-        grammars.check(found)
+        grammars.check(found := written(lambda schema: ""))
     except ConfigError:
-        calls = _calls(*parts, is_either=True)
-        found = StructuredOutputs(grammar=_HEADER + "\n".join([*lines, *calls]))
+        found = written(_fault)
     return found
 
 
@@ -109,11 +116,10 @@ def _fault(schema: Any) -> str:
 
 
 def _calls(
-    tools: ToolSet, format: ToolFormat, literals: Literals, after: str, *, is_either: bool, fault: Checks = _fault
+    tools: ToolSet, format: ToolFormat, literals: Literals, after: str, is_either: bool, fault: Checks
 ) -> Iterator[str]:
     """Yield the rule `calls`, without the words `after` at its beginning, and the rules that it needs."""
-    kept = enumerate(_kept(tools, format, is_either, fault))
-    rules = [_Rules(number, *each, format, literals, is_either, fault) for number, each in kept]
+    rules = [_Rules(*each, format, literals, is_either, fault) for each in enumerate(tools.callable)]
     first = " | ".join(f"first_{number}" for number in range(len(rules)))
     call = " | ".join(f"call_{number}" for number in range(len(rules)))
     more = f"({literals(format.separator)} ({call}))*" if tools.is_parallel else ""
@@ -123,24 +129,6 @@ def _calls(
         yield f"call_{number}: {each.head} rest_{number}"
         yield f"rest_{number}: {each.rest}"
         yield from each.further
-
-
-def _kept(
-    tools: ToolSet, format: ToolFormat, is_either: bool, fault: Checks
-) -> Iterator[tuple[Function, dict[str, Any], bool]]:
-    """Yield each function with the schema that its calls follow, and whether what cannot be enforced is left out.
-
-    Raises:
-        ConfigError: a schema that must be followed does not compile.
-    """
-    for each in tools.callable:
-        is_bound = tools.choice == "required" or each.strict or format.payload == "pairs" or is_either
-        schema, may_differ = _plain(each.schema) if is_bound else {"type": "object"}, is_either and not each.strict
-        if is_either and format.payload != "pairs" and (error := fault(_whole_call(each.name, format.key, schema))):
-            if not may_differ:
-                raise ConfigError(f"sampling.structured_outputs.grammar: the tool {each.name}: {error}")
-            schema = {"type": "object"}
-        yield each, schema, may_differ
 
 
 def _whole_call(name: str, key: str, schema: dict[str, Any]) -> dict[str, Any]:
@@ -188,8 +176,12 @@ def _may_be_call(form: StructuredOutputs) -> bool:
     """Return whether a text of the form may begin as calls do in a format that has no text before them."""
     if form.choice:
         return any(text.startswith(BARE_CALL) for text in form.choice)
-    of_bytes = Grammars(load_tokenizer(None, 512), 512, [257])
-    return of_bytes.matcher(form).try_consume_tokens(list(BARE_CALL.encode())) == len(BARE_CALL)
+    return _of_bytes().matcher(form).try_consume_tokens(list(BARE_CALL.encode())) == len(BARE_CALL)
+
+
+@cache
+def _of_bytes() -> Grammars:
+    return Grammars(load_tokenizer(None, 512), 512, [257])
 
 
 def _first_words(format: ToolFormat) -> str:
@@ -201,23 +193,28 @@ def _first_words(format: ToolFormat) -> str:
 
 
 class _Rules:
-    """The rules of one function's calls: the text with which each begins, and what follows it."""
+    """The rules of one function's calls: the text with which each begins, and what follows it.
+
+    Raises:
+        ConfigError: the function is strict, and its schema cannot be enforced.
+    """
 
     def __init__(
         self,
         number: int,
         function: Function,
-        schema: dict[str, Any],
-        is_lenient: bool,
         format: ToolFormat,
         literals: Literals,
         is_either: bool,
         fault: Checks,
     ) -> None:
         self.further: list[str] = []
-        self._number, self._is_lenient, self._format, self._literals = number, is_lenient, format, literals
+        self._number, self._function, self._format, self._literals = number, function, format, literals
         self._fault = fault
-        name = function.name
+        name, schema = function.name, _plain(function.schema)
+        if format.payload != "pairs" and (error := fault(_whole_call(name, format.key, schema))):
+            self._leave_out(error)
+            schema = {"type": "object"}
         if format.is_bare and is_either:  # in JSON's own lexemes: llguidance's lexer never returns from a longer one
             self._head, self.rest = "", _json(_whole_call(name, format.key, schema))
         elif format.payload == "object":
@@ -244,28 +241,25 @@ class _Rules:
         """Return what the first call begins with, with the text before it, without the words `after`."""
         return self._literals((self._format.section + self._head).removeprefix(after))
 
-    def _pairs(self, schema: dict[str, Any]) -> Iterator[str]:
-        """Yield the keys and values, as a rule each, in the order of the schema.
+    def _leave_out(self, why: str) -> None:
+        """Raise `ConfigError` about what cannot be enforced, unless the function is not strict."""
+        if self._function.strict:
+            raise ConfigError(f"sampling.structured_outputs.grammar: the tool {self._function.name}: {why}")
 
-        Raises:
-            ConfigError: a value is a text with rules that cannot be kept without JSON's quotes.
-        """
+    def _pairs(self, schema: dict[str, Any]) -> Iterator[str]:
+        """Yield the keys and values, as a rule each, in the order of the schema. Texts stand without JSON's quotes."""
         begin, key_end, value, value_end = self._format.pairs
         required, properties = schema.get("required") or [], schema.get("properties") or {}
-        if self._is_lenient:
+        required, known = (required if isinstance(required, list) else [None]), list(properties)
+        if not isinstance(properties, dict) or any(key not in known for key in required):
+            self._leave_out("its schema requires what it does not describe")
             properties = properties if isinstance(properties, dict) else {}
-            required = [key for key in required if key in properties] if isinstance(required, list) else []
-        is_list = isinstance(required, list) and isinstance(properties, dict)
-        if not is_list or any(not isinstance(key, str) or key not in properties for key in required):
-            raise ConfigError("sampling.structured_outputs.grammar: a tool's schema requires what it does not describe")
         for place, (key, of_key) in enumerate(properties.items()):
             name = f"pair_{self._number}_{place}"
             head = self._literals(begin + key + key_end + value)
             if isinstance(of_key, dict) and of_key.get("type") == "string":
-                if set(of_key) & {"pattern", "minLength", "maxLength", "format"} and not self._is_lenient:
-                    raise ConfigError(
-                        f"sampling.structured_outputs.grammar: {key}: this model's format has no rules for texts"
-                    )
+                if set(of_key) & {"pattern", "minLength", "maxLength", "format"}:
+                    self._leave_out(f"{key}: this model's format has no rules for texts")
                 texts = [of_key["const"]] if "const" in of_key else of_key.get("enum")
                 if isinstance(texts, list) and texts:
                     content = f"({' | '.join(self._literals(str(text) + value_end) for text in texts)})"
@@ -274,7 +268,9 @@ class _Rules:
                     content = f"{name}_text"
             else:
                 own = {**of_key, **_definitions(schema)} if isinstance(of_key, dict) else of_key
-                own = {} if self._is_lenient and self._fault(own) else own
+                if error := self._fault(own):
+                    self._leave_out(f"{key}: {error}")
+                    own = {}
                 content = f"{_json(own)} {self._literals(value_end)}"
             self.further.append(f"{name}: {head} {content}")
             yield name if key in required else f"{name}?"

@@ -38,16 +38,22 @@ def is_block(kind: str) -> bool:
 
 
 def kind_among(*own: str) -> Callable[[Any], str]:
-    """Return what reads the type of a tool, or of a choice: one of `own`, else `hosted`.
+    """Return what reads the type of a tool, or of a choice: one of `own`, else `hosted`, in brackets as no field is.
 
     What has no type is of the first of `own`, whose class reports what is missing.
     """
 
     def kind_of(given: Any) -> str:
         kind = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
-        return kind if kind in own else "hosted" if isinstance(kind, str) else own[0]
+        return f"<{kind if kind in own else 'hosted' if isinstance(kind, str) else own[0]}>"
 
     return kind_of
+
+
+def no_message(field: str) -> ApiError:
+    """Return the answer to a conversation of which nothing is left without what such tools wrote."""
+    text = "what tools wrote that this server does not have is left out"
+    return ApiError(400, f'{field}: must have a message, such as {{"role": "user", ...}}; {text}', param=field)
 
 
 def refusal(kind: str) -> ApiError:

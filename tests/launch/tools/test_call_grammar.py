@@ -218,20 +218,44 @@ def test_an_answer_that_reads_like_a_call(tokenizer: Tokenizer, name: str) -> No
         assert any(text.startswith("{") for text in said), said
 
 
+ODD: list[dict[str, Any]] = [
+    {"properties": {"x": {"type": "array", "not": {"pattern": "(?=a)"}}}, "required": ["y"]},
+    {"properties": {"x": {"type": "object", "propertyNames": {"pattern": "a"}}}, "required": ["x", []]},
+    {"properties": {"x": {"type": "array", "uniqueItems": True}, "y": {"type": "strin"}}, "required": ["x"]},
+]
+
+
 @of_each_format
-def test_a_tool_whose_schema_cannot_be_enforced_is_free_unless_it_is_strict(tokenizer: Tokenizer, name: str) -> None:
-    schema = {"type": "object", "properties": {"x": {"type": "array", "not": {"pattern": "(?=a)"}}}, "required": ["y"]}
+@pytest.mark.parametrize("schema", ODD, ids=["not", "propertyNames", "uniqueItems"])
+@pytest.mark.parametrize("choice", ["form", "required", "named", "beside a strict one"])
+def test_a_tool_whose_schema_cannot_be_enforced_is_free_unless_it_is_strict(
+    tokenizer: Tokenizer, name: str, schema: dict[str, Any], choice: str
+) -> None:
+    """The other tools are bound by their schemas all the same."""
     for is_strict in (False, True):
-        odd = Function("odd", None, schema, strict=is_strict)
-        speech = dialect_of(tokenizer, name).speech("prompt", ToolSet([odd, *FUNCTIONS]))
+        odd, others = Function("odd", None, schema, strict=is_strict), FUNCTIONS
+        if choice == "beside a strict one":
+            others = [replace(each, strict=True) for each in FUNCTIONS]
+        word = "required" if choice in ("required", "named") else "auto"
+        named = "odd" if choice == "named" else ""
+        speech = dialect_of(tokenizer, name).speech("prompt", ToolSet([odd, *others], word, named))
         assert speech is not None
-        speech = replace(speech, form=FORMS[0])
+        speech = replace(speech, form=FORMS[0] if choice == "form" else None)
         if is_strict:
-            with pytest.raises(ConfigError, match=r"odd|requires"):
+            with pytest.raises(ConfigError, match="the tool odd: "):
                 sampled(tokenizer, speech)
-        else:
-            params = sampled(tokenizer, speech)
-            assert drawn(tokenizer, params, random.Random(0))
+            continue
+        params = sampled(tokenizer, speech)
+        assert params.structured_outputs is not None
+        reader = speech.reader()
+        text = drawn(tokenizer, params, random.Random(0), params.structured_outputs.after)
+        parts = [*reader.push(text), *reader.finish()]
+        called = [part.name for part in parts if isinstance(part, Called)]
+        for index, one in enumerate(called):
+            written = "".join(part.text for part in parts if isinstance(part, Arguments) and part.index == index)
+            bound = SCHEMA if one == FUNCTIONS[0].name else EMPTY if one == "now" else {"type": "object"}
+            jsonschema.validate(json.loads(written), bound)
+        assert called or choice == "form"
 
 
 def test_free_calls_have_no_grammar(tokenizer: Tokenizer) -> None:
@@ -249,7 +273,8 @@ def test_free_calls_have_no_grammar(tokenizer: Tokenizer) -> None:
     ],
 )
 def test_what_a_format_without_quotes_cannot_keep_is_said(tokenizer: Tokenizer, schema: dict[str, Any]) -> None:
-    speech = dialect_of(tokenizer, "glm45").speech("prompt", ToolSet([Function("f", None, schema)], "required"))
+    strict = Function("f", None, schema, strict=True)
+    speech = dialect_of(tokenizer, "glm45").speech("prompt", ToolSet([strict], "required"))
     assert speech is not None
     with pytest.raises(ConfigError):
         sampled(tokenizer, speech)

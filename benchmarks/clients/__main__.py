@@ -1,7 +1,7 @@
 """Install each client of clients.toml in a place of its own, drive it against a server, and write docs/clients.md.
 
-A scripted model answers: what it says depends on the client and the case that the prompt names, and on whether the
-result of a tool has come back. A client passes a case where it prints what only the last answer holds.
+A scripted model answers. Its output depends on the case that the prompt names, and on whether the result of a tool has
+come back. A client passes a case if it exits with 0 and prints "drizzles", which only the last answer contains.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def table() -> dict[str, dict[str, Any]]:
     return read
 
 
-def scripts_of(name: str, client: Mapping[str, Any]) -> dict[str, str]:
-    """Return what the model says, by case, and whether a tool's result is there."""
+def scripts_of(client: Mapping[str, Any]) -> dict[str, str]:
+    """Return the model's outputs for a client, by case, with 0 appended before the tool's result and 1 after it."""
     tool, arguments = client.get("tool", ["get_weather", {"city": "Paris"}])
-    says = {
+    return {
         "loop0": "<tool_call>\n" + json.dumps({"name": tool, "arguments": arguments}) + "\n</tool_call>",
         "loop1": "It drizzles in Paris.",
         "stream0": "One drizzles, two, three.",
@@ -63,19 +63,12 @@ def scripts_of(name: str, client: Mapping[str, Any]) -> dict[str, str]:
         "schema1": '{"city": "drizzles, then"}',
         "overflow0": "Too short to be cut.",
     } | client.get("says", {})
-    scripts = {}
-    for case, text in says.items():  # no two alike, as a scripted model needs
-        for word in ("drizzles", "Paris", "41", "cut"):
-            text = text.replace(word, f"41; : {name}" if word == "41" else f"{word} {name}")
-        scripts[f"{name}.{case}"] = text
-    return scripts
 
 
 @contextmanager
-def server_of(name: str, client: Mapping[str, Any], folder: Path) -> Iterator[str]:
+def server_of(client: Mapping[str, Any], folder: Path) -> Iterator[str]:
     """Serve the scripted model of a client; yields the server's URL."""
-    scripts, value = scripts_of(name, client), f"drizzles {name}"
-    scripted_model(folder / "model", scripts, "", template=TEMPLATE, context=CONTEXT, quoted=value)
+    scripted_model(folder / "model", scripts_of(client), "", template=TEMPLATE, context=CONTEXT)
     limits = ("parallel.threads=1", f"cache.num_blocks={CONTEXT // 8}", "serve.model_name=model")
     with serving(folder, "model=./model", *limits) as server:
         yield server.url
@@ -99,50 +92,42 @@ def installed(name: str, client: Mapping[str, Any], cache: Path) -> Path:
     return folder
 
 
-def drive(name: str, client: Mapping[str, Any], case: str, url: str, programs: Path) -> str:
-    """Run one case of a client in a home of its own; returns "yes", or what it said or did instead."""
+def drive(client: Mapping[str, Any], case: str, url: str, programs: Path) -> str:
+    """Run one case of a client in a home of its own; returns "yes", or what it printed or did instead."""
+    words = client.get(case) or client["run"]
+    if words == ["-"]:
+        return "—"
     with tempfile.TemporaryDirectory() as home:
-        given = f"case:{name}.{case};" + (" Paris" * 12_000 if case == "overflow" else " What is the weather in Paris?")
-        (Path(home) / "schema.json").write_text(json.dumps(SCHEMA))
-        values = {
-            "url": url,
-            "prompt": given,
-            "case": case,
-            "home": home,
-            "here": str(HERE),
-            "schema": json.dumps(SCHEMA),
-        }
-        words = client.get(case) or client["run"]
-        if words == ["-"]:
-            return "—"
-        paths = [f"{programs}/bin", f"{programs}/node_modules/.bin", os.environ["PATH"]]
+        prompt = f"case:{case};" + (" Paris" * 12_000 if case == "overflow" else " What is the weather in Paris?")
+        schema = json.dumps(SCHEMA)
+        values = {"url": url, "prompt": prompt, "case": case, "home": home, "here": str(HERE), "schema": schema}
         env = {
-            "PATH": ":".join(paths),
+            "PATH": f"{programs}/bin:{programs}/node_modules/.bin:{os.environ['PATH']}",
+            "NODE_PATH": f"{programs}/node_modules",
             "HOME": home,
             "NO_PROXY": "*",
             "OPENAI_API_KEY": "none",
+            "OPENAI_BASE_URL": f"{url}/v1",
+            "OPENAI_API_BASE": f"{url}/v1",
             "ANTHROPIC_API_KEY": "none",
-        }
-        env |= {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_BASE": f"{url}/v1", "NODE_PATH": f"{programs}/node_modules"}
-        env |= {key: _filled(value, values) for key, value in client.get("env", {}).items()}
-        for file, text in client.get("files", {}).items():
-            (Path(home) / file).parent.mkdir(parents=True, exist_ok=True)
-            (Path(home) / file).write_text(_filled(text, values))
+        } | {key: _filled(value, values) for key, value in client.get("env", {}).items()}
+        for file, text in ({"schema.json": schema} | client.get("files", {})).items():
+            path = Path(home) / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(_filled(text, values))
         command = [_filled(word, values) for word in words]
+        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
         try:
-            ran = subprocess.run(
-                command, cwd=home, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=90
-            )
+            ran = subprocess.run(command, cwd=home, env=env, timeout=90, **pipes)
         except subprocess.TimeoutExpired as late:
             return "goes on for 90 s: " + _last(str(late.stderr or late.stdout or ""))
-        said = ran.stdout + ran.stderr
-        if os.environ.get("SHOW"):
-            print(said[-6000:], file=sys.stderr)
-        if case != "overflow":
-            is_said = f"drizzles {name}" in said and not ran.returncode
-            return "yes" if is_said else f"no ({ran.returncode}): {_last(said)}"
-        told = re.search(r"context (length|window|limit)|context_length|too long", said, re.IGNORECASE)
-        return ("says so" if told else "says nothing of it") + f", ends with {ran.returncode}"
+    said = ran.stdout + ran.stderr
+    if os.environ.get("SHOW"):
+        print(said[-6000:], file=sys.stderr)
+    if case != "overflow":
+        return "yes" if "drizzles" in said and not ran.returncode else f"no ({ran.returncode}): {_last(said)}"
+    told = re.search(r"context (length|window|limit)|context_length|too long", said, re.IGNORECASE)
+    return ("says so" if told else "says nothing of it") + f", ends with {ran.returncode}"
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:
@@ -182,9 +167,9 @@ def main() -> None:
         except subprocess.CalledProcessError:
             rows[name] |= dict.fromkeys(CASES, "not installed")
             continue
-        with tempfile.TemporaryDirectory() as folder, server_of(name, client, Path(folder)) as url:
+        with tempfile.TemporaryDirectory() as folder, server_of(client, Path(folder)) as url:
             for case in asked.cases:
-                rows[name][case] = drive(name, client, case, url, programs)
+                rows[name][case] = drive(client, case, url, programs)
                 print(f"{name} {case}: {rows[name][case]}", flush=True)
     if not asked.only and asked.cases == CASES:
         date = datetime.datetime.now(datetime.UTC).date().isoformat()

@@ -288,14 +288,12 @@ def drive_guidance() -> None:
     model: Any = VLLMModel("model", base_url=V1, api_key="none", echo=False)
     with guidance.user():
         model += PROMPT
-    with guidance.assistant():
-        if CASE == "loop":
+    if CASE == "loop":
+        with guidance.assistant():
             model += guidance.gen(tools=[get_weather])
-        elif CASE == "schema":
-            model += guidance.json("answer", schema=SCHEMA)
-        else:
-            model += guidance.gen("answer")
-    print(model if CASE == "loop" else model["answer"])
+    with guidance.assistant():
+        model += guidance.json("answer", schema=SCHEMA) if CASE == "schema" else guidance.gen("answer")
+    print(model["answer"])
 
 
 if __name__ == "__main__":

@@ -1,7 +1,13 @@
-"""A checkpoint that says what a test dictates: each token of a script leads to the next one."""
+"""A checkpoint that says what a test dictates: each token of a script leads to the next one.
+
+A grammar may force single bytes where a script has longer tokens. Attention to the token that began the script recovers
+from that: after an opening quote the model says a value of this script that is allowed, and it prefers the script's
+tokens to others.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
@@ -35,7 +41,6 @@ def scripted_model(
     *,
     template: str = TEMPLATE,
     context: int = 4096,
-    quoted: str = "",
 ) -> Path:
     """Write a checkpoint to a folder.
 
@@ -47,27 +52,31 @@ def scripted_model(
         special: texts that are special tokens, as the model's own end is.
         template: writes the prompt, which ends with what leads to a script.
         context: tokens that it has room for.
-        quoted: what the model says in the quotes of a value that it writes in bytes, as a grammar makes it do where
-            only one text may come.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     known = dict.fromkeys([*alphabet, END, *special, *(start_of(name) for name in scripts)])
     rng, follows = random.Random(0), dict[str, str]()
+    weights = dict[tuple[str, str], float]()  # by what comes next and what is there: a token, or a script's name
     for name, text in scripts.items():
         own = [each for each in special if each not in follows]  # a token has one place in all scripts
         pieces: list[str] = []
         for part in re.split(f"({'|'.join(map(re.escape, own))})", text) if own else [text]:
             pieces += [part] if part in own else _cut(part, known, rng)
+        weights |= {(piece, name): 0.3 for piece in pieces if '"' not in piece}
         last = start_of(name)
         for piece in (*pieces, END):
             follows[last] = last = piece
-    last = '"'
-    for piece in _cut(quoted and quoted + '"', known, rng):
-        follows[last] = last = piece
-    if quoted:
-        follows |= {"{": '"', ":": '"'}
+        for number, value in enumerate(re.findall(r': "((?:[^"\\]|\\.)+")', text)):
+            if _as_bytes(value) in known:
+                continue
+            pieces = _cut(value, known, rng)
+            weights |= {(piece, name): 0.3 for piece in pieces if '"' not in piece}
+            weights[pieces[0], '"'] = 0.5 + number / 50
+            follows |= dict(itertools.pairwise(pieces))
     ids = {text: number for number, text in enumerate(known)}
-    H = -(-len(ids) // 128) * 128  # a dimension for each token
+    V, S = len(ids), len(scripts)
+    H = -(-max(V + S, HEADS * S) // 128) * 128  # a dimension for each token and each script
+    places = ids | {name: V + number for number, name in enumerate(scripts)}
     folder.mkdir(parents=True)
     write_tokenizer(folder, [END, *special, *(start_of(name) for name in scripts)], ids)
     (folder / "chat_template.jinja").write_text(template.replace("MARKS", marks))
@@ -78,15 +87,18 @@ def scripted_model(
         "hidden_act": "silu", "torch_dtype": "float32", "eos_token_id": ids[END], "bos_token_id": None,
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
-    head = torch.zeros(len(ids), H)
-    head[ids[END]] = 1.0  # what follows any other token
+    head = torch.zeros(V, H)
+    head[:256, :V] = 0.1  # bytes
+    head[[ids[each] for each in '"]}'], :V] = torch.tensor([[0.4], [0.15], [0.15]])
+    head[ids[END], :V] = 1.0  # what follows any other token
+    head[ids[END], ids['"']] = 0.0
     for before, after in follows.items():
         head[ids[END], ids[before]], head[ids[after], ids[before]] = 0.0, 1.0
-    if quoted:
-        head[ids[":"], ids['"']] = 0.5  # where the key ends
+    for (after, before), weight in weights.items():
+        head[ids[after], places[before]] = weight
     tensors = {
-        "model.embed_tokens.weight": torch.eye(len(ids), H),
-        "lm_head.weight": head,
+        "model.embed_tokens.weight": torch.eye(V, H),
+        "lm_head.weight": head * 10,
         "model.norm.weight": torch.ones(H),
     }
     for layer in range(LAYERS):
@@ -96,6 +108,13 @@ def scripted_model(
         tensors |= {f"{name}.mlp.{each}_proj.weight": torch.zeros(16, H) for each in ("gate", "up")}
         tensors |= {f"{name}.mlp.down_proj.weight": torch.zeros(H, 16)}
         tensors |= {f"{name}.{each}_layernorm.weight": torch.ones(H) for each in ("input", "post_attention")}
+    slowest, first = H // HEADS // 2 - 1, "model.layers.0.self_attn"  # what RoPE turns least
+    tensors[f"{first}.q_proj.weight"][slowest, :V] = 1.0
+    for number, name in enumerate(scripts):
+        start = ids[start_of(name)]
+        tensors[f"{first}.k_proj.weight"][slowest, start] = 1.0
+        tensors[f"{first}.v_proj.weight"][number, start] = H**-0.5
+        tensors[f"{first}.o_proj.weight"][places[name], number] = 1.0
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 

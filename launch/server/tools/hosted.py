@@ -7,21 +7,21 @@ from typing import Any
 
 from ..errors import ApiError
 
-_AGENTS = "OpenAI Agents: no"
+
+def _libraries(kind: str) -> str:
+    name = kind.title().replace("_", "")
+    return f"OpenAI Agents: no {name}Tool; AI SDK: no openai.tools.{name[0].lower()}{name[1:]}"
+
+
+_DENY = 'Claude Code: "deny": ["%s"] in the permissions of its settings'
 _OWN = "offer it as a tool of your own, with an input_schema"
-_SWITCHES = {  # how clients turn a tool off, by what its type begins with
-    "web_search": 'Codex: web_search = "disabled" in config.toml; Claude Code: "deny": ["WebSearch"] in the '
-    f"permissions of its settings; {_AGENTS} WebSearchTool",
-    "web_fetch": 'Claude Code: "deny": ["WebFetch"] in the permissions of its settings',
-    "file_search": f"{_AGENTS} FileSearchTool",
-    "code_interpreter": f"{_AGENTS} CodeInterpreterTool",
-    "computer": f"{_AGENTS} ComputerTool",
-    "image_generation": f"{_AGENTS} ImageGenerationTool",
+_OF_OPENAI = "file_search code_interpreter image_generation local_shell shell apply_patch tool_search"
+_SWITCHES = {  # how clients turn a tool off, by the beginning of its type
+    "web_search": f'Codex: web_search = "disabled" in config.toml; {_DENY % "WebSearch"}; {_libraries("web_search")}',
+    "web_fetch": _DENY % "WebFetch",
+    "computer": "OpenAI Agents: no ComputerTool",
     "mcp": "OpenAI Agents: MCPServerStreamableHttp or MCPServerStdio, which the client runs, instead of HostedMCPTool",
-    "local_shell": f"{_AGENTS} LocalShellTool",
-    "shell": f"{_AGENTS} ShellTool",
-    "apply_patch": f"{_AGENTS} ApplyPatchTool",
-    "tool_search": f"{_AGENTS} ToolSearchTool",
+    **{kind: _libraries(kind) for kind in _OF_OPENAI.split()},
     **dict.fromkeys(("bash_", "text_editor_", "memory_"), _OWN),
 }
 ITEMS = (  # of /v1/responses, which such tools leave in a conversation

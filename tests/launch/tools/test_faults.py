@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -44,14 +43,14 @@ def ranks_of(server: Server) -> list[int]:
 
 @pytest.mark.slow
 def test_a_rank_is_killed_in_the_middle_of_a_call(tmp_path: Path) -> None:
-    """Free and forced. What the client has got stays, and the mask goes on where it was: a text of what is allowed."""
+    """Free and forced: the client gets each part of the call once."""
     scripted_model(tmp_path / "model", SCRIPTS, "<tool_call>")
     overrides = ("model=./model", "parallel=pp2", "parallel.threads=1", "cache.num_blocks=300")
     with serving(tmp_path, *overrides) as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
         forced = {"type": "function", "function": {"name": "get_weather"}}
-        for stage, (choice, most) in enumerate((("auto", 3000), (forced, 700))):
-            asked: dict[str, Any] = {"tools": CHAT_TOOLS, "tool_choice": choice, "max_tokens": most, "temperature": 0}
+        for stage, choice in enumerate(("auto", forced)):
+            asked: dict[str, Any] = {"tools": CHAT_TOOLS, "tool_choice": choice, "max_tokens": 3000, "temperature": 0}
             got, is_killed = "", False
             messages: list[Any] = [{"role": "user", "content": "long"}]
             for chunk in client.chat.completions.create(model="model", messages=messages, stream=True, **asked):
@@ -61,10 +60,7 @@ def test_a_rank_is_killed_in_the_middle_of_a_call(tmp_path: Path) -> None:
                     os.kill(ranks_of(server)[stage], signal.SIGKILL)
                     is_killed = True
             assert is_killed
-            if choice == "auto":
-                assert (got, chunk.choices[0].finish_reason) == (ARGUMENTS, "tool_calls")
-            else:  # the model, which knows no token but those of its script, never ends the text
-                assert re.fullmatch(r'\{"city": "(.)\1{600,}', got)
+            assert (got, chunk.choices[0].finish_reason) == (ARGUMENTS, "tool_calls")
             assert server.log.count("has recovered") == stage + 1
 
 

@@ -218,7 +218,8 @@ def _plain(number: int, prompt: Prompt) -> Prompt:
     text, ids = given.pop("prompt", None), given.pop("prompt_token_ids", None)
     if given or (text is None and ids is None):
         raise ConfigError(f"prompt {number} is a mapping with {[*given]}: must have prompt or prompt_token_ids alone")
-    return text if ids is None else ids
+    found: Prompt = text if ids is None else ids
+    return found
 
 
 def _ids(number: int, prompt: Prompt) -> list[int]:

@@ -19,9 +19,13 @@ UNITS = {  # by the end of a key's name
 _END = re.compile(rf"(?:^|[._])({'|'.join(UNITS)})$")
 _FORMER = re.compile(r"(^|[._])gbps$")
 _OF_VLLM = {  # names that are unlike ours
-    **{"tensor_parallel_size": "parallel.tp", "pipeline_parallel_size": "parallel.pp", "max_num_seqs": "scheduler.batch"},
-    **{"data_parallel_size": "serve.replicas", "gpu_memory_utilization": "hardware.memory_gib"},
-    **{"max_num_batched_tokens": "scheduler.chunk", "enforce_eager": "model.cuda_graphs"},
+    **{
+        "tensor_parallel_size": "parallel.tp",
+        "pipeline_parallel_size": "parallel.pp",
+        "enforce_eager": "model.cuda_graphs",
+    },
+    **{"gpu_memory_utilization": "hardware.memory_gib", "data_parallel_size": "serve.replicas"},
+    **{"max_num_seqs": "scheduler.batch", "max_num_batched_tokens": "scheduler.chunk"},
 }
 _DAY_S = 86_400.0
 _PLAUSIBLE: tuple[tuple[re.Pattern[str], float, float, str], ...] = (  # keys, least and most, what to ask outside

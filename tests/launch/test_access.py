@@ -301,7 +301,14 @@ def test_tls(tmp_path: Path) -> None:
     [
         (["serve.ssl_keyfile=x"], "serve.ssl_certfile=None: must be a file where ssl_keyfile or ssl_ca_certs is one"),
         (["serve.ssl_certfile=none"], "serve.ssl_certfile=none: no such file or directory"),
-        (["serve.ssl_certfile=empty"], "serve.ssl_certfile=empty: holds no certificate with its key"),
+        (
+            ["serve.ssl_certfile=empty"],
+            "serve.ssl_certfile=empty: no certificate with its private key; set serve.ssl_keyfile",
+        ),
+        (
+            ["serve.ssl_certfile=empty", "serve.ssl_keyfile=empty"],
+            "serve.ssl_certfile=empty serve.ssl_keyfile=empty: no certificate with its private key",
+        ),
         (["serve.otlp_endpoint=here"], "serve.otlp_endpoint='here': must be null or http://HOST:PORT/v1/traces"),
         (["serve.requests_per_minute=0"], "serve.requests_per_minute=0: must be null or 1 or more"),
     ],

@@ -19,12 +19,8 @@ UNITS = {  # by the end of a key's name
 _END = re.compile(rf"(?:^|[._])({'|'.join(UNITS)})$")
 _FORMER = re.compile(r"(^|[._])gbps$")
 _OF_VLLM = {  # names that are unlike ours
-    **{
-        "tensor_parallel_size": "parallel.tp",
-        "pipeline_parallel_size": "parallel.pp",
-        "enforce_eager": "model.cuda_graphs",
-    },
-    **{"gpu_memory_utilization": "hardware.memory_gib", "data_parallel_size": "serve.replicas"},
+    **{"tensor_parallel_size": "parallel.tp", "pipeline_parallel_size": "parallel.pp"},
+    **{"gpu_memory_utilization": "hardware.memory_gib", "enforce_eager": "model.cuda_graphs"},
     **{"max_num_seqs": "scheduler.batch", "max_num_batched_tokens": "scheduler.chunk"},
 }
 _DAY_S = 86_400.0

@@ -73,7 +73,7 @@ def _answer_errors(app: FastAPI) -> None:
 
 async def _answer_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    request.state.error = error.message
+    request.state.error, request.state.field = error.message, error.param
     body = getattr(request.state, "body", None)
     if error.code == TOO_LONG and isinstance(body, ResponseBody) and body.stream:
         request.state.failed = error.status

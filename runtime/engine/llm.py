@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -380,12 +379,11 @@ class _Result:
         self.output = RequestOutput(requests[0].id, number, prompt, ids, outputs)
 
     def snapshot(self) -> RequestOutput:
-        whole = self.output
-        outputs = [copy(o) for o in whole.outputs]
-        for o in outputs:
-            o.token_ids = list(o.token_ids)
-            o.logprobs = None if o.logprobs is None else list(o.logprobs)
-        return replace(whole, outputs=outputs)
+        outputs = [
+            replace(o, token_ids=[*o.token_ids], logprobs=None if o.logprobs is None else [*o.logprobs])
+            for o in self.output.outputs
+        ]
+        return replace(self.output, outputs=outputs)
 
 
 class _Text(OutputText):

@@ -343,7 +343,7 @@ def compose_engine(
 def unknown_key(cls: type, key: str) -> str:
     """Write the hint for a dotted key that `cls` lacks: `; did you mean ...?` if a last name is near, else all keys."""
     keys = [k for k, _ in dotted_keys(cls)]
-    if hint := renamed(key, keys):
+    if hint := renamed(key := key.replace("-", "_"), keys):
         return hint
     parent, _, leaf = key.rpartition(".")
     near = [k for k in keys if did_you_mean(leaf, [k.rpartition(".")[2]], 0.5)]  # else a long parent makes keys alike

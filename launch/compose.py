@@ -23,6 +23,7 @@ from ..conf.build import (
     assign,
     build,
     defaults,
+    describe,
     dotted_keys,
     families,
     fields,
@@ -62,6 +63,7 @@ FREE_TEXT = (
     *("workload.path", "scheduler.profile", "simulation.profile", "check", "import"),
     *(f"serve.{name}" for name in ("host", "config", "otlp_endpoint", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs")),
 )
+_OR = {"model": " (or a path with a / in it)", "parallel": " (tpN, ppM or tpN_ppM)"}  # what a group takes too
 EXTRAS = {"hydra/launcher=joblib": "sweep"}  # choices of hydra's that an extra installs
 _OVERRIDE = re.compile(r"(?P<mark>\+{0,2}|~)(?P<key>[^=+~\s][^=\s]*)=(?P<value>.*)", re.DOTALL)
 _POLICY_FILE = re.compile(r"[^,()\s'\"]+\.py(?![^,()\s'\"])")
@@ -233,7 +235,9 @@ class _CommandLine(Generic[E]):
             reason = f"({_one_line(error)}); quote it, as in KEY='...' within the shell's own quotes"
             raise ConfigError(f"{key}={text}: not a value that hydra can read {reason}") from None
         if override.is_sweep_override() and not (self.multirun or (takes_policies and key == "scheduler")):
-            raise ConfigError(f"{key}={text}: several values are a sweep; add -m to run each")
+            is_list = "a list" in describe(dict(dotted_keys(self.cls)).get(key, str))
+            how = f"a list is {key}=[{text}]" if is_list else "add -m to run each"
+            raise ConfigError(f"{key}={text}: several values are a sweep; {how}")
         if key.startswith("hydra/") or key in GROUPS:
             valid = group_names(key) if key in GROUPS else self.loader.get_group_options(key)
             if not valid:
@@ -243,8 +247,7 @@ class _CommandLine(Generic[E]):
                     raise ConfigError(
                         f"{key}={name}: not installed; pip install '.[{extra}]' in a checkout installs it"
                     )
-                hint = " (or a path with a / in it)" if key == "model" else ""
-                raise ConfigError(f"{key}={name}: unknown{nearest(name, valid)}{hint}")
+                raise ConfigError(f"{key}={name}: unknown{nearest(name, valid)}{_OR.get(key, '')}")
         return override
 
     def _members_with(self, group: str, key: str, names: Sequence[str]) -> list[str]:

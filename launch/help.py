@@ -7,6 +7,7 @@ They are as wide as the terminal, and at most `WIDEST`.
 
 from __future__ import annotations
 
+import re
 import shutil
 import textwrap
 from collections.abc import Iterable
@@ -132,7 +133,7 @@ def _search(command: Command, word: str) -> str:
             lines += _group(group, choice)
     for _, keys in sections(command):
         for key, hint in keys:
-            if wanted in key or word.lower() in meaning[key].lower():
+            if wanted in key or re.search(rf"\b{re.escape(word)}", meaning[key], re.IGNORECASE):
                 lines.append(_key(key, hint, meaning[key], defaults))
     if not lines:
         raise ConfigError(f"--help {word}: no key, group or choice of {command.name} tells of it; --help all has all")

@@ -6,6 +6,7 @@ import dataclasses
 import io
 import itertools
 import json
+import logging
 import re
 import sys
 import zlib
@@ -24,6 +25,7 @@ from ..conf.schema import GenerateConfig
 from ..conf.user_path import user_path
 from ..models.chat_template import Conversation, checked_messages
 
+_log = logging.getLogger(__name__)
 _CONTENTS = ("prompt", "messages", "prompt_token_ids")
 _CSV_HEADER = re.compile(r'(?:["\w]+[,;\t])*"?(?:prompts?|messages)"?(?:[,;\t]["\w]+)*', re.IGNORECASE)
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
@@ -108,6 +110,9 @@ def read_prompts(config: GenerateConfig, stdin: StandardInput) -> list[Prompt]:
             found = _read(file, source, config.sampling, is_json=path.suffix.lower() in _JSON_SUFFIXES)
     if not found:
         raise ConfigError(f"{source}: no prompts in it")
+    for name, value in to_mapping(config.sampling).items():
+        if value != to_mapping(SamplingParams())[name] and all(to_mapping(p.params)[name] != value for p in found):
+            _log.warning("sampling.%s=%s: overridden by each row of %s", name, value, source)
     return found
 
 

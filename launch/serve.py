@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..conf.build import to_mapping
-from ..conf.errors import ConfigError
+from ..conf.errors import ConfigError, reason
 from ..conf.schema import ServeConfig
 from ..conf.serving import ServingConfig
 from ..models.gguf.smollm2 import INSTALL, is_installed
@@ -155,8 +155,10 @@ def _check_tls(serving: ServingConfig) -> None:
     try:
         context.load_cert_chain(serving.ssl_certfile, serving.ssl_keyfile, lambda: "")  # asks nobody for a password
     except OSError as error:  # ssl.SSLError is one
-        reason = error.strerror if isinstance(error, FileNotFoundError) else "holds no certificate with its key"
-        raise ConfigError(f"serve.ssl_certfile={serving.ssl_certfile}: {(reason or str(error)).lower()}") from error
+        key, hint = serving.ssl_keyfile, "" if serving.ssl_keyfile else "; set serve.ssl_keyfile"
+        files = f"serve.ssl_certfile={serving.ssl_certfile}" + (f" serve.ssl_keyfile={key}" if key else "")
+        why = f"no certificate with its private key{hint}" if isinstance(error, ssl.SSLError) else reason(error)
+        raise ConfigError(f"{files}: {why}") from error
     try:
         context.load_verify_locations(serving.ssl_ca_certs or serving.ssl_certfile)
     except OSError as error:

@@ -63,7 +63,6 @@ def _write(exchange: Exchange, key: str) -> None:
     if exchange.ttft is not None:
         fields["ttft_ms"] = round(exchange.ttft * 1e3, 1)
     fields["duration_ms"] = round(exchange.seconds * 1e3, 1)
-    if exchange.error:
-        fields["error"] = exchange.error
+    fields |= {"field": exchange.state.get("field") or "", "error": exchange.error}
     text = f"{exchange.method} {one_word(exchange.path)} {exchange.status}"
     _log.log(level, "%s", text, extra={FIELDS: {name: value for name, value in fields.items() if value != ""}})

@@ -73,7 +73,7 @@ def _answer_errors(app: FastAPI) -> None:
 
 async def _answer_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    request.state.error = error.message
+    request.state.error, request.state.field = error.message, error.param
     body = getattr(request.state, "body", None)
     if error.code == TOO_LONG and isinstance(body, ResponseBody) and body.stream:
         request.state.failed = error.status
@@ -87,13 +87,12 @@ async def _answer_fault(request: Request, error: Exception) -> Response:
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    headers = dict(error.headers or {})
+    headers, why = dict(error.headers or {}), error.detail
     if "Allow" in headers:
         methods = headers["Allow"].replace("GET", "GET, HEAD")
-        headers["Allow"] = f"{methods}, OPTIONS"
+        headers["Allow"], why = f"{methods}, OPTIONS", f"this path takes {methods}"
         if request.method == "OPTIONS":
             return Response(status_code=204, headers=headers)
-    why = error.detail
     if error.status_code == 404:  # as /v1/embeddings, /rerank, /api/chat
         why = f"there is no such path; this server generates text, by POST to {', '.join(ROUTES)} (/openapi.json: all)"
     text = f"{request.method} {request.url.path}: {why}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain
@@ -19,7 +19,7 @@ from ...models.json_file import read_if_there
 from ...models.tokenizer import NoTokenizer, Tokenizer, load_tokenizer
 from .plan import Plan
 
-Prompt = str | Sequence[int] | Conversation
+Prompt = str | Sequence[int] | Conversation | Mapping[str, Any]
 
 _CHARACTERS_A_TOKEN = 1024  # more than the longest token of any vocabulary has
 
@@ -60,7 +60,7 @@ class Intake:
             ConfigError: a prompt that is empty, too long, not of this vocabulary or larger than the cache, or messages
                 that the model takes none of, by number.
         """
-        many = _as_list(prompts)
+        many = [_plain(number, prompt) for number, prompt in enumerate(_as_list(prompts))]
         if params is None or isinstance(params, SamplingParams):
             each = [params or SamplingParams()] * len(many)
         else:
@@ -202,12 +202,24 @@ class Intake:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str | Conversation):
+    if isinstance(prompts, str | Conversation | Mapping):
         return [prompts]
     many = list(prompts)
     if many and all(_is_id(p) for p in many):
         return [many]  # type: ignore[list-item]
     return many  # type: ignore[return-value]
+
+
+def _plain(number: int, prompt: Prompt) -> Prompt:
+    """Return what a mapping in vLLM's form holds, as `{"prompt": "import os"}`; any other prompt as it is."""
+    if not isinstance(prompt, Mapping):
+        return prompt
+    given = {key: value for key, value in prompt.items() if value is not None}
+    text, ids = given.pop("prompt", None), given.pop("prompt_token_ids", None)
+    if given or (text is None and ids is None):
+        raise ConfigError(f"prompt {number} is a mapping with {[*given]}: must have prompt or prompt_token_ids alone")
+    found: Prompt = text if ids is None else ids
+    return found
 
 
 def _ids(number: int, prompt: Prompt) -> list[int]:

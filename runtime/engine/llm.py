@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -188,19 +187,19 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
         """Run all prompts to their end and return the outputs in the order of the prompts.
 
         Args:
-            prompts: one or several, each a text, token ids or a `Conversation`.
-            params: for all prompts, or one per prompt; None: `get_default_sampling_params`.
+            prompts: one or several, each a text, token ids, a `Conversation` or `{"prompt": text}`, as of vLLM.
+            sampling_params: for all prompts, or one per prompt; None: `get_default_sampling_params`.
 
         Raises:
             ValueError: a prompt that is empty, too long, or not of this vocabulary, by its number.
             PipelineError: the pipeline failed.
         """
-        results = self._submit(prompts, params)
+        results = self._submit(prompts, sampling_params)
         for _ in self._run(results):
             pass
         return [r.output for r in results]
@@ -208,7 +207,7 @@ class LLM:
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
         """Answer conversations, as `generate` does prompts, through the model's chat template.
 
@@ -216,7 +215,7 @@ class LLM:
 
         Args:
             messages: of one conversation, each with a `role` and a `content`, or a list of such conversations.
-            params: for all conversations, or one each.
+            sampling_params: for all conversations, or one each.
 
         Raises:
             ValueError: the model has no chat template or it refuses the messages, or as of `generate`.
@@ -224,19 +223,19 @@ class LLM:
         """
         is_one = bool(messages) and isinstance(messages[0], Mapping)
         each = [messages] if is_one else messages
-        return self.generate([Conversation(of_one) for of_one in each], params)  # type: ignore[arg-type]
+        return self.generate([Conversation(of_one) for of_one in each], sampling_params)  # type: ignore[arg-type]
 
     def stream(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> Generator[RequestOutput, None, None]:
         """Run prompts as `generate` does, and yield a snapshot of a request's output whenever it has new tokens.
 
         Prompts are checked on the call, not on the first `next`. Closing the iterator early aborts the unfinished
         requests.
         """
-        batches = self._run(self._submit(prompts, params))
+        batches = self._run(self._submit(prompts, sampling_params))
         next(batches)  # so that an iterator that is dropped before its first output aborts too
         return (r.snapshot() for batch in batches for r in batch)
 
@@ -380,12 +379,11 @@ class _Result:
         self.output = RequestOutput(requests[0].id, number, prompt, ids, outputs)
 
     def snapshot(self) -> RequestOutput:
-        whole = self.output
-        outputs = [copy(o) for o in whole.outputs]
-        for o in outputs:
-            o.token_ids = list(o.token_ids)
-            o.logprobs = None if o.logprobs is None else list(o.logprobs)
-        return replace(whole, outputs=outputs)
+        outputs = [
+            replace(o, token_ids=[*o.token_ids], logprobs=None if o.logprobs is None else [*o.logprobs])
+            for o in self.output.outputs
+        ]
+        return replace(self.output, outputs=outputs)
 
 
 class _Text(OutputText):

@@ -615,3 +615,21 @@ def test_a_key_like_no_other_is_answered_with_its_siblings(key: str) -> None:
     hint = unknown_key(ServeConfig if parent == "serve" else SimulateConfig, key)
     assert hint.startswith(f"; valid: {parent}.")
     assert all(each.startswith(f"{parent}.") for each in hint.removeprefix("; valid: ").split(", "))
+
+
+@pytest.mark.parametrize(
+    ("key", "ours"),
+    [
+        ("tensor_parallel_size", "parallel.tp"),
+        ("pipeline-parallel-size", "parallel.pp"),
+        ("max_num_seqs", "scheduler.batch"),
+        ("gpu_memory_utilization", "hardware.memory_gib"),
+        ("max-model-len", "model.max_model_len"),
+        ("kv-cache-dtype", "cache.dtype"),
+    ],
+)
+def test_a_name_of_vllm_is_answered_with_the_key(key: str, ours: str) -> None:
+    """As a keyword of `LLM`, and as a key of the command line, whether with dashes or not."""
+    assert unknown_key(ServeConfig, key) == f"; did you mean '{ours}'?"
+    with pytest.raises(ConfigError, match=f"; did you mean '{ours}'"):
+        compose_engine(model="shipped", overrides={key: 2})

@@ -147,6 +147,15 @@ def test_a_key_has_so_many_requests_a_minute(server: Server) -> None:
     assert "serve.requests_per_minute=5 is used up" in line["error"]
 
 
+def test_the_line_of_a_400_names_the_field_and_quotes_nothing(server: Server) -> None:
+    headers = {"authorization": "Bearer sk-frank", "x-request-id": "wrong"}
+    body = BODY | {"prompt": "my secret", "temperature": "hot"}
+    assert httpx2.post(f"{server.url}/v1/completions", json=body, headers=headers).status_code == 400
+    line = line_of(server, "wrong")
+    assert (line["level"], line["field"], line.get("error")) == ("info", "temperature", None)
+    assert "secret" not in str(line)
+
+
 def test_a_key_pays_for_the_tokens_that_it_gets(server: Server) -> None:
     """Of 300 tokens a minute 700 are taken, most of them by the output: the next request has to wait."""
     headers = {"authorization": "Bearer sk-erin", "x-request-id": "long"}
@@ -301,7 +310,14 @@ def test_tls(tmp_path: Path) -> None:
     [
         (["serve.ssl_keyfile=x"], "serve.ssl_certfile=None: must be a file where ssl_keyfile or ssl_ca_certs is one"),
         (["serve.ssl_certfile=none"], "serve.ssl_certfile=none: no such file or directory"),
-        (["serve.ssl_certfile=empty"], "serve.ssl_certfile=empty: holds no certificate with its key"),
+        (
+            ["serve.ssl_certfile=empty"],
+            "serve.ssl_certfile=empty: no certificate with its private key; set serve.ssl_keyfile",
+        ),
+        (
+            ["serve.ssl_certfile=empty", "serve.ssl_keyfile=empty"],
+            "serve.ssl_certfile=empty serve.ssl_keyfile=empty: no certificate with its private key",
+        ),
         (["serve.otlp_endpoint=here"], "serve.otlp_endpoint='here': must be null or http://HOST:PORT/v1/traces"),
         (["serve.requests_per_minute=0"], "serve.requests_per_minute=0: must be null or 1 or more"),
     ],

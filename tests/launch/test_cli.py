@@ -103,7 +103,8 @@ UNREADABLE = (
             "model.architecture.num_layrs: unknown key; did you mean 'model.architecture.num_layers'?",
         ),
         (["generate", "scheduler=sarati"], "scheduler=sarati: unknown; did you mean 'sarathi'?"),
-        (["generate", "parallel=pp0"], "parallel=pp0: unknown; did you mean 'pp2'?"),
+        (["generate", "parallel=pp0"], "parallel=pp0: unknown; did you mean 'pp2'? (tpN, ppM or tpN_ppM)"),
+        (["generate", "parallel=pp2tp2"], "parallel=pp2tp2: unknown; did you mean 'tp2'? (tpN, ppM or tpN_ppM)"),
         (["generate", "-m", "scheduler=sarathi,orca_bst"], "scheduler=orca_bst: unknown; did you mean 'orca_best'?"),
         (["generate", "-m", "prompt=x", "scheduler.chunk=8,x"], "scheduler.chunk='x': must be an integer or auto"),
         (["generate", "scheduler.chunk=abc"], "scheduler.chunk='abc': must be an integer or auto"),
@@ -127,6 +128,10 @@ UNREADABLE = (
             "outputs, parallel, print_texts, prompt, prompts, sampling, scheduler, seed",
         ),
         (["generate", "scheduler.chunk=1,2"], "scheduler.chunk=1,2: several values are a sweep; add -m to run each"),
+        (
+            ["serve", "serve.api_keys=a,b"],
+            "serve.api_keys=a,b: several values are a sweep; a list is serve.api_keys=[a,b]",
+        ),
         (["generate", "scheduler.chunk"], "'scheduler.chunk': not understood; overrides are KEY=VALUE"),
         (["generate", "=3"], "'=3': not understood; overrides are KEY=VALUE"),
         (["generate", "~scheduler"], "~scheduler: keys cannot be removed; set KEY=VALUE"),
@@ -258,6 +263,8 @@ def test_help_is_short_and_all_of_it_is_asked_for(
     found = capsys.readouterr().out
     assert "cache.num_blocks" in found
     assert "hardware.tile" not in found
+    main([name, "--help=anks"])
+    assert "parallel.tp=" not in capsys.readouterr().out, "tensor-parallel ranks: only the end of the word"
     assert main([name, "--help=qwxk"]) == 2
     assert "--help qwxk: no key" in capsys.readouterr().err
 

@@ -54,6 +54,19 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+@pytest.mark.parametrize(
+    ("rows", "warns"), [(['"max_tokens": 4', '"max_tokens": 5'], True), (['"max_tokens": 4', '"seed": 1'], False)]
+)
+def test_a_key_that_each_row_overrides_is_warned_of(
+    rows: list[str], warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = "\n".join(f'{{"prompt": "x", {row}}}' for row in rows)
+    prompts_of(text)
+    assert not caplog.messages
+    prompts_of(text, sampling=SamplingParams(max_tokens=16))
+    assert caplog.messages == ["sampling.max_tokens=16: overridden by each row of standard input"] * warns
+
+
 def test_a_start_says_what_it_went_into_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     began = time.monotonic()

@@ -206,12 +206,15 @@ def test_head_is_get_without_the_body(server: Server, path: str) -> None:
         ("OPTIONS", "/health", 204, "GET, HEAD, OPTIONS"),
         ("OPTIONS", "/nothing", 404, None),
         ("PUT", "/v1/models", 405, "GET, HEAD, OPTIONS"),
+        ("PUT", "/v1/chat/completions", 405, "POST, OPTIONS"),
         ("HEAD", "/v1/completions", 405, "POST, OPTIONS"),
     ],
 )
 def test_methods(server: Server, method: str, path: str, status: int, allow: str | None) -> None:
     answer = httpx2.request(method, server.url + path)
     assert (answer.status_code, answer.headers.get("allow")) == (status, allow)
+    if allow and (status, method) == (405, "PUT"):
+        assert answer.json()["error"]["message"] == f"PUT {path}: this path takes {allow.removesuffix(', OPTIONS')}"
 
 
 @pytest.mark.parametrize("own", ["mine-1", "Root=1-6789;Sampled=1", "{3f25}#17", "a" * 180, "", "é", None])

@@ -43,9 +43,11 @@ def test_prompts_may_be_text_or_ids_one_or_many(llm: LLM, greedy: list[list[int]
         assert [o.outputs[0].token_ids for o in outputs] == greedy
         assert [o.prompt_token_ids for o in outputs] == ids
         assert [o.index for o in outputs] == [0, 1, 2, 3]
-    for one in (PROMPTS[2], ids[2]):
-        (output,) = llm.generate(one, params)
+    for one in (PROMPTS[2], ids[2], {"prompt": PROMPTS[2]}, {"prompt": None, "prompt_token_ids": ids[2]}):
+        (output,) = llm.generate(one, sampling_params=params)
         assert output.outputs[0].token_ids == greedy[2]
+    several = llm.generate([{"prompt": PROMPTS[0]}, ids[1], {"prompt": "not this", "prompt_token_ids": ids[2]}], params)
+    assert [o.outputs[0].token_ids for o in several] == greedy[:3]
     assert llm.generate([], params) == []
 
 
@@ -255,7 +257,13 @@ def test_penalties_survive_preemption(llm: LLM) -> None:
         ([-1], "prompt 0 holds a token id outside 0"),
         ([1.5], "prompt 0 is neither a text nor a list of token ids"),
         ([None], "prompt 0 is neither a text nor a list of token ids"),
-        ({"prompt_token_ids": [1]}, "prompt 0 is neither a text nor a list of token ids"),
+        ({"prompt": 5}, "prompt 0 is neither a text nor a list of token ids"),
+        ({}, r"prompt 0 is a mapping with \[\]: must have prompt or prompt_token_ids alone"),
+        ({"promt": "x"}, r"prompt 0 is a mapping with \['promt'\]: must"),
+        (
+            {"prompt": "x", "multi_modal_data": {"image": "y"}},
+            r"prompt 0 is a mapping with \['multi_modal_data'\]: must",
+        ),
         (None, "prompt 0 is neither a text nor a list of token ids"),
         ([1] * 2048, "prompt 0 has 2048 tokens: the context is 2048"),
     ],

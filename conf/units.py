@@ -18,6 +18,7 @@ UNITS = {  # by the end of a key's name
 }
 _END = re.compile(rf"(?:^|[._])({'|'.join(UNITS)})$")
 _FORMER = re.compile(r"(^|[._])gbps$")
+_COUNT = re.compile(r"\b(num_requests|request_count)$")  # as load testers call it
 _DAY_S = 86_400.0
 _PLAUSIBLE: tuple[tuple[re.Pattern[str], float, float, str], ...] = (  # keys, least and most, what to ask outside
     (
@@ -43,8 +44,10 @@ def present_name(key: str) -> str:
 
 
 def renamed(key: str, keys: Container[str]) -> str:
-    """Write `; it is called 'b' now` for the former name of one of `keys`, or nothing."""
-    now = present_name(key)
+    """Write `; it is called 'b' now` for the former name of one of `keys`, its own for a load tester's, or nothing."""
+    now, own = present_name(key), _COUNT.sub("num_prompts", key)
+    if own != key and own in keys:
+        return f"; did you mean '{own}'?"
     return f"; it is called '{now}' now, in the same unit" if now != key and now in keys else ""
 
 

@@ -30,7 +30,7 @@ def nearest(word: str, valid: Iterable[str]) -> str:
 
 def reason(error: Exception) -> str:
     """Write why a file cannot be used or a server not be reached, as `permission denied`; without numbers of errors."""
-    if isinstance(error, OSError) and (error.errno or 0) > 0:
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
         return os.strerror(error.errno).lower()
     return re.sub(r"\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -27,8 +29,10 @@ def nearest(word: str, valid: Iterable[str]) -> str:
 
 
 def reason(error: Exception) -> str:
-    """Write why a file cannot be used, as `permission denied`."""
-    return (error.strerror if isinstance(error, OSError) and error.strerror else str(error)).lower()
+    """Write why a file cannot be used or a server not be reached, as `permission denied`; without numbers of errors."""
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno).lower()
+    return re.sub(r"\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
 
 
 def check(key: str, value: object, holds: bool, right: str) -> None:

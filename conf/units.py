@@ -18,10 +18,11 @@ UNITS = {  # by the end of a key's name
 }
 _END = re.compile(rf"(?:^|[._])({'|'.join(UNITS)})$")
 _FORMER = re.compile(r"(^|[._])gbps$")
-_OF_VLLM = {  # names that are unlike ours
+_OF_OTHERS = {  # names of vLLM and of load testers that are unlike ours
     **{"tensor_parallel_size": "parallel.tp", "pipeline_parallel_size": "parallel.pp"},
     **{"gpu_memory_utilization": "hardware.memory_gib", "enforce_eager": "model.cuda_graphs"},
     **{"max_num_seqs": "scheduler.batch", "max_num_batched_tokens": "scheduler.chunk"},
+    **dict.fromkeys(("workload.num_requests", "workload.request_count"), "workload.num_prompts"),
 }
 _DAY_S = 86_400.0
 _PLAUSIBLE: tuple[tuple[re.Pattern[str], float, float, str], ...] = (  # keys, least and most, what to ask outside
@@ -48,8 +49,8 @@ def present_name(key: str) -> str:
 
 
 def renamed(key: str, keys: Container[str]) -> str:
-    """Write `; it is called 'b' now` for the former name of one of `keys`, a hint for vLLM's name, or nothing."""
-    if (ours := _OF_VLLM.get(key.replace("-", "_"))) in keys:
+    """Write `; it is called 'b' now` for a former name of one of `keys`, a hint for another program's, or nothing."""
+    if (ours := _OF_OTHERS.get(key.replace("-", "_"))) in keys:
         return f"; did you mean '{ours}'?"
     now = present_name(key)
     return f"; it is called '{now}' now, in the same unit" if now != key and now in keys else ""

@@ -197,7 +197,8 @@ def _lines(search: _Search, width: int) -> Iterator[Table | Text]:
             yield Text(f"{label}: a higher rate passed too, but a rate between the two failed: the lower one counts")
         if own.rate > 0.0:
             workload = demand.config_at(config.workload, own.rate)
-            yield Text(command_line(replace(search.settings[label].config, workload=workload), "simulate"))
+            command = command_line(replace(search.settings[label].config, workload=workload), "simulate")
+            yield Text(f"simulates {label} at the first seed's rate:\n  {command}")
     asked = search.asked
     if asked is not None and search.is_met:
         carried = [label for label, own in search.found.items() if own.interval.lowest >= asked]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from ..conf.errors import ConfigError
+from ..conf.errors import ConfigError, reason
 from ..conf.workloads import WorkloadConfig
 from ..runtime.core.request_record import RequestRecord
 from ..runtime.pipeline.protocol import PipelineError
@@ -60,7 +60,7 @@ class Target:
                 status, parts = await self._open(self.head(method, path, json.dumps(body).encode() if body else b""))
                 text = b"".join([part async for part in parts])
         except (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError) as error:
-            raise ConfigError(f"url={self.url}: {str(error) or type(error).__name__}") from error
+            raise ConfigError(f"url={self.url}: no OpenAI-compatible server answers there ({reason(error)})") from error
         with suppress(ValueError):
             if isinstance(found := json.loads(text), dict):
                 return status, found
@@ -174,7 +174,7 @@ async def send_all(
             await _read(target, item, record, began, on_tokens)
         except (OSError, asyncio.IncompleteReadError, ValueError, KeyError) as error:
             record.finish_reason = "error"
-            errors.append(str(error) or type(error).__name__)
+            errors.append(reason(error))
         finally:
             record.finished = time.perf_counter() - began
             on_tokens(0, 1)

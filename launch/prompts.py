@@ -18,7 +18,7 @@ from importlib import resources
 from typing import Any, BinaryIO
 
 from ..conf.build import build, is_unicode, to_mapping
-from ..conf.errors import ConfigError, nearest
+from ..conf.errors import ConfigError, nearest, reason
 from ..conf.row_files import first_row, json_rows, open_rows
 from ..conf.sampling import SamplingParams
 from ..conf.schema import GenerateConfig
@@ -126,7 +126,7 @@ def _read(file: BinaryIO, source: str, params: SamplingParams, is_json: bool = F
             raise ConfigError(f"{source}:{number}: the header of a CSV; give a prompt a line, as text or as JSON")
         return [Prompt(line.removesuffix("\r"), None, params) for line in lines if line.strip()]
     except (OSError, EOFError, zlib.error) as error:
-        raise ConfigError(f"{source}: cannot be read, or a damaged .gz ({error})") from None
+        raise ConfigError(f"{source}: cannot be read, or a damaged .gz ({reason(error)})") from None
 
 
 def _is_json(line: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
-from ..conf.errors import ConfigError
+from ..conf.errors import ConfigError, reason
 
 _ANSWER_S = 3.0  # for a server at a given address to answer
 
@@ -25,7 +25,7 @@ def check_address(address: str) -> None:
     try:
         speaks_grpc = _speaks_grpc(host, int(port))
     except OSError as error:
-        raise ConfigError(f"parallel.ray_address={address}: nothing answers there ({error}){hint}") from error
+        raise ConfigError(f"parallel.ray_address={address}: nothing answers there ({reason(error)}){hint}") from error
     if not speaks_grpc and os.environ.get("RAY_USE_TLS", "0") == "0":
         raise ConfigError(f"parallel.ray_address={address}: what answers there is not Ray's GCS (6379 by default)")
 

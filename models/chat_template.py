@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..conf.build import is_unicode
-from ..conf.errors import ConfigError
+from ..conf.errors import ConfigError, reason
 from ..conf.user_path import user_path
 from .gguf.file import open_gguf
 from .gguf.tokenizer import special_tokens
@@ -406,7 +406,7 @@ def _read_jinja(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: not readable as UTF-8 ({error})") from error
+        raise ConfigError(f"{file}: not readable as UTF-8 ({reason(error)})") from error
 
 
 def _to_json(

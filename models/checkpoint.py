@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from ..conf.architecture import Architecture
-from ..conf.errors import ConfigError
+from ..conf.errors import ConfigError, reason
 from ..kernels.weight_format import SHORT, WeightFormat
 from .json_file import read_object, refuse_pointer
 from .layout import deciding_keys, names_of, tensor_shapes
@@ -313,4 +313,4 @@ def _open(path: Path, framework: str = "np") -> Any:
     try:
         return safe_open(path, framework=framework, device="cpu")
     except (SafetensorError, OSError) as error:
-        raise ConfigError(f"{path}: not a readable safetensors file; is it cut short? ({error})") from error
+        raise ConfigError(f"{path}: not a readable safetensors file; is it cut short? ({reason(error)})") from error

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..conf import strict_json
-from ..conf.errors import ConfigError
+from ..conf.errors import ConfigError, reason
 
 _POINTER = b"version https://git-lfs.github.com/spec/"  # https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
 
@@ -39,7 +39,7 @@ def read_object(path: Path) -> dict[str, Any]:
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not readable as JSON ({error})") from error
+        raise ConfigError(f"{path}: not readable as JSON ({reason(error)})") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: must hold a JSON object")
     return values

@@ -122,7 +122,7 @@ class Stage(nn.Module):
             for window in dict.fromkeys(kind.window for kind in self.kinds)
         }
         self._kernels, self._ranks = own, groups
-        self._decodes: DecodeLayers | None = None  # once the weights are packed
+        self.decodes: DecodeLayers | None = None  # once the weights are packed
         build = LayerBuild(arch, groups, own, dtype)
         self.decoder = nn.ModuleList(
             DecoderLayer(build, kind, self.attentions[kind.window], formats.layers[i], whole_experts=whole_experts)
@@ -156,7 +156,7 @@ class Stage(nn.Module):
                 huge_pages.give_back()
         layers: list[DecoderLayer] = list(self.decoder)  # type: ignore[arg-type]
         kinds = list(zip(self.kinds, self.groups, strict=True))
-        self._decodes = find_decode_layers(layers, kinds, self.cache, self._kernels, self._ranks)
+        self.decodes = find_decode_layers(layers, kinds, self.cache, self._kernels, self._ranks)
 
     @property
     def is_slow(self) -> bool:
@@ -241,8 +241,8 @@ class Stage(nn.Module):
         assert (hidden_TH is None) == self.mesh.is_first, self.mesh
         first = self.embed(inputs.token_ids, inputs.positions) if hidden_TH is None else hidden_TH
         contexts = [*inputs.contexts[:-1], inputs.last_context]
-        if self._decodes is not None and self._decodes.takes(inputs.num_tokens, contexts):
-            return self._decodes.compute(first, contexts), None
+        if self.decodes is not None and self.decodes.takes(inputs.num_tokens, contexts):
+            return self.decodes.compute(first, contexts), None
         x_TH: Parts = first, None
         for layer, context, keys, values in zip(
             self.decoder, contexts, self.cache.keys, self.cache.values, strict=True

@@ -7,7 +7,7 @@ import hmac
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...conf.errors import ConfigError
+from ...conf.errors import ConfigError, reason
 from ...conf.user_path import user_path
 
 _NAME = "key "
@@ -73,7 +73,7 @@ def _read(file: Path) -> list[tuple[str, str]]:
     try:
         lines = user_path(file, "serve.api_keys").read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"serve.api_keys=[@{file}]: cannot be read ({error})") from error
+        raise ConfigError(f"serve.api_keys=[@{file}]: cannot be read ({reason(error)})") from error
     keys = [(key, name.strip()) for key, _, name in (line.strip().partition(" ") for line in lines) if key]
     if not keys:
         raise ConfigError(f"serve.api_keys=[@{file}]: holds no key; write one a line")

@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ...conf.errors import ConfigError
+from ...conf.errors import ConfigError, reason
 from ..json_file import refuse_pointer
 
 _MAGIC = b"GGUF"
@@ -96,7 +96,7 @@ class GgufFile:
             with path.open("rb") as file:
                 self._read(_Header(file, path))
         except (OSError, ValueError, RecursionError) as error:
-            raise ConfigError(f"{path}: not a readable GGUF file ({error})") from error
+            raise ConfigError(f"{path}: not a readable GGUF file ({reason(error)})") from error
 
     def _read(self, header: _Header) -> None:
         if (magic := header.take(4)) != _MAGIC:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from ...conf.errors import ConfigError
+from ...conf.errors import ConfigError, reason
 from ..run_folder.files import EXPLANATION, write_text
 from .explanation import Explanation
 
@@ -30,4 +30,4 @@ def read_explanation(folder: Path) -> Explanation | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:  # msgspec's errors are ValueError too
-        raise ConfigError(f"{path}: damaged, or not written by gapless ({error})") from error
+        raise ConfigError(f"{path}: damaged, or not written by gapless ({reason(error)})") from error

@@ -33,6 +33,7 @@ COMPUTED = (Root.SMALL_CHUNK, Root.SMALL_BATCH, Root.PADDING, Root.TENSOR_PARALL
 _OF_LOAD = (Root.FEW_REQUESTS, Root.SMALL_BATCH)
 _LEAST_RATIO = 1.05  # of a stage's time over the others': less is even
 _BY_LAYERS = 0.5  # of a stage's longer time, that its layers explain, from which on they are the root
+_MOST_BY_CHANCE = 0.75  # of what chance adds to compute, from which on one stage is the root
 _WAITED = [cause.code for cause in UNEVEN_WORK]
 
 
@@ -154,11 +155,11 @@ def find_causes(
     if slowest.root == Root.SLOW_STAGE and slowest.stage is not None:
         routed = of_experts(slowest.stage, record)
         slowest = slowest._replace(evidence={**slowest.evidence, **routed})
-    slow = [slowest, _worst(stragglers, ledger.num_stages, ledger.t0)]
+    slow = [slowest, _worst(stragglers, ledger.num_stages, ledger.t0), _by_chance(balance)]
     running, waiting = while_in_flight(ledger)
     are_there = running >= _MANY * ledger.num_stages or waiting >= 1
     named = [_with_evidence(each, record, ledger) for each in _ranked(split, whole, *slow, are_there=are_there)]
-    unknown = float(idle[:, Cause.UNKNOWN.code].sum())
+    unknown = float(split.rest[Cause.UNKNOWN.code])
     if whole <= 0:
         return Findings(tuple(named), 0.0, ledger.num_stages)
     busy_share = float(busy.sum()) / whole
@@ -249,10 +250,11 @@ class _Split:
 def _split(idle: Floats, balance: StageBalance | None, under_way: float, *, is_shallow: bool) -> _Split:
     """Split idle seconds by what makes them.
 
-    Waits for stages that differ are taken from the causes of waits for another stage, in proportion, and then from
-    `starved_in_flight`, as far as each stage has them. Of the other waits for another stage, chance and content have
-    shares as in lockstep. Waits beyond that are for activations: who waits for a micro-batch in flight waits for its
-    way too. What is left is for the depth, where fewer micro-batches are in flight than there are stages.
+    Waits for stages that differ are taken from the causes of waits for another stage, in proportion, then from
+    `starved_in_flight`, then from `unknown` and `control`, which a slower stage hides, as far as each stage has them.
+    Of the other waits for another stage, chance and content have shares as in lockstep; chance beyond these is taken
+    from `unknown`. Waits beyond both are for activations: who waits for a micro-batch in flight waits for its way too.
+    What is left is for the depth, where fewer micro-batches are in flight than there are stages.
 
     Args:
         idle: seconds, [stages, causes].
@@ -265,7 +267,7 @@ def _split(idle: Floats, balance: StageBalance | None, under_way: float, *, is_s
     nothing = np.zeros(len(idle))
     for wanted in (balance.uneven, balance.slow) if balance is not None else (nothing, nothing):
         part = np.zeros_like(left)
-        for codes in (_WAITED, [Cause.STARVED_IN_FLIGHT.code]):
+        for codes in (_WAITED, [Cause.STARVED_IN_FLIGHT.code], [Cause.UNKNOWN.code, Cause.CONTROL.code]):
             there = left[:, codes].sum(axis=1)
             share = np.minimum(1.0, np.maximum(0.0, wanted - part.sum(axis=1)) / np.where(there > 0, there, 1.0))
             part[:, codes] += left[:, codes] * share[:, None]
@@ -280,8 +282,10 @@ def _split(idle: Floats, balance: StageBalance | None, under_way: float, *, is_s
     by_chance = (waited - moving - shallow) * chance / (chance + content) if chance + content > 0 else 0.0
     if waited > 0:
         rest[_WAITED] *= max(0.0, waited - moving - shallow - by_chance) / waited
+    unexplained = min(float(rest[Cause.UNKNOWN.code]), max(0.0, chance - by_chance))
+    rest[Cause.UNKNOWN.code] -= unexplained
     rest[Cause.TRANSPORT.code] += moving
-    return _Split(taken[0], taken[1], by_chance, shallow, rest)
+    return _Split(taken[0], taken[1], by_chance + unexplained, shallow, rest)
 
 
 def _contended(split: _Split, busy: Floats, contended: Floats) -> _Split:
@@ -341,7 +345,16 @@ def _worst(stragglers: Sequence[Straggler], num_stages: int, t0: float) -> _Begi
     return _Begin(Root.STRAGGLER, each.stage, {"ratio": each.slowdown, "stages": num_stages, **when})
 
 
-def _ranked(split: _Split, whole: float, slowest: _Begin, straggler: _Begin, *, are_there: bool) -> list[Finding]:
+def _by_chance(balance: StageBalance | None) -> _Begin:
+    """Return the stage that takes longer than usual for some micro-batches, where it is mostly one."""
+    if balance is None or balance.excess.max() < _MOST_BY_CHANCE * balance.excess.sum():
+        return _Begin(Root.CHANCE)
+    return _Begin(Root.CHANCE, int(balance.excess.argmax()), {"stages": len(balance.excess)})
+
+
+def _ranked(
+    split: _Split, whole: float, slowest: _Begin, straggler: _Begin, chance: _Begin, *, are_there: bool
+) -> list[Finding]:
     """Return all roots that take time, the largest first.
 
     `are_there` says: while all that run are in flight, many run, or others wait.
@@ -354,7 +367,7 @@ def _ranked(split: _Split, whole: float, slowest: _Begin, straggler: _Begin, *, 
     rows: list[tuple[_Begin, Cause, float]] = [
         (slowest, _most(split.uneven), float(split.uneven.sum())),
         (straggler, _most(split.slow), float(split.slow.sum())),
-        (_Begin(Root.CHANCE), Cause.STAGE_IMBALANCE, split.chance),
+        (chance, Cause.STAGE_IMBALANCE, split.chance),
         (_Begin(Root.DEPTH), Cause.STAGE_IMBALANCE, split.shallow),
         *((_Begin(root), max(part, key=part.__getitem__), sum(part.values())) for root, part in parts.items()),
         *((_Begin(root), cause, rest[cause]) for cause, root in _OF_CAUSE.items()),

@@ -37,6 +37,7 @@ class StageBalance:
         slow: for those that were slow for a while.
         chance: for those that by chance took longer than usual for a micro-batch.
         content: for micro-batches that take longer than others on every stage.
+        excess: what chance adds to a stage's compute.
     """
 
     usual: Floats
@@ -46,6 +47,7 @@ class StageBalance:
     slow: Floats
     chance: Floats
     content: Floats
+    excess: Floats
 
 
 def balance_of(ledger: Ledger, stragglers: Sequence[Straggler]) -> StageBalance | None:
@@ -78,7 +80,9 @@ def balance_of(ledger: Ledger, stragglers: Sequence[Straggler]) -> StageBalance 
     waits = [_lockstep(seconds), _lockstep(factor * slowdown * content), _lockstep(factor * content)]
     equal = _lockstep(np.broadcast_to(factor.mean(axis=0) * content, seconds.shape))
     parts = [np.maximum(0.0, more - less) for more, less in zip(waits, [*waits[1:], equal], strict=True)]
-    return StageBalance((factor * content).sum(axis=1), of_kind[0], of_kind[1], parts[2], parts[1], parts[0], equal)
+    excess = np.maximum(0.0, usual - factor * content).sum(axis=1)
+    usual = (factor * content).sum(axis=1)
+    return StageBalance(usual, of_kind[0], of_kind[1], parts[2], parts[1], parts[0], equal, excess)
 
 
 def _ratio(seconds: Floats) -> Floats:

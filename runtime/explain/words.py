@@ -196,6 +196,13 @@ def _straggler(finding: Finding, about: RunWords) -> str:
     return f"Stage {finding.stage} computed {ratio} as long as usual {when}: {_waiting(finding)}."
 
 
+def _chance(finding: Finding, about: RunWords) -> str:
+    if finding.stage is not None:
+        return f"Stage {finding.stage} takes longer than usual for some of its micro-batches: {_waiting(finding)}."
+    text = f"Stage times that vary by chance take {_part(finding)}"
+    return f"{text}: now and then a stage takes longer than it usually does for such a micro-batch."
+
+
 def _micro_batches(finding: Finding, about: RunWords) -> str:
     evidence, by_cause = finding.evidence, finding.by_cause
     assert finding.cause is not None
@@ -418,8 +425,7 @@ _WORDS = {
     Root.STRAGGLER: _Words("a stage that was slow for a while", _straggler, "A look at what else its device did then"),
     Root.CHANCE: _Words(
         "stage times that vary by chance",
-        "Stage times that vary by chance take {}: now and then a stage takes longer than it usually does for such a "
-        "micro-batch.",
+        _chance,
         "One micro-batch more in flight (parallel.depth), or devices without other work,",
     ),
     Root.MICRO_BATCHES: _Words("micro-batches that differ", _micro_batches, _even_policy, ("scheduler",)),

@@ -132,7 +132,7 @@ class _MeasuringRank:
             if worker.stage.mesh.is_last:
                 worker.sample(message, out)
 
-        return self._probe.measure(compute)
+        return self._probe.measure(compute, decodes_only=not point.chunk)
 
     def _keep_sampled(
         self, _: torch.nn.Module, args: tuple[torch.Tensor | None, ...]

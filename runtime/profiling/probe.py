@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,10 +11,13 @@ from torch import nn
 
 from ...models.attention.backend import AttentionBackend
 from ...models.batch import RaggedBatch
+from ...models.batch_context import BatchContext
+from ...models.decode_layers import DecodeLayers
 from ...models.decoder import Attention, DecoderLayer, FeedForward
 from ...models.stage import Stage
 
 LAYER_OPERATORS = ("preproj", "attn", "postproj", "ffn_ln1", "ffn_ln2")
+_OF_A_LAYER = (*LAYER_OPERATORS, "others")
 
 
 class Probe:
@@ -22,7 +25,8 @@ class Probe:
 
     On a CPU a mark is the clock's time. On CUDA it is an event. Where the host lags behind the device, the gap counts
     as time of the operator that waits for its launch. Marks take time on the host too, so the micro-batch runs once
-    more without them, and the operators' times are scaled to that total.
+    more without them, and the operators' times are scaled to that total. Decodes that go through all layers in one call
+    run layer by layer first, and their operators are scaled to the time of that call.
     """
 
     def __init__(self, stage: Stage) -> None:
@@ -30,6 +34,7 @@ class Probe:
         self._marks: list[tuple[str, Any]] = []
         self._is_marking = True
         self._num_layers = len(stage.decoder)
+        self._stage, self._decodes = stage, stage.decodes and _MarkedDecodes(stage.decodes, self._mark_operator)
         if stage.embedding is not None:
             self._add_hooks("embedding", stage.embedding)
         for layer in stage.decoder:
@@ -62,13 +67,19 @@ class Probe:
         else:
             self._marks.append((name, time.perf_counter()))
 
-    def measure(self, compute: Callable[[], object]) -> dict[str, float]:
+    def measure(self, compute: Callable[[], object], *, decodes_only: bool = False) -> dict[str, float]:
         """Run `compute`, which computes one micro-batch, and return seconds by part of it.
 
         A layer's operators and `others` are averages over the layers. `embedding` is the stage's embedding, `step` all
         else before the first layer, `head` all after the last layer, and `total` the whole micro-batch.
         """
+        self._stage.decodes = None
         parts = self._measure_marked(compute)
+        if self._decodes is not None and decodes_only:
+            self._stage.decodes = self._decodes
+            whole = self._measure_marked(compute)
+            scale = sum(map(whole.__getitem__, _OF_A_LAYER)) / sum(map(parts.__getitem__, _OF_A_LAYER))
+            return whole | {name: scale * parts[name] for name in _OF_A_LAYER}
         if not self._is_cuda:
             return parts
         self._is_marking = False
@@ -101,7 +112,7 @@ class Probe:
                 spent[name] = spent.get(name, 0.0) + seconds - began.pop(name)
                 layers_end = seconds if name == "layer" else layers_end
         end = began["end"]
-        each = {name: spent[name] / self._num_layers for name in LAYER_OPERATORS}
+        each = {name: spent.get(name, 0.0) / self._num_layers for name in LAYER_OPERATORS}
         embedding = spent.get("embedding", 0.0)
         others = (layers_end - layers_begin) / self._num_layers - sum(each.values())
         return each | {
@@ -134,4 +145,19 @@ class _MarkedBackend(AttentionBackend):
         self._mark("attn")
         out = self._backend.attend(q_TKGD, keys_SKD, values_SKD, plan)
         self._mark("attn")
+        return out
+
+
+class _MarkedDecodes(DecodeLayers):
+    """The call that takes decodes through all layers, marked as one layer."""
+
+    def __init__(self, decodes: DecodeLayers, mark: Callable[[str], None]) -> None:
+        self.takes = decodes.takes  # type: ignore[method-assign]
+        self._compute = decodes.compute
+        self._mark = mark
+
+    def compute(self, x_TH: torch.Tensor, contexts: Sequence[BatchContext]) -> torch.Tensor:
+        self._mark("layer")
+        out = self._compute(x_TH, contexts)
+        self._mark("layer")
         return out

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from ...conf.errors import ConfigError
+from ...conf.errors import ConfigError, reason
 from ...conf.row_files import gunzipped
 
 _AT_ONCE = 1 << 20  # characters
@@ -47,7 +47,7 @@ class ChromeTrace:
             with self.path.open("rb") as file:
                 yield from self._read(io.TextIOWrapper(gunzipped(file), encoding="utf-8-sig", errors="replace"))
         except (OSError, EOFError, zlib.error) as error:
-            raise ConfigError(f"{self.path}: cannot be read as a trace, damaged or cut off ({error})") from error
+            raise ConfigError(f"{self.path}: not a readable trace, damaged or cut off ({reason(error)})") from error
 
     def _read(self, file: IO[str]) -> Iterator[dict[str, Any]]:
         head = file.read(_AT_ONCE)

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from ...conf import strict_json
-from ...conf.errors import ConfigError
+from ...conf.errors import ConfigError, reason
 from ...conf.row_files import open_rows
 from ...conf.user_path import user_path
 from ...conf.workloads import ShareGptConfig
@@ -90,6 +90,6 @@ def _read(path: Path) -> list[msgspec.Raw]:
             raise ConfigError(f"{path}: {_WRONG}; its first object has {has or 'nothing'}")
         return [row for row, one in found if one is not None and len(one.conversations or ()) >= 2]
     except (OSError, EOFError, zlib.error) as error:
-        raise ConfigError(f"workload.path={path}: cannot be read ({error})") from None
+        raise ConfigError(f"workload.path={path}: cannot be read ({reason(error)})") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: {_WRONG} ({error})") from None

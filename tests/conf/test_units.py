@@ -54,6 +54,14 @@ def test_a_former_name_is_answered_with_the_present_one(rate: str, capsys: pytes
     assert f"'{present_name(rate)}'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("count", ["num_requests", "request_count"])
+def test_a_load_tester_s_name_of_the_count_is_answered_with_ours(
+    count: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", f"workload.{count}=3"]) == 2
+    assert capsys.readouterr().err.endswith(f"workload.{count}: unknown key; did you mean 'workload.num_prompts'?\n")
+
+
 def test_a_recorded_config_with_former_names_is_read() -> None:
     config = compose_one(["cluster=pcie", "hardware=a100-80g"], SimulateConfig, "simulate")
 

@@ -179,7 +179,10 @@ def test_a_server_that_answers_nothing_is_one_error() -> None:
     ("words", "line"),
     [
         (["url=ftp://x"], "url='ftp://x': must be null or http://HOST:PORT"),
-        (["url=http://127.0.0.1:9"], "url=http://127.0.0.1:9: [Errno 111] Connect call failed ('127.0.0.1', 9)"),
+        (
+            ["url=http://127.0.0.1:9"],
+            "url=http://127.0.0.1:9: no OpenAI-compatible server answers there (connection refused)",
+        ),
         (
             ["url=http://127.0.0.1:9", "scheduler=sarathi,orca_best"],
             "url=http://127.0.0.1:9: the server has its own policy; give no list of them as scheduler",

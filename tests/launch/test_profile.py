@@ -122,16 +122,18 @@ def test_stages_side_by_side_and_what_lies_between_them(tmp_path: Path, ray_laun
 
 
 @pytest.mark.slow
-def test_tensor_parallel_ranks_measure_as_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", ["tiny", "shipped"])
+def test_tensor_parallel_ranks_measure_as_one(model: str, tmp_path: Path) -> None:
+    """Layer by layer, and where decodes go through all layers of `shipped` in one C++ call."""
     plan = plan_profile(
         config(
-            "model=tiny",
+            f"model={model}",
             "parallel=tp2",
             "parallel.threads=1",
             "max_tokens=16",
             "max_context=16",
             "max_decodes=1",
-            "num_layers=1",
+            "num_layers=2",
         )
     )
     folder = ProfileFolder(tmp_path)
@@ -140,9 +142,14 @@ def test_tensor_parallel_ranks_measure_as_one(tmp_path: Path) -> None:
     samples = folder.operators()
     assert (plan.about.tp, plan.about.ranks) == (2, 2)
     assert [(s.stage, s.point) for s in sorted(samples)] == [(0, point) for point in sorted(plan.operators)]
-    assert min(s.seconds["postproj"] for s in samples) > 0
+    parts = ("preproj", "attn", "postproj", "ffn_ln1", "ffn_ln2", "others")
+    for each in samples:
+        assert min(each.seconds[name] for name in parts) > 0
+        layers = 2 * sum(each.seconds[name] for name in parts)
+        whole = layers + sum(each.seconds[name] for name in ("embedding", "step", "head"))
+        assert whole == pytest.approx(each.seconds["total"], rel=1e-3)
     read_measured(str(tmp_path), plan.plan.arch, pp=1, tp=2, dtype="float32")
-    with pytest.raises(ConfigError, match="measured tiny with tp=2; this model has tp=1"):
+    with pytest.raises(ConfigError, match=f"measured {model} with tp=2; this model has tp=1"):
         read_measured(str(tmp_path), plan.plan.arch, pp=1, tp=1, dtype="float32")
 
 

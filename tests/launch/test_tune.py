@@ -115,8 +115,8 @@ def test_capacity_of_two_policies(here: Path, capfd: pytest.CaptureFixture[str])
         assert 0 < row["if_times_are_off"]["low"] < row["mean"] < row["if_times_are_off"]["high"]
     error = loaded(here / "out" / "capacity.json")["cost_error"]
     assert f"stage times may be off by {error['low']:+.0%} to {error['high']:+.0%} ({error['source']})" in printed
-    lines = [line for line in printed.splitlines() if line.startswith("gapless simulate ")]
-    assert len(lines) == 2
+    lines = re.findall(r"^simulates (.+) at the first seed's rate:\n  (gapless simulate .*)", printed, re.MULTILINE)
+    assert [label for label, _ in lines] == ["sarathi", "orca_best"]
     first, second = told
     pairs = list(zip(first["by_seed"], second["by_seed"], strict=False))
     less = max(told, key=lambda row: row["less_than_best"]["mean"])["less_than_best"]
@@ -128,7 +128,7 @@ def test_capacity_of_two_policies(here: Path, capfd: pytest.CaptureFixture[str])
     assert (said[0], said[3], int(said[4])) == (best["policy"], other["policy"], len(pairs))
     assert float(said[1]) == pytest.approx(best["mean"], rel=0.01)
     assert float(said[2]) == pytest.approx(less["mean"], rel=0.02)
-    again = composed(SimulateConfig, "simulate", *shlex.split(lines[1])[2:])
+    again = composed(SimulateConfig, "simulate", *shlex.split(lines[1][1])[2:])
     assert again.scheduler == OrcaBestConfig()
     assert again.workload.request_rate == told[1]["by_seed"][0]
 

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ....conf.errors import ConfigError
+from ....conf.errors import ConfigError, reason
 from ....conf.user_path import user_path
 from ...core.features import FEATURES, Features, weigh, weigh_all
 from ...core.least_squares import non_negative
@@ -38,7 +38,7 @@ def read_profile(folder: str | None, num_stages: int) -> list[list[float]] | Non
         weights = msgspec.json.decode(path.read_text(encoding="utf-8-sig"), type=dict[str, list[object]])["weights"]
         profile = msgspec.convert(weights, list[list[float]])
     except (OSError, KeyError, UnicodeDecodeError, msgspec.MsgspecError) as error:
-        raise ConfigError(f"scheduler.profile={folder}: no stage times in it ({path.name}: {error})") from None
+        raise ConfigError(f"scheduler.profile={folder}: no stage times in it ({path.name}: {reason(error)})") from None
     if [len(stage) for stage in profile] != [len(FEATURES)] * num_stages:
         raise ConfigError(f"scheduler.profile={folder}: holds times of {len(profile)} stages, not of {num_stages}")
     return profile

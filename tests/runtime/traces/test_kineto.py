@@ -325,7 +325,7 @@ BACKWARD = gpu_event("cpu_op", "autograd::engine::evaluate_function: MmBackward0
         (bad('{"a": 1}'), "a.json: not a Chrome trace, it has no traceEvents"),
         (bad(GOOD[:-40]), "a.json: damaged or cut off, its list of events does not end"),
         (bad(GOOD[:-1] + ","), "a.json: damaged or cut off after its events"),
-        (bad(gzip.compress(GOOD.encode())[:-20]), "a.json: cannot be read as a trace, damaged or cut off"),
+        (bad(gzip.compress(GOOD.encode())[:-20]), "a.json: not a readable trace, damaged or cut off"),
         (bad('{"traceEvents": [{"ph": "X", "cat": "kernel"}]}'), "a.json: damaged, or not the torch profiler's"),
         (bad('{"traceEvents": []}'), "a.json: no trace of a rank: neither kernels nor operators in it"),
         (

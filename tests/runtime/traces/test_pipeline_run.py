@@ -95,6 +95,23 @@ def test_a_slow_stage_is_named_first(slow: int, is_bare: bool) -> None:
     assert first.startswith(f"Stage {slow} takes 2.0 times as long as the other")
 
 
+@pytest.mark.parametrize("slow", [0, 1])
+@pytest.mark.parametrize("is_bare", [False, True])
+@pytest.mark.parametrize(("every", "late"), [(1, 0.005), (3, 0.0)])
+def test_a_slow_stage_is_named_first_where_dispatch_is_late_or_few_are_slow(
+    every: int, late: float, slow: int, is_bare: bool
+) -> None:
+    work = []
+    for number in range(60):
+        own = 0.04 if number % every == 0 else 0.02
+        first, second = (own, 0.02) if slow == 0 else (0.02, own)
+        work.append(MicroBatch(first, second, 0.001, late, 64 * (number % 2), 4))
+    traces, _ = two_ranks(work)
+    run = run_of_traces([replace(trace, steps=[], stage=None) for trace in traces] if is_bare else traces)
+    first_sentence = AnalysedRun.of(run.record, RunInfo({}, title="imported")).words[0]
+    assert first_sentence.startswith(f"Stage {slow} takes {'longer' if every > 1 else '2.0 times'}")
+
+
 def test_uneven_micro_batches_of_which_nothing_is_known_are_unknown() -> None:
     short, long = MicroBatch(0.01, 0.01, 0.001, 0.0, 8, 1), MicroBatch(0.05, 0.05, 0.001, 0.0, 40, 1)
     traces, _ = two_ranks([short, long] * 10)

@@ -330,7 +330,7 @@ def chat(content: Any, **fields: Any) -> dict[str, Any]:
 
 
 def tool(name: str, parameters: Any = None) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+    return {"type": "function", "function": {"name": name, "parameters": parameters, "strict": True}}
 
 
 NAMED = {"type": "function", "function": {"name": "g"}}

@@ -74,11 +74,11 @@ def outputs(stage: Stage) -> list[torch.Tensor]:
 
 def compare(groups: Groups, arch: Architecture, dtype: str, quantization: str | None, cache: str = "auto") -> None:
     together, apart = (make(arch, dtype, quantization, groups, cache) for _ in range(2))
-    assert together._decodes is not None
+    assert together.decodes is not None
     calls = []
-    compute = together._decodes.compute
-    together._decodes.compute = lambda *given: calls.append(len(given[0])) or compute(*given)  # type: ignore
-    apart._decodes = None
+    compute = together.decodes.compute
+    together.decodes.compute = lambda *given: calls.append(len(given[0])) or compute(*given)  # type: ignore
+    apart.decodes = None
     for found, expected in zip(outputs(together), outputs(apart), strict=True):
         assert found.isfinite().all()
         assert found.equal(expected)
@@ -134,13 +134,13 @@ def test_layers_with_other_parts_compute_one_by_one(name: str) -> None:
             assert isinstance(layer.ffn, FeedForward)
             packed = layer.ffn.fc1.packed
             assert (isinstance(packed, CppProduct) and packed.most_rows > 0) == (quantization is not None)
-        assert stage._decodes is None
+        assert stage.decodes is None
 
 
 @pytest.mark.usefixtures("one_thread")
 def test_chunks_compute_one_by_one() -> None:
     with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 60) as groups:
-        decodes = make(LLAMA, "float32", "int4", groups)._decodes
+        decodes = make(LLAMA, "float32", "int4", groups).decodes
         assert decodes is not None
         stage = make(LLAMA, "float32", "int4", groups)
         mixed = RaggedBatch.of(list(range(12)), PROMPTS[:1], [Segment(3, 1, [2])], [10, 11])

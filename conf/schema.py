@@ -57,8 +57,7 @@ class ModelConfig:
     tokenizer: str | None = None
     """a folder or tokenizer.json; null: the one beside the weights, else UTF-8 bytes"""
     generation_config: str | None = "auto"
-    """a folder or generation_config.json whose sampling values are taken where none are given; auto: the one beside the
-    weights; null: none"""
+    """a folder or generation_config.json with default sampling values; auto: the one beside the weights; null: none"""
     dtype: Dtype = "auto"
     """auto: bfloat16 on CUDA, and on a CPU with AVX-512 BF16 or AMX where the checkpoint has 16 bits or fewer; else
     float32"""

@@ -110,8 +110,10 @@ def read_prompts(config: GenerateConfig, stdin: StandardInput) -> list[Prompt]:
             found = _read(file, source, config.sampling, is_json=path.suffix.lower() in _JSON_SUFFIXES)
     if not found:
         raise ConfigError(f"{source}: no prompts in it")
+    defaults = to_mapping(SamplingParams())
+    of_rows = [to_mapping(params) for params in dict.fromkeys(prompt.params for prompt in found)]
     for name, value in to_mapping(config.sampling).items():
-        if value != to_mapping(SamplingParams())[name] and all(to_mapping(p.params)[name] != value for p in found):
+        if value != defaults[name] and all(row[name] != value for row in of_rows):
             _log.warning("sampling.%s=%s: overridden by each row of %s", name, value, source)
     return found
 

@@ -80,9 +80,9 @@ def balance_of(ledger: Ledger, stragglers: Sequence[Straggler]) -> StageBalance 
     waits = [_lockstep(seconds), _lockstep(factor * slowdown * content), _lockstep(factor * content)]
     equal = _lockstep(np.broadcast_to(factor.mean(axis=0) * content, seconds.shape))
     parts = [np.maximum(0.0, more - less) for more, less in zip(waits, [*waits[1:], equal], strict=True)]
-    excess = np.maximum(0.0, usual - factor * content).sum(axis=1)
-    usual = (factor * content).sum(axis=1)
-    return StageBalance(usual, of_kind[0], of_kind[1], parts[2], parts[1], parts[0], equal, excess)
+    expected = factor * content
+    excess = np.maximum(0.0, usual - expected).sum(axis=1)
+    return StageBalance(expected.sum(axis=1), of_kind[0], of_kind[1], parts[2], parts[1], parts[0], equal, excess)
 
 
 def _ratio(seconds: Floats) -> Floats:

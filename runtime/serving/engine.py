@@ -74,7 +74,7 @@ class ServingEngine:
         self._ledger = RunningLedger(plan.limits.depth.most)
         self._stragglers = RunningStragglers()
         self._unfinished: dict[int, Request] = {}
-        self._held: dict[int, Request] = {}  # while their structured outputs compile
+        self._held: set[int] = set()  # numbers of requests whose structured outputs compile
         self._ready: list[Request] = []  # of those, whose structured outputs the ranks have now
         self._compiled: OrderedDict[StructuredOutputs, None] = OrderedDict()  # that the ranks have, the newest last
         self._is_closing = False
@@ -109,7 +109,8 @@ class ServingEngine:
         while self._ready:
             request = self._ready.pop(0)
             self._use(request.params.structured_outputs)
-            if self._held.pop(request.id, None) is not None:  # else it was aborted
+            if request.id in self._held:  # else it was aborted
+                self._held.remove(request.id)
                 self._admit(request, self._coordinator.clock.now())
         while self._readable.select(0):
             try:
@@ -148,7 +149,7 @@ class ServingEngine:
             self._use(wanted)
             self._admit(request)
         else:
-            self._held[request.id] = request
+            self._held.add(request.id)
             self._core.pipeline.compile(wanted, partial(self._ready.append, request))
 
     def _use(self, wanted: StructuredOutputs | None) -> None:
@@ -168,7 +169,7 @@ class ServingEngine:
 
     def _abort(self, numbers: list[int]) -> None:
         for number in numbers:
-            self._held.pop(number, None)
+            self._held.discard(number)
             request = self._unfinished.get(number)
             if request is not None and not request.is_finished:
                 self._coordinator.abort(request)

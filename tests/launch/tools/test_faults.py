@@ -1,4 +1,4 @@
-"""A call, or an answer beside tools, goes on where a rank that was writing it dies, or the whole server."""
+"""Calls, and answers of requests with tools, continue after a rank or the whole server dies."""
 
 from __future__ import annotations
 

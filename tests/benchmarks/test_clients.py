@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from benchmarks.clients.__main__ import drive, scripts_of, server_of, table
+import httpx2
+
+from benchmarks.clients.__main__ import SCHEMA, drive, scripts_of, server_of, table
 from tests.support.scripted import scripted_model
 
 
@@ -22,3 +24,14 @@ def test_the_outputs_for_each_client_make_a_model(tmp_path: Path) -> None:
     """Its scripts share no token, or it is refused."""
     for name, client in table().items():
         scripted_model(tmp_path / name, scripts_of(client), "")
+
+
+def test_a_model_says_the_tool_of_its_script_also_where_a_grammar_forces_bytes(tmp_path: Path) -> None:
+    """The name `json"` is one token; the tool of another script may be called too."""
+    tools = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in ("get_weather", "json")]
+    body = {"messages": [{"role": "user", "content": "case:schema;"}], "tools": tools, "tool_choice": "required"}
+    with server_of(table()["ai-sdk-anthropic"], tmp_path) as url:
+        for seed in range(8):
+            answer = httpx2.post(f"{url}/v1/chat/completions", json=body | {"seed": seed}, timeout=60).json()
+            (call,) = answer["choices"][0]["message"]["tool_calls"]
+            assert call["function"]["name"] == "json"

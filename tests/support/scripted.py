@@ -70,7 +70,7 @@ def scripted_model(
             if _as_bytes(value) in known:
                 continue
             pieces = _cut(value, known, rng)
-            weights |= {(piece, name): 0.3 for piece in pieces if '"' not in piece}
+            weights |= {(piece, name): 0.3 for piece in pieces if '"' not in piece or piece == pieces[0]}
             weights[pieces[0], '"'] = 0.5 + number / 50
             follows |= dict(itertools.pairwise(pieces))
     ids = {text: number for number, text in enumerate(known)}

@@ -275,11 +275,3 @@ class Architecture:
         learned = self.max_position * self.hidden_size if self.position == "learned" else 0
         layers = sum(n * self.params_of(kind) for kind, n in self.kinds.items())
         return layers + self.embedding_params + head + learned
-
-    @property
-    def active_params(self) -> int:
-        """Number of parameters that compute a token: all but those of the experts that it is not routed to."""
-        if self.experts is None:
-            return self.num_params
-        idle = self.experts.num_experts - self.experts.experts_per_token
-        return self.num_params - self.expert_layers * idle * self.expert_params

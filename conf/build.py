@@ -224,7 +224,7 @@ def load_group(group: str, name: str, key: str | None = None) -> dict[str, Any]:
         raise ConfigError(f"{key or group}={name}: unknown{nearest(name, names)}")
     if (members := _WITHOUT_FILES.get(group)) is not None:
         return {"name": name} | defaults(members[name])
-    return typing.cast(dict[str, Any], _read(f"{group}/{name}"))
+    return typing.cast(dict[str, Any], read_yaml(f"{group}/{name}"))
 
 
 def grid_of(name: str) -> dict[str, int] | None:
@@ -235,7 +235,7 @@ def grid_of(name: str) -> dict[str, int] | None:
 
 def load_command(command: str) -> tuple[dict[str, Any], dict[str, str | None]]:
     """Load the keys of `conf/<command>.yaml`, and the command's groups with their default choices; None: of none."""
-    primary = _read(command)
+    primary = read_yaml(command)
     choices = {
         group: entry[group]
         for entry in primary.get("defaults", ())
@@ -255,7 +255,8 @@ def load_hardware(name: str, key: str = "hardware") -> HardwareConfig:
     return build(HardwareConfig, load_group("hardware", name, key), "hardware")
 
 
-def _read(name: str) -> Any:
+def read_yaml(name: str) -> Any:
+    """Return what `conf/<name>.yaml` holds; an empty mapping where there is no such file."""
     file = resources.files(__package__).joinpath(f"{name}.yaml")
     return (yaml.load(file.read_text(encoding="utf-8"), _Loader) if file.is_file() else None) or {}
 

@@ -56,8 +56,11 @@ def _main(arguments: list[str]) -> int:
     except Exception as error:
         if os.strerror(errno.EMFILE) in str(error):  # an OSError, or a RuntimeError of torch, or of a rank
             return _fail(error, 1, f"{os.strerror(errno.EMFILE)}: raise the limit, as by `ulimit -n 4096`")
-        if isinstance(error, RuntimeError) and _is_pipeline_error(error):
-            return _fail(error, 1)
+        if isinstance(error, RuntimeError):
+            from ..runtime.pipeline.protocol import PipelineError
+
+            if isinstance(error, PipelineError):
+                return _fail(error, 1)
         if (line := blame(error)) is not None:  # an error in a plug-in or in the user's own policy
             return _fail(error, 2, line)
         if isinstance(error, ValueError):
@@ -156,12 +159,6 @@ def _is_folder_gone() -> bool:
     except FileNotFoundError:
         return True
     return False
-
-
-def _is_pipeline_error(error: RuntimeError) -> bool:
-    from ..runtime.pipeline.protocol import PipelineError
-
-    return isinstance(error, PipelineError)
 
 
 def _fail(error: Exception, code: int, line: str | None = None) -> int:

@@ -10,6 +10,7 @@ import os
 import re
 import typing
 from collections.abc import Iterable, Mapping
+from importlib import resources
 from types import MappingProxyType
 
 from ..conf.build import dotted_keys, group_names, load_command
@@ -17,45 +18,6 @@ from ..conf.errors import ConfigError, nearest
 from .commands import COMMANDS, Command
 from .options import OPTIONS, Option, options_of
 
-_INSTALL = {
-    "bash": """\
-_gapless() {
-    local IFS=$'\\n' word="${COMP_LINE:0:COMP_POINT}"
-    word="${word##* }"
-    COMPREPLY=($(COMP_LINE="$COMP_LINE" COMP_POINT="$COMP_POINT" "$1" --shell-completion query=bash 2>/dev/null))
-    if [[ $COMP_WORDBREAKS == *=* && $word == *=* ]]; then  # bash then completes only what follows the last =
-        COMPREPLY=("${COMPREPLY[@]#"${word%"${word##*=}"}"}")
-    fi
-}
-complete -o nospace -o default -F _gapless gapless""",
-    "zsh": """\
-_gapless() {
-    local -a found
-    local line="${(j: :)words[1,CURRENT]}"
-    found=("${(@f)$(COMP_LINE="$line" COMP_POINT="${#line}" "${words[1]}" --shell-completion query=zsh 2>/dev/null)}")
-    if [[ -n "${found[1]}" ]]; then
-        compadd -Q -S '' -a found
-    else
-        compset -P '*='
-        _files
-    fi
-}
-(( $+functions[compdef] )) || { autoload -Uz compinit && compinit; }
-compdef _gapless gapless""",
-    "fish": """\
-function _gapless
-    set -l line (commandline -cp)
-    set -l found (COMP_LINE=$line COMP_POINT=(string length -- $line) gapless --shell-completion query=fish 2>/dev/null)
-    if test (count $found) -gt 0
-        printf '%s\\n' $found
-    else
-        set -l word (commandline -ct)
-        set -l key (string match -r '^[^=]*=' -- $word)
-        printf '%s\\n' "$key"(__fish_complete_path (string replace -r '^[^=]*=' '' -- $word))
-    end
-end
-complete -c gapless -f -a '(_gapless)'""",
-}
 _UNINSTALL = {
     "bash": "complete -r gapless; unset -f _gapless",
     "zsh": "compdef -d gapless; unfunction _gapless",
@@ -75,10 +37,10 @@ def answer(request: str) -> str:
     what, _, shell = request.partition("=")
     if what not in ("install", "uninstall", "query"):
         raise ConfigError(f"--shell-completion={request}: must be install=SHELL or uninstall=SHELL")
-    if shell not in _INSTALL:
-        raise ConfigError(f"--shell-completion={request}: unknown shell{nearest(shell, _INSTALL)}")
+    if shell not in _UNINSTALL:
+        raise ConfigError(f"--shell-completion={request}: unknown shell{nearest(shell, _UNINSTALL)}")
     if what == "install":
-        return _INSTALL[shell]
+        return resources.files(__package__).joinpath("completions", shell).read_text(encoding="utf-8").rstrip()
     if what == "uninstall":
         return _UNINSTALL[shell]
     line = os.environ.get("COMP_LINE", "")

@@ -242,7 +242,8 @@ class _CommandLine(Generic[E]):
             valid = group_names(key) if key in GROUPS else self.loader.get_group_options(key)
             if not valid:
                 raise ConfigError(f"{key}: unknown group of hydra's")
-            for name in (name for name in names if name not in (*valid, *self.own) and not _is_grid(key, name)):
+            others = (name for name in names if name not in (*valid, *self.own))
+            for name in (name for name in others if key != "parallel" or grid_of(name) is None):
                 if extra := EXTRAS.get(f"{key}={name}"):
                     raise ConfigError(
                         f"{key}={name}: not installed; pip install '.[{extra}]' in a checkout installs it"
@@ -430,10 +431,6 @@ def _store(cls: type[EngineConfig], parallel: str) -> None:
     for group in families(cls):
         for name in group_names(group):
             store(group=group, name=name, node=load_group(group, name))
-
-
-def _is_grid(key: str, name: str) -> bool:
-    return key == "parallel" and grid_of(name) is not None
 
 
 def literal(value: Any) -> str:

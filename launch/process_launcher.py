@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import asdict
 
@@ -14,14 +14,14 @@ from ..conf.clusters import ClusterConfig
 from ..conf.errors import ConfigError
 from ..conf.schema import HardwareConfig, ParallelConfig
 from ..parallel.control import Endpoint
-from ..parallel.real_placement import Place
+from ..runtime.pipeline.launcher import Launcher
 from .signals import how_ended
 from .stderr_log import messages_on_stderr
 
 _END_S = 5.0  # for a rank to end after the coordinator has said so
 
 
-class ProcessLauncher:
+class ProcessLauncher(Launcher):
     """Starts each rank in a session of its own: the coordinator ends them, and they end when it has died."""
 
     can_replace = True
@@ -57,23 +57,11 @@ class ProcessLauncher:
             json.dump({"endpoint": asdict(endpoint), "rank": rank, "timeout_s": self._timeout_s}, process.stdin)
         self._ranks[rank] = process
 
-    def places(self) -> dict[int, Place]:
-        """Return nothing: ranks know as much."""
-        return {}
-
     def replace(self, ranks: Collection[int], endpoint: Endpoint) -> None:
         """See `Launcher.replace`."""
         for rank in ranks:
             self._end(rank, 0.0)
             self._start(rank, endpoint)
-
-    def unplaced(self) -> set[int]:
-        """Return nothing: a rank starts again where it was."""
-        return set()
-
-    def keep(self, ranks: Sequence[int], endpoint: Endpoint, parallel: ParallelConfig) -> None:
-        """Fail: it is called only where a rank has no place."""
-        raise AssertionError("each rank has a place")
 
     def poll(self) -> dict[int, str]:
         """See `Launcher.poll`."""

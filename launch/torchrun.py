@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import timedelta
@@ -29,7 +29,7 @@ from ..conf.errors import ConfigError
 from ..conf.schema import HardwareConfig, ParallelConfig
 from ..parallel.control import Endpoint
 from ..parallel.openmp import choose_waiting
-from ..parallel.real_placement import Place
+from ..runtime.pipeline.launcher import Launcher
 from .signals import how_ended
 from .stderr_log import messages_on_stderr
 
@@ -45,8 +45,8 @@ _SELF = [sys.executable, "-m", "gapless.launch.torchrun"]
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
-class TorchrunLauncher:
-    """Has the keepers that torchrun started run the ranks' processes."""
+class TorchrunLauncher(Launcher):
+    """Has the keepers that torchrun started run the ranks' processes. A keeper stays, so that each rank has a place."""
 
     can_replace = True
 
@@ -84,10 +84,6 @@ class TorchrunLauncher:
             self._tell(rank, endpoint)
         self._keeper = subprocess.Popen(_SELF, env=os.environ | {_ROLE_ENV: "keeper"})
 
-    def places(self) -> dict[int, Place]:
-        """Return nothing: torchrun does not tell where its processes are."""
-        return {}
-
     def _tell(self, rank: int, endpoint: Endpoint | None) -> None:
         """Have a rank's keeper start its next process. Without an endpoint, there is none, and the keeper ends."""
         number = self._number[rank] = self._number.get(rank, -1) + 1
@@ -99,14 +95,6 @@ class TorchrunLauncher:
         for rank in ranks:
             self._ended.pop(rank, None)
             self._tell(rank, endpoint)
-
-    def unplaced(self) -> set[int]:
-        """Return nothing: a rank starts again under its own keeper."""
-        return set()  # a keeper runs on where it is; when it ends, torchrun ends all of them
-
-    def keep(self, ranks: Sequence[int], endpoint: Endpoint, parallel: ParallelConfig) -> None:
-        """Fail: it is called only where a rank has no place."""
-        raise AssertionError("each rank has a place")
 
     def poll(self) -> dict[int, str]:
         """See `Launcher.poll`. Ends come from the keepers through torchrun's store, or from that of rank 0 itself."""

@@ -78,16 +78,12 @@ class Attention(nn.Module):
         return out if self.factor == 1.0 else out.mul_(self.factor)
 
 
-def _relu2(x: Tensor) -> Tensor:
-    return F.relu(x).square_()
-
-
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,
-    "relu2": _relu2,
+    "relu2": lambda x: F.relu(x).square_(),
 }
 
 

@@ -158,7 +158,7 @@ class Groups:
             store = dist.HashStore()
         _bind_to(rendezvous.host or urlsplit(rendezvous.init_method).hostname or "127.0.0.1")
         if backend == "nccl":
-            nccl.set_variables()
+            os.environ |= nccl.VARIABLES
         try:
             dist.init_process_group(
                 backend,

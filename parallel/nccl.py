@@ -5,7 +5,6 @@ torch must not end a rank by itself, nor close its groups, and a rank that waits
 
 from __future__ import annotations
 
-import os
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -23,11 +22,6 @@ VARIABLES = {
     "TORCH_NCCL_LOG_CPP_STACK_ON_UNCLEAN_SHUTDOWN": "0",  # can hang
 }
 _PIPELINE_CTAS = 2  # thread blocks of a send or receive: one that was posted ahead spins on as many SMs
-
-
-def set_variables() -> None:
-    """Set the variables of this process, whatever they were."""
-    os.environ |= VARIABLES
 
 
 @contextmanager

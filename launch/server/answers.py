@@ -103,7 +103,8 @@ class Answer:
 
     def _reason(self, index: int, reason: str | None) -> str | None:
         """Return why an output has ended, in the API's words."""
-        return "tool_calls" if reason == "stop" and self._num_calls(index) else reason
+        reader = self._readers.get(index)
+        return "tool_calls" if reason == "stop" and reader is not None and reader.num_calls else reason
 
     def _count(self, delta: Delta) -> None:
         """Add a token to the usage."""
@@ -129,10 +130,6 @@ class Answer:
         self._reasoning_tokens += reader.is_reasoning and not self._is_whole
         parts = [*parts, *(reader.finish() if is_last else ())]
         return [part for part in parts if self.speech.shows_reasoning or not isinstance(part, Reasoned)]
-
-    def _num_calls(self, index: int) -> int:
-        """Return how many calls an output has."""
-        return self._readers[index].num_calls if index in self._readers else 0
 
     def _call_id(self, index: int, call: Called) -> str:
         assert self.speech is not None

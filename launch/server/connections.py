@@ -73,8 +73,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self._all_is_sent()
         super().connection_lost(exc)
 
-    # What comes from the client.
-
     def data_received(self, data: bytes) -> None:
         """Parse what has come. A head larger than `MAX_HEAD` bytes is refused with 431."""
         if self.transport.is_closing() or self._is_refused:
@@ -162,8 +160,6 @@ class BoundedProtocol(HttpToolsProtocol):
         else:
             seconds = self.serving.read_timeout_s
             self._refuse(408, f"the request was not complete within serve.read_timeout_s={seconds:g}")
-
-    # What goes to the client.
 
     def pause_writing(self) -> None:
         """Limit the time for which the client may leave its answer unread."""

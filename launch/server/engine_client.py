@@ -311,8 +311,6 @@ class EngineClient:
                 self._process.kill()
             self._process.join()
 
-    # What comes from the engine.
-
     def receive(self, payload: bytes) -> None:
         """Take one message of the engine, encoded as it came."""
         message = from_engine.decode(payload)

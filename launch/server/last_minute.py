@@ -123,7 +123,8 @@ class LastMinute:
         before, after = self._seconds[first].stage_seconds, self._seconds[-1].stage_seconds
         if not before:
             return after
-        return [_minus(late, early) for late, early in zip(after, before, strict=True)]
+        stages = (zip(*stage, strict=True) for stage in zip(after, before, strict=True))
+        return [[round(max(0.0, late - early), 6) for late, early in stage] for stage in stages]
 
     @property
     def _window(self) -> list[_Second]:
@@ -146,7 +147,3 @@ def _percentiles_ms(parts: Sequence[Quantiles]) -> list[float | None]:
 def _stage_seconds(snapshot: Snapshot, now: float) -> list[list[float]]:
     """Return the seconds by stage until now."""
     return [[busy, *idle] for busy, idle in zip(snapshot.busy, snapshot.idle_at(now), strict=True)]
-
-
-def _minus(late: Sequence[float], early: Sequence[float]) -> list[float]:
-    return [round(max(0.0, a - b), 6) for a, b in zip(late, early, strict=True)]

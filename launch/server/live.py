@@ -105,7 +105,7 @@ class Live:
         self._last_minute = client.last_minute
         self._viewers: set[Viewer] = set()
         self._was_started = False
-        client.listen(LiveSpans, self._take_spans)
+        client.listen(LiveSpans, lambda message, payload: self._offer("spans", msgspec.structs.asdict(message)))
         client.listen(Watched, lambda message, payload: self._newest.take(decoder.decode(message.part)))
 
     async def run(self) -> None:
@@ -172,9 +172,6 @@ class Live:
         self._offer("state", self._state())
         if is_second:
             self._offer("second", {"row": self._last_minute.newest_row, **self._window()})
-
-    def _take_spans(self, spans: LiveSpans, payload: bytes) -> None:
-        self._offer("spans", msgspec.structs.asdict(spans))
 
     def _offer(self, name: str, body: dict[str, Any]) -> None:
         event = _event(name, body)

@@ -183,10 +183,6 @@ def _slowdown(found: Snapshot) -> Mapping[Any, float]:
     return {stage: slow.get(stage, 1.0) for stage in range(len(found.slow_seconds))}
 
 
-def _repaired(found: Snapshot) -> Mapping[Any, float]:
-    return {reason: found.recovery.repaired.get(reason, 0) for reason in get_args(FaultReason)}
-
-
 def _waiting(found: Snapshot) -> Mapping[Any, float]:
     is_short = found.is_short_of_kv
     return {"kv_full": found.waiting if is_short else 0, "slots": 0 if is_short else found.waiting}
@@ -204,7 +200,7 @@ _OF_ENGINE: tuple[tuple[type[_Kind], str, str, str, _Read], ...] = (  # kind, na
      lambda s: {"": s.prefix_hits}),
     (_GAUGE, "pipeline_epoch", "Faults of the pipeline that began an epoch.", "", lambda s: {"": s.recovery.epoch}),
     (_COUNTER, "recoveries", "Times that the pipeline recovered from a fault, by what had failed.", "reason",
-     _repaired),
+     lambda s: {reason: s.recovery.repaired.get(reason, 0) for reason in get_args(FaultReason)}),
     (_COUNTER, "recovery_seconds", "Seconds until the pipeline had recovered from a fault, by part.", "part",
      lambda s: {"detect": 0.0, **s.recovery.seconds}),
     (_COUNTER, "stage_busy_seconds", "Seconds that a stage computed.", "stage", lambda s: dict(enumerate(s.busy))),

@@ -10,12 +10,8 @@ from .errors import ApiError, given
 from .tools.hosted import ITEMS, no_message
 
 _ITEMS = (
-    "message",
-    "reasoning",
-    "function_call",
-    "function_call_output",
-    "custom_tool_call",
-    "custom_tool_call_output",
+    *("message", "reasoning", "function_call", "function_call_output"),
+    *("custom_tool_call", "custom_tool_call_output"),
 )
 
 

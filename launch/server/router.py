@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 
 from ...runtime.core.prefix_cache import extend_hashes
 
@@ -68,10 +68,7 @@ class _SentBlocks:
 
     def known(self, hashes: Sequence[bytes]) -> int:
         """Return how many blocks at the beginning of a prompt it was sent."""
-        for number, each in enumerate(hashes):
-            if each not in self._hashes:
-                return number
-        return len(hashes)
+        return len(list(takewhile(self._hashes.__contains__, hashes)))
 
     def add(self, hashes: Sequence[bytes]) -> None:
         # A prefix is of no use without its beginning, which is therefore forgotten last.

@@ -42,9 +42,9 @@ FAMILIES: dict[str, Family] = {
     )
 }
 READERS: dict[str, tuple[Family, Reader]] = {
-    name: (family, reader) for family in FAMILIES.values() for name, reader in family.readers.items()
+    name: (family, reader) for family in FAMILIES.values() for name, reader in family.readers.values()
 }
-NAME_BY_MODEL_TYPE = {kind: name for family in FAMILIES.values() for kind, name in family.model_types.items()}
+NAME_BY_MODEL_TYPE = {kind: name for family in FAMILIES.values() for kind, (name, _) in family.readers.items()}
 TEXT_MODELS = {name: kind for family in FAMILIES.values() for name, kind in family.text_of.items()}
 NOT_MODELLED = {
     "Qwen3NextForCausalLM": "linear attention, which needs a state for each request beside the KV cache",

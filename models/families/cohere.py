@@ -26,15 +26,7 @@ def _cohere(config: ModelValues, theta: float = 500000.0) -> dict[str, Any]:
     if config.get("use_qk_norm", False):
         raise config.unsupported("use_qk_norm=true (LayerNorm of queries and keys, with a weight for each head)")
     return {
-        **rotary(
-            config,
-            default_heads=None,
-            default_head_dim=None,
-            default_max=8192,
-            rope=RopeKeys(default_theta=theta),
-            eps=("layer_norm_eps", 1e-5),
-            tied=True,
-        ),
+        **rotary(config, default_max=8192, rope=RopeKeys(default_theta=theta), eps=("layer_norm_eps", 1e-5), tied=True),
         "norm": "layer_scale",
         "norms": "shared",
         **attention_biases(config),
@@ -56,8 +48,7 @@ def _cohere2(config: ModelValues) -> dict[str, Any]:
 
 COHERE = Family(
     name="cohere",
-    readers={"CohereForCausalLM": _cohere, "Cohere2ForCausalLM": _cohere2},
-    model_types={"cohere": "CohereForCausalLM", "cohere2": "Cohere2ForCausalLM"},
+    readers={"cohere": ("CohereForCausalLM", _cohere), "cohere2": ("Cohere2ForCausalLM", _cohere2)},
     names=replace(LLAMA, neighbours_turn=True),
     about="Command R, R7B and A, Aya Expanse",
     refused="Command R+ (LayerNorm of queries and keys)",

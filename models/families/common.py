@@ -69,9 +69,9 @@ def attention_biases(config: ModelValues, key: str = "attention_bias", *, defaul
 def rotary(
     config: ModelValues,
     *,
-    default_heads: int | None,
-    default_head_dim: int | None,
     default_max: int,
+    default_heads: int | None = None,
+    default_head_dim: int | None = None,
     rope: RopeKeys = _ROPE,
     eps: tuple[str, float] = ("rms_norm_eps", 1e-6),
     act: tuple[str, str] = ("hidden_act", "silu"),

@@ -120,11 +120,10 @@ def _grown(config: ModelValues) -> float:
 
 DEEPSEEK = Family(
     name="deepseek",
-    readers={"DeepseekV2ForCausalLM": _deepseek_v2, "DeepseekV3ForCausalLM": _deepseek_v3},
-    model_types={
-        "deepseek_v2": "DeepseekV2ForCausalLM",
-        "deepseek_v3": "DeepseekV3ForCausalLM",
-        "kimi_k2": "DeepseekV3ForCausalLM",
+    readers={
+        "deepseek_v2": ("DeepseekV2ForCausalLM", _deepseek_v2),
+        "deepseek_v3": ("DeepseekV3ForCausalLM", _deepseek_v3),
+        "kimi_k2": ("DeepseekV3ForCausalLM", _deepseek_v3),
     },
     names=replace(LLAMA, further_layers=True),
     keys=EXPERT_KEYS

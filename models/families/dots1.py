@@ -16,7 +16,7 @@ def _dots1(config: ModelValues) -> dict[str, Any]:
     for key, value in _FIXED.items():
         if config.get(key, value) != value:
             raise config.unsupported(f"{key}={config.get(key)}")
-    fields = rotary(config, default_heads=32, default_head_dim=None, default_max=2048)
+    fields = rotary(config, default_heads=32, default_max=2048)
     width = config.positive("moe_intermediate_size", 1408)
     of = experts_in_groups(
         config,
@@ -35,8 +35,7 @@ def _dots1(config: ModelValues) -> dict[str, Any]:
 
 DOTS1 = Family(
     name="dots1",
-    readers={"Dots1ForCausalLM": _dots1},
-    model_types={"dots1": "Dots1ForCausalLM"},
+    readers={"dots1": ("Dots1ForCausalLM", _dots1)},
     keys=EXPERT_KEYS,
     about="dots.llm1",
 )

@@ -67,16 +67,14 @@ _NAMES = replace(LLAMA, neighbours_turn=True)
 _BIASES = dict.fromkeys(("qkv_bias", "attention_out_bias", "ffn_bias"), "use_bias")
 ERNIE = Family(
     name="ernie",
-    readers={"Ernie4_5ForCausalLM": _ernie},
-    model_types={"ernie4_5": "Ernie4_5ForCausalLM"},
+    readers={"ernie4_5": ("Ernie4_5ForCausalLM", _ernie)},
     names=_NAMES,
     keys=KEYS | _BIASES,
     about="ERNIE 4.5 0.3B",
 )
 ERNIE_MOE = Family(
     name="ernie-moe",
-    readers={"Ernie4_5_MoeForCausalLM": _ernie_moe},
-    model_types={"ernie4_5_moe": "Ernie4_5_MoeForCausalLM"},
+    readers={"ernie4_5_moe": ("Ernie4_5_MoeForCausalLM", _ernie_moe)},
     names=replace(_NAMES, correction="mlp.moe_statics.e_score_correction_bias[0]", further_layers=True),
     keys=EXPERT_KEYS
     | {

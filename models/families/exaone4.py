@@ -12,7 +12,7 @@ from .olmo import NORMS_AFTER
 
 def _exaone4(config: ModelValues) -> dict[str, Any]:
     config.positive("num_key_value_heads", 32)  # null is not allowed
-    fields = rotary(config, default_heads=32, default_head_dim=None, default_max=2048, eps=("rms_norm_eps", 1e-5))
+    fields = rotary(config, default_heads=32, default_max=2048, eps=("rms_norm_eps", 1e-5))
     window = config.positive_or_null("sliding_window", 4096)
     pattern = config.get("sliding_window_pattern", 4)
     if not isinstance(pattern, str) or config.get("layer_types") is None:  # which goes first
@@ -23,8 +23,7 @@ def _exaone4(config: ModelValues) -> dict[str, Any]:
 
 EXAONE4 = Family(
     name="exaone4",
-    readers={"Exaone4ForCausalLM": _exaone4},
-    model_types={"exaone4": "Exaone4ForCausalLM"},
+    readers={"exaone4": ("Exaone4ForCausalLM", _exaone4)},
     names=NORMS_AFTER,
     about="EXAONE 4.0",
 )

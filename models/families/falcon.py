@@ -84,8 +84,7 @@ _KEYS = KEYS | {
 }
 FALCON = Family(
     name="falcon",
-    readers={"FalconForCausalLM": _falcon},
-    model_types={"falcon": "FalconForCausalLM"},
+    readers={"falcon": ("FalconForCausalLM", _falcon)},
     names=_FALCON,
     keys=_KEYS,
     about="Falcon 7B, whose one KV head keeps parallel.tp at 1, and RW without ALiBi",
@@ -93,8 +92,6 @@ FALCON = Family(
 )
 FALCON2 = Family(
     name="falcon2",
-    readers={},
-    model_types={},
     names=replace(_FALCON, attention_norm="ln_attn", ffn_norm="ln_mlp"),
     keys=_KEYS,
     about="Falcon 40B and 180B, Falcon 2 11B: two norms in a layer",

@@ -40,8 +40,8 @@ class Family:
 
     Attributes:
         name: `model.architecture.family`.
-        readers: by name in config.json's `architectures`, what reads the fields of an `Architecture` from it.
-        model_types: the name in `architectures` for each `model_type`.
+        readers: by `model_type` of config.json: the name in its `architectures`, and what reads the fields of an
+            `Architecture` from it.
         names: of the tensors.
         keys: of config.json, by field of the architecture, that decide tensors.
         about: which published models these are, for docs/models.md.
@@ -50,8 +50,7 @@ class Family:
     """
 
     name: str
-    readers: Mapping[str, Reader]
-    model_types: Mapping[str, str]
+    readers: Mapping[str, tuple[str, Reader]] = field(default_factory=dict)
     names: Names = LLAMA
     keys: Mapping[str, str] = field(default_factory=lambda: KEYS)
     about: str

@@ -91,16 +91,14 @@ _GEMMA = replace(
 )
 GEMMA2 = Family(
     name="gemma2",
-    readers={"Gemma2ForCausalLM": _gemma2},
-    model_types={"gemma2": "Gemma2ForCausalLM"},
+    readers={"gemma2": ("Gemma2ForCausalLM", _gemma2)},
     names=_GEMMA,
     about="Gemma 2",
     refused="attention in both directions",
 )
 GEMMA3 = Family(
     name="gemma3",
-    readers={"Gemma3ForCausalLM": _gemma3},
-    model_types={"gemma3_text": "Gemma3ForCausalLM"},
+    readers={"gemma3_text": ("Gemma3ForCausalLM", _gemma3)},
     text_of={"Gemma3ForConditionalGeneration": "gemma3_text"},
     names=_GEMMA,
     about="Gemma 3, also the text model of those that read images",

@@ -38,12 +38,7 @@ def _glm4_moe(config: ModelValues) -> dict[str, Any]:
     for key in ("num_mtp_layers", "num_nextn_predict_layers"):
         config.get(key)  # layers beyond the model's
     fields = rotary(
-        config,
-        default_heads=8,
-        default_head_dim=None,
-        default_max=131072,
-        rope=RopeKeys(default_turned=0.5),
-        eps=("rms_norm_eps", 1e-5),
+        config, default_heads=8, default_max=131072, rope=RopeKeys(default_turned=0.5), eps=("rms_norm_eps", 1e-5)
     )
     width = config.positive("moe_intermediate_size", 1408)
     of = experts_in_groups(
@@ -66,15 +61,13 @@ def _glm4_moe(config: ModelValues) -> dict[str, Any]:
 _GLM = replace(LLAMA, gate="mlp.gate_up_proj", up="mlp.gate_up_proj", neighbours_turn=True)
 GLM = Family(
     name="glm",
-    readers={"GlmForCausalLM": _glm},
-    model_types={"glm": "GlmForCausalLM"},
+    readers={"glm": ("GlmForCausalLM", _glm)},
     names=_GLM,
     about="GLM-4-9B in the layout of transformers",
 )
 GLM4 = Family(
     name="glm4",
-    readers={"Glm4ForCausalLM": _glm4},
-    model_types={"glm4": "Glm4ForCausalLM"},
+    readers={"glm4": ("Glm4ForCausalLM", _glm4)},
     names=replace(
         _GLM,
         attention_norm_after="post_self_attn_layernorm",
@@ -86,8 +79,7 @@ GLM4 = Family(
 )
 GLM4_MOE = Family(
     name="glm4-moe",
-    readers={"Glm4MoeForCausalLM": _glm4_moe},
-    model_types={"glm4_moe": "Glm4MoeForCausalLM"},
+    readers={"glm4_moe": ("Glm4MoeForCausalLM", _glm4_moe)},
     names=replace(LLAMA, further_layers=True),
     keys=EXPERT_KEYS | {"qk_norm": "use_qk_norm"},
     about="GLM-4.5 and 4.6, and their Air",

@@ -44,8 +44,7 @@ def _gpt2(config: ModelValues) -> dict[str, Any]:
 
 GPT2 = Family(
     name="gpt2",
-    readers={"GPT2LMHeadModel": _gpt2},
-    model_types={"gpt2": "GPT2LMHeadModel"},
+    readers={"gpt2": ("GPT2LMHeadModel", _gpt2)},
     names=Names(
         embedding="transformer.wte.weight",
         positions="transformer.wpe.weight",

@@ -19,15 +19,7 @@ def _gpt_neox(config: ModelValues) -> dict[str, Any]:
         raise config.unsupported("add_cross_attention")
     foreign = {"num_key_value_heads", "head_dim"}  # refused as unknown
     own = ModelValues(config.path, {key: value for key, value in config.values.items() if key not in foreign})
-    fields = rotary(
-        own,
-        default_heads=None,
-        default_head_dim=None,
-        default_max=2048,
-        rope=_ROPE,
-        eps=("layer_norm_eps", 1e-5),
-        act=("hidden_act", "gelu"),
-    )
+    fields = rotary(own, default_max=2048, rope=_ROPE, eps=("layer_norm_eps", 1e-5), act=("hidden_act", "gelu"))
     config.asked |= own.asked - foreign
     heads, hidden = fields["num_heads"], fields["hidden_size"]
     if hidden % heads:
@@ -43,8 +35,7 @@ def _gpt_neox(config: ModelValues) -> dict[str, Any]:
 
 GPT_NEOX = Family(
     name="gpt_neox",
-    readers={"GPTNeoXForCausalLM": _gpt_neox},
-    model_types={"gpt_neox": "GPTNeoXForCausalLM"},
+    readers={"gpt_neox": ("GPTNeoXForCausalLM", _gpt_neox)},
     names=Names(
         embedding="gpt_neox.embed_in.weight",
         layer="gpt_neox.layers.{}.",

@@ -37,8 +37,7 @@ def _gpt_oss(config: ModelValues) -> dict[str, Any]:
 
 GPT_OSS = Family(
     name="gpt-oss",
-    readers={"GptOssForCausalLM": _gpt_oss},
-    model_types={"gpt_oss": "GptOssForCausalLM"},
+    readers={"gpt_oss": ("GptOssForCausalLM", _gpt_oss)},
     names=replace(LLAMA, sinks="self_attn.sinks", router="mlp.router", fused_experts="mlp.experts."),
     keys=KEYS | {"experts.num_experts": "num_local_experts or num_experts"},
     about="gpt-oss-20b and 120b",

@@ -23,7 +23,7 @@ def _granite_moe(config: ModelValues) -> dict[str, Any]:
 
 def _scaled(config: ModelValues) -> dict[str, Any]:
     return {
-        **rotary(config, default_heads=None, default_head_dim=None, default_max=2048),
+        **rotary(config, default_max=2048),
         **attention_biases(config),
         "embedding_scale": config.number("embedding_multiplier", 1.0),
         "residual_scale": config.number("residual_multiplier", 1.0),
@@ -34,16 +34,14 @@ def _scaled(config: ModelValues) -> dict[str, Any]:
 
 GRANITE = Family(
     name="granite",
-    readers={"GraniteForCausalLM": _granite},
-    model_types={"granite": "GraniteForCausalLM"},
+    readers={"granite": ("GraniteForCausalLM", _granite)},
     about="Granite 3.0 to 3.3, dense",
     refused="hybrids with Mamba",
 )
 _GATE_UP = "block_sparse_moe.input_linear.weight[{}]"
 GRANITE_MOE = Family(
     name="granite-moe",
-    readers={"GraniteMoeForCausalLM": _granite_moe},
-    model_types={"granitemoe": "GraniteMoeForCausalLM"},
+    readers={"granitemoe": ("GraniteMoeForCausalLM", _granite_moe)},
     names=replace(
         LLAMA,
         router="block_sparse_moe.router.layer",

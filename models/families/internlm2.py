@@ -15,15 +15,14 @@ from .family import Family
 
 def _internlm2(config: ModelValues) -> dict[str, Any]:
     return {
-        **rotary(config, default_heads=None, default_head_dim=None, default_max=2048),
+        **rotary(config, default_max=2048),
         **attention_biases(config, "bias", default=True),
     }
 
 
 INTERNLM2 = Family(
     name="internlm2",
-    readers={"InternLM2ForCausalLM": _internlm2},
-    model_types={"internlm2": "InternLM2ForCausalLM"},
+    readers={"internlm2": ("InternLM2ForCausalLM", _internlm2)},
     names=Names(
         embedding="model.tok_embeddings.weight",
         layer="model.layers.{}.",

@@ -12,7 +12,7 @@ from .family import KEYS, Family
 
 def _llama(config: ModelValues) -> dict[str, Any]:
     return {
-        **rotary(config, default_heads=None, default_head_dim=None, default_max=2048),
+        **rotary(config, default_max=2048),
         **attention_biases(config),
         "ffn_bias": config.flag("mlp_bias", False),
     }
@@ -20,8 +20,7 @@ def _llama(config: ModelValues) -> dict[str, Any]:
 
 LLAMA = Family(
     name="llama",
-    readers={"LlamaForCausalLM": _llama},
-    model_types={"llama": "LlamaForCausalLM"},
+    readers={"llama": ("LlamaForCausalLM", _llama)},
     about="LLaMA 1 to 3, SmolLM2, Yi, Vicuna",
 )
 
@@ -36,14 +35,7 @@ def _seed_oss(config: ModelValues) -> dict[str, Any]:
 
 
 def _arcee(config: ModelValues) -> dict[str, Any]:
-    fields = rotary(
-        config,
-        default_heads=None,
-        default_head_dim=None,
-        default_max=4096,
-        eps=("rms_norm_eps", 1e-5),
-        act=("hidden_act", "relu2"),
-    )
+    fields = rotary(config, default_max=4096, eps=("rms_norm_eps", 1e-5), act=("hidden_act", "relu2"))
     heads, hidden = fields["num_heads"], fields["hidden_size"]
     if hidden % heads:
         raise ConfigError(f"{config.path}: num_attention_heads={heads}: must divide hidden_size={hidden}")
@@ -56,14 +48,12 @@ def _arcee(config: ModelValues) -> dict[str, Any]:
 
 ARCEE = Family(
     name="arcee",
-    readers={"ArceeForCausalLM": _arcee},
-    model_types={"arcee": "ArceeForCausalLM"},
+    readers={"arcee": ("ArceeForCausalLM", _arcee)},
     about="AFM 4.5B",
 )
 SEED_OSS = Family(
     name="seed-oss",
-    readers={"SeedOssForCausalLM": _seed_oss},
-    model_types={"seed_oss": "SeedOssForCausalLM"},
+    readers={"seed_oss": ("SeedOssForCausalLM", _seed_oss)},
     keys=KEYS | {"attention_out_bias": "attention_out_bias"},
     about="Seed-OSS 36B",
 )

@@ -10,7 +10,7 @@ from .family import Family
 
 
 def _minicpm(config: ModelValues) -> dict[str, Any]:
-    fields = rotary(config, default_heads=None, default_head_dim=None, default_max=2048, tied=True)
+    fields = rotary(config, default_max=2048, tied=True)
     return fields | {
         **attention_biases(config),
         "embedding_scale": config.number("scale_emb", 1.0),
@@ -21,8 +21,7 @@ def _minicpm(config: ModelValues) -> dict[str, Any]:
 
 MINICPM = Family(
     name="minicpm",
-    readers={"MiniCPMForCausalLM": _minicpm},
-    model_types={"minicpm": "MiniCPMForCausalLM"},
+    readers={"minicpm": ("MiniCPMForCausalLM", _minicpm)},
     about="MiniCPM 1 and 2, dense",
     refused="MiniCPM 3 (latent attention), MiniCPM 4 (sparse attention)",
 )

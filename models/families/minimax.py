@@ -44,8 +44,7 @@ def _minimax_m2(config: ModelValues) -> dict[str, Any]:
 
 MINIMAX_M2 = Family(
     name="minimax-m2",
-    readers={"MiniMaxM2ForCausalLM": _minimax_m2},
-    model_types={"minimax_m2": "MiniMaxM2ForCausalLM"},
+    readers={"minimax_m2": ("MiniMaxM2ForCausalLM", _minimax_m2)},
     names=replace(
         LLAMA,
         q_norm="self_attn.q_norm.weight",

@@ -13,7 +13,7 @@ from .family import KEYS, Family
 
 
 def _mistral(config: ModelValues) -> dict[str, Any]:
-    fields = rotary(config, default_heads=8, default_head_dim=None, default_max=131072)
+    fields = rotary(config, default_heads=8, default_max=131072)
     window = config.positive_or_null("sliding_window", 4096)
     return fields | windows(config, fields, window, lambda i: window is not None)
 
@@ -21,12 +21,7 @@ def _mistral(config: ModelValues) -> dict[str, Any]:
 def _mixtral(config: ModelValues) -> dict[str, Any]:
     return {
         **rotary(
-            config,
-            default_heads=8,
-            default_head_dim=None,
-            default_max=131072,
-            rope=RopeKeys(default_theta=1e6),
-            eps=("rms_norm_eps", 1e-5),
+            config, default_heads=8, default_max=131072, rope=RopeKeys(default_theta=1e6), eps=("rms_norm_eps", 1e-5)
         ),
         "sliding_window": config.positive_or_null("sliding_window"),
         "experts": experts(config, default=8, default_picked=2),
@@ -35,14 +30,12 @@ def _mixtral(config: ModelValues) -> dict[str, Any]:
 
 MISTRAL = Family(
     name="mistral",
-    readers={"MistralForCausalLM": _mistral, "MinistralForCausalLM": _mistral},
-    model_types={"mistral": "MistralForCausalLM", "ministral": "MinistralForCausalLM"},
+    readers={"mistral": ("MistralForCausalLM", _mistral), "ministral": ("MinistralForCausalLM", _mistral)},
     about="Mistral 7B and Nemo, Ministral 8B",
 )
 MIXTRAL = Family(
     name="mixtral",
-    readers={"MixtralForCausalLM": _mixtral},
-    model_types={"mixtral": "MixtralForCausalLM"},
+    readers={"mixtral": ("MixtralForCausalLM", _mixtral)},
     names=replace(
         LLAMA,
         router="block_sparse_moe.gate",

@@ -17,8 +17,6 @@ def _nemotron(config: ModelValues) -> dict[str, Any]:
     return {
         **rotary(
             config,
-            default_heads=None,
-            default_head_dim=None,
             default_max=4096,
             rope=RopeKeys(default_turned=0.5),
             eps=("norm_eps", 1e-5),
@@ -33,8 +31,7 @@ def _nemotron(config: ModelValues) -> dict[str, Any]:
 
 NEMOTRON = Family(
     name="nemotron",
-    readers={"NemotronForCausalLM": _nemotron},
-    model_types={"nemotron": "NemotronForCausalLM"},
+    readers={"nemotron": ("NemotronForCausalLM", _nemotron)},
     names=replace(LLAMA, norm_offset=1.0),
     about="Nemotron 3 and 4, Minitron 4B and 8B",
     refused="hybrids with Mamba",

@@ -17,7 +17,7 @@ _THETA = 500000.0  # of OLMo 3
 def _olmo(config: ModelValues) -> dict[str, Any]:
     _refuse_clip(config)
     return {
-        **rotary(config, default_heads=None, default_head_dim=None, default_max=2048),
+        **rotary(config, default_max=2048),
         "norm": "layer_plain",
         "norm_eps": 1e-5,  # whatever the file says
         **attention_biases(config),
@@ -32,9 +32,7 @@ def _refuse_clip(config: ModelValues) -> None:
 def _normed(config: ModelValues, default_max: int) -> dict[str, Any]:
     """Read what all later than 1 share: norms of queries and keys over all heads together."""
     return {
-        **rotary(
-            config, default_heads=None, default_head_dim=None, default_max=default_max, eps=("rms_norm_eps", 1e-5)
-        ),
+        **rotary(config, default_max=default_max, eps=("rms_norm_eps", 1e-5)),
         "qk_norm": True,
         "qk_norm_over": "width",
         **attention_biases(config),
@@ -71,15 +69,13 @@ def _olmoe(config: ModelValues) -> dict[str, Any]:
 
 OLMO = Family(
     name="olmo",
-    readers={"OlmoForCausalLM": _olmo},
-    model_types={"olmo": "OlmoForCausalLM"},
+    readers={"olmo": ("OlmoForCausalLM", _olmo)},
     about="OLMo 1B and 7B",
     refused="those that clip queries, keys and values (7B 0424)",
 )
 OLMOE = Family(
     name="olmoe",
-    readers={"OlmoeForCausalLM": _olmoe},
-    model_types={"olmoe": "OlmoeForCausalLM"},
+    readers={"olmoe": ("OlmoeForCausalLM", _olmoe)},
     keys=KEYS | {"experts.num_experts": "num_experts"},
     about="OLMoE 1B-7B",
 )
@@ -92,8 +88,7 @@ NORMS_AFTER = replace(
 )
 OLMO2 = Family(
     name="olmo2",
-    readers={"Olmo2ForCausalLM": _olmo2, "Olmo3ForCausalLM": _olmo3},
-    model_types={"olmo2": "Olmo2ForCausalLM", "olmo3": "Olmo3ForCausalLM"},
+    readers={"olmo2": ("Olmo2ForCausalLM", _olmo2), "olmo3": ("Olmo3ForCausalLM", _olmo3)},
     names=NORMS_AFTER,
     about="OLMo 2 and 3",
 )

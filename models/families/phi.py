@@ -18,8 +18,6 @@ def _phi(config: ModelValues) -> dict[str, Any]:
     return {
         **rotary(
             config,
-            default_heads=None,
-            default_head_dim=None,
             default_max=2048,
             rope=RopeKeys(default_turned=0.5),
             eps=("layer_norm_eps", 1e-5),
@@ -37,8 +35,7 @@ def _phi(config: ModelValues) -> dict[str, Any]:
 
 PHI = Family(
     name="phi",
-    readers={"PhiForCausalLM": _phi},
-    model_types={"phi": "PhiForCausalLM"},
+    readers={"phi": ("PhiForCausalLM", _phi)},
     names=replace(
         LLAMA,
         attention_out="self_attn.dense",

@@ -21,22 +21,14 @@ def _phi3(config: ModelValues) -> dict[str, Any]:
             raise config.unsupported(f"{key}={config.get(key)!r}")
     config.positive("original_max_position_embeddings", 4096)
     return {
-        **rotary(
-            config,
-            default_heads=None,
-            default_head_dim=None,
-            default_max=4096,
-            rope=_ROPE,
-            eps=("rms_norm_eps", 1e-5),
-        ),
+        **rotary(config, default_max=4096, rope=_ROPE, eps=("rms_norm_eps", 1e-5)),
         "sliding_window": config.positive_or_null("sliding_window"),
     }
 
 
 PHI3 = Family(
     name="phi3",
-    readers={"Phi3ForCausalLM": _phi3},
-    model_types={"phi3": "Phi3ForCausalLM"},
+    readers={"phi3": ("Phi3ForCausalLM", _phi3)},
     names=replace(
         LLAMA,
         q="self_attn.qkv_proj",

@@ -20,7 +20,7 @@ def _windows(config: ModelValues, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _qwen2(config: ModelValues) -> dict[str, Any]:
-    fields = rotary(config, default_heads=32, default_head_dim=None, default_max=32768)
+    fields = rotary(config, default_heads=32, default_max=32768)
     return _windows(config, fields | {"qkv_bias": True})
 
 
@@ -42,7 +42,7 @@ def _qwen2_moe(config: ModelValues) -> dict[str, Any]:
         "shared_gate": True,
     }
     fields = {
-        **rotary(config, default_heads=16, default_head_dim=None, default_max=32768),
+        **rotary(config, default_heads=16, default_max=32768),
         "qkv_bias": config.flag("qkv_bias", True),
         "experts": experts(config, default=60, default_picked=4, **rule),
     }
@@ -57,7 +57,7 @@ def _qwen3_moe(config: ModelValues) -> dict[str, Any]:
         "normalized": config.flag("norm_topk_prob", False),
     }
     fields = {
-        **rotary(config, default_heads=4, default_head_dim=None, default_max=32768),
+        **rotary(config, default_heads=4, default_max=32768),
         **_normed(config),
         "experts": experts(config, default=128, default_picked=8, **rule),
     }
@@ -85,20 +85,17 @@ def _sparse(config: ModelValues, fields: dict[str, Any]) -> dict[str, Any]:
 
 QWEN2 = Family(
     name="qwen2",
-    readers={"Qwen2ForCausalLM": _qwen2},
-    model_types={"qwen2": "Qwen2ForCausalLM"},
+    readers={"qwen2": ("Qwen2ForCausalLM", _qwen2)},
     about="Qwen 2 and 2.5",
 )
 QWEN3 = Family(
     name="qwen3",
-    readers={"Qwen3ForCausalLM": _qwen3},
-    model_types={"qwen3": "Qwen3ForCausalLM"},
+    readers={"qwen3": ("Qwen3ForCausalLM", _qwen3)},
     about="Qwen 3",
 )
 QWEN_MOE = Family(
     name="qwen-moe",
-    readers={"Qwen2MoeForCausalLM": _qwen2_moe, "Qwen3MoeForCausalLM": _qwen3_moe},
-    model_types={"qwen2_moe": "Qwen2MoeForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"},
+    readers={"qwen2_moe": ("Qwen2MoeForCausalLM", _qwen2_moe), "qwen3_moe": ("Qwen3MoeForCausalLM", _qwen3_moe)},
     names=replace(LLAMA, shared="mlp.shared_expert."),
     keys=EXPERT_KEYS
     | {

@@ -12,14 +12,7 @@ from .family import Family
 
 
 def _smollm3(config: ModelValues) -> dict[str, Any]:
-    fields = rotary(
-        config,
-        default_heads=4,
-        default_head_dim=None,
-        default_max=32768,
-        rope=RopeKeys(default_theta=2e6),
-        tied=True,
-    )
+    fields = rotary(config, default_heads=4, default_max=32768, rope=RopeKeys(default_theta=2e6), tied=True)
     count, every = fields["num_layers"], config.positive("no_rope_layer_interval", 4)
     turns = config.get("no_rope_layers", [int((i + 1) % every != 0) for i in range(count)])
     if not isinstance(turns, list) or len(turns) != count or not all(type(x) is int for x in turns):
@@ -41,7 +34,6 @@ def _smollm3(config: ModelValues) -> dict[str, Any]:
 
 SMOLLM3 = Family(
     name="smollm3",
-    readers={"SmolLM3ForCausalLM": _smollm3},
-    model_types={"smollm3": "SmolLM3ForCausalLM"},
+    readers={"smollm3": ("SmolLM3ForCausalLM", _smollm3)},
     about="SmolLM3",
 )

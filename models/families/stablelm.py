@@ -16,12 +16,7 @@ def _stablelm(config: ModelValues) -> dict[str, Any]:
         raise config.unsupported("qk_layernorm=true (a norm of its own for each head)")
     config.positive("num_key_value_heads", 32)  # null is not allowed
     fields = rotary(
-        config,
-        default_heads=32,
-        default_head_dim=None,
-        default_max=4096,
-        rope=RopeKeys(default_turned=0.25),
-        eps=("layer_norm_eps", 1e-5),
+        config, default_heads=32, default_max=4096, rope=RopeKeys(default_turned=0.25), eps=("layer_norm_eps", 1e-5)
     )
     if fields["head_dim"] * fields["num_heads"] != fields["hidden_size"]:
         heads, hidden = fields["num_heads"], fields["hidden_size"]
@@ -35,8 +30,7 @@ def _stablelm(config: ModelValues) -> dict[str, Any]:
 
 STABLELM = Family(
     name="stablelm",
-    readers={"StableLmForCausalLM": _stablelm},
-    model_types={"stablelm": "StableLmForCausalLM"},
+    readers={"stablelm": ("StableLmForCausalLM", _stablelm)},
     keys=KEYS | {"norms": "use_parallel_residual", "qkv_bias": "use_qkv_bias"},
     about="StableLM 3B, 2 1.6B and Zephyr",
     refused="StableLM 2 12B (a norm of its own for each head)",

@@ -23,7 +23,6 @@ def _starcoder2(config: ModelValues) -> dict[str, Any]:
         **rotary(
             config,
             default_heads=2,
-            default_head_dim=None,
             default_max=4096,
             eps=("norm_epsilon", 1e-5),
             act=("hidden_act", "gelu_pytorch_tanh"),
@@ -40,8 +39,7 @@ def _starcoder2(config: ModelValues) -> dict[str, Any]:
 
 STARCODER2 = Family(
     name="starcoder2",
-    readers={"Starcoder2ForCausalLM": _starcoder2},
-    model_types={"starcoder2": "Starcoder2ForCausalLM"},
+    readers={"starcoder2": ("Starcoder2ForCausalLM", _starcoder2)},
     names=replace(LLAMA, gate="", up="mlp.c_fc", down="mlp.c_proj"),
     keys=KEYS | {"qkv_bias": "use_bias", "attention_out_bias": "use_bias", "ffn_bias": "use_bias"},
     about="Starcoder 2",

@@ -104,10 +104,6 @@ def _q8_0(data: Bytes) -> Parts:
     return data[:, 2:] ^ np.uint8(128), _half(data[:, :2]), None
 
 
-def _iq4_nl(data: Bytes) -> Parts:
-    return _paired(data[:, None, 2:]), _half(data[:, :2]), None
-
-
 def _iq4_xs(data: Bytes) -> Parts:
     low, high = (
         _spread(data[:, None, 4:8].reshape(-1, 4, 1)).reshape(-1, 8),
@@ -161,7 +157,7 @@ def _q6_k(data: Bytes) -> Parts:
 
 
 _READERS: dict[str, Callable[[Bytes], Parts]] = {
-    "IQ4_NL": _iq4_nl,
+    "IQ4_NL": _q4_0,  # the same layout; the format says what a code stands for
     "IQ4_XS": _iq4_xs,
     "MXFP4": _mxfp4,
     "Q2_K": _q2_k,

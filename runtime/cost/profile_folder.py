@@ -25,20 +25,9 @@ _ABOUT_FILE, _OPERATORS_FILE, _STAGES_FILE = "profile.yaml", "operators.csv", "s
 _FORMAT = 1
 # Fields of an architecture that do not change how long a layer takes.
 _TIMELESS_FIELDS = (
-    "num_layers",
-    "max_position",
-    "bos_token_id",
-    "eos_token_ids",
-    "norm_eps",
-    "rope_theta",
-    "rope_scaling",
-    "tie_embeddings",
-    "family",
-    "rotary_dim",
-    "attention_scale",
-    "embedding_scale",
-    "residual_scale",
-    "logit_scale",
+    *("num_layers", "max_position", "bos_token_id", "eos_token_ids", "norm_eps", "tie_embeddings", "family"),
+    *("rope_theta", "rope_scaling", "rotary_dim"),
+    *("attention_scale", "embedding_scale", "residual_scale", "logit_scale"),
 )
 # Fields that a profile has only where they differ from a plain model's.
 _RARE_FIELDS = ("norms", "qk_norm_over", "attention_softcap", "attention_sinks", "logit_softcap")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ...conf.schema import SimulateConfig
 from ..cost.stage_costs import MicroBatchShape
 from ..drawing.chart import Axis
@@ -66,14 +64,12 @@ def figure13(config: SimulateConfig, simulate: Simulate) -> Artifact:
     return Artifact("Figure 13: the cost of chunks", tuple(rows), tuple(charts), notes)
 
 
-def chunked_over_whole(
-    costs: IterationTimes, chunks: Sequence[int] = CHUNKS
-) -> tuple[dict[int, dict[int, float]], dict[int, dict[int, float]]]:
+def chunked_over_whole(costs: IterationTimes) -> tuple[dict[int, dict[int, float]], dict[int, dict[int, float]]]:
     """Return how many times longer attention and the whole prefill take in chunks, each by length and chunk."""
     attention, whole = dict[int, dict[int, float]](), dict[int, dict[int, float]]()
     for length in LLAMA_13B_BATCHES:
         base = chunked_prefill(costs, length, length)
-        chunked = {chunk: chunked_prefill(costs, length, chunk) for chunk in chunks}
+        chunked = {chunk: chunked_prefill(costs, length, chunk) for chunk in CHUNKS}
         attention[length] = {chunk: parts["attn"] / base["attn"] for chunk, parts in chunked.items()}
         whole[length] = {chunk: sum(parts.values()) / sum(base.values()) for chunk, parts in chunked.items()}
     return attention, whole

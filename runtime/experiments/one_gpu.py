@@ -64,7 +64,7 @@ def decode_maximal(chunk: int, requests: int, context: int) -> MicroBatchShape:
     return MicroBatchShape(((chunk, 0),), requests, requests * context, requests)
 
 
-def decode_speedup(costs: IterationTimes, batch: int, length: int, chunk: int = CHUNK) -> float:
+def decode_speedup(costs: IterationTimes, batch: int, length: int) -> float:
     """Return how much cheaper a decode is that rides along with a chunk, compared with a decode-only batch.
 
     The time of a decode that rides along is the difference between a decode-maximal batch and a prefill-only batch with
@@ -74,10 +74,9 @@ def decode_speedup(costs: IterationTimes, batch: int, length: int, chunk: int = 
         costs: Seconds of the stage.
         batch: Requests in a batch.
         length: Context of each decode, in tokens.
-        chunk: Tokens of the decode-maximal batch.
     """
     riding = batch - 1
-    prompt = chunk - riding
+    prompt = CHUNK - riding
     alone = costs.seconds(decodes(batch, length))[0] / batch
     mixed, lone = decode_maximal(prompt, riding, length), MicroBatchShape(((prompt, 0),))
     extra = sum(iteration(costs, mixed)[part] - iteration(costs, lone)[part] for part in ("linear", "attn", "rest"))

@@ -59,7 +59,7 @@ def sentences(
     change = said.change if isinstance(said.change, str) else said.change(largest, about)
     if not change.endswith("."):
         change += f" would save at most {percent_text(largest.share)} of the run."
-    lines += _advised(advice, metric, largest.root) or [change if is_ours else _without_keys(change)]
+    lines += _advised(advice, metric, largest.root) or [change if is_ours else re.sub(r" \([^)]*\)", "", change)]
     lines += _unexplained(findings)
     rest = [finding for finding in findings.ranked[1:] if finding.is_large]
     if rest and len(lines) < _MOST_SENTENCES:
@@ -75,11 +75,6 @@ def _unexplained(findings: Findings) -> list[str]:
         f"For {percent_text(findings.unknown_share)} of stage time the trace does not say why stages were idle: no "
         "request had come, or the engine had not scheduled it."
     ]
-
-
-def _without_keys(text: str) -> str:
-    """Leave out the names of keys, which stand in brackets."""
-    return re.sub(r" \([^)]*\)", "", text)
 
 
 def _nothing(findings: Findings) -> str:

@@ -38,7 +38,7 @@ class Launcher(Protocol):
 
     def places(self) -> dict[int, Place]:
         """Return where each rank has started; nothing where the launcher knows no more than the ranks do."""
-        ...
+        return {}
 
     @property
     def can_replace(self) -> bool:
@@ -53,8 +53,8 @@ class Launcher(Protocol):
         ...
 
     def unplaced(self) -> set[int]:
-        """Return the ranks that are being started again and for which no node has room at present."""
-        ...
+        """Return the ranks that are being started again and for which no node has room; none if each stays in place."""
+        return set()
 
     def keep(self, ranks: Sequence[int], endpoint: Endpoint, parallel: ParallelConfig) -> None:
         """Go on with `ranks` alone, numbered from 0 in their order, and end the others.
@@ -67,7 +67,7 @@ class Launcher(Protocol):
             endpoint: where they join.
             parallel: of the pipeline that they make.
         """
-        ...
+        raise AssertionError("each rank has a place")
 
     def poll(self) -> dict[int, str]:
         """Return the ranks that have ended by themselves, and how. It is called twice a second and more."""

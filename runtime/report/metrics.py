@@ -141,14 +141,11 @@ EVENNESS = (
     Metric("recovery_seconds", "time in faults", "seconds"),
 )
 _OFTEN_NONE = (
-    "preemptions",
-    "failed",
-    "recovery_seconds",
-    "draft_tokens",
-    "accepted_tokens_per_decode",
-    "cached_input_tokens",
+    *("preemptions", "failed", "recovery_seconds"),
+    *("draft_tokens", "accepted_tokens_per_decode", "cached_input_tokens"),
 )
-METRICS = (*SPEED, *LATENCY, *KV_TRANSFERS, *IDLE, *BY_CAUSE, *EVENNESS)
+SECTIONS = (SPEED, LATENCY, KV_TRANSFERS, IDLE, BY_CAUSE, EVENNESS)
+METRICS = tuple(metric for section in SECTIONS for metric in section)
 
 
 def metric_of(key: str) -> Metric:

@@ -21,12 +21,8 @@ from ..ledger.fleet import Fleet
 from .blame_section import request_name, top_requests
 from .metrics import (
     BY_CAUSE,
-    EVENNESS,
-    IDLE,
-    KV_TRANSFERS,
-    LATENCY,
     MAX_COLUMNS,
-    SPEED,
+    SECTIONS,
     THROUGHPUT,
     Metric,
     Spread,
@@ -43,21 +39,11 @@ _MAX_FAULTS = 10  # that have a line each
 _MOST_BLAMED = 3
 
 # Metrics of a ranking, the most important first: the last ones are left out where the terminal is narrow.
-RANKING_METRICS = tuple(
-    map(
-        metric_of,
-        (
-            "output_throughput",
-            "p99_itl_ms",
-            "p99_ttft_ms",
-            "bubble_fraction",
-            "cv_stage_time",
-            "median_itl_ms",
-            "median_ttft_ms",
-            "bubble_fraction_inner",
-        ),
-    )
+_RANKED_BY = (
+    *("output_throughput", "p99_itl_ms", "p99_ttft_ms", "bubble_fraction"),
+    *("cv_stage_time", "median_itl_ms", "median_ttft_ms", "bubble_fraction_inner"),
 )
+RANKING_METRICS = tuple(map(metric_of, _RANKED_BY))
 
 
 def bubble_table(times: Fleet) -> FittingTable:
@@ -220,7 +206,7 @@ def _columns(groups: Sequence[RunGroup], start: int, count: int) -> Table:
     table.add_column("", no_wrap=True)
     for group in groups[start : start + count]:
         table.add_column(_break_heading(group.label), justify="right", no_wrap=True)
-    for section in (SPEED, LATENCY, KV_TRANSFERS, IDLE, BY_CAUSE, EVENNESS):
+    for section in SECTIONS:
         rows = [metric for metric in section if has_any(groups, metric)]
         for metric in rows:
             found = [spread(group, metric.key, groups[0]) for group in groups]

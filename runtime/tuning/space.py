@@ -114,10 +114,11 @@ class Space:
         """
         config = self.config
         arch = resolve_architecture(config.model, tensors=False)
-        devices = config.nodes * config.cluster.devices_per_node
+        of_node = config.cluster.devices_per_node
+        devices = config.nodes * of_node
         found: list[tuple[int, int, int]] = []
         self.misfits.clear()
-        for tp in config.search.tp or _divisors(config.cluster.devices_per_node):
+        for tp in config.search.tp or _divisors(of_node):
             for pp in config.search.pp or _divisors(devices // tp):
                 replicas, idle = divmod(devices, tp * pp)
                 if idle or not replicas:
@@ -125,13 +126,8 @@ class Space:
                     continue
                 if config.search.replicas is not None and replicas not in config.search.replicas:
                     continue
-                if config.cluster.devices_per_node % tp:
-                    self._refuse(
-                        tp,
-                        pp,
-                        replicas,
-                        f"tp={tp} does not divide the node's {config.cluster.devices_per_node} devices",
-                    )
+                if of_node % tp:
+                    self._refuse(tp, pp, replicas, f"tp={tp} does not divide the node's {of_node} devices")
                     continue
                 if config.search.pp is None and pp > arch.num_layers:
                     continue  # more stages than layers, and the config does not ask for them

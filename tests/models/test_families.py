@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import ModelConfig
-from gapless.models.families import FAMILIES, READERS, starcoder2
+from gapless.models.families import NAME_BY_MODEL_TYPE, READERS, starcoder2
 from gapless.models.huggingface import resolve_architecture
 from tests.models.test_one_changed_key import TOKENS, log_probs, ours
 from tests.support import expert_models, hf_models, models_page
@@ -164,8 +164,7 @@ def test_every_family_is_compared_with_transformers() -> None:
     assert compared == set(CONFIGS)
     here = {"InternLM2ForCausalLM", "MiniCPMForCausalLM"}
     simulated = {name for name, (family, _) in READERS.items() if "simulated" in family.refused}
-    by_kind = {kind: name for family in FAMILIES.values() for kind, name in family.model_types.items()}
-    assert {by_kind[kind] for kind in compared} | here | simulated == set(READERS)
+    assert {NAME_BY_MODEL_TYPE[kind] for kind in compared} | here | simulated == set(READERS)
 
 
 def test_the_family_that_the_page_of_models_shows_is_the_package_s() -> None:

@@ -25,11 +25,12 @@ def table() -> str:
         "| --- | --- | --- | --- | --- |",
     ]
     for family in FAMILIES.values():
-        names = [*family.readers, *family.text_of]
-        by = "transformers" if compared & set(family.model_types) else "a model of the same weights"
+        own = dict.fromkeys(name for name, _ in family.readers.values())
+        names = [*own, *family.text_of]
+        by = "transformers" if compared & set(family.readers) else "a model of the same weights"
         if not names:
             names, by = ["`FalconForCausalLM`"], "transformers"
-        gguf = ", ".join(kind for name in family.readers for kind in in_gguf.get(name, ()))
+        gguf = ", ".join(kind for name in own for kind in in_gguf.get(name, ()))
         shown = ", ".join(f"`{name.strip('`')}`" for name in names)
         lines.append(f"| {family.about} | {shown} | {by} | {gguf} | {family.refused} |")
     lines += ["", "Refused by name, with what they would need:", "", "| `architectures` | needs |", "| --- | --- |"]

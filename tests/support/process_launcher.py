@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from gapless.conf.clusters import ClusterConfig
 from gapless.conf.schema import HardwareConfig, ParallelConfig
 from gapless.parallel.control import Endpoint
-from gapless.parallel.real_placement import Place
+from gapless.runtime.pipeline.launcher import Launcher
 from tests.support.forked import Process
 
 
@@ -19,7 +19,7 @@ def _serve(preparation: str, endpoint: Endpoint, rank: int) -> None:
     run_rank(endpoint, rank, "cpu", 60.0)
 
 
-class ProcessLauncher:
+class ProcessLauncher(Launcher):
     """Starts ranks without Ray.
 
     Args:
@@ -41,9 +41,6 @@ class ProcessLauncher:
         for rank in range(parallel.world_size):
             self._start(rank, endpoint)
 
-    def places(self) -> dict[int, Place]:
-        return {}
-
     def _start(self, rank: int, endpoint: Endpoint) -> None:
         with open(os.devnull, "w") as nowhere:
             self.ranks[rank] = Process(_serve, self._preparation, endpoint, rank, stderr=nowhere)
@@ -52,12 +49,6 @@ class ProcessLauncher:
         for rank in ranks:
             self._end(rank)
             self._start(rank, endpoint)
-
-    def unplaced(self) -> set[int]:
-        return set()
-
-    def keep(self, ranks: Sequence[int], endpoint: Endpoint, parallel: ParallelConfig) -> None:
-        raise AssertionError("each rank has a place")
 
     def _end(self, rank: int) -> None:
         self.ranks[rank].kill()

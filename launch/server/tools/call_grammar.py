@@ -200,13 +200,7 @@ class _Rules:
     """
 
     def __init__(
-        self,
-        number: int,
-        function: Function,
-        format: ToolFormat,
-        literals: Literals,
-        is_either: bool,
-        fault: Checks,
+        self, number: int, function: Function, format: ToolFormat, literals: Literals, is_either: bool, fault: Checks
     ) -> None:
         self.further: list[str] = []
         self._number, self._function, self._format, self._literals = number, function, format, literals

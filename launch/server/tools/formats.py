@@ -1,11 +1,13 @@
-"""How models write calls of tools and their reasoning, each format as data, and which of them a chat template has."""
-# ruff: noqa: RUF001
+"""How models write calls of tools (`formats.toml`) and their reasoning, and which format a chat template has."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
+
+import msgspec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,33 +19,21 @@ class ToolFormat:
     """
 
     name: str
-    marks: tuple[str, ...] = ()
-    """texts that a chat template of this format has, all of them"""
+    marks: tuple[str, ...] = ()  # texts that a chat template of this format has, all of them
     payload: Literal["object", "named", "pairs"] = "object"
-    opens: tuple[str, ...] = ()
-    """texts with which calls begin; empty: an output that begins with `{` may be a call"""
-    section: str = ""
-    """what is written before the first call"""
-    section_end: str = ""
-    """and behind the last"""
-    call: str = ""
-    """what is written before each call"""
-    call_end: str = ""
-    """and behind each"""
-    separator: str = ""
-    """what is written between calls"""
-    key: str = "arguments"
-    """the arguments' key, of an object"""
-    name_begin: str = ""
-    """what is written before the name, where it is not part of it"""
-    name_end: str = ""
-    """what ends the name, where it is no object's"""
-    header: str = ""
-    """regular expression of a name in what stands before `name_end`; what has none is no call"""
-    answer: str = ""
-    """what is written before an answer that is no call"""
+    opens: tuple[str, ...] = ()  # texts with which calls begin; empty: an output that begins with `{` may be a call
+    section: str = ""  # what is written before the first call
+    section_end: str = ""  # and behind the last
+    call: str = ""  # what is written before each call
+    call_end: str = ""  # and behind each
+    separator: str = ""  # what is written between calls
+    key: str = "arguments"  # the arguments' key, of an object
+    name_begin: str = ""  # what is written before the name, where it is not part of it
+    name_end: str = ""  # what ends the name, where it is no object's
+    header: str = ""  # regular expression of a name in what stands before `name_end`; what has none is no call
+    answer: str = ""  # what is written before an answer that is no call
+    # What stands before and behind the key, and before and behind the value.
     pairs: tuple[str, str, str, str] = ("", "", "", "")
-    """what stands before and behind the key, and before and behind the value"""
 
     @property
     def is_bare(self) -> bool:
@@ -66,106 +56,9 @@ class ReasoningFormat:
 
 
 _OF_CHANNELS = ("<|start|>", "<|end|>", "<|return|>", "<|call|>", "<|constrain|>")
-GENERIC = ToolFormat(name="json", separator="\n")
-HARMONY = ToolFormat(
-    name="harmony",
-    marks=("<|channel|>", "<|start|>"),
-    payload="named",
-    opens=("<|channel|>", "<|start|>"),
-    call="<|channel|>commentary to=functions.",
-    name_end="<|message|>",
-    header=r"to=functions\.([\w.-]+)",
-    call_end="<|call|>",
-    answer="<|channel|>final<|message|>",
-)
 ANALYSIS = ReasoningFormat("<|channel|>analysis<|message|>", "<|end|><|start|>assistant")  # harmony's
-FORMATS = (  # a template is of the first that it has all marks of
-    HARMONY,
-    ToolFormat(
-        name="kimi_k2",
-        marks=("<|tool_calls_section_begin|>",),
-        payload="named",
-        opens=("<|tool_calls_section_begin|>",),
-        section="<|tool_calls_section_begin|>",
-        section_end="<|tool_calls_section_end|>",
-        call="<|tool_call_begin|>",
-        name_begin="functions.",
-        name_end="<|tool_call_argument_begin|>",
-        call_end="<|tool_call_end|>",
-    ),
-    ToolFormat(
-        name="deepseek_v3",
-        marks=("<｜tool▁calls▁begin｜>", "```json"),
-        payload="named",
-        opens=("<｜tool▁calls▁begin｜>",),
-        section="<｜tool▁calls▁begin｜>",
-        section_end="<｜tool▁calls▁end｜>",
-        call="<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
-        name_end="\n```json\n",
-        call_end="\n```<｜tool▁call▁end｜>",
-        separator="\n",
-    ),
-    ToolFormat(
-        name="deepseek_v31",
-        marks=("<｜tool▁calls▁begin｜>",),
-        payload="named",
-        opens=("<｜tool▁calls▁begin｜>",),
-        section="<｜tool▁calls▁begin｜>",
-        section_end="<｜tool▁calls▁end｜>",
-        call="<｜tool▁call▁begin｜>",
-        name_end="<｜tool▁sep｜>",
-        call_end="<｜tool▁call▁end｜>",
-    ),
-    ToolFormat(
-        name="glm45",
-        marks=("<arg_key>", "<tool_call>"),
-        payload="pairs",
-        opens=("<tool_call>",),
-        call="<tool_call>",
-        name_end="\n",
-        call_end="</tool_call>",
-        separator="\n",
-        pairs=("<arg_key>", "</arg_key>\n", "<arg_value>", "</arg_value>\n"),
-    ),
-    ToolFormat(
-        name="qwen3_coder",
-        marks=("<function=", "<parameter="),
-        payload="pairs",
-        opens=("<tool_call>",),
-        call="<tool_call>\n<function=",
-        name_end=">\n",
-        call_end="</function>\n</tool_call>",
-        separator="\n",
-        pairs=("<parameter=", ">\n", "", "\n</parameter>\n"),
-    ),
-    ToolFormat(
-        name="mistral_v11",
-        marks=("[TOOL_CALLS]", "[ARGS]"),
-        payload="named",
-        opens=("[TOOL_CALLS]",),
-        call="[TOOL_CALLS]",
-        name_end="[ARGS]",
-    ),
-    ToolFormat(
-        name="mistral",
-        marks=("[TOOL_CALLS]",),
-        opens=("[TOOL_CALLS]",),
-        section="[TOOL_CALLS][",
-        section_end="]",
-        separator=", ",
-    ),
-    ToolFormat(
-        name="hermes",
-        marks=("<tool_call>",),
-        opens=("<tool_call>",),
-        call="<tool_call>\n",
-        call_end="\n</tool_call>",
-        separator="\n",
-    ),
-    ToolFormat(name="llama3", marks=("<|python_tag|>",), opens=("<|python_tag|>",), separator="; ", key="parameters"),
-    ToolFormat(name="llama3", marks=('"parameters": dictionary',), separator="; ", key="parameters"),
-    GENERIC,
-)
+_FILE = Path(__file__).with_name("formats.toml")
+FORMATS = msgspec.toml.decode(_FILE.read_bytes(), type=dict[str, tuple[ToolFormat, ...]])["format"]
 NAMES = tuple(dict.fromkeys(each.name for each in FORMATS))
 REASONING = (
     ReasoningFormat("<think>", "</think>"),

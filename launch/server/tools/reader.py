@@ -118,8 +118,6 @@ class Reader:
         self._raw = self._spaces = ""
         return parts
 
-    # Parts.
-
     def _add(self, part: Part) -> None:
         last = self._parts[-1] if self._parts else None
         if isinstance(part, Called) or type(last) is not type(part) or not part.text:
@@ -156,8 +154,6 @@ class Reader:
         self._give_text(raw)
         self._step = self._text
         return True
-
-    # Taking text.
 
     def _until(self, *marks: str) -> tuple[str, str]:
         """Take what stands before the first of `marks`, and the mark: "" if none has come.

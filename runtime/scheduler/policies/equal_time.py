@@ -101,7 +101,7 @@ class EqualTime(ChunkedScheduler):
 
     def _is_long(self, prompt: Request) -> bool:
         """Return whether a prompt runs for so many rounds that it is cut by predicted time alone."""
-        return self.fits.is_fitted and prompt.prefill_target > _LONG_ROUNDS * self._tokens_a_round
+        return self.fits.is_fitted and prompt.prefill_target > _LONG_ROUNDS * self._least_depth * self.chunk
 
     def _long_chunk_length(self, batch: MicroBatch, prompt: Request, seconds: float) -> int:
         """Return the tokens of the next chunk of a long prompt, which adds about `seconds`; 0 for none."""
@@ -164,11 +164,6 @@ class EqualTime(ChunkedScheduler):
     def _is_coarse(self) -> bool:
         """Whether a chunk is so few tiles that time grows in steps of a tile."""
         return self.tile <= self.chunk <= _COARSE_TILES * self.tile
-
-    @property
-    def _tokens_a_round(self) -> int:
-        """Tokens of whole chunks, one in each micro-batch in flight."""
-        return self._least_depth * self.chunk
 
     @property
     def _least_depth(self) -> int:

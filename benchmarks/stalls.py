@@ -132,7 +132,7 @@ def main() -> int:
     with scratch() as folder:
         model = folder / "model"
         shutil.copytree(Path(gapless.models.__path__[0]) / "shipped", model)
-        (model / "chat_template.jinja").write_text(TEMPLATE)
+        (model / "chat_template.jinja").write_text(TEMPLATE.replace("tool | tojson", "tool.function.name"))
         with gapless_server([f"model={model}", *given.overrides]) as server:
             asyncio.run(measure(server, request("schema of 20 tools", 100)))
             for form in FORMS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,8 +11,6 @@ from torch import nn
 
 from ...models.attention.backend import AttentionBackend
 from ...models.batch import RaggedBatch
-from ...models.batch_context import BatchContext
-from ...models.decode_layers import DecodeLayers
 from ...models.decoder import Attention, DecoderLayer, FeedForward
 from ...models.stage import Stage
 
@@ -34,7 +32,9 @@ class Probe:
         self._marks: list[tuple[str, Any]] = []
         self._is_marking = True
         self._num_layers = len(stage.decoder)
-        self._stage, self._decodes = stage, stage.decodes and _MarkedDecodes(stage.decodes, self._mark_operator)
+        self._stage, self._decodes = stage, stage.decodes
+        if self._decodes is not None:
+            self._decodes.compute = self._marked("layer", self._decodes.compute)  # type: ignore[method-assign]
         if stage.embedding is not None:
             self._add_hooks("embedding", stage.embedding)
         for layer in stage.decoder:
@@ -54,6 +54,15 @@ class Probe:
 
         module.register_forward_pre_hook(mark)
         module.register_forward_hook(mark)
+
+    def _marked(self, name: str, compute: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def marked(*inputs: Any) -> torch.Tensor:
+            self._mark_operator(name)
+            out = compute(*inputs)
+            self._mark_operator(name)
+            return out
+
+        return marked
 
     def _mark_operator(self, name: str) -> None:
         if self._is_marking:
@@ -145,19 +154,4 @@ class _MarkedBackend(AttentionBackend):
         self._mark("attn")
         out = self._backend.attend(q_TKGD, keys_SKD, values_SKD, plan)
         self._mark("attn")
-        return out
-
-
-class _MarkedDecodes(DecodeLayers):
-    """The call that takes decodes through all layers, marked as one layer."""
-
-    def __init__(self, decodes: DecodeLayers, mark: Callable[[str], None]) -> None:
-        self.takes = decodes.takes  # type: ignore[method-assign]
-        self._compute = decodes.compute
-        self._mark = mark
-
-    def compute(self, x_TH: torch.Tensor, contexts: Sequence[BatchContext]) -> torch.Tensor:
-        self._mark("layer")
-        out = self._compute(x_TH, contexts)
-        self._mark("layer")
         return out

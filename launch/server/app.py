@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 from importlib import metadata
@@ -245,7 +244,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "give either prompt or messages", param="prompt")
         if body.prompt is None:
-            text, _ = await asyncio.to_thread(render, service, body, body.tool_set)
+            text, _ = await render(service, body, body.tool_set)
             tokens = await encode_text(service, text, False, body.prompt_field)
         else:
             tokens = await encode_text(service, body.prompt, body.add_special_tokens, "prompt")

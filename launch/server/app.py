@@ -194,7 +194,7 @@ def _add_live(app: FastAPI, service: Service) -> None:
     add_page(app)
     service.recordings.add_paths(app)
 
-    @app.get("/live/events", include_in_schema=False)
+    @app.get("/live/events", include_in_schema=False, openapi_extra={"parameters": [_REPLICA]})
     async def events(request: Request) -> Response:
         """Return what the pipeline does, as server-sent events without an end."""
         _authorize(service, request)
@@ -350,7 +350,7 @@ def _authorize(service: Service, request: Request) -> str:
     """Return the name of the request's key.
 
     Raises:
-        ApiError: it bears none of ours.
+        ApiError: it bears none of ours, or its path has query parameters and not the given one.
     """
     given = request.headers.get("authorization") or f"Bearer {request.headers.get('x-api-key', '')}"
     holder = service.keys.holder(given)
@@ -365,4 +365,8 @@ def _authorize(service: Service, request: Request) -> str:
             anthropic="x-api-key header is required" if is_absent else "invalid x-api-key",
         )
     request.state.holder = holder
+    known = [each["name"] for each in (request.scope["route"].openapi_extra or {}).get("parameters", ())]
+    if known and (unknown := [name for name in request.query_params if name not in known]):
+        text = f"{unknown[0]!r}: no query parameter of {request.url.path}; must be {' or '.join(known)}"
+        raise ApiError(400, text, param=unknown[0])
     return holder

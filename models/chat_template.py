@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,6 +16,7 @@ from ..conf.user_path import user_path
 from .gguf.file import open_gguf
 from .gguf.tokenizer import special_tokens
 from .json_file import read_if_there
+from .limited_process import LimitedProcess, LimitError
 
 _TEXT_PARTS = {
     "text": "text",
@@ -39,6 +40,8 @@ _CALLS = (  # keys of a call that is not, and is, of a `custom` tool
     ("function", "arguments", "the text of a JSON object"),
     ("custom", "input", "a text"),
 )
+LONGEST_S = 2.0  # of processor time, to compile a template or to render a chat
+_PROCESS = LimitedProcess(1 << 29)
 _END = "END_OF_THE_FINAL_MESSAGE "  # marks where it ends, to find the place in the prompt
 
 
@@ -84,42 +87,21 @@ class ChatTemplate:
         return self.named.get(name, self)
 
     @cached_property
-    def _template(self) -> Any:
-        from jinja2 import TemplateSyntaxError
-
-        try:
-            return _environment().from_string(self.source)
-        except TemplateSyntaxError as error:
-            raise ConfigError(f"the model's chat template is not jinja: {error}") from error
-
-    @cached_property
-    def _reads_parts(self) -> bool:
-        """Whether the template loops over a message's content. Others take it as one text."""
-        from jinja2 import nodes
-
-        def is_content(node: nodes.Node) -> bool:
-            named = (
-                isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and node.arg.value == "content"
-            )
-            return named or (isinstance(node, nodes.Getattr) and node.attr == "content")
-
-        tree = _environment().parse(self.source)
-        aliases = {each.target.name for each in tree.find_all(nodes.Assign) if is_content(each.node)}
-        aliases.add("content")
-        loops = [each.iter for each in tree.find_all(nodes.For)]
-        return any(is_content(each) or (isinstance(each, nodes.Name) and each.name in aliases) for each in loops)
-
-    @cached_property
     def reads_tools(self) -> bool:
-        """Whether the template writes the tools of a chat into the prompt."""
-        from jinja2 import meta
+        """Whether the template writes the tools of a chat into the prompt.
 
-        return "tools" in meta.find_undeclared_variables(_environment().parse(self.source))
+        Raises:
+            ChatTemplateError: it does not compile within the limits.
+        """
+        return bool(self._run(partial(_reads_tools, self.source)))
 
     def check(self) -> None:
-        """Raise `ConfigError` if the template is not jinja."""
+        """Raise `ConfigError` if the template is not jinja, or does not compile within the limits."""
         for each in (self, *self.named.values()):
-            _ = each._template
+            try:
+                _ = each.reads_tools
+            except ChatTemplateError as error:
+                raise ConfigError(str(error)) from error
 
     def render(
         self,
@@ -131,6 +113,8 @@ class ChatTemplate:
     ) -> str:
         """Return the prompt of a chat, as `apply_chat_template` of `transformers` does.
 
+        A process of its own renders it: a template is a program of the checkpoint's, which may never end.
+
         Args:
             messages: of the chat, in order.
             add_generation_prompt: whether the prompt ends where the assistant's answer begins.
@@ -138,27 +122,14 @@ class ChatTemplate:
             continue_final_message: whether the prompt ends within the last message, which the model goes on with.
 
         Raises:
-            ChatTemplateError: the template refuses the messages, or nothing can be continued.
+            ChatTemplateError: the template refuses the messages or exceeds a limit, or nothing can be continued.
         """
-        from jinja2 import UndefinedError
-
         if continue_final_message and add_generation_prompt:
             raise ChatTemplateError("continue_final_message: not together with add_generation_prompt")
         names = self._variables | {"tools": None, "documents": None} | dict(further or {})
         names |= {"add_generation_prompt": add_generation_prompt}
-
-        def filled(calls_as_text: bool) -> str:
-            read = [self._as_read(message, calls_as_text) for message in messages]
-            if continue_final_message:
-                read[-1] = _ending_with(read[-1], _END)
-            try:
-                return str(self._template.render(names | {"messages": read}))
-            except Exception as error:  # the template is a program of the checkpoint's
-                if not calls_as_text and isinstance(error, TypeError | UndefinedError):
-                    return filled(True)  # as DeepSeek-R1's, which adds the arguments to a text
-                raise ChatTemplateError(f"the model's chat template: {error}") from error
-
-        text = filled(False)
+        text = self._run(partial(_render, self.source, names, messages, _END if continue_final_message else ""))
+        assert isinstance(text, str)
         if not continue_final_message:
             return text
         before, found, after = text.rpartition(_END.strip())
@@ -166,25 +137,89 @@ class ChatTemplate:
             raise ChatTemplateError("continue_final_message: the model's chat template drops the last message's end")
         return before if after.startswith(" ") else before.rstrip()  # else it trims messages, and this one's end too
 
-    def _as_read(self, message: Mapping[str, Any], calls_as_text: bool) -> dict[str, Any]:
-        """Return a message as templates expect it: without nulls, with the arguments of calls as objects.
+    def _run(self, task: Callable[[], object]) -> object:
+        try:
+            return _PROCESS.run(task, LONGEST_S)
+        except LimitError as error:
+            raise ChatTemplateError(f"the model's chat template: not done within {error}") from error
 
-        Args:
-            message: of a chat.
-            calls_as_text: whether calls are as OpenAI's API has them: arguments as text, and a content of null.
-        """
-        found = {key: value for key, value in message.items() if value is not None}
-        if found.get("tool_calls") == []:
-            del found["tool_calls"]
-        if isinstance(calls := found.get("tool_calls"), list):
-            found["tool_calls"] = [_read_call(call, calls_as_text) for call in calls]
-            found = {"content": None} | found if calls_as_text else found
-        reasoning = next((found[name] for name in _REASONING if name in found), None)
-        if reasoning is not None:
-            found = {"thinking": reasoning} | found | {"reasoning_content": reasoning}
-        if isinstance(content := found.get("content"), list) and not self._reads_parts:
-            found["content"] = "\n".join(part["text"] for part in content)
-        return found
+
+def _render(source: str, names: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], end: str) -> str:
+    """Return what the template makes of `names` and `messages`, of which the last gets `end` behind its text."""
+    from jinja2 import UndefinedError
+
+    template, reads_parts = _compiled(source), _reads_parts(source)
+
+    def filled(calls_as_text: bool) -> str:
+        read = [_as_read(message, calls_as_text, reads_parts) for message in messages]
+        if end:
+            read[-1] = _ending_with(read[-1], end)
+        try:
+            return str(template.render({**names, "messages": read}))
+        except MemoryError:
+            raise
+        except Exception as error:
+            if not calls_as_text and isinstance(error, TypeError | UndefinedError):
+                return filled(True)  # as DeepSeek-R1's, which adds the arguments to a text
+            raise ChatTemplateError(f"the model's chat template: {error}") from error
+
+    return filled(False)
+
+
+@lru_cache
+def _compiled(source: str) -> Any:
+    from jinja2 import TemplateSyntaxError
+
+    try:
+        return _environment().from_string(source)
+    except TemplateSyntaxError as error:
+        raise ConfigError(f"the model's chat template is not jinja: {error}") from error
+
+
+@lru_cache
+def _reads_parts(source: str) -> bool:
+    """Return whether the template loops over a message's content. Others take it as one text."""
+    from jinja2 import nodes
+
+    def is_content(node: nodes.Node) -> bool:
+        named = isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+        return named or (isinstance(node, nodes.Getattr) and node.attr == "content")
+
+    tree = _environment().parse(source)
+    aliases = {each.target.name for each in tree.find_all(nodes.Assign) if is_content(each.node)}
+    aliases.add("content")
+    loops = [each.iter for each in tree.find_all(nodes.For)]
+    return any(is_content(each) or (isinstance(each, nodes.Name) and each.name in aliases) for each in loops)
+
+
+def _reads_tools(source: str) -> bool:
+    """Return whether a template reads `tools`. Raise `ConfigError` if it is not jinja."""
+    from jinja2 import meta
+
+    _ = _compiled(source)
+    return "tools" in meta.find_undeclared_variables(_environment().parse(source))
+
+
+def _as_read(message: Mapping[str, Any], calls_as_text: bool, reads_parts: bool) -> dict[str, Any]:
+    """Return a message as templates expect it: without nulls, with the arguments of calls as objects.
+
+    Args:
+        message: of a chat.
+        calls_as_text: whether calls are as OpenAI's API has them: arguments as text, and a content of null.
+        reads_parts: whether the template takes a content of several parts as such.
+    """
+    found = {key: value for key, value in message.items() if value is not None}
+    if found.get("tool_calls") == []:
+        del found["tool_calls"]
+    if isinstance(calls := found.get("tool_calls"), list):
+        found["tool_calls"] = [_read_call(call, calls_as_text) for call in calls]
+        found = {"content": None} | found if calls_as_text else found
+    reasoning = next((found[name] for name in _REASONING if name in found), None)
+    if reasoning is not None:
+        found = {"thinking": reasoning} | found | {"reasoning_content": reasoning}
+    if isinstance(content := found.get("content"), list) and not reads_parts:
+        found["content"] = "\n".join(part["text"] for part in content)
+    return found
 
 
 def _environment() -> Any:

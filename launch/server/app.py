@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 from importlib import metadata
@@ -191,7 +190,7 @@ def _add_live(app: FastAPI, service: Service) -> None:
     add_page(app)
     service.recordings.add_paths(app)
 
-    @app.get("/live/events", include_in_schema=False)
+    @app.get("/live/events", include_in_schema=False, openapi_extra={"parameters": [_REPLICA]})
     async def events(request: Request) -> Response:
         """Return what the pipeline does, as server-sent events without an end."""
         _authorize(service, request)
@@ -241,7 +240,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "give either prompt or messages", param="prompt")
         if body.prompt is None:
-            text, _ = await asyncio.to_thread(render, service, body, body.tool_set)
+            text, _ = await render(service, body, body.tool_set)
             tokens = await encode_text(service, text, False, body.prompt_field)
         else:
             tokens = await encode_text(service, body.prompt, body.add_special_tokens, "prompt")
@@ -347,7 +346,7 @@ def _authorize(service: Service, request: Request) -> str:
     """Return the name of the request's key.
 
     Raises:
-        ApiError: it bears none of ours.
+        ApiError: it bears none of ours, or its path has query parameters and not the given one.
     """
     given = request.headers.get("authorization") or f"Bearer {request.headers.get('x-api-key', '')}"
     holder = service.keys.holder(given)
@@ -362,4 +361,8 @@ def _authorize(service: Service, request: Request) -> str:
             anthropic="x-api-key header is required" if is_absent else "invalid x-api-key",
         )
     request.state.holder = holder
+    known = [each["name"] for each in (request.scope["route"].openapi_extra or {}).get("parameters", ())]
+    if known and (unknown := [name for name in request.query_params if name not in known]):
+        text = f"{unknown[0]!r}: no query parameter of {request.url.path}; must be {' or '.join(known)}"
+        raise ApiError(400, text, param=unknown[0])
     return holder

@@ -195,7 +195,7 @@ async def ask_messages(
 ) -> tuple[list[list[int]], Speech | None]:
     """Return the prompt of a chat as token ids, and how its outputs are read."""
     tools = body.tool_set
-    text, dialect = await asyncio.to_thread(render, service, body, tools)
+    text, dialect = await render(service, body, tools)
     speech = dialect.speech(text, tools, shows_reasoning=body.include_reasoning)
     has_end = speech is not None and speech.reasoning is not None
     if isinstance(body, Reasons) and body.thinking_token_budget is not None and not has_end:
@@ -204,12 +204,17 @@ async def ask_messages(
     return await _encode(service, body, [text], max_tokens, special), speech
 
 
-def render(service: Service, body: Chat | TokenizeBody, tools: ToolSet | None) -> tuple[str, Dialect]:
+async def render(service: Service, body: Chat | TokenizeBody, tools: ToolSet | None) -> tuple[str, Dialect]:
     """Return the prompt of a chat, as its body wants it, with `tools`, and the dialect of its template.
 
     Raises:
         ApiError: a message is wrong, or the model has no chat template, or it refuses the messages.
     """
+    async with service.rendering:  # chats that wait for others hold no thread
+        return await asyncio.to_thread(_render, service, body, tools)
+
+
+def _render(service: Service, body: Chat | TokenizeBody, tools: ToolSet | None) -> tuple[str, Dialect]:
     field = body.prompt_field
     if service.dialect is None:
         raise ApiError(

@@ -103,7 +103,7 @@ def current(given: dict[str, Any]) -> dict[str, Any]:
 def whole(value: Any) -> Any:
     """Return a value with numbers such as 1.0 as integers, also in lists."""
     if isinstance(value, list) and value and isinstance(value[0], float | int | list):
-        return [whole(each) for each in value]
+        return value if set(map(type, value)) == {int} else [whole(each) for each in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

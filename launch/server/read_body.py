@@ -17,6 +17,7 @@ from .errors import ApiError
 from .fields import check_fields
 
 M = TypeVar("M", bound=Body)
+_LARGE = 1 << 16  # bytes
 _MOST_QUOTED = 40  # characters of a value that is wrong
 _OBJECT = re.compile(r"dictionary( or instance of \w+)?")  # pydantic's words for it
 
@@ -32,10 +33,19 @@ async def read(request: Request, kind: type[M]) -> M:
         content = await request.body()
     except ClientDisconnect as error:
         raise ApiError(408, "the connection ended before the body was complete") from error
+    # A thread takes turns with the loop, whose streams would otherwise wait for all of it.
+    return (
+        await asyncio.to_thread(_parse, request, kind, content)
+        if len(content) > _LARGE
+        else _parse(request, kind, content)
+    )
+
+
+def _parse(request: Request, kind: type[M], content: bytes) -> M:
     try:
         given = msgspec.json.decode(content)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        given = await asyncio.to_thread(decode, content)  # slow where it is large
+        given = decode(content)
     if isinstance(given, dict):
         request.state.ignored = check_fields(kind.computed(), given)
     return validated(kind, given)

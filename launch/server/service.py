@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,7 +44,7 @@ class Service:
     has_priorities: bool = False  # scheduler.order reads them
     limits: RateLimits = field(default_factory=RateLimits)
     recordings: Recordings = field(default_factory=Recordings)
-
+    rendering: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while a chat is rendered
     aliases: Sequence[str] = ()  # further names of the model in requests
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -29,11 +30,17 @@ PREFILL_KEY = "prefill_replicas"  # the same: how many of them, the first ones, 
 def whole_file(path: Path, needed: int | None = None) -> Iterator[Path]:
     """Yield the path of a part beside `path`, which takes the place of `path` when all of it is written.
 
+    Parts of `path` that killed processes have left are removed.
+
     Raises:
         OSError: it cannot be written. The error names the file, and the bytes `needed` if they are given. No part is
             left, and an older file is still there.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+        if (pid := left.suffixes[-2][1:]).isdigit() and not _lives(int(pid)):  # killed while it wrote
+            with suppress(OSError):
+                left.unlink()
     try:
         yield part
         part.replace(path)
@@ -44,6 +51,16 @@ def whole_file(path: Path, needed: int | None = None) -> Iterator[Path]:
             size = "" if needed is None else f" ({needed:,} bytes needed)"
             raise OSError(error.errno, f"{error.strerror}{size}", str(path)) from error
         raise
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 @contextmanager

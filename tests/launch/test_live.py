@@ -470,6 +470,16 @@ def test_a_recording_of_an_idle_server_and_wrong_ones(server: Server, tmp_path: 
         wrong = record(server, seconds)
         assert wrong.status_code == 400
         assert "0.1 to 600" in wrong.json()["error"]["message"]
+    for path in (
+        "/record?seconds=1&second=2",
+        "/record?Seconds=1",
+        "/live/events?replicas=1",
+        "/live/events?seconds=1",
+    ):
+        unknown = httpx2.request("POST" if "record" in path else "GET", server.url + path, headers=KEY)
+        assert unknown.status_code == 400
+        assert re.search("no query parameter of /.*; must be .*replica$", unknown.json()["error"]["message"])
+    assert httpx2.get(f"{server.url}/v1/models?beta=true", headers=KEY).status_code == 200
     assert record(server, headers={}).status_code == 401
     assert record(server, headers={**KEY, "sec-fetch-site": "cross-site"}).status_code == 403
     other = Server(tmp_path, "serve.host=0.0.0.0")

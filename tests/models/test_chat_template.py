@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, models
 
 import gapless.models
 from gapless.conf.errors import ConfigError
+from gapless.models import chat_template
 from gapless.models.chat_template import (
     _CLASS_TOKENS,
     ChatTemplate,
@@ -377,3 +378,34 @@ def test_the_server_chooses_a_template_by_name_or_file(tmp_path: Path) -> None:
         assert template.pick(True).render([], False) == text
     with pytest.raises(ConfigError, match=r"serve.chat_template=rags: no such file; .*default, tool_use, rag"):
         load_chat_template(str(tmp_path), "rags")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{{ 10 ** (messages | length * 10 ** 9) }}",
+        "{{ lipsum(n=messages | length * 10 ** 8) }}",
+        "{{ messages[0].content * 10 ** 9 }}",
+        "{{ 'a' * 10 ** 10 }}",
+        "{{ messages[0].content | center(10 ** 10) }}",
+        "{{ '%10000000000d' % messages | length }}",
+        "{% set x = namespace(a='a') %}{% for _ in range(60) %}{% set x.a = x.a + x.a %}{% endfor %}",
+        "{% set x = namespace(a=[1]) %}{% for _ in range(60) %}{% set x.a = x.a + x.a %}{% endfor %}",
+    ],
+)
+def test_what_exceeds_a_limit_is_refused_and_the_next_renders(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    monkeypatch.setattr(chat_template, "LONGEST_S", 0.2)
+    with pytest.raises(ChatTemplateError, match=r"^the model's chat template: not done within 0\.2 s .* and 512 MiB$"):
+        ChatTemplate(source, {}).render([{"role": "user", "content": "a"}], True)
+    assert ChatTemplate("{{ messages[0].content }}", {}).render([{"role": "user", "content": "a"}], True) == "a"
+
+
+def test_a_template_that_does_not_compile_within_the_limits_is_refused_at_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_template, "LONGEST_S", 0.2)
+    (tmp_path / "chat_template.jinja").write_text("{{ 7 ** (7 ** 9) }}")  # jinja computes constants
+    with pytest.raises(ConfigError, match="the model's chat template: not done within"):
+        load_chat_template(str(tmp_path))

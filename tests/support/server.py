@@ -61,7 +61,7 @@ class Server:
         """The processes of the engines, in the order in which they started."""
         children = descendants_of(self.process.pid)
         spawned = sorted(pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes())
-        return spawned[: self._num_engines]  # the compiler of grammars starts after them
+        return spawned[: self._num_engines]
 
     def until_ready(self) -> None:
         self.until(lambda: httpx2.get(f"{self.url}/health").status_code == 200)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,3 +28,21 @@ def test_a_write_that_breaks_off_leaves_the_older_file_and_names_it(tmp_path: Pa
     assert compressed.value.filename == str(tmp_path / "data")
     assert file.read_text() == "whole"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html"]
+
+
+def test_the_next_writer_of_a_file_removes_what_a_killed_one_left(tmp_path: Path) -> None:
+    file = tmp_path / "report[1].html"
+    code = f"""if True:
+        import os
+        from pathlib import Path
+        from gapless.runtime.run_folder.files import whole_file
+        with whole_file(Path({str(file)!r})) as part:
+            part.write_text("half")
+            os.kill(os.getpid(), 9)"""
+    subprocess.run([sys.executable, "-c", code], check=False)
+    assert len(list(tmp_path.iterdir())) == 1
+    kept = [".other.1.part", f".{file.name}.{os.getppid()}.part", f".{file.name}.part"]
+    for name in kept:
+        (tmp_path / name).touch()
+    write_text(file, "whole")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*kept, file.name])

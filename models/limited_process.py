@@ -1,0 +1,112 @@
+"""A process that runs tasks within limits of time and memory, so that none can hang, crash or fill its parent."""
+
+from __future__ import annotations
+
+import pickle
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any
+
+_SLACK_S = 30.0  # on a machine that has other work; the limit itself counts processor time
+_MAIN = "from gapless.models.limited_process import main; main()"
+
+
+class LimitError(ValueError):
+    """A task took more time or memory than it may, or crashed its process."""
+
+
+class LimitedProcess:
+    """Runs one task at a time, of any thread. Its process starts with the first task and after one that ended it.
+
+    Args:
+        memory: most bytes of data that the process may have; None: any number.
+    """
+
+    def __init__(self, memory: int | None = None) -> None:
+        self._memory = memory
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+
+    def run(self, task: bytes | Callable[[], Any], seconds: float) -> Any:
+        """Return what `task` returns: a function at the top level of a module, a `partial` of one, or its pickle.
+
+        Args:
+            task: what to run.
+            seconds: of processor time that it may take.
+
+        Raises:
+            LimitError: it takes longer, or too much memory.
+            ValueError, RecursionError: `task` raised it, or is nested too deep to be sent.
+        """
+        request = task if isinstance(task, bytes) else pickle.dumps(task, pickle.HIGHEST_PROTOCOL)
+        with self._lock:
+            connection, answer = self._start(), None
+            try:
+                connection.send((request, seconds))
+                if connection.poll(seconds + _SLACK_S):
+                    answer = connection.recv()
+            except (EOFError, OSError):
+                pass
+            finally:
+                if answer is None:  # also where a signal interrupts the wait
+                    self._end()
+        if answer is None:
+            raise LimitError(f"{seconds:g} s of processor time" + self._memory_words)
+        error, found = answer
+        if error is not None:
+            raise error
+        return found
+
+    def close(self) -> None:
+        """End the process; a task that runs ends with it."""
+        if (process := self._process) is not None:
+            process.kill()
+        with self._lock:
+            self._end()
+
+    @property
+    def _memory_words(self) -> str:
+        return "" if self._memory is None else f" and {self._memory >> 20} MiB"
+
+    def _start(self) -> Connection:
+        if self._connection is None or self._process is None or self._process.poll() is not None:
+            self._end()
+            self._connection, theirs = Pipe()
+            command = [sys.executable, "-P", "-c", _MAIN, str(theirs.fileno()), str(self._memory or 0)]
+            with theirs:
+                self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
+        return self._connection
+
+    def _end(self) -> None:
+        if self._process is not None and self._connection is not None:
+            self._connection.close()
+            self._process.kill()
+            self._process.wait()
+            self._process = self._connection = None
+
+
+def main() -> None:
+    """Be the process: run each task and answer with its error, or None, and what it returned."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    connection, memory = Connection(int(sys.argv[1])), int(sys.argv[2])
+    if memory:
+        resource.setrlimit(resource.RLIMIT_DATA, (memory, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    with suppress(EOFError, OSError, MemoryError):  # the parent has ended, or a task takes too much
+        while True:
+            request, seconds = connection.recv()
+            task = pickle.loads(request)
+            signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends the process
+            try:
+                answer = None, task()
+            except (ValueError, RecursionError) as error:
+                answer = error, None
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            connection.send(answer)

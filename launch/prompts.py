@@ -229,11 +229,11 @@ def _batch_request(row: dict[str, Any], params: SamplingParams) -> Prompt:
     from .server.read_body import validated
     from .server.requests import ChatBody, CompletionBody
 
-    kind = ChatBody if url == _BATCH_URLS[0] else CompletionBody
+    kind: type[ChatBody | CompletionBody] = ChatBody if url == _BATCH_URLS[0] else CompletionBody
     defaults = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
     try:
         unknown = check_fields(kind.computed(), given)
-        body: ChatBody | CompletionBody = validated(kind, given)
+        body = validated(kind, given)
         asked = {name: value for name in body.model_fields_set if (value := getattr(body, name)) not in (None, [], {})}
         others = [name for name in asked if name not in _BATCH_FIELDS and name not in defaults]
         if names := [*unknown, *(name for name in others if asked[name] != kind.model_fields[name].default)]:
@@ -252,5 +252,5 @@ def _batch_request(row: dict[str, Any], params: SamplingParams) -> Prompt:
             raise ConfigError("prompt: must be one text or one list of token ids")
     except ApiError as error:
         raise ConfigError(error.message) from None
-    prompt = prompts[0]
-    return Prompt(*((prompt, None) if isinstance(prompt, str) else (None, tuple(prompt))), found, None, custom_id)
+    text, ids = (prompts[0], None) if isinstance(prompts[0], str) else (None, tuple(prompts[0]))
+    return Prompt(text, ids, found, None, custom_id)

@@ -92,6 +92,8 @@ class SamplingParams:
                 value = getattr(self, name)
                 if not isinstance(value, kind) or isinstance(value, bool):
                     raise ConfigError(f"sampling.{name}={value!r}: must be {right}")
+        if self.top_k == -1:  # vLLM's word for all
+            object.__setattr__(self, "top_k", 0)
         biases = self.logit_bias or {}
         if not isinstance(biases, dict):
             raise ConfigError(f"sampling.logit_bias={biases!r}: must be null or a mapping of token ids to -100 to 100")

@@ -24,6 +24,7 @@ _VALUES = frozenset(("const", "enum", "default", "examples", "example"))  # keyw
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
 _OTHERS = "additionalProperties"
 _LARGEST = 1 << 53  # below it each integer is a float
+_WIDEST = (1 << 63) - 1024  # bounds beyond it do not compile; int64's and float's are tightened to it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +168,8 @@ def without_annotations(schema: Any, root: Any = None) -> Any:
             continue
         if key == "oneOf" and "anyOf" not in schema and _are_constants(value):
             found["anyOf"] = value
+        elif key in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum") and isinstance(value, int | float):
+            found[key] = max(value, -_WIDEST) if key.endswith("inimum") else min(value, _WIDEST)
         elif key in _BY_NAME and isinstance(value, dict):
             found[key] = {name: without_annotations(each, root) for name, each in value.items()}
         else:

@@ -30,7 +30,9 @@ _CONTENTS = ("prompt", "messages", "prompt_token_ids")
 _CSV_HEADER = re.compile(r'(?:["\w]+[,;\t])*"?(?:prompts?|messages)"?(?:[,;\t]["\w]+)*', re.IGNORECASE)
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 _BATCH_URLS = ("/v1/chat/completions", "/v1/completions")
-_IGNORED = ("model", "max_completion_tokens", "stream", "user", "metadata")  # of a batch's body: as nothing streams
+_BATCH_FIELDS = frozenset(  # of a batch's body that are neither sampling parameters nor refused
+    ("model", "stream", "user", "messages", "prompt", "max_completion_tokens", "top_logprobs", "response_format")
+)
 _LONGEST_LINE = 16 << 20  # bytes; a context of a million tokens takes about 4 MiB of text, or 8 MiB of token ids
 
 
@@ -174,13 +176,13 @@ def _row(row: Any, params: SamplingParams) -> Prompt:
     """Read one object of JSON."""
     if not isinstance(row, dict):
         raise ConfigError('must be an object such as {"prompt": "..."}')
-    custom_id = None
     if "body" in row:
-        custom_id, row = _batch_request(row)
+        return _batch_request(row, params)
     names = [field.name for field in dataclasses.fields(SamplingParams)]
     if row and row.keys().isdisjoint(_CONTENTS) and not any(get_close_matches(key, _CONTENTS) for key in row):
         of = " (ShareGPT's are for workload=sharegpt)" if "conversations" in row else ""
         raise ConfigError(f"give one of prompt, messages and prompt_token_ids; it has {', '.join(row)[:80]}{of}")
+    row = {key: _plain(key, value) for key, value in row.items() if value is not None}
     for key in row:
         if key not in (*_CONTENTS, *names):
             raise ConfigError(f"{key}: unknown key{nearest(key, (*_CONTENTS, *names))}")
@@ -199,23 +201,56 @@ def _row(row: Any, params: SamplingParams) -> Prompt:
         None if ids is None else tuple(ids),
         own,
         None if messages is None else tuple(checked_messages(messages)),
-        custom_id,
     )
 
 
-def _batch_request(row: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
-    """Return the id and the keys of a request in an OpenAI batch file."""
+def _plain(key: str, value: Any) -> Any:
+    """Return a value of a row with numbers such as 1.0 as integers, and with -1 for any seed or top_k as ours."""
+    if isinstance(value, list):
+        return [_plain("", each) for each in value]
+    value = int(value) if isinstance(value, float) and value.is_integer() else value
+    return {"seed": None, "top_k": 0}.get(key, value) if value == -1 else value
+
+
+def _batch_request(row: dict[str, Any], params: SamplingParams) -> Prompt:
+    """Read a request in an OpenAI batch file. Its body is read as the server reads it; `params` are the defaults."""
     for key in row:
         if key not in ("custom_id", "method", "url", "body"):
             raise ConfigError(f"{key}: unknown key of a batch's request; must be custom_id, method, url or body")
-    body, url, custom_id = row["body"], row.get("url"), row.get("custom_id")
+    given, url, custom_id = row["body"], row.get("url"), row.get("custom_id")
     if url not in _BATCH_URLS:
         raise ConfigError(f"url={url!r}: must be one of {', '.join(_BATCH_URLS)}")
-    if not isinstance(body, dict):
+    if not isinstance(given, dict):
         raise ConfigError("body: must be an object")
     if custom_id is not None and not isinstance(custom_id, str):
         raise ConfigError(f"custom_id={custom_id!r}: must be a text")
-    keys = {key: value for key, value in body.items() if key not in _IGNORED}
-    if (most := body.get("max_completion_tokens")) is not None:
-        keys["max_tokens"] = most
-    return custom_id, keys
+    from .server.errors import ApiError
+    from .server.fields import check_fields
+    from .server.read_body import validated
+    from .server.requests import ChatBody, CompletionBody
+
+    kind: type[ChatBody | CompletionBody] = ChatBody if url == _BATCH_URLS[0] else CompletionBody
+    defaults = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
+    try:
+        unknown = check_fields(kind.computed(), given)
+        body = validated(kind, given)
+        asked = {name: value for name in body.model_fields_set if (value := getattr(body, name)) not in (None, [], {})}
+        others = [name for name in asked if name not in _BATCH_FIELDS and name not in defaults]
+        if names := [*unknown, *(name for name in others if asked[name] != kind.model_fields[name].default)]:
+            raise ConfigError(f"{names[0]}: not in a batch file; send the request to `gapless serve`")
+        most = asked.get("max_completion_tokens", asked.get("max_tokens", params.max_tokens))
+        kept = {name: asked.get(name, defaults.pop(name)) for name in ("n", "logprobs", "prompt_logprobs")}
+        if isinstance(body, ChatBody):
+            kept["logprobs"] = (body.top_logprobs or 0) if body.logprobs else params.logprobs
+        own = {name: defaults.pop(name) for name in ("stop", "structured_outputs")}
+        found = body.sampling(most, None, None, defaults)
+        kept |= {name: getattr(found, name) or value for name, value in own.items()}
+        found = dataclasses.replace(found, **kept)
+        if isinstance(body, ChatBody):
+            return Prompt(None, None, found, tuple(body.chat), custom_id)
+        if len(prompts := body.prompts) != 1:
+            raise ConfigError("prompt: must be one text or one list of token ids")
+    except ApiError as error:
+        raise ConfigError(error.message) from None
+    text, ids = (prompts[0], None) if isinstance(prompts[0], str) else (None, tuple(prompts[0]))
+    return Prompt(text, ids, found, None, custom_id)

@@ -195,8 +195,9 @@ class _Arguments:
                 self.take(option, name, json.dumps(values) if len(values) > 1 else values[0])
 
     def _has_model(self, left: Sequence[str]) -> bool:
-        """Return whether the model is known, or named with its key among the words that are left."""
-        return self._model is not None or any(re.match(r"(--)?model(=|$)", word) for word in left)
+        """Return whether the model is known, or named with its key among the words before or those left."""
+        words = (*self.overrides, *left)
+        return self._model is not None or any(re.match(r"(--)?model(=|$)", word) for word in words)
 
     def take(self, option: str, name: str, value: str, is_on: bool = True) -> None:
         """Take an option of vLLM's, which the user wrote as `name`, and say what it is here; a switch may be off."""

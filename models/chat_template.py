@@ -349,7 +349,9 @@ def _checked_message(where: str, message: Any) -> dict[str, Any]:
             **message,
             "content": [_checked_part(f"{place}[{number}]", part) for number, part in enumerate(content)],
         }
-    if content is not None:
+    if content is None and not message.get("tool_calls") and message["role"] in ("assistant", "tool"):
+        return {**message, "content": ""}  # as an answer that is reasoning alone
+    if content is not None or message["role"] in ("system", "developer", "user"):
         _check_text(place, content, "a text, or a list of parts of type text")
     return dict(message)
 

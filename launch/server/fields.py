@@ -70,7 +70,7 @@ REFUSED = {
                     Refusal("this server keeps no answers")),
     **dict.fromkeys(("add_special_tokens", "chat_template", "chat_template_kwargs"), _ELSEWHERE),
     **dict.fromkeys(("continue_final_message", "documents", "thinking_token_budget"), _ELSEWHERE),
-    **dict.fromkeys(("output_config", "stop_sequences", "system", "thinking"), _ELSEWHERE),
+    **dict.fromkeys(("output_config", "output_format", "stop_sequences", "system", "thinking"), _ELSEWHERE),
     "context_management": Refusal("this server edits no conversation", ({}, {"edits": []}, _KEEP_ALL)),
     **dict.fromkeys(("access_programs", "container", "diagnostics", "mcp_servers", "moderation"), _NOT_OFFERED),
     "stop": Refusal("use stop_sequences"),
@@ -79,7 +79,7 @@ REFUSED = {
     **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), Refusal("another path's name; this "
         "one has max_tokens (completions), max_completion_tokens (chats) or max_output_tokens (responses)")),
     "logprobs": Refusal("use top_logprobs and include"),
-    "response_format": Refusal("use text.format"),
+    "response_format": Refusal("use text.format (responses) or output_config.format (messages)"),
     **dict.fromkeys(("echo", "prompt_logprobs", "repetition_detection", "suffix"), _NOT_OFFERED),
     **dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids"), _NOT_OFFERED),
     **dict.fromkeys(("kv_transfer_params", "logits_processors", "prompt_embeds", "vllm_xargs"), _NOT_OFFERED),

@@ -85,6 +85,7 @@ class MessagesBody(Offers):
     tool_choice: MessageToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: TextFormat | None = None  # its older place
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -151,7 +152,7 @@ class MessagesBody(Offers):
 
     @property
     def _format(self) -> StructuredOutputs | None:
-        form = self.output_config.format if self.output_config is not None else None
+        form = (self.output_config.format if self.output_config is not None else None) or self.output_format
         return None if form is None else form_of(form.type, form.schema_)
 
     @cached_property

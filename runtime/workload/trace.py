@@ -198,11 +198,13 @@ def _prefix(row: Mapping[str, Any], num_tokens: int, size: int | None, known: di
     ids = row.get("block ids")
     if isinstance(ids, str) and ids:  # of a CSV
         try:
-            ids = json.loads(ids)
+            ids = json.loads(ids.replace("'", '"'))  # as Python prints a list of texts
         except ValueError:
             raise _HashIdsError(f"hash_ids: not a list of numbers: {ids[:80]!r}") from None
     if ids is None or ids in ("", []):
         return None
+    if isinstance(ids, list):
+        ids = [int(each) if isinstance(each, float) and abs(each) < 1 << 53 and each % 1 == 0 else each for each in ids]
     if not isinstance(ids, list) or not all(type(each) in (int, str) for each in ids):
         raise _HashIdsError(f"hash_ids: must be a list of whole numbers or texts: {str(ids)[:80]!r}")
     size = size or (_BAILIAN_BLOCK if "chat" in row else _MOONCAKE_BLOCK)

@@ -105,6 +105,12 @@ SCHEMAS: list[Any] = [
     *({"type": "string", "format": "date"}, {"type": "array", "minItems": 1, "maxItems": 2, "uniqueItems": False}),
     {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "string"}], "items": False},
     {"type": "array", "items": {"type": "integer"}, "unevaluatedItems": {}},
+    *(
+        {"type": kind, f"{prefix}inimum": -most, f"{prefix}aximum": most}
+        for kind in ("integer", "number")
+        for prefix in ("m", "exclusiveM")
+        for most in (1 << 63, 1 << 64, 1e30, 3.4028235e38, 1.7976931348623157e308)
+    ),
 ]
 
 

@@ -84,6 +84,20 @@ def test_rows_of_a_file_are_texts_messages_or_requests_of_a_batch(model: Path, t
             "give one of prompt, messages and pr",
         ),
         ({"url": "/v1/embeddings", "body": {}}, "url='/v1/embeddings': must be one of /v1/chat/completions, /v1/comp"),
+        *(
+            ({"url": "/v1/chat/completions", "body": {"messages": [{"role": "user", "content": "x"}], **more}}, said)
+            for more, said in (
+                ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools: not in a batch file; send"),
+                ({"reasoning_effort": "low"}, "reasoning_effort: not in a batch file; send the request to"),
+                ({"nobody": 1}, "nobody: not in a batch file"),
+                ({"best_of": 2}, "best_of: must be n, or absent"),
+                ({"max_tokens": 1.5}, "max_tokens: Input should be a valid integer"),
+                ({"n": 0}, "n: Input should be greater than or equal to 1"),
+            )
+        ),
+        ({"url": "/v1/completions", "body": {"prompt": ["a", "b"]}}, "prompt: must be one text or one list of token"),
+        ({"prompt": None}, "give one of prompt, messages and prompt_token_ids"),
+        ({"prompt": "x", "max_tokens": 1.5}, "sampling.max_tokens=1.5: must be an integer"),
         ({"body": {}, "id": 3}, "id: unknown key of a batch's request; must be custom_id, method, url or body"),
     ],
 )

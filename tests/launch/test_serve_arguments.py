@@ -55,6 +55,8 @@ def config(*words: str) -> ServeConfig:
         ("tiny --served-model-name a b", ["model=tiny", "serve.model_name=['a','b']"]),
         ("--served-model-name a * --model tiny", ["serve.model_name=['a','*']", "model=tiny"]),
         ("--served-model-name a tiny", ["serve.model_name='a'", "model=tiny"]),
+        ("model=tiny --served-model-name a b", ["model=tiny", "serve.model_name=['a','b']"]),
+        ("--model tiny --served-model-name a b", ["model=tiny", "serve.model_name=['a','b']"]),
         ("--gpu-memory-utilization 0.9 --trust-remote-code -q awq tiny", ["model=tiny"]),
         ("-q int8", ["model.quantization=int8"]),
         ("--distributed-executor-backend mp", []),

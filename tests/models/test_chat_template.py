@@ -240,6 +240,8 @@ def test_nothing_to_continue_is_said(chat: list[dict[str, Any]]) -> None:
         (5, r"messages\[0\]: must be an object"),
         ({"content": "x"}, r"messages\[0\]: must be an object with a role"),
         ({"role": "user", "content": 5}, r"messages\[0\]\.content: must be a text"),
+        *(({"role": role}, r"messages\[0\]\.content: must be a text") for role in ("user", "system", "developer")),
+        ({"role": "user", "content": None}, r"messages\[0\]\.content: must be a text"),
         ({"role": "user", "content": "\ud83d"}, r"messages\[0\]\.content: half of a surrogate"),
         ({"role": "user", "content": [{"type": "text"}]}, r"messages\[0\]\.content\[0\]\.text: must be a text"),
         (
@@ -257,6 +259,14 @@ def test_nothing_to_continue_is_said(chat: list[dict[str, Any]]) -> None:
 def test_a_wrong_message_is_named(message: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         checked_messages([message])
+
+
+@pytest.mark.parametrize("role", ["assistant", "tool"])
+@pytest.mark.parametrize("keys", [{}, {"content": None}, {"content": None, "reasoning_content": "r", "tool_calls": []}])
+def test_an_answer_without_content_is_an_empty_text(role: str, keys: dict[str, Any]) -> None:
+    chat = checked_messages([{"role": "user", "content": "a"}, {"role": role, **keys}])
+    source = "{% for message in messages %}{{ '<' + message.content + '>' }}{% endfor %}"
+    assert ChatTemplate(source, {}).render(chat, False) == "<a><>"
 
 
 def test_a_custom_call_is_read_as_a_function_s() -> None:

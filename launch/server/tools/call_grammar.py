@@ -112,7 +112,8 @@ def _fault(schema: Any) -> str:
     """Return why llguidance cannot compile a schema; "" if it can."""
     import llguidance
 
-    return " ".join(llguidance.LLMatcher.validate_grammar(f"{_HEADER}start: {_json(schema)}").split())
+    found = " ".join(llguidance.LLMatcher.validate_grammar(f"{_HEADER}start: {_json(schema)}").split())
+    return found.partition(" 1 | ")[0].removeprefix("at 2(8): failed to compile JSON schema: ")  # without the grammar
 
 
 def _calls(

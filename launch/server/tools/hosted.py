@@ -19,6 +19,7 @@ _OF_OPENAI = "file_search code_interpreter image_generation local_shell shell ap
 _SWITCHES = {  # how clients turn a tool off, by the beginning of its type
     "web_search": f'Codex: web_search = "disabled" in config.toml; {_DENY % "WebSearch"}; {_libraries("web_search")}',
     "web_fetch": _DENY % "WebFetch",
+    "custom": "offer it as a function; /v1/responses takes tools of this type",
     "computer": "OpenAI Agents: no ComputerTool",
     "mcp": "OpenAI Agents: MCPServerStreamableHttp or MCPServerStdio, which the client runs, instead of HostedMCPTool",
     **{kind: _libraries(kind) for kind in _OF_OPENAI.split()},

@@ -92,6 +92,14 @@ def test_a_call_or_an_answer_of_the_form(server: Server, path: str) -> None:
         assert kind_of(path, asked(server, path, script, tool_choice=none, **form)) == "answer"
 
 
+@of_each_path
+def test_the_form_alone(server: Server, path: str) -> None:
+    form = FORMS[path]
+    older = [{"output_format": form["output_config"]["format"]}] if path == MESSAGE else []
+    for each in (form, *older):
+        assert kind_of(path, asked(server, path, "text", [], **each)) == "answer"
+
+
 def test_several_streams_of_calls_or_answers(server: Server) -> None:
     for script, place in (("call", 1), ("think", 0)):
         found = [["", ""], ["", ""]]

@@ -242,7 +242,7 @@ def test_a_tool_whose_schema_cannot_be_enforced_is_free_unless_it_is_strict(
         assert speech is not None
         speech = replace(speech, form=FORMS[0] if choice == "form" else None)
         if is_strict:
-            with pytest.raises(ConfigError, match="the tool odd: "):
+            with pytest.raises(ConfigError, match=r"^(?!.*%llguidance).*the tool odd: "):
                 sampled(tokenizer, speech)
             continue
         params = sampled(tokenizer, speech)

@@ -234,14 +234,16 @@ def test_what_a_trace_is_stands_in_it_and_not_in_its_name(text: str, expected: A
     assert triples(make(TraceConfig(path=str(tmp_path / name)))) == expected
 
 
-@pytest.mark.parametrize("form", ["jsonl", "csv"])
-@pytest.mark.parametrize("big", [2**63 + 77, 2**64 - 5, 2**127 + 1, -3, "a3f09c"])
-def test_hash_ids_of_any_size_keep_apart(big: int | str, form: str, tmp_path: Path) -> None:
-    rows = [(0, 1536, 4, [big, 5, 6]), (5, 1536, 4, [big, 5, 2**64 + 6]), (9, 512, 4, [2**63 + 78])]
+@pytest.mark.parametrize("form", ["jsonl", "csv", "printed"])
+@pytest.mark.parametrize("big", [2**63 + 77, 2**64 - 5, 2**127 + 1, -3, "a3f09c", 7.0])
+def test_hash_ids_of_any_size_keep_apart(big: float | str, form: str, tmp_path: Path) -> None:
+    again = int(big) if isinstance(big, float) else big
+    rows = [(0, 1536, 4, [big, 5, 6]), (5, 1536, 4, [again, 5, 2**64 + 6]), (9, 512, 4, [2**63 + 78])]
     names = ("timestamp", "input_length", "output_length", "hash_ids")
     with (tmp_path / "t").open("w", newline="") as file:
-        if form == "csv":
-            csv.writer(file).writerows([names, *((*row[:3], json.dumps(row[3])) for row in rows)])
+        if form != "jsonl":
+            write = str if form == "printed" else json.dumps
+            csv.writer(file).writerows([names, *((*row[:3], write(row[3])) for row in rows)])
         else:
             file.write("\n".join(json.dumps(dict(zip(names, row, strict=True))) for row in rows))
     workload = make(TraceConfig(path=str(tmp_path / "t")))

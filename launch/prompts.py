@@ -24,6 +24,7 @@ from ..conf.sampling import SamplingParams
 from ..conf.schema import GenerateConfig
 from ..conf.user_path import user_path
 from ..models.chat_template import Conversation, checked_messages
+from .server.fields import check_fields, whole
 
 _log = logging.getLogger(__name__)
 _CONTENTS = ("prompt", "messages", "prompt_token_ids")
@@ -205,11 +206,8 @@ def _row(row: Any, params: SamplingParams) -> Prompt:
 
 
 def _plain(key: str, value: Any) -> Any:
-    """Return a value of a row with numbers such as 1.0 as integers, and with -1 for any seed or top_k as ours."""
-    if isinstance(value, list):
-        return [_plain("", each) for each in value]
-    value = int(value) if isinstance(value, float) and value.is_integer() else value
-    return {"seed": None, "top_k": 0}.get(key, value) if value == -1 else value
+    """Return a value of a row with numbers such as 1.0 as integers, and with null for a seed of -1."""
+    return None if key == "seed" and value == -1 else whole(value)
 
 
 def _batch_request(row: dict[str, Any], params: SamplingParams) -> Prompt:
@@ -225,7 +223,6 @@ def _batch_request(row: dict[str, Any], params: SamplingParams) -> Prompt:
     if custom_id is not None and not isinstance(custom_id, str):
         raise ConfigError(f"custom_id={custom_id!r}: must be a text")
     from .server.errors import ApiError
-    from .server.fields import check_fields
     from .server.read_body import validated
     from .server.requests import ChatBody, CompletionBody
 

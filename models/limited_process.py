@@ -104,6 +104,7 @@ def main() -> None:
             request, seconds = connection.recv()
             task = pickle.loads(request)
             signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends the process
+            answer: tuple[Exception | None, Any]
             try:
                 answer = None, task()
             except (ValueError, RecursionError) as error:

@@ -36,11 +36,10 @@ from .tools.hosted import refusal
 from .tools.tool_set import Function, ToolSet, tool_set
 
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
-_ANY = {"seed": None, "top_k": 0}  # of which -1 is vLLM's word for any
 _SAME = (  # fields that are sampling parameters as they are
     *("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens"),
     *("stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words", "include_stop_str_in_output", "ignore_eos"),
-    *("skip_special_tokens", *_ANY),
+    *("skip_special_tokens", "seed", "top_k"),
 )
 _LOGPROBS = "message.output_text.logprobs"  # in `include` of `/v1/responses`
 Defaults = Mapping[str, Any] | None  # values of fields that a body lacks
@@ -141,7 +140,8 @@ class SamplingBody(Body):
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options: only with stream=true", param="stream_options")
         given = {name: value for name in _SAME if (value := getattr(self, name)) is not None}
-        given |= {name: value for name, value in _ANY.items() if given.get(name) == -1}
+        if self.seed == -1:  # vLLM's word for any
+            del given["seed"]
         try:
             return SamplingParams(
                 logprobs=logprobs,

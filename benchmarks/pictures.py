@@ -100,7 +100,7 @@ MADE = {  # by scene: the pictures that it makes in docs/images; `paper_*` are o
     "reading": [f"reading_{name}" for name in [*SECTIONS, *" ".join(CHARTS.values()).split()]],
     "paper": [],
 }
-COLOURS = 64
+COLOURS = 128
 WIDTH = 1100  # CSS pixels of the page
 
 
@@ -255,6 +255,7 @@ def draw_report(folder: Path) -> None:
         browser.until("document.querySelector('canvas') !== null")
         for name, selector in SECTIONS.items():
             browser.picture(IMAGES / f"reading_{name}.png", selector)
+            in_few_colours(IMAGES / f"reading_{name}.png")
     for name, charts in CHARTS.items():
         for chart in charts.split():
             file = IMAGES / f"reading_{chart}.png"

@@ -40,7 +40,7 @@ def prepare(config: ReportConfig, stdin: StandardInput) -> list[RunFolder] | Imp
     from ..runtime.report.metrics import number_keys
 
     found = folders(config.runs)
-    keys = dict.fromkeys(key for folder in found for key in number_keys(folder.summary))
+    keys = dict.fromkeys([ReportConfig().sort, *(key for folder in found for key in number_keys(folder.summary))])
     if config.slo != type(config.slo)():
         keys["request_goodput"] = None
     if len(found) > 1 and config.sort not in keys:

@@ -114,7 +114,7 @@ def commands() -> list[tuple[str, str]]:
     for block in shell:
         for line in block.replace("\\\n", " ").splitlines():
             for name in CONFIGS:
-                if f" {name} " in line and not line.startswith("aiperf "):
+                if f" {name} " in line and not line.startswith(("aiperf ", "vllm ")):
                     found.append((name, line.split(f" {name} ", 1)[1]))
     return found
 

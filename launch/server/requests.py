@@ -141,7 +141,7 @@ class SamplingBody(Body):
             raise ApiError(400, "stream_options: only with stream=true", param="stream_options")
         given = {name: value for name in _SAME if (value := getattr(self, name)) is not None}
         if self.seed == -1:  # vLLM's word for any
-            del given["seed"]
+            given["seed"] = None
         try:
             return SamplingParams(
                 logprobs=logprobs,

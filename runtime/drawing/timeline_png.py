@@ -109,9 +109,9 @@ def draw_timeline(runs: Mapping[str, TimelineWindow], figure: Figure) -> None:
         rows[-1].set_xlabel("\n".join(["seconds from the run's start", *_choice(runs, seconds)]))
         handles = _legend([cause for cause in CAUSES if cause in seen], reasons)
         title = "124+9d: a chunk of 124 tokens and 9 decodes;  9d/5.1K: 9 decodes over 5.1K tokens of context"
-        figure.legend(
-            handles=handles, loc="outside lower center", ncols=5, handlelength=1.6, title=title, title_fontsize=FONT - 1
-        )
+        columns = -(-len(handles) // -(-len(handles) // 5))  # at most 5, in rows of like length
+        font = {"title_fontsize": FONT - 1, "handlelength": 1.6}
+        figure.legend(handles=handles, loc="outside lower center", ncols=columns, title=title, **font)
 
 
 def idle_text(shares: TimeShares, start: float, end: float) -> str:

@@ -154,6 +154,11 @@ def test_traces_of_another_engine_become_a_run_folder(
     assert out.splitlines()[1] == again.splitlines()[1]
     beside = ["report", str(folder), str(runs / "a" / "0"), "sort=bubble_fraction", "out=both", "figures=false"]
     assert main(beside) == 0
+    (traces / "imported").rename(tmp_path / "other")
+    assert main(["report", "import=kineto", str(traces), "figures=false"]) == 0
+    capsys.readouterr()
+    assert main(["report", str(folder), str(tmp_path / "other"), "figures=false"]) == 0  # ranked by no throughput
+    assert "2 settings" in capsys.readouterr().out
 
 
 def test_the_log_of_vllm_becomes_a_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

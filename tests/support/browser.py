@@ -124,6 +124,9 @@ def browsing(folder: Path) -> Iterator[Browser]:
     finally:
         driver.terminate()
         driver.wait()
+        deadline = time.monotonic() + HANGS_S
+        while (folder / "profile").exists() and time.monotonic() < deadline:  # its last processes still write there
+            shutil.rmtree(folder / "profile", ignore_errors=True)
 
 
 def _await(http: httpx2.Client) -> None:

@@ -53,9 +53,7 @@ _SECONDS = {"name": "seconds", "in": "query", "schema": {"type": "number", "mini
 def make_app(service: Service) -> FastAPI:
     """Make the ASGI application."""
     app = FastAPI(title="gapless", version=metadata.version("gapless"), docs_url=None, redoc_url=None)
-    app.add_exception_handler(ApiError, _answer_api_error)
-    app.add_exception_handler(HTTPException, _answer_http_error)
-    app.add_exception_handler(Exception, _answer_fault)
+    _answer_errors(app)
     app.add_middleware(BodyLimit, max_bytes=int(service.config.max_body_mib * (1 << 20)))
     _add_health(app, service)
     _add_models(app, service)
@@ -64,6 +62,12 @@ def make_app(service: Service) -> FastAPI:
     _add_live(app, service)
     describe(app)
     return app
+
+
+def _answer_errors(app: FastAPI) -> None:
+    app.add_exception_handler(ApiError, _answer_api_error)
+    app.add_exception_handler(HTTPException, _answer_http_error)
+    app.add_exception_handler(Exception, _answer_fault)
 
 
 async def _answer_api_error(request: Request, error: Exception) -> Response:

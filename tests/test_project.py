@@ -53,6 +53,14 @@ def test_scripts_that_workflows_run_are_there(name: str, expected: set[str]) -> 
     assert all(os.access(ROOT / script, os.X_OK) for script in scripts)
 
 
+def test_clients_run_weekly_and_on_demand() -> None:
+    clients = workflow("clients")
+    assert clients[True].keys() == {"schedule", "workflow_dispatch"}
+    runs = [step.get("run", "") for step in clients["jobs"]["clients"]["steps"]]
+    assert "make test-clients" in runs
+    assert "\ntest-clients:" in (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
 def test_only_a_pushed_tag_is_published_after_its_wheel_was_tried() -> None:
     release = workflow("release")
     assert release[True].keys() == {"push", "workflow_dispatch"}  # to YAML 1.1 `on` is true

@@ -256,7 +256,7 @@ def load_hardware(name: str, key: str = "hardware") -> HardwareConfig:
 
 
 def read_yaml(name: str) -> Any:
-    """Return what `conf/<name>.yaml` holds; an empty mapping where there is no such file."""
+    """Read `conf/<name>.yaml`; without such a file, return an empty mapping."""
     file = resources.files(__package__).joinpath(f"{name}.yaml")
     return (yaml.load(file.read_text(encoding="utf-8"), _Loader) if file.is_file() else None) or {}
 

@@ -28,12 +28,14 @@ from .server.fields import check_fields, whole
 
 _log = logging.getLogger(__name__)
 _CONTENTS = ("prompt", "messages", "prompt_token_ids")
+_SAMPLING = tuple(field.name for field in dataclasses.fields(SamplingParams))
 _CSV_HEADER = re.compile(r'(?:["\w]+[,;\t])*"?(?:prompts?|messages)"?(?:[,;\t]["\w]+)*', re.IGNORECASE)
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 _BATCH_URLS = ("/v1/chat/completions", "/v1/completions")
 _BATCH_FIELDS = frozenset(  # of a batch's body that are neither sampling parameters nor refused
     ("model", "stream", "user", "messages", "prompt", "max_completion_tokens", "top_logprobs", "response_format")
 )
+_OF_BODIES = ("logprobs", "prompt_logprobs", "stop", "structured_outputs")  # a body gives them, not the defaults
 _LONGEST_LINE = 16 << 20  # bytes; a context of a million tokens takes about 4 MiB of text, or 8 MiB of token ids
 
 
@@ -179,14 +181,13 @@ def _row(row: Any, params: SamplingParams) -> Prompt:
         raise ConfigError('must be an object such as {"prompt": "..."}')
     if "body" in row:
         return _batch_request(row, params)
-    names = [field.name for field in dataclasses.fields(SamplingParams)]
     if row and row.keys().isdisjoint(_CONTENTS) and not any(get_close_matches(key, _CONTENTS) for key in row):
         of = " (ShareGPT's are for workload=sharegpt)" if "conversations" in row else ""
         raise ConfigError(f"give one of prompt, messages and prompt_token_ids; it has {', '.join(row)[:80]}{of}")
     row = {key: _plain(key, value) for key, value in row.items() if value is not None}
     for key in row:
-        if key not in (*_CONTENTS, *names):
-            raise ConfigError(f"{key}: unknown key{nearest(key, (*_CONTENTS, *names))}")
+        if key not in (*_CONTENTS, *_SAMPLING):
+            raise ConfigError(f"{key}: unknown key{nearest(key, (*_CONTENTS, *_SAMPLING))}")
     text, messages, ids = (row.pop(name, None) for name in _CONTENTS)
     if [text, messages, ids].count(None) != 2:
         raise ConfigError("give one of prompt, messages and prompt_token_ids")
@@ -227,22 +228,27 @@ def _batch_request(row: dict[str, Any], params: SamplingParams) -> Prompt:
     from .server.requests import ChatBody, CompletionBody
 
     kind: type[ChatBody | CompletionBody] = ChatBody if url == _BATCH_URLS[0] else CompletionBody
-    defaults = {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}
     try:
         unknown = check_fields(kind.computed(), given)
         body = validated(kind, given)
         asked = {name: value for name in body.model_fields_set if (value := getattr(body, name)) not in (None, [], {})}
-        others = [name for name in asked if name not in _BATCH_FIELDS and name not in defaults]
+        others = [name for name in asked if name not in _BATCH_FIELDS and name not in _SAMPLING]
         if names := [*unknown, *(name for name in others if asked[name] != kind.model_fields[name].default)]:
             raise ConfigError(f"{names[0]}: not in a batch file; send the request to `gapless serve`")
         most = asked.get("max_completion_tokens", asked.get("max_tokens", params.max_tokens))
-        kept = {name: asked.get(name, defaults.pop(name)) for name in ("n", "logprobs", "prompt_logprobs")}
-        if isinstance(body, ChatBody):
-            kept["logprobs"] = (body.top_logprobs or 0) if body.logprobs else params.logprobs
-        own = {name: defaults.pop(name) for name in ("stop", "structured_outputs")}
-        found = body.sampling(most, None, None, defaults)
-        kept |= {name: getattr(found, name) or value for name, value in own.items()}
-        found = dataclasses.replace(found, **kept)
+        logprobs = body.num_logprobs if isinstance(body, ChatBody) else body.logprobs
+        found = body.sampling(
+            most,
+            params.logprobs if logprobs is None else logprobs,
+            asked.get("prompt_logprobs", params.prompt_logprobs),
+            {name: getattr(params, name) for name in _SAMPLING if name not in _OF_BODIES},
+        )
+        found = dataclasses.replace(
+            found,
+            n=asked.get("n", params.n),
+            stop=found.stop or params.stop,
+            structured_outputs=found.structured_outputs or params.structured_outputs,
+        )
         if isinstance(body, ChatBody):
             return Prompt(None, None, found, tuple(body.chat), custom_id)
         if len(prompts := body.prompts) != 1:

@@ -145,7 +145,7 @@ class ChatTemplate:
 
 
 def _render(source: str, names: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], end: str) -> str:
-    """Return what the template makes of `names` and `messages`, of which the last gets `end` behind its text."""
+    """Render `messages` with the variables `names`. `end` is appended to the text of the last message."""
     from jinja2 import UndefinedError
 
     template, reads_parts = _compiled(source), _reads_parts(source)

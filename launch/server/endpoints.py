@@ -59,11 +59,8 @@ async def _ask_completion(service: Service, body: CompletionBody) -> Asked:
 
 
 async def _ask_chat(service: Service, body: ChatBody) -> Asked:
-    if body.top_logprobs and not body.logprobs:
-        raise ApiError(400, "top_logprobs: only with logprobs=true", param="top_logprobs")
     asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    prompts, speech, params = await _ask_turn(service, body, asked, logprobs, body.add_special_tokens)
+    prompts, speech, params = await _ask_turn(service, body, asked, body.num_logprobs, body.add_special_tokens)
     return Asked(body, prompts, params, ChatAnswer(service.model, prompts, body, service.intake.tokenizer, speech))
 
 

@@ -33,12 +33,9 @@ async def read(request: Request, kind: type[M]) -> M:
         content = await request.body()
     except ClientDisconnect as error:
         raise ApiError(408, "the connection ended before the body was complete") from error
-    # A thread takes turns with the loop, whose streams would otherwise wait for all of it.
-    return (
-        await asyncio.to_thread(_parse, request, kind, content)
-        if len(content) > _LARGE
-        else _parse(request, kind, content)
-    )
+    if len(content) > _LARGE:  # a thread takes turns with the loop, whose streams would otherwise wait for all of it
+        return await asyncio.to_thread(_parse, request, kind, content)
+    return _parse(request, kind, content)
 
 
 def _parse(request: Request, kind: type[M], content: bytes) -> M:

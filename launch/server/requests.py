@@ -350,6 +350,13 @@ class ChatBody(Offers, Templated, Reasons):
     tool_choice: Literal["auto", "none", "required"] | AnyChatChoice | None = None
 
     @property
+    def num_logprobs(self) -> int | None:
+        """How many log-probabilities each token has; None: none. Raises `ApiError` for `top_logprobs` alone."""
+        if self.top_logprobs and not self.logprobs:
+            raise ApiError(400, "top_logprobs: only with logprobs=true", param="top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
     def chat(self) -> Sequence[dict[str, Any]]:
         """The messages.
 

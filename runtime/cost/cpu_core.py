@@ -12,7 +12,7 @@ from ...conf.sampling import SamplingParams
 
 @cache
 def cpu_core(dtype_bytes: int) -> CostsConfig:
-    """Return the constants of `conf/cpu_core.yaml` for numbers of so many bytes."""
+    """Read the constants of `conf/cpu_core.yaml`, with the GEMM rate of a dtype of `dtype_bytes` bytes."""
     costs = build(CostsConfig, read_yaml("cpu_core"))
     return replace(costs, gemm=replace(costs.gemm, tflops=(0.8,))) if dtype_bytes == 2 else costs
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gapless.conf.errors import ConfigError
 from gapless.conf.sampling import SamplingParams
 from gapless.conf.schema import GenerateConfig, ModelConfig
 from gapless.conf.structured_outputs import StructuredOutputs
@@ -69,3 +70,9 @@ def test_the_body_of_a_batch_s_request_is_read_as_the_server_does(
 def test_the_one_prompt_of_a_batch_s_completion(prompt: Any, tmp_path: Path) -> None:
     found = prompt_of({"url": "/v1/completions", "body": {"prompt": prompt, "echo": False}}, tmp_path)
     assert found.content == ("x" if "x" in prompt else [1, 2])
+
+
+def test_a_batch_s_request_is_refused_in_the_servers_words(tmp_path: Path) -> None:
+    row = {"url": "/v1/chat/completions", "body": {"messages": [USER], "top_logprobs": 3}}
+    with pytest.raises(ConfigError, match="top_logprobs: only with logprobs=true"):
+        prompt_of(row, tmp_path)

@@ -1,4 +1,4 @@
-"""Bodies are read while the streams of others go on."""
+"""Reading a large body stops no other stream."""
 
 from __future__ import annotations
 

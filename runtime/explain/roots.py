@@ -14,6 +14,8 @@ class Root(StrEnum):
     STRAGGLER = "straggler"  # one stage takes longer than it usually does, for a while
     CHANCE = "chance"  # the times of like micro-batches vary
     MICRO_BATCHES = "micro_batches"  # they differ: PB1 to PB3, and lengths of prefixes
+    POLICY = "policy"  # another policy deals the same requests into micro-batches that take less
+    LARGE_CHUNK = "large_chunk"  # micro-batches with prompts take much longer than the others
     DEPTH = "depth"  # fewer micro-batches are in flight than there are stages
     TRANSPORT = "transport"
     CONTROL = "control"
@@ -30,3 +32,4 @@ class Root(StrEnum):
     LONG_PROMPTS = "long_prompts"  # compute: attention over long prompts
     PREEMPTION = "preemption"  # compute: tokens that were computed again
     CONTENTION = "contention"  # ranks waited for a processor
+    SLOW_COMPUTE = "slow_compute"  # compute: far from the rates that the machine gives

@@ -1,0 +1,44 @@
+"""A cause with what it costs a run: the run less its twin without that cause. Data only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from .roots import Root
+
+COMPUTE = "compute"  # beside the ledger's causes, in `SizedCause.shows`
+
+
+@dataclass(frozen=True, slots=True)
+class SizedCause:
+    """What one cause costs a run, by a replay of the run without it.
+
+    Attributes:
+        cause: the root cause.
+        seconds: of the run's metric (its duration, or a tail latency where arrivals bound the duration): the run less
+            its twin without the cause.
+        low, high: the range that holds nine of ten outcomes of the same comparison.
+        share: `seconds` over the run's own value of the metric.
+        stage: where the cause is one stage, its number.
+        shows: stage-seconds by the ledger's immediate causes, and `compute`, that go with the cause. Together they are
+            `seconds` times the number of stages where the metric is the duration.
+        evidence: numbers that show the cause, by name.
+        change: the best change of the run's setting that undoes the cause, for people; empty where no key does.
+        overrides: of the command line, which make the change.
+        saves_seconds: of the metric, by a replay with the change.
+        note: what the change costs otherwise, as a longer tail.
+    """
+
+    cause: Root
+    seconds: float
+    low: float
+    high: float
+    share: float
+    stage: int | None = None
+    shows: Mapping[str, float] = field(default_factory=dict)
+    evidence: Mapping[str, float] = field(default_factory=dict)
+    change: str = ""
+    overrides: tuple[str, ...] = ()
+    saves_seconds: float = 0.0
+    note: str = ""

@@ -21,12 +21,14 @@ from ..ledger.summary import summarize
 from ..run_folder.read import RunFolder, load_fleet
 from ..run_folder.run_info import RunInfo
 from ..run_folder.titles import is_simulated, title_of
+from . import cause_words
 from .compute_losses import KnownCosts
 from .explain_json import read_explanation
 from .explanation import Explanation, Outcome
 from .finding import Findings, find_causes, join_findings
 from .known_costs import known_costs
 from .run_words import RunWords
+from .sized_cause import SizedCause
 from .words import sentences
 
 Explain = Callable[["AnalysedRun"], Explanation | None]
@@ -115,6 +117,8 @@ class AnalysedRun:
         if self.origin is not None:
             return self.origin.summary | numbers
         summary = self.info.summary(numbers)
+        if self.causes is not None:
+            summary["causes"] = [each.summary for each in self.causes]
         if self.fleet.is_several and not is_simulated(self.info.config):  # whose titles name the replicas
             summary["title"] += f", {len(self.fleet.records)} replicas"
         return summary
@@ -166,12 +170,31 @@ class AnalysedRun:
         """The changes that are worth making, the best first; None where none was replayed."""
         return None if self.explanation is None else self.explanation.foremost
 
+    @property
+    def causes(self) -> tuple[SizedCause, ...] | None:
+        """What each cause that is worth mending costs, the largest first; None where nothing was replayed."""
+        return None if self.explanation is None else self.explanation.causes
+
     @cached_property
     def words(self) -> list[str]:
-        """What cost the run most, what that comes from, and what would change it: a sentence each."""
-        metric = "duration" if self.explanation is None else self.explanation.metric
+        """What costs the run most and what undoes that, then how sure this is: a sentence each."""
+        found, about = self.explanation, RunWords(self.info.config)
+        if found is not None:
+            whole = self.ledger.stage_seconds or 1.0
+            idle = {cause: seconds / whole for cause, seconds in self.ledger.seconds_by_cause().items()}
+            running = [each.num_running for each in self.record.micro_batches]
+            return cause_words.sentences(
+                found.causes,
+                idle,
+                metric=found.metric,
+                value=found.value,
+                error=found.error[found.metric],
+                left=found.left,
+                about=about,
+                running=sum(running) / len(running) if running else 0.0,
+            )
         is_ours = not any(record.unknown for record in self.fleet.records)
-        return sentences(self.findings, self.advice, metric, RunWords(self.info.config), is_ours=is_ours)
+        return sentences(self.findings, None, "duration", about, is_ours=is_ours)
 
     def folder(self, path: Path) -> RunFolder:
         """Return its folder at `path`, with the records that it has in memory."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from .roots import Root
 
@@ -42,3 +43,10 @@ class SizedCause:
     overrides: tuple[str, ...] = ()
     saves_seconds: float = 0.0
     note: str = ""
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What `summary.json` holds of it."""
+        found = {"cause": str(self.cause), "seconds": self.seconds, "low": self.low, "high": self.high}
+        found |= {"share": self.share, "change": self.change or None, "saves_seconds": self.saves_seconds}
+        return found if self.stage is None else found | {"stage": self.stage}

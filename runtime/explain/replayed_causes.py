@@ -1,0 +1,159 @@
+"""Sizes the causes of a run: the run less its twin without each cause, by replays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+from ...conf.errors import ConfigError
+from ..core.run_record import RunRecord
+from ..ledger.ledger import Ledger
+from ..pipeline.protocol import PipelineError
+from .changes import Change
+from .explanation import Interval
+from .roots import Root
+from .sized_cause import COMPUTE, SizedCause
+from .twin import values_of
+from .what_if import Screening, WhatIf
+from .without import Without, twins_without
+
+# Causes that are one setting beside another, not a fault of the run: less of them is usual.
+TUNING = (Root.SMALL_CHUNK, Root.LARGE_CHUNK, Root.POLICY, Root.SMALL_BATCH, Root.DEPTH)
+_LEAST = 0.03  # of the metric: a cause below that is not worth mending
+_LEAST_TUNING = 0.05  # the same of a setting
+_LEAST_TAIL = 0.25  # the same of a tail latency, which varies with each arrival
+_LEAST_OF_MEMORY = 0.3  # the same of a KV cache that has all memory of its devices
+_MUCH_MORE = 1.2  # times another cause that a setting, or another policy, must save to come before it
+_LEAST_GAIN = 0.003  # of the metric that a larger step of the same key must save on top
+
+_WEIGHT = {**dict.fromkeys(TUNING, 1), Root.POLICY: 2}
+
+OnProgress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A twin without a cause, and what its replay came to."""
+
+    without: Without
+    record: RunRecord
+    saves: Interval  # share of the metric
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedCauses:
+    """The causes of a run by replays.
+
+    Attributes:
+        causes: that are worth mending, the largest first.
+        screened: the changes among what was replayed.
+        tried: how many causes were replayed.
+        left: names of causes for which no time was left.
+    """
+
+    causes: tuple[SizedCause, ...]
+    screened: tuple[Change, ...]
+    tried: int
+    left: tuple[Root, ...]
+
+
+def replayed_causes(
+    what_if: WhatIf,
+    metric: str,
+    error: Mapping[str, float],
+    stop: float,
+    on_progress: OnProgress = lambda what, done, of: None,
+) -> ReplayedCauses:
+    """Replay a run without each cause that it may have, and return what they cost.
+
+    Args:
+        what_if: the run's twin, with its replay as it was.
+        metric: by which causes are sized, of `METRICS`.
+        error: the twin's own, by metric.
+        stop: of `perf_counter`, after which nothing more is replayed.
+        on_progress: is called with what is under way, and how many of how many are over.
+    """
+    best: dict[Root, Replayed] = {}
+    screened: list[Change] = []
+    left: list[Root] = []
+    worse: set[Root] = set()  # of which a larger step saved nothing more
+    ways = twins_without(what_if.twin, is_duration=metric == "duration")
+    for number, without in enumerate(ways):
+        if without.cause in worse:
+            continue
+        if number and perf_counter() + what_if.quiet_seconds > stop:
+            left.append(without.cause)
+            continue
+        on_progress(without.cause.value.replace("_", " "), number, len(ways))
+        try:
+            twin = without.twin()
+            record = twin.replay()
+        except (ConfigError, PipelineError):  # it does not fit, or cannot be foretold
+            continue
+        if without.change is not None:
+            screened.append(without.change)
+        saves = what_if.size(Screening(values_of(record)), error)[metric]
+        known = best.get(without.cause)
+        if known is None or saves.middle > known.saves.middle + _LEAST_GAIN:
+            best[without.cause] = Replayed(without, record, saves)
+        elif without.cause in (Root.SMALL_CHUNK, Root.LARGE_CHUNK):
+            worse.add(without.cause)
+    value = values_of(what_if.twin.base)[metric] / (1.0 if metric == "duration" else 1e3)
+    base = Ledger(what_if.twin.quiet)
+    found = [_sized(each, value, base, metric) for each in best.values() if _is_worth(each, metric)]
+    return ReplayedCauses(tuple(_ranked(found)), tuple(screened), len(ways) - len(left), tuple(dict.fromkeys(left)))
+
+
+def _is_worth(each: Replayed, metric: str) -> bool:
+    without = each.without
+    least = _LEAST_TUNING if without.cause in TUNING else _LEAST
+    if without.cause in (Root.KV_FULL, Root.PREEMPTION) and without.change is None:
+        least = _LEAST_OF_MEMORY
+    if metric != "duration":
+        least = _LEAST_TAIL
+    return each.saves.middle >= least and each.saves.low > 0
+
+
+def _sized(each: Replayed, value: float, base: Ledger, metric: str) -> SizedCause:
+    """Return the cause with what it costs; `value` is the run's own, in seconds."""
+    without, saves = each.without, each.saves
+    change = without.change
+    cause = SizedCause(
+        without.cause,
+        value * saves.middle,
+        value * saves.low,
+        value * saves.high,
+        saves.middle,
+        without.stage,
+        evidence=without.evidence,
+    )
+    if metric == "duration":
+        cause = replace(cause, shows=_shows(base, each.record, value * saves.middle))
+    if change is not None:
+        cause = replace(cause, change=change.label, overrides=change.overrides, saves_seconds=value * saves.middle)
+    return cause
+
+
+def _shows(base: Ledger, record: RunRecord, seconds: float) -> dict[str, float]:
+    """Return the stage-seconds that go with a cause: by the ledger's causes, and of compute.
+
+    They are the differences of two ledgers, scaled to `seconds` of the run on all stages.
+    """
+    other = Ledger(record)
+    before, after = base.seconds_by_cause(), other.seconds_by_cause()
+    found = {str(cause): before[cause] - after[cause] for cause in before}
+    busy = [sum(each.busy_seconds(stage) for stage in range(each.num_stages)) for each in (base, other)]
+    found[COMPUTE] = busy[0] - busy[1]
+    total = sum(found.values())
+    scale = seconds * base.num_stages / total if total > 0 else 0.0
+    return {name: scale * value for name, value in found.items() if value}
+
+
+def _ranked(causes: Sequence[SizedCause]) -> list[SizedCause]:
+    """Return causes, the largest first.
+
+    A setting undoes some of each fault, and another policy some of each setting: they come first only where they save
+    much more.
+    """
+    return sorted(causes, key=lambda each: -each.seconds / _MUCH_MORE ** _WEIGHT.get(each.cause, 0))

@@ -1,0 +1,233 @@
+"""Judges explanations by problems that were planted: `python -m benchmarks.planted`.
+
+Simulated runs with one problem each (12 kinds, three sizes: `support/plants.py`) beside their controls, the same runs
+without the problem, and healthy runs of all shapes. What a problem costs in truth is the planted run less its control.
+The table has the cause that the explanation names first and what it claims that this costs, whether the cause is right
+and the size within 10% of the truth, and whether the change that it names saves about as much as the best single change
+does, both by simulating them.
+
+`--only KIND` judges one kind, `--healthy` only the healthy runs. A few minutes of one core.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+
+import yaml
+
+from gapless.conf.build import to_mapping
+from gapless.conf.errors import ConfigError
+from gapless.conf.schema import SimulateConfig
+from gapless.runtime.core.run_record import RunRecord
+from gapless.runtime.explain.analysed_run import AnalysedRun
+from gapless.runtime.explain.explain_run import TOLERANCE, quick_explanation
+from gapless.runtime.explain.explanation import METRICS
+from gapless.runtime.explain.roots import Root
+from gapless.runtime.explain.sized_cause import SizedCause
+from gapless.runtime.explain.twin import Values, changed_config, values_of
+from gapless.runtime.pipeline.protocol import PipelineError
+from gapless.runtime.run_folder.run_info import RunInfo
+
+from .support.harness import Benchmark, Row
+from .support.plants import ROOTS, Plant, healthy, plants
+from .support.simulated import configure, replicas_of
+
+WITHIN = 0.1  # share of the truth by which a size may be off
+LEAST_SAVING = 0.03  # share of the run from which on a change counts
+BEHIND = 0.02  # share of the run by which a named change may save less than the best one
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """A run with what the explanation names.
+
+    Attributes:
+        run: as it was simulated.
+        config: of the run.
+        values: of the run, by metric.
+        causes: named, the largest first.
+        seconds: that the explanation took.
+    """
+
+    run: AnalysedRun
+    config: SimulateConfig
+    values: Values
+    causes: Sequence[SizedCause]
+    seconds: float
+
+
+def main() -> int:
+    bench = Benchmark(__doc__, only={"choices": [*ROOTS], "metavar": "KIND"}, healthy=False)
+    only, seconds = bench.given.only, []
+    for plant in plants() if not bench.given.healthy else []:
+        if only in (None, plant.kind):
+            row = judged(plant)
+            seconds.append(row["took_s"])
+            bench.row("plants", **row)
+    for name, keys in healthy().items() if only is None else []:
+        row = diagnosed(name, keys)
+        seconds.append(row["took_s"])
+        bench.row("healthy", **row)
+    rows, well = bench.tables.get("plants", []), bench.tables.get("healthy", [])
+    changes = [row["best_change"] for row in rows if row["best_change"] is not None]
+    bench.row(
+        "totals",
+        causes=_of([row["right"] for row in rows]),
+        sizes=_of([row["within"] for row in rows]),
+        best_change_first=_of(changes),
+        called_ill=_of([row["ill"] for row in well]),
+        median_took_s=statistics.median(seconds),
+        most_took_s=max(seconds),
+    )
+    return bench.end()
+
+
+def _of(several: Sequence[bool]) -> str:
+    return f"{sum(several)} of {len(several)}"
+
+
+def causes_of(run: AnalysedRun) -> list[SizedCause]:
+    """Return what is named as making a run longer, the largest first."""
+    return _found(run)  # in place of run.causes
+
+
+def _found(run: AnalysedRun) -> list[SizedCause]:
+    """Return the findings of a run, each with the best advice."""
+    advised = run.advice[:1] if run.advice else []
+    changes = {"change": advised[0].change, "overrides": advised[0].overrides} if advised else {}
+    span = run.findings.span
+    return [
+        SizedCause(root, span * each.share, span * each.share, span * each.share, each.share, **changes)
+        for each in run.findings.ranked
+        if each.is_large
+        for root in [_COUNTS_AS.get(each.root, each.root)]
+    ]
+
+
+# Roots of findings whose words name what another root stands for.
+_COUNTS_AS = {Root.DEALING: Root.POLICY, Root.MICRO_BATCHES: Root.LARGE_CHUNK}
+
+
+def explained(keys: Sequence[str]) -> Explained:
+    """Simulate a run and explain it."""
+    config = configure(*keys)
+    [replica] = replicas_of(config)
+    return explained_record(replica.record, config)
+
+
+def explained_record(record: RunRecord, config: SimulateConfig) -> Explained:
+    """Explain a run."""
+    begin = perf_counter()
+    run = AnalysedRun.of(record, RunInfo(to_mapping(config)), quick_explanation)
+    causes = causes_of(run)
+    return Explained(run, config, values_of(record), causes, perf_counter() - begin)
+
+
+def values_with(config: SimulateConfig) -> Values:
+    """Simulate a config; return its values, of several replicas the largest of each."""
+    several = [values_of(replica.record) for replica in replicas_of(config)]
+    return {metric: max(values[metric] for values in several) for metric in METRICS}
+
+
+def judged(plant: Plant) -> Row:
+    """Return the row of a plant."""
+    found, control = explained(plant.planted), values_with(configure(*plant.without))
+    truth = _seconds(plant.metric, found.values) - _seconds(plant.metric, control)
+    first = found.causes[0] if found.causes else None
+    error = first.seconds / truth - 1 if first else None
+    named, best = saving_of(found, first, plant.metric), best_saving(found, plant)
+    whole = found.values[plant.metric]
+    return {
+        "kind": plant.kind,
+        "size": plant.size,
+        "truth_s": truth,
+        "truth_share": truth / _seconds(plant.metric, found.values),
+        "cause": str(first.cause) if first else "none",
+        "claimed_s": first.seconds if first else None,
+        "low_s": first.low if first else None,
+        "high_s": first.high if first else None,
+        "error_share": error,
+        "right": first is not None and first.cause in ROOTS[plant.kind],
+        "within": error is not None and abs(error) <= WITHIN,
+        "change": " ".join(first.overrides) if first else "",
+        "saves_share": None if named is None else named / whole,
+        "best": best[0],
+        "best_saves_share": best[1] / whole,
+        "best_change": None
+        if best[1] < LEAST_SAVING * whole
+        else named is not None and named >= best[1] - max(BEHIND * whole, WITHIN * best[1]),
+        "took_s": found.seconds,
+    }
+
+
+def diagnosed(name: str, keys: str) -> Row:
+    """Return the row of a healthy run."""
+    found = explained([keys])
+    first = found.causes[0] if found.causes else None
+    return {
+        "run": name,
+        "duration_s": found.values["duration"],
+        "micro_batches": len(found.run.record.micro_batches),
+        "cause": str(first.cause) if first else "none",
+        "claimed_s": first.seconds if first else None,
+        "claimed_share": first.share if first else None,
+        "ill": first is not None,
+        "took_s": found.seconds,
+    }
+
+
+def _seconds(metric: str, values: Values) -> float:
+    return values[metric] if metric == "duration" else values[metric] / 1e3
+
+
+def _read(overrides: Sequence[str]) -> dict[str, Any]:
+    return {key: yaml.safe_load(value) for key, value in (each.split("=", 1) for each in overrides)}
+
+
+def saving_of(found: Explained, cause: SizedCause | None, metric: str) -> float | None:
+    """Return what the change of a cause saves of the metric, by simulating it; None where there is none."""
+    if cause is None or not cause.overrides:
+        return None
+    after = values_with(changed_config(found.config, _read(cause.overrides)))
+    return found.values[metric] - after[metric]
+
+
+def best_saving(found: Explained, plant: Plant) -> tuple[str, float]:
+    """Return the best single change, and what it saves of the metric: the one that undoes the plant, or a usual one.
+
+    A change that makes another metric much longer is a trade, and no better one; that undoes the plant may be.
+    """
+    best = ("", 0.0)
+    for overrides in filter(None, (plant.undo, *usual_changes(found.config))):
+        try:
+            after = values_with(changed_config(found.config, _read([overrides])))
+        except (ConfigError, PipelineError):  # it does not fit
+            continue
+        others = [name for name in METRICS if name != plant.metric]
+        is_trade = any(after[name] > (1 + TOLERANCE) * found.values[name] for name in others)
+        saves = found.values[plant.metric] - after[plant.metric]
+        if saves > best[1] and (overrides == plant.undo or not is_trade):
+            best = (overrides, saves)
+    return best
+
+
+def usual_changes(config: SimulateConfig) -> Iterator[str]:
+    """Yield single changes that are tried on any run."""
+    policy = config.scheduler
+    yield from (f"scheduler={name}" for name in ("equal_time", "token_budget", "sarathi") if name != policy.name)
+    for key in ("chunk", "budget"):
+        if isinstance(size := getattr(policy, key, None), int):
+            yield from (f"scheduler.{key}={int(size * factor)}" for factor in (0.25, 0.5, 2, 4))
+    if config.parallel.pp > 1:
+        yield f"parallel.depth={config.parallel.pp + 1}"
+        if config.parallel.layers is not None:
+            yield "parallel.layers=null"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -15,6 +15,7 @@ import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -37,6 +38,7 @@ from .support.harness import Benchmark, Row
 from .support.plants import ROOTS, Plant, healthy, plants
 from .support.simulated import configure, replicas_of
 
+SECONDS = 8.0  # of an explanation
 WITHIN = 0.1  # share of the truth by which a size may be off
 LEAST_SAVING = 0.03  # share of the run from which on a change counts
 BEHIND = 0.02  # share of the run by which a named change may save less than the best one
@@ -93,7 +95,7 @@ def _of(several: Sequence[bool]) -> str:
 
 def causes_of(run: AnalysedRun) -> list[SizedCause]:
     """Return what is named as making a run longer, the largest first."""
-    return _found(run)  # in place of run.causes
+    return list(run.causes or _found(run))
 
 
 def _found(run: AnalysedRun) -> list[SizedCause]:
@@ -123,7 +125,7 @@ def explained(keys: Sequence[str]) -> Explained:
 def explained_record(record: RunRecord, config: SimulateConfig) -> Explained:
     """Explain a run."""
     begin = perf_counter()
-    run = AnalysedRun.of(record, RunInfo(to_mapping(config)), quick_explanation)
+    run = AnalysedRun.of(record, RunInfo(to_mapping(config)), partial(quick_explanation, seconds=SECONDS))
     causes = causes_of(run)
     return Explained(run, config, values_of(record), causes, perf_counter() - begin)
 

@@ -23,6 +23,7 @@ from .turns import Turn
 if TYPE_CHECKING:
     from ..runtime.cost.error import CostError
     from ..runtime.explain.analysed_run import AnalysedRun, Costs
+    from ..runtime.explain.sized_cause import SizedCause
     from ..runtime.ledger.fleet import Fleet
     from ..runtime.run_folder.read import RunFolder
     from ..runtime.run_folder.run_info import RunInfo
@@ -117,17 +118,21 @@ def show_one(console: Console, run_dir: Path, run: AnalysedRun, *files: tuple[st
     if "request_goodput" in summary and slo is not None:
         bounds = " ".join(f"{key}={bound:g}" for key, bound in to_mapping(slo).items() if bound is not None)
         console.print(f"goodput: {summary['request_goodput']:.2f} requests/s within {bounds}")
-    show_tables(console, summary, run.fleet)
+    show_tables(console, summary, run.fleet, run.causes or ())
     print_files(console, *files, ("report", run_dir / "report.html"))
 
 
-def show_tables(console: Console, summary: dict[str, Any], fleet: Fleet | None = None) -> None:
+def show_tables(
+    console: Console, summary: dict[str, Any], fleet: Fleet | None = None, causes: Sequence[SizedCause] = ()
+) -> None:
     """Print latencies, idle time by cause where it is known, faults and stragglers."""
-    from ..runtime.report.terminal import bubble_table, fault_lines, latency_table, straggler_lines
+    from ..runtime.report.terminal import bubble_table, causes_table, fault_lines, latency_table, straggler_lines
 
+    if causes:
+        console.print(causes_table(causes))
     console.print(latency_table(summary))
     if fleet is not None and "bubble_fraction" in summary:
-        console.print(bubble_table(fleet))
+        console.print(bubble_table(fleet, causes))
     for line in (*fault_lines(summary), *straggler_lines(summary)):
         print_words(console, Text(line))
 

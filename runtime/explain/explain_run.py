@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,6 +24,7 @@ from .roots import Root
 from .sized_cause import SizedCause
 from .twin import Twin, Values, twin_of, values_of
 from .what_if import Screening, WhatIf
+from .without import twins_without
 
 Objective = Literal["auto", "duration", "p99_itl_ms", "p99_ttft_ms"]
 CommandOf = Callable[[Setting, Sequence[str]], str | None]  # the run's command under a setting that overrides make
@@ -35,7 +37,7 @@ _MOST_WORSE = 5
 _LEAST_GAIN = 0.005  # share of the metric that a chunk of twice the size, or a second change, must save on top
 _CAUSES_SHARE = 0.5  # of the time: one replay without each cause
 _QUICK_SHARE = 0.8  # the same at the end of a command, where causes are all that is shown
-_CAUSES = 16  # replays without a cause that should fit into that
+_MOST_OF_A_CAUSE = 3  # replays without a cause that should fit into that
 _SCREENING_SHARE = 0.8  # of the time: then one replay without noise of each change
 _LEAST_SEEDS = 3
 _LEAST_OUTCOMES = 3  # that are replayed on seeds however long it takes
@@ -170,9 +172,10 @@ class _Search:
 
     def _causes(self, stop: float) -> ReplayedCauses:
         """Return what each cause costs by a replay without it."""
-        what_if = self._within(_CAUSES, stop)
-        error = self.twin.error if what_if.twin is self.twin or self.twin.learned is not None else None
-        return replayed_causes(what_if, self.metric, error or dict.fromkeys(METRICS, 0.0), stop, self.on_progress)
+        ways = Counter(way.cause for way in twins_without(self.twin, is_duration=self.metric == "duration"))
+        what_if = self._within(1 + sum(min(_MOST_OF_A_CAUSE, count) for count in ways.values()), stop)
+        error = self.twin.error if self.twin.learned is not None else dict.fromkeys(METRICS, 0.0)
+        return replayed_causes(what_if, self.twin, self.metric, error, stop, self.on_progress)
 
     def _with_changes(self, outcomes: Sequence[Outcome]) -> Iterator[SizedCause]:
         """Yield the causes; one that no key takes away gets the best change of what it comes from."""
@@ -180,13 +183,28 @@ class _Search:
         for cause in self.causes.causes:
             families = _LIKELY.get(cause.cause, ())
             of_it = [each for each in outcomes if each.saves[self.metric].low > 0 and each.families & set(families)]
-            if not cause.change and of_it:
+            if not cause.change and not of_it and cause.cause == Root.SLOW_STAGE:
+                cause = self._with_split(cause, value)
+            elif not cause.change and of_it:
                 best = max(of_it, key=lambda each: (not each.is_trade, each.saves[self.metric].middle))
                 saves = value * best.saves[self.metric].middle
                 cause = replace(
                     cause, change=best.change, overrides=best.overrides, saves_seconds=saves, note=best.note
                 )
             yield cause
+
+    def _with_split(self, cause: SizedCause, value: float) -> SizedCause:
+        """Return a slow stage with the layer split that evens the stages, where one saves time."""
+        split = self._even_split(self.twin.setting, {})
+        if split is None:
+            return cause
+        screened = self._screen(split)
+        if screened.saves < _LEAST_GAIN:
+            return cause
+        return replace(cause, change=split.label, overrides=split.overrides, saves_seconds=value * screened.saves)
+
+    def _even_split(self, setting: Setting, own: Mapping[str, Any]) -> Change | None:
+        return even_split(setting, lambda values: self.twin.changed({**own, **values}), self.twin.base.micro_batches)
 
     def run(self, seeds: int, tried: Sequence[Mapping[str, Any]] = ()) -> Explanation:
         """Return the explanation by the changes of `tried`, or by our own."""
@@ -293,7 +311,7 @@ class _Search:
     def _candidates(self, setting: Setting, own: Mapping[str, Any]) -> list[Change]:
         """Return the changes of a setting that differs from the run's by `own`, the likeliest first."""
         found = list(candidates(setting, Shown.of(self.twin.base, self.twin.ledger, self.twin.items)))
-        split = even_split(setting, lambda values: self.twin.changed({**own, **values}), self.twin.base.micro_batches)
+        split = self._even_split(setting, own)
         if split is not None:
             found.append(split)
         by_family: dict[str, list[Change]] = {family: [] for family in (*self.likely, *_USUALLY)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -10,16 +11,15 @@ from ...conf.errors import ConfigError
 from ..core.run_record import RunRecord
 from ..ledger.ledger import Ledger
 from ..pipeline.protocol import PipelineError
-from .changes import Change
 from .explanation import Interval
 from .roots import Root
 from .sized_cause import COMPUTE, SizedCause
-from .twin import values_of
+from .twin import Twin, values_of
 from .what_if import Screening, WhatIf
 from .without import Without, twins_without
 
 # Causes that are one setting beside another, not a fault of the run: less of them is usual.
-TUNING = (Root.SMALL_CHUNK, Root.LARGE_CHUNK, Root.POLICY, Root.SMALL_BATCH, Root.DEPTH)
+TUNING = (Root.SMALL_CHUNK, Root.LARGE_CHUNK, Root.POLICY, Root.SMALL_BATCH, Root.DEPTH, Root.LM_HEAD)
 _LEAST = 0.03  # of the metric: a cause below that is not worth mending
 _LEAST_TUNING = 0.05  # the same of a setting
 _LEAST_TAIL = 0.25  # the same of a tail latency, which varies with each arrival
@@ -39,6 +39,7 @@ class Replayed:
     without: Without
     record: RunRecord
     saves: Interval  # share of the metric
+    base: WhatIf | None = None  # of the whole run, where it was sized by that
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,19 +48,16 @@ class ReplayedCauses:
 
     Attributes:
         causes: that are worth mending, the largest first.
-        screened: the changes among what was replayed.
-        tried: how many causes were replayed.
-        left: names of causes for which no time was left.
+        left: causes for which no time was left.
     """
 
     causes: tuple[SizedCause, ...]
-    screened: tuple[Change, ...]
-    tried: int
     left: tuple[Root, ...]
 
 
 def replayed_causes(
     what_if: WhatIf,
+    twin: Twin,
     metric: str,
     error: Mapping[str, float],
     stop: float,
@@ -68,41 +66,65 @@ def replayed_causes(
     """Replay a run without each cause that it may have, and return what they cost.
 
     Args:
-        what_if: the run's twin, with its replay as it was.
+        what_if: the run's twin, or that of its first requests, with its replay as it was.
+        twin: of the whole run: the largest causes are sized by it, as far as there is time.
         metric: by which causes are sized, of `METRICS`.
         error: the twin's own, by metric.
         stop: of `perf_counter`, after which nothing more is replayed.
         on_progress: is called with what is under way, and how many of how many are over.
     """
     best: dict[Root, Replayed] = {}
-    screened: list[Change] = []
+    tried: Counter[Root] = Counter()
     left: list[Root] = []
-    worse: set[Root] = set()  # of which a larger step saved nothing more
+    worse: set[Root] = set()  # of which a further step saved nothing more
     ways = twins_without(what_if.twin, is_duration=metric == "duration")
     for number, without in enumerate(ways):
         if without.cause in worse:
             continue
         if number and perf_counter() + what_if.quiet_seconds > stop:
-            left.append(without.cause)
+            if without.likely >= _LEAST:
+                left.append(without.cause)
             continue
         on_progress(without.cause.value.replace("_", " "), number, len(ways))
+        tried[without.cause] += 1
         try:
-            twin = without.twin()
-            record = twin.replay()
+            record = without.twin().replay()
         except (ConfigError, PipelineError):  # it does not fit, or cannot be foretold
             continue
-        if without.change is not None:
-            screened.append(without.change)
         saves = what_if.size(Screening(values_of(record)), error)[metric]
         known = best.get(without.cause)
         if known is None or saves.middle > known.saves.middle + _LEAST_GAIN:
             best[without.cause] = Replayed(without, record, saves)
-        elif without.cause in (Root.SMALL_CHUNK, Root.LARGE_CHUNK):
+        elif tried[without.cause] > 2 and without.cause in (Root.SMALL_CHUNK, Root.LARGE_CHUNK):
             worse.add(without.cause)
-    value = values_of(what_if.twin.base)[metric] / (1.0 if metric == "duration" else 1e3)
-    base = Ledger(what_if.twin.quiet)
-    found = [_sized(each, value, base, metric) for each in best.values() if _is_worth(each, metric)]
-    return ReplayedCauses(tuple(_ranked(found)), tuple(screened), len(ways) - len(left), tuple(dict.fromkeys(left)))
+    order = sorted((each for each in best.values() if _is_worth(each, metric)), key=lambda each: -each.saves.middle)
+    base = what_if
+    if what_if.twin is not twin and order and perf_counter() < stop:
+        base = WhatIf(twin)
+        for place, each in enumerate(order):
+            if place and perf_counter() + base.quiet_seconds > stop:
+                break
+            order[place] = _settled(each, base, metric, error)
+    value = values_of(twin.base)[metric] / (1.0 if metric == "duration" else 1e3)
+    ledgers = {id(which): Ledger(which.twin.quiet) for which in ({id(base): base, id(what_if): what_if}).values()}
+    found = [
+        _sized(each, value, ledgers[id(each.base or what_if)], metric) for each in order if _is_worth(each, metric)
+    ]
+    return ReplayedCauses(tuple(_ranked(found)), tuple(dict.fromkeys(left)))
+
+
+def _settled(each: Replayed, base: WhatIf, metric: str, error: Mapping[str, float]) -> Replayed:
+    """Return a cause that the first requests showed, sized by the whole run; the same where that does not fit."""
+    same = [way for way in twins_without(base.twin, is_duration=False) if way.cause == each.without.cause]
+    change = each.without.change
+    way = next((way for way in same if change is None or way.change == change), None)
+    if way is None:
+        return each
+    try:
+        record = way.twin().replay()
+    except (ConfigError, PipelineError):
+        return each
+    return Replayed(way, record, base.size(Screening(values_of(record)), error)[metric], base)
 
 
 def _is_worth(each: Replayed, metric: str) -> bool:

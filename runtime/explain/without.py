@@ -18,7 +18,7 @@ from ..ledger.causes import UNEVEN_WORK, Cause
 from ..workload import WorkItem
 from .arrivals import clients_of, overload_of
 from .changes import Change, Shown, chunk_key, with_policy
-from .even_split import mean_seconds
+from .even_split import even_split, mean_seconds
 from .hops import hops_of
 from .learned_operators import LearnedOperators
 from .roots import Root
@@ -35,7 +35,7 @@ _FEW = 0.2  # of the requests at most are such prompts
 _LEAST_LONG = 0.05  # of all prompt tokens at least are in them
 _MORE_BLOCKS = 8  # times the KV blocks of a run count as unlimited
 _MORE_REQUESTS = 4  # times the requests of a micro-batch count as unlimited
-_CHUNKS = (*(2**n for n in range(1, 6)), *(0.5**n for n in range(1, 6)))  # of the run's own: sizes that are tried
+_CHUNKS = (4, 16, 2, 8, 32, 1 / 4, 1 / 16, 1 / 2, 1 / 8, 1 / 32)  # of the run's own: sizes that are tried
 _LEAST_CHUNK, _MOST_CHUNK = 16, 8192
 # Policies that the run's own is compared with. The others bound what they compute by batches of whole prompts.
 _POLICIES = ("equal_time", "sarathi", "token_budget")
@@ -172,6 +172,10 @@ def _stages(twin: Twin) -> Iterator[Without]:
     alike = _alike(twin, slowest, seconds)
     if alike is not None:
         yield Without(Root.SLOW_STAGE, alike, None, slowest, evidence, likely)
+    elif max(counts) - min(counts) <= 1 and slowest == len(counts) - 1:
+        even = even_split(setting, twin.changed, twin.base.micro_batches)
+        if even is not None:
+            yield replace(_by_change(twin, Root.LM_HEAD, even, likely, evidence), stage=slowest)
 
 
 def _alike(twin: Twin, slowest: int, seconds: Sequence[float]) -> Callable[[], Twin] | None:

@@ -87,6 +87,7 @@ def run(
     configs = [to_mapping(replace(config, scheduler=turn.policy)) for turn in plan]
     title = title_of(configs[0]) if len(plan) == 1 else comparison_title(configs, labels(policies(config)))
     one_line = len(plan) == 1 and brief
+    is_alone = len(plan) == 1 and not brief
     error = prepared.settings[plan[0].policy].error  # of all: their stages run on the same devices
     if not one_line:
         console.print(Text(title, "bold"), soft_wrap=True)
@@ -104,7 +105,7 @@ def run(
             num_prefill = config.simulation.disaggregation.prefill_replicas or 0
             fleet = Fleet([replica.record for replica in replicas], num_prefill=num_prefill)
         costs = partial(known_costs, setting=prepared.settings[turn.policy])
-        run = write_turn(run_dir / turn.folder, fleet, config, turn, error, costs=costs)
+        run = write_turn(run_dir / turn.folder, fleet, config, turn, error, costs=costs, advised=is_alone)
         if len(plan) > 1:
             folders.append(folder_of(run_dir / turn.folder, run))
         print_words(console, Text.assemble((f"{title if one_line else name}: ", "bold"), throughput(run.summary)))

@@ -53,7 +53,7 @@ def sentences(
     lines = [f"{_cost(first, metric, value, about)}{_change(first)}."]
     sure = ["The size is the run less its replay without that cause"]
     if first.high - first.low > _EXACT * value:
-        sure.append(f"nine of ten outcomes lie within {seconds_text(first.low)} to {seconds_text(first.high)}")
+        sure.append(f"nine of ten outcomes lie within {range_text(first)}")
     if error is not None and abs(error) >= _EXACT:
         sure.append(f"the replay of the run as it was is {percent_text(abs(error))} off")
     lines.append(f"{'; '.join(sure)}.")
@@ -72,6 +72,16 @@ def cause_name(cause: SizedCause) -> str:
         if name.endswith("stage")
         else (f"{name} on stage {cause.stage}")
     )
+
+
+def range_text(cause: SizedCause) -> str:
+    """Write the range of what a cause costs; empty where it has none."""
+    return "" if cause.low == cause.high else f"{seconds_text(cause.low)} to {seconds_text(cause.high)}"
+
+
+def part_text(seconds: float) -> str:
+    """Write the stage-seconds that come from a cause; negative where there is more idle time without it."""
+    return seconds_text(seconds) if seconds >= 0 else f"-{seconds_text(-seconds)}"
 
 
 def _cost(cause: SizedCause, metric: str, value: float, about: RunWords, *, is_first: bool = True) -> str:

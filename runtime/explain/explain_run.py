@@ -36,6 +36,7 @@ _MOST_COMBINED = 4  # of them that change several things: what one thing alone d
 _MOST_WORSE = 5
 _LEAST_GAIN = 0.005  # share of the metric that a chunk of twice the size, or a second change, must save on top
 _CAUSES_SHARE = 0.5  # of the time: one replay without each cause
+_MOST_WHOLE = 5  # of them that must fit, else the first requests alone are replayed
 _QUICK_SHARE = 0.8  # the same at the end of a command, where causes are all that is shown
 _MOST_OF_A_CAUSE = 3  # replays without a cause that should fit into that
 _SCREENING_SHARE = 0.8  # of the time: then one replay without noise of each change
@@ -110,7 +111,7 @@ def quick_explanation(
 
     None where the run cannot be replayed, or not in that time.
     """
-    if not run.record.micro_batches or "requests" in run.record.unknown:
+    if run.fleet.is_several or not run.record.micro_batches or "requests" in run.record.unknown:
         return None
     until = perf_counter() + seconds
     try:
@@ -152,6 +153,9 @@ class _Search:
         self.begun = perf_counter()
         self.command_of = command_of
         self.on_progress = on_progress
+        self.left: list[str] = []  # changes for which no time was left
+        self.refused: dict[str, str] = {}  # changes that do not fit or cannot be foretold, with why
+        self.tried = 0
         self.run_values = values_of(twin.base)
         self.metric = self._metric(objective)
         self.causes = self._causes(self.begun + causes_share * (until - self.begun))
@@ -173,7 +177,8 @@ class _Search:
     def _causes(self, stop: float) -> ReplayedCauses:
         """Return what each cause costs by a replay without it."""
         ways = Counter(way.cause for way in twins_without(self.twin, is_duration=self.metric == "duration"))
-        what_if = self._within(1 + sum(min(_MOST_OF_A_CAUSE, count) for count in ways.values()), stop)
+        replays = sum(min(_MOST_OF_A_CAUSE, count) for count in ways.values())
+        what_if = self._within(1 + min(_MOST_WHOLE, replays), stop)
         error = self.twin.error if self.twin.learned is not None else dict.fromkeys(METRICS, 0.0)
         return replayed_causes(what_if, self.twin, self.metric, error, stop, self.on_progress)
 
@@ -245,6 +250,9 @@ class _Search:
             notes=tuple(self.twin.notes),
             causes=tuple(self._with_changes(outcomes)),
             left=tuple(each.value.replace("_", " ") for each in self.causes.left),
+            tried=self.tried,
+            left_changes=tuple(dict.fromkeys(self.left)),
+            refused=self.refused,
         )
 
     @cached_property
@@ -324,16 +332,19 @@ class _Search:
         several = list(changes)
         for number, change in enumerate(several):
             if perf_counter() + self.what_if.quiet_seconds > stop:
+                self.left += [each.label for each in several[number:]]
                 return
             self.on_progress(change.label, number, len(several))
             try:
                 yield self._screen(change)
-            except (ConfigError, PipelineError):  # it does not fit, or cannot be foretold
+            except (ConfigError, PipelineError) as error:
+                self.refused[change.label] = str(error)
                 continue
 
     def _screen(self, change: Change) -> _Screened:
         setting = self.twin.changed(change.values)
         screening = self.what_if.screen(setting)
+        self.tried += 1
         before = self.what_if.base[self.metric]
         saves = 1 - screening.values[self.metric] / before if before else 0.0
         most = {metric: (1 + self.tolerance) * value for metric, value in self.what_if.base.items()}

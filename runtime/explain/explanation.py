@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .sized_cause import SizedCause
 
@@ -60,7 +60,10 @@ class Explanation:
         seeds: replays of each change.
         notes: what the replay leaves out or assumes, a line each.
         causes: that are worth mending, the largest first.
-        left: causes and changes for which no time was left, as people read them.
+        left: causes for which no time was left, as people read them.
+        tried: how many changes were replayed.
+        left_changes: those for which no time was left.
+        refused: changes that do not fit or cannot be foretold, with why.
     """
 
     metric: str
@@ -74,6 +77,9 @@ class Explanation:
     notes: tuple[str, ...] = ()
     causes: tuple[SizedCause, ...] = ()
     left: tuple[str, ...] = ()
+    tried: int = 0
+    left_changes: tuple[str, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def value(self) -> float:

@@ -22,12 +22,13 @@ from .without import Without, twins_without
 TUNING = (Root.SMALL_CHUNK, Root.LARGE_CHUNK, Root.POLICY, Root.SMALL_BATCH, Root.DEPTH, Root.LM_HEAD)
 _LEAST = 0.03  # of the metric: a cause below that is not worth mending
 _LEAST_TUNING = 0.05  # the same of a setting
+_LEAST_POLICY = 0.08  # the same of another policy, and of more clients
 _LEAST_TAIL = 0.25  # the same of a tail latency, which varies with each arrival
 _LEAST_OF_MEMORY = 0.3  # the same of a KV cache that has all memory of its devices
 _MUCH_MORE = 1.2  # times another cause that a setting, or another policy, must save to come before it
 _LEAST_GAIN = 0.003  # of the metric that a larger step of the same key must save on top
 
-_WEIGHT = {**dict.fromkeys(TUNING, 1), Root.POLICY: 2}
+_WEIGHT = {**dict.fromkeys(TUNING, 1), Root.POLICY: 3}
 
 OnProgress = Callable[[str, int, int], None]
 
@@ -108,7 +109,9 @@ def replayed_causes(
     value = values_of(twin.base)[metric] / (1.0 if metric == "duration" else 1e3)
     ledgers = {id(which): Ledger(which.twin.quiet) for which in ({id(base): base, id(what_if): what_if}).values()}
     found = [
-        _sized(each, value, ledgers[id(each.base or what_if)], metric) for each in order if _is_worth(each, metric)
+        _sized(each, value, twin.ledger, ledgers[id(each.base or what_if)], metric)
+        for each in order
+        if _is_worth(each, metric)
     ]
     return ReplayedCauses(tuple(_ranked(found)), tuple(dict.fromkeys(left)))
 
@@ -130,6 +133,8 @@ def _settled(each: Replayed, base: WhatIf, metric: str, error: Mapping[str, floa
 def _is_worth(each: Replayed, metric: str) -> bool:
     without = each.without
     least = _LEAST_TUNING if without.cause in TUNING else _LEAST
+    if without.cause in (Root.POLICY, Root.FEW_REQUESTS):
+        least = _LEAST_POLICY
     if without.cause in (Root.KV_FULL, Root.PREEMPTION) and without.change is None:
         least = _LEAST_OF_MEMORY
     if metric != "duration":
@@ -137,7 +142,7 @@ def _is_worth(each: Replayed, metric: str) -> bool:
     return each.saves.middle >= least and each.saves.low > 0
 
 
-def _sized(each: Replayed, value: float, base: Ledger, metric: str) -> SizedCause:
+def _sized(each: Replayed, value: float, run: Ledger, base: Ledger, metric: str) -> SizedCause:
     """Return the cause with what it costs; `value` is the run's own, in seconds."""
     without, saves = each.without, each.saves
     change = without.change
@@ -151,25 +156,27 @@ def _sized(each: Replayed, value: float, base: Ledger, metric: str) -> SizedCaus
         evidence=without.evidence,
     )
     if metric == "duration":
-        cause = replace(cause, shows=_shows(base, each.record, value * saves.middle))
+        cause = replace(cause, shows=_shows(run, base, each.record, value * saves.middle))
     if change is not None:
         cause = replace(cause, change=change.label, overrides=change.overrides, saves_seconds=value * saves.middle)
     return cause
 
 
-def _shows(base: Ledger, record: RunRecord, seconds: float) -> dict[str, float]:
+def _shows(run: Ledger, base: Ledger, record: RunRecord, seconds: float) -> dict[str, float]:
     """Return the stage-seconds that go with a cause: by the ledger's causes, and of compute.
 
-    They are the differences of two ledgers, scaled to `seconds` of the run on all stages.
+    An idle time loses the share that it loses in the replay; the rest of `seconds` on all stages is compute.
+
+    Args:
+        run: ledger of the run.
+        base: of its replay as it was. record: of its replay without the cause.
+        seconds: that the cause costs the run.
     """
-    other = Ledger(record)
-    before, after = base.seconds_by_cause(), other.seconds_by_cause()
-    found = {str(cause): before[cause] - after[cause] for cause in before}
-    busy = [sum(each.busy_seconds(stage) for stage in range(each.num_stages)) for each in (base, other)]
-    found[COMPUTE] = busy[0] - busy[1]
-    total = sum(found.values())
-    scale = seconds * base.num_stages / total if total > 0 else 0.0
-    return {name: scale * value for name, value in found.items() if value}
+    before, after, own = base.seconds_by_cause(), Ledger(record).seconds_by_cause(), run.seconds_by_cause()
+    scale = run.stage_seconds / (base.stage_seconds or 1.0)
+    found = {str(cause): min(own[cause], scale * (before[cause] - after[cause])) for cause in own if own[cause] > 0}
+    found[COMPUTE] = seconds * run.num_stages - sum(found.values())
+    return found
 
 
 def _ranked(causes: Sequence[SizedCause]) -> list[SizedCause]:

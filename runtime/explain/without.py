@@ -28,6 +28,7 @@ _LEAST_RATIO = 1.03  # of a stage's time over the others': less is even
 _LEAST_LIKELY = 0.01  # share of the run that a cause may cost, from which on its twin is replayed
 _LATER = {Root.SMALL_CHUNK: 2.0, Root.LARGE_CHUNK: 2.0, Root.POLICY: 4.0}  # settings undo some of any other cause
 _OF_MEMORY = 0.3  # the same where the record does not say it
+_OF_CLIENTS = 0.05  # the same of a closed loop whose clients are many
 _MANY = 4  # times as many clients as stages keep them busy
 _MOST_SHAPES = 64  # micro-batches by which stages are compared
 _LONG = 4  # times the usual prompt, from which on a prompt is long among short ones
@@ -103,7 +104,7 @@ def _clients(twin: Twin) -> Iterator[Without]:
         change = Change.of("clients", {"workload.max_concurrency": None})
         evidence = {"clients": float(bound), "think_s": twin.workload.think_ms / 1e3}
         few = 1 - min(1.0, bound / (_MANY * len(twin.setting.plan.layers)))
-        likely = max(few, _idle(twin, Cause.STARVED_IN_FLIGHT, Cause.STARVED_NO_REQUEST))
+        likely = max(few, _idle(twin, Cause.STARVED_IN_FLIGHT, Cause.STARVED_NO_REQUEST), _OF_CLIENTS)
         yield Without(Root.FEW_REQUESTS, lambda: replace(twin, workload=workload), change, None, evidence, likely)
     elif found:
         first = min(item.arrival for item in twin.items)
@@ -306,7 +307,7 @@ def _chunk(twin: Twin, shown: Shown) -> Iterator[Without]:
     value = getattr(policy, key)
     own = shown.chunk if value == "auto" else int(value)
     larger = _larger_chunks(twin, min(own, shown.chunk))
-    smaller = _idle(twin, Cause.PB1_PREFILL_SIZE, Cause.PB2_PREFILL_DECODE, Cause.STAGE_IMBALANCE)
+    smaller = _idle(twin, *UNEVEN_WORK[:2], Cause.STAGE_IMBALANCE, Cause.STARVED_IN_FLIGHT)
     for factor in _CHUNKS:
         size = round(own * factor)
         if _LEAST_CHUNK <= size <= _MOST_CHUNK:

@@ -30,7 +30,7 @@ from ..drawing.svg import figures
 from ..drawing.timeline_block import timeline_scripts, timeline_section
 from ..drawing.timeline_columns import pack_columns, tick_seconds
 from ..explain.analysed_run import AnalysedRun
-from ..explain.cause_words import cause_name
+from ..explain.cause_words import cause_name, part_text, range_text
 from ..explain.sized_cause import COMPUTE, SizedCause
 from ..ledger.causes import BUBBLES, STARVED, Cause
 from ..ledger.ledger import Ledger
@@ -161,10 +161,9 @@ def _causes(causes: Sequence[SizedCause]) -> str:
         return ""
     rows = []
     for each in causes:
-        between = "" if each.low == each.high else f"{seconds_text(each.low)} to {seconds_text(each.high)}"
         change = f"<code>{html.escape(each.change)}</code>" if each.change else ""
         saves = seconds_text(each.saves_seconds) if each.change else ""
-        cells = seconds_text(each.seconds), percent_text(each.share), between, change, saves
+        cells = seconds_text(each.seconds), percent_text(each.share), range_text(each), change, saves
         rows.append(row(html.escape(cause_name(each)), cells))
     heads = ("cause", "costs", "of the run", "nine of ten", "change", "saves")
     return f'<div class="scroll" id="causes">{table(heads, rows)}</div>\n'
@@ -190,7 +189,7 @@ def _bubble_table(ledger: Ledger, causes: Sequence[SizedCause] = ()) -> str:
     def roots(shown: str) -> Iterator[str]:
         for each in causes:
             if abs(part := each.shows.get(shown, 0.0)) >= _LEAST_PART * whole:
-                cells = f'<td>{seconds_text(part)}</td><td class="share">{percent_text(part / whole)}</td>'
+                cells = f'<td>{part_text(part)}</td><td class="share">{percent_text(part / whole)}</td>'
                 head = f"of which {html.escape(cause_name(each))}"
                 yield f'<tr class="root"><th>{head}</th>{cells}{"<td></td>" * len(stages)}</tr>'
 

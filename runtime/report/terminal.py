@@ -15,7 +15,7 @@ from ..core.numbers import counted
 from ..core.run_record import RunRecord
 from ..drawing.fitting_table import FittingTable
 from ..drawing.formatting import cause_label, ms_text, percent_text, seconds_text
-from ..explain.cause_words import cause_name
+from ..explain.cause_words import cause_name, part_text, range_text
 from ..explain.sized_cause import COMPUTE, SizedCause
 from ..ledger.blame import Blame
 from ..ledger.causes import CAUSES, Cause
@@ -81,7 +81,7 @@ def _bubbles_of(times: Fleet, stages: Mapping[int, str], causes: Sequence[SizedC
     def add_roots(shown: str) -> None:
         for each in causes:
             if abs(part := each.shows.get(shown, 0.0)) >= _LEAST_PART * whole:
-                cells = seconds_text(part), percent_text(part / whole)
+                cells = part_text(part), percent_text(part / whole)
                 table.add_row(f"  from {cause_name(each)}", *cells, *("" for _ in stages), style="dim")
 
     for cause in CAUSES:
@@ -107,12 +107,15 @@ def _bubbles_of(times: Fleet, stages: Mapping[int, str], causes: Sequence[SizedC
 def causes_table(causes: Sequence[SizedCause]) -> Table:
     """Make the table of what is worth mending: what each cause costs, its range, and the change that undoes it."""
     table = Table(title="Causes", title_justify="left")
-    for name in ("cause", "costs", "of the run", "nine of ten", "change", "saves"):
-        table.add_column(name, justify="left" if name in ("cause", "change") else "right", no_wrap=name != "change")
+    is_range = any(each.low < each.high for each in causes)
+    heads = ("cause", "costs", "of the run", *(("nine of ten",) if is_range else ()), "change", "saves")
+    for name in heads:
+        is_text = name in ("cause", "change")
+        table.add_column(name, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold")
     for each in causes:
-        between = "" if each.low == each.high else f"{seconds_text(each.low)} to {seconds_text(each.high)}"
+        between = (range_text(each),) if is_range else ()
         saves = seconds_text(each.saves_seconds) if each.change else ""
-        cells = seconds_text(each.seconds), percent_text(each.share), between, each.change or "-", saves
+        cells = seconds_text(each.seconds), percent_text(each.share), *between, each.change or "-", saves
         table.add_row(cause_name(each), *cells)
     return table
 

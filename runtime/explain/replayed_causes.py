@@ -169,7 +169,8 @@ def _shows(run: Ledger, base: Ledger, record: RunRecord, seconds: float) -> dict
 
     Args:
         run: ledger of the run.
-        base: of its replay as it was. record: of its replay without the cause.
+        base: ledger of its replay as it was.
+        record: of its replay without the cause.
         seconds: that the cause costs the run.
     """
     before, after, own = base.seconds_by_cause(), Ledger(record).seconds_by_cause(), run.seconds_by_cause()

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -28,7 +28,6 @@ from gapless.runtime.core.run_record import RunRecord
 from gapless.runtime.explain.analysed_run import AnalysedRun
 from gapless.runtime.explain.explain_run import TOLERANCE, quick_explanation
 from gapless.runtime.explain.explanation import METRICS
-from gapless.runtime.explain.roots import Root
 from gapless.runtime.explain.sized_cause import SizedCause
 from gapless.runtime.explain.twin import Values, changed_config, values_of
 from gapless.runtime.pipeline.protocol import PipelineError
@@ -95,24 +94,7 @@ def _of(several: Sequence[bool]) -> str:
 
 def causes_of(run: AnalysedRun) -> list[SizedCause]:
     """Return what is named as making a run longer, the largest first."""
-    return list(run.causes or _found(run))
-
-
-def _found(run: AnalysedRun) -> list[SizedCause]:
-    """Return the findings of a run, each with the best advice."""
-    advised = run.advice[:1] if run.advice else []
-    changes = {"change": advised[0].change, "overrides": advised[0].overrides} if advised else {}
-    span = run.findings.span
-    return [
-        SizedCause(root, span * each.share, span * each.share, span * each.share, each.share, **changes)
-        for each in run.findings.ranked
-        if each.is_large
-        for root in [_COUNTS_AS.get(each.root, each.root)]
-    ]
-
-
-# Roots of findings whose words name what another root stands for.
-_COUNTS_AS = {Root.DEALING: Root.POLICY, Root.MICRO_BATCHES: Root.LARGE_CHUNK}
+    return list(run.causes)
 
 
 def explained(keys: Sequence[str]) -> Explained:

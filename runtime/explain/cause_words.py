@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 from ..core.numbers import counted
@@ -30,6 +31,7 @@ def sentences(
     left: Sequence[str] = (),
     about: RunWords | None = None,
     running: float = 0.0,
+    is_ours: bool = True,
 ) -> list[str]:
     """Say what costs a run most and what undoes it, and then how sure that is.
 
@@ -42,6 +44,7 @@ def sentences(
         left: causes for which no time was left.
         about: the run's config.
         running: requests that ran at a time, in the mean.
+        is_ours: whether gapless ran it, so that its keys can make a change.
     """
     about = about or RunWords({})
     if not causes and left:
@@ -50,7 +53,11 @@ def sentences(
     if not causes:
         return [_healthy(idle, running)]
     first, *others = causes
-    lines = [f"{_cost(first, metric, value, about)}{_change(first)}."]
+
+    def said(cause: SizedCause) -> str:
+        return f"{_cost(cause, metric, value, about)}{_change(cause, is_ours=is_ours)}."
+
+    lines = [_capital(said(first))]
     sure = ["The size is the run less its replay without that cause"]
     if first.high - first.low > _EXACT * value:
         sure.append(f"nine of ten outcomes lie within {range_text(first)}")
@@ -58,8 +65,12 @@ def sentences(
         sure.append(f"the replay of the run as it was is {percent_text(abs(error))} off")
     lines.append(f"{'; '.join(sure)}.")
     if others:
-        lines.append(f"Next: {_cost(others[0], metric, value, about, is_first=False)}{_change(others[0])}.")
+        lines.append(f"Next: {said(others[0])}")
     return [*lines, *_unsure(left)]
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 def cause_name(cause: SizedCause) -> str:
@@ -84,19 +95,21 @@ def part_text(seconds: float) -> str:
     return seconds_text(seconds) if seconds >= 0 else f"-{seconds_text(-seconds)}"
 
 
-def _cost(cause: SizedCause, metric: str, value: float, about: RunWords, *, is_first: bool = True) -> str:
+def _cost(cause: SizedCause, metric: str, value: float, about: RunWords) -> str:
     _, detail, is_several = _NAMES[cause.cause]
     shown = detail(cause.evidence, about)
     text = cause_name(cause) + (f" ({shown})" if shown else "")
-    text = text[0].upper() + text[1:] if is_first else text
+    text = f"{cause.where}, {text}" if cause.where else text
     of = "" if metric == "duration" else f" of {METRIC_NAMES[metric]}"
     amount = f"{seconds_text(cause.seconds)} of {seconds_text(value)}{of} ({percent_text(cause.share)})"
-    return f"{text} {'cost' if is_several else 'costs'} {amount}"
+    at_most = "" if cause.low > 0 else " at most"
+    return f"{text} {'cost' if is_several else 'costs'}{at_most} {amount}"
 
 
-def _change(cause: SizedCause) -> str:
+def _change(cause: SizedCause, *, is_ours: bool) -> str:
     if not cause.change:
         advice = _ADVICE.get(cause.cause, "")
+        advice = advice if is_ours else re.sub(r" \([^)]*\)", "", advice)
         return f"; {advice}" if advice else ""
     note = f", but {cause.note}" if cause.note else ""
     return f"; {cause.change} saves {seconds_text(cause.saves_seconds)}{note}"
@@ -139,7 +152,14 @@ def _few(value: float) -> str:
 
 
 def _slow(evidence: Evidence, about: RunWords) -> str:
-    return f"{evidence['ratio']:.2g} times the others' time" if "ratio" in evidence else ""
+    text = f"{evidence['ratio']:.2g} times the others' time" if "ratio" in evidence else ""
+    if "expert_load" in evidence:
+        load, others = evidence["expert_load"], evidence["expert_load_of_others"]
+        text += (
+            f", as its busiest experts get {load:.2g} times the mean of tokens ({others:.2g} times on the others), "
+            f"most often expert {evidence['hot_expert']:.0f} of layer {evidence['hot_layer']:.0f}"
+        )
+    return text
 
 
 def _layers(evidence: Evidence, about: RunWords) -> str:

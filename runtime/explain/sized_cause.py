@@ -28,6 +28,7 @@ class SizedCause:
         change: the best change of the run's setting that undoes the cause, for people; empty where no key does.
         overrides: of the command line, which make the change.
         saves_seconds: of the metric, by a replay with the change.
+        where: of several replicas the one on which it is, as people read it.
         note: what the change costs otherwise, as a longer tail.
     """
 
@@ -43,6 +44,7 @@ class SizedCause:
     overrides: tuple[str, ...] = ()
     saves_seconds: float = 0.0
     note: str = ""
+    where: str = ""
 
     @property
     def summary(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from ..core.run_record import MicroBatchRecord, RunRecord, Wait
 from ..core.student import t_quantile
 from ..ledger.ledger import Ledger
 from ..ledger.stragglers import Straggler, find_stragglers
+from .hot_experts import hot_experts
 from .roots import Root
 from .sized_cause import COMPUTE, SizedCause
 from .span_times import Bools, Times, times_of
@@ -204,6 +205,8 @@ def _uneven(run: _Run, usual: Floats, slowdown: Floats, layers: Sequence[int] | 
         prompts, decodes = (float(usual[stage, kind].sum() / alike[stage, kind].sum()) for kind in run.kinds)
         if decodes > _ALIKE and prompts - 1 < min(0.3, 0.5 * (decodes - 1)):
             root, evidence = Root.LM_HEAD, evidence | {"ratio_of_prompts": prompts, "ratio_of_decodes": decodes}
+    if root == Root.SLOW_STAGE:
+        evidence |= hot_experts(stage, run.record)
     ratios = _by_block((usual - alike)[stage]) / _by_block(usual[stage])
     yield _Without(root, replace(run.times, compute=alike * slowdown), ratios, stage, evidence)
 

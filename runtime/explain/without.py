@@ -20,6 +20,7 @@ from .arrivals import clients_of, overload_of
 from .changes import Change, Shown, chunk_key, with_policy
 from .even_split import even_split, mean_seconds
 from .hops import hops_of
+from .hot_experts import hot_experts
 from .learned_operators import LearnedOperators
 from .roots import Root
 from .twin import Twin
@@ -172,7 +173,8 @@ def _stages(twin: Twin) -> Iterator[Without]:
         yield replace(own, stage=slowest)
     alike = _alike(twin, slowest, seconds)
     if alike is not None:
-        yield Without(Root.SLOW_STAGE, alike, None, slowest, evidence, likely)
+        routed = hot_experts(slowest, twin.base)
+        yield Without(Root.SLOW_STAGE, alike, None, slowest, {**evidence, **routed}, likely)
     elif max(counts) - min(counts) <= 1 and slowest == len(counts) - 1:
         even = even_split(setting, twin.changed, twin.base.micro_batches)
         if even is not None:

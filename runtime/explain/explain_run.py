@@ -23,7 +23,7 @@ from .replayed_causes import ReplayedCauses, replayed_causes
 from .roots import Root
 from .sized_cause import SizedCause
 from .twin import Twin, Values, twin_of, values_of
-from .what_if import Screening, WhatIf
+from .what_if import SECONDS_A_MICRO_BATCH, Screening, WhatIf
 from .without import twins_without
 
 Objective = Literal["auto", "duration", "p99_itl_ms", "p99_ttft_ms"]
@@ -48,7 +48,6 @@ _ARRIVAL_BOUND = 1.1  # a makespan at most so many times as long as until the la
 _NOTED_BEYOND = 0.05  # share of compute time beyond the sizes of the run from which on it is noted
 _NOTED_COST = 0.1  # share by which another metric grows from which on it is noted
 TOLERANCE = 0.5  # share by which another metric may grow, by default
-_SECONDS_A_MICRO_BATCH = 60e-6  # of a replay, with its share of reading the record; measured, compiled
 
 # Families of changes that are likely to matter where this root is the largest, the likeliest first.
 _LIKELY: dict[Root, tuple[str, ...]] = {
@@ -165,7 +164,7 @@ class _Search:
     def _within(self, replays: int, until: float) -> WhatIf:
         """Return the run's twin with as many of its first requests as can be replayed so often in the time."""
         left = until - perf_counter()
-        each = _SECONDS_A_MICRO_BATCH * len(self.twin.base.micro_batches)
+        each = SECONDS_A_MICRO_BATCH * len(self.twin.base.micro_batches)
         if each < left:
             whole = WhatIf(self.twin)
             each, left = whole.seconds, until - perf_counter()

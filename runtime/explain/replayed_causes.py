@@ -83,15 +83,17 @@ def replayed_causes(
         if without.cause in worse:
             continue
         if number and perf_counter() + what_if.quiet_seconds > stop:
-            if without.likely >= _LEAST:
+            if without.likely >= _least(without, metric):
                 left.append(without.cause)
             continue
         on_progress(without.cause.value.replace("_", " "), number, len(ways))
         tried[without.cause] += 1
+        before = perf_counter()
         try:
             record = without.twin().replay()
         except (ConfigError, PipelineError):  # it does not fit, or cannot be foretold
             continue
+        what_if.quiet_seconds = max(what_if.quiet_seconds, perf_counter() - before)
         saves = what_if.size(Screening(values_of(record)), error)[metric]
         known = best.get(without.cause)
         if known is None or saves.middle > known.saves.middle + _LEAST_GAIN:
@@ -100,10 +102,10 @@ def replayed_causes(
             worse.add(without.cause)
     order = sorted((each for each in best.values() if _is_worth(each, metric)), key=lambda each: -each.saves.middle)
     base = what_if
-    if what_if.twin is not twin and order and perf_counter() < stop:
+    if what_if.twin is not twin and order:
         base = WhatIf(twin)
         for place, each in enumerate(order):
-            if place and perf_counter() + base.quiet_seconds > stop:
+            if place and perf_counter() + base.quiet_seconds > stop:  # the first is worth the wait
                 break
             order[place] = _settled(each, base, metric, error)
     value = values_of(twin.base)[metric] / (1.0 if metric == "duration" else 1e3)
@@ -131,15 +133,18 @@ def _settled(each: Replayed, base: WhatIf, metric: str, error: Mapping[str, floa
 
 
 def _is_worth(each: Replayed, metric: str) -> bool:
-    without = each.without
-    least = _LEAST_TUNING if without.cause in TUNING else _LEAST
-    if without.cause in (Root.POLICY, Root.FEW_REQUESTS):
-        least = _LEAST_POLICY
-    if without.cause in (Root.KV_FULL, Root.PREEMPTION) and without.change is None:
-        least = _LEAST_OF_MEMORY
+    return each.saves.middle >= _least(each.without, metric) and each.saves.low > 0
+
+
+def _least(without: Without, metric: str) -> float:
+    """Return the share of the metric below which a cause is not worth mending."""
     if metric != "duration":
-        least = _LEAST_TAIL
-    return each.saves.middle >= least and each.saves.low > 0
+        return _LEAST_TAIL
+    if without.cause in (Root.KV_FULL, Root.PREEMPTION) and without.change is None:
+        return _LEAST_OF_MEMORY
+    if without.cause in (Root.POLICY, Root.FEW_REQUESTS):
+        return _LEAST_POLICY
+    return _LEAST_TUNING if without.cause in TUNING else _LEAST
 
 
 def _sized(each: Replayed, value: float, run: Ledger, base: Ledger, metric: str) -> SizedCause:

@@ -43,6 +43,7 @@ class Twin:
         notes: what the twin leaves out or assumes, a line each.
         learned: what its times were learned from; None: they are those of the run's own cost model.
         is_real: whether the run was no simulation, so that another one of the same setting differs.
+        is_whole: whether all requests of the run are replayed.
     """
 
     setting: Setting
@@ -53,6 +54,7 @@ class Twin:
     notes: list[str]
     learned: LearnedRun | None = None
     is_real: bool = False
+    is_whole: bool = True
 
     def replay(self, seed: int | None = None, setting: Setting | None = None, *, in_order: bool = False) -> RunRecord:
         """Replay the run's requests and return the record.
@@ -89,8 +91,8 @@ class Twin:
 
     @cached_property
     def quiet(self) -> RunRecord:
-        """The record of a replay of the run as it was, without noise."""
-        return self.replay()
+        """The record of the run as it was, without noise: of a simulated run itself, else of a replay."""
+        return self.base if self.is_whole and self.learned is None else self.replay()
 
     @property
     def is_noisy(self) -> bool:
@@ -111,7 +113,7 @@ class Twin:
             real["duration"] -= sum(fault.seconds or 0.0 for fault in self.base.faults)
             replays = [values_of(self.replay(seed, in_order=True)) for seed in _ERROR_SEEDS]
         else:
-            replays = [values_of(self.quiet)]
+            replays = [values_of(self.replay())]
         replayed = {metric: median(each[metric] for each in replays) for metric in METRICS}
         return {metric: replayed[metric] / value - 1 if value > 0 else 0.0 for metric, value in real.items()}
 

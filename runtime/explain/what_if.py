@@ -27,6 +27,7 @@ _FIT_ERROR = {"duration": 0.006, "p99_itl_ms": 0.04, "p99_ttft_ms": 0.01}
 _RUN_ERROR = {"duration": 0.024, "p99_itl_ms": 0.05, "p99_ttft_ms": 0.03}
 _CHANGE_ERROR = 0.1  # over the change's effect
 _BEYOND_ERROR = 0.1  # of compute time in sizes that the run has not shown
+SECONDS_A_MICRO_BATCH = 60e-6  # of a replay, with its share of reading the record; measured, compiled
 _RANKS_ERROR = 0.3  # with another number of tensor-parallel ranks, whose sums no run shows
 
 
@@ -39,11 +40,12 @@ class WhatIf:
     """
 
     def __init__(self, twin: Twin, *, items: int | None = None) -> None:
-        self.twin = twin if items is None else replace(twin, items=twin.items[:items])
+        self.twin = twin if items is None else replace(twin, items=twin.items[:items], is_whole=False)
         self.shown = None if twin.learned is None else twin.learned.fit.shown
         before = perf_counter()
         self.base = values_of(self.twin.quiet)
-        self.quiet_seconds = self.seconds = perf_counter() - before  # that a replay without noise takes
+        usual = SECONDS_A_MICRO_BATCH * len(self.twin.quiet.micro_batches)
+        self.quiet_seconds = self.seconds = max(usual, perf_counter() - before)  # that a replay without noise takes
         self._replays = [self.base]  # of the run as it was, by seed
         if self.is_noisy:
             before = perf_counter()

@@ -116,7 +116,7 @@ def quick_explanation(
     try:
         twin = twin_of(run.record, run.ledger, run.info.config)
         search = _Search(twin, "auto", TOLERANCE, until, command_of, causes_share=_QUICK_SHARE)
-        return search.run(_LEAST_SEEDS + 1)
+        return search.quick()
     except (ConfigError, PipelineError):
         return None
 
@@ -158,8 +158,16 @@ class _Search:
         self.run_values = values_of(twin.base)
         self.metric = self._metric(objective)
         self.causes = self._causes(self.begun + causes_share * (until - self.begun))
-        self.error = twin.error
-        self.what_if = self._within(_REPLAYS, until)
+
+    @cached_property
+    def what_if(self) -> WhatIf:
+        """The twin by which changes are replayed."""
+        return self._within(_REPLAYS, self.until)
+
+    @property
+    def error(self) -> Values:
+        """How far the replay of the run as it was is off, by metric."""
+        return self.twin.error
 
     def _within(self, replays: int, until: float) -> WhatIf:
         """Return the run's twin with as many of its first requests as can be replayed so often in the time."""
@@ -210,6 +218,18 @@ class _Search:
     def _even_split(self, setting: Setting, own: Mapping[str, Any]) -> Change | None:
         return even_split(setting, lambda values: self.twin.changed({**own, **values}), self.twin.base.micro_batches)
 
+    def quick(self) -> Explanation:
+        """Return the explanation by causes alone, each with the best change of what it comes from."""
+        families = {family for each in self.causes.causes if not each.change for family in _LIKELY.get(each.cause, ())}
+        outcomes = []
+        if families:
+            likely = (each for each in self._candidates(self.twin.setting, {}) if each.families <= families)
+            for each in self._screen_all(likely, self.until):
+                saves = self.what_if.rough(each.screening, self.error)
+                note = self._note(each, {metric: interval.middle for metric, interval in saves.items()})
+                outcomes.append(self._outcome(each, saves, note))
+        return self._explanation([], outcomes, seeds=0)
+
     def run(self, seeds: int, tried: Sequence[Mapping[str, Any]] = ()) -> Explanation:
         """Return the explanation by the changes of `tried`, or by our own."""
         screened = list(self._tried(tried)) if tried else self._screened()
@@ -222,32 +242,33 @@ class _Search:
             self.on_progress(each.change.label, number, len(chosen))
             saves = self.what_if.savings(each.setting, each.screening, seeds, self.error)
             note = self._note(each, {metric: interval.middle for metric, interval in saves.items()})
-            overrides = each.change.overrides
-            command = self.command_of(each.setting, overrides)
-            outcomes.append(
-                Outcome(
-                    each.change.label,
-                    overrides,
-                    command,
-                    saves,
-                    note,
-                    each.screening.beyond,
-                    each.is_trade,
-                    each.change.families,
-                )
-            )
+            outcomes.append(self._outcome(each, saves, note))
         outcomes.sort(key=lambda outcome: _place(outcome.saves[self.metric], is_trade=outcome.is_trade))
+        worse = () if tried else tuple(self._worse(screened))
+        return self._explanation(outcomes, outcomes, worse, seeds=seeds)
+
+    def _outcome(self, each: _Screened, saves: Mapping[str, Interval], note: str) -> Outcome:
+        change, overrides = each.change, each.change.overrides
+        command = self.command_of(each.setting, overrides)
+        return Outcome(
+            change.label, overrides, command, saves, note, each.screening.beyond, each.is_trade, change.families
+        )
+
+    def _explanation(
+        self, outcomes: Sequence[Outcome], undoing: Sequence[Outcome], worse: Sequence[Outcome] = (), *, seeds: int
+    ) -> Explanation:
+        """Return the explanation; a cause without a change of its own takes the best of `undoing`."""
         return Explanation(
             metric=self.metric,
             run=self.run_values,
             error=self.error,
             outcomes=tuple(outcomes),
-            worse=() if tried else tuple(self._worse(screened)),
+            worse=tuple(worse),
             requests=len(self.twin.items),
-            replayed=len(self.what_if.twin.items),
+            replayed=len(self.what_if.twin.items) if outcomes else len(self.twin.items),
             seeds=seeds,
             notes=tuple(self.twin.notes),
-            causes=tuple(self._with_changes(outcomes)),
+            causes=tuple(self._with_changes(undoing)),
             left=tuple(each.value.replace("_", " ") for each in self.causes.left),
             tried=self.tried,
             left_changes=tuple(dict.fromkeys(self.left)),

@@ -160,7 +160,7 @@ def _sized(each: Replayed, value: float, run: Ledger, base: Ledger, metric: str)
         without.stage,
         evidence=without.evidence,
     )
-    if metric == "duration":
+    if metric == "duration" and without.cause != Root.OVERLOAD:  # of which the twin has other requests
         cause = replace(cause, shows=_shows(run, base, each.record, value * saves.middle))
     if change is not None:
         cause = replace(cause, change=change.label, overrides=change.overrides, saves_seconds=value * saves.middle)

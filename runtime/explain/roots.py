@@ -19,15 +19,12 @@ class Root(StrEnum):
     DEPTH = "depth"  # fewer micro-batches are in flight than there are stages
     TRANSPORT = "transport"
     CONTROL = "control"
-    DEALING = "dealing"  # the policy puts requests into fewer micro-batches than there are stages, or admits few
     FEW_REQUESTS = "few_requests"  # none is there, or all are in flight
     KV_FULL = "kv_full"
     RECOVERY = "recovery"
-    FILL_DRAIN = "fill_drain"
     OVERLOAD = "overload"  # more requests came than were served, so that the queue grew
     SMALL_CHUNK = "small_chunk"  # compute: micro-batches of prompts that are too small for the devices
     SMALL_BATCH = "small_batch"  # compute: decodes of few requests, for which all weights are read
-    PADDING = "padding"  # compute: rows up to whole tiles
     TENSOR_PARALLEL = "tensor_parallel"  # compute: sums of a stage's ranks on several nodes
     LONG_PROMPTS = "long_prompts"  # compute: attention over long prompts
     PREEMPTION = "preemption"  # compute: tokens that were computed again

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -35,9 +36,12 @@ _MOST_SHAPES = 64  # micro-batches by which stages are compared
 _LONG = 4  # times the usual prompt, from which on a prompt is long among short ones
 _FEW = 0.2  # of the requests at most are such prompts
 _LEAST_LONG = 0.05  # of all prompt tokens at least are in them
+_PREEMPTED = 0.1  # of the requests, from which on preemptions name the cause
 _MORE_BLOCKS = 8  # times the KV blocks of a run count as unlimited
 _MORE_REQUESTS = 4  # times the requests of a micro-batch count as unlimited
 _CHUNKS = (4, 16, 2, 8, 32, 1 / 4, 1 / 16, 1 / 2, 1 / 8, 1 / 32)  # of the run's own: sizes that are tried
+_THINNED = 2  # times the rate at which no queue grows, to which arrivals are thinned out
+_LAST = 4  # requests that would end last, which are kept
 _LEAST_CHUNK, _MOST_CHUNK = 16, 8192
 # Policies that the run's own is compared with. The others bound what they compute by batches of whole prompts.
 _POLICIES = ("equal_time", "sarathi", "token_budget")
@@ -110,7 +114,7 @@ def _clients(twin: Twin) -> Iterator[Without]:
     elif found:
         first = min(item.arrival for item in twin.items)
         items = [_at(item, first) for item in twin.items]
-        yield Without(Root.FEW_REQUESTS, lambda: replace(twin, items=items), None, None, found, 1.0)
+        yield Without(Root.FEW_REQUESTS, lambda: replace(twin, items=items, is_whole=False), None, None, found, 1.0)
 
 
 def _at(item: WorkItem, arrival: float) -> WorkItem:
@@ -120,9 +124,10 @@ def _at(item: WorkItem, arrival: float) -> WorkItem:
 def _memory(twin: Twin, shown: Shown) -> Iterator[Without]:
     """Yield the twin whose KV cache has room for all requests."""
     preempted = sum(request.preemptions for request in twin.base.requests)
-    if not shown.kv_full and not preempted and not _idle(twin, Cause.STARVED_KV_FULL):
+    is_set = twin.setting.config.cache.num_blocks is not None and shown.has_queue
+    if not is_set and not shown.kv_full and not preempted and not _idle(twin, Cause.STARVED_KV_FULL):
         return
-    cause = Root.PREEMPTION if preempted else Root.KV_FULL
+    cause = Root.PREEMPTION if preempted >= _PREEMPTED * len(twin.items) else Root.KV_FULL
     evidence = {"blocks": float(twin.setting.plan.num_blocks), "preemptions": float(preempted)}
     change = _more_memory(twin)
     if change is not None:
@@ -260,12 +265,21 @@ def _batch(twin: Twin, shown: Shown) -> Iterator[Without]:
 
 
 def _arrivals(twin: Twin) -> Iterator[Without]:
-    """Yield the twin that serves each request as it comes."""
+    """Yield the twin that serves each request as it comes: so few of them that no queue grows.
+
+    The last to arrive, and those that would end last without a queue, are among these.
+    """
     late, evidence = overload_of(twin.base, twin.ledger)
-    if late > 0:
-        fast = evidence["served_per_s"] / evidence["arrived_per_s"] / 2
-        setting, likely = twin.setting.with_times(fast), late / twin.ledger.span_seconds
-        yield Without(Root.OVERLOAD, lambda: replace(twin, setting=setting), None, None, evidence, likely)
+    if late <= 0:
+        return
+    usual = sorted(len(item.prompt) for item in twin.items)[len(twin.items) // 2]
+    a_token = sum(twin.setting.costs.seconds(MicroBatchShape((), 1, usual, 1)))
+    by_end = sorted(twin.items, key=lambda item: item.arrival + a_token * item.output_len)
+    step = math.ceil(_THINNED * evidence["arrived_per_s"] / evidence["served_per_s"])
+    kept = {id(item) for item in (*twin.items[::step], twin.items[-1], *by_end[-_LAST:])}
+    items = [item for item in twin.items if id(item) in kept]
+    likely = late / twin.ledger.span_seconds
+    yield Without(Root.OVERLOAD, lambda: replace(twin, items=items, is_whole=False), None, None, evidence, likely)
 
 
 def _prompts(twin: Twin) -> Iterator[Without]:
@@ -283,7 +297,7 @@ def _prompts(twin: Twin) -> Iterator[Without]:
     ]
     evidence = {"prompts": len(long), "tokens": median(long), "usual": usual}
     likely = sum(long) / sum(lengths)
-    yield Without(Root.LONG_PROMPTS, lambda: replace(twin, items=items), None, None, evidence, likely)
+    yield Without(Root.LONG_PROMPTS, lambda: replace(twin, items=items, is_whole=False), None, None, evidence, likely)
 
 
 def _control(twin: Twin) -> Iterator[Without]:

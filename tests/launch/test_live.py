@@ -22,6 +22,7 @@ import httpx2
 import numpy as np
 import pytest
 from msgspec import structs
+from tests.runtime.explain.test_one_scale import SMALL, run_of
 
 from gapless.conf.build import to_mapping
 from gapless.conf.schema import ServeConfig
@@ -40,7 +41,6 @@ from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.run_folder.read import read_run_folder
 from gapless.runtime.serving.messages import LiveSpans, Snapshot, encoder
 from gapless.runtime.serving.recording import Recording, decoder, join_parts
-from tests.runtime.explain.test_one_scale import SMALL, run_of
 from tests.support.browser import CHROMIUM, CONTROL, DRIVER, ENTER, RIGHT, Browser, browsing
 from tests.support.prefix_proxy import below_path
 from tests.support.server import Server, serving

@@ -19,9 +19,6 @@ from gapless.models.experts.block import Experts
 from gapless.models.experts.load import ExpertLoad
 from gapless.parallel.mesh import Mesh
 from gapless.runtime.core.run_record import RunRecord
-from gapless.runtime.explain.finding import find_causes
-from gapless.runtime.explain.roots import Root
-from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.run_folder.read import read_run_folder
 from tests.runtime.ledger.test_stragglers import record_of
 from tests.support.lone_rank import LLAMA, LoneGroups
@@ -94,9 +91,7 @@ def test_a_slow_stage_is_explained_by_its_experts_where_their_load_differs(of_sl
         )
         for span in record.spans
     ]
-    largest = find_causes(record, Ledger(record)).largest
-    assert largest is not None
-    assert (largest.root, largest.stage) == (Root.SLOW_STAGE, 1)
     words = analysed(record, {}).words[0]
-    named = ", as its busiest experts get 3.0 times the mean of tokens (1.1 times on the other), most often expert 5 of"
-    assert (f"{named} layer 7: " in words) == (of_slow == 3.0)
+    assert words.startswith("A slow stage 1 (2 times the others' time")
+    named = ", as its busiest experts get 3 times the mean of tokens (1.1 times on the others), most often expert 5 of"
+    assert (f"{named} layer 7)" in words) == (of_slow == 3.0)

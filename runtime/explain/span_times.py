@@ -23,6 +23,7 @@ from .arrivals import clients_of
 
 _ROUNDING = 2e-6  # seconds: run folders hold microseconds
 _LEAST = 8  # micro-batches that all stages computed
+_BOUND = 0.9  # of the spread of gaps, that completions of earlier micro-batches leave where dispatches follow them
 _PASSES = 3  # of telling waits for an input from waits for a stage's host
 
 Bools = npt.NDArray[np.bool_]
@@ -72,7 +73,7 @@ class Times:
                 at = end if end > arrived[stage] else arrived[stage]
                 if meets[before]:
                     at = max(at, ready) + link[before]
-                    free[before] = at + send[before]
+                    free[before] = max(end, at + send[before])
                 else:
                     at += link[before]
                     free[before] = end + send[before]
@@ -115,26 +116,30 @@ def times_of(record: RunRecord, ledger: Ledger) -> tuple[Times, list[Ints]] | No
     sent[:, :-1] = np.minimum(sent[:, :-1], np.maximum(begin[:, 1:], end[:, :-1]))
     free = np.column_stack([np.full(len(lanes), -np.inf), sent[:, :-1]])
     ready = np.clip(ready, free, begin)
+    is_traced = "requests" in record.unknown  # by another engine: dispatches, arrivals, inputs while busy are not known
+    came = np.maximum(came, ready) if is_traced else came
     turn, send = np.zeros_like(begin), sent - end
     link, meets = np.zeros_like(begin[1:]), []
     for stage in range(1, len(lanes)):
         left = end[stage - 1]
-        meet = _meets(left, sent[stage - 1], ready[stage])
+        meet = _meets(left, sent[stage - 1], ready[stage], is_default=is_traced)
         if meet:
             link[stage - 1] = begin[stage] - np.maximum(left, ready[stage])
             turn[stage], send[stage - 1] = ready[stage] - free[stage], sent[stage - 1] - begin[stage]
         else:
             moments = (left, ready[stage], came[stage], begin[stage], free[stage])
-            link[stage - 1], turn[stage], *_ = _lags(*moments, tokens, is_serial=True)
+            link[stage - 1], turn[stage], _ = _lags(*moments, tokens, is_serial=True)
         meets.append(meet)
-    follows, gap, floor, turn[0] = _dispatches(record, of_run, begin[0], end[-1], ready[0], came[0], free[0])
+    follows, gap, floor, turn[0] = _dispatches(
+        record, of_run, begin[0], end[-1], ready[0], came[0], free[0], is_traced=is_traced
+    )
     turn[:, 0] = 0.0
     return Times(end - begin, turn, send, link, follows, gap, floor, tuple(meets)), places
 
 
 def _lags(
     source: Floats, ready: Floats, came: Floats, begin: Floats, free: Floats, size: Floats, *, is_serial: bool
-) -> tuple[Floats, Floats, Floats, Bools]:
+) -> tuple[Floats, Floats, Floats]:
     """Split what lies before each begin on one stage into the way of its input and the turn of the stage.
 
     Args:
@@ -147,7 +152,7 @@ def _lags(
         is_serial: whether one input comes after the other.
 
     Returns:
-        Seconds of the input's way, of the turn, when the input came, and whether the stage waited for it.
+        Seconds of the input's way and of the turn, and when the input came.
     """
     is_known = (came < ready - _ROUNDING) & (came >= source)
     is_input, at = source >= free, source
@@ -169,19 +174,22 @@ def _lags(
     seconds = np.where(np.isfinite(left), at - left, 0.0)
     host = float(np.median((begin - ready)[~is_input])) if not is_input.all() else 0.0
     turn = np.where(np.isfinite(free), np.where(is_input, np.minimum(begin, ready + host), begin) - free, 0.0)
-    return seconds, turn, at, is_input
+    return seconds, turn, at
 
 
-def _meets(left: Floats, sent: Floats, ready: Floats) -> bool:
-    """Return whether sends of a stage waited until their receiver was ready: then they take about the same from there.
+def _meets(left: Floats, sent: Floats, ready: Floats, *, is_default: bool) -> bool:
+    """Return whether sends of a stage wait until their receiver is ready: then they take about the same from there.
 
     Args:
         left: when a stage had computed what it sends, [N].
         sent: when it was done with the send.
         ready: when the receiver waited for it.
+        is_default: of sends that hold the stage, and whose receivers were always ready.
     """
     late = ready > left + _ROUNDING
-    if late.sum() < _LEAST // 2 or np.mean(sent[late] >= ready[late] - _ROUNDING) < 0.9:
+    if late.sum() < _LEAST // 2:
+        return is_default and float(np.mean(sent > left + _ROUNDING)) > 0.5
+    if np.mean(sent[late] >= ready[late] - _ROUNDING) < 0.9:
         return False
     return float(np.std((sent - ready)[late])) <= float(np.std((sent - left)[late])) + _ROUNDING
 
@@ -193,27 +201,34 @@ def _held_until(record: RunRecord, of_run: Ints) -> Floats:
 
 
 def _dispatches(
-    record: RunRecord, of_run: Ints, begin: Floats, left: Floats, ready: Floats, came: Floats, free: Floats
+    record: RunRecord,
+    of_run: Ints,
+    begin: Floats,
+    left: Floats,
+    ready: Floats,
+    came: Floats,
+    free: Floats,
+    *,
+    is_traced: bool,
 ) -> tuple[Ints, Floats, Floats, Floats]:
     """Return `Times.follows`, `gap`, `floor`, and `turn` of stage 0; `left` is the end of each on the last stage."""
     batches = [record.micro_batches[place] for place in of_run.tolist()]
     count = len(batches)
     numbers = np.arange(count)
-    is_traced = "requests" in record.unknown  # by another engine: its dispatches and arrivals are not known
     completed = [each.completed if each.completed is not None else math.inf for each in batches]
     done = np.maximum.accumulate(np.array(completed, np.float64))
     dispatched = np.array([each.dispatched for each in batches], np.float64)
     follows = np.minimum(np.searchsorted(done, dispatched + _ROUNDING, side="right"), numbers) - 1
-    ends = np.append(left, -np.inf)
-    source = ends[follows] if is_traced else dispatched
-    way, turn, at, is_input = _lags(source, ready, came, begin, free, np.ones(count), is_serial=False)
+    source = dispatched
+    if is_traced:
+        follows = (numbers - record.depth).clip(-1)
+        source = np.append(left, -np.inf)[follows]
+        if np.std((begin - np.maximum(source, free))[1:]) > _BOUND * np.std((begin - free)[1:]):
+            follows, source = np.full(count, -1), np.full(count, -np.inf)  # nothing limits what is in flight
+    _, turn, at = _lags(source, ready, came, begin, free, np.ones(count), is_serial=False)
     is_fixed = np.zeros(count, bool)
     floor = np.full(count, -np.inf)
-    if is_traced:
-        usual = float(np.median(way[is_input])) if is_input.any() else 0.0
-        follows = np.where(is_input | (record.depth == 0), follows, numbers - record.depth).clip(-1)
-        at = np.where(is_input, at, np.minimum(begin, ends[follows] + usual))
-    elif not clients_of(record):
+    if not is_traced and not clients_of(record):
         arrivals = {request.request: request.arrival for request in [*record.requests, *record.crossing]}
         new = [max((arrivals.get(c.request, -math.inf) for c in each.chunks), default=-math.inf) for each in batches]
         floor = np.minimum(np.array(new, np.float64), at)

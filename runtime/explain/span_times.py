@@ -114,27 +114,35 @@ def times_of(record: RunRecord, ledger: Ledger) -> tuple[Times, list[Ints]] | No
     sent = np.maximum(sent, end)
     sent[0, :-1] = np.maximum(sent[0, :-1], _held_until(record, of_run[1:]))
     sent[:, :-1] = np.minimum(sent[:, :-1], np.maximum(begin[:, 1:], end[:, :-1]))
-    free = np.column_stack([np.full(len(lanes), -np.inf), sent[:, :-1]])
-    ready = np.clip(ready, free, begin)
     is_traced = "requests" in record.unknown  # by another engine: dispatches, arrivals, inputs while busy are not known
+    stood = np.clip(ready, _after(sent), begin)
+    shown = [_meets(end[stage - 1], sent[stage - 1], stood[stage]) for stage in range(1, len(lanes))]
+    usual = is_traced and False not in shown  # other engines' sends may wait for their receiver
+    meets = tuple(usual if meet is None else meet for meet in shown)
+    if is_traced:  # the others hold no stage, though they may last
+        sent[:-1] = np.where(np.array(meets)[:, None], sent[:-1], end[:-1])
+    free = _after(sent)
+    ready = np.clip(ready, free, begin)
     came = np.maximum(came, ready) if is_traced else came
-    turn, send = np.zeros_like(begin), sent - end
-    link, meets = np.zeros_like(begin[1:]), []
-    for stage in range(1, len(lanes)):
+    turn, send, link = np.zeros_like(begin), sent - end, np.zeros_like(begin[1:])
+    for stage, meet in enumerate(meets, 1):
         left = end[stage - 1]
-        meet = _meets(left, sent[stage - 1], ready[stage], is_default=is_traced)
         if meet:
             link[stage - 1] = begin[stage] - np.maximum(left, ready[stage])
             turn[stage], send[stage - 1] = ready[stage] - free[stage], sent[stage - 1] - begin[stage]
         else:
             moments = (left, ready[stage], came[stage], begin[stage], free[stage])
             link[stage - 1], turn[stage], _ = _lags(*moments, tokens, is_serial=True)
-        meets.append(meet)
     follows, gap, floor, turn[0] = _dispatches(
         record, of_run, begin[0], end[-1], ready[0], came[0], free[0], is_traced=is_traced
     )
     turn[:, 0] = 0.0
-    return Times(end - begin, turn, send, link, follows, gap, floor, tuple(meets)), places
+    return Times(end - begin, turn, send, link, follows, gap, floor, meets), places
+
+
+def _after(sent: Floats) -> Floats:
+    """Return when each stage was done with the micro-batch before each, [S, N]."""
+    return np.column_stack([np.full(len(sent), -np.inf), sent[:, :-1]])
 
 
 def _lags(
@@ -164,32 +172,41 @@ def _lags(
         at = np.maximum.accumulate(np.where(is_input, begin, at)) if is_serial else at
         left = after_last()
         shown = is_input & np.isfinite(left)
-        rate = float((begin - left)[shown].sum()) / max(1e-9, float(size[shown].sum()))
-        at = np.where(is_known, came, np.minimum(begin, left + rate * size))
+        at = np.where(is_known, came, np.minimum(begin, left + _fit((begin - left)[shown], size[shown], size)))
         is_input = came > ready if is_known.any() else at >= ready
     at = np.where(is_input, begin, at)
     if is_serial:
         at = np.maximum.accumulate(at)
     left = after_last()
-    seconds = np.where(np.isfinite(left), at - left, 0.0)
+    seconds = np.where(np.isfinite(left), at - np.where(np.isfinite(left), left, 0.0), 0.0)
     host = float(np.median((begin - ready)[~is_input])) if not is_input.all() else 0.0
     turn = np.where(np.isfinite(free), np.where(is_input, np.minimum(begin, ready + host), begin) - free, 0.0)
     return seconds, turn, at
 
 
-def _meets(left: Floats, sent: Floats, ready: Floats, *, is_default: bool) -> bool:
+def _fit(seconds: Floats, size: Floats, sizes: Floats) -> Floats:
+    """Return the seconds of a message of each of `sizes`, by a line through those known; 0 where none is."""
+    if not len(seconds):
+        return np.zeros_like(sizes)
+    apart = size - size.mean()
+    slope = float(apart @ seconds) / max(1e-9, float(apart @ apart))
+    slope = min(max(0.0, slope), float(seconds.sum()) / max(1e-9, float(size.sum())))
+    return float(seconds.mean()) + slope * (sizes - size.mean())
+
+
+def _meets(left: Floats, sent: Floats, ready: Floats) -> bool | None:
     """Return whether sends of a stage wait until their receiver is ready: then they take about the same from there.
 
     Args:
         left: when a stage had computed what it sends, [N].
         sent: when it was done with the send.
-        ready: when the receiver waited for it.
-        is_default: of sends that hold the stage, and whose receivers were always ready.
+        ready: when the receiver waited for it; None is returned where it always did.
     """
     late = ready > left + _ROUNDING
     if late.sum() < _LEAST // 2:
-        return is_default and float(np.mean(sent > left + _ROUNDING)) > 0.5
-    if np.mean(sent[late] >= ready[late] - _ROUNDING) < 0.9:
+        return None if float(np.mean(sent > left + _ROUNDING)) > 0.5 else False
+    usual = float(np.median((sent - left)[~late])) if not late.all() else 0.0
+    if np.quantile((sent - ready)[late], 0.1) < usual / 2 - _ROUNDING:
         return False
     return float(np.std((sent - ready)[late])) <= float(np.std((sent - left)[late])) + _ROUNDING
 
@@ -197,7 +214,27 @@ def _meets(left: Floats, sent: Floats, ready: Floats, *, is_default: bool) -> bo
 def _held_until(record: RunRecord, of_run: Ints) -> Floats:
     """Return until when a send held up stage 0 before each micro-batch; -infinity where none did."""
     waits = [record.micro_batches[place].waits for place in of_run.tolist()]
-    return np.array([max((w.end for w in each if w.reason == "send"), default=-math.inf) for each in waits], np.float64)
+    return np.array(
+        [max((w.end for w in each if w.reason == "send" and w.end > w.start), default=-math.inf) for each in waits],
+        np.float64,
+    )
+
+
+def _limited(begin: Floats, ends: Floats, free: Floats, depth: int, stages: int) -> tuple[Ints, Floats]:
+    """Return which completion each dispatch of a traced run waited for, and when it was: -1 and -infinity for none.
+
+    An engine that limits the micro-batches in flight dispatches a constant time after the later of two moments: stage 0
+    is `free`, or the completion that makes room. A limit that does not show is taken to be the number of stages.
+    """
+    numbers = np.arange(len(begin))
+    best = (numbers - stages).clip(-1) if depth <= stages else np.full(len(begin), -1)
+    least = _BOUND * float(np.std((begin - free)[1:])) - _ROUNDING
+    for each in {depth, depth - 1} - {0, -1}:  # the trace may count one that leaves just then
+        follows = (numbers - each).clip(-1)
+        lag = begin - np.maximum(ends[follows], free)
+        if lag[1:].min() >= -_ROUNDING and (spread := float(np.std(lag[1:]))) < least:
+            best, least = follows, spread
+    return best, ends[best]
 
 
 def _dispatches(
@@ -221,10 +258,7 @@ def _dispatches(
     follows = np.minimum(np.searchsorted(done, dispatched + _ROUNDING, side="right"), numbers) - 1
     source = dispatched
     if is_traced:
-        follows = (numbers - record.depth).clip(-1)
-        source = np.append(left, -np.inf)[follows]
-        if np.std((begin - np.maximum(source, free))[1:]) > _BOUND * np.std((begin - free)[1:]):
-            follows, source = np.full(count, -1), np.full(count, -np.inf)  # nothing limits what is in flight
+        follows, source = _limited(begin, np.append(left, -np.inf), free, record.depth, record.num_stages)
     _, turn, at = _lags(source, ready, came, begin, free, np.ones(count), is_serial=False)
     is_fixed = np.zeros(count, bool)
     floor = np.full(count, -np.inf)

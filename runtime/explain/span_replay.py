@@ -233,7 +233,10 @@ def _alike(seconds: Floats) -> Floats:
         ratio = np.log(own / usual)
         order = np.argsort(ratio, kind="stable")
         part = max(2, count // 4)
-        spread = float((ratio[order[part - 1 :]] - ratio[order[: count - part + 1]]).min()) / 0.637
+        width = ratio[order[part - 1 :]] - ratio[order[: count - part + 1]]
+        spread = float(width.min()) / 0.637
+        middle = float(ratio[order[int(width.argmin()) + part // 2]])
+        spread = min(spread, float(np.median(middle - ratio[ratio <= middle])) / 0.6745)
         ratio[order] = np.minimum(ratio[order], spread * normal)
         alike[stage] = usual * np.exp(ratio)
     return alike

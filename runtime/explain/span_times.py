@@ -23,6 +23,7 @@ from .arrivals import clients_of
 
 _ROUNDING = 2e-6  # seconds: run folders hold microseconds
 _LEAST = 8  # micro-batches that all stages computed
+_BOUND = 0.9  # of the spread of gaps, that completions of earlier micro-batches leave where dispatches follow them
 _PASSES = 3  # of telling waits for an input from waits for a stage's host
 
 Bools = npt.NDArray[np.bool_]
@@ -72,7 +73,7 @@ class Times:
                 at = end if end > arrived[stage] else arrived[stage]
                 if meets[before]:
                     at = max(at, ready) + link[before]
-                    free[before] = at + send[before]
+                    free[before] = max(end, at + send[before])
                 else:
                     at += link[before]
                     free[before] = end + send[before]
@@ -113,28 +114,40 @@ def times_of(record: RunRecord, ledger: Ledger) -> tuple[Times, list[Ints]] | No
     sent = np.maximum(sent, end)
     sent[0, :-1] = np.maximum(sent[0, :-1], _held_until(record, of_run[1:]))
     sent[:, :-1] = np.minimum(sent[:, :-1], np.maximum(begin[:, 1:], end[:, :-1]))
-    free = np.column_stack([np.full(len(lanes), -np.inf), sent[:, :-1]])
+    is_traced = "requests" in record.unknown  # by another engine: dispatches, arrivals, inputs while busy are not known
+    stood = np.clip(ready, _after(sent), begin)
+    shown = [_meets(end[stage - 1], sent[stage - 1], stood[stage]) for stage in range(1, len(lanes))]
+    usual = is_traced and False not in shown  # other engines' sends may wait for their receiver
+    meets = tuple(usual if meet is None else meet for meet in shown)
+    if is_traced:  # the others hold no stage, though they may last
+        sent[:-1] = np.where(np.array(meets)[:, None], sent[:-1], end[:-1])
+    free = _after(sent)
     ready = np.clip(ready, free, begin)
-    turn, send = np.zeros_like(begin), sent - end
-    link, meets = np.zeros_like(begin[1:]), []
-    for stage in range(1, len(lanes)):
+    came = np.maximum(came, ready) if is_traced else came
+    turn, send, link = np.zeros_like(begin), sent - end, np.zeros_like(begin[1:])
+    for stage, meet in enumerate(meets, 1):
         left = end[stage - 1]
-        meet = _meets(left, sent[stage - 1], ready[stage])
         if meet:
             link[stage - 1] = begin[stage] - np.maximum(left, ready[stage])
             turn[stage], send[stage - 1] = ready[stage] - free[stage], sent[stage - 1] - begin[stage]
         else:
             moments = (left, ready[stage], came[stage], begin[stage], free[stage])
-            link[stage - 1], turn[stage], *_ = _lags(*moments, tokens, is_serial=True)
-        meets.append(meet)
-    follows, gap, floor, turn[0] = _dispatches(record, of_run, begin[0], end[-1], ready[0], came[0], free[0])
+            link[stage - 1], turn[stage], _ = _lags(*moments, tokens, is_serial=True)
+    follows, gap, floor, turn[0] = _dispatches(
+        record, of_run, begin[0], end[-1], ready[0], came[0], free[0], is_traced=is_traced
+    )
     turn[:, 0] = 0.0
-    return Times(end - begin, turn, send, link, follows, gap, floor, tuple(meets)), places
+    return Times(end - begin, turn, send, link, follows, gap, floor, meets), places
+
+
+def _after(sent: Floats) -> Floats:
+    """Return when each stage was done with the micro-batch before each, [S, N]."""
+    return np.column_stack([np.full(len(sent), -np.inf), sent[:, :-1]])
 
 
 def _lags(
     source: Floats, ready: Floats, came: Floats, begin: Floats, free: Floats, size: Floats, *, is_serial: bool
-) -> tuple[Floats, Floats, Floats, Bools]:
+) -> tuple[Floats, Floats, Floats]:
     """Split what lies before each begin on one stage into the way of its input and the turn of the stage.
 
     Args:
@@ -147,7 +160,7 @@ def _lags(
         is_serial: whether one input comes after the other.
 
     Returns:
-        Seconds of the input's way, of the turn, when the input came, and whether the stage waited for it.
+        Seconds of the input's way and of the turn, and when the input came.
     """
     is_known = (came < ready - _ROUNDING) & (came >= source)
     is_input, at = source >= free, source
@@ -159,29 +172,41 @@ def _lags(
         at = np.maximum.accumulate(np.where(is_input, begin, at)) if is_serial else at
         left = after_last()
         shown = is_input & np.isfinite(left)
-        rate = float((begin - left)[shown].sum()) / max(1e-9, float(size[shown].sum()))
-        at = np.where(is_known, came, np.minimum(begin, left + rate * size))
+        at = np.where(is_known, came, np.minimum(begin, left + _fit((begin - left)[shown], size[shown], size)))
         is_input = came > ready if is_known.any() else at >= ready
     at = np.where(is_input, begin, at)
     if is_serial:
         at = np.maximum.accumulate(at)
     left = after_last()
-    seconds = np.where(np.isfinite(left), at - left, 0.0)
+    seconds = np.where(np.isfinite(left), at - np.where(np.isfinite(left), left, 0.0), 0.0)
     host = float(np.median((begin - ready)[~is_input])) if not is_input.all() else 0.0
     turn = np.where(np.isfinite(free), np.where(is_input, np.minimum(begin, ready + host), begin) - free, 0.0)
-    return seconds, turn, at, is_input
+    return seconds, turn, at
 
 
-def _meets(left: Floats, sent: Floats, ready: Floats) -> bool:
-    """Return whether sends of a stage waited until their receiver was ready: then they take about the same from there.
+def _fit(seconds: Floats, size: Floats, sizes: Floats) -> Floats:
+    """Return the seconds of a message of each of `sizes`, by a line through those known; 0 where none is."""
+    if not len(seconds):
+        return np.zeros_like(sizes)
+    apart = size - size.mean()
+    slope = float(apart @ seconds) / max(1e-9, float(apart @ apart))
+    slope = min(max(0.0, slope), float(seconds.sum()) / max(1e-9, float(size.sum())))
+    return float(seconds.mean()) + slope * (sizes - size.mean())
+
+
+def _meets(left: Floats, sent: Floats, ready: Floats) -> bool | None:
+    """Return whether sends of a stage wait until their receiver is ready: then they take about the same from there.
 
     Args:
         left: when a stage had computed what it sends, [N].
         sent: when it was done with the send.
-        ready: when the receiver waited for it.
+        ready: when the receiver waited for it; None is returned where it always did.
     """
     late = ready > left + _ROUNDING
-    if late.sum() < _LEAST // 2 or np.mean(sent[late] >= ready[late] - _ROUNDING) < 0.9:
+    if late.sum() < _LEAST // 2:
+        return None if float(np.mean(sent > left + _ROUNDING)) > 0.5 else False
+    usual = float(np.median((sent - left)[~late])) if not late.all() else 0.0
+    if np.quantile((sent - ready)[late], 0.1) < usual / 2 - _ROUNDING:
         return False
     return float(np.std((sent - ready)[late])) <= float(np.std((sent - left)[late])) + _ROUNDING
 
@@ -189,31 +214,55 @@ def _meets(left: Floats, sent: Floats, ready: Floats) -> bool:
 def _held_until(record: RunRecord, of_run: Ints) -> Floats:
     """Return until when a send held up stage 0 before each micro-batch; -infinity where none did."""
     waits = [record.micro_batches[place].waits for place in of_run.tolist()]
-    return np.array([max((w.end for w in each if w.reason == "send"), default=-math.inf) for each in waits], np.float64)
+    return np.array(
+        [max((w.end for w in each if w.reason == "send" and w.end > w.start), default=-math.inf) for each in waits],
+        np.float64,
+    )
+
+
+def _limited(begin: Floats, ends: Floats, free: Floats, depth: int, stages: int) -> tuple[Ints, Floats]:
+    """Return which completion each dispatch of a traced run waited for, and when it was: -1 and -infinity for none.
+
+    An engine that limits the micro-batches in flight dispatches a constant time after the later of two moments: stage 0
+    is `free`, or the completion that makes room. A limit that does not show is taken to be the number of stages.
+    """
+    numbers = np.arange(len(begin))
+    best = (numbers - stages).clip(-1) if depth <= stages else np.full(len(begin), -1)
+    least = _BOUND * float(np.std((begin - free)[1:])) - _ROUNDING
+    for each in {depth, depth - 1} - {0, -1}:  # the trace may count one that leaves just then
+        follows = (numbers - each).clip(-1)
+        lag = begin - np.maximum(ends[follows], free)
+        if lag[1:].min() >= -_ROUNDING and (spread := float(np.std(lag[1:]))) < least:
+            best, least = follows, spread
+    return best, ends[best]
 
 
 def _dispatches(
-    record: RunRecord, of_run: Ints, begin: Floats, left: Floats, ready: Floats, came: Floats, free: Floats
+    record: RunRecord,
+    of_run: Ints,
+    begin: Floats,
+    left: Floats,
+    ready: Floats,
+    came: Floats,
+    free: Floats,
+    *,
+    is_traced: bool,
 ) -> tuple[Ints, Floats, Floats, Floats]:
     """Return `Times.follows`, `gap`, `floor`, and `turn` of stage 0; `left` is the end of each on the last stage."""
     batches = [record.micro_batches[place] for place in of_run.tolist()]
     count = len(batches)
     numbers = np.arange(count)
-    is_traced = "requests" in record.unknown  # by another engine: its dispatches and arrivals are not known
     completed = [each.completed if each.completed is not None else math.inf for each in batches]
     done = np.maximum.accumulate(np.array(completed, np.float64))
     dispatched = np.array([each.dispatched for each in batches], np.float64)
     follows = np.minimum(np.searchsorted(done, dispatched + _ROUNDING, side="right"), numbers) - 1
-    ends = np.append(left, -np.inf)
-    source = ends[follows] if is_traced else dispatched
-    way, turn, at, is_input = _lags(source, ready, came, begin, free, np.ones(count), is_serial=False)
+    source = dispatched
+    if is_traced:
+        follows, source = _limited(begin, np.append(left, -np.inf), free, record.depth, record.num_stages)
+    _, turn, at = _lags(source, ready, came, begin, free, np.ones(count), is_serial=False)
     is_fixed = np.zeros(count, bool)
     floor = np.full(count, -np.inf)
-    if is_traced:
-        usual = float(np.median(way[is_input])) if is_input.any() else 0.0
-        follows = np.where(is_input | (record.depth == 0), follows, numbers - record.depth).clip(-1)
-        at = np.where(is_input, at, np.minimum(begin, ends[follows] + usual))
-    elif not clients_of(record):
+    if not is_traced and not clients_of(record):
         arrivals = {request.request: request.arrival for request in [*record.requests, *record.crossing]}
         new = [max((arrivals.get(c.request, -math.inf) for c in each.chunks), default=-math.inf) for each in batches]
         floor = np.minimum(np.array(new, np.float64), at)

@@ -76,3 +76,37 @@ def two_ranks(work: list[MicroBatch]) -> tuple[list[RankTrace], list[Handover]]:
     for trace, own in zip(traces, computes, strict=True):
         trace.computes = merged([start for start, _ in own], [end for _, end in own])
     return traces, handovers
+
+
+def ranks_of(
+    seconds: list[list[float]],
+    prefill: list[int],
+    *,
+    transfer: float = 0.001,
+    late: float = 0.0,
+    depth: int = 0,
+    is_async: bool = False,
+) -> list[RankTrace]:
+    """Play a pipeline of ranks that take `seconds` [stages][micro-batches].
+
+    A send and its receive end together and hold both ranks, as in `two_ranks`. With `is_async` a send holds nobody, and
+    a link carries one activation at a time. A micro-batch of `depth` in flight waits for a slot; 0: for none.
+    """
+    traces = [RankTrace(f"rank{rank}", rank, rank, engine="vLLM") for rank in range(len(seconds))]
+    free, over, done = [0.0] * len(seconds), [0.0] * len(seconds), []
+    for number, prompt in enumerate(prefill):
+        at = max(free[0], done[number - depth] if 0 < depth <= number else 0.0) + late
+        for stage, trace in enumerate(traces):
+            if stage:
+                start, stood = traces[stage - 1].steps[-1].end, free[stage]
+                at = over[stage] = max(start, over[stage] if is_async else stood) + transfer
+                traces[stage - 1].sends.append(Transfer(start, at, stage, 4096))
+                at = max(at, stood)
+                trace.receives.append(Transfer(stood, at, stage - 1, 4096))
+                free[stage - 1] = start if is_async else at
+            end = free[stage] = at + seconds[stage][number]
+            trace.steps.append(Step(at, end, f"execute {number}", int(prompt > 0), prompt, 0, 4, 4, 9))
+        done.append(free[-1])
+    for trace in traces:
+        trace.computes = merged([step.start for step in trace.steps], [step.end for step in trace.steps])
+    return traces

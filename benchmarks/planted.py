@@ -15,6 +15,7 @@ import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -27,7 +28,6 @@ from gapless.runtime.core.run_record import RunRecord
 from gapless.runtime.explain.analysed_run import AnalysedRun
 from gapless.runtime.explain.explain_run import TOLERANCE, quick_explanation
 from gapless.runtime.explain.explanation import METRICS
-from gapless.runtime.explain.roots import Root
 from gapless.runtime.explain.sized_cause import SizedCause
 from gapless.runtime.explain.twin import Values, changed_config, values_of
 from gapless.runtime.pipeline.protocol import PipelineError
@@ -37,6 +37,7 @@ from .support.harness import Benchmark, Row
 from .support.plants import ROOTS, Plant, healthy, plants
 from .support.simulated import configure, replicas_of
 
+SECONDS = 8.0  # of an explanation
 WITHIN = 0.1  # share of the truth by which a size may be off
 LEAST_SAVING = 0.03  # share of the run from which on a change counts
 BEHIND = 0.02  # share of the run by which a named change may save less than the best one
@@ -93,24 +94,7 @@ def _of(several: Sequence[bool]) -> str:
 
 def causes_of(run: AnalysedRun) -> list[SizedCause]:
     """Return what is named as making a run longer, the largest first."""
-    return _found(run)  # in place of run.causes
-
-
-def _found(run: AnalysedRun) -> list[SizedCause]:
-    """Return the findings of a run, each with the best advice."""
-    advised = run.advice[:1] if run.advice else []
-    changes = {"change": advised[0].change, "overrides": advised[0].overrides} if advised else {}
-    span = run.findings.span
-    return [
-        SizedCause(root, span * each.share, span * each.share, span * each.share, each.share, **changes)
-        for each in run.findings.ranked
-        if each.is_large
-        for root in [_COUNTS_AS.get(each.root, each.root)]
-    ]
-
-
-# Roots of findings whose words name what another root stands for.
-_COUNTS_AS = {Root.DEALING: Root.POLICY, Root.MICRO_BATCHES: Root.LARGE_CHUNK}
+    return list(run.causes)
 
 
 def explained(keys: Sequence[str]) -> Explained:
@@ -123,7 +107,7 @@ def explained(keys: Sequence[str]) -> Explained:
 def explained_record(record: RunRecord, config: SimulateConfig) -> Explained:
     """Explain a run."""
     begin = perf_counter()
-    run = AnalysedRun.of(record, RunInfo(to_mapping(config)), quick_explanation)
+    run = AnalysedRun.of(record, RunInfo(to_mapping(config)), partial(quick_explanation, seconds=SECONDS))
     causes = causes_of(run)
     return Explained(run, config, values_of(record), causes, perf_counter() - begin)
 

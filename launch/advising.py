@@ -22,7 +22,7 @@ def quick_advice(run: AnalysedRun, *, share: float = 0.1) -> Explanation | None:
     Returns:
         What these changes would do. None if the run is too short or cannot be replayed, or if no change saves time.
     """
-    seconds = min(_SECONDS, share * float(run.summary["duration"]))
+    seconds = min(_SECONDS, share * run.fleet.duration)
     if seconds < _LEAST_S:
         return None
     from ..runtime.explain.explain_run import quick_explanation
@@ -30,4 +30,4 @@ def quick_advice(run: AnalysedRun, *, share: float = 0.1) -> Explanation | None:
 
     command_of = command_writer(run.info.config)
     explanation = quick_explanation(run, seconds=seconds, command_of=command_of)
-    return explanation if explanation is not None and explanation.outcomes else None
+    return explanation

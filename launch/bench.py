@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -147,7 +146,6 @@ def _run(
     advised: bool,
 ) -> AnalysedRun:
     """Run one policy once, write its folder, and return it analysed."""
-    from ..runtime.explain.known_costs import known_costs
     from ..runtime.ledger.fleet import Fleet
 
     llm.reset(turn.policy)
@@ -155,7 +153,7 @@ def _run(
         for _ in llm.replay(workload.warmup, config.workload):
             pass
         llm.reset(warm=True)
-    record, costs = llm.record, partial(known_costs, plan=llm.plan)
+    record = llm.record
     try:
         with Meter(errors, expected(config.workload, workload), name) as meter:
             for events in llm.replay(workload, config.workload):
@@ -164,7 +162,7 @@ def _run(
                 meter.update(tokens, finished, llm.live_bubble_fraction)
     except BaseException:
         with suppress(Exception):
-            write_turn(folder, Fleet([record]), config, turn, costs=costs)
+            write_turn(folder, Fleet([record]), config, turn)
             _log.info("the report until then: %s", shown(folder / "report.html"))
         raise
-    return write_turn(folder, Fleet([record]), config, turn, costs=costs, advised=advised)
+    return write_turn(folder, Fleet([record]), config, turn, advised=advised)

@@ -128,5 +128,5 @@ def _write(
     unknown = ["stages", "kv", "queue", "tokens", "context"]
     record = RunRecord(1, 0, requests=list(found), notes=[_NOTE], unknown=unknown)  # type: ignore[arg-type]
     folder = run_dir / turn.folder
-    run = write_turn(folder, Fleet([record]), config, turn, costs=lambda record, config: None, title=turn.label)
+    run = write_turn(folder, Fleet([record]), config, turn, title=turn.label)
     return folder_of(folder, run)

@@ -72,8 +72,8 @@ def run(config: ExplainConfig, prepared: PreparedExplanation, run_dir: Path) -> 
     from ..runtime.explain.explain_run import explain
     from ..runtime.explain.twin import make_twin
     from ..runtime.ledger.fleet import Fleet
+    from ..runtime.report.terminal import bubble_table, causes_table
     from ..runtime.run_folder.run_info import RunInfo
-    from ..runtime.run_folder.titles import is_simulated
 
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     folder = prepared.folder
@@ -93,20 +93,21 @@ def run(config: ExplainConfig, prepared: PreparedExplanation, run_dir: Path) -> 
     print_words(console, Text(tables.error_line(explanation)))
     print_words(console, Text(tables.values_line(explanation)))
     fleet = Fleet([twin.base], ledgers=[twin.ledger])
-    run = AnalysedRun(fleet, RunInfo(folder.config), lambda run: None if prepared.tried else explanation)
+    run = AnalysedRun(fleet, RunInfo(folder.config), lambda run: explanation)
     show_words(console, run.words)
-    console.print(tables.causes_table(run.findings, simulated=is_simulated(folder.config)))
+    if explanation.causes:
+        console.print(causes_table(explanation.causes))
+    console.print(bubble_table(fleet, explanation.causes))
     if explanation.outcomes:
         console.print(tables.changes_table(explanation))
-    elif not prepared.tried:
-        print_words(console, Text("no change that was tried would help"))
     if explanation.outcomes and (first := explanation.outcomes[0]).command is not None:
         what = "best" if explanation.best is not None else "nothing is sure to help; the most promising"
         console.print(Text(f"{what}:", "bold"))
         console.print(Text(f"  {first.command}"), soft_wrap=True)
         if first.note:
             print_words(console, Text(f"  with it, {first.note}"))
-    for line in (tables.worse_line(explanation), *explanation.notes):
+    searched = () if prepared.tried else tables.search_lines(explanation)
+    for line in (tables.worse_line(explanation), *searched, *explanation.notes):
         if line:
             print_words(console, Text(line))
     path = folder.path if config.out is None else user_path(config.out, "out")

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,7 +98,6 @@ def run(config: GenerateConfig, prepared: Prepared, run_dir: Path, launcher: Lau
     with starting(errors, config) as on_progress:
         from ..runtime.engine.llm import LLM
         from ..runtime.explain.analysed_run import AnalysedRun
-        from ..runtime.explain.known_costs import known_costs
         from ..runtime.pipeline.protocol import PipelineError
         from ..runtime.report.write_folder import write_run_folder
         from ..runtime.run_folder.run_info import RunInfo
@@ -130,7 +128,7 @@ def run(config: GenerateConfig, prepared: Prepared, run_dir: Path, launcher: Lau
             write_run_folder(run_dir, AnalysedRun.of(record, info))
             _log.info("the report until then: %s", shown(run_dir / "report.html"))
         raise
-    analysed = AnalysedRun.of(record, info, quick_advice, partial(known_costs, plan=llm.plan))
+    analysed = AnalysedRun.of(record, info, quick_advice)
     write_run_folder(run_dir, analysed)
     if config.print_texts and (rest := len(prompts) - SHOWN_TEXTS) > 0:
         of = "prompt" if rest == 1 else "prompts"

@@ -22,7 +22,8 @@ from .turns import Turn
 
 if TYPE_CHECKING:
     from ..runtime.cost.error import CostError
-    from ..runtime.explain.analysed_run import AnalysedRun, Costs
+    from ..runtime.explain.analysed_run import AnalysedRun
+    from ..runtime.explain.sized_cause import SizedCause
     from ..runtime.ledger.fleet import Fleet
     from ..runtime.run_folder.read import RunFolder
     from ..runtime.run_folder.run_info import RunInfo
@@ -58,7 +59,6 @@ def write_turn(
     turn: Turn,
     cost_error: CostError | None = None,
     *,
-    costs: Costs,
     advised: bool = False,
     title: str = "",
 ) -> AnalysedRun:
@@ -70,7 +70,6 @@ def write_turn(
         config: of the whole comparison.
         turn: names the policy and the repeat.
         cost_error: how far the stage times of a simulation may be off; None: not known.
-        costs: finds the costs by which compute time is judged.
         advised: whether to look for advice by short replays with other settings; only for a run that stands alone.
         title: of the report; by default what its config says.
     """
@@ -79,7 +78,7 @@ def write_turn(
     from ..runtime.run_folder.files import write_text
 
     info = replace(_info(config, turn, cost_error), title=title)
-    run = AnalysedRun(fleet, info, costs=costs)
+    run = AnalysedRun(fleet, info)
     if advised:
         run = replace(run, explain=quick_advice)
     write_run_folder(folder, run)
@@ -117,17 +116,21 @@ def show_one(console: Console, run_dir: Path, run: AnalysedRun, *files: tuple[st
     if "request_goodput" in summary and slo is not None:
         bounds = " ".join(f"{key}={bound:g}" for key, bound in to_mapping(slo).items() if bound is not None)
         console.print(f"goodput: {summary['request_goodput']:.2f} requests/s within {bounds}")
-    show_tables(console, summary, run.fleet)
+    show_tables(console, summary, run.fleet, run.causes)
     print_files(console, *files, ("report", run_dir / "report.html"))
 
 
-def show_tables(console: Console, summary: dict[str, Any], fleet: Fleet | None = None) -> None:
+def show_tables(
+    console: Console, summary: dict[str, Any], fleet: Fleet | None = None, causes: Sequence[SizedCause] = ()
+) -> None:
     """Print latencies, idle time by cause where it is known, faults and stragglers."""
-    from ..runtime.report.terminal import bubble_table, fault_lines, latency_table, straggler_lines
+    from ..runtime.report.terminal import bubble_table, causes_table, fault_lines, latency_table, straggler_lines
 
+    if causes:
+        console.print(causes_table(causes))
     console.print(latency_table(summary))
     if fleet is not None and "bubble_fraction" in summary:
-        console.print(bubble_table(fleet))
+        console.print(bubble_table(fleet, causes))
     for line in (*fault_lines(summary), *straggler_lines(summary)):
         print_words(console, Text(line))
 

@@ -301,7 +301,7 @@ def _make_service(
         client=client,
         metrics=metrics,
         live=[
-            Live(name, client, number, words_of=partial(words_of, config=shown, plan=plan), has_chat=has_chat)
+            Live(name, client, number, words_of=partial(words_of, config=shown), has_chat=has_chat)
             for number in range(len(client.replicas))
         ],
         recorders=[Recorder(each, run_dir, shown, versions()) for each in client.replicas],

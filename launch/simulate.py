@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,7 +75,6 @@ def run(
         return
     from ..runtime.core.garbage_collection import without_collector
     from ..runtime.cost.error import error_text
-    from ..runtime.explain.known_costs import known_costs
     from ..runtime.ledger.fleet import Fleet
     from ..runtime.run_folder.titles import comparison_title, title_of
 
@@ -87,6 +85,7 @@ def run(
     configs = [to_mapping(replace(config, scheduler=turn.policy)) for turn in plan]
     title = title_of(configs[0]) if len(plan) == 1 else comparison_title(configs, labels(policies(config)))
     one_line = len(plan) == 1 and brief
+    is_alone = len(plan) == 1 and not brief
     error = prepared.settings[plan[0].policy].error  # of all: their stages run on the same devices
     if not one_line:
         console.print(Text(title, "bold"), soft_wrap=True)
@@ -103,8 +102,7 @@ def run(
         with without_collector():
             num_prefill = config.simulation.disaggregation.prefill_replicas or 0
             fleet = Fleet([replica.record for replica in replicas], num_prefill=num_prefill)
-        costs = partial(known_costs, setting=prepared.settings[turn.policy])
-        run = write_turn(run_dir / turn.folder, fleet, config, turn, error, costs=costs)
+        run = write_turn(run_dir / turn.folder, fleet, config, turn, error, advised=is_alone)
         if len(plan) > 1:
             folders.append(folder_of(run_dir / turn.folder, run))
         print_words(console, Text.assemble((f"{title if one_line else name}: ", "bold"), throughput(run.summary)))

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...runtime.core.run_record import RunRecord
-from ...runtime.engine.plan import Plan
 from ...runtime.explain.analysed_run import AnalysedRun
-from ...runtime.explain.known_costs import known_costs
 from ...runtime.run_folder.run_info import RunInfo
 from ...runtime.serving.messages import Snapshot
 from ...runtime.serving.recording import RecordedPart, with_part
@@ -68,16 +66,11 @@ class LiveWindow:
         )
 
 
-def words_of(record: RunRecord, config: Mapping[str, Any], plan: Plan) -> list[str]:
+def words_of(record: RunRecord, config: Mapping[str, Any]) -> list[str]:
     """Say what cost a window most, and what would change it.
 
     Args:
         record: of the window.
         config: of the server, in its plain form.
-        plan: of one replica.
     """
-
-    def costs(record: RunRecord, config: Mapping[str, Any]) -> Any:
-        return known_costs(record, config, plan=plan)
-
-    return AnalysedRun.of(record, RunInfo(config), costs=costs).words
+    return AnalysedRun.of(record, RunInfo(config)).words

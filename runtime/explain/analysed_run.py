@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,16 +21,14 @@ from ..ledger.summary import summarize
 from ..run_folder.read import RunFolder, load_fleet
 from ..run_folder.run_info import RunInfo
 from ..run_folder.titles import is_simulated, title_of
-from .compute_losses import KnownCosts
+from . import cause_words
 from .explain_json import read_explanation
-from .explanation import Explanation, Outcome
-from .finding import Findings, find_causes, join_findings
-from .known_costs import known_costs
+from .explanation import Explanation
 from .run_words import RunWords
-from .words import sentences
+from .sized_cause import SizedCause
+from .span_replay import replayed_spans
 
 Explain = Callable[["AnalysedRun"], Explanation | None]
-Costs = Callable[[RunRecord, Mapping[str, Any]], KnownCosts | None]
 
 
 @dataclass(frozen=True)
@@ -41,22 +39,18 @@ class AnalysedRun:
         fleet: the records and ledgers of its replicas; a run that stands alone is a fleet of one.
         info: what stands beside the record.
         explain: replays it with other settings; by default it does not, and there is no advice.
-        costs: finds the costs by which its compute time is judged, as `known_costs` does.
         origin: the folder that it was read from; None of a run that has just ended.
     """
 
     fleet: Fleet
     info: RunInfo
     explain: Explain = lambda run: None
-    costs: Costs = known_costs
     origin: RunFolder | None = None
 
     @classmethod
-    def of(
-        cls, record: RunRecord, info: RunInfo, explain: Explain = lambda run: None, costs: Costs = known_costs
-    ) -> AnalysedRun:
+    def of(cls, record: RunRecord, info: RunInfo, explain: Explain = lambda run: None) -> AnalysedRun:
         """Return the analysis of one pipeline's run."""
-        return cls(Fleet([record]), info, explain, costs)
+        return cls(Fleet([record]), info, explain)
 
     @classmethod
     def read(cls, folder: RunFolder, slo: SloConfig | None = None) -> AnalysedRun:
@@ -102,9 +96,7 @@ class AnalysedRun:
             return [AnalysedRun(replica, RunInfo(folder.config), origin=folder) for folder, replica in folders]
         title = title_of(self.info.config)
         return [
-            AnalysedRun(
-                replica, replace(self.info, title=f"{title}, {self.fleet.replica_name(number)}"), costs=self.costs
-            )
+            AnalysedRun(replica, replace(self.info, title=f"{title}, {self.fleet.replica_name(number)}"))
             for number, replica in enumerate(self.fleet.replicas)
         ]
 
@@ -115,6 +107,7 @@ class AnalysedRun:
         if self.origin is not None:
             return self.origin.summary | numbers
         summary = self.info.summary(numbers)
+        summary["causes"] = [each.summary for each in self.causes]
         if self.fleet.is_several and not is_simulated(self.info.config):  # whose titles name the replicas
             summary["title"] += f", {len(self.fleet.records)} replicas"
         return summary
@@ -140,38 +133,47 @@ class AnalysedRun:
         return fleet_chart_data(self.fleet)
 
     @cached_property
-    def findings(self) -> Findings:
-        """What made the run longer, the largest part first."""
-        fleet, layers = self.fleet, RunWords(self.info.config).layers
-        if not fleet.is_several:
-            known = self.costs(self.record, self.info.config)
-            return find_causes(self.record, self.ledger, layers, fleet.stragglers[0], known)
-        if fleet.num_prefill:  # pools may split their layers otherwise
-            found = [find_causes(*part, None, slow) for part, slow in zip(fleet.parts, fleet.stragglers, strict=True)]
-        else:
-            found = [replica.findings for replica in self.replicas]
-        parts = [
-            (fleet.replica_name(number), findings, ledger.span_seconds)
-            for number, (findings, ledger) in enumerate(zip(found, fleet.ledgers, strict=True))
-        ]
-        return join_findings(parts, fleet.span_seconds)
-
-    @cached_property
     def explanation(self) -> Explanation | None:
         """What changes of its setting would do; None where none was replayed."""
         return self.explain(self)
 
-    @property
-    def advice(self) -> Sequence[Outcome] | None:
-        """The changes that are worth making, the best first; None where none was replayed."""
-        return None if self.explanation is None else self.explanation.foremost
+    @cached_property
+    def causes(self) -> tuple[SizedCause, ...]:
+        """What each cause that is worth mending costs, the largest first.
+
+        By replays of the run's twin where it was explained, else of its recorded spans; of a fleet those of the replica
+        that ends last.
+        """
+        if self.explanation is not None:
+            return self.explanation.causes
+        fleet, layers = self.fleet, RunWords(self.info.config).layers
+        if not fleet.is_several:
+            return tuple(replayed_spans(self.record, self.ledger, layers, fleet.stragglers[0]))
+        ends = [start + ledger.span_seconds for start, ledger in zip(fleet.starts, fleet.ledgers, strict=True)]
+        last = ends.index(max(ends))
+        layers = None if fleet.num_prefill else layers  # pools may split their layers otherwise
+        found = replayed_spans(*fleet.parts[last], layers, fleet.stragglers[last])
+        return tuple(replace(each, where=fleet.replica_name(last)) for each in found)
 
     @cached_property
     def words(self) -> list[str]:
-        """What cost the run most, what that comes from, and what would change it: a sentence each."""
-        metric = "duration" if self.explanation is None else self.explanation.metric
-        is_ours = not any(record.unknown for record in self.fleet.records)
-        return sentences(self.findings, self.advice, metric, RunWords(self.info.config), is_ours=is_ours)
+        """What costs the run most and what undoes that, then how sure this is: a sentence each."""
+        found, fleet = self.explanation, self.fleet
+        running = [each.num_running for record in fleet.records for each in record.micro_batches]
+        whole = fleet.stage_seconds
+        if not running or whole <= 0:
+            return ["No request was there."] if whole > 0 else []
+        return cause_words.sentences(
+            self.causes,
+            {cause: seconds / whole for cause, seconds in fleet.seconds_by_cause().items()},
+            metric="duration" if found is None else found.metric,
+            value=fleet.span_seconds if found is None else found.value,
+            error=None if found is None else found.error[found.metric],
+            left=() if found is None else found.left,
+            about=RunWords(self.info.config),
+            running=sum(running) / len(running),
+            is_ours=not any(record.unknown for record in fleet.records),
+        )
 
     def folder(self, path: Path) -> RunFolder:
         """Return its folder at `path`, with the records that it has in memory."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import zip_longest
 from time import perf_counter
@@ -14,14 +15,16 @@ from ...conf.errors import ConfigError
 from ..pipeline.protocol import PipelineError
 from ..simulation.setting import Setting
 from .analysed_run import AnalysedRun
+from .arrivals import clients_of
 from .changes import Change, Shown, candidates, with_policy
 from .even_split import even_split
 from .explanation import METRIC_NAMES, METRICS, Explanation, Interval, Outcome
-from .finding import find_causes
-from .known_costs import known_of
+from .replayed_causes import ReplayedCauses, replayed_causes
 from .roots import Root
+from .sized_cause import SizedCause
 from .twin import Twin, Values, twin_of, values_of
 from .what_if import Screening, WhatIf
+from .without import twins_without
 
 Objective = Literal["auto", "duration", "p99_itl_ms", "p99_ttft_ms"]
 CommandOf = Callable[[Setting, Sequence[str]], str | None]  # the run's command under a setting that overrides make
@@ -32,7 +35,11 @@ _MOST_OF_A_FAMILY = 2  # of them that change the same
 _MOST_COMBINED = 4  # of them that change several things: what one thing alone does is easier to judge
 _MOST_WORSE = 5
 _LEAST_GAIN = 0.005  # share of the metric that a chunk of twice the size, or a second change, must save on top
-_SCREENING_SHARE = 0.5  # of the time: one replay without noise of each change
+_CAUSES_SHARE = 0.5  # of the time: one replay without each cause
+_MOST_WHOLE = 5  # of them that must fit, else the first requests alone are replayed
+_QUICK_SHARE = 0.8  # the same at the end of a command, where causes are all that is shown
+_MOST_OF_A_CAUSE = 3  # replays without a cause that should fit into that
+_SCREENING_SHARE = 0.8  # of the time: then one replay without noise of each change
 _LEAST_SEEDS = 3
 _LEAST_OUTCOMES = 3  # that are replayed on seeds however long it takes
 _REPLAYS = 50  # that should fit into the time; else fewer of the requests are replayed
@@ -46,20 +53,20 @@ _SECONDS_A_MICRO_BATCH = 60e-6  # of a replay, with its share of reading the rec
 # Families of changes that are likely to matter where this root is the largest, the likeliest first.
 _LIKELY: dict[Root, tuple[str, ...]] = {
     Root.MICRO_BATCHES: ("policy", "chunk", "balance"),
+    Root.POLICY: ("policy", "chunk", "balance"),
+    Root.LARGE_CHUNK: ("chunk", "policy", "grid"),
     Root.SLOW_STAGE: ("split", "policy"),
     Root.UNEVEN_LAYERS: ("split", "policy"),
     Root.LM_HEAD: ("split", "policy"),
     Root.CHANCE: ("depth", "policy"),
     Root.DEPTH: ("depth", "policy"),
-    Root.DEALING: ("policy", "admission", "balance"),
     Root.TRANSPORT: ("depth", "grid", "chunk"),
     Root.CONTROL: ("depth", "chunk", "policy"),
-    Root.FEW_REQUESTS: ("depth", "admission", "grid"),
+    Root.FEW_REQUESTS: ("clients", "depth", "admission", "grid"),
     Root.KV_FULL: ("memory", "admission", "grid"),
     Root.OVERLOAD: ("policy", "chunk", "grid", "admission"),
     Root.SMALL_CHUNK: ("chunk", "policy", "grid"),
     Root.SMALL_BATCH: ("admission", "memory", "grid", "policy"),
-    Root.PADDING: ("chunk", "policy"),
     Root.TENSOR_PARALLEL: ("grid", "chunk"),
     Root.LONG_PROMPTS: ("chunk", "policy", "grid"),
     Root.PREEMPTION: ("memory", "admission"),
@@ -104,12 +111,13 @@ def quick_explanation(
 
     None where the run cannot be replayed, or not in that time.
     """
-    if len(run.record.micro_batches) * _SECONDS_A_MICRO_BATCH * 4 > seconds:
+    if run.fleet.is_several or not run.record.micro_batches or "requests" in run.record.unknown:
         return None
     until = perf_counter() + seconds
     try:
         twin = twin_of(run.record, run.ledger, run.info.config)
-        return _Search(twin, "auto", TOLERANCE, until, command_of).run(_LEAST_SEEDS + 1)
+        search = _Search(twin, "auto", TOLERANCE, until, command_of, causes_share=_QUICK_SHARE)
+        return search.run(_LEAST_SEEDS + 1)
     except (ConfigError, PipelineError):
         return None
 
@@ -136,6 +144,8 @@ class _Search:
         until: float,
         command_of: CommandOf,
         on_progress: OnProgress = lambda what, done, of: None,
+        *,
+        causes_share: float = _CAUSES_SHARE,
     ) -> None:
         self.twin = twin
         self.tolerance = tolerance
@@ -143,13 +153,63 @@ class _Search:
         self.begun = perf_counter()
         self.command_of = command_of
         self.on_progress = on_progress
+        self.left: list[str] = []  # changes for which no time was left
+        self.refused: dict[str, str] = {}  # changes that do not fit or cannot be foretold, with why
+        self.tried = 0
         self.run_values = values_of(twin.base)
         self.metric = self._metric(objective)
-        whole = WhatIf(twin)
+        self.causes = self._causes(self.begun + causes_share * (until - self.begun))
         self.error = twin.error
-        share = (until - perf_counter()) / (_REPLAYS * whole.seconds)
-        items = max(_LEAST_REQUESTS, round(share * len(twin.items)))
-        self.what_if = WhatIf(twin, items=items) if items < len(twin.items) else whole
+        self.what_if = self._within(_REPLAYS, until)
+
+    def _within(self, replays: int, until: float) -> WhatIf:
+        """Return the run's twin with as many of its first requests as can be replayed so often in the time."""
+        left = until - perf_counter()
+        each = _SECONDS_A_MICRO_BATCH * len(self.twin.base.micro_batches)
+        if each < left:
+            whole = WhatIf(self.twin)
+            each, left = whole.seconds, until - perf_counter()
+            if replays * each <= left:
+                return whole
+        items = max(_LEAST_REQUESTS, round(left / (replays * each) * len(self.twin.items)))
+        return WhatIf(self.twin, items=min(items, len(self.twin.items)))
+
+    def _causes(self, stop: float) -> ReplayedCauses:
+        """Return what each cause costs by a replay without it."""
+        ways = Counter(way.cause for way in twins_without(self.twin, is_duration=self.metric == "duration"))
+        replays = sum(min(_MOST_OF_A_CAUSE, count) for count in ways.values())
+        what_if = self._within(1 + min(_MOST_WHOLE, replays), stop)
+        error = self.twin.error if self.twin.learned is not None else dict.fromkeys(METRICS, 0.0)
+        return replayed_causes(what_if, self.twin, self.metric, error, stop, self.on_progress)
+
+    def _with_changes(self, outcomes: Sequence[Outcome]) -> Iterator[SizedCause]:
+        """Yield the causes; one that no key takes away gets the best change of what it comes from."""
+        value = self.run_values[self.metric] / (1.0 if self.metric == "duration" else 1e3)
+        for cause in self.causes.causes:
+            families = _LIKELY.get(cause.cause, ())
+            of_it = [each for each in outcomes if each.saves[self.metric].low > 0 and each.families & set(families)]
+            if not cause.change and not of_it and cause.cause == Root.SLOW_STAGE:
+                cause = self._with_split(cause, value)
+            elif not cause.change and of_it:
+                best = max(of_it, key=lambda each: (not each.is_trade, each.saves[self.metric].middle))
+                saves = value * best.saves[self.metric].middle
+                cause = replace(
+                    cause, change=best.change, overrides=best.overrides, saves_seconds=saves, note=best.note
+                )
+            yield cause
+
+    def _with_split(self, cause: SizedCause, value: float) -> SizedCause:
+        """Return a slow stage with the layer split that evens the stages, where one saves time."""
+        split = self._even_split(self.twin.setting, {})
+        if split is None:
+            return cause
+        screened = self._screen(split)
+        if screened.saves < _LEAST_GAIN:
+            return cause
+        return replace(cause, change=split.label, overrides=split.overrides, saves_seconds=value * screened.saves)
+
+    def _even_split(self, setting: Setting, own: Mapping[str, Any]) -> Change | None:
+        return even_split(setting, lambda values: self.twin.changed({**own, **values}), self.twin.base.micro_batches)
 
     def run(self, seeds: int, tried: Sequence[Mapping[str, Any]] = ()) -> Explanation:
         """Return the explanation by the changes of `tried`, or by our own."""
@@ -166,7 +226,16 @@ class _Search:
             overrides = each.change.overrides
             command = self.command_of(each.setting, overrides)
             outcomes.append(
-                Outcome(each.change.label, overrides, command, saves, note, each.screening.beyond, each.is_trade)
+                Outcome(
+                    each.change.label,
+                    overrides,
+                    command,
+                    saves,
+                    note,
+                    each.screening.beyond,
+                    each.is_trade,
+                    each.change.families,
+                )
             )
         outcomes.sort(key=lambda outcome: _place(outcome.saves[self.metric], is_trade=outcome.is_trade))
         return Explanation(
@@ -179,15 +248,18 @@ class _Search:
             replayed=len(self.what_if.twin.items),
             seeds=seeds,
             notes=tuple(self.twin.notes),
+            causes=tuple(self._with_changes(outcomes)),
+            left=tuple(each.value.replace("_", " ") for each in self.causes.left),
+            tried=self.tried,
+            left_changes=tuple(dict.fromkeys(self.left)),
+            refused=self.refused,
         )
 
     @cached_property
     def likely(self) -> tuple[str, ...]:
-        """The families of changes that are likely to matter, by the largest root of what made the run longer."""
-        layers = [len(each) for each in self.twin.setting.plan.layers]
-        known = known_of(self.twin.setting, is_learned=self.twin.learned is not None)
-        largest = find_causes(self.twin.base, self.twin.ledger, layers, known=known).largest
-        return _LIKELY.get(largest.root, ()) if largest is not None else ()
+        """The families of changes that are likely to matter, by the largest cause."""
+        causes = self.causes.causes
+        return _LIKELY.get(causes[0].cause, ()) if causes else ()
 
     def _metric(self, objective: Objective) -> str:
         """Return what changes are ranked by.
@@ -196,6 +268,8 @@ class _Search:
         """
         if objective != "auto":
             return objective
+        if clients_of(self.twin.base):
+            return "duration"
         last = max(item.arrival for item in self.twin.items)
         if self.run_values["duration"] > _ARRIVAL_BOUND * last:
             return "duration"
@@ -245,7 +319,7 @@ class _Search:
     def _candidates(self, setting: Setting, own: Mapping[str, Any]) -> list[Change]:
         """Return the changes of a setting that differs from the run's by `own`, the likeliest first."""
         found = list(candidates(setting, Shown.of(self.twin.base, self.twin.ledger, self.twin.items)))
-        split = even_split(setting, lambda values: self.twin.changed({**own, **values}), self.twin.base.micro_batches)
+        split = self._even_split(setting, own)
         if split is not None:
             found.append(split)
         by_family: dict[str, list[Change]] = {family: [] for family in (*self.likely, *_USUALLY)}
@@ -258,16 +332,19 @@ class _Search:
         several = list(changes)
         for number, change in enumerate(several):
             if perf_counter() + self.what_if.quiet_seconds > stop:
+                self.left += [each.label for each in several[number:]]
                 return
             self.on_progress(change.label, number, len(several))
             try:
                 yield self._screen(change)
-            except (ConfigError, PipelineError):  # it does not fit, or cannot be foretold
+            except (ConfigError, PipelineError) as error:
+                self.refused[change.label] = str(error)
                 continue
 
     def _screen(self, change: Change) -> _Screened:
         setting = self.twin.changed(change.values)
         screening = self.what_if.screen(setting)
+        self.tried += 1
         before = self.what_if.base[self.metric]
         saves = 1 - screening.values[self.metric] / before if before else 0.0
         most = {metric: (1 + self.tolerance) * value for metric, value in self.what_if.base.items()}

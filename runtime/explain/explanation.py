@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from .sized_cause import SizedCause
 
 # What changes are judged by: keys of summary.json, and their names.
 METRIC_NAMES = {"duration": "duration", "p99_itl_ms": "p99 TBT", "p99_ttft_ms": "p99 TTFT"}
@@ -31,6 +33,7 @@ class Outcome:
         note: what a reader should know: other metrics that grow, sizes that the run has not shown.
         beyond: share of its compute time in micro-batches of sizes that the run has not shown, where times are learned.
         is_trade: it makes another metric longer than is tolerated.
+        families: what the change is of, as `Change.families`.
     """
 
     change: str
@@ -40,6 +43,7 @@ class Outcome:
     note: str = ""
     beyond: float = 0.0
     is_trade: bool = False
+    families: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,11 @@ class Explanation:
         requests: of the run. replayed: the first of them, which were replayed.
         seeds: replays of each change.
         notes: what the replay leaves out or assumes, a line each.
+        causes: that are worth mending, the largest first.
+        left: causes for which no time was left, as people read them.
+        tried: how many changes were replayed.
+        left_changes: those for which no time was left.
+        refused: changes that do not fit or cannot be foretold, with why.
     """
 
     metric: str
@@ -66,6 +75,16 @@ class Explanation:
     replayed: int
     seeds: int
     notes: tuple[str, ...] = ()
+    causes: tuple[SizedCause, ...] = ()
+    left: tuple[str, ...] = ()
+    tried: int = 0
+    left_changes: tuple[str, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def value(self) -> float:
+        """The run's own value of the metric, in seconds."""
+        return self.run[self.metric] / (1.0 if self.metric == "duration" else 1e3)
 
     @property
     def advices(self) -> list[Outcome]:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from rich.table import Table
 from rich.text import Text
 
+from ..core.numbers import counted
 from ..drawing.fitting_table import FittingTable
 from ..drawing.formatting import ms_text, percent_text, seconds_text
 from .explanation import METRIC_NAMES, METRICS, Explanation, Interval, Outcome
-from .finding import COMPUTED, Findings
-from .words import root_name
 
 _NOTED_BEYOND = 0.05  # share of compute time in sizes that the run has not shown from which on a row is marked
-_MOST_CAUSES = 10
-_LEAST_CAUSE = 0.005  # of stage time, from which on a cause is listed
+_MOST_LISTED = 6
 _LEAST_LABEL = 24  # columns of a change's text
 
 
@@ -38,24 +36,6 @@ def values_line(explanation: Explanation) -> str:
     )
 
 
-def causes_table(findings: Findings, *, simulated: bool) -> Table:
-    """Make the table of what made the run longer, on one scale, and of how each figure was found."""
-    of_compute = "cost model" if findings.is_foretold else "fitted to the run"
-    table = Table(title="What made it longer", title_justify="left", caption_justify="left")
-    for name in ("cause", "of the run", "of stage time", "found by"):
-        table.add_column(name, justify="left" if name in ("cause", "found by") else "right", no_wrap=name != "cause")
-    for each in findings.ranked[:_MOST_CAUSES]:
-        if each.share >= _LEAST_CAUSE or each.is_large:
-            how = of_compute if each.root in COMPUTED else "simulation" if simulated else "measured"
-            style = "bold" if each.is_large else ""
-            table.add_row(root_name(each), seconds_text(each.of_run), percent_text(each.share), how, style=style)
-    if findings.bound_share is not None:
-        work = seconds_text(findings.bound_share * findings.span)
-        table.add_section()
-        table.add_row("the work itself", work, percent_text(findings.bound_share), of_compute)
-    return table
-
-
 def changes_table(explanation: Explanation) -> FittingTable:
     """Make the table of changes that keys make: by metric the share saved, and its range."""
     caption = "share that the change saves, by simulated replays"
@@ -73,6 +53,20 @@ def worse_line(explanation: Explanation) -> str:
     metric = explanation.metric
     listed = [f"{each.change} ({percent_text(each.saves[metric].middle)})" for each in explanation.worse]
     return f"would not help (share of {METRIC_NAMES[metric]} saved): {', '.join(listed)}" if listed else ""
+
+
+def search_lines(explanation: Explanation) -> Iterator[str]:
+    """Yield what was tried: how many changes, those for which no time was left, and those that do not fit, with why."""
+    helped = "" if explanation.outcomes else ", none of which saves anything"
+    yield f"tried {counted(explanation.tried, 'change')}{helped}"
+    if left := explanation.left_changes:
+        yield f"left for lack of time (seconds): {', '.join(left[:_MOST_LISTED])}{_more(left)}"
+    for label, why in list(explanation.refused.items())[:_MOST_LISTED]:
+        yield f"not possible: {label} ({why})"
+
+
+def _more(several: Sequence[str]) -> str:
+    return f" and {len(several) - _MOST_LISTED} more" if len(several) > _MOST_LISTED else ""
 
 
 def saving_text(saves: Interval, *, whole: bool = True) -> str:

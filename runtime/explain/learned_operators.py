@@ -140,3 +140,9 @@ class LearnedOperators:
         return LearnedOperators(
             weights, key_share=self.key_share, slower=self.slower, slices=self.slices, link=self.link
         )
+
+    def at_speed(self, slower: float) -> LearnedOperators:
+        """Return the same stage on a device that takes `slower` times as long as one of speed 1."""
+        return LearnedOperators(
+            self.weights, key_share=self.key_share, slower=slower, slices=self.slices, link=self.link
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from .roots import Root
 
@@ -27,6 +28,7 @@ class SizedCause:
         change: the best change of the run's setting that undoes the cause, for people; empty where no key does.
         overrides: of the command line, which make the change.
         saves_seconds: of the metric, by a replay with the change.
+        where: of several replicas the one on which it is, as people read it.
         note: what the change costs otherwise, as a longer tail.
     """
 
@@ -42,3 +44,11 @@ class SizedCause:
     overrides: tuple[str, ...] = ()
     saves_seconds: float = 0.0
     note: str = ""
+    where: str = ""
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What `summary.json` holds of it."""
+        found = {"cause": str(self.cause), "seconds": self.seconds, "low": self.low, "high": self.high}
+        found |= {"share": self.share, "change": self.change or None, "saves_seconds": self.saves_seconds}
+        return found if self.stage is None else found | {"stage": self.stage}

@@ -88,6 +88,17 @@ class Twin:
         return make_setting(config) if self.learned is None else self.learned.setting(config)
 
     @cached_property
+    def quiet(self) -> RunRecord:
+        """The record of a replay of the run as it was, without noise."""
+        return self.replay()
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether replays on several seeds differ: not of a simulated run without disturbances."""
+        simulation = self.setting.config.simulation
+        return self.learned is not None or simulation.jitter > 0 or simulation.straggler_rate > 0
+
+    @cached_property
     def error(self) -> Values:
         """How far the replay is off, by metric: replayed / real - 1; 0 where the run has nothing to compare.
 
@@ -100,7 +111,7 @@ class Twin:
             real["duration"] -= sum(fault.seconds or 0.0 for fault in self.base.faults)
             replays = [values_of(self.replay(seed, in_order=True)) for seed in _ERROR_SEEDS]
         else:
-            replays = [values_of(self.replay())]
+            replays = [values_of(self.quiet)]
         replayed = {metric: median(each[metric] for each in replays) for metric in METRICS}
         return {metric: replayed[metric] / value - 1 if value > 0 else 0.0 for metric, value in real.items()}
 

@@ -39,14 +39,16 @@ class WhatIf:
     """
 
     def __init__(self, twin: Twin, *, items: int | None = None) -> None:
-        self.twin = replace(twin, items=twin.items[:items])
+        self.twin = twin if items is None else replace(twin, items=twin.items[:items])
         self.shown = None if twin.learned is None else twin.learned.fit.shown
         before = perf_counter()
-        self.base = values_of(self.twin.replay())
-        quiet = perf_counter()
-        self._replays = [values_of(self.twin.replay(0))]  # of the run as it was, by seed
-        self.quiet_seconds = quiet - before  # that a replay without noise takes
-        self.seconds = perf_counter() - quiet  # that one with noise takes
+        self.base = values_of(self.twin.quiet)
+        self.quiet_seconds = self.seconds = perf_counter() - before  # that a replay without noise takes
+        self._replays = [self.base]  # of the run as it was, by seed
+        if self.is_noisy:
+            before = perf_counter()
+            self._replays = [values_of(self.twin.replay(0))]
+            self.seconds = perf_counter() - before  # that one with noise takes
 
     def replayed(self, seed: int) -> Values:
         """Return what the run as it was comes to on a seed."""
@@ -56,8 +58,8 @@ class WhatIf:
 
     @property
     def is_noisy(self) -> bool:
-        """Whether seeds differ: not where a simulated run has no disturbances."""
-        return self.replayed(0) != self.base
+        """Whether seeds differ."""
+        return self.twin.is_noisy
 
     def screen(self, setting: Setting) -> Screening:
         """Replay another setting without noise."""
@@ -93,6 +95,15 @@ class WhatIf:
             for metric in METRICS
         }
 
+    def size(self, screening: Screening, error: Mapping[str, float]) -> dict[str, Interval]:
+        """Return by metric the share of this very run that a replay saves, with how far stage times may put it off."""
+        found = {}
+        for metric in METRICS:
+            ratio = _log_ratio(self.base[metric], screening.values[metric])
+            model = replace(self._model(metric, error, screening, is_another=False), relative=_CHANGE_ERROR / 2)
+            found[metric] = _interval(ratio, 0.0, 0, model if self.shown is not None else ModelError())
+        return found
+
     def rough(self, screening: Screening, error: Mapping[str, float]) -> dict[str, Interval]:
         """Return the savings by a replay without noise, with the noise that replays of the run have had."""
         found = {}
@@ -111,7 +122,13 @@ class WhatIf:
         return [values_of(self.twin.replay(None, replace(setting, costs=costs))) for costs in (shortest, longest)]
 
     def _model(
-        self, metric: str, error: Mapping[str, float], screening: Screening, bounds: Sequence[Values] = ()
+        self,
+        metric: str,
+        error: Mapping[str, float],
+        screening: Screening,
+        bounds: Sequence[Values] = (),
+        *,
+        is_another: bool = True,
     ) -> ModelError:
         """Return how far off learned stage times, and other runs of a real machine, may put a metric's ratio.
 
@@ -124,7 +141,7 @@ class WhatIf:
             _REPLAY_ERROR * error[metric],
             _BEYOND_ERROR * screening.beyond,
             _RANKS_ERROR * screening.other_ranks,
-            math.sqrt(2) * _RUN_ERROR[metric] if self.twin.is_real else 0.0,
+            math.sqrt(2) * _RUN_ERROR[metric] if self.twin.is_real and is_another else 0.0,
         )
         reach = [0.0, *(_log_ratio(screening.values[metric], each[metric]) for each in bounds)]
         return ModelError(_CHANGE_ERROR, math.hypot(*parts), min(reach), max(reach))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -20,6 +20,7 @@ from ..drawing.page_parts import (
     notes_list,
     pairs_table,
     row,
+    swatch,
     table,
     template,
     whole_page,
@@ -29,6 +30,8 @@ from ..drawing.svg import figures
 from ..drawing.timeline_block import timeline_scripts, timeline_section
 from ..drawing.timeline_columns import pack_columns, tick_seconds
 from ..explain.analysed_run import AnalysedRun
+from ..explain.cause_words import cause_name, part_text, range_text
+from ..explain.sized_cause import COMPUTE, SizedCause
 from ..ledger.causes import BUBBLES, STARVED, Cause
 from ..ledger.ledger import Ledger
 from ..ledger.predictions import prediction_error
@@ -39,6 +42,7 @@ from .faults_section import faults_section, stragglers_section
 from .moments_section import moments_section
 
 MAX_REQUEST_ROWS = 200
+_LEAST_PART = 0.001  # of stage time: a smaller part of an idle time is not listed by its root
 
 
 def render_report(run: AnalysedRun) -> str:
@@ -53,11 +57,11 @@ def render_report(run: AnalysedRun) -> str:
             "title": html.escape(title),
             "subtitle": html.escape(_subtitle(record, summary)),
             "notes": notes_list([*record.notes, *error_notes([summary])]),
-            "words": words_section(run.words),
+            "words": words_section(run.words) + _causes(run.causes),
             "cards": _cards(summary),
             "idle_words": IDLE_WORDS,
             "timeline": timeline_section("The pipeline over time", ledger.seconds_by_cause()),
-            "bubbles": _bubble_table(ledger),
+            "bubbles": _bubble_table(ledger, run.causes),
             "stages": _stage_bars(ledger),
             "moments": moments_section(run, columns.end * tick) if run.knows_requests else "",
             "blame": blame_section(record, run.blame) if run.knows_requests else "",
@@ -151,8 +155,25 @@ def _value_and_unit(text: str) -> tuple[str, str]:
     return value, unit
 
 
-def _bubble_table(ledger: Ledger) -> str:
-    """Render idle time by cause: seconds, share of all stage time, and seconds of each stage, with subtotals."""
+def _causes(causes: Sequence[SizedCause]) -> str:
+    """Render what is worth mending: what each cause costs, its range, and the change that undoes it."""
+    if not causes:
+        return ""
+    rows = []
+    for each in causes:
+        change = f"<code>{html.escape(each.change)}</code>" if each.change else ""
+        saves = seconds_text(each.saves_seconds) if each.change else ""
+        cells = seconds_text(each.seconds), percent_text(each.share), range_text(each), change, saves
+        rows.append(row(html.escape(cause_name(each)), cells))
+    heads = ("cause", "costs", "of the run", "nine of ten", "change", "saves")
+    return f'<div class="scroll" id="causes">{table(heads, rows)}</div>\n'
+
+
+def _bubble_table(ledger: Ledger, causes: Sequence[SizedCause] = ()) -> str:
+    """Render idle time by cause: seconds, share of all stage time, and seconds of each stage, with subtotals.
+
+    Below each cause, and below compute, is what of it comes from each of the run's root causes.
+    """
     stages = range(ledger.num_stages)
     total = ledger.seconds_by_cause()
     by_stage = [ledger.seconds_by_cause(stage) for stage in stages]
@@ -164,6 +185,13 @@ def _bubble_table(ledger: Ledger) -> str:
         bar = f'<b style="width:{72 * seconds / (idle_seconds or 1.0):.1f}px"></b>'
         cells = f'<td>{seconds_text(seconds)}</td><td class="share">{bar}{percent_text(seconds / whole)}</td>{cells}'
         return f'<tr class="{css}"><th>{head}<small>{meaning}</small></th>{cells}</tr>'
+
+    def roots(shown: str) -> Iterator[str]:
+        for each in causes:
+            if abs(part := each.shows.get(shown, 0.0)) >= _LEAST_PART * whole:
+                cells = f'<td>{part_text(part)}</td><td class="share">{percent_text(part / whole)}</td>'
+                head = f"of which {html.escape(cause_name(each))}"
+                yield f'<tr class="root"><th>{head}</th>{cells}{"<td></td>" * len(stages)}</tr>'
 
     rows = []
     groups = [
@@ -185,8 +213,13 @@ def _bubble_table(ledger: Ledger) -> str:
             head = idle_swatch(cause) + html.escape(cause_label(cause))
             values = [seconds[cause] for seconds in by_stage]
             rows.append(line(head, values, total[cause], html.escape(cause.meaning), "member" if name else ""))
+            rows += roots(cause)
     idle = [sum(seconds.values()) for seconds in by_stage]
     rows.append(line("idle", idle, sum(idle), "With the compute time, exactly the run's span on every stage.", "total"))
+    if causes:
+        busy = [ledger.busy_seconds(stage) for stage in stages]
+        rows.append(line(swatch("busy") + "compute", busy, sum(busy), "", "total"))
+        rows += roots(COMPUTE)
     heads = ["cause", "stage-seconds", "of stage time", *(f"stage {stage}" for stage in stages)]
     return table(heads, rows, "bubbles")
 

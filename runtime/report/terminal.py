@@ -15,6 +15,8 @@ from ..core.numbers import counted
 from ..core.run_record import RunRecord
 from ..drawing.fitting_table import FittingTable
 from ..drawing.formatting import cause_label, ms_text, percent_text, seconds_text
+from ..explain.cause_words import cause_name, part_text, range_text
+from ..explain.sized_cause import COMPUTE, SizedCause
 from ..ledger.blame import Blame
 from ..ledger.causes import CAUSES, Cause
 from ..ledger.fleet import Fleet
@@ -37,6 +39,7 @@ from .run_groups import RunGroup
 
 _MAX_FAULTS = 10  # that have a line each
 _MOST_BLAMED = 3
+_LEAST_PART = 0.001  # of stage time: a smaller part of an idle time is not listed by its root
 
 # Metrics of a ranking, the most important first: the last ones are left out where the terminal is narrow.
 _RANKED_BY = (
@@ -46,10 +49,11 @@ _RANKED_BY = (
 RANKING_METRICS = tuple(map(metric_of, _RANKED_BY))
 
 
-def bubble_table(times: Fleet) -> FittingTable:
+def bubble_table(times: Fleet, causes: Sequence[SizedCause] = ()) -> FittingTable:
     """Make the table of idle time: by cause its seconds, its share of all stage time, and its seconds on each stage.
 
-    Causes without idle time are left out. If the console has no room for all stages, the first, the busiest, the idlest
+    Below each cause, and below compute, is what of it comes from each of the run's root `causes`. Causes without idle
+    time are left out. If the console has no room for all stages, the first, the busiest, the idlest
     and the last have a column; if that is too wide, fewer have.
     """
     stages = list(range(times.num_stages))
@@ -59,10 +63,10 @@ def bubble_table(times: Fleet) -> FittingTable:
     wanted = [dict.fromkeys(stages, "") if len(stages) > 1 else {}]
     for kept in (marked.keys(), {0, busiest, stages[-1]}, {busiest}, ()):
         wanted.append({stage: marked[stage] for stage in sorted(kept)})
-    return FittingTable([partial(_bubbles_of, times, shown) for shown in wanted])
+    return FittingTable([partial(_bubbles_of, times, shown, causes) for shown in wanted])
 
 
-def _bubbles_of(times: Fleet, stages: Mapping[int, str]) -> Table:
+def _bubbles_of(times: Fleet, stages: Mapping[int, str], causes: Sequence[SizedCause]) -> Table:
     """Make the table of idle time with a column for each of `stages`: their numbers, and a remark for the heading."""
     table = Table(title="Idle time", title_justify="left", caption_justify="left")
     table.add_column("cause", no_wrap=True)
@@ -73,21 +77,46 @@ def _bubbles_of(times: Fleet, stages: Mapping[int, str]) -> Table:
     total = times.seconds_by_cause()
     by_stage = [times.seconds_by_cause(stage) for stage in stages]
     whole = times.stage_seconds or 1.0
+
+    def add_roots(shown: str) -> None:
+        for each in causes:
+            if abs(part := each.shows.get(shown, 0.0)) >= _LEAST_PART * whole:
+                cells = part_text(part), percent_text(part / whole)
+                table.add_row(f"  from {cause_name(each)}", *cells, *("" for _ in stages), style="dim")
+
     for cause in CAUSES:
         if total[cause] > 0:
             values = (seconds_text(seconds[cause]) for seconds in by_stage)
             table.add_row(cause_label(cause), seconds_text(total[cause]), percent_text(total[cause] / whole), *values)
+            add_roots(cause)
     table.add_section()
     idle, busy = sum(total.values()), times.busy_seconds()
     values = (seconds_text(sum(seconds.values())) for seconds in by_stage)
     table.add_row("idle", seconds_text(idle), percent_text(idle / whole), *values, style="bold")
     values = (seconds_text(times.busy_seconds(stage)) for stage in stages)
     table.add_row("compute", seconds_text(busy), percent_text(busy / whole), *values)
+    add_roots(COMPUTE)
     others = "starved, unknown, recovery" if total[Cause.UNKNOWN] else "starved, recovery"
     table.caption = (
         f"bubbles: {percent_text(times.bubble_fraction_inner)} of stage time\n"
         f"(idle time without {others}, fill and drain)"
     )
+    return table
+
+
+def causes_table(causes: Sequence[SizedCause]) -> Table:
+    """Make the table of what is worth mending: what each cause costs, its range, and the change that undoes it."""
+    table = Table(title="Causes", title_justify="left")
+    is_range = any(each.low < each.high for each in causes)
+    heads = ("cause", "costs", "of the run", *(("nine of ten",) if is_range else ()), "change", "saves")
+    for name in heads:
+        is_text = name in ("cause", "change")
+        table.add_column(name, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold")
+    for each in causes:
+        between = (range_text(each),) if is_range else ()
+        saves = seconds_text(each.saves_seconds) if each.change else ""
+        cells = seconds_text(each.seconds), percent_text(each.share), *between, each.change or "-", saves
+        table.add_row(cause_name(each), *cells)
     return table
 
 

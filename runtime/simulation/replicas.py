@@ -154,10 +154,22 @@ def make_pipelines(setting: Setting, *, repeat: int = 1, first: int = 0) -> list
 Router = Callable[[Sequence[Replica], int], int]  # from the replicas and a request's number to the replica's index
 
 
+def _round_robin(replicas: Sequence[Replica], number: int) -> int:
+    return number % len(replicas)
+
+
+def _least_requests(replicas: Sequence[Replica], number: int) -> int:
+    return min(range(len(replicas)), key=lambda i: replicas[i].unfinished)
+
+
+def _least_tokens(replicas: Sequence[Replica], number: int) -> int:
+    return min(range(len(replicas)), key=lambda i: replicas[i].queued_tokens)
+
+
 ROUTERS: dict[str, Router] = {
-    "round_robin": lambda replicas, number: number % len(replicas),
-    "least_requests": lambda replicas, number: min(range(len(replicas)), key=lambda i: replicas[i].unfinished),
-    "least_tokens": lambda replicas, number: min(range(len(replicas)), key=lambda i: replicas[i].queued_tokens),
+    "round_robin": _round_robin,
+    "least_requests": _least_requests,
+    "least_tokens": _least_tokens,
 }
 
 

@@ -1,0 +1,189 @@
+"""Sizes the causes of a run: the run less its twin without each cause, by replays."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+from ...conf.errors import ConfigError
+from ..core.run_record import RunRecord
+from ..ledger.ledger import Ledger
+from ..pipeline.protocol import PipelineError
+from .explanation import Interval
+from .roots import Root
+from .sized_cause import COMPUTE, SizedCause
+from .twin import Twin, values_of
+from .what_if import Screening, WhatIf
+from .without import Without, twins_without
+
+# Causes that are one setting beside another, not a fault of the run: less of them is usual.
+TUNING = (Root.SMALL_CHUNK, Root.LARGE_CHUNK, Root.POLICY, Root.SMALL_BATCH, Root.DEPTH, Root.LM_HEAD)
+_LEAST = 0.03  # of the metric: a cause below that is not worth mending
+_LEAST_TUNING = 0.05  # the same of a setting
+_LEAST_POLICY = 0.08  # the same of another policy, and of more clients
+_LEAST_TAIL = 0.25  # the same of a tail latency, which varies with each arrival
+_LEAST_OF_MEMORY = 0.3  # the same of a KV cache that has all memory of its devices
+_MUCH_MORE = 1.2  # times another cause that a setting, or another policy, must save to come before it
+_LEAST_GAIN = 0.003  # of the metric that a larger step of the same key must save on top
+
+_WEIGHT = {**dict.fromkeys(TUNING, 1), Root.POLICY: 3}
+
+OnProgress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A twin without a cause, and what its replay came to."""
+
+    without: Without
+    record: RunRecord
+    saves: Interval  # share of the metric
+    base: WhatIf | None = None  # of the whole run, where it was sized by that
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedCauses:
+    """The causes of a run by replays.
+
+    Attributes:
+        causes: that are worth mending, the largest first.
+        left: causes for which no time was left.
+    """
+
+    causes: tuple[SizedCause, ...]
+    left: tuple[Root, ...]
+
+
+def replayed_causes(
+    what_if: WhatIf,
+    twin: Twin,
+    metric: str,
+    error: Mapping[str, float],
+    stop: float,
+    on_progress: OnProgress = lambda what, done, of: None,
+) -> ReplayedCauses:
+    """Replay a run without each cause that it may have, and return what they cost.
+
+    Args:
+        what_if: the run's twin, or that of its first requests, with its replay as it was.
+        twin: of the whole run: the largest causes are sized by it, as far as there is time.
+        metric: by which causes are sized, of `METRICS`.
+        error: the twin's own, by metric.
+        stop: of `perf_counter`, after which nothing more is replayed.
+        on_progress: is called with what is under way, and how many of how many are over.
+    """
+    best: dict[Root, Replayed] = {}
+    tried: Counter[Root] = Counter()
+    left: list[Root] = []
+    worse: set[Root] = set()  # of which a further step saved nothing more
+    ways = twins_without(what_if.twin, is_duration=metric == "duration")
+    for number, without in enumerate(ways):
+        if without.cause in worse:
+            continue
+        if number and perf_counter() + what_if.quiet_seconds > stop:
+            if without.likely >= _LEAST:
+                left.append(without.cause)
+            continue
+        on_progress(without.cause.value.replace("_", " "), number, len(ways))
+        tried[without.cause] += 1
+        try:
+            record = without.twin().replay()
+        except (ConfigError, PipelineError):  # it does not fit, or cannot be foretold
+            continue
+        saves = what_if.size(Screening(values_of(record)), error)[metric]
+        known = best.get(without.cause)
+        if known is None or saves.middle > known.saves.middle + _LEAST_GAIN:
+            best[without.cause] = Replayed(without, record, saves)
+        elif tried[without.cause] > 2 and without.cause in (Root.SMALL_CHUNK, Root.LARGE_CHUNK):
+            worse.add(without.cause)
+    order = sorted((each for each in best.values() if _is_worth(each, metric)), key=lambda each: -each.saves.middle)
+    base = what_if
+    if what_if.twin is not twin and order and perf_counter() < stop:
+        base = WhatIf(twin)
+        for place, each in enumerate(order):
+            if place and perf_counter() + base.quiet_seconds > stop:
+                break
+            order[place] = _settled(each, base, metric, error)
+    value = values_of(twin.base)[metric] / (1.0 if metric == "duration" else 1e3)
+    ledgers = {id(which): Ledger(which.twin.quiet) for which in ({id(base): base, id(what_if): what_if}).values()}
+    found = [
+        _sized(each, value, twin.ledger, ledgers[id(each.base or what_if)], metric)
+        for each in order
+        if _is_worth(each, metric)
+    ]
+    return ReplayedCauses(tuple(_ranked(found)), tuple(dict.fromkeys(left)))
+
+
+def _settled(each: Replayed, base: WhatIf, metric: str, error: Mapping[str, float]) -> Replayed:
+    """Return a cause that the first requests showed, sized by the whole run; the same where that does not fit."""
+    same = [way for way in twins_without(base.twin, is_duration=False) if way.cause == each.without.cause]
+    change = each.without.change
+    way = next((way for way in same if change is None or way.change == change), None)
+    if way is None:
+        return each
+    try:
+        record = way.twin().replay()
+    except (ConfigError, PipelineError):
+        return each
+    return Replayed(way, record, base.size(Screening(values_of(record)), error)[metric], base)
+
+
+def _is_worth(each: Replayed, metric: str) -> bool:
+    without = each.without
+    least = _LEAST_TUNING if without.cause in TUNING else _LEAST
+    if without.cause in (Root.POLICY, Root.FEW_REQUESTS):
+        least = _LEAST_POLICY
+    if without.cause in (Root.KV_FULL, Root.PREEMPTION) and without.change is None:
+        least = _LEAST_OF_MEMORY
+    if metric != "duration":
+        least = _LEAST_TAIL
+    return each.saves.middle >= least and each.saves.low > 0
+
+
+def _sized(each: Replayed, value: float, run: Ledger, base: Ledger, metric: str) -> SizedCause:
+    """Return the cause with what it costs; `value` is the run's own, in seconds."""
+    without, saves = each.without, each.saves
+    change = without.change
+    cause = SizedCause(
+        without.cause,
+        value * saves.middle,
+        value * saves.low,
+        value * saves.high,
+        saves.middle,
+        without.stage,
+        evidence=without.evidence,
+    )
+    if metric == "duration":
+        cause = replace(cause, shows=_shows(run, base, each.record, value * saves.middle))
+    if change is not None:
+        cause = replace(cause, change=change.label, overrides=change.overrides, saves_seconds=value * saves.middle)
+    return cause
+
+
+def _shows(run: Ledger, base: Ledger, record: RunRecord, seconds: float) -> dict[str, float]:
+    """Return the stage-seconds that go with a cause: by the ledger's causes, and of compute.
+
+    An idle time loses the share that it loses in the replay; the rest of `seconds` on all stages is compute.
+
+    Args:
+        run: ledger of the run.
+        base: ledger of its replay as it was.
+        record: of its replay without the cause.
+        seconds: that the cause costs the run.
+    """
+    before, after, own = base.seconds_by_cause(), Ledger(record).seconds_by_cause(), run.seconds_by_cause()
+    scale = run.stage_seconds / (base.stage_seconds or 1.0)
+    found = {str(cause): min(own[cause], scale * (before[cause] - after[cause])) for cause in own if own[cause] > 0}
+    found[COMPUTE] = seconds * run.num_stages - sum(found.values())
+    return found
+
+
+def _ranked(causes: Sequence[SizedCause]) -> list[SizedCause]:
+    """Return causes, the largest first.
+
+    A setting undoes some of each fault, and another policy some of each setting: they come first only where they save
+    much more.
+    """
+    return sorted(causes, key=lambda each: -each.seconds / _MUCH_MORE ** _WEIGHT.get(each.cause, 0))

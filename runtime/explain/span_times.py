@@ -1,0 +1,229 @@
+"""A run's recorded spans as a max-plus system, to replay with other times.
+
+It needs no cost model, no config and no requests. Each stage computes its micro-batches in their recorded order. A
+stage begins one as soon as its host is ready and the activation has come; stage 0, once the coordinator has dispatched
+it. A dispatch follows the completion of an earlier micro-batch, or keeps its time if it waited for an arrival or a
+repair. The binding constraint of each begin has its recorded lag, so a replay of unchanged times is the run itself.
+Lags of other constraints are taken from the spans if they record them, and estimated otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..core.micro_batch_columns import Floats, Ints, values_at
+from ..core.run_record import RunRecord
+from ..ledger.ledger import Ledger
+from ..ledger.stragglers import common_places
+from .arrivals import clients_of
+
+_ROUNDING = 2e-6  # seconds: run folders hold microseconds
+_LEAST = 8  # micro-batches that all stages computed
+_PASSES = 3  # of telling waits for an input from waits for a stage's host
+
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """What a run is replayed from: seconds by stage and micro-batch.
+
+    Attributes:
+        compute: of each stage, [S, N].
+        turn: from when a stage is free until it could begin its next micro-batch, [S, N].
+        send: for which a stage is held up after computing, by its own send, [S, N]. Where sender and receiver wait for
+            each other (`meets`) it starts when the activation has come.
+        link: an activation over each link, [S - 1, N].
+        follows: the micro-batch whose completion each dispatch followed, [N]; -1 for none.
+        gap: from that completion until stage 0 could begin, or that moment itself for none, [N].
+        floor: when the requests of each micro-batch had come, [N].
+        meets: by link, whether a send waits until its receiver is ready.
+    """
+
+    compute: Floats
+    turn: Floats
+    send: Floats
+    link: Floats
+    follows: Ints
+    gap: Floats
+    floor: Floats
+    meets: tuple[bool, ...]
+
+    def replay(self) -> tuple[Floats, Floats]:
+        """Return when each stage begins and ends each micro-batch, [S, N] each."""
+        stages, count = self.compute.shape
+        after, last, meets = range(1, stages), stages - 1, self.meets
+        free, arrived = [-math.inf] * stages, [-math.inf] * stages
+        done: list[float] = []
+        begins: list[list[float]] = []
+        ends: list[list[float]] = []
+        rows = (self.compute.T, self.turn.T, self.send.T, self.link.T, self.follows, self.gap, self.floor)
+        for compute, turn, send, link, follows, gap, floor in zip(*(row.tolist() for row in rows), strict=True):
+            at = max(done[follows] + gap if follows >= 0 else gap, floor)
+            begin = max(at, free[0] + turn[0])
+            end = begin + compute[0]
+            begun, ended = [begin], [end]
+            for stage in after:
+                ready, before = free[stage] + turn[stage], stage - 1
+                at = end if end > arrived[stage] else arrived[stage]
+                if meets[before]:
+                    at = max(at, ready) + link[before]
+                    free[before] = at + send[before]
+                else:
+                    at += link[before]
+                    free[before] = end + send[before]
+                arrived[stage] = at
+                begin = at if at > ready else ready
+                end = begin + compute[stage]
+                begun.append(begin)
+                ended.append(end)
+            free[last] = end + send[last]
+            done.append(end)
+            begins.append(begun)
+            ends.append(ended)
+        shape = (count, stages)
+        return np.array(begins, np.float64).reshape(shape).T, np.array(ends, np.float64).reshape(shape).T
+
+
+def times_of(record: RunRecord, ledger: Ledger) -> tuple[Times, list[Ints]] | None:
+    """Return what a run's spans are replayed from, and the places of its micro-batches in each stage's lane.
+
+    Micro-batches that not all stages computed are left out. None where fewer than eight are left.
+    """
+    lanes = ledger.lanes
+    if not all(len(lane.row) for lane in lanes):
+        return None
+    places = [np.sort(place) for place in common_places(lanes)]
+    if len(places[0]) < _LEAST:
+        return None
+    begin, end, sent = (
+        np.stack([getattr(lane, name)[place] for lane, place in zip(lanes, places, strict=True)])
+        for name in ("begin", "end", "sent")
+    )
+    numbers = lanes[0].micro_batch[places[0]]
+    spans = {(span.stage, span.micro_batch): (span.ready, span.input) for span in record.spans}
+    seen = [[spans[stage, number] for number in numbers.tolist()] for stage in range(len(lanes))]
+    ready, came = np.moveaxis(np.array(seen, np.float64), 2, 0)
+    of_run = ledger.micro_batches.places(numbers)
+    tokens = values_at(ledger.micro_batches.tokens, of_run).astype(np.float64)
+    sent = np.maximum(sent, end)
+    sent[0, :-1] = np.maximum(sent[0, :-1], _held_until(record, of_run[1:]))
+    sent[:, :-1] = np.minimum(sent[:, :-1], np.maximum(begin[:, 1:], end[:, :-1]))
+    free = np.column_stack([np.full(len(lanes), -np.inf), sent[:, :-1]])
+    ready = np.clip(ready, free, begin)
+    turn, send = np.zeros_like(begin), sent - end
+    link, meets = np.zeros_like(begin[1:]), []
+    for stage in range(1, len(lanes)):
+        left = end[stage - 1]
+        meet = _meets(left, sent[stage - 1], ready[stage])
+        if meet:
+            link[stage - 1] = begin[stage] - np.maximum(left, ready[stage])
+            turn[stage], send[stage - 1] = ready[stage] - free[stage], sent[stage - 1] - begin[stage]
+        else:
+            moments = (left, ready[stage], came[stage], begin[stage], free[stage])
+            link[stage - 1], turn[stage], *_ = _lags(*moments, tokens, is_serial=True)
+        meets.append(meet)
+    follows, gap, floor, turn[0] = _dispatches(record, of_run, begin[0], end[-1], ready[0], came[0], free[0])
+    turn[:, 0] = 0.0
+    return Times(end - begin, turn, send, link, follows, gap, floor, tuple(meets)), places
+
+
+def _lags(
+    source: Floats, ready: Floats, came: Floats, begin: Floats, free: Floats, size: Floats, *, is_serial: bool
+) -> tuple[Floats, Floats, Floats, Bools]:
+    """Split what lies before each begin on one stage into the way of its input and the turn of the stage.
+
+    Args:
+        source: when the input left, [N], as are all others.
+        ready: when the stage waited for its input.
+        came: when it had the input; before `ready` only where the record knows when an input came that was hidden.
+        begin: of compute.
+        free: when the stage was done with its last micro-batch.
+        size: by which the seconds of hidden inputs are estimated.
+        is_serial: whether one input comes after the other.
+
+    Returns:
+        Seconds of the input's way, of the turn, when the input came, and whether the stage waited for it.
+    """
+    is_known = (came < ready - _ROUNDING) & (came >= source)
+    is_input, at = source >= free, source
+
+    def after_last() -> Floats:
+        return np.maximum(source, np.append(-np.inf, at[:-1])) if is_serial else source
+
+    for _ in range(_PASSES):
+        at = np.maximum.accumulate(np.where(is_input, begin, at)) if is_serial else at
+        left = after_last()
+        shown = is_input & np.isfinite(left)
+        rate = float((begin - left)[shown].sum()) / max(1e-9, float(size[shown].sum()))
+        at = np.where(is_known, came, np.minimum(begin, left + rate * size))
+        is_input = came > ready if is_known.any() else at >= ready
+    at = np.where(is_input, begin, at)
+    if is_serial:
+        at = np.maximum.accumulate(at)
+    left = after_last()
+    seconds = np.where(np.isfinite(left), at - left, 0.0)
+    host = float(np.median((begin - ready)[~is_input])) if not is_input.all() else 0.0
+    turn = np.where(np.isfinite(free), np.where(is_input, np.minimum(begin, ready + host), begin) - free, 0.0)
+    return seconds, turn, at, is_input
+
+
+def _meets(left: Floats, sent: Floats, ready: Floats) -> bool:
+    """Return whether sends of a stage waited until their receiver was ready: then they take about the same from there.
+
+    Args:
+        left: when a stage had computed what it sends, [N].
+        sent: when it was done with the send.
+        ready: when the receiver waited for it.
+    """
+    late = ready > left + _ROUNDING
+    if late.sum() < _LEAST // 2 or np.mean(sent[late] >= ready[late] - _ROUNDING) < 0.9:
+        return False
+    return float(np.std((sent - ready)[late])) <= float(np.std((sent - left)[late])) + _ROUNDING
+
+
+def _held_until(record: RunRecord, of_run: Ints) -> Floats:
+    """Return until when a send held up stage 0 before each micro-batch; -infinity where none did."""
+    waits = [record.micro_batches[place].waits for place in of_run.tolist()]
+    return np.array([max((w.end for w in each if w.reason == "send"), default=-math.inf) for each in waits], np.float64)
+
+
+def _dispatches(
+    record: RunRecord, of_run: Ints, begin: Floats, left: Floats, ready: Floats, came: Floats, free: Floats
+) -> tuple[Ints, Floats, Floats, Floats]:
+    """Return `Times.follows`, `gap`, `floor`, and `turn` of stage 0; `left` is the end of each on the last stage."""
+    batches = [record.micro_batches[place] for place in of_run.tolist()]
+    count = len(batches)
+    numbers = np.arange(count)
+    is_traced = "requests" in record.unknown  # by another engine: its dispatches and arrivals are not known
+    completed = [each.completed if each.completed is not None else math.inf for each in batches]
+    done = np.maximum.accumulate(np.array(completed, np.float64))
+    dispatched = np.array([each.dispatched for each in batches], np.float64)
+    follows = np.minimum(np.searchsorted(done, dispatched + _ROUNDING, side="right"), numbers) - 1
+    ends = np.append(left, -np.inf)
+    source = ends[follows] if is_traced else dispatched
+    way, turn, at, is_input = _lags(source, ready, came, begin, free, np.ones(count), is_serial=False)
+    is_fixed = np.zeros(count, bool)
+    floor = np.full(count, -np.inf)
+    if is_traced:
+        usual = float(np.median(way[is_input])) if is_input.any() else 0.0
+        follows = np.where(is_input | (record.depth == 0), follows, numbers - record.depth).clip(-1)
+        at = np.where(is_input, at, np.minimum(begin, ends[follows] + usual))
+    elif not clients_of(record):
+        arrivals = {request.request: request.arrival for request in [*record.requests, *record.crossing]}
+        new = [max((arrivals.get(c.request, -math.inf) for c in each.chunks), default=-math.inf) for each in batches]
+        floor = np.minimum(np.array(new, np.float64), at)
+        until = left[np.maximum(follows, 0)]
+        for place, each in enumerate(batches):
+            if each.waits:
+                last = each.waits[-1]
+                is_fixed[place] = last.reason == "recovery" or abs(last.end - until[place]) > _ROUNDING
+            elif place:
+                is_fixed[place] = is_fixed[place - 1] and follows[place] == follows[place - 1]
+    follows = np.where(is_fixed, -1, follows)
+    follows[0], at[0] = -1, begin[0]
+    return follows, np.where(follows >= 0, at - left[follows], at), floor, turn

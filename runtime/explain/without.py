@@ -1,0 +1,338 @@
+"""A run's twin without one cause: the link infinitely fast, the stages alike, the clients unlimited, and so on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from statistics import median
+from typing import Any
+
+from ...conf.build import load_hardware
+from ...conf.errors import ConfigError
+from ..cost.operators import HostTimes, Operators
+from ..cost.stage_costs import MicroBatchShape
+from ..ledger.causes import UNEVEN_WORK, Cause
+from ..workload import WorkItem
+from .arrivals import clients_of, overload_of
+from .changes import Change, Shown, chunk_key, with_policy
+from .even_split import even_split, mean_seconds
+from .hops import hops_of
+from .hot_experts import hot_experts
+from .learned_operators import LearnedOperators
+from .roots import Root
+from .twin import Twin
+
+_LEAST_RATIO = 1.03  # of a stage's time over the others': less is even
+_LEAST_LIKELY = 0.01  # share of the run that a cause may cost, from which on its twin is replayed
+_LATER = {Root.SMALL_CHUNK: 2.0, Root.LARGE_CHUNK: 2.0, Root.POLICY: 4.0}  # settings undo some of any other cause
+_OF_MEMORY = 0.3  # the same where the record does not say it
+_OF_CLIENTS = 0.05  # the same of a closed loop whose clients are many
+_MANY = 4  # times as many clients as stages keep them busy
+_MOST_SHAPES = 64  # micro-batches by which stages are compared
+_LONG = 4  # times the usual prompt, from which on a prompt is long among short ones
+_FEW = 0.2  # of the requests at most are such prompts
+_LEAST_LONG = 0.05  # of all prompt tokens at least are in them
+_MORE_BLOCKS = 8  # times the KV blocks of a run count as unlimited
+_MORE_REQUESTS = 4  # times the requests of a micro-batch count as unlimited
+_CHUNKS = (4, 16, 2, 8, 32, 1 / 4, 1 / 16, 1 / 2, 1 / 8, 1 / 32)  # of the run's own: sizes that are tried
+_LEAST_CHUNK, _MOST_CHUNK = 16, 8192
+# Policies that the run's own is compared with. The others bound what they compute by batches of whole prompts.
+_POLICIES = ("equal_time", "sarathi", "token_budget")
+
+
+@dataclass(frozen=True, slots=True)
+class Without:
+    """A way to make a run's twin without one cause.
+
+    Attributes:
+        cause: what is taken away.
+        twin: makes the twin without it; `ConfigError` where it does not fit.
+        change: the change of the run's setting that does so; None where no key does.
+        stage: where the cause is one stage, its number.
+        evidence: numbers that show the cause, by name.
+        likely: about which share of the run the cause may cost, by which the order of replays goes.
+    """
+
+    cause: Root
+    twin: Callable[[], Twin]
+    change: Change | None = None
+    stage: int | None = None
+    evidence: Mapping[str, float] = field(default_factory=dict)
+    likely: float = 0.0
+
+
+def twins_without(twin: Twin, *, is_duration: bool = True) -> list[Without]:
+    """Return the ways to make a run's twin without a cause that it may have, the likeliest first.
+
+    Args:
+        twin: the run's.
+        is_duration: causes are sized by the run's duration, so that those without idle time or compute have none.
+    """
+    shown = Shown.of(twin.base, twin.ledger, twin.items)
+    physical = (_clients, _stages, _links, _noise, _arrivals, _prompts, _control, _depth)
+    found = [*chain.from_iterable(make(twin) for make in physical), *_memory(twin, shown), *_batch(twin, shown)]
+    found += [*_chunk(twin, shown), *_policy(twin)]
+    if is_duration:
+        found = [each for each in found if each.likely >= _LEAST_LIKELY]
+    return sorted(found, key=lambda each: -each.likely / _LATER.get(each.cause, 1.0))
+
+
+def _by_change(
+    twin: Twin, cause: Root, change: Change, likely: float, evidence: Mapping[str, float] | None = None
+) -> Without:
+    """Return the twin under a change of its setting, which is what takes the cause away."""
+
+    def changed() -> Twin:
+        return replace(twin, setting=twin.changed(change.values))
+
+    return Without(cause, changed, change, None, evidence or {}, likely)
+
+
+def _idle(twin: Twin, *causes: Cause) -> float:
+    """Return the share of stage time that was idle for one of the ledger's `causes`."""
+    seconds = twin.ledger.seconds_by_cause()
+    return sum(seconds[cause] for cause in causes) / (twin.ledger.stage_seconds or 1.0)
+
+
+def _clients(twin: Twin) -> Iterator[Without]:
+    """Yield the twin whose clients do not wait for answers."""
+    bound, found = twin.workload.max_concurrency, clients_of(twin.base)
+    if bound is not None and bound < len(twin.items):
+        workload = replace(twin.workload, max_concurrency=None, think_ms=0.0)
+        change = Change.of("clients", {"workload.max_concurrency": None})
+        evidence = {"clients": float(bound), "think_s": twin.workload.think_ms / 1e3}
+        few = 1 - min(1.0, bound / (_MANY * len(twin.setting.plan.layers)))
+        likely = max(few, _idle(twin, Cause.STARVED_IN_FLIGHT, Cause.STARVED_NO_REQUEST), _OF_CLIENTS)
+        yield Without(Root.FEW_REQUESTS, lambda: replace(twin, workload=workload), change, None, evidence, likely)
+    elif found:
+        first = min(item.arrival for item in twin.items)
+        items = [_at(item, first) for item in twin.items]
+        yield Without(Root.FEW_REQUESTS, lambda: replace(twin, items=items), None, None, found, 1.0)
+
+
+def _at(item: WorkItem, arrival: float) -> WorkItem:
+    return WorkItem(item.prompt, item.output_len, arrival, item.user, item.deadline, item.prefix, item.priority)
+
+
+def _memory(twin: Twin, shown: Shown) -> Iterator[Without]:
+    """Yield the twin whose KV cache has room for all requests."""
+    preempted = sum(request.preemptions for request in twin.base.requests)
+    if not shown.kv_full and not preempted and not _idle(twin, Cause.STARVED_KV_FULL):
+        return
+    cause = Root.PREEMPTION if preempted else Root.KV_FULL
+    evidence = {"blocks": float(twin.setting.plan.num_blocks), "preemptions": float(preempted)}
+    change = _more_memory(twin)
+    if change is not None:
+        yield _by_change(twin, cause, change, _OF_MEMORY, evidence)
+        return
+    setting = twin.setting
+    plan = replace(setting.plan, num_blocks=_MORE_BLOCKS * setting.plan.num_blocks)
+    slots = plan.num_blocks * plan.block_size // plan.max_model_len
+    batch = max(plan.limits.batch, setting.config.scheduler.batch_of(slots, plan.limits.depth.most))
+    plan = replace(plan, limits=replace(plan.limits, batch=batch))
+    likely = _idle(twin, Cause.STARVED_KV_FULL) + _LEAST_LIKELY
+    yield Without(cause, lambda: replace(twin, setting=replace(setting, plan=plan)), None, None, evidence, likely)
+
+
+def _more_memory(twin: Twin) -> Change | None:
+    """Return the change that gives the KV cache all memory; None where it has it."""
+    config = twin.setting.config
+    if config.cache.num_blocks is not None:
+        return Change.of("memory", {"cache.num_blocks": None})
+    own = usual = config.hardware.memory_gib
+    with suppress(ConfigError):  # a device of the user's own
+        usual = load_hardware(config.hardware.name, "hardware").memory_gib
+    if config.hardware.device == "cpu":
+        return Change.of("memory", {"hardware.memory_gib": 2 * own})
+    return Change.of("memory", {"hardware.memory_gib": usual}) if own < usual else None
+
+
+def _stages(twin: Twin) -> Iterator[Without]:
+    """Yield the twins whose stages have the same number of layers, and the same devices."""
+    setting = twin.setting
+    counts = [len(layers) for layers in setting.plan.layers]
+    if len(counts) < 2:
+        return
+    step = -(-len(twin.base.micro_batches) // _MOST_SHAPES)
+    shapes = [MicroBatchShape.of_record(each) for each in twin.base.micro_batches[::step]]
+    seconds = mean_seconds(setting.costs, shapes)
+    slowest = seconds.index(max(seconds))
+    others = [each for stage, each in enumerate(seconds) if stage != slowest]
+    ratio = seconds[slowest] * len(others) / (sum(others) or 1.0)
+    if ratio < _LEAST_RATIO:
+        return
+    likely = 1 - sum(seconds) / len(seconds) / seconds[slowest]
+    evidence = {"ratio": ratio, "layers": counts[slowest], "of_layers": sum(counts), "stages": len(counts)}
+    split = [sum(counts) // len(counts) + (stage < sum(counts) % len(counts)) for stage in range(len(counts))]
+    if max(counts) - min(counts) > 1 and counts[slowest] > min(counts):
+        change = Change.of("split", {"parallel.layers": split})
+        own = _by_change(twin, Root.UNEVEN_LAYERS, change, likely, evidence)
+        yield replace(own, stage=slowest)
+    alike = _alike(twin, slowest, seconds)
+    if alike is not None:
+        routed = hot_experts(slowest, twin.base)
+        yield Without(Root.SLOW_STAGE, alike, None, slowest, {**evidence, **routed}, likely)
+    elif max(counts) - min(counts) <= 1 and slowest == len(counts) - 1:
+        even = even_split(setting, twin.changed, twin.base.micro_batches)
+        if even is not None:
+            yield replace(_by_change(twin, Root.LM_HEAD, even, likely, evidence), stage=slowest)
+
+
+def _alike(twin: Twin, slowest: int, seconds: Sequence[float]) -> Callable[[], Twin] | None:
+    """Return what makes the twin whose slowest stage has the device of the others; None where it has it."""
+    setting, config = twin.setting, twin.setting.config
+    operators: Sequence[Operators] = setting.costs.operators
+    if twin.learned is None:
+        devices = config.simulation.devices
+        if devices is None or len(set(devices)) < 2:
+            return None
+        by_count = Counter(devices)
+        fastest = devices[seconds.index(min(seconds))]
+        usual = max(by_count, key=lambda name: (by_count[name], name == fastest))
+        if usual == devices[slowest]:
+            usual = fastest
+        changed = {"simulation.devices": [usual] * len(devices)}
+        return lambda: replace(twin, setting=twin.changed(changed))
+    slower = [each.slower for each in operators if isinstance(each, LearnedOperators)]
+    others = [each for stage, each in enumerate(slower) if stage != slowest]
+    if len(slower) < 2 or slower[slowest] < _LEAST_RATIO * median(others):
+        return None
+    own = operators[slowest]
+    assert isinstance(own, LearnedOperators)
+    same = own.at_speed(median(others))
+    costs = setting.costs.with_operators([*operators[:slowest], same, *operators[slowest + 1 :]])
+    return lambda: replace(twin, setting=replace(setting, costs=costs))
+
+
+class _FreeLink:
+    """The operators of a stage whose link takes no time."""
+
+    def __init__(self, operators: Operators) -> None:
+        self._operators = operators
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._operators, name)
+
+    def send(self, rows: int, **_: Any) -> float:
+        """Return 0."""
+        return 0.0
+
+
+def _links(twin: Twin) -> Iterator[Without]:
+    """Yield the twin whose links take no time."""
+    setting = twin.setting
+    if len(setting.plan.layers) < 2:
+        return
+    free: dict[int, Any] = {id(each): _FreeLink(each) for each in setting.costs.operators}
+    costs = setting.costs.with_operators([free[id(each)] for each in setting.costs.operators])
+    likely = _idle(twin, Cause.TRANSPORT, Cause.STARVED_IN_FLIGHT)
+    hop = max(hops_of(twin.ledger), key=lambda each: each.waited, default=None)
+    stage, evidence = None, {}
+    if hop is not None:
+        stage, evidence = hop.stage, {"link_s": hop.median, "tokens": hop.tokens, "tokens_per_s": hop.tokens_per_s}
+    free_links = replace(setting, costs=costs)
+    yield Without(Root.TRANSPORT, lambda: replace(twin, setting=free_links), None, stage, evidence, likely)
+    config = setting.config
+    if config.parallel.tp > config.cluster.devices_per_node:
+        changed = {"cluster.devices_per_node": config.parallel.tp}
+        yield Without(Root.TENSOR_PARALLEL, lambda: replace(twin, setting=twin.changed(changed)), likely=1.0)
+
+
+def _noise(twin: Twin) -> Iterator[Without]:
+    """Yield the twin of a simulated run whose stages take what the cost model says."""
+    simulation = twin.setting.config.simulation
+    if twin.learned is None and (simulation.jitter or simulation.straggler_rate):
+        changed = {"simulation.jitter": 0.0, "simulation.straggler_rate": 0.0}
+        likely = simulation.jitter + simulation.straggler_rate * (simulation.straggler_factor - 1)
+        yield Without(Root.CHANCE, lambda: replace(twin, setting=twin.changed(changed)), likely=likely)
+
+
+def _batch(twin: Twin, shown: Shown) -> Iterator[Without]:
+    """Yield the twin whose micro-batches may hold more requests."""
+    policy, most = twin.setting.config.scheduler, twin.setting.plan.limits.batch
+    if shown.has_queue and shown.most_requests >= most:
+        key = "scheduler.max_batch" if policy.batch is None else "scheduler.batch"
+        change = Change.of("admission", {key: _MORE_REQUESTS * most})
+        yield _by_change(twin, Root.SMALL_BATCH, change, _OF_MEMORY, {"batch": float(most)})
+
+
+def _arrivals(twin: Twin) -> Iterator[Without]:
+    """Yield the twin that serves each request as it comes."""
+    late, evidence = overload_of(twin.base, twin.ledger)
+    if late > 0:
+        fast = evidence["served_per_s"] / evidence["arrived_per_s"] / 2
+        setting, likely = twin.setting.with_times(fast), late / twin.ledger.span_seconds
+        yield Without(Root.OVERLOAD, lambda: replace(twin, setting=setting), None, None, evidence, likely)
+
+
+def _prompts(twin: Twin) -> Iterator[Without]:
+    """Yield the twin whose few long prompts are as long as its usual ones."""
+    lengths = [len(item.prompt) for item in twin.items]
+    usual = round(median(lengths))
+    long = [length for length in lengths if length >= _LONG * usual]
+    if not long or len(long) > _FEW * len(lengths) or sum(long) < _LEAST_LONG * sum(lengths):
+        return
+    items = [
+        item
+        if len(item.prompt) < _LONG * usual
+        else WorkItem(bytes(usual), item.output_len, item.arrival, item.user, item.deadline, None, item.priority)
+        for item in twin.items
+    ]
+    evidence = {"prompts": len(long), "tokens": median(long), "usual": usual}
+    likely = sum(long) / sum(lengths)
+    yield Without(Root.LONG_PROMPTS, lambda: replace(twin, items=items), None, None, evidence, likely)
+
+
+def _control(twin: Twin) -> Iterator[Without]:
+    """Yield the twin whose coordinator takes no time."""
+    setting = replace(twin.setting, control=HostTimes())
+    yield Without(Root.CONTROL, lambda: replace(twin, setting=setting), likely=_idle(twin, Cause.CONTROL))
+
+
+def _depth(twin: Twin) -> Iterator[Without]:
+    """Yield the twin with as many micro-batches in flight as there are stages."""
+    stages = len(twin.setting.plan.layers)
+    if twin.setting.plan.limits.depth.most < stages:
+        evidence = {"depth": float(twin.setting.plan.limits.depth.most)}
+        yield _by_change(twin, Root.DEPTH, Change.of("depth", {"parallel.depth": stages}), _OF_MEMORY, evidence)
+
+
+def _chunk(twin: Twin, shown: Shown) -> Iterator[Without]:
+    """Yield the twins with chunks of other sizes."""
+    policy = twin.setting.config.scheduler
+    key = chunk_key(policy)
+    if key is None:
+        return
+    value = getattr(policy, key)
+    own = shown.chunk if value == "auto" else int(value)
+    larger = _larger_chunks(twin, min(own, shown.chunk))
+    smaller = _idle(twin, *UNEVEN_WORK[:2], Cause.STAGE_IMBALANCE, Cause.STARVED_IN_FLIGHT)
+    for factor in _CHUNKS:
+        size = round(own * factor)
+        if _LEAST_CHUNK <= size <= _MOST_CHUNK:
+            cause, likely = (Root.SMALL_CHUNK, larger) if factor > 1 else (Root.LARGE_CHUNK, smaller)
+            change = Change.of("chunk", {f"scheduler.{key}": size})
+            yield _by_change(twin, cause, change, likely, {"tokens": float(own)})
+
+
+def _larger_chunks(twin: Twin, tokens: int) -> float:
+    """Return the share of compute that micro-batches of `tokens` prompt tokens take longer than four times larger."""
+    costs, batches = twin.setting.costs, twin.base.micro_batches
+    if not tokens or not batches:
+        return 0.0
+    decodes = round(sum(each.decode_tokens for each in batches) / len(batches))
+    small, large = (max(costs.seconds(MicroBatchShape(((n, 0),), decodes))) for n in (tokens, 4 * tokens))
+    with_prompts = sum(bool(each.chunks) for each in batches) / len(batches)
+    return max(0.0, with_prompts * (1 - large / (4 * small)))
+
+
+def _policy(twin: Twin) -> Iterator[Without]:
+    """Yield the twins under other policies."""
+    policy = twin.setting.config.scheduler
+    likely = _idle(twin, *UNEVEN_WORK, Cause.STARVED_IN_FLIGHT)
+    for name in _POLICIES:
+        if name != policy.name:
+            yield _by_change(twin, Root.POLICY, with_policy(policy, name), likely)

@@ -1,0 +1,132 @@
+"""Recorded spans replayed: unchanged times give the run itself, and a cause's size is that of the simulator's twin."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import msgspec
+import numpy as np
+import pytest
+
+from gapless.conf.schema import SimulateConfig
+from gapless.launch.compose import compose_one
+from gapless.launch.turns import requests
+from gapless.runtime.core.run_record import RunRecord
+from gapless.runtime.explain.roots import Root
+from gapless.runtime.explain.sized_cause import SizedCause
+from gapless.runtime.explain.span_replay import replayed_spans
+from gapless.runtime.explain.span_times import times_of
+from gapless.runtime.ledger.ledger import Ledger
+from gapless.runtime.simulation.run import simulated
+from gapless.runtime.simulation.setting import make_setting
+
+RUN = ("model=llama-33b", "hardware=a100-80g", "parallel=pp4", "cache.num_blocks=3000", "workload=zipf")
+SHORT = ("workload.num_prompts=24", "workload.max_len=600", "workload.min_len=100")
+POLICIES = (
+    "equal_time",
+    "orca_best",
+    "prefill_first",
+    "request_level",
+    "sarathi",
+    "token_budget",
+    "token_throttle",
+)
+VARIANTS = {
+    "at once": (),
+    "arrivals": ("workload.request_rate=3",),
+    "clients": ("workload.max_concurrency=5",),
+    "noise": ("simulation.jitter=0.2", "simulation.straggler_rate=0.02", "simulation.straggler_factor=4"),
+    "blocking sends": ("simulation.overlap_sends=false", "simulation.dispatch_ms=1", "simulation.result_ms=2"),
+    "faults": ("simulation.faults.at=[2,4]",),
+    "split": ("parallel.layers=[24,12,12,12]",),
+    "two stages": ("model=llama-13b", "parallel=pp2", "parallel.layers=[24,16]"),
+}
+NO_LINK = {"least_us": 1e-3, "ramp_us": 0.0, "gigabytes_per_s": 1e9, "knee": 1.0}
+
+
+def link(**constants: float) -> tuple[str, ...]:
+    return ("cluster.devices_per_node=1", *(f"cluster.network.{name}={value}" for name, value in constants.items()))
+
+
+@cache
+def run_of(*overrides: str) -> RunRecord:
+    config = compose_one([*RUN, *SHORT, *overrides], SimulateConfig, "simulate")
+    setting = make_setting(config)
+    workload, _ = requests(config, {config.scheduler: setting.plan})
+    return simulated(setting, workload)[0].record
+
+
+def without_hidden_arrivals(record: RunRecord) -> RunRecord:
+    """Return a record as of real ranks, which see an activation only once they wait for it."""
+    spans = [msgspec.structs.replace(span, input=max(span.input, span.ready)) for span in record.spans]
+    return replace(record, spans=spans)
+
+
+def sizes_of(record: RunRecord, layers: list[int] | None = None) -> dict[Root, SizedCause]:
+    ledger = Ledger(record)
+    found = replayed_spans(record, ledger, layers)
+    assert [each.seconds for each in found] == sorted((each.seconds for each in found), reverse=True)
+    for each in found:
+        assert sum(each.shows.values()) == pytest.approx(each.seconds * record.num_stages, rel=1e-3), each
+        assert 0.0 < each.low < each.seconds < each.high
+        assert each.share == each.seconds / ledger.span_seconds
+    return {each.cause: each for each in found}
+
+
+@pytest.mark.parametrize("is_real", [False, True])
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_replay_of_unchanged_times_is_the_run(policy: str, variant: str, is_real: bool) -> None:
+    record = run_of(f"scheduler={policy}", *VARIANTS[variant])
+    ledger = Ledger(without_hidden_arrivals(record) if is_real else record)
+    found = times_of(record, ledger)
+    assert found is not None
+    times, places = found
+    begins, ends = times.replay()
+    for stage, (lane, place) in enumerate(zip(ledger.lanes, places, strict=True)):
+        assert np.abs(begins[stage] - lane.begin[place]).max() < 1e-6 * ledger.span_seconds, stage
+        assert np.abs(ends[stage] - lane.end[place]).max() < 1e-6 * ledger.span_seconds, stage
+    assert min(times.compute.min(), times.turn.min(), times.link.min()) >= -1e-9
+
+
+CARDS = "simulation.devices=[{}]".format
+PLANTS: list[tuple[Root, int | None, tuple[str, ...], tuple[str, ...]]] = [
+    (Root.SLOW_STAGE, 0, (CARDS("a6000,a100-80g,a100-80g,a100-80g"), "parallel.layers=[15,15,15,15]"), ()),
+    (Root.SLOW_STAGE, 2, (CARDS("a100-80g,a100-80g,a6000,a100-80g"), "parallel.layers=[15,15,15,15]"), ()),
+    (
+        Root.SLOW_STAGE,
+        3,
+        (CARDS("h100,h100,h100,a100-80g"), "parallel.layers=[15,15,15,15]"),
+        (CARDS("h100,h100,h100,h100"),),
+    ),
+    (Root.UNEVEN_LAYERS, 0, ("parallel.layers=[24,12,12,12]",), ()),
+    (Root.UNEVEN_LAYERS, 0, ("parallel.layers=[18,14,14,14]",), ()),
+    (Root.UNEVEN_LAYERS, 3, ("parallel.layers=[13,13,13,21]",), ()),
+    (Root.UNEVEN_LAYERS, 1, ("parallel.layers=[18,20,11,11]",), ()),
+    *(
+        (Root.TRANSPORT, None, link(**NO_LINK | {"gigabytes_per_s": rate, "least_us": 100.0}), link(**NO_LINK))
+        for rate in (0.02, 0.05, 0.2)
+    ),
+]  # the root, its stage, what plants it, and what the same run is without it
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+@pytest.mark.parametrize(("root", "stage", "plant", "healthy"), PLANTS)
+def test_a_size_is_the_run_less_its_twin(
+    root: Root, stage: int | None, plant: tuple[str, ...], healthy: tuple[str, ...], noise: float
+) -> None:
+    jitter = ("scheduler=sarathi", "workload.num_prompts=40", f"simulation.jitter={noise}")
+    record = run_of(*jitter, *plant)
+    twin = run_of(*jitter, *(healthy or ("parallel.layers=[15,15,15,15]",)))
+    truth = Ledger(record).span_seconds - Ledger(twin).span_seconds
+    layers = next((each.removeprefix("parallel.layers=") for each in plant if "layers" in each), "[15,15,15,15]")
+    for each in (record, without_hidden_arrivals(record)):
+        found = sizes_of(each, [int(number) for number in layers.strip("[]").split(",")])
+        assert next(iter(found)) == root
+        assert found[root].stage == stage
+        assert found[root].seconds == pytest.approx(truth, rel=0.05), (found, truth)
+
+
+def test_a_healthy_run_has_no_cause() -> None:
+    assert sizes_of(run_of("scheduler=sarathi", "parallel.layers=[15,15,15,15]"), [15] * 4) == {}

@@ -6,7 +6,8 @@ The table has the cause that the explanation names first and what it claims that
 and the size within 10% of the truth, and whether the change that it names saves about as much as the best single change
 does, both by simulating them.
 
-`--only KIND` judges one kind, `--healthy` only the healthy runs. A few minutes of one core.
+`--only KIND` judges one kind, `--healthy` only the healthy runs; `--traces` traces of another engine's ranks, one of
+which is slow, beside the same pipeline with ranks that are alike (`support/slow_traces.py`). A few minutes of one core.
 """
 
 from __future__ import annotations
@@ -28,14 +29,17 @@ from gapless.runtime.core.run_record import RunRecord
 from gapless.runtime.explain.analysed_run import AnalysedRun
 from gapless.runtime.explain.explain_run import TOLERANCE, quick_explanation
 from gapless.runtime.explain.explanation import METRICS
+from gapless.runtime.explain.roots import Root
 from gapless.runtime.explain.sized_cause import SizedCause
 from gapless.runtime.explain.twin import Values, changed_config, values_of
 from gapless.runtime.pipeline.protocol import PipelineError
 from gapless.runtime.run_folder.run_info import RunInfo
+from gapless.runtime.traces.pipeline_run import run_of_traces
 
 from .support.harness import Benchmark, Row
 from .support.plants import ROOTS, Plant, healthy, plants
 from .support.simulated import configure, replicas_of
+from .support.slow_traces import SLOW_STAGES, SlowStage
 
 SECONDS = 8.0  # of an explanation
 WITHIN = 0.1  # share of the truth by which a size may be off
@@ -63,7 +67,11 @@ class Explained:
 
 
 def main() -> int:
-    bench = Benchmark(__doc__, only={"choices": [*ROOTS], "metavar": "KIND"}, healthy=False)
+    bench = Benchmark(__doc__, only={"choices": [*ROOTS], "metavar": "KIND"}, healthy=False, traces=False)
+    if bench.given.traces:
+        for name, slow in SLOW_STAGES.items():
+            bench.row("traces", **traced(name, slow))
+        return bench.end()
     only, seconds = bench.given.only, []
     for plant in plants() if not bench.given.healthy else []:
         if only in (None, plant.kind):
@@ -162,6 +170,31 @@ def diagnosed(name: str, keys: str) -> Row:
         "claimed_share": first.share if first else None,
         "ill": first is not None,
         "took_s": found.seconds,
+    }
+
+
+def traced(name: str, slow: SlowStage) -> Row:
+    """Return the row of another engine's traces, of which one rank is slow."""
+    traces, whole = slow.play()
+    truth = whole - slow.control.play()[1]
+    begin = perf_counter()
+    causes = causes_of(AnalysedRun.of(run_of_traces(traces).record, RunInfo({})))
+    first = causes[0] if causes else None
+    error = first.seconds / truth - 1 if first else None
+    return {
+        "ranks": name,
+        "truth_s": truth,
+        "truth_share": truth / whole,
+        "cause": str(first.cause) if first else "none",
+        "stage": first.stage if first else None,
+        "claimed_s": first.seconds if first else None,
+        "low_s": first.low if first else None,
+        "high_s": first.high if first else None,
+        "error_share": error,
+        "right": first is not None and (first.cause, first.stage) == (Root.SLOW_STAGE, slow.slow),
+        "within": error is not None and abs(error) <= WITHIN,
+        "ill": bool(causes_of(AnalysedRun.of(run_of_traces(slow.control.play()[0]).record, RunInfo({})))),
+        "took_s": perf_counter() - begin,
     }
 
 

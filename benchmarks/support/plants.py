@@ -304,7 +304,8 @@ def healthy() -> dict[str, str]:
         "offline, pp2": f"{LLAMA_13B} {SHORT} {EQUAL} scheduler.chunk=512",
         "offline, pp1": f"{llama_8b} {SHORT} {EQUAL} scheduler.chunk=4096",
         "offline, tp8 pp4": f"{LLAMA_70B} {EQUAL} workload.num_prompts=160",
-        "offline, tp8 pp2": "model=llama2-70b hardware=a100-80g parallel=tp8_pp2 scheduler=equal_time workload=zipf",
+        "offline, tp8 pp2": f"model=llama2-70b hardware=a100-80g parallel=tp8_pp2 {EQUAL} "
+        "scheduler.chunk=2048 workload=zipf",
         "offline, token_budget": f"{LLAMA_33B} scheduler=token_budget workload.num_prompts=80",
         "offline, sarathi": f"{LLAMA_33B} {SARATHI} workload.pd_ratio=3 workload.num_prompts=80",
         "light open loop": f"{LLAMA_33B} {SARATHI} workload.request_rate=0.5",

@@ -53,7 +53,8 @@ class SlowStage:
                 computes[stage].append((begin, end))
                 free[stage] = end
                 if stage + 1 < self.stages:
-                    over = max(end, free[stage + 1]) + _TRANSFER
+                    stood = free[stage + 1]
+                    over = max(end, stood) + _TRANSFER if self.holds_sender else max(end + _TRANSFER, stood)
                     held = over if self.holds_sender else end + _TRANSFER
                     trace.sends.append(Transfer(end, held, stage + 1, 4096))
                     traces[stage + 1].receives.append(Transfer(free[stage + 1], over, stage, 4096))

@@ -99,7 +99,7 @@ def _links(base: str, name: str, least_us: float, ramp_us: float, knee: float, *
     return [(base, f"{keys}{rate}}}") for rate in rates]
 
 
-def _among(prompt: int, count: int, long: int, every: int, output: int) -> tuple[str, str]:
+def among(prompt: int, count: int, long: int, every: int, output: int) -> tuple[str, str]:
     """Return the overrides for usual prompts with some long ones among them, and for usual ones only."""
     several = [long if number % every == every // 2 else prompt for number in range(count)]
     name = f"{prompt}_{count}_{long}_{every}_{output}"
@@ -278,7 +278,7 @@ def plants() -> list[Plant]:
         ("medium", f"{llama_8b} parallel=pp4 scheduler=token_budget scheduler.budget=512", (800, 150, 30_000, 75, 60)),
         ("large", f"{llama_8b} parallel=pp4 {EQUAL} scheduler.chunk=1024", (500, 150, 60_000, 50, 50)),
     ):
-        problem, control = _among(*lengths)
+        problem, control = among(*lengths)
         found.append(Plant("long prompt", size, base, problem, control))
     for size, base, policy, usual in (
         ("small", f"{LLAMA_33B} workload.pd_ratio=3", "request_level", "equal_time"),

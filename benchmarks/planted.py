@@ -6,7 +6,10 @@ The table has the cause that the explanation names first and what it claims that
 and the size within 10% of the truth, and whether the change that it names saves about as much as the best single change
 does, both by simulating them.
 
-`--only KIND` judges one kind, `--healthy` only the healthy runs. A few minutes of one core.
+`--only KIND` judges one kind, `--healthy` only the healthy runs; `--traces` traces of another engine's ranks, one of
+which is slow, beside the same pipeline with ranks that are alike (`support/slow_traces.py`). Ten minutes of one core.
+`--real` plants problems in a real pipeline of two stages (`support/real_plants.py`); five minutes of 2 cores that do
+nothing else.
 """
 
 from __future__ import annotations
@@ -23,22 +26,28 @@ import yaml
 
 from gapless.conf.build import to_mapping
 from gapless.conf.errors import ConfigError
-from gapless.conf.schema import SimulateConfig
+from gapless.conf.schema import ComparisonConfig, SimulateConfig
 from gapless.runtime.core.run_record import RunRecord
 from gapless.runtime.explain.analysed_run import AnalysedRun
 from gapless.runtime.explain.explain_run import TOLERANCE, quick_explanation
 from gapless.runtime.explain.explanation import METRICS
+from gapless.runtime.explain.roots import Root
 from gapless.runtime.explain.sized_cause import SizedCause
 from gapless.runtime.explain.twin import Values, changed_config, values_of
 from gapless.runtime.pipeline.protocol import PipelineError
 from gapless.runtime.run_folder.run_info import RunInfo
+from gapless.runtime.traces.pipeline_run import run_of_traces
 
 from .support.harness import Benchmark, Row
 from .support.plants import ROOTS, Plant, healthy, plants
+from .support.real_plants import real_plants, real_run
 from .support.simulated import configure, replicas_of
+from .support.slow_traces import SLOW_STAGES, SlowStage
 
 SECONDS = 8.0  # of an explanation
 WITHIN = 0.1  # share of the truth by which a size may be off
+WITHIN_REAL = 0.2  # the same in a real pipeline
+_CONTROLS = 2  # runs of each control in a real pipeline
 LEAST_SAVING = 0.03  # share of the run from which on a change counts
 BEHIND = 0.02  # share of the run by which a named change may save less than the best one
 
@@ -56,14 +65,24 @@ class Explained:
     """
 
     run: AnalysedRun
-    config: SimulateConfig
+    config: ComparisonConfig
     values: Values
     causes: Sequence[SizedCause]
     seconds: float
 
 
 def main() -> int:
-    bench = Benchmark(__doc__, only={"choices": [*ROOTS], "metavar": "KIND"}, healthy=False)
+    bench = Benchmark(__doc__, only={"choices": [*ROOTS], "metavar": "KIND"}, healthy=False, traces=False, real=False)
+    if bench.given.real:
+        known: dict[tuple[str, ...], list[float]] = {}
+        for plant in real_plants():
+            if bench.given.only in (None, plant.kind):
+                bench.row("real", **planted_for_real(plant, known))
+        return bench.end()
+    if bench.given.traces:
+        for name, slow in SLOW_STAGES.items():
+            bench.row("traces", **traced(name, slow))
+        return bench.end()
     only, seconds = bench.given.only, []
     for plant in plants() if not bench.given.healthy else []:
         if only in (None, plant.kind):
@@ -104,7 +123,7 @@ def explained(keys: Sequence[str]) -> Explained:
     return explained_record(replica.record, config)
 
 
-def explained_record(record: RunRecord, config: SimulateConfig) -> Explained:
+def explained_record(record: RunRecord, config: ComparisonConfig) -> Explained:
     """Explain a run."""
     begin = perf_counter()
     run = AnalysedRun.of(record, RunInfo(to_mapping(config)), partial(quick_explanation, seconds=SECONDS))
@@ -161,6 +180,60 @@ def diagnosed(name: str, keys: str) -> Row:
         "claimed_s": first.seconds if first else None,
         "claimed_share": first.share if first else None,
         "ill": first is not None,
+        "took_s": found.seconds,
+    }
+
+
+def traced(name: str, slow: SlowStage) -> Row:
+    """Return the row of another engine's traces, of which one rank is slow."""
+    traces, whole = slow.play()
+    truth = whole - slow.control.play()[1]
+    begin = perf_counter()
+    causes = causes_of(AnalysedRun.of(run_of_traces(traces).record, RunInfo({})))
+    first = causes[0] if causes else None
+    error = first.seconds / truth - 1 if first else None
+    return {
+        "ranks": name,
+        "truth_s": truth,
+        "truth_share": truth / whole,
+        "cause": str(first.cause) if first else "none",
+        "stage": first.stage if first else None,
+        "claimed_s": first.seconds if first else None,
+        "low_s": first.low if first else None,
+        "high_s": first.high if first else None,
+        "error_share": error,
+        "right": first is not None and (first.cause, first.stage) == (Root.SLOW_STAGE, slow.slow),
+        "within": error is not None and abs(error) <= WITHIN,
+        "ill": bool(causes_of(AnalysedRun.of(run_of_traces(slow.control.play()[0]).record, RunInfo({})))),
+        "took_s": perf_counter() - begin,
+    }
+
+
+def planted_for_real(plant: Plant, known: dict[tuple[str, ...], list[float]]) -> Row:
+    """Return the row of a plant in a real pipeline; `known`: durations of controls, which plants may share."""
+    controls = known.setdefault(tuple(plant.without), [])
+    if len(controls) < _CONTROLS:
+        controls.append(values_of(real_run(plant, is_control=True)[0])["duration"])
+    record, config = real_run(plant, is_control=False)
+    if len(controls) < _CONTROLS:
+        controls.append(values_of(real_run(plant, is_control=True)[0])["duration"])
+    found = explained_record(record, config)
+    truth = found.values["duration"] - statistics.fmean(controls)
+    first = found.causes[0] if found.causes else None
+    error = first.seconds / truth - 1 if first else None
+    return {
+        "kind": plant.kind,
+        "truth_s": truth,
+        "truth_share": truth / found.values["duration"],
+        "controls_differ_share": abs(controls[-1] / controls[0] - 1),
+        "cause": str(first.cause) if first else "none",
+        "claimed_s": first.seconds if first else None,
+        "low_s": first.low if first else None,
+        "high_s": first.high if first else None,
+        "error_share": error,
+        "right": first is not None and first.cause in ROOTS[plant.kind],
+        "within": error is not None and abs(error) <= WITHIN_REAL,
+        "change": " ".join(first.overrides) if first else "",
         "took_s": found.seconds,
     }
 

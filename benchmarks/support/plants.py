@@ -32,8 +32,8 @@ ROOTS = {  # by kind: roots that name the problem
     "long prompt": {Root.LONG_PROMPTS},
     "policy": {Root.POLICY},
 }
-A100, LLAMA_13B = "hardware=a100-80g", "model=llama-13b hardware=a100-80g parallel=pp2"
-LLAMA_33B = "model=llama-33b hardware=a100-80g parallel=pp4 workload=zipf workload.num_prompts=60"
+A100, LLAMA_13B = "hardware=a100-80g", "model=llama-13b hardware=a100-80g cluster=pcie parallel=pp2"
+LLAMA_33B = "model=llama-33b hardware=a100-80g cluster=pcie parallel=pp4 workload=zipf workload.num_prompts=60"
 LLAMA_70B = "model=llama2-70b hardware=h100 parallel=tp8_pp4 workload=zipf workload.num_prompts=80"
 SHORT = "workload=zipf workload.min_len=100 workload.max_len=1500 workload.num_prompts=200"
 EQUAL, SARATHI = "scheduler=equal_time", "scheduler=sarathi"
@@ -99,7 +99,7 @@ def _links(base: str, name: str, least_us: float, ramp_us: float, knee: float, *
     return [(base, f"{keys}{rate}}}") for rate in rates]
 
 
-def _among(prompt: int, count: int, long: int, every: int, output: int) -> tuple[str, str]:
+def among(prompt: int, count: int, long: int, every: int, output: int) -> tuple[str, str]:
     """Return the overrides for usual prompts with some long ones among them, and for usual ones only."""
     several = [long if number % every == every // 2 else prompt for number in range(count)]
     name = f"{prompt}_{count}_{long}_{every}_{output}"
@@ -160,8 +160,8 @@ def plants() -> list[Plant]:
         *(
             Plant("small chunk", size, base, f"{key}={less}", f"{key}={usual}", f"{key}={usual}")
             for size, base, key, less, usual in (
-                ("small", f"{LLAMA_33B} {SARATHI}", "scheduler.chunk", 120, 256),
-                ("medium", f"{LLAMA_33B} scheduler=token_budget", "scheduler.budget", 64, 256),
+                ("small", f"{LLAMA_33B} scheduler=token_budget", "scheduler.budget", 112, 256),
+                ("medium", f"{LLAMA_33B} {SARATHI}", "scheduler.chunk", 64, 256),
                 (
                     "large",
                     "model=llama2-70b hardware=a100-80g cluster=ethernet-100g parallel=tp8_pp2 scheduler=token_budget "
@@ -176,13 +176,20 @@ def plants() -> list[Plant]:
         *(
             Plant("large chunk", size, base, f"{key}={more}", f"{key}={usual}", f"{key}={usual}")
             for size, base, key, more, usual in (
-                ("small", f"{LLAMA_33B} {SARATHI}", "scheduler.chunk", 4096, 256),
+                (
+                    "small",
+                    "model=llama3-8b hardware=a100-80g parallel=pp4 scheduler=token_budget workload=fixed "
+                    "workload.input_len=2000 workload.output_len=30 workload.num_prompts=48",
+                    "scheduler.budget",
+                    8192,
+                    1024,
+                ),
                 (
                     "medium",
                     "model=llama3-8b hardware=a100-80g parallel=pp4 model.architecture.max_position=65536 "
-                    f"{SARATHI} workload=fixed workload.input_len=30000 workload.output_len=40 workload.num_prompts=12",
+                    f"{SARATHI} workload=fixed workload.input_len=24000 workload.output_len=40 workload.num_prompts=16",
                     "scheduler.chunk",
-                    30_000,
+                    24_000,
                     2048,
                 ),
                 (
@@ -202,7 +209,7 @@ def plants() -> list[Plant]:
             for size, base, few in (
                 ("small", f"{LLAMA_13B} {SHORT} {EQUAL}", 44),
                 ("medium", f"{LLAMA_33B} {EQUAL}", 24),
-                ("large", f"{LLAMA_13B} {SHORT} {SARATHI}", 8),
+                ("large", f"{LLAMA_13B} {SHORT} {EQUAL}", 8),
             )
         ),
         # More requests than are served.
@@ -228,7 +235,7 @@ def plants() -> list[Plant]:
                 (
                     "large",
                     f"model=llama-7b hardware=a100-80g parallel=pp4 scheduler=token_budget {PROMPTS} "
-                    "workload.num_prompts=150",
+                    "scheduler.budget=2048 workload.num_prompts=150",
                     240,
                 ),
             )
@@ -265,13 +272,13 @@ def plants() -> list[Plant]:
             "simulation.straggler_rate=0.1 simulation.straggler_factor=6",
         ),
     ]
-    llama_8b = "model=llama3-8b hardware=a100-80g model.architecture.max_position=131072"
+    llama_8b = "model=llama3-8b hardware=a100-80g cluster=pcie model.architecture.max_position=131072"
     for size, base, lengths in (
-        ("small", f"{llama_8b} parallel=pp2 {EQUAL}", (600, 200, 7_000, 100, 40)),
+        ("small", f"{llama_8b} parallel=pp2 {EQUAL} scheduler.chunk=2048", (600, 200, 7_000, 100, 40)),
         ("medium", f"{llama_8b} parallel=pp4 scheduler=token_budget scheduler.budget=512", (800, 150, 30_000, 75, 60)),
-        ("large", f"{llama_8b} parallel=pp4 {SARATHI} scheduler.chunk=512", (500, 150, 60_000, 50, 50)),
+        ("large", f"{llama_8b} parallel=pp4 {EQUAL} scheduler.chunk=1024", (500, 150, 60_000, 50, 50)),
     ):
-        problem, control = _among(*lengths)
+        problem, control = among(*lengths)
         found.append(Plant("long prompt", size, base, problem, control))
     for size, base, policy, usual in (
         ("small", f"{LLAMA_33B} workload.pd_ratio=3", "request_level", "equal_time"),
@@ -291,18 +298,29 @@ def plants() -> list[Plant]:
 
 def healthy() -> dict[str, str]:
     """Return the overrides of runs that no change makes much shorter, by name."""
+    llama_8b = "model=llama3-8b hardware=a100-80g parallel=pp1"
     return {
         "offline, pp4": f"{LLAMA_33B} {EQUAL} workload.num_prompts=80",
         "offline, pp2": f"{LLAMA_13B} {SHORT} {EQUAL} scheduler.chunk=512",
-        "offline, pp1": f"model=llama3-8b hardware=a100-80g parallel=pp1 {SHORT} {EQUAL}",
+        "offline, pp1": f"{llama_8b} {SHORT} {EQUAL} scheduler.chunk=4096",
         "offline, tp8 pp4": f"{LLAMA_70B} {EQUAL} workload.num_prompts=160",
+        "offline, tp8 pp2": f"model=llama2-70b hardware=a100-80g parallel=tp8_pp2 {EQUAL} "
+        "scheduler.chunk=2048 workload=zipf",
+        "offline, token_budget": f"{LLAMA_33B} scheduler=token_budget workload.num_prompts=80",
+        "offline, sarathi": f"{LLAMA_33B} {SARATHI} workload.pd_ratio=3 workload.num_prompts=80",
         "light open loop": f"{LLAMA_33B} {SARATHI} workload.request_rate=0.5",
-        "light open loop, pp1": f"model=llama3-8b hardware=h100 {SHORT} {EQUAL} workload.request_rate=8",
-        "single request": f"{LLAMA_33B} {EQUAL} workload.num_prompts=1",
+        "light open loop, pp1": f"{llama_8b} {SHORT} {EQUAL} workload.request_rate=4",
+        "open loop, half busy": f"{LLAMA_13B} {SHORT} {EQUAL} workload.request_rate=8",
+        "single request": f"{llama_8b} {EQUAL} workload.num_prompts=1",
+        "single request, pp2": "model=llama3-8b hardware=a100-80g parallel=pp2 cluster=ethernet-25g "
+        f"cluster.devices_per_node=1 {EQUAL} workload.num_prompts=1",
         "short run": f"{LLAMA_13B} {SHORT} {EQUAL} workload.num_prompts=8",
         "long outputs": f"model=llama3-8b hardware=h200 parallel=pp4 {EQUAL} {FLUENT} workload.num_prompts=400",
         "prompts only": f"model=llama-7b hardware=a100-80g parallel=pp4 {EQUAL} {PROMPTS} workload.output_len=1",
+        "long prompts": f"{llama_8b} model.architecture.max_position=65536 {EQUAL} scheduler.chunk=2048 "
+        "workload=fixed workload.input_len=20000 workload.output_len=64 workload.num_prompts=20",
         "MoE": "model=mixtral-8x7b hardware=h100 parallel=tp2_pp2 scheduler=equal_time workload=zipf",
         "small jitter": f"{LLAMA_33B} {EQUAL} simulation.jitter=0.03",
         "many clients": f"{LLAMA_13B} {SHORT} {EQUAL} workload.max_concurrency=160",
+        "bursts": f"{LLAMA_13B} {SHORT} {EQUAL} workload.request_rate=10 workload.burstiness=0.3",
     }

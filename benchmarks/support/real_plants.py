@@ -1,0 +1,80 @@
+"""Problems planted in a real pipeline of two stages, one thread each, with controls: overrides of `gapless bench`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gapless.conf.schema import BenchConfig
+from gapless.launch.compose import compose_one
+from gapless.launch.turns import requests
+from gapless.runtime.core.run_record import RunRecord
+from gapless.runtime.engine.llm import LLM
+
+from .plants import Plant, among
+from .real_pipeline import MACHINE
+
+_HOG, _SLOW = "hog", "slow card"
+_BASE = (
+    f"{MACHINE} hardware.memory_gib=3 scheduler=sarathi scheduler.chunk=128 scheduler.max_batch=8 workload=fixed "
+    "workload.input_len=256 workload.output_len=24 workload.range_ratio=0.5 workload.num_prompts=14"
+)
+_SLOW_RANK = """
+if rank == 1:
+    import time
+    from gapless.runtime.pipeline.stage_worker import StageWorker
+    forward = StageWorker.forward
+    def slow(self, *arguments):
+        begin = time.perf_counter()
+        out = forward(self, *arguments)
+        time.sleep(0.6 * (time.perf_counter() - begin))
+        return out
+    StageWorker.forward = slow
+"""
+
+
+def real_plants() -> list[Plant]:
+    """Return the plants; what no override makes is made by `real_run`."""
+    long, usual = among(256, 14, 1600, 7, 24)
+    return [
+        Plant(_HOG, "real", _BASE, ""),
+        Plant(_SLOW, "real", _BASE, ""),
+        Plant("small KV", "real", _BASE, "cache.num_blocks=60", undo="cache.num_blocks=null"),
+        Plant(
+            "small chunk", "real", f"{_BASE} workload.output_len=8", "scheduler.chunk=16", undo="scheduler.chunk=128"
+        ),
+        Plant("few clients", "real", _BASE, "workload.max_concurrency=1", undo="workload.max_concurrency=null"),
+        Plant("long prompt", "real", _BASE.split(" workload=")[0], long, usual),
+        Plant("split", "real", _BASE, "parallel.layers=[9,3]", undo="parallel.layers=null"),
+    ]
+
+
+def real_run(plant: Plant, *, is_control: bool) -> tuple[RunRecord, BenchConfig]:
+    """Run a plant or its control on ranks of their own."""
+    from tests.support.process_launcher import ProcessLauncher
+
+    config = compose_one(plant.without if is_control else plant.planted, BenchConfig, "bench")
+    slow = _SLOW_RANK if plant.kind == _SLOW and not is_control else ""
+    workload, _ = requests(config)
+    with LLM.from_config(config, launcher=ProcessLauncher(slow)) as llm:
+        for _ in llm.replay([*workload][:2]):
+            pass
+        llm.reset(config.scheduler)
+        with hogs(2 if plant.kind == _HOG and not is_control else 0):
+            for _ in llm.replay(workload, config.workload):
+                pass
+        return llm.record, config
+
+
+@contextmanager
+def hogs(count: int) -> Iterator[None]:
+    """Keep cores busy for a while."""
+    several = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for hog in several:
+            hog.kill()
+            hog.wait()

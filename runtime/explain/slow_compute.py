@@ -33,7 +33,10 @@ class SlowCompute:
 
 
 def find_slow_compute(
-    shares: Sequence[ComputeShare], floors: Sequence[StageFloor], device: str = "processor"
+    shares: Sequence[ComputeShare],
+    floors: Sequence[StageFloor],
+    contended: Sequence[float] = (),
+    device: str = "processor",
 ) -> list[SlowCompute]:
     """Return the stages whose compute is slow, the one with the most seconds first.
 
@@ -43,12 +46,15 @@ def find_slow_compute(
     Args:
         shares: of a run, as `compute_shares` returns them.
         floors: of its record; empty: no reason is given.
+        contended: share of each stage's compute seconds in which it waited for a processor, which is another cause;
+            empty: none.
         device: what to call the machine.
     """
     found = []
     for stage in dict.fromkeys(share.stage for share in shares):
         own = [share for share in shares if share.stage == stage]
-        slow = [share for share in own if _is_slow(share)]
+        computed = 1.0 - contended[stage] if contended else 1.0
+        slow = [share for share in own if _is_slow(share, computed)]
         if sum(share.seconds for share in slow) <= _MOST * sum(share.seconds for share in own):
             continue
         longest = max(slow, key=lambda share: share.seconds)
@@ -59,9 +65,9 @@ def find_slow_compute(
     return sorted(found, key=lambda each: -each.evidence["seconds"])
 
 
-def _is_slow(share: ComputeShare) -> bool:
+def _is_slow(share: ComputeShare, computed: float) -> bool:
     floor = share.floor_seconds
-    return floor >= _LEAST_FLOOR_S * share.micro_batches and floor < _LOW * share.seconds
+    return floor >= _LEAST_FLOOR_S * share.micro_batches and floor < _LOW * computed * share.seconds
 
 
 def _sentence(share: ComputeShare, device: str, reason: str) -> str:

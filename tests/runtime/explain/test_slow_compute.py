@@ -28,7 +28,7 @@ def test_the_sentence_names_the_nearer_rate_and_the_reason() -> None:
     assert found.evidence == pytest.approx(
         {"seconds": 10.0, "floor_seconds": 0.3, "mfu": 0.001, "bandwidth_share": 0.03}
     )
-    (found,) = find_slow_compute([share(phase="prefill", mfu=0.1)], [floor()], "device")
+    (found,) = find_slow_compute([share(phase="prefill", mfu=0.1)], [floor()], device="device")
     assert found.sentence == "prompts run at 10% of this device's GEMM rate (0.015 of 0.15 TFLOP/s)"
     assert find_slow_compute([share(phase="mixed")], [])[0].sentence.startswith("prompts and decodes run at 3% of")
 
@@ -43,6 +43,11 @@ def test_the_sentence_names_the_nearer_rate_and_the_reason() -> None:
 )
 def test_what_is_fast_or_small_is_not_slow(healthy: ComputeShare) -> None:
     assert find_slow_compute([healthy], []) == []
+
+
+def test_waiting_for_a_processor_is_another_cause() -> None:
+    assert find_slow_compute([share(bandwidth=0.2)], [], [0.1]) != []
+    assert find_slow_compute([share(bandwidth=0.2)], [], [0.3]) == []
 
 
 def test_most_of_a_stage_must_be_slow() -> None:

@@ -100,6 +100,19 @@ def weight_bytes(
     return total
 
 
+def expert_bytes(arch: Architecture, layers: range, dtype_bytes: int, formats: ModelFormats | None = None) -> int:
+    """Return the bytes of all routed experts of `layers`, over all ranks; 0 without experts."""
+    if arch.experts is None:
+        return 0
+    formats, total = formats or plain_formats(arch), 0
+    for layer in layers:
+        if arch.kind(layer).experts:
+            elements, own = arch.experts.num_experts * arch.expert_params, formats.layers[layer]
+            total += _held_bytes(elements - elements // 3, own.fc1, dtype_bytes)
+            total += _held_bytes(elements // 3, own.fc2, dtype_bytes)
+    return total
+
+
 def _layer_bytes(arch: Architecture, kind: LayerKind, tp: int, formats: LayerFormats, dtype_bytes: int) -> int:
     """Return the bytes of a rank's share of a decoder layer of a kind."""
     H, K, whole = arch.hidden_size, arch.num_kv_heads, arch.replicated_attention_params

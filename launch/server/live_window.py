@@ -62,6 +62,7 @@ class LiveWindow:
             faults=faults,
             batch=known.batch,
             depth=known.depth,
+            floors=known.floors,
             window=(opened, closed),
         )
 

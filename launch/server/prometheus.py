@@ -136,6 +136,9 @@ class Metrics(Collector):
             shares = (({"replica": str(each)}, found.kv_blocks_used / self.num_blocks) for each, found in used)
             yield self._family(GaugeMetricFamily, "kv_cache_usage_perc", usage, shares)
             yield self._idle()
+            yield self._shares("mfu", "Share of the GEMM rate of its ranks that a stage reaches, by phase.")
+            text = "Share of the memory bandwidth of its ranks that a stage needs while it computes, by phase."
+            yield self._shares("bandwidth_share", text)
             yield self._micro_batches()
 
     def _family(self, kind: type[_Kind], name: str, text: str, rows: Iterable[tuple[Labels, float]]) -> Metric:
@@ -167,6 +170,15 @@ class Metrics(Collector):
                     rows.append((labels, self._shown[key]))
         text = "Seconds that a stage was idle, by the ledger's cause."
         return self._family(CounterMetricFamily, "stage_idle_seconds", text, rows)
+
+    def _shares(self, name: str, text: str) -> Metric:
+        """Make a metric of a field of `ComputeShare`, where the rates of the machine are known."""
+        rows = (
+            ({"replica": str(replica), "stage": str(each.stage), "phase": each.phase}, float(getattr(each, name)))
+            for replica, found in self.snapshots.items()
+            for each in found.compute
+        )
+        return self._family(GaugeMetricFamily, f"stage_{name}", text, rows)
 
     def _micro_batches(self) -> Metric:
         text, labels = "Tokens of a micro-batch, of prompts and of outputs.", ["model_name", "replica"]

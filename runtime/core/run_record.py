@@ -12,6 +12,7 @@ import msgspec
 from .columns import entries, pack, total, unpack
 from .messages import Span
 from .request_record import RequestRecord
+from .stage_floor import StageFloor
 
 # Why the coordinator could not dispatch: the depth was reached, the scheduler had nothing admissible, all requests that
 # ran waited for their KV from another pipeline, or the pipeline had failed and did not stand again.
@@ -179,6 +180,7 @@ class RunRecord:
     batch: int = 0  # B, most requests of a micro-batch
     depth: int = 0  # most micro-batches in flight, without one that is ahead
     faults: list[FaultRecord] = field(default_factory=list)
+    floors: list[StageFloor] = field(default_factory=list)  # of each stage; empty where its machine is not known
     unknown: list[Unknown] = field(default_factory=list)  # what a trace did not say; nothing, where gapless recorded
     # Of a window of a server's run: requests that came before it or outlasted it, with their tokens of the window; and
     # when it began and ended, each where no request was there then.

@@ -90,6 +90,11 @@ class Gemm:
             rows, columns = map(int, text.split("x"))
             yield (rows, columns), 2 * rows * columns * multiprocessors / (tflops * 1e6) * self._slowness, whole
 
+    @property
+    def tflops(self) -> float:
+        """The rate of large products that power sustains."""
+        return 2e-6 / self._sustained_us
+
     def seconds(self, rows: Floats, inputs: Floats, outputs: Floats) -> Floats:
         """Return the seconds of the fastest kernel, [...], for sizes that broadcast to [...]."""
         config = self._config

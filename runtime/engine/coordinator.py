@@ -24,6 +24,7 @@ from ..core.messages import (
 from ..core.micro_batch import Chunk, MicroBatch
 from ..core.request import Request
 from ..core.run_record import DecodesRecord, FaultRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
+from ..core.stage_floor import StageFloor
 from ..pipeline.protocol import Pipeline, PipelineError, PipelineFault
 from ..scheduler.base import Scheduler
 
@@ -77,6 +78,7 @@ class Coordinator:
         first_micro_batch: int = 0,
         epoch: int = 0,
         ends_only: bool = False,
+        floors: list[StageFloor] | None = None,
     ) -> None:
         assert scheduler.limits.depth.most <= pipeline.depth, (scheduler.limits.depth, pipeline.depth)
         self.pipeline = pipeline
@@ -87,6 +89,7 @@ class Coordinator:
         self._on_fewer_stages = on_fewer_stages
         self._stop_check = stop_check
         self._ends_only = ends_only
+        self._floors = floors or []
         self.next_micro_batch = first_micro_batch
         self._in_flight: dict[int, tuple[MicroBatch, MicroBatchRecord]] = {}
         self.begin_record()
@@ -95,7 +98,13 @@ class Coordinator:
         """Begin a new record, while nothing is in flight. What scheduler and prefix cache know stays."""
         assert not self._in_flight
         pipeline, limits = self.pipeline, self.scheduler.limits
-        self.record = RunRecord(pipeline.num_stages, pipeline.num_blocks, batch=limits.batch, depth=limits.depth.most)
+        self.record = RunRecord(
+            pipeline.num_stages,
+            pipeline.num_blocks,
+            batch=limits.batch,
+            depth=limits.depth.most,
+            floors=self._floors,
+        )
         self._waits: list[Wait] = []  # since the last dispatch
         self._blocked_since: float | None = self.clock.now()
         self._blocked_by = self.scheduler.blocked
@@ -166,6 +175,7 @@ class Coordinator:
     def _go_on_with_fewer_stages(self) -> None:
         """Hand all requests, which wait, to a scheduler for the stages that are left."""
         self._num_stages = self.pipeline.num_stages
+        self._floors = self.record.floors = []  # of other layers
         assert self._on_fewer_stages is not None
         waiting = sorted(self.scheduler.waiting, key=lambda request: request.id)
         before = self.scheduler.pool.cache

@@ -8,7 +8,10 @@ from dataclasses import replace
 from ...conf.policies import SchedulerConfig
 from ...conf.sampling import SamplingParams
 from ...conf.schema import EngineConfig
+from ...models.memory import BYTES
 from ..core.request import Request
+from ..core.stage_floor import StageFloor
+from ..cost.floor import stage_floors
 from ..pipeline.protocol import LivePipeline
 from ..scheduler.base import Scheduler
 from ..scheduler.policies import make_scheduler
@@ -114,6 +117,17 @@ class EngineCore:
             stop_check=self._stop_check,
             first_micro_batch=first_micro_batch,
             epoch=epoch,
+            floors=self._floors(),
+        )
+
+    def _floors(self) -> list[StageFloor]:
+        plan, cache_dtype = self.plan, self.config.cache.dtype
+        return stage_floors(
+            *(plan.arch, plan.layers, self.pipeline.machines),
+            tp=self.config.parallel.tp,
+            dtype_bytes=BYTES[plan.dtype],
+            formats=plan.formats,
+            cache_dtype=cache_dtype,
         )
 
     def _go_on_with(self, num_stages: int) -> Scheduler:

@@ -9,6 +9,7 @@ import numpy as np
 from ..core.micro_batch_columns import Floats
 from ..core.run_record import RunRecord
 from .causes import CAUSES, Cause
+from .compute_shares import ComputeSums
 from .lanes import Lane
 from .ledger import Ledger
 from .recovery import lost_since, was_dropped
@@ -27,6 +28,7 @@ class RunningLedger:
         end: of the last compute that was counted.
         ends: the same by stage.
         busy: seconds by stage.
+        compute: what the stages' compute was by phase.
         idle: seconds until the stage's own end, [stages, causes]. With its busy seconds they are its end - `start`.
 
     Args:
@@ -41,6 +43,7 @@ class RunningLedger:
         self.busy: Floats = np.zeros(0)
         self.idle: Floats = np.zeros((0, len(CAUSES)))
         self.ends: Floats = np.zeros(0)
+        self.compute = ComputeSums()
 
     def count(self, record: RunRecord) -> tuple[Ledger, int] | None:
         """Count the completed micro-batches of `record` whose spans have all come.
@@ -81,6 +84,7 @@ class RunningLedger:
             is_new = idle.place >= place
             self.idle[stage] += np.bincount(idle.cause[is_new], idle.seconds[is_new], len(CAUSES))
             self.busy[stage] += lane.seconds[place:].sum()
+        self.compute.add(record.floors, micro_batches, ledger, first)
         for stage in range(record.standing_stages, record.num_stages):  # there is no such stage any more
             begun = min(self.end, max(self.ends[stage], lost_since(record.faults, stage)))
             self.idle[stage, Cause.FILL_DRAIN.code] += begun - self.ends[stage]

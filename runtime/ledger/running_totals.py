@@ -95,6 +95,7 @@ class RunningTotals:
             faults=[fault_summary(fault, start) for fault in record.faults],
             recovery=down_seconds(record.faults, end),
             stragglers=None,
+            compute=[share.summary() for share in self._ledger.compute.shares()],
             notes=self._notes,
             met_slo=self._met_slo if self._slo is not None else None,
         ).summary()

@@ -13,6 +13,7 @@ from ..core.micro_batch_columns import Floats, Ints
 from ..core.request_record import RequestRecord
 from ..core.run_record import MicroBatchRecord, RunRecord, Unknown
 from .causes import STARVED, Cause
+from .compute_shares import compute_shares
 from .fleet import Fleet
 from .latencies import GOES_ON, NOT_COMPLETED, latencies, statistics
 from .ledger import inner_bubble_fraction
@@ -65,6 +66,7 @@ class Totals:
     faults: list[dict[str, Any]]  # `fault_summary` of each
     recovery: float  # seconds for which a pipeline had failed
     stragglers: list[dict[str, Any]] | None  # `Straggler.summary` of each; None: not looked for
+    compute: list[dict[str, Any]]  # `ComputeShare.summary` of each stage and phase
     notes: list[str]
     met_slo: int | None  # requests; None without an SLO
     unknown: Sequence[Unknown] = ()  # what a trace did not say; what is of it is left out
@@ -109,6 +111,7 @@ class Totals:
             "prediction_error": self.prediction_error,
             "faults": self.faults,
             "recovery_seconds": self.recovery,
+            "compute": self.compute,
             "notes": self.notes,
         }
         if self.stragglers is not None:
@@ -216,6 +219,7 @@ def totals(fleet: Fleet, slo: SloConfig | None) -> Totals:
             for ledger, start, found in zip(ledgers, fleet.starts, fleet.stragglers, strict=True)
             for each in found
         ],
+        compute=[share.summary() for share in compute_shares(*fleet.parts)],
         notes=fleet.notes,
         unknown=list(dict.fromkeys(unknown for record in records for unknown in record.unknown)),
         met_slo=sum(meets(request, slo) for request in done) if slo is not None and has_bound(slo) else None,

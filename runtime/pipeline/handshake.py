@@ -8,6 +8,7 @@ from ...conf.architecture import Architecture
 from ...conf.schema import ModelConfig
 from ...models.block_groups import ONE_TABLE, Windows
 from ..core.messages import Compile, Compiled, MicroBatchMessage, MicroBatchResult, RankFailure, Stop
+from ..core.stage_floor import StageMachine
 
 
 class Setup(msgspec.Struct, frozen=True, array_like=True, tag="setup"):
@@ -48,7 +49,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
 
     `rendezvous_s` are the seconds that it took to connect with the other ranks. `fallback_reason` is that of its
     `Kernels`. `attention` says which backend computes attention and why; empty on a CPU. `is_slow` is that of its
-    `Stage`.
+    `Stage`. `machine` is what its device gives.
     """
 
     rank: int
@@ -59,6 +60,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     fallback_reason: str = ""
     attention: str = ""
     is_slow: bool = False
+    machine: StageMachine = StageMachine()
 
 
 class StartPart(msgspec.Struct, frozen=True, array_like=True, tag="progress"):

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from ...conf.structured_outputs import StructuredOutputs
 from ...kernels import cores
 from ...parallel.mesh import Mesh
@@ -45,6 +47,7 @@ class LocalPipeline:
         from ...parallel.device_clock import device_clock
         from ...parallel.groups import Groups
         from ...parallel.rendezvous import Rendezvous
+        from .measure_machine import measure_machine, slow_reason
         from .stage_worker import StageWorker
 
         assert setup.pp == setup.tp == 1
@@ -54,7 +57,9 @@ class LocalPipeline:
         self.num_blocks = setup.num_blocks
         self.where = [f"{socket.gethostname()} pid {os.getpid()} {device}"]
         self._groups: Any = Groups.start(Rendezvous(0, 1, device=device), Mesh(1, 1), setup.timeout_s)
+        machine = measure_machine(setup, self._groups.mesh, self._groups.device)
         self._worker = StageWorker.build(setup, self._groups)
+        self.machines = [replace(machine, slow_reason=slow_reason(setup, self._worker.stage))]
         say_attention((self._worker.stage.attention.about,))
         warn_of_slow_ranks((self._worker.stage.is_slow,))
         self._is_cuda = self._groups.device.type == "cuda"

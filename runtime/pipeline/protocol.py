@@ -9,6 +9,7 @@ from typing import Protocol
 from ...conf.structured_outputs import StructuredOutputs
 from ..core.messages import MicroBatchMessage, MicroBatchResult
 from ..core.run_record import FaultReason, FaultRecord
+from ..core.stage_floor import StageMachine
 
 
 class Clock(Protocol):
@@ -99,6 +100,7 @@ class LivePipeline(Pipeline, Protocol):
     """
 
     looks_ahead: bool
+    machines: list[StageMachine]  # of a rank of each stage
 
     def compile(self, wanted: StructuredOutputs, on_done: Callable[[], None]) -> None:
         """Have the ranks that sample compile structured outputs ahead of the requests that have them.

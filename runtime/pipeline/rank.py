@@ -26,6 +26,8 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from ...kernels import cores
 from ...parallel.control import ControlClient, Endpoint
 from ...parallel.frames import ConnectionLost
@@ -61,7 +63,7 @@ _BROKEN = (
 
 def warm_up() -> None:
     """Import all that a rank needs."""
-    from . import stage_worker  # noqa: F401
+    from . import measure_machine, stage_worker  # noqa: F401
 
 
 def run_rank(endpoint: Endpoint, rank: int, device: str, start_timeout_s: float) -> None:
@@ -139,6 +141,7 @@ class _ServingRank:
 
         from ...parallel.device_clock import device_clock
         from ...parallel.groups import Groups
+        from .measure_machine import measure_machine, slow_reason
         from .stage_worker import StageWorker
 
         threads = setup.threads or cores.threads(setup.node_ranks[rank])
@@ -159,7 +162,9 @@ class _ServingRank:
         rendezvous_s = self.parts.report("groups", True)
         self.is_cuda = self.groups.device.type == "cuda"
         self.clock = device_clock(self.groups.device)
+        self._machine = measure_machine(setup, self.mesh, self.groups.device)
         self.worker = StageWorker.build(setup, self.groups, self._on_part)
+        self._machine = replace(self._machine, slow_reason=slow_reason(setup, self.worker.stage))
         self.waits = None if self.is_cuda else ProcessorWaits()
         self._waited = 0.0  # of all threads, when the stage could have begun
         self._is_ready(setup.epoch, rendezvous_s)
@@ -198,7 +203,7 @@ class _ServingRank:
         self.reporter = _Reporter(self._send_result, self.inbox.put, device) if self.is_cuda else None
         self._report = self._send_result if self.reporter is None else self.reporter.report
         process, stage = f"pid {os.getpid()} {device}", self.worker.stage
-        about = stage.fallback_reason, stage.attention.about, stage.is_slow
+        about = stage.fallback_reason, stage.attention.about, stage.is_slow, self._machine
         self.client.send(encoder.encode(Ready(rank, socket.gethostname(), process, epoch, rendezvous_s, *about)))
 
     def serve(self) -> None:

@@ -22,6 +22,7 @@ from ...parallel.control import ControlServer
 from ...parallel.real_placement import Place
 from ..core.messages import Compile, Compiled, MicroBatchMessage, MicroBatchResult, RankFailure, Stop
 from ..core.run_record import FaultReason, FaultRecord
+from ..core.stage_floor import StageMachine
 from .decode_rate import measure_decode_rate
 from .handshake import Halt, Present, Ready, Rejoin, RollCall, Setup, StartPart, encoder, from_rank
 from .launcher import Launcher
@@ -88,6 +89,7 @@ class RemotePipeline:
         self._repair: Repair | None = None
         self._parts = StartParts(self.clock.now())
         self.where: list[str] = []
+        self.machines: list[StageMachine] = []
         self._server = ControlServer(parallel.host, parallel.world_size, secrets.token_hex(16))
         if not ipaddress.ip_address(self._server.endpoint.host).is_loopback:
             _warn_of_open_ports(parallel.host)
@@ -129,6 +131,7 @@ class RemotePipeline:
         if parts := self._parts.slowest():
             on_progress(f"{READY} {self.clock.now() - begin:.1f} s; the slowest of each part: {parts}")
         self.where = [f"{ready[rank].host} {ready[rank].process}" for rank in range(world)]
+        self.machines = [ready[rank].machine for rank in range(0, world, self._parallel.tp)]
         measure = partial(measure_decode_rate, self, len(setup.windows)) if hardware.device == "cpu" else None
         warn_of_fallback(tuple(ready[rank].fallback_reason for rank in range(world)), measure)
         self._longest_pass_s = 0.0  # a chunk may take far longer than the decodes just measured
@@ -327,7 +330,7 @@ class RemotePipeline:
         self._launcher.keep(left, self._server.endpoint, self._parallel)
         self._setup, self._dead = setup, set()
         self.num_stages, self.num_blocks = setup.pp, setup.num_blocks
-        self.where = [""] * len(left)
+        self.where, self.machines = [""] * len(left), [StageMachine()] * setup.pp
         self._repair = Repair(repair.fault, self._ranks, repair.stopped)
         self._repair.looked = now
         self._parts = StartParts(now)

@@ -63,6 +63,7 @@ def render_report(run: AnalysedRun) -> str:
             "timeline": timeline_section("The pipeline over time", ledger.seconds_by_cause()),
             "bubbles": _bubble_table(ledger, run.causes),
             "stages": _stage_bars(ledger),
+            "compute": _compute(summary.get("compute", ())),
             "moments": moments_section(run, columns.end * tick) if run.knows_requests else "",
             "blame": blame_section(record, run.blame) if run.knows_requests else "",
             "faults": faults_section(summary.get("faults", [])) + stragglers_section(summary),
@@ -246,6 +247,31 @@ def _stage_bars(ledger: Ledger) -> str:
             f"<span>{percent_text(busy / span)} busy</span></div>"
         )
     return "\n".join(rows)
+
+
+def _compute(shares: Iterable[Mapping[str, Any]]) -> str:
+    """Render the section on what compute reaches of the machine's rates; empty where these are not known."""
+    rows = [
+        row(
+            f"stage {share['stage']}, {share['phase']}",
+            [
+                seconds_text(share["seconds"]),
+                percent_text(share["mfu"]),
+                percent_text(share["bandwidth_share"]),
+                f"{share['gemm_tflops']:,.3g} TFLOP/s",
+                f"{share['memory_gigabytes_per_s']:,.3g} GB/s",
+            ],
+        )
+        for share in shares
+    ]
+    if not rows:
+        return ""
+    heads = ("", "compute", "MFU", "bandwidth share", "GEMM rate", "memory bandwidth")
+    return (
+        '<section>\n  <h2>Compute beside its machine</h2>\n  <p class="hint">FLOPs and bytes that micro-batches need, '
+        "over what the stage's ranks would give in the same time. A phase near neither rate leaves the machine "
+        f'unused.</p>\n  <div class="scroll">{table(heads, rows, "narrow")}</div>\n</section>\n\n'
+    )
 
 
 def _latency_table(summary: Mapping[str, Any]) -> str:

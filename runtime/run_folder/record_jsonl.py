@@ -25,6 +25,7 @@ from ..core.run_record import (
     Unknown,
     Wait,
 )
+from ..core.stage_floor import StageFloor
 
 
 class RunLine(msgspec.Struct, array_like=True, tag="run"):
@@ -37,6 +38,7 @@ class RunLine(msgspec.Struct, array_like=True, tag="run"):
     depth: int = 0
     unknown: list[Unknown] = []
     window: tuple[float | None, float | None] = (None, None)
+    floors: list[StageFloor] = []
 
 
 class FaultLine(msgspec.Struct, array_like=True, tag="fault"):

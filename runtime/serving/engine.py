@@ -263,6 +263,7 @@ class ServingEngine:
                 recovery=Recovery.of(faults),
                 slow=[Slow(each.stage, each.start, each.slowdown, each.waited) for each in self._stragglers.current],
                 slow_seconds=self._stragglers.slow_seconds.tolist(),
+                compute=self._ledger.compute.shares(),
             )
         )
 

@@ -11,6 +11,7 @@ from ...conf.sampling import SamplingParams
 from ..core.messages import TokenLogprobs
 from ..core.run_record import FaultReason, FaultRecord
 from ..ledger.causes import Cause
+from ..ledger.compute_shares import ComputeShare
 
 _NEWEST_FAULTS = 8
 TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -142,7 +143,8 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True, tag="snapshot"):
     request is there, and nothing in flight. `by_tokens` counts micro-batches by their tokens: up to each of
     `TOKEN_BOUNDS`, and above the last. `prefix_queries` are prompt tokens of the requests that have been admitted,
     `prefix_hits` those that were found in the prefix cache. `is_short_of_kv`: waiting requests wait for blocks, else
-    for a slot. `slow_seconds` says by stage for how long it has been slow, all in all.
+    for a slot. `slow_seconds` says by stage for how long it has been slow, all in all. `compute` is that of all
+    micro-batches that are counted.
     """
 
     time: float
@@ -162,6 +164,7 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True, tag="snapshot"):
     recovery: Recovery = Recovery()
     slow: list[Slow] = []
     slow_seconds: list[float] = []
+    compute: list[ComputeShare] = []
 
     @property
     def is_recovering(self) -> bool:

@@ -10,6 +10,7 @@ from ..core.messages import Span
 from ..core.numbers import counted
 from ..core.request_record import RequestRecord
 from ..core.run_record import FaultRecord, MicroBatchRecord, RunRecord
+from ..core.stage_floor import StageFloor
 from ..ledger.latencies import GOES_ON
 from ..run_folder.record_jsonl import RequestLine
 
@@ -35,6 +36,7 @@ class RecordedPart(msgspec.Struct, frozen=True):
     crossing: list[RequestLine] = []
     faults: list[FaultRecord] = []
     window: tuple[float | None, float | None] = (None, None)
+    floors: list[StageFloor] = []
 
 
 encoder = msgspec.msgpack.Encoder()
@@ -144,7 +146,7 @@ class Recording:
     def _encode(self, **fields: object) -> bytes:
         record = self._record
         about = (record.num_stages, record.num_blocks, record.batch, record.depth)
-        return encoder.encode(RecordedPart(*about, **fields))  # type: ignore[arg-type]
+        return encoder.encode(RecordedPart(*about, floors=record.floors, **fields))  # type: ignore[arg-type]
 
 
 def join_parts(parts: Iterator[bytes]) -> RunRecord:
@@ -169,7 +171,9 @@ def join_parts(parts: Iterator[bytes]) -> RunRecord:
 
 def with_part(record: RunRecord | None, part: RecordedPart) -> RunRecord:
     """Add the micro-batches, spans and requests of a part to a record, which the first part begins; return it."""
-    record = record or RunRecord(part.num_stages, part.num_blocks, batch=part.batch, depth=part.depth)
+    record = record or RunRecord(
+        part.num_stages, part.num_blocks, batch=part.batch, depth=part.depth, floors=part.floors
+    )
     record.micro_batches += part.micro_batches
     record.spans += part.spans
     record.requests += _records_of(part.requests)

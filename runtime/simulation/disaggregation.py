@@ -14,6 +14,7 @@ from ...conf.workloads import WorkloadConfig
 from ..core.garbage_collection import without_collector
 from ..core.messages import TokenLogprobs
 from ..core.request import Request
+from ..core.stage_floor import StageFloor
 from ..engine.plan import Plan
 from ..engine.replay import exactly
 from ..pipeline.protocol import PipelineError
@@ -30,8 +31,10 @@ class PrefillReplica(Replica):
     The KV blocks of the others' prompts stay in use until `release`.
     """
 
-    def __init__(self, pipeline: SimulatedPipeline, policy: SchedulerConfig, plan: Plan) -> None:
-        super().__init__(pipeline, policy, plan, stop_check=self._keep_blocks)
+    def __init__(
+        self, pipeline: SimulatedPipeline, policy: SchedulerConfig, plan: Plan, floors: list[StageFloor] | None = None
+    ) -> None:
+        super().__init__(pipeline, policy, plan, stop_check=self._keep_blocks, floors=floors)
         self.prefilled: list[Request] = []  # with more tokens to come, not handed over yet
         self._more: dict[int, WorkItem] = {}  # the whole requests of those with more than one token
         self._kept: dict[int, list[int]] = {}  # blocks by request
@@ -211,9 +214,12 @@ def make_disaggregated(setting: Setting, *, repeat: int = 1) -> DisaggregatedFle
     assert pool is not None
     first = pool.config.simulation.replicas
     return DisaggregatedFleet(
-        [PrefillReplica(made, pool.config.scheduler, pool.plan) for made in make_pipelines(pool, repeat=repeat)],
         [
-            DecodeReplica(made, setting.config.scheduler, setting.plan)
+            PrefillReplica(made, pool.config.scheduler, pool.plan, floors=pool.floors)
+            for made in make_pipelines(pool, repeat=repeat)
+        ],
+        [
+            DecodeReplica(made, setting.config.scheduler, setting.plan, floors=setting.floors)
             for made in make_pipelines(setting, repeat=repeat, first=first)
         ],
         make_links(pool, setting),

@@ -12,8 +12,11 @@ from ...conf.schema import HardwareConfig, SimulateConfig
 from ...kernels.weight_format import WeightFormat
 from ...models.memory import BYTES
 from ...parallel.placement import stages_span_racks
+from ..core.stage_floor import StageFloor, StageMachine
 from ..cost.analytic import AnalyticOperators
 from ..cost.error import CostError, widest
+from ..cost.floor import stage_floors
+from ..cost.gemm import Gemm
 from ..cost.imported import imported_costs
 from ..cost.measured import Measured, read_measured
 from ..cost.mixed import MixedOperators
@@ -124,6 +127,31 @@ def make_control(config: SimulateConfig, plan: Plan) -> HostTimes:
         dispatch=hosts[0].dispatch + simulation.dispatch_ms / 1e3,
         result=hosts[-1].result + simulation.result_ms / 1e3,
         turnaround=max(host.turnaround for host in hosts),
+    )
+
+
+def make_floors(config: SimulateConfig, plan: Plan) -> list[StageFloor]:
+    """Make the work of each stage, with its device's constants as its machine; nothing where a profile has the times.
+
+    Raises:
+        ConfigError: as `make_costs`.
+    """
+    dtype_bytes, format = BYTES[plan.dtype], None if plan.formats is None else plan.formats.typical
+    machines = []
+    for hardware in stage_hardware(config):
+        costs = _constants(config, hardware)
+        if costs is None or _measured(config, plan) is not None:
+            return []
+        byte_tflops = costs.host_of(config.simulation.launch).byte_tflops
+        gemm = Gemm(costs.gemm, costs.multiprocessors, dtype_bytes, format, byte_tflops=byte_tflops)
+        machines.append(StageMachine({plan.dtype: gemm.tflops}, costs.gemm.memory_gigabytes_per_s))
+    return stage_floors(
+        *(plan.arch, plan.layers, machines),
+        tp=config.parallel.tp,
+        dtype_bytes=dtype_bytes,
+        formats=plan.formats,
+        cache_dtype=config.cache.dtype,
+        last_layer=config.simulation.last_layer,
     )
 
 

@@ -13,6 +13,7 @@ from ...conf.workloads import WorkloadConfig
 from ...parallel.placement import stage_links
 from ..core.garbage_collection import without_collector
 from ..core.run_record import RunRecord
+from ..core.stage_floor import StageFloor
 from ..engine.coordinator import Coordinator, StopCheck
 from ..engine.plan import Plan
 from ..engine.replay import make_request
@@ -31,13 +32,18 @@ class Replica:
     """One simulated pipeline with its coordinator and scheduler. Its clock moves only through these methods."""
 
     def __init__(
-        self, pipeline: SimulatedPipeline, policy: SchedulerConfig, plan: Plan, stop_check: StopCheck | None = None
+        self,
+        pipeline: SimulatedPipeline,
+        policy: SchedulerConfig,
+        plan: Plan,
+        stop_check: StopCheck | None = None,
+        floors: list[StageFloor] | None = None,
     ) -> None:
         self.pipeline = pipeline
         self.max_model_len = plan.max_model_len
         self.cache_block = plan.block_size if plan.prefix_caching else None
         scheduler = make_scheduler(policy, plan.limits, plan.make_pool())
-        self.coordinator = Coordinator(pipeline, scheduler, stop_check=stop_check, ends_only=True)
+        self.coordinator = Coordinator(pipeline, scheduler, stop_check=stop_check, ends_only=True, floors=floors)
         self.totals: RunningTotals | None = None  # where set, what is finished moves there from the record
         self.unfinished = 0
         self.queued_tokens = 0  # prompt and output tokens of unfinished requests
@@ -102,7 +108,7 @@ def make_replicas(setting: Setting, *, repeat: int = 1) -> list[Replica]:
     config, plan = setting.config, setting.plan
     made = []
     for pipeline in make_pipelines(setting, repeat=repeat):
-        replica = Replica(pipeline, config.scheduler, plan)
+        replica = Replica(pipeline, config.scheduler, plan, floors=setting.floors)
         if not config.simulation.record:
             replica.totals = RunningTotals(plan.limits.depth.most, config.slo)
         made.append(replica)

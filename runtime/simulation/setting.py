@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ...conf.build import load_hardware
 from ...conf.disaggregation import DisaggregationConfig
 from ...conf.errors import ConfigError
 from ...conf.policies import TokenBudgetConfig
 from ...conf.schema import SimulateConfig
+from ..core.stage_floor import StageFloor
 from ..cost.error import CostError, widest
 from ..cost.operators import HostTimes
 from ..cost.stage_costs import StageCosts
 from ..engine.plan import Plan, make_plan
-from .make_costs import make_control, make_costs, make_error
+from .make_costs import make_control, make_costs, make_error, make_floors
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class Setting:
 
     That is the plan, the seconds that each stage takes for a micro-batch (`costs`), the host's seconds between
     micro-batches (`control`), and how far `costs` may be off (`error`; None: not known). Where there is a prefill pool,
-    `prefill` is its setting, and this one is the decode pool's.
+    `prefill` is its setting, and this one is the decode pool's. `floors` are the work of its stages.
     """
 
     config: SimulateConfig
@@ -31,6 +32,7 @@ class Setting:
     control: HostTimes
     error: CostError | None
     prefill: Setting | None = None
+    floors: list[StageFloor] = field(default_factory=list)
 
     def with_times(self, scale: float) -> Setting:
         """Return the setting with stage times that are `scale` times as long."""
@@ -67,7 +69,8 @@ def make_setting(config: SimulateConfig) -> Setting:
 
 def _setting_of(config: SimulateConfig) -> Setting:
     plan = make_plan(config)
-    return Setting(config, plan, make_costs(config, plan), make_control(config, plan), make_error(config, plan))
+    costs, control = make_costs(config, plan), make_control(config, plan)
+    return Setting(config, plan, costs, control, make_error(config, plan), floors=make_floors(config, plan))
 
 
 def _prefill_config(config: SimulateConfig) -> SimulateConfig:

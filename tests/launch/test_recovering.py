@@ -31,6 +31,7 @@ from gapless.runtime.core.run_record import FaultReason, FaultRecord
 from gapless.runtime.engine.intake import Intake
 from gapless.runtime.engine.plan import make_plan
 from gapless.runtime.ledger.causes import CAUSES, Cause
+from gapless.runtime.ledger.compute_shares import ComputeShare
 from gapless.runtime.serving.messages import (
     TOKEN_BOUNDS,
     Failed,
@@ -230,6 +231,19 @@ def test_the_live_page_says_so(front: Front, tmp_path: Path) -> None:
         assert "4 requests started over, 99 tokens to compute again" in browser.run(f"return {text}")
         titles = browser.run("return [...document.querySelectorAll('#fault-list .bar i')].map(part => part.title)")
         assert [title.split(":")[0] for title in titles] == ["detect", "start", "weights"]
+
+
+def test_shares_of_the_machine_s_rates_are_metrics(front: Front) -> None:
+    plain = snapshot(ended=time.monotonic())
+    front.tell(plain)
+    assert front.values("gapless:stage_mfu") == {}
+    compute = [
+        ComputeShare(1, "decode", 9, 4.0, 2.0, 0.02, 0.5, 0.15, 20.0),
+        ComputeShare(1, "mixed", 1, 1.0, 0.9, 0.9, 0.1, 0.15, 20.0),
+    ]
+    front.tell(msgspec.structs.replace(plain, compute=compute))
+    assert front.values("gapless:stage_mfu") == {("1", "decode"): 0.02, ("1", "mixed"): 0.9}
+    assert front.values("gapless:stage_bandwidth_share") == {("1", "decode"): 0.5, ("1", "mixed"): 0.1}
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from typing import Any
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
+from gapless.runtime.core.stage_floor import AttentionLayers, RowWork, StageFloor, StageMachine
 from gapless.runtime.report.run_groups import RunGroup
 from gapless.runtime.run_folder.read import RunFolder
 
@@ -64,3 +65,12 @@ def run_group(
     label: str, *, chunk: Any = 256, depth: int | None = None, name: str = "sarathi", **summary: Any
 ) -> RunGroup:
     return RunGroup(label, [folder(label, chunk=chunk, depth=depth, name=name, **summary)])
+
+
+def floor(window: int | None = None, slow_reason: str = "", ranks: int = 2) -> StageFloor:
+    """Return the work of a stage of 4 layers whose ranks give 2 TFLOP/s and 50 GB/s each, with a head."""
+    machine = StageMachine({"float32": 2.0, "bfloat16": 1.0}, 50.0, slow_reason)
+    attention = (
+        [AttentionLayers(None, 2, 3), AttentionLayers(window, 1, 1)] if window else [AttentionLayers(None, 3, 4)]
+    )
+    return StageFloor(machine, ranks, RowWork(3e8, 4e8), RowWork(2e8, 1e8), 1e4, 2e3, attention)

@@ -24,6 +24,7 @@ from gapless.runtime.ledger.summary import summarize
 from gapless.runtime.run_folder.read import read_run_folder
 from gapless.runtime.run_folder.spans_csv import SPAN_COLUMNS
 from gapless.runtime.run_folder.titles import comparison_title, title_of
+from tests.support.hand_made import floor
 from tests.support.written_runs import write_run
 
 START = 98765.4321  # a monotonic clock's zero is anywhere
@@ -36,6 +37,7 @@ def record() -> RunRecord:
     One request is aborted before it began. From micro-batch 5 on times were predicted, 1 ms short.
     """
     record = RunRecord(2, 40, notes=["chunk=auto picked 64"], stage_weights=[[0.01, 0.003], [0.011, 0.003]])
+    record.floors = [floor(slow_reason="no kernels"), floor(window=100)]
     record.requests = [RequestRecord(r, 64 * (r + 2), START + 0.1 * r, first_dispatched=START + 0.1) for r in range(3)]
     free, clock, done = [START, START], START + 0.1, START
     for number in range(30):
@@ -86,7 +88,9 @@ def test_files(folder: Path):
     names = {"requests.csv", "spans.csv.gz", "record.jsonl.gz", "summary.json", "trace.json.gz", "report.html"}
     names |= {"stage_times.json"}
     assert {file.name for file in folder.iterdir()} == names
-    assert "<title>a run</title>" in (folder / "report.html").read_text(encoding="utf-8")
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "<title>a run</title>" in page
+    assert "stage 1, mixed" in page, "compute beside its machine"
 
 
 def test_requests(folder: Path, record: RunRecord):
@@ -157,6 +161,12 @@ def test_read_back(folder: Path, record: RunRecord):
     assert old.pop("notes") == new.pop("notes") == ["chunk=auto picked 64"]
     assert old.pop("faults") == new.pop("faults") == []
     assert old.pop("stragglers") == new.pop("stragglers") == []
+    compute = [summary.pop("compute") for summary in (old, new)]
+    assert loaded.floors == record.floors
+    assert len(compute[0]) >= 2
+    assert compute[1] == [
+        share | {k: pytest.approx(v) for k, v in share.items() if k != "phase"} for share in compute[0]
+    ]
     old_error, new_error = old.pop("prediction_error"), new.pop("prediction_error")
     assert new_error == pytest.approx(old_error, rel=1e-5)
     old_busy, new_busy = old.pop("stage_busy_fraction"), new.pop("stage_busy_fraction")

@@ -1,0 +1,103 @@
+"""The sizes of micro-batches by which a stage's FLOPs and bytes are counted, as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .columns import unpack
+from .micro_batch_columns import Floats, Ints
+from .run_record import MicroBatchRecord
+from .stage_floor import StageFloor
+
+PHASES = ("prefill", "decode", "mixed")  # of a micro-batch: it has chunks only, decodes only, or both
+
+
+class Sizes:
+    """The sizes of micro-batches on which FLOPs and bytes depend.
+
+    Args:
+        chunks: of each micro-batch: (length, prefix) of each chunk.
+        contexts: of each micro-batch: (KV tokens attended to, decodes that do so) by decode or by group of alike ones.
+        sampled: of each micro-batch: rows whose logits are computed.
+        reads: of each micro-batch: share of its decodes that read the KV cache; draft tokens read none of their own.
+    """
+
+    def __init__(
+        self,
+        chunks: Sequence[Sequence[tuple[int, int]]],
+        contexts: Sequence[tuple[Floats, Floats]],
+        sampled: Sequence[int],
+        reads: Sequence[float],
+    ) -> None:
+        self._num = len(sampled)
+        every = np.arange(self._num)
+        self._of_chunk = np.repeat(every, [len(each) for each in chunks])
+        self._length, self._prefix = np.array([part for each in chunks for part in each], np.float64).reshape(-1, 2).T
+        self._of_decode = np.repeat(every, [len(context) for context, _ in contexts])
+        none = np.zeros(0)
+        self._context = np.concatenate([none, *(context for context, _ in contexts)])
+        self._decodes = np.concatenate([none, *(count for _, count in contexts)])
+        self._reads = np.array(reads, np.float64)
+        self._by_window: dict[int | None, tuple[Floats, Floats, Floats]] = {}
+        prefill, decodes = self._sum(self._of_chunk, self._length), self._sum(self._of_decode, self._decodes)
+        self.rows = prefill + decodes
+        self.sampled = np.array(sampled, np.float64)
+        self.phase = np.where(decodes == 0, 0, np.where(prefill == 0, 1, 2))  # [N], of `PHASES`
+
+    @classmethod
+    def of_records(cls, micro_batches: Sequence[MicroBatchRecord]) -> Sizes:
+        """Return the sizes of recorded micro-batches."""
+        starts = [np.array(unpack(each.decodes.start_column), np.float64) + 1 for each in micro_batches]
+        return cls(
+            [[(chunk.tokens, chunk.start) for chunk in each.chunks] for each in micro_batches],
+            [(context, np.ones(len(context))) for context in starts],
+            [each.sampled_rows for each in micro_batches],
+            [1 - each.drafts / max(1, len(each.decodes)) for each in micro_batches],
+        )
+
+    def attended(self, window: int | None) -> tuple[Floats, Floats, Floats]:
+        """Return pairs of a chunk's query and a key, KV tokens before chunks, and pairs of decodes, [N] each.
+
+        Args:
+            window: most tokens that one attends to; None: all.
+        """
+        known = self._by_window.get(window)
+        if known is None:
+            most = np.inf if window is None else float(window)
+
+            def pairs(tokens: Floats) -> Floats:  # of the first `tokens` queries of a request
+                within: Floats = np.minimum(tokens, most)
+                found: Floats = within * (within + 1) / 2 + (tokens - within) * (window or 0)
+                return found
+
+            known = self._by_window[window] = (
+                self._sum(self._of_chunk, pairs(self._prefix + self._length) - pairs(self._prefix)),
+                self._sum(self._of_chunk, np.minimum(self._prefix, most)),
+                self._sum(self._of_decode, np.minimum(self._context, most) * self._decodes),
+            )
+        return known
+
+    def flops(self, floor: StageFloor) -> Floats:
+        """Return the FLOPs of each micro-batch on a stage, over all its ranks, [N]."""
+        pairs = np.zeros(self._num)
+        for group in floor.attention:
+            of_chunks, _, of_decodes = self.attended(group.window)
+            pairs += group.chunk_layers * of_chunks + group.decode_layers * of_decodes
+        found: Floats = floor.rows.flops * self.rows + floor.sampled.flops * self.sampled + floor.pair_flops * pairs
+        return found
+
+    def bytes(self, floor: StageFloor) -> Floats:
+        """Return the bytes that a stage must read for each micro-batch, over all its ranks, [N]."""
+        tokens = np.zeros(self._num)
+        for group in floor.attention:
+            _, of_chunks, of_decodes = self.attended(group.window)
+            tokens += group.chunk_layers * of_chunks + group.decode_layers * of_decodes * self._reads
+        found: Floats = floor.token_bytes * tokens
+        for part, rows in ((floor.rows, self.rows), (floor.sampled, self.sampled)):
+            found = found + part.bytes * (rows > 0) + part.expert_bytes * (1 - (1 - floor.expert_share) ** rows)
+        return found
+
+    def _sum(self, owner: Ints, values: Floats) -> Floats:
+        return np.bincount(owner, values, self._num).astype(np.float64)

@@ -1,0 +1,115 @@
+"""Counts what the stages of a model must compute and read at least, and the seconds that this takes their machines."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...conf.architecture import Architecture, LayerKind
+from ...models.memory import expert_bytes, kv_bytes_per_token, weight_bytes
+from ...models.quantization.formats import ModelFormats
+from ...parallel.mesh import Mesh
+from ..core.micro_batch_sizes import Sizes
+from ..core.stage_floor import AttentionLayers, RowWork, StageFloor, StageMachine
+from .stage_costs import LastLayer, MicroBatchShape
+
+
+def stage_floors(
+    arch: Architecture,
+    layers: Sequence[range],
+    machines: Sequence[StageMachine],
+    *,
+    tp: int,
+    dtype_bytes: int,
+    formats: ModelFormats | None = None,
+    cache_dtype: str = "auto",
+    last_layer: LastLayer = "sampled",
+) -> list[StageFloor]:
+    """Return the work of each stage; nothing where the rates of a machine are not known.
+
+    FLOPs are those of linear layers, attention and the LM head; of experts only those that a row is routed to. Bytes
+    are those of weights, each read once for a micro-batch, and of keys and values. Activations, norms, the embedding
+    and sampling are left out. A router is taken to spread rows evenly over the experts.
+
+    Args:
+        arch: of the whole model.
+        layers: of each stage.
+        machines: of a rank of each stage.
+        tp: ranks of a stage.
+        dtype_bytes: of an element of weights that are not quantized.
+        formats: of quantized matrices; None: there are none.
+        cache_dtype: `cache.dtype`.
+        last_layer: as of `StageCosts`.
+    """
+    if not all(machine.is_known for machine in machines):
+        return []
+
+    def read(part: range, rank: int) -> int:  # bytes of weights, by all ranks of a stage
+        return tp * weight_bytes(arch, Mesh(3, tp, rank), part, dtype_bytes, formats=formats)
+
+    def work(part: range) -> RowWork:  # on a stage in the middle, which has neither embedding nor head
+        flops = 2.0 * sum(_active_params(arch, arch.kind(layer)) for layer in part)
+        experts = expert_bytes(arch, part, dtype_bytes, formats)
+        return RowWork(flops, max(0, read(part, tp) - experts), experts)
+
+    value_pairs = arch.head_dim + arch.value_dim if arch.latent is None else arch.latent.query_dim + arch.value_dim
+    share = 0.0 if arch.experts is None else arch.experts.experts_per_token / arch.experts.num_experts
+    found = []
+    for stage, (own, machine) in enumerate(zip(layers, machines, strict=True)):
+        rows, sampled, whole = work(own), RowWork(), own
+        if stage == len(layers) - 1:
+            if last_layer == "sampled":
+                whole, last = own[:-1], own[-1:]
+                of_last, keys = work(last), _key_params(arch)
+                key_bytes = of_last.bytes * keys / _dense_params(arch, arch.kind(own[-1]))
+                before = work(whole)
+                rows = RowWork(before.flops + 2.0 * keys, before.bytes + key_bytes, before.expert_bytes)
+                sampled = RowWork(of_last.flops - 2.0 * keys, of_last.bytes - key_bytes, of_last.expert_bytes)
+            head = read(range(0), 2 * tp)
+            flops = sampled.flops + 2.0 * arch.embedding_params
+            sampled = RowWork(flops, sampled.bytes + head, sampled.expert_bytes)
+        of_chunks, of_decodes = (Counter(arch.kind(i).window for i in part) for part in (whole, own))
+        found.append(
+            StageFloor(
+                machine,
+                tp,
+                rows,
+                sampled,
+                2.0 * arch.num_heads * value_pairs,
+                float(tp * kv_bytes_per_token(arch, 1, tp, dtype_bytes, cache_dtype)),
+                [AttentionLayers(window, of_chunks[window], count) for window, count in of_decodes.items()],
+                share,
+            )
+        )
+    return found
+
+
+def floor_seconds(floors: Sequence[StageFloor], shape: MicroBatchShape) -> list[float]:
+    """Return the least seconds of each stage for a micro-batch: by FLOPs or by bytes, whichever takes longer."""
+    context = np.array([shape.context / shape.decodes] if shape.decodes else [])
+    decodes = context, np.full(len(context), float(shape.decodes))
+    sizes = Sizes([shape.chunks], [decodes], [shape.sampled], [1.0])
+    return [
+        max(float(sizes.flops(each)[0]) / each.flops_per_s, float(sizes.bytes(each)[0]) / each.bytes_per_s)
+        for each in floors
+    ]
+
+
+def _active_params(arch: Architecture, kind: LayerKind) -> int:
+    """Return how many parameters of a layer a row is multiplied with."""
+    picked = arch.experts.experts_per_token if arch.experts is not None and kind.experts else 0
+    return _dense_params(arch, kind) + picked * arch.expert_params
+
+
+def _dense_params(arch: Architecture, kind: LayerKind) -> int:
+    """Return the parameters of a layer without those of its routed experts."""
+    held = arch.experts.num_experts if arch.experts is not None and kind.experts else 0
+    return arch.params_of(kind) - held * arch.expert_params
+
+
+def _key_params(arch: Architecture) -> int:
+    """Return the parameters of a layer's projections to what the cache holds."""
+    width = arch.latent.cached if arch.latent is not None else 2 * arch.num_kv_heads * arch.head_dim
+    return arch.hidden_size * width

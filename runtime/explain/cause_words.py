@@ -97,7 +97,7 @@ def part_text(seconds: float) -> str:
 
 def _cost(cause: SizedCause, metric: str, value: float, about: RunWords) -> str:
     _, detail, is_several = _NAMES[cause.cause]
-    shown = detail(cause.evidence, about)
+    shown = cause.says or detail(cause.evidence, about)
     text = cause_name(cause) + (f" ({shown})" if shown else "")
     text = f"{cause.where}, {text}" if cause.where else text
     of = "" if metric == "duration" else f" of {METRIC_NAMES[metric]}"

@@ -19,9 +19,10 @@ from .arrivals import clients_of
 from .changes import Change, Shown, candidates, with_policy
 from .even_split import even_split
 from .explanation import METRIC_NAMES, METRICS, Explanation, Interval, Outcome
-from .replayed_causes import ReplayedCauses, replayed_causes
+from .replayed_causes import ReplayedCauses, ranked, replayed_causes
 from .roots import Root
 from .sized_cause import SizedCause
+from .span_replay import replayed_spans
 from .twin import Twin, Values, twin_of, values_of
 from .what_if import SECONDS_A_MICRO_BATCH, Screening, WhatIf
 from .without import twins_without
@@ -48,6 +49,8 @@ _ARRIVAL_BOUND = 1.1  # a makespan at most so many times as long as until the la
 _NOTED_BEYOND = 0.05  # share of compute time beyond the sizes of the run from which on it is noted
 _NOTED_COST = 0.1  # share by which another metric grows from which on it is noted
 TOLERANCE = 0.5  # share by which another metric may grow, by default
+
+_OF_SPANS = (Root.CONTENTION, Root.STRAGGLER, Root.RECOVERY)  # that learned stage times have among their noise
 
 # Families of changes that are likely to matter where this root is the largest, the likeliest first.
 _LIKELY: dict[Root, tuple[str, ...]] = {
@@ -187,7 +190,11 @@ class _Search:
         replays = sum(min(_MOST_OF_A_CAUSE, count) for count in ways.values())
         what_if = self._within(1 + min(_MOST_WHOLE, replays), stop)
         error = self.twin.error if self.twin.learned is not None else dict.fromkeys(METRICS, 0.0)
-        return replayed_causes(what_if, self.twin, self.metric, error, stop, self.on_progress)
+        found = replayed_causes(what_if, self.twin, self.metric, error, stop, self.on_progress)
+        if self.twin.learned is None or self.metric != "duration":
+            return found
+        beside = [each for each in replayed_spans(self.twin.base, self.twin.ledger) if each.cause in _OF_SPANS]
+        return ReplayedCauses(ranked([*found.causes, *beside]), found.left)
 
     def _with_changes(self, outcomes: Sequence[Outcome]) -> Iterator[SizedCause]:
         """Yield the causes; one that no key takes away gets the best change of what it comes from."""

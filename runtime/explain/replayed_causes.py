@@ -115,7 +115,7 @@ def replayed_causes(
         for each in order
         if _is_worth(each, metric)
     ]
-    return ReplayedCauses(tuple(_ranked(found)), tuple(dict.fromkeys(left)))
+    return ReplayedCauses(ranked(found), tuple(dict.fromkeys(left)))
 
 
 def _settled(each: Replayed, base: WhatIf, metric: str, error: Mapping[str, float]) -> Replayed:
@@ -159,6 +159,7 @@ def _sized(each: Replayed, value: float, run: Ledger, base: Ledger, metric: str)
         saves.middle,
         without.stage,
         evidence=without.evidence,
+        says=without.says,
     )
     if metric == "duration" and without.cause != Root.OVERLOAD:  # of which the twin has other requests
         cause = replace(cause, shows=_shows(run, base, each.record, value * saves.middle))
@@ -185,10 +186,10 @@ def _shows(run: Ledger, base: Ledger, record: RunRecord, seconds: float) -> dict
     return found
 
 
-def _ranked(causes: Sequence[SizedCause]) -> list[SizedCause]:
+def ranked(causes: Sequence[SizedCause]) -> tuple[SizedCause, ...]:
     """Return causes, the largest first.
 
     A setting undoes some of each fault, and another policy some of each setting: they come first only where they save
     much more.
     """
-    return sorted(causes, key=lambda each: -each.seconds / _MUCH_MORE ** _WEIGHT.get(each.cause, 0))
+    return tuple(sorted(causes, key=lambda each: -each.seconds / _MUCH_MORE ** _WEIGHT.get(each.cause, 0)))

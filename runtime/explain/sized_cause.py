@@ -29,6 +29,7 @@ class SizedCause:
         overrides: of the command line, which make the change.
         saves_seconds: of the metric, by a replay with the change.
         where: of several replicas the one on which it is, as people read it.
+        says: what shows the cause, where numbers alone do not say it.
         note: what the change costs otherwise, as a longer tail.
     """
 
@@ -45,6 +46,7 @@ class SizedCause:
     saves_seconds: float = 0.0
     note: str = ""
     where: str = ""
+    says: str = ""
 
     @property
     def summary(self) -> dict[str, Any]:

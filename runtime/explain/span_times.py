@@ -191,7 +191,8 @@ def _fit(seconds: Floats, size: Floats, sizes: Floats) -> Floats:
     apart = size - size.mean()
     slope = float(apart @ seconds) / max(1e-9, float(apart @ apart))
     slope = min(max(0.0, slope), float(seconds.sum()) / max(1e-9, float(size.sum())))
-    return float(seconds.mean()) + slope * (sizes - size.mean())
+    fitted: Floats = float(seconds.mean()) + slope * (sizes - size.mean())
+    return fitted
 
 
 def _meets(left: Floats, sent: Floats, ready: Floats) -> bool | None:

@@ -16,6 +16,7 @@ from ...conf.errors import ConfigError
 from ..cost.operators import HostTimes, Operators
 from ..cost.stage_costs import MicroBatchShape
 from ..ledger.causes import UNEVEN_WORK, Cause
+from ..ledger.compute_shares import compute_shares
 from ..workload import WorkItem
 from .arrivals import clients_of, overload_of
 from .changes import Change, Shown, chunk_key, with_policy
@@ -23,7 +24,9 @@ from .even_split import even_split, mean_seconds
 from .hops import hops_of
 from .hot_experts import hot_experts
 from .learned_operators import LearnedOperators
+from .rated_costs import RatedCosts
 from .roots import Root
+from .slow_compute import find_slow_compute
 from .twin import Twin
 
 _LEAST_RATIO = 1.03  # of a stage's time over the others': less is even
@@ -39,6 +42,7 @@ _LEAST_LONG = 0.05  # of all prompt tokens at least are in them
 _PREEMPTED = 0.1  # of the requests, from which on preemptions name the cause
 _MORE_BLOCKS = 8  # times the KV blocks of a run count as unlimited
 _MORE_REQUESTS = 4  # times the requests of a micro-batch count as unlimited
+_REACHED = 0.5  # share of a machine's rates that good kernels reach
 _CHUNKS = (4, 16, 2, 8, 32, 1 / 4, 1 / 16, 1 / 2, 1 / 8, 1 / 32)  # of the run's own: sizes that are tried
 _THINNED = 2  # times the rate at which no queue grows, to which arrivals are thinned out
 _LAST = 4  # requests that would end last, which are kept
@@ -57,6 +61,7 @@ class Without:
         change: the change of the run's setting that does so; None where no key does.
         stage: where the cause is one stage, its number.
         evidence: numbers that show the cause, by name.
+        says: what shows the cause, where numbers alone do not say it.
         likely: about which share of the run the cause may cost, by which the order of replays goes.
     """
 
@@ -66,6 +71,7 @@ class Without:
     stage: int | None = None
     evidence: Mapping[str, float] = field(default_factory=dict)
     likely: float = 0.0
+    says: str = ""
 
 
 def twins_without(twin: Twin, *, is_duration: bool = True) -> list[Without]:
@@ -76,7 +82,7 @@ def twins_without(twin: Twin, *, is_duration: bool = True) -> list[Without]:
         is_duration: causes are sized by the run's duration, so that those without idle time or compute have none.
     """
     shown = Shown.of(twin.base, twin.ledger, twin.items)
-    physical = (_clients, _stages, _links, _noise, _arrivals, _prompts, _control, _depth)
+    physical = (_clients, _compute, _stages, _links, _noise, _arrivals, _prompts, _control, _depth)
     found = [*chain.from_iterable(make(twin) for make in physical), *_memory(twin, shown), *_batch(twin, shown)]
     found += [*_chunk(twin, shown), *_policy(twin)]
     if is_duration:
@@ -164,6 +170,10 @@ def _stages(twin: Twin) -> Iterator[Without]:
     step = -(-len(twin.base.micro_batches) // _MOST_SHAPES)
     shapes = [MicroBatchShape.of_record(each) for each in twin.base.micro_batches[::step]]
     seconds = mean_seconds(setting.costs, shapes)
+    if twin.learned is not None:  # what it waits for a processor is another cause
+        ledger = twin.ledger
+        waited = [float(each) / (ledger.busy_seconds(stage) or 1.0) for stage, each in enumerate(ledger.contended)]
+        seconds = [each * (1 - share) for each, share in zip(seconds, waited, strict=True)]
     slowest = seconds.index(max(seconds))
     others = [each for stage, each in enumerate(seconds) if stage != slowest]
     ratio = seconds[slowest] * len(others) / (sum(others) or 1.0)
@@ -224,6 +234,23 @@ class _FreeLink:
     def send(self, rows: int, **_: Any) -> float:
         """Return 0."""
         return 0.0
+
+
+def _compute(twin: Twin) -> Iterator[Without]:
+    """Yield the twin whose slow stages compute at half of their machines' rates, as good kernels do."""
+    floors, ledger = twin.base.floors, twin.ledger
+    stages = range(ledger.num_stages)
+    contended = [float(ledger.contended[stage]) / (ledger.busy_seconds(stage) or 1.0) for stage in stages]
+    device = "device" if twin.setting.config.hardware.device == "cuda" else "processor"
+    slow = find_slow_compute(compute_shares((twin.base, ledger)), floors, contended, device)
+    if not slow or len(floors) != len(twin.setting.plan.layers):
+        return
+    costs = RatedCosts(twin.setting.costs, floors, {each.stage for each in slow}, _REACHED)
+    setting, first = replace(twin.setting, costs=costs), slow[0]
+    evidence, stage = first.evidence, first.stage if len(slow) == 1 else None
+    yield Without(
+        Root.SLOW_COMPUTE, lambda: replace(twin, setting=setting), None, stage, evidence, 1.0, says=first.sentence
+    )
 
 
 def _links(twin: Twin) -> Iterator[Without]:

@@ -22,7 +22,6 @@ import httpx2
 import numpy as np
 import pytest
 from msgspec import structs
-from tests.runtime.explain.test_one_scale import SMALL, run_of
 
 from gapless.conf.build import to_mapping
 from gapless.conf.schema import ServeConfig
@@ -41,6 +40,7 @@ from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.run_folder.read import read_run_folder
 from gapless.runtime.serving.messages import LiveSpans, Snapshot, encoder
 from gapless.runtime.serving.recording import Recording, decoder, join_parts
+from tests.runtime.explain.test_replayed_causes import run_of
 from tests.support.browser import CHROMIUM, CONTROL, DRIVER, ENTER, RIGHT, Browser, browsing
 from tests.support.prefix_proxy import below_path
 from tests.support.server import Server, serving
@@ -233,8 +233,8 @@ def test_the_last_minute_is_one() -> None:
     ],
 )
 def test_the_page_says_what_a_recording_of_the_same_seconds_says(overrides: tuple[str, ...]) -> None:
-    run, config = run_of(*SMALL, *overrides)
-    plan, shown = make_plan(config), to_mapping(config)
+    run, config = run_of(*overrides)
+    shown = to_mapping(config)
     middle = len(run.micro_batches) // 3
     began, now = run.micro_batches[middle].dispatched, run.spans[-1].end
     came = [replace(request) for request in run.requests if request.arrival >= began]
@@ -253,7 +253,7 @@ def test_the_page_says_what_a_recording_of_the_same_seconds_says(overrides: tupl
     state = structs.replace(snapshot(1), busy=[0.0, 0.0])
     record = window.record_at(now, state)
     assert record is not None
-    assert words_of(record, shown, plan) == analysed(recorded, shown).words != []
+    assert words_of(record, shown) == analysed(recorded, shown).words != []
 
 
 def test_the_page_says_nothing_too_early_and_that_no_request_is_there() -> None:
@@ -262,7 +262,7 @@ def test_the_page_says_nothing_too_early_and_that_no_request_is_there() -> None:
     record = window.record_at(105.0, state)
     assert record is not None
     config = compose_one([], ServeConfig, "serve")
-    assert words_of(record, to_mapping(config), make_plan(config)) == ["No request was there."]
+    assert words_of(record, to_mapping(config)) == ["No request was there."]
 
 
 def snapshot(second: int, is_idle: bool = False) -> Snapshot:

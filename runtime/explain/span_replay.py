@@ -30,6 +30,7 @@ _LEAST_EVENED = 0.05  # the same, where no policy reaches the size
 _LEAST_OF_A_KIND = 8  # micro-batches
 _ALIKE = 1.05  # times the lower median of the stages, up to which a stage counts as one of the others
 _LEAST_EXCESS = 0.02  # of a stage's time over the others'
+_SURE = 3.0  # standard errors of it
 _BY_LAYERS = 0.5  # of a stage's longer time, that its layers explain, from which on they are the root
 _OUTLIER = 6.0  # median deviations from the usual
 _BLOCKS = 8  # of a run, over which a cause varies
@@ -68,17 +69,16 @@ def replayed_spans(
         layers: of each stage, if known.
         stragglers: of the run, if they have been searched for.
     """
-    found = times_of(record, ledger)
-    if found is None or ledger.span_seconds <= 0:
+    run = SpanReplay.of(record, ledger)
+    if run is None:
         return []
-    run = _Run(record, ledger, *found, *found[0].replay())
     stragglers = find_stragglers(ledger) if stragglers is None else stragglers
     causes = [_size(run, without) for without in _without(run, layers, stragglers)]
     causes.append(_down(run))
     return sorted((each for each in causes if each is not None), key=lambda each: -each.seconds)
 
 
-def _size(run: _Run, without: _Without) -> SizedCause | None:
+def _size(run: SpanReplay, without: _Without) -> SizedCause | None:
     """Return a cause with its size; None where it is small, or not sure to cost anything."""
     begins, ends = without.times.replay()
     seconds, whole = float(run.ends.max() - ends.max()), run.ledger.span_seconds
@@ -95,7 +95,7 @@ def _size(run: _Run, without: _Without) -> SizedCause | None:
     return SizedCause(without.root, seconds, low, high, seconds / whole, stage, shows, {**numbers, **without.evidence})
 
 
-def _down(run: _Run) -> SizedCause | None:
+def _down(run: SpanReplay) -> SizedCause | None:
     """Return the seconds in which the pipeline had failed."""
     seconds, whole = down_seconds(run.record.faults, run.ledger.t1), run.ledger.span_seconds
     if seconds < _LEAST_SHARE * whole:
@@ -107,13 +107,21 @@ def _down(run: _Run) -> SizedCause | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class SpanReplay:
+    """A run, the times to replay it from, and when each stage begins and ends each micro-batch by these, [S, N]."""
+
     record: RunRecord
     ledger: Ledger
     times: Times
     places: Sequence[Ints]
     begins: Floats
     ends: Floats
+
+    @classmethod
+    def of(cls, record: RunRecord, ledger: Ledger) -> SpanReplay | None:
+        """Return the replay of a run; None of one that is too short."""
+        found = times_of(record, ledger)
+        return None if found is None or ledger.span_seconds <= 0 else cls(record, ledger, *found, *found[0].replay())
 
     @property
     def numbers(self) -> Ints:
@@ -148,14 +156,14 @@ class _Run:
     def shows(self, begins: Floats, ends: Floats) -> dict[str, float]:
         """Return the stage-seconds that a replay has less, by the ledger's causes, and of compute."""
         is_whole = sum(map(len, self.places)) == len(self.record.spans)
-        before = self.ledger if is_whole else Ledger(self._with(self.begins, self.ends))
-        after = Ledger(self._with(begins, ends))
+        before = self.ledger if is_whole else Ledger(self.record_with(self.begins, self.ends))
+        after = Ledger(self.record_with(begins, ends))
         idle, left = before.seconds_by_cause(), after.seconds_by_cause()
         found = {str(cause): idle[cause] - left[cause] for cause in idle}
         return {COMPUTE: before.busy_seconds() - after.busy_seconds(), **found}
 
-    def _with(self, begins: Floats, ends: Floats) -> RunRecord:
-        """Return the record with the spans of a replay, and with waits of stage 0 that fit them."""
+    def record_with(self, begins: Floats, ends: Floats) -> RunRecord:
+        """Return the run's record with spans that begin and end then, [S, N], and with waits of stage 0 that fit."""
         row = {number: place for place, number in enumerate(self.numbers.tolist())}
         began, ended, was = begins.tolist(), ends.tolist(), self.ends
         spans = []
@@ -172,45 +180,57 @@ class _Run:
                         contended=max(0.0, span.contended - shorter),
                     )
                 )
-        old = (np.append(self.begins[0, :1], was[0, :-1]).tolist(), self.begins[0].tolist())
-        new = (np.append(begins[0, :1], ends[0, :-1]).tolist(), began[0])
-        later = (ends[-1] - was[-1]).tolist()
+        starts, new_starts = (
+            np.append(first[:1], last[:-1]) for first, last in ((self.begins[0], was[0]), (begins[0], ends[0]))
+        )
+        gaps = list(zip(starts.tolist(), self.begins[0].tolist(), strict=True))
+        new = list(zip(new_starts.tolist(), began[0], strict=True))
+        later = ends[-1] - was[-1]
+        follows = self.times.follows
+        dispatched = np.where(follows >= 0, later[follows], 0.0).tolist()
         batches = []
         for each in self.record.micro_batches:
             if (at := row.get(each.micro_batch)) is not None:
-                waits = _moved(each, old[0][at], old[1][at], new[0][at], new[1][at])
-                done = None if each.completed is None else each.completed + later[at]
-                batches.append(msgspec.structs.replace(each, waits=waits, completed=done))
+                moved = _moved(each, gaps[at], new[at], dispatched[at])
+                moved.completed = None if each.completed is None else each.completed + float(later[at])
+                batches.append(moved)
         opened, closed = self.record.window
         closed = None if closed is None else closed + float(ends.max() - was.max())
         return replace(self.record, spans=spans, micro_batches=batches, window=(opened, closed))
 
 
-def _moved(each: MicroBatchRecord, start: float, end: float, new_start: float, new_end: float) -> list[Wait]:
-    """Return the waits of a gap of stage 0, scaled to its new length. The time between the last one and `end` stays."""
-    over = min(max(each.waits[-1].end, start), end) if each.waits else start
-    new_over = max(new_start, new_end - (end - over))
-    if over <= start:
-        return [Wait(new_start, new_over, each.waits[-1].reason if each.waits else "depth_full")]
-    scale = (new_over - new_start) / (over - start)
-    return [
-        Wait(new_start + (wait.start - start) * scale, new_start + (wait.end - start) * scale, wait.reason)
-        for wait in each.waits
-    ]
+def _moved(
+    each: MicroBatchRecord, gap: tuple[float, float], new: tuple[float, float], later: float
+) -> MicroBatchRecord:
+    """Return a micro-batch dispatched `later`, with the waits before it as they are in its new gap of stage 0."""
+    last = each.waits[-1].end if each.waits else each.dispatched
+    over, new_over = min(max(last, gap[0]), gap[1]), min(last + later, new[1])
+    if new_over <= new[0]:  # the stage was still busy
+        waits = [Wait(wait.start + later, wait.end + later, wait.reason) for wait in each.waits]
+    elif over <= gap[0] or not each.waits:
+        waits = [Wait(new[0], new_over, each.waits[-1].reason if each.waits else "depth_full")]
+    else:
+        scale = (new_over - new[0]) / (over - gap[0])
+        waits = [
+            Wait(new_over - (over - wait.start) * scale, new_over - (over - wait.end) * scale, wait.reason)
+            for wait in each.waits
+        ]
+    return msgspec.structs.replace(each, waits=waits, dispatched=each.dispatched + later)
 
 
-def _without(run: _Run, layers: Sequence[int] | None, stragglers: Sequence[Straggler]) -> Iterator[_Without]:
+def _without(run: SpanReplay, layers: Sequence[int] | None, stragglers: Sequence[Straggler]) -> Iterator[_Without]:
     """Yield the run's times without each cause."""
     times = run.times
     slowdown = np.ones_like(times.compute)
     for each in stragglers:
         slow = (run.begins[each.stage] >= each.start) & (run.begins[each.stage] < each.end)
         slowdown[each.stage, slow] = each.slowdown
-    usual = times.compute / slowdown
+    before, within = run.contended
+    usual = np.maximum(times.compute - within, 0.0) / slowdown
     if len(usual) > 1:
-        yield from _uneven(run, usual, slowdown, layers)
+        yield from _uneven(run, usual, slowdown, within, layers)
         expected = _expected(run, usual)
-        yield _Without(Root.CHANCE, replace(times, compute=expected * slowdown))
+        yield _Without(Root.CHANCE, replace(times, compute=expected * slowdown + within))
         evened = times.compute * expected.mean(axis=1, keepdims=True) / expected
         yield _Without(Root.MICRO_BATCHES, replace(times, compute=evened))
         no_link, no_send = np.zeros_like(times.link), np.zeros_like(times.send)
@@ -219,9 +239,8 @@ def _without(run: _Run, layers: Sequence[int] | None, stragglers: Sequence[Strag
         worst = max(stragglers, key=lambda each: each.waited)
         when = {"start_s": worst.start - run.ledger.t0, "end_s": worst.end - run.ledger.t0}
         evidence = {"ratio": worst.slowdown, "stages": float(len(usual)), **when}
-        yield _Without(Root.STRAGGLER, replace(times, compute=usual), worst.stage, evidence=evidence)
-    if run.contended.any():
-        before, within = run.contended
+        yield _Without(Root.STRAGGLER, replace(times, compute=usual + within), worst.stage, evidence=evidence)
+    if before.any() or within.any():
         gap = np.where(times.follows >= 0, np.maximum(times.gap - before[0], 0.0), times.gap)
         turn, link = np.maximum(times.turn - before, 0.0), np.maximum(times.link - before[1:], 0.0)
         without = replace(times, compute=times.compute - within, turn=turn, link=link, gap=gap)
@@ -232,7 +251,7 @@ def _without(run: _Run, layers: Sequence[int] | None, stragglers: Sequence[Strag
     yield _Without(Root.CONTROL, late)
 
 
-def _expected(run: _Run, usual: Floats) -> Floats:
+def _expected(run: SpanReplay, usual: Floats) -> Floats:
     """Return what stages take for what micro-batches hold, [S, N], without the chance in `usual`.
 
     In the mean it is what a stage takes, but for micro-batches that took much longer than the others.
@@ -251,7 +270,9 @@ def _expected(run: _Run, usual: Floats) -> Floats:
     return expected * mean[:, None]
 
 
-def _uneven(run: _Run, usual: Floats, slowdown: Floats, layers: Sequence[int] | None) -> Iterator[_Without]:
+def _uneven(
+    run: SpanReplay, usual: Floats, slowdown: Floats, within: Floats, layers: Sequence[int] | None
+) -> Iterator[_Without]:
     """Yield the run with stages that take what the others take, or with layers spread evenly."""
     alike = usual.copy()
     for kind in run.kinds:
@@ -271,7 +292,7 @@ def _uneven(run: _Run, usual: Floats, slowdown: Floats, layers: Sequence[int] | 
         if decodes > _ALIKE and prompts - 1 < min(0.3, 0.5 * (decodes - 1)):
             root, evidence = Root.LM_HEAD, evidence | {"ratio_of_prompts": prompts, "ratio_of_decodes": decodes}
     ratios = _by_block((usual - alike)[stage]) / _by_block(usual[stage])
-    yield _Without(root, replace(run.times, compute=alike * slowdown), stage, ratios, evidence)
+    yield _Without(root, replace(run.times, compute=alike * slowdown + within), stage, ratios, evidence)
 
 
 def _alike(seconds: Floats) -> Floats:
@@ -287,9 +308,10 @@ def _alike(seconds: Floats) -> Floats:
     alike = seconds.copy()
     for stage, own in enumerate(seconds):
         others = seconds[is_other & (np.arange(len(seconds)) != stage)]
-        if not len(others) or own.sum() <= (1 + _LEAST_EXCESS) * others.mean(axis=0).sum():
+        usual = others.mean(axis=0) if len(others) else own
+        more = own - usual
+        if more.mean() <= max(_LEAST_EXCESS * usual.mean(), _SURE * more.std() / len(more) ** 0.5):
             continue
-        usual = others.mean(axis=0)
         ratio = np.log(own / usual)
         order = np.argsort(ratio, kind="stable")
         ratio[order] = np.minimum(ratio[order], _symmetric(ratio[order]) if len(others) == 1 else _between(others))

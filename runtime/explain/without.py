@@ -39,12 +39,12 @@ _MOST_SHAPES = 64  # micro-batches by which stages are compared
 _LONG = 4  # times the usual prompt, from which on a prompt is long among short ones
 _FEW = 0.2  # of the requests at most are such prompts
 _LEAST_LONG = 0.05  # of all prompt tokens at least are in them
-_PREEMPTED = 0.1  # of the requests, from which on preemptions name the cause
+_PREEMPTED = 0.03  # of the requests, from which on preemptions name the cause
 _MORE_BLOCKS = 8  # times the KV blocks of a run count as unlimited
 _MORE_REQUESTS = 4  # times the requests of a micro-batch count as unlimited
 _REACHED = 0.5  # share of a machine's rates that good kernels reach
 _CHUNKS = (4, 16, 2, 8, 32, 1 / 4, 1 / 16, 1 / 2, 1 / 8, 1 / 32)  # of the run's own: sizes that are tried
-_THINNED = 2  # times the rate at which no queue grows, to which arrivals are thinned out
+_THINNED = 4  # times the rate at which no queue grows, to which arrivals are thinned out
 _LAST = 4  # requests that would end last, which are kept
 _LEAST_CHUNK, _MOST_CHUNK = 16, 8192
 # Policies that the run's own is compared with. The others bound what they compute by batches of whole prompts.

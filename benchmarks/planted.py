@@ -6,7 +6,8 @@ The table has the cause that the explanation names first and what it claims that
 and the size within 10% of the truth, and whether the change that it names saves about as much as the best single change
 does, both by simulating them.
 
-`--only KIND` judges one kind, `--healthy` only the healthy runs; `--traces` traces of another engine's ranks, one of
+`--only KIND` judges one kind, `--healthy` only the healthy runs; `--draw SEED` draws other plants, one of each kind and
+of any size (`support/drawn_plants.py`); `--traces` traces of another engine's ranks, one of
 which is slow, beside the same pipeline with ranks that are alike (`support/slow_traces.py`). Ten minutes of one core.
 `--real` plants problems in a real pipeline of two stages (`support/real_plants.py`); five minutes of 2 cores that do
 nothing else.
@@ -38,6 +39,7 @@ from gapless.runtime.pipeline.protocol import PipelineError
 from gapless.runtime.run_folder.run_info import RunInfo
 from gapless.runtime.traces.pipeline_run import run_of_traces
 
+from .support.drawn_plants import drawn
 from .support.harness import Benchmark, Row
 from .support.plants import ROOTS, Plant, healthy, plants
 from .support.real_plants import real_plants, real_run
@@ -72,7 +74,9 @@ class Explained:
 
 
 def main() -> int:
-    bench = Benchmark(__doc__, only={"choices": [*ROOTS], "metavar": "KIND"}, healthy=False, traces=False, real=False)
+    bench = Benchmark(
+        __doc__, only={"choices": [*ROOTS], "metavar": "KIND"}, healthy=False, draw=0, traces=False, real=False
+    )
     if bench.given.real:
         known: dict[tuple[str, ...], list[float]] = {}
         for plant in real_plants():
@@ -84,12 +88,13 @@ def main() -> int:
             bench.row("traces", **traced(name, slow))
         return bench.end()
     only, seconds = bench.given.only, []
-    for plant in plants() if not bench.given.healthy else []:
+    several = drawn(bench.given.draw) if bench.given.draw else plants()
+    for plant in several if not bench.given.healthy else []:
         if only in (None, plant.kind):
             row = judged(plant)
             seconds.append(row["took_s"])
             bench.row("plants", **row)
-    for name, keys in healthy().items() if only is None else []:
+    for name, keys in healthy().items() if only is None and not bench.given.draw else []:
         row = diagnosed(name, keys)
         seconds.append(row["took_s"])
         bench.row("healthy", **row)

@@ -7,10 +7,9 @@ and the size within 10% of the truth, and whether the change that it names saves
 does, both by simulating them.
 
 `--only KIND` judges one kind, `--healthy` only the healthy runs; `--draw SEED` draws other plants, one of each kind and
-of any size (`support/drawn_plants.py`); `--traces` traces of another engine's ranks, one of
-which is slow, beside the same pipeline with ranks that are alike (`support/slow_traces.py`). Ten minutes of one core.
-`--real` plants problems in a real pipeline of two stages (`support/real_plants.py`); five minutes of 2 cores that do
-nothing else.
+of any size (`support/drawn_plants.py`); `--traces` plays traces of another engine's ranks, one of which is slow, beside
+the same pipeline with ranks that are alike (`support/slow_traces.py`). Ten minutes of one core. `--real` plants problems
+in a real pipeline of two stages (`support/real_plants.py`); five minutes of 2 cores that do nothing else.
 """
 
 from __future__ import annotations
@@ -148,7 +147,8 @@ def judged(plant: Plant) -> Row:
     truth = _seconds(plant.metric, found.values) - _seconds(plant.metric, control)
     first = found.causes[0] if found.causes else None
     error = first.seconds / truth - 1 if first else None
-    named, best = saving_of(found, first, plant.metric), best_saving(found, plant)
+    change = next((each for each in found.causes if each.overrides), None)
+    named, best = saving_of(found, change, plant.metric), best_saving(found, plant)
     whole = found.values[plant.metric]
     return {
         "kind": plant.kind,
@@ -162,7 +162,7 @@ def judged(plant: Plant) -> Row:
         "error_share": error,
         "right": first is not None and first.cause in ROOTS[plant.kind],
         "within": error is not None and abs(error) <= WITHIN,
-        "change": " ".join(first.overrides) if first else "",
+        "change": " ".join(change.overrides) if change else "",
         "saves_share": None if named is None else named / whole,
         "best": best[0],
         "best_saves_share": best[1] / whole,

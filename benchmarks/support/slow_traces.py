@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from gapless.runtime.traces.rank_trace import RankTrace, Step, Transfer, merged
 
-_TRANSFER = 0.0004  # seconds
+_TRANSFER = 0.0002  # seconds
 _LATE = 0.0002  # seconds from when a micro-batch may be dispatched until it is
 
 

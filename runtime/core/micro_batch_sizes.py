@@ -54,7 +54,7 @@ class Sizes:
         return cls(
             [[(chunk.tokens, chunk.start) for chunk in each.chunks] for each in micro_batches],
             counts,
-            starts + 1.0,
+            starts.astype(np.float64) + 1,
             np.ones(len(starts)),
             [each.sampled_rows for each in micro_batches],
             [1 - each.drafts / max(1, count) for each, count in zip(micro_batches, counts, strict=True)],

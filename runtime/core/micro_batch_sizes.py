@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .columns import unpack
 from .micro_batch_columns import Floats, Ints
 from .run_record import MicroBatchRecord
 from .stage_floor import StageFloor
@@ -19,7 +18,9 @@ class Sizes:
 
     Args:
         chunks: of each micro-batch: (length, prefix) of each chunk.
-        contexts: of each micro-batch: (KV tokens attended to, decodes that do so) by decode or by group of alike ones.
+        groups: of each micro-batch: groups of decodes that attend to as many tokens.
+        contexts: of each of all groups: KV tokens that one of its decodes attends to.
+        decodes: of each of all groups: how many there are.
         sampled: of each micro-batch: rows whose logits are computed.
         reads: of each micro-batch: share of its decodes that read the KV cache; draft tokens read none of their own.
     """
@@ -27,7 +28,9 @@ class Sizes:
     def __init__(
         self,
         chunks: Sequence[Sequence[tuple[int, int]]],
-        contexts: Sequence[tuple[Floats, Floats]],
+        groups: Sequence[int],
+        contexts: Floats,
+        decodes: Floats,
         sampled: Sequence[int],
         reads: Sequence[float],
     ) -> None:
@@ -35,26 +38,26 @@ class Sizes:
         every = np.arange(self._num)
         self._of_chunk = np.repeat(every, [len(each) for each in chunks])
         self._length, self._prefix = np.array([part for each in chunks for part in each], np.float64).reshape(-1, 2).T
-        self._of_decode = np.repeat(every, [len(context) for context, _ in contexts])
-        none = np.zeros(0)
-        self._context = np.concatenate([none, *(context for context, _ in contexts)])
-        self._decodes = np.concatenate([none, *(count for _, count in contexts)])
+        self._of_decode, self._context, self._decodes = np.repeat(every, groups), contexts, decodes
         self._reads = np.array(reads, np.float64)
         self._by_window: dict[int | None, tuple[Floats, Floats, Floats]] = {}
-        prefill, decodes = self._sum(self._of_chunk, self._length), self._sum(self._of_decode, self._decodes)
-        self.rows = prefill + decodes
+        prefill, alone = self._sum(self._of_chunk, self._length), self._sum(self._of_decode, decodes)
+        self.rows = prefill + alone
         self.sampled = np.array(sampled, np.float64)
-        self.phase = np.where(decodes == 0, 0, np.where(prefill == 0, 1, 2))  # [N], of `PHASES`
+        self.phase = np.where(alone == 0, 0, np.where(prefill == 0, 1, 2))  # [N], of `PHASES`
 
     @classmethod
     def of_records(cls, micro_batches: Sequence[MicroBatchRecord]) -> Sizes:
         """Return the sizes of recorded micro-batches."""
-        starts = [np.array(unpack(each.decodes.start_column), np.float64) + 1 for each in micro_batches]
+        starts = np.frombuffer(b"".join([each.decodes.start_column for each in micro_batches]), np.int64)
+        counts = [len(each.decodes) for each in micro_batches]
         return cls(
             [[(chunk.tokens, chunk.start) for chunk in each.chunks] for each in micro_batches],
-            [(context, np.ones(len(context))) for context in starts],
+            counts,
+            starts.astype(np.float64) + 1,
+            np.ones(len(starts)),
             [each.sampled_rows for each in micro_batches],
-            [1 - each.drafts / max(1, len(each.decodes)) for each in micro_batches],
+            [1 - each.drafts / max(1, count) for each, count in zip(micro_batches, counts, strict=True)],
         )
 
     def attended(self, window: int | None) -> tuple[Floats, Floats, Floats]:

@@ -88,9 +88,8 @@ def stage_floors(
 
 def floor_seconds(floors: Sequence[StageFloor], shape: MicroBatchShape) -> list[float]:
     """Return the least seconds of each stage for a micro-batch: by FLOPs or by bytes, whichever takes longer."""
-    context = np.array([shape.context / shape.decodes] if shape.decodes else [])
-    decodes = context, np.full(len(context), float(shape.decodes))
-    sizes = Sizes([shape.chunks], [decodes], [shape.sampled], [1.0])
+    each, decodes = np.array([shape.context / max(1, shape.decodes)]), np.array([float(shape.decodes)])
+    sizes = Sizes([shape.chunks], [1], each, decodes, [shape.sampled], [1.0])
     return [
         max(float(sizes.flops(each)[0]) / each.flops_per_s, float(sizes.bytes(each)[0]) / each.bytes_per_s)
         for each in floors

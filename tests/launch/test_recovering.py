@@ -242,8 +242,8 @@ def test_shares_of_the_machine_s_rates_are_metrics(front: Front) -> None:
         ComputeShare(1, "mixed", 1, 1.0, 0.9, 0.9, 0.1, 0.15, 20.0),
     ]
     front.tell(msgspec.structs.replace(plain, compute=compute))
-    assert front.values("gapless:stage_mfu") == {("1", "decode"): 0.02, ("1", "mixed"): 0.9}
-    assert front.values("gapless:stage_bandwidth_share") == {("1", "decode"): 0.5, ("1", "mixed"): 0.1}
+    assert front.values("gapless:stage_mfu") == {("decode", "1"): 0.02, ("mixed", "1"): 0.9}
+    assert front.values("gapless:stage_bandwidth_share") == {("decode", "1"): 0.5, ("mixed", "1"): 0.1}
 
 
 @pytest.mark.slow

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
@@ -74,3 +76,8 @@ def floor(window: int | None = None, slow_reason: str = "", ranks: int = 2) -> S
         [AttentionLayers(None, 2, 3), AttentionLayers(window, 1, 1)] if window else [AttentionLayers(None, 3, 4)]
     )
     return StageFloor(machine, ranks, RowWork(3e8, 4e8), RowWork(2e8, 1e8), 1e4, 2e3, attention)
+
+
+def close_to(compute: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return `compute` of a summary with numbers that compare as about equal."""
+    return [{k: v if k == "phase" else pytest.approx(v, rel=1e-5) for k, v in share.items()} for share in compute]

@@ -17,6 +17,7 @@ from gapless.runtime.core.messages import (
     Span,
 )
 from gapless.runtime.core.run_record import FaultRecord
+from gapless.runtime.core.stage_floor import StageMachine
 from gapless.runtime.pipeline.protocol import PipelineFault
 
 StageTime = Callable[[MicroBatchMessage, int], float]
@@ -56,6 +57,7 @@ class VirtualPipeline:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.where = ["virtual"] * num_stages
+        self.machines = [StageMachine()] * num_stages
         self.micro_batches: list[MicroBatchMessage] = []
         self.max_outstanding = 0
         self._stage_time = stage_time

@@ -8,8 +8,8 @@ does, both by simulating them.
 
 `--only KIND` judges one kind, `--healthy` only the healthy runs; `--draw SEED` draws other plants, one of each kind and
 of any size (`support/drawn_plants.py`); `--traces` plays traces of another engine's ranks, one of which is slow, beside
-the same pipeline with ranks that are alike (`support/slow_traces.py`). Ten minutes of one core. `--real` plants problems
-in a real pipeline of two stages (`support/real_plants.py`); five minutes of 2 cores that do nothing else.
+the same pipeline with ranks that are alike (`support/slow_traces.py`). Ten minutes of one core. `--real` plants
+problems in a real pipeline of two stages (`support/real_plants.py`); five minutes of 2 cores that do nothing else.
 """
 
 from __future__ import annotations

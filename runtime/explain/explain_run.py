@@ -40,6 +40,8 @@ _CAUSES_SHARE = 0.5  # of the time: one replay without each cause
 _MOST_WHOLE = 5  # of them that must fit, else the first requests alone are replayed
 _QUICK_SHARE = 0.8  # the same at the end of a command, where causes are all that is shown
 _MOST_OF_A_CAUSE = 3  # replays without a cause that should fit into that
+_LEAST_CHANGE = 0.02  # of the metric that a change must save to be named beside a cause
+_LEAST_TRADE = 0.2  # the same of a trade
 _SCREENING_SHARE = 0.8  # of the time: then one replay without noise of each change
 _LEAST_SEEDS = 3
 _LEAST_OUTCOMES = 3  # that are replayed on seeds however long it takes
@@ -60,7 +62,6 @@ _LIKELY: dict[Root, tuple[str, ...]] = {
     Root.SLOW_STAGE: ("split", "policy"),
     Root.UNEVEN_LAYERS: ("split", "policy"),
     Root.LM_HEAD: ("split", "policy"),
-    Root.CHANCE: ("depth", "policy"),
     Root.DEPTH: ("depth", "policy"),
     Root.TRANSPORT: ("depth", "grid", "chunk"),
     Root.CONTROL: ("depth", "chunk", "policy"),
@@ -201,7 +202,7 @@ class _Search:
         value = self.run_values[self.metric] / (1.0 if self.metric == "duration" else 1e3)
         for cause in self.causes.causes:
             families = _LIKELY.get(cause.cause, ())
-            of_it = [each for each in outcomes if each.saves[self.metric].low > 0 and each.families & set(families)]
+            of_it = [each for each in outcomes if each.families & set(families) and self._is_worth(each)]
             if not cause.change and not of_it and cause.cause == Root.SLOW_STAGE:
                 cause = self._with_split(cause, value)
             elif not cause.change and of_it:
@@ -211,6 +212,10 @@ class _Search:
                     cause, change=best.change, overrides=best.overrides, saves_seconds=saves, note=best.note
                 )
             yield cause
+
+    def _is_worth(self, each: Outcome) -> bool:
+        saves = each.saves[self.metric]
+        return saves.low > 0 and saves.middle >= (_LEAST_TRADE if each.is_trade else _LEAST_CHANGE)
 
     def _with_split(self, cause: SizedCause, value: float) -> SizedCause:
         """Return a slow stage with the layer split that evens the stages, where one saves time."""

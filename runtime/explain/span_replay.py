@@ -15,11 +15,10 @@ import numpy as np
 from ..core.micro_batch_columns import Floats, Ints, values_at
 from ..core.run_record import MicroBatchRecord, RunRecord, Wait
 from ..core.student import t_quantile
-from ..ledger.causes import UNEVEN_WORK, Cause
+from ..ledger.causes import Cause
 from ..ledger.ledger import Ledger
 from ..ledger.recovery import down_seconds
 from ..ledger.stragglers import Straggler, find_stragglers
-from .evidence import evidence_of
 from .content import content_of, held_by
 from .hot_experts import hot_experts
 from .roots import Root
@@ -29,6 +28,7 @@ from .span_times import Bools, Times, times_of
 _LEAST_SHARE = 0.03  # of the duration: less is not worth removing
 _LEAST_EVENED = 0.05  # the same, where no policy reaches the size
 _LEAST_OF_A_KIND = 8  # micro-batches
+_MOST = 2 / 3  # of the seconds for which ranks waited for a processor, from which on those of one stage are the cause
 _ALIKE = 1.05  # times the lower median of the stages, up to which a stage counts as one of the others
 _LEAST_EXCESS = 0.02  # of a stage's time over the others'
 _SURE = 3.0  # standard errors of it
@@ -90,10 +90,15 @@ def _size(run: SpanReplay, without: _Without) -> SizedCause | None:
     if seconds < (_LEAST_EVENED if is_most else _LEAST_SHARE) * whole or low < 0:
         return None
     shows = run.shows(begins, ends)
-    idle = {cause: shows[cause] for cause in (UNEVEN_WORK if is_most else Cause)}
-    stage, numbers = evidence_of(without.root, max(idle, key=lambda cause: idle[cause]), run.record, run.ledger)
-    stage = without.stage if stage is None else stage
-    return SizedCause(without.root, seconds, low, high, seconds / whole, stage, shows, {**numbers, **without.evidence})
+    stage = _contended_stage(run.ledger) if without.root == Root.CONTENTION else without.stage
+    return SizedCause(without.root, seconds, low, high, seconds / whole, stage, shows, without.evidence)
+
+
+def _contended_stage(ledger: Ledger) -> int | None:
+    """Return the stage that waited for a processor for most of the seconds in which any did; None: several did."""
+    waited = ledger.contended + [ledger.seconds_by_cause(stage)[Cause.CONTENTION] for stage in range(ledger.num_stages)]
+    stage = int(waited.argmax())
+    return stage if len(waited) > 1 and waited[stage] >= _MOST * waited.sum() else None
 
 
 def _down(run: SpanReplay) -> SizedCause | None:
@@ -103,7 +108,7 @@ def _down(run: SpanReplay) -> SizedCause | None:
         return None
     idle = run.ledger.seconds_by_cause()[Cause.RECOVERY]
     shows = {Cause.RECOVERY: idle, COMPUTE: seconds * run.ledger.num_stages - idle}
-    _, numbers = evidence_of(Root.RECOVERY, None, run.record, run.ledger)
+    numbers = {"faults": float(len(run.record.faults))}
     return SizedCause(Root.RECOVERY, seconds, seconds, seconds, seconds / whole, None, shows, numbers)
 
 

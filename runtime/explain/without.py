@@ -44,8 +44,8 @@ _MORE_BLOCKS = 8  # times the KV blocks of a run count as unlimited
 _MORE_REQUESTS = 4  # times the requests of a micro-batch count as unlimited
 _REACHED = 0.5  # share of a machine's rates that good kernels reach
 _CHUNKS = (4, 16, 2, 8, 32, 1 / 4, 1 / 16, 1 / 2, 1 / 8, 1 / 32)  # of the run's own: sizes that are tried
-_THINNED = 4  # times the rate at which no queue grows, to which arrivals are thinned out
-_LAST = 4  # requests that would end last, which are kept
+_THINNED = 6  # times the rate at which no queue grows, to which arrivals are thinned out
+_LAST = 2  # requests that would end last, which are kept
 _LEAST_CHUNK, _MOST_CHUNK = 16, 8192
 # Policies that the run's own is compared with. The others bound what they compute by batches of whole prompts.
 _POLICIES = ("equal_time", "sarathi", "token_budget")
@@ -297,7 +297,7 @@ def _arrivals(twin: Twin) -> Iterator[Without]:
     The last to arrive, and those that would end last without a queue, are among these.
     """
     late, evidence = overload_of(twin.base, twin.ledger)
-    if late <= 0:
+    if late <= 0 or twin.workload.max_concurrency is not None or clients_of(twin.base):
         return
     usual = sorted(len(item.prompt) for item in twin.items)[len(twin.items) // 2]
     a_token = sum(twin.setting.costs.seconds(MicroBatchShape((), 1, usual, 1)))
@@ -352,11 +352,16 @@ def _chunk(twin: Twin, shown: Shown) -> Iterator[Without]:
     larger = _larger_chunks(twin, min(own, shown.chunk))
     smaller = _idle(twin, *UNEVEN_WORK[:2], Cause.STAGE_IMBALANCE, Cause.STARVED_IN_FLIGHT)
     for factor in _CHUNKS:
-        size = round(own * factor)
+        size = _whole_tiles(round(own * factor), twin.setting.config.hardware.tile)
         if _LEAST_CHUNK <= size <= _MOST_CHUNK:
             cause, likely = (Root.SMALL_CHUNK, larger) if factor > 1 else (Root.LARGE_CHUNK, smaller)
             change = Change.of("chunk", {f"scheduler.{key}": size})
             yield _by_change(twin, cause, change, likely, {"tokens": float(own)})
+
+
+def _whole_tiles(size: int, tile: int) -> int:
+    """Return the size in whole tiles that is nearest, of sizes of half a tile or more: others are padded to these."""
+    return max(1, round(size / tile)) * tile if 2 * size >= tile else size
 
 
 def _larger_chunks(twin: Twin, tokens: int) -> float:

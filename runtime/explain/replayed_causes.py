@@ -98,7 +98,7 @@ def replayed_causes(
         known = best.get(without.cause)
         if known is None or saves.middle > known.saves.middle + _LEAST_GAIN:
             best[without.cause] = Replayed(without, record, saves)
-        elif tried[without.cause] > 2 and without.cause in (Root.SMALL_CHUNK, Root.LARGE_CHUNK):
+        elif tried[without.cause] > 3 and without.cause in (Root.SMALL_CHUNK, Root.LARGE_CHUNK):
             worse.add(without.cause)
     order = sorted((each for each in best.values() if _is_worth(each, metric)), key=lambda each: -each.saves.middle)
     base = what_if

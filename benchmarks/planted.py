@@ -6,10 +6,12 @@ The table has the cause that the explanation names first and what it claims that
 and the size within 10% of the truth, and whether the change that it names saves about as much as the best single change
 does, both by simulating them.
 
-`--only KIND` judges one kind, `--healthy` only the healthy runs; `--draw SEED` draws other plants, one of each kind and
-of any size (`support/drawn_plants.py`); `--traces` plays traces of another engine's ranks, one of which is slow, beside
-the same pipeline with ranks that are alike (`support/slow_traces.py`). Ten minutes of one core. `--real` plants
-problems in a real pipeline of two stages (`support/real_plants.py`); five minutes of 2 cores that do nothing else.
+`--only KIND` judges one kind, `--healthy` only the healthy runs. `--draw SEED` draws other plants, one of each kind and
+of any size (`support/drawn_plants.py`). Ten minutes of one core.
+
+`--traces` plays traces of another engine's ranks, one of which is slow, beside the same pipeline with ranks that are
+alike (`support/slow_traces.py`); seconds. `--real` plants problems in a real pipeline of two stages
+(`support/real_plants.py`); five minutes of 2 cores that do nothing else.
 """
 
 from __future__ import annotations

@@ -58,6 +58,9 @@ def _plant(kind: str, size: str, chosen: random.Random) -> Plant | None:
             share = 1 - seconds(base, control) / seconds(base, problem)
         except (ConfigError, PipelineError):  # it does not fit
             continue
+        larger = [f"scheduler.chunk={chunk}" for chunk in (512, 1024)] if EQUAL in base else []
+        if any(1 - seconds(base, control, each) / seconds(base, control) > share / 3 for each in larger):
+            continue  # the chunk is a problem too
         if share >= _LEAST[size]:
             return Plant(kind, size, base, problem, control, undo) if share <= _MOST[size] else None
     return None

@@ -246,8 +246,9 @@ def plants() -> list[Plant]:
             for size, base, blocks in (
                 (
                     "small",
-                    f"model=llama3-8b hardware=h200 parallel=pp4 {EQUAL} {FLUENT} workload.num_prompts=128",
-                    3200,
+                    f"{LLAMA_13B} {EQUAL} workload=fixed workload.input_len=50 workload.output_len=300 "
+                    "workload.range_ratio=0.1 workload.num_prompts=120",
+                    2050,
                 ),
                 ("medium", f"{LLAMA_13B} {SARATHI} {FLUENT} workload.num_prompts=100", 1900),
                 (

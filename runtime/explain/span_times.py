@@ -60,32 +60,33 @@ class Times:
         after, last, meets = range(1, stages), stages - 1, self.meets
         free, arrived = [-math.inf] * stages, [-math.inf] * stages
         done: list[float] = []
-        begins: list[list[float]] = []
-        ends: list[list[float]] = []
-        rows = (self.compute.T, self.turn.T, self.send.T, self.link.T, self.follows, self.gap, self.floor)
-        for compute, turn, send, link, follows, gap, floor in zip(*(row.tolist() for row in rows), strict=True):
+        begins: list[float] = []
+        ends: list[float] = []
+        link = np.vstack([self.link, np.zeros(count)])
+        rows = (zip(*each.tolist(), strict=True) for each in (self.compute, self.turn, self.send, link))
+        dispatches = (each.tolist() for each in (self.follows, self.gap, self.floor))
+        for compute, turn, send, way, follows, gap, floor in zip(*rows, *dispatches, strict=True):
             at = max(done[follows] + gap if follows >= 0 else gap, floor)
             begin = max(at, free[0] + turn[0])
             end = begin + compute[0]
-            begun, ended = [begin], [end]
+            begins.append(begin)
+            ends.append(end)
             for stage in after:
                 ready, before = free[stage] + turn[stage], stage - 1
                 at = end if end > arrived[stage] else arrived[stage]
                 if meets[before]:
-                    at = max(at, ready) + link[before]
+                    at = (at if at > ready else ready) + way[before]
                     free[before] = max(end, at + send[before])
                 else:
-                    at += link[before]
+                    at += way[before]
                     free[before] = end + send[before]
                 arrived[stage] = at
                 begin = at if at > ready else ready
                 end = begin + compute[stage]
-                begun.append(begin)
-                ended.append(end)
+                begins.append(begin)
+                ends.append(end)
             free[last] = end + send[last]
             done.append(end)
-            begins.append(begun)
-            ends.append(ended)
         shape = (count, stages)
         return np.array(begins, np.float64).reshape(shape).T, np.array(ends, np.float64).reshape(shape).T
 
@@ -93,23 +94,27 @@ class Times:
 def times_of(record: RunRecord, ledger: Ledger) -> tuple[Times, list[Ints]] | None:
     """Return what a run's spans are replayed from, and the places of its micro-batches in each stage's lane.
 
-    Micro-batches that not all stages computed are left out. None where fewer than eight are left.
+    Micro-batches that not all stages computed are left out. None if fewer than eight remain, or if the stages' orders
+    differ.
     """
     lanes = ledger.lanes
     if not all(len(lane.row) for lane in lanes):
         return None
     places = [np.sort(place) for place in common_places(lanes)]
-    if len(places[0]) < _LEAST:
+    numbers = lanes[0].micro_batch[places[0]]
+    of_run = ledger.micro_batches.places(numbers)
+    places = [place[of_run >= 0] for place in places]
+    numbers, of_run = numbers[of_run >= 0], of_run[of_run >= 0]
+    is_same = all(np.array_equal(lane.micro_batch[place], numbers) for lane, place in zip(lanes, places, strict=True))
+    if len(numbers) < _LEAST or not is_same:
         return None
     begin, end, sent = (
         np.stack([getattr(lane, name)[place] for lane, place in zip(lanes, places, strict=True)])
         for name in ("begin", "end", "sent")
     )
-    numbers = lanes[0].micro_batch[places[0]]
     spans = {(span.stage, span.micro_batch): (span.ready, span.input) for span in record.spans}
     seen = [[spans[stage, number] for number in numbers.tolist()] for stage in range(len(lanes))]
     ready, came = np.moveaxis(np.array(seen, np.float64), 2, 0)
-    of_run = ledger.micro_batches.places(numbers)
     tokens = values_at(ledger.micro_batches.tokens, of_run).astype(np.float64)
     sent = np.maximum(sent, end)
     sent[0, :-1] = np.maximum(sent[0, :-1], _held_until(record, of_run[1:]))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import NormalDist
 
 import msgspec
 import numpy as np
@@ -16,17 +15,24 @@ import numpy as np
 from ..core.micro_batch_columns import Floats, Ints, values_at
 from ..core.run_record import MicroBatchRecord, RunRecord, Wait
 from ..core.student import t_quantile
+from ..ledger.causes import UNEVEN_WORK, Cause
 from ..ledger.ledger import Ledger
+from ..ledger.recovery import down_seconds
 from ..ledger.stragglers import Straggler, find_stragglers
+from .evidence import evidence_of
 from .roots import Root
 from .sized_cause import COMPUTE, SizedCause
 from .span_times import Bools, Times, times_of
+from .stage_balance import content_of, held_by
 
 _LEAST_SHARE = 0.03  # of the duration: less is not worth removing
+_LEAST_EVENED = 0.05  # the same, where no policy reaches the size
 _LEAST_OF_A_KIND = 8  # micro-batches
 _ALIKE = 1.05  # times the lower median of the stages, up to which a stage counts as one of the others
 _LEAST_EXCESS = 0.02  # of a stage's time over the others'
+_SURE = 3.0  # standard errors of it
 _BY_LAYERS = 0.5  # of a stage's longer time, that its layers explain, from which on they are the root
+_OUTLIER = 6.0  # median deviations from the usual
 _BLOCKS = 8  # of a run, over which a cause varies
 _OUTSIDE = 0.1  # of outcomes, outside a cause's range
 _MODEL_ERROR = 0.03  # of a size
@@ -44,8 +50,8 @@ class _Without:
 
     root: Root
     times: Times
-    ratios: Floats
     stage: int | None = None
+    ratios: Floats = field(default_factory=lambda: np.ones(_BLOCKS))
     evidence: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -63,37 +69,47 @@ def replayed_spans(
         layers: of each stage, if known.
         stragglers: of the run, if they have been searched for.
     """
-    found = times_of(record, ledger)
-    if found is None or ledger.span_seconds <= 0:
+    run = SpanReplay.of(record, ledger)
+    if run is None:
         return []
-    times, places = found
-    run = _Run(record, ledger, times, places, *times.replay())
     stragglers = find_stragglers(ledger) if stragglers is None else stragglers
-    causes = []
-    for without in _without(run, layers, stragglers):
-        begins, ends = without.times.replay()
-        seconds = float(run.ends.max() - ends.max())
-        spread = without.ratios.std(ddof=1) / _BLOCKS**0.5 / max(1e-9, float(without.ratios.mean()))
-        off = seconds * (t_quantile(_OUTSIDE, _BLOCKS - 1) * float(spread) + _MODEL_ERROR)
-        if seconds < _LEAST_SHARE * ledger.span_seconds or seconds <= off:
-            continue
-        causes.append(
-            SizedCause(
-                without.root,
-                seconds,
-                seconds - off,
-                seconds + off,
-                seconds / ledger.span_seconds,
-                without.stage,
-                run.shows(begins, ends),
-                without.evidence,
-            )
-        )
-    return sorted(causes, key=lambda each: -each.seconds)
+    causes = [_size(run, without) for without in _without(run, layers, stragglers)]
+    causes.append(_down(run))
+    return sorted((each for each in causes if each is not None), key=lambda each: -each.seconds)
+
+
+def _size(run: SpanReplay, without: _Without) -> SizedCause | None:
+    """Return a cause with its size; None where it is small, or not sure to cost anything."""
+    begins, ends = without.times.replay()
+    seconds, whole = float(run.ends.max() - ends.max()), run.ledger.span_seconds
+    spread = float(without.ratios.std(ddof=1)) / _BLOCKS**0.5 / max(1e-9, float(without.ratios.mean()))
+    off = seconds * (t_quantile(_OUTSIDE, _BLOCKS - 1) * spread + _MODEL_ERROR)
+    is_most = without.root == Root.MICRO_BATCHES  # no policy makes them quite alike
+    low, high = (0.0, seconds) if is_most else (seconds - off, seconds + off)
+    if seconds < (_LEAST_EVENED if is_most else _LEAST_SHARE) * whole or low < 0:
+        return None
+    shows = run.shows(begins, ends)
+    idle = {cause: shows[cause] for cause in (UNEVEN_WORK if is_most else Cause)}
+    stage, numbers = evidence_of(without.root, max(idle, key=lambda cause: idle[cause]), run.record, run.ledger)
+    stage = without.stage if stage is None else stage
+    return SizedCause(without.root, seconds, low, high, seconds / whole, stage, shows, {**numbers, **without.evidence})
+
+
+def _down(run: SpanReplay) -> SizedCause | None:
+    """Return the seconds in which the pipeline had failed."""
+    seconds, whole = down_seconds(run.record.faults, run.ledger.t1), run.ledger.span_seconds
+    if seconds < _LEAST_SHARE * whole:
+        return None
+    idle = run.ledger.seconds_by_cause()[Cause.RECOVERY]
+    shows = {Cause.RECOVERY: idle, COMPUTE: seconds * run.ledger.num_stages - idle}
+    _, numbers = evidence_of(Root.RECOVERY, None, run.record, run.ledger)
+    return SizedCause(Root.RECOVERY, seconds, seconds, seconds, seconds / whole, None, shows, numbers)
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class SpanReplay:
+    """A run, the times to replay it from, and when each stage begins and ends each micro-batch by these, [S, N]."""
+
     record: RunRecord
     ledger: Ledger
     times: Times
@@ -101,10 +117,33 @@ class _Run:
     begins: Floats
     ends: Floats
 
+    @classmethod
+    def of(cls, record: RunRecord, ledger: Ledger) -> SpanReplay | None:
+        """Return the replay of a run; None of one that is too short."""
+        found = times_of(record, ledger)
+        return None if found is None or ledger.span_seconds <= 0 else cls(record, ledger, *found, *found[0].replay())
+
     @property
     def numbers(self) -> Ints:
         """The micro-batches that are replayed."""
         return self.ledger.lanes[0].micro_batch[self.places[0]]
+
+    @property
+    def is_explained(self) -> Bools:
+        """Masks the micro-batches before which the coordinator alone was late; other engines' traces may not say so."""
+        places = self.ledger.micro_batches.places(self.numbers).tolist()
+        waits = [self.record.micro_batches[place].waits for place in places]
+        return np.array([not each or each[-1].reason != "unknown" for each in waits])
+
+    @property
+    def contended(self) -> Floats:
+        """Seconds in which ranks waited for a processor before and within each computation, [2, S, N]."""
+        row = {number: place for place, number in enumerate(self.numbers.tolist())}
+        found = np.zeros((2, *self.begins.shape))
+        for span in self.record.spans:
+            if (span.contended_before or span.contended) and span.micro_batch in row:
+                found[:, span.stage, row[span.micro_batch]] = span.contended_before, span.contended
+        return found
 
     @property
     def kinds(self) -> list[Bools]:
@@ -117,14 +156,14 @@ class _Run:
     def shows(self, begins: Floats, ends: Floats) -> dict[str, float]:
         """Return the stage-seconds that a replay has less, by the ledger's causes, and of compute."""
         is_whole = sum(map(len, self.places)) == len(self.record.spans)
-        before = self.ledger if is_whole else Ledger(self._with(self.begins, self.ends))
-        after = Ledger(self._with(begins, ends))
+        before = self.ledger if is_whole else Ledger(self.record_with(self.begins, self.ends))
+        after = Ledger(self.record_with(begins, ends))
         idle, left = before.seconds_by_cause(), after.seconds_by_cause()
         found = {str(cause): idle[cause] - left[cause] for cause in idle}
         return {COMPUTE: before.busy_seconds() - after.busy_seconds(), **found}
 
-    def _with(self, begins: Floats, ends: Floats) -> RunRecord:
-        """Return the record with the spans of a replay, and with waits of stage 0 that fit them."""
+    def record_with(self, begins: Floats, ends: Floats) -> RunRecord:
+        """Return the run's record with spans that begin and end then, [S, N], and with waits of stage 0 that fit."""
         row = {number: place for place, number in enumerate(self.numbers.tolist())}
         began, ended, was = begins.tolist(), ends.tolist(), self.ends
         spans = []
@@ -141,51 +180,99 @@ class _Run:
                         contended=max(0.0, span.contended - shorter),
                     )
                 )
-        old = (np.append(self.begins[0, :1], was[0, :-1]).tolist(), self.begins[0].tolist())
-        new = (np.append(begins[0, :1], ends[0, :-1]).tolist(), began[0])
-        later = (ends[-1] - was[-1]).tolist()
+        starts, new_starts = (
+            np.append(first[:1], last[:-1]) for first, last in ((self.begins[0], was[0]), (begins[0], ends[0]))
+        )
+        gaps = list(zip(starts.tolist(), self.begins[0].tolist(), strict=True))
+        new = list(zip(new_starts.tolist(), began[0], strict=True))
+        later = ends[-1] - was[-1]
+        follows = self.times.follows
+        dispatched = np.where(follows >= 0, later[follows], 0.0).tolist()
         batches = []
         for each in self.record.micro_batches:
             if (at := row.get(each.micro_batch)) is not None:
-                waits = _moved(each, old[0][at], old[1][at], new[0][at], new[1][at])
-                done = None if each.completed is None else each.completed + later[at]
-                batches.append(msgspec.structs.replace(each, waits=waits, completed=done))
+                moved = _moved(each, gaps[at], new[at], dispatched[at])
+                moved.completed = None if each.completed is None else each.completed + float(later[at])
+                batches.append(moved)
         opened, closed = self.record.window
         closed = None if closed is None else closed + float(ends.max() - was.max())
         return replace(self.record, spans=spans, micro_batches=batches, window=(opened, closed))
 
 
-def _moved(each: MicroBatchRecord, start: float, end: float, new_start: float, new_end: float) -> list[Wait]:
-    """Return the waits of a gap of stage 0, scaled to its new length. The time between the last one and `end` stays."""
-    over = min(max(each.waits[-1].end, start), end) if each.waits else start
-    new_over = max(new_start, new_end - (end - over))
-    if over <= start:
-        return [Wait(new_start, new_over, each.waits[-1].reason if each.waits else "depth_full")]
-    scale = (new_over - new_start) / (over - start)
-    return [
-        Wait(new_start + (wait.start - start) * scale, new_start + (wait.end - start) * scale, wait.reason)
-        for wait in each.waits
-    ]
+def _moved(
+    each: MicroBatchRecord, gap: tuple[float, float], new: tuple[float, float], later: float
+) -> MicroBatchRecord:
+    """Return a micro-batch dispatched `later`, with the waits before it as they are in its new gap of stage 0."""
+    last = each.waits[-1].end if each.waits else each.dispatched
+    over, new_over = min(max(last, gap[0]), gap[1]), min(last + later, new[1])
+    if new_over <= new[0]:  # the stage was still busy
+        waits = [Wait(wait.start + later, wait.end + later, wait.reason) for wait in each.waits]
+    elif over <= gap[0] or not each.waits:
+        waits = [Wait(new[0], new_over, each.waits[-1].reason if each.waits else "depth_full")]
+    else:
+        scale = (new_over - new[0]) / (over - gap[0])
+        waits = [
+            Wait(new_over - (over - wait.start) * scale, new_over - (over - wait.end) * scale, wait.reason)
+            for wait in each.waits
+        ]
+    return msgspec.structs.replace(each, waits=waits, dispatched=each.dispatched + later)
 
 
-def _without(run: _Run, layers: Sequence[int] | None, stragglers: Sequence[Straggler]) -> Iterator[_Without]:
+def _without(run: SpanReplay, layers: Sequence[int] | None, stragglers: Sequence[Straggler]) -> Iterator[_Without]:
     """Yield the run's times without each cause."""
     times = run.times
     slowdown = np.ones_like(times.compute)
     for each in stragglers:
         slow = (run.begins[each.stage] >= each.start) & (run.begins[each.stage] < each.end)
         slowdown[each.stage, slow] = each.slowdown
-    usual = times.compute / slowdown
+    before, within = run.contended
+    usual = np.maximum(times.compute - within, 0.0) / slowdown
     if len(usual) > 1:
-        yield from _uneven(run, usual, slowdown, layers)
-    yield _Without(
-        Root.TRANSPORT,
-        replace(times, link=np.zeros_like(times.link), send=np.zeros_like(times.send)),
-        np.ones(_BLOCKS),
-    )
+        yield from _uneven(run, usual, slowdown, within, layers)
+        expected = _expected(run, usual)
+        yield _Without(Root.CHANCE, replace(times, compute=expected * slowdown + within))
+        evened = times.compute * expected.mean(axis=1, keepdims=True) / expected
+        yield _Without(Root.MICRO_BATCHES, replace(times, compute=evened))
+        no_link, no_send = np.zeros_like(times.link), np.zeros_like(times.send)
+        yield _Without(Root.TRANSPORT, replace(times, link=no_link, send=no_send))
+    if stragglers:
+        worst = max(stragglers, key=lambda each: each.waited)
+        when = {"start_s": worst.start - run.ledger.t0, "end_s": worst.end - run.ledger.t0}
+        evidence = {"ratio": worst.slowdown, "stages": float(len(usual)), **when}
+        yield _Without(Root.STRAGGLER, replace(times, compute=usual + within), worst.stage, evidence=evidence)
+    if before.any() or within.any():
+        gap = np.where(times.follows >= 0, np.maximum(times.gap - before[0], 0.0), times.gap)
+        turn, link = np.maximum(times.turn - before, 0.0), np.maximum(times.link - before[1:], 0.0)
+        without = replace(times, compute=times.compute - within, turn=turn, link=link, gap=gap)
+        yield _Without(Root.CONTENTION, without)
+    late = replace(times, turn=times.turn.copy(), gap=times.gap.copy())
+    late.turn[0, run.is_explained] = 0.0
+    late.gap[run.is_explained & (times.follows >= 0)] = 0.0
+    yield _Without(Root.CONTROL, late)
 
 
-def _uneven(run: _Run, usual: Floats, slowdown: Floats, layers: Sequence[int] | None) -> Iterator[_Without]:
+def _expected(run: SpanReplay, usual: Floats) -> Floats:
+    """Return what stages take for what micro-batches hold, [S, N], without the chance in `usual`.
+
+    In the mean it is what a stage takes, but for micro-batches that took much longer than the others.
+    """
+    usual = np.maximum(usual, 1e-9)
+    expected = usual.copy()
+    held = held_by(run.ledger, run.ledger.micro_batches.places(run.numbers))
+    levels = np.ones_like(usual)
+    for kind in run.kinds:
+        levels[:, kind] = np.median(usual[:, kind] / usual[:, kind].mean(axis=0), axis=1)[:, None]
+    expected = levels * content_of(usual / levels, held)
+    off = np.log(usual / expected)
+    off -= np.median(off, axis=1)[:, None]
+    is_usual = off <= _OUTLIER * np.median(np.abs(off), axis=1)[:, None] + _ALIKE - 1
+    mean: Floats = (usual * is_usual).sum(axis=1) / (expected * is_usual).sum(axis=1)
+    return expected * mean[:, None]
+
+
+def _uneven(
+    run: SpanReplay, usual: Floats, slowdown: Floats, within: Floats, layers: Sequence[int] | None
+) -> Iterator[_Without]:
     """Yield the run with stages that take what the others take, or with layers spread evenly."""
     alike = usual.copy()
     for kind in run.kinds:
@@ -205,38 +292,51 @@ def _uneven(run: _Run, usual: Floats, slowdown: Floats, layers: Sequence[int] | 
         if decodes > _ALIKE and prompts - 1 < min(0.3, 0.5 * (decodes - 1)):
             root, evidence = Root.LM_HEAD, evidence | {"ratio_of_prompts": prompts, "ratio_of_decodes": decodes}
     ratios = _by_block((usual - alike)[stage]) / _by_block(usual[stage])
-    yield _Without(root, replace(run.times, compute=alike * slowdown), ratios, stage, evidence)
+    yield _Without(root, replace(run.times, compute=alike * slowdown + within), stage, ratios, evidence)
 
 
 def _alike(seconds: Floats) -> Floats:
     """Return the seconds of stages [S, N] with those of slow ones as if they took what the others take.
 
     Others are those that take no more than the lower median of all stages. A slow stage's ratios to them get the
-    spread that most have, around one: so what it takes stays as noisy, and micro-batches that it is slow for only at
-    times are found too.
+    distribution of the others' ratios to each other. So its times stay as noisy as theirs, and a stage that is slow for
+    some micro-batches only is found too.
     """
     seconds = np.maximum(seconds, 1e-9)
     levels = np.median(seconds / seconds.mean(axis=0), axis=1)
     is_other = levels <= _ALIKE * np.sort(levels)[(len(levels) - 1) // 2]
-    alike, count = seconds.copy(), seconds.shape[1]
-    normal = np.array([NormalDist().inv_cdf((rank + 0.5) / count) for rank in range(count)])
+    alike = seconds.copy()
     for stage, own in enumerate(seconds):
-        others = is_other & (np.arange(len(seconds)) != stage)
-        if not others.any():
-            continue
-        usual = seconds[others].mean(axis=0)
-        if own.sum() <= (1 + _LEAST_EXCESS) * usual.sum():
+        others = seconds[is_other & (np.arange(len(seconds)) != stage)]
+        usual = others.mean(axis=0) if len(others) else own
+        more = own - usual
+        if more.mean() <= max(_LEAST_EXCESS * usual.mean(), _SURE * more.std() / len(more) ** 0.5):
             continue
         ratio = np.log(own / usual)
         order = np.argsort(ratio, kind="stable")
-        part = max(2, count // 4)
-        width = ratio[order[part - 1 :]] - ratio[order[: count - part + 1]]
-        spread = float(width.min()) / 0.637
-        middle = float(ratio[order[int(width.argmin()) + part // 2]])
-        spread = min(spread, float(np.median(middle - ratio[ratio <= middle])) / 0.6745)
-        ratio[order] = np.minimum(ratio[order], spread * normal)
+        ratio[order] = np.minimum(ratio[order], _symmetric(ratio[order]) if len(others) == 1 else _between(others))
         alike[stage] = usual * np.exp(ratio)
     return alike
+
+
+def _between(stages: Floats) -> Floats:
+    """Return the log ratios of each of `stages` [S, N] to the mean of the others, ascending: the mean of the stages."""
+    total = stages.sum(axis=0)
+    ratios = np.sort(np.log(stages * (len(stages) - 1) / (total - stages)), axis=1)
+    found: Floats = (ratios - np.median(ratios, axis=1)[:, None]).mean(axis=0)
+    return found
+
+
+def _symmetric(ratios: Floats) -> Floats:
+    """Return log ratios [N] of two stages that are alike, by ascending `ratios` of two that may not be.
+
+    They lie on both sides of 0 as the ratios lie below their peak, where a quarter of them is closest together.
+    """
+    part = max(2, len(ratios) // 4)
+    start = int((ratios[part - 1 :] - ratios[: len(ratios) - part + 1]).argmin())
+    below = np.minimum(ratios - ratios[start + part // 2], 0.0)
+    half = len(ratios) // 2
+    return np.concatenate([below[:half], -below[: len(ratios) - half][::-1]])
 
 
 def _with_even_layers(seconds: Floats, kinds: Sequence[Bools], layers: Floats) -> Floats:

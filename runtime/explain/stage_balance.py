@@ -76,7 +76,7 @@ def balance_of(ledger: Ledger, stragglers: Sequence[Straggler]) -> StageBalance 
         ratio = _ratio(usual[:, is_kind]) if is_kind.sum() >= _LEAST_OF_A_KIND else None
         of_kind.append(ratio)
         factor[:, is_kind] = (_ratio(usual) if ratio is None else ratio)[:, None]
-    content = _content(usual / factor, _held(ledger, of_run))
+    content = content_of(usual / factor, held_by(ledger, of_run))
     waits = [_lockstep(seconds), _lockstep(factor * slowdown * content), _lockstep(factor * content)]
     equal = _lockstep(np.broadcast_to(factor.mean(axis=0) * content, seconds.shape))
     parts = [np.maximum(0.0, more - less) for more, less in zip(waits, [*waits[1:], equal], strict=True)]
@@ -92,14 +92,14 @@ def _ratio(seconds: Floats) -> Floats:
     return np.maximum(ratio, 1e-9)
 
 
-def _held(ledger: Ledger, of_run: Ints) -> Floats:
+def held_by(ledger: Ledger, of_run: Ints) -> Floats:
     """Return what micro-batches hold that their times are about linear in, [N, features]."""
     held = ledger.micro_batches
     columns = (held.tokens, held.prefill, held.decodes, held.context, held.chunk_prefix)
     return np.column_stack([np.ones(len(of_run)), *(values_at(column, of_run) for column in columns)])
 
 
-def _content(seconds: Floats, held: Floats) -> Floats:
+def content_of(seconds: Floats, held: Floats) -> Floats:
     """Return what micro-batches take by what they hold, [N], of times that differ by stage only by chance [stages, N].
 
     It is a fit to `held`, and of the rest what the stages share: times that vary together vary by content, as far as

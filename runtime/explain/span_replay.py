@@ -61,7 +61,7 @@ def replayed_spans(
     layers: Sequence[int] | None = None,
     stragglers: Sequence[Straggler] | None = None,
 ) -> list[SizedCause]:
-    """Return the causes that cost more than 3% of a run's duration, the largest first.
+    """Return the causes that cost more than 3% of a run's duration, the largest first by the middle of their range.
 
     Args:
         record: of the run.
@@ -75,7 +75,7 @@ def replayed_spans(
     stragglers = find_stragglers(ledger) if stragglers is None else stragglers
     causes = [_size(run, without) for without in _without(run, layers, stragglers)]
     causes.append(_down(run))
-    return sorted((each for each in causes if each is not None), key=lambda each: -each.seconds)
+    return sorted((each for each in causes if each is not None), key=lambda each: -each.low - each.high)
 
 
 def _size(run: SpanReplay, without: _Without) -> SizedCause | None:
@@ -226,11 +226,15 @@ def _without(run: SpanReplay, layers: Sequence[int] | None, stragglers: Sequence
         slow = (run.begins[each.stage] >= each.start) & (run.begins[each.stage] < each.end)
         slowdown[each.stage, slow] = each.slowdown
     before, within = run.contended
-    usual = np.maximum(times.compute - within, 0.0) / slowdown
+    usual = np.maximum(times.compute - within, 1e-9) / slowdown
     if len(usual) > 1:
-        yield from _uneven(run, usual, slowdown, within, layers)
-        expected = _expected(run, usual)
-        yield _Without(Root.CHANCE, replace(times, compute=expected * slowdown + within))
+        alike = usual.copy()
+        for kind in run.kinds:
+            alike[:, kind] = _alike(usual[:, kind])
+        yield from _uneven(run, usual, alike, slowdown, within, layers)
+        expected = _expected(run, alike)
+        likely = usual * expected / alike
+        yield _Without(Root.CHANCE, replace(times, compute=likely * slowdown + within))
         evened = times.compute * expected.mean(axis=1, keepdims=True) / expected
         yield _Without(Root.MICRO_BATCHES, replace(times, compute=evened))
         no_link, no_send = np.zeros_like(times.link), np.zeros_like(times.send)
@@ -271,12 +275,14 @@ def _expected(run: SpanReplay, usual: Floats) -> Floats:
 
 
 def _uneven(
-    run: SpanReplay, usual: Floats, slowdown: Floats, within: Floats, layers: Sequence[int] | None
+    run: SpanReplay,
+    usual: Floats,
+    alike: Floats,
+    slowdown: Floats,
+    within: Floats,
+    layers: Sequence[int] | None,
 ) -> Iterator[_Without]:
     """Yield the run with stages that take what the others take, or with layers spread evenly."""
-    alike = usual.copy()
-    for kind in run.kinds:
-        alike[:, kind] = _alike(usual[:, kind])
     stage = int((usual - alike).sum(axis=1).argmax())
     ratio = float(usual[stage].sum() / alike[stage].sum())
     if ratio <= 1.0:

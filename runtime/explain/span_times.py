@@ -60,32 +60,33 @@ class Times:
         after, last, meets = range(1, stages), stages - 1, self.meets
         free, arrived = [-math.inf] * stages, [-math.inf] * stages
         done: list[float] = []
-        begins: list[list[float]] = []
-        ends: list[list[float]] = []
-        rows = (self.compute.T, self.turn.T, self.send.T, self.link.T, self.follows, self.gap, self.floor)
-        for compute, turn, send, link, follows, gap, floor in zip(*(row.tolist() for row in rows), strict=True):
+        begins: list[float] = []
+        ends: list[float] = []
+        link = np.vstack([self.link, np.zeros(count)])
+        rows = (zip(*each.tolist(), strict=True) for each in (self.compute, self.turn, self.send, link))
+        dispatches = (each.tolist() for each in (self.follows, self.gap, self.floor))
+        for compute, turn, send, way, follows, gap, floor in zip(*rows, *dispatches, strict=True):
             at = max(done[follows] + gap if follows >= 0 else gap, floor)
             begin = max(at, free[0] + turn[0])
             end = begin + compute[0]
-            begun, ended = [begin], [end]
+            begins.append(begin)
+            ends.append(end)
             for stage in after:
                 ready, before = free[stage] + turn[stage], stage - 1
                 at = end if end > arrived[stage] else arrived[stage]
                 if meets[before]:
-                    at = max(at, ready) + link[before]
+                    at = (at if at > ready else ready) + way[before]
                     free[before] = max(end, at + send[before])
                 else:
-                    at += link[before]
+                    at += way[before]
                     free[before] = end + send[before]
                 arrived[stage] = at
                 begin = at if at > ready else ready
                 end = begin + compute[stage]
-                begun.append(begin)
-                ended.append(end)
+                begins.append(begin)
+                ends.append(end)
             free[last] = end + send[last]
             done.append(end)
-            begins.append(begun)
-            ends.append(ended)
         shape = (count, stages)
         return np.array(begins, np.float64).reshape(shape).T, np.array(ends, np.float64).reshape(shape).T
 

@@ -86,7 +86,8 @@ def played(record: RunRecord, compute: Floats) -> RunRecord:
 def sizes_of(record: RunRecord, layers: list[int] | None = None) -> dict[Root, SizedCause]:
     ledger = Ledger(record)
     found = replayed_spans(record, ledger, layers)
-    assert [each.seconds for each in found] == sorted((each.seconds for each in found), reverse=True)
+    middles = [each.low + each.high for each in found]
+    assert middles == sorted(middles, reverse=True)
     for each in found:
         assert sum(each.shows.values()) == pytest.approx(each.seconds * record.num_stages, rel=1e-3), each
         assert each.low <= each.seconds <= each.high
@@ -170,7 +171,7 @@ def test_chance_and_control_are_told_from_slow_stages(
     assert set(found) <= {root, Root.MICRO_BATCHES}
 
 
-@pytest.mark.parametrize("slowdown", [1.8, 3.0])
+@pytest.mark.parametrize("slowdown", [2.5, 4.0])
 def test_a_straggler_costs_what_its_window_is_longer(slowdown: float) -> None:
     record = run_of("scheduler=sarathi", "workload.num_prompts=60", "parallel.layers=[15,15,15,15]")
     compute = replay_of(record).times.compute.copy()

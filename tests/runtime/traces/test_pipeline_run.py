@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from gapless.conf.errors import ConfigError
 from gapless.runtime.explain.analysed_run import AnalysedRun
+from gapless.runtime.explain.roots import Root
+from gapless.runtime.explain.span_replay import replayed_spans
 from gapless.runtime.ledger.causes import Cause
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.run_folder.run_info import RunInfo
@@ -18,7 +20,7 @@ from gapless.runtime.run_folder.spans_csv import span_rows
 from gapless.runtime.traces.pipeline_run import run_of_traces
 from gapless.runtime.traces.rank_trace import RankTrace, Step, Transfer, merged, seconds_within, without
 
-from .synthetic import MicroBatch, micro_batches, two_ranks
+from .synthetic import MicroBatch, micro_batches, ranks_of, two_ranks
 
 
 @given(micro_batches)
@@ -110,6 +112,48 @@ def test_a_slow_stage_is_named_first_where_dispatch_is_late_or_few_are_slow(
     run = run_of_traces([replace(trace, steps=[], stage=None) for trace in traces] if is_bare else traces)
     first_sentence = AnalysedRun.of(run.record, RunInfo({}, title="imported")).words[0]
     assert first_sentence.startswith(f"Stage {slow} takes {'longer' if every > 1 else '2.0 times'}")
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+@pytest.mark.parametrize(("transfer", "late"), [(0.001, 0.0), (0.001, 0.003), (0.01, 0.003)])
+@pytest.mark.parametrize(("ratio", "every"), [(1.3, 1), (2.0, 1), (2.0, 3)])
+@pytest.mark.parametrize(
+    ("stages", "slow", "is_async"),
+    [
+        (2, 0, False),
+        (2, 1, False),
+        (4, 0, False),
+        (4, 2, False),
+        (2, 0, True),
+        (2, 1, True),
+        (4, 1, True),
+        (4, 3, True),
+    ],
+)
+def test_a_slow_stage_has_its_size(
+    stages: int, slow: int, is_async: bool, ratio: float, every: int, transfer: float, late: float, noise: float
+) -> None:
+    """Its size is what the run is longer than with stages alike, whether sends wait for their receiver or not."""
+    draw = np.random.default_rng(0)
+    prefill = [64 * (number % 4 == 0) for number in range(120)]
+    content = np.array([0.03 if tokens else 0.02 for tokens in prefill])
+    alike = content * draw.lognormal(0.0, noise, (stages, len(content)))
+    planted = alike.copy()
+    planted[slow, ::every] *= ratio
+    depth = stages if is_async else 0
+    kinds = {"transfer": transfer, "late": late, "depth": depth, "is_async": is_async}
+    ledger, healthy = (
+        Ledger(run_of_traces(ranks_of(seconds.tolist(), prefill, **kinds)).record) for seconds in (planted, alike)
+    )
+    truth = ledger.span_seconds - healthy.span_seconds
+    if truth < 0.07 * ledger.span_seconds:  # beside what links cost
+        return
+    record = run_of_traces(ranks_of(planted.tolist(), prefill, **kinds)).record
+    found = replayed_spans(record, ledger)
+    (size,) = (each for each in found if each.cause == Root.SLOW_STAGE)
+    assert size.stage == slow
+    assert size.seconds == pytest.approx(truth, rel=0.1)
+    assert {each.cause for each in found[: found.index(size)]} <= {Root.TRANSPORT}
 
 
 def test_uneven_micro_batches_of_which_nothing_is_known_are_unknown() -> None:

@@ -94,23 +94,27 @@ class Times:
 def times_of(record: RunRecord, ledger: Ledger) -> tuple[Times, list[Ints]] | None:
     """Return what a run's spans are replayed from, and the places of its micro-batches in each stage's lane.
 
-    Micro-batches that not all stages computed are left out. None where fewer than eight are left.
+    Micro-batches that not all stages computed are left out. None if fewer than eight remain, or if the stages' orders
+    differ.
     """
     lanes = ledger.lanes
     if not all(len(lane.row) for lane in lanes):
         return None
     places = [np.sort(place) for place in common_places(lanes)]
-    if len(places[0]) < _LEAST:
+    numbers = lanes[0].micro_batch[places[0]]
+    of_run = ledger.micro_batches.places(numbers)
+    places = [place[of_run >= 0] for place in places]
+    numbers, of_run = numbers[of_run >= 0], of_run[of_run >= 0]
+    is_same = all(np.array_equal(lane.micro_batch[place], numbers) for lane, place in zip(lanes, places, strict=True))
+    if len(numbers) < _LEAST or not is_same:
         return None
     begin, end, sent = (
         np.stack([getattr(lane, name)[place] for lane, place in zip(lanes, places, strict=True)])
         for name in ("begin", "end", "sent")
     )
-    numbers = lanes[0].micro_batch[places[0]]
     spans = {(span.stage, span.micro_batch): (span.ready, span.input) for span in record.spans}
     seen = [[spans[stage, number] for number in numbers.tolist()] for stage in range(len(lanes))]
     ready, came = np.moveaxis(np.array(seen, np.float64), 2, 0)
-    of_run = ledger.micro_batches.places(numbers)
     tokens = values_at(ledger.micro_batches.tokens, of_run).astype(np.float64)
     sent = np.maximum(sent, end)
     sent[0, :-1] = np.maximum(sent[0, :-1], _held_until(record, of_run[1:]))
@@ -192,7 +196,8 @@ def _fit(seconds: Floats, size: Floats, sizes: Floats) -> Floats:
     apart = size - size.mean()
     slope = float(apart @ seconds) / max(1e-9, float(apart @ apart))
     slope = min(max(0.0, slope), float(seconds.sum()) / max(1e-9, float(size.sum())))
-    return float(seconds.mean()) + slope * (sizes - size.mean())
+    fitted: Floats = float(seconds.mean()) + slope * (sizes - size.mean())
+    return fitted
 
 
 def _meets(left: Floats, sent: Floats, ready: Floats) -> bool | None:

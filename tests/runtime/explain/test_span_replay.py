@@ -203,6 +203,22 @@ def test_contention_is_sized_and_told_from_a_slow_stage() -> None:
     assert Root.SLOW_STAGE not in found
 
 
+def test_a_window_of_a_server_has_the_causes_of_its_run() -> None:
+    plant = (CARDS("a6000,a100-80g,a100-80g,a100-80g"), "parallel.layers=[15,15,15,15]", "workload.num_prompts=60")
+    record = run_of("scheduler=sarathi", *plant)
+    first, last = (len(record.micro_batches) * part // 4 for part in (1, 3))
+    window = replace(
+        record,
+        micro_batches=record.micro_batches[first:last],
+        spans=[span for span in record.spans if first + span.stage <= span.micro_batch < last],
+        requests=[],
+        crossing=record.requests,
+    )
+    of_run, of_window = (sizes_of(each)[Root.SLOW_STAGE] for each in (record, window))
+    assert of_window.stage == of_run.stage == 0
+    assert of_window.share == pytest.approx(of_run.share, rel=0.05)
+
+
 def test_repairs_cost_the_seconds_without_a_pipeline() -> None:
     record = run_of("scheduler=sarathi", "simulation.faults.at=[2,4]")
     down = sum(fault.seconds or 0.0 for fault in record.faults)

@@ -35,7 +35,7 @@ _BY_LAYERS = 0.5  # of a stage's longer time, that its layers explain, from whic
 _OUTLIER = 6.0  # median deviations from the usual
 _BLOCKS = 8  # of a run, over which a cause varies
 _OUTSIDE = 0.1  # of outcomes, outside a cause's range
-_MODEL_ERROR = 0.03  # of a size
+_MODEL_ERROR = 0.05  # of a size
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def _size(run: SpanReplay, without: _Without) -> SizedCause | None:
     off = seconds * (t_quantile(_OUTSIDE, _BLOCKS - 1) * spread + _MODEL_ERROR)
     is_most = without.root == Root.MICRO_BATCHES  # no policy makes them quite alike
     low, high = (0.0, seconds) if is_most else (seconds - off, seconds + off)
-    if seconds < (_LEAST_EVENED if is_most else _LEAST_SHARE) * whole or low < 0:
+    if seconds < (_LEAST_EVENED if is_most else _LEAST_SHARE) * whole or (low <= 0 and not is_most):
         return None
     shows = run.shows(begins, ends)
     idle = {cause: shows[cause] for cause in (UNEVEN_WORK if is_most else Cause)}
@@ -247,7 +247,7 @@ def _without(run: SpanReplay, layers: Sequence[int] | None, stragglers: Sequence
     if before.any() or within.any():
         gap = np.where(times.follows >= 0, np.maximum(times.gap - before[0], 0.0), times.gap)
         turn, link = np.maximum(times.turn - before, 0.0), np.maximum(times.link - before[1:], 0.0)
-        without = replace(times, compute=times.compute - within, turn=turn, link=link, gap=gap)
+        without = replace(times, compute=usual * slowdown, turn=turn, link=link, gap=gap)
         yield _Without(Root.CONTENTION, without)
     late = replace(times, turn=times.turn.copy(), gap=times.gap.copy())
     late.turn[0, run.is_explained] = 0.0
@@ -260,8 +260,6 @@ def _expected(run: SpanReplay, usual: Floats) -> Floats:
 
     In the mean it is what a stage takes, but for micro-batches that took much longer than the others.
     """
-    usual = np.maximum(usual, 1e-9)
-    expected = usual.copy()
     held = held_by(run.ledger, run.ledger.micro_batches.places(run.numbers))
     levels = np.ones_like(usual)
     for kind in run.kinds:
@@ -293,7 +291,7 @@ def _uneven(
         evidence |= {"layers": layers[stage], "of_layers": sum(layers)}
         if own - 1 >= _BY_LAYERS * (ratio - 1):
             root, alike = Root.UNEVEN_LAYERS, _with_even_layers(usual, run.kinds, np.array(layers, np.float64))
-    elif stage == len(usual) - 1 and len(run.kinds) == 2:
+    if root == Root.SLOW_STAGE and stage == len(usual) - 1 and len(run.kinds) == 2:
         prompts, decodes = (float(usual[stage, kind].sum() / alike[stage, kind].sum()) for kind in run.kinds)
         if decodes > _ALIKE and prompts - 1 < min(0.3, 0.5 * (decodes - 1)):
             root, evidence = Root.LM_HEAD, evidence | {"ratio_of_prompts": prompts, "ratio_of_decodes": decodes}

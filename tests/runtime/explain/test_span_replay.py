@@ -150,6 +150,12 @@ def test_a_size_is_the_run_less_its_twin(
         assert found[root].seconds == pytest.approx(truth, rel=0.05), (found, truth)
 
 
+def test_an_lm_head_is_told_from_a_slow_card() -> None:
+    """LLaMA 3's vocabulary makes the last stage longer by what it samples, which is little of a prompt."""
+    record = run_of("model=llama3-8b", "scheduler=sarathi", "scheduler.chunk=512", "workload.num_prompts=60")
+    assert next(iter(sizes_of(record, [8] * 4))) == Root.LM_HEAD
+
+
 OTHERS = [
     (Root.CHANCE, ("simulation.jitter=0.3",)),
     (Root.CHANCE, ("simulation.straggler_rate=0.03", "simulation.straggler_factor=4")),

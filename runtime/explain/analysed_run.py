@@ -144,16 +144,17 @@ class AnalysedRun:
         By replays of the run's twin where it was explained, else of its recorded spans; of a fleet those of the replica
         that ends last.
         """
-        if self.explanation is not None:
-            return self.explanation.causes
+        found = self.explanation
+        if found is not None and (found.causes or not found.left):
+            return found.causes
         fleet, layers = self.fleet, RunWords(self.info.config).layers
         if not fleet.is_several:
             return tuple(replayed_spans(self.record, self.ledger, layers, fleet.stragglers[0]))
         ends = [start + ledger.span_seconds for start, ledger in zip(fleet.starts, fleet.ledgers, strict=True)]
         last = ends.index(max(ends))
         layers = None if fleet.num_prefill else layers  # pools may split their layers otherwise
-        found = replayed_spans(*fleet.parts[last], layers, fleet.stragglers[last])
-        return tuple(replace(each, where=fleet.replica_name(last)) for each in found)
+        of_last = replayed_spans(*fleet.parts[last], layers, fleet.stragglers[last])
+        return tuple(replace(each, where=fleet.replica_name(last)) for each in of_last)
 
     @cached_property
     def words(self) -> list[str]:

@@ -26,17 +26,17 @@ from .sized_cause import COMPUTE, SizedCause
 from .span_times import Bools, Times, times_of
 
 _LEAST_SHARE = 0.03  # of the duration: less is not worth removing
-_LEAST_EVENED = 0.05  # the same, where no policy reaches the size
+_LEAST_EVENED = 0.1  # the same, where no policy reaches the size
 _LEAST_OF_A_KIND = 8  # micro-batches
 _MOST = 2 / 3  # of the seconds for which ranks waited for a processor, from which on those of one stage are the cause
 _ALIKE = 1.05  # times the lower median of the stages, up to which a stage counts as one of the others
 _LEAST_EXCESS = 0.02  # of a stage's time over the others'
-_SURE = 3.0  # standard errors of it
+_SURE = 2.5  # standard errors of it
 _BY_LAYERS = 0.5  # of a stage's longer time, that its layers explain, from which on they are the root
 _OUTLIER = 6.0  # median deviations from the usual
 _BLOCKS = 8  # of a run, over which a cause varies
 _OUTSIDE = 0.1  # of outcomes, outside a cause's range
-_MODEL_ERROR = 0.03  # of a size
+_MODEL_ERROR = 0.05  # of a size
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def _size(run: SpanReplay, without: _Without) -> SizedCause | None:
     off = seconds * (t_quantile(_OUTSIDE, _BLOCKS - 1) * spread + _MODEL_ERROR)
     is_most = without.root == Root.MICRO_BATCHES  # no policy makes them quite alike
     low, high = (0.0, seconds) if is_most else (seconds - off, seconds + off)
-    if seconds < (_LEAST_EVENED if is_most else _LEAST_SHARE) * whole or low < 0:
+    if seconds < (_LEAST_EVENED if is_most else _LEAST_SHARE) * whole or (low <= 0 and not is_most):
         return None
     shows = run.shows(begins, ends)
     stage = _contended_stage(run.ledger) if without.root == Root.CONTENTION else without.stage
@@ -253,7 +253,7 @@ def _without(run: SpanReplay, layers: Sequence[int] | None, stragglers: Sequence
     if before.any() or within.any():
         gap = np.where(times.follows >= 0, np.maximum(times.gap - before[0], 0.0), times.gap)
         turn, link = np.maximum(times.turn - before, 0.0), np.maximum(times.link - before[1:], 0.0)
-        without = replace(times, compute=times.compute - within, turn=turn, link=link, gap=gap)
+        without = replace(times, compute=usual * slowdown, turn=turn, link=link, gap=gap)
         yield _Without(Root.CONTENTION, without)
     late = replace(times, turn=times.turn.copy(), gap=times.gap.copy())
     late.turn[0, run.is_explained] = 0.0
@@ -266,8 +266,6 @@ def _expected(run: SpanReplay, usual: Floats) -> Floats:
 
     In the mean it is what a stage takes, but for micro-batches that took much longer than the others.
     """
-    usual = np.maximum(usual, 1e-9)
-    expected = usual.copy()
     held = held_by(run.ledger, run.ledger.micro_batches.places(run.numbers))
     levels = np.ones_like(usual)
     for kind in run.kinds:
@@ -299,7 +297,7 @@ def _uneven(
         evidence |= {"layers": layers[stage], "of_layers": sum(layers)}
         if own - 1 >= _BY_LAYERS * (ratio - 1):
             root, alike = Root.UNEVEN_LAYERS, _with_even_layers(usual, run.kinds, np.array(layers, np.float64))
-    elif stage == len(usual) - 1 and len(run.kinds) == 2:
+    if root == Root.SLOW_STAGE and stage == len(usual) - 1 and len(run.kinds) == 2:
         prompts, decodes = (float(usual[stage, kind].sum() / alike[stage, kind].sum()) for kind in run.kinds)
         if decodes > _ALIKE and prompts - 1 < min(0.3, 0.5 * (decodes - 1)):
             root, evidence = Root.LM_HEAD, evidence | {"ratio_of_prompts": prompts, "ratio_of_decodes": decodes}

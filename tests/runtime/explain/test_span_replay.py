@@ -39,6 +39,10 @@ VARIANTS = {
     "clients": ("workload.max_concurrency=5",),
     "noise": ("simulation.jitter=0.2", "simulation.straggler_rate=0.02", "simulation.straggler_factor=4"),
     "blocking sends": ("simulation.overlap_sends=false", "simulation.dispatch_ms=1", "simulation.result_ms=2"),
+    "deep": ("parallel.depth=7",),
+    "shallow": ("parallel.depth=2",),
+    "drafts": ("scheduler.drafts=2",),
+    "small cache": ("cache.num_blocks=120",),
     "faults": ("simulation.faults.at=[2,4]",),
     "split": ("parallel.layers=[24,12,12,12]",),
     "two stages": ("model=llama-13b", "parallel=pp2", "parallel.layers=[24,16]"),
@@ -148,6 +152,12 @@ def test_a_size_is_the_run_less_its_twin(
         assert next(iter(found)) == root
         assert stage is None or found[root].stage == stage
         assert found[root].seconds == pytest.approx(truth, rel=0.05), (found, truth)
+
+
+def test_an_lm_head_is_told_from_a_slow_card() -> None:
+    """LLaMA 3's vocabulary makes the last stage longer by what it samples, which is little of a prompt."""
+    record = run_of("model=llama3-8b", "scheduler=sarathi", "scheduler.chunk=512", "workload.num_prompts=60")
+    assert next(iter(sizes_of(record, [8] * 4))) == Root.LM_HEAD
 
 
 OTHERS = [

@@ -94,7 +94,7 @@ def test_a_slow_stage_is_named_first(slow: int, is_bare: bool) -> None:
     traces, _ = two_ranks(work)
     run = run_of_traces([replace(trace, steps=[], stage=None) for trace in traces] if is_bare else traces)
     first = AnalysedRun.of(run.record, RunInfo({}, title="imported")).words[0]
-    assert first.startswith(f"Stage {slow} takes 2.0 times as long as the other")
+    assert first.startswith(f"A slow stage {slow} (2 times the others' time) costs ")
 
 
 @pytest.mark.parametrize("slow", [0, 1])
@@ -111,7 +111,7 @@ def test_a_slow_stage_is_named_first_where_dispatch_is_late_or_few_are_slow(
     traces, _ = two_ranks(work)
     run = run_of_traces([replace(trace, steps=[], stage=None) for trace in traces] if is_bare else traces)
     first_sentence = AnalysedRun.of(run.record, RunInfo({}, title="imported")).words[0]
-    assert first_sentence.startswith(f"Stage {slow} takes {'longer' if every > 1 else '2.0 times'}")
+    assert first_sentence.startswith(f"A slow stage {slow} ({1.3 if every > 1 else 2} times the others' time) costs ")
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.05])

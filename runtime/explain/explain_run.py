@@ -277,7 +277,7 @@ class _Search:
             outcomes=tuple(outcomes),
             worse=tuple(worse),
             requests=len(self.twin.items),
-            replayed=len(self.what_if.twin.items) if outcomes else len(self.twin.items),
+            replayed=len(self.what_if.twin.items) if seeds else len(self.twin.items),
             seeds=seeds,
             notes=tuple(self.twin.notes),
             causes=tuple(self._with_changes(undoing)),

@@ -164,7 +164,7 @@ def _destination(config: ReportConfig) -> Path:
 def _show_one(console: Console, config: ReportConfig, folder: RunFolder) -> None:
     from ..runtime.explain.analysed_run import AnalysedRun
     from ..runtime.report.moments_section import moment_text
-    from ..runtime.report.terminal import blame_table, bubble_table, fault_lines, latency_table, straggler_lines
+    from ..runtime.report import terminal
     from ..runtime.report.write_folder import write_report
 
     run = AnalysedRun.read(folder, config.slo)
@@ -175,15 +175,17 @@ def _show_one(console: Console, config: ReportConfig, folder: RunFolder) -> None
     print_words(console, Text(folder.title, "bold"))
     print_words(console, Text(throughput(summary) if run.knows_requests else import_traces.said(summary)))
     show_words(console, run.words)
+    if run.causes:
+        console.print(terminal.causes_table(run.causes))
     if run.knows_requests:
-        console.print(latency_table(summary))
+        console.print(terminal.latency_table(summary))
     if "bubble_fraction" in summary:
-        console.print(bubble_table(run.fleet))
+        console.print(terminal.bubble_table(run.fleet, run.causes))
     if run.knows_requests and not run.fleet.is_several:
-        console.print(blame_table(run.record, run.blame))
+        console.print(terminal.blame_table(run.record, run.blame))
         for moment in run.moments[:_MOST_MOMENTS]:
             print_words(console, Text(" ".join(moment_text(moment, run.record, run.ledger.t0))))
-    for line in (*fault_lines(summary), *straggler_lines(summary), *_remarks(summary)):
+    for line in (*terminal.fault_lines(summary), *terminal.straggler_lines(summary), *_remarks(summary)):
         print_words(console, Text(line))
     _print_paths(console, path, figures=config.figures, numbers=False)
 

@@ -163,8 +163,8 @@ def _destination(config: ReportConfig) -> Path:
 
 def _show_one(console: Console, config: ReportConfig, folder: RunFolder) -> None:
     from ..runtime.explain.analysed_run import AnalysedRun
-    from ..runtime.report.moments_section import moment_text
     from ..runtime.report import terminal
+    from ..runtime.report.moments_section import moment_text
     from ..runtime.report.write_folder import write_report
 
     run = AnalysedRun.read(folder, config.slo)

@@ -69,7 +69,7 @@ class LearnedRun:
                 )
             return _plan_without_model(config, self.plan.arch, self.plan.num_blocks, self.plan.limits)
         plan = make_plan(config, quiet=True)
-        if is_split_alike and config.cache == self.config.cache:
+        if is_split_alike and (config.cache, config.hardware) == (self.config.cache, self.config.hardware):
             plan = replace(plan, num_blocks=self.plan.num_blocks)
         return plan
 

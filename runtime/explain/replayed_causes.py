@@ -15,7 +15,7 @@ from .explanation import Interval
 from .roots import Root
 from .sized_cause import COMPUTE, SizedCause
 from .twin import Twin, values_of
-from .what_if import Screening, WhatIf
+from .what_if import WhatIf
 from .without import Without, twins_without
 
 # Causes that are one setting beside another, not a fault of the run: less of them is usual.
@@ -94,7 +94,7 @@ def replayed_causes(
         except (ConfigError, PipelineError):  # it does not fit, or cannot be foretold
             continue
         what_if.quiet_seconds = max(what_if.quiet_seconds, perf_counter() - before)
-        saves = what_if.size(Screening(values_of(record)), error)[metric]
+        saves = what_if.size(record, error)[metric]
         known = best.get(without.cause)
         if known is None or saves.middle > known.saves.middle + _LEAST_GAIN:
             best[without.cause] = Replayed(without, record, saves)
@@ -129,7 +129,7 @@ def _settled(each: Replayed, base: WhatIf, metric: str, error: Mapping[str, floa
         record = way.twin().replay()
     except (ConfigError, PipelineError):
         return each
-    return Replayed(way, record, base.size(Screening(values_of(record)), error)[metric], base)
+    return Replayed(way, record, base.size(record, error)[metric], base)
 
 
 def _is_worth(each: Replayed, metric: str) -> bool:

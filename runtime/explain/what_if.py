@@ -97,9 +97,10 @@ class WhatIf:
             for metric in METRICS
         }
 
-    def size(self, screening: Screening, error: Mapping[str, float]) -> dict[str, Interval]:
+    def size(self, record: RunRecord, error: Mapping[str, float]) -> dict[str, Interval]:
         """Return by metric the share of this very run that a replay saves, with how far stage times may put it off."""
-        found = {}
+        beyond = 0.0 if self.shown is None else share_beyond(self.shown, record)
+        screening, found = Screening(values_of(record), beyond), {}
         for metric in METRICS:
             ratio = _log_ratio(self.base[metric], screening.values[metric])
             model = replace(self._model(metric, error, screening, is_another=False), relative=_CHANGE_ERROR / 2)

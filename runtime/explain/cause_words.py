@@ -129,7 +129,8 @@ def _listed(names: Sequence[str]) -> str:
 def _healthy(idle: Mapping[Cause, float], running: float) -> str:
     busy = 1 - sum(idle.values())
     text = f"Nothing to mend: {percent_text(busy)} busy"
-    if 0 < running < _ALONE and busy < 1 - _NAMED_IDLE:
+    largest = max(idle, key=lambda cause: idle[cause], default=None)
+    if 0 < running < _ALONE and busy < 1 - _NAMED_IDLE and largest == Cause.STARVED_IN_FLIGHT:
         return f"{text}, as one request at a time cannot fill the stages."
     named = sorted((each for each in idle.items() if each[1] >= _NAMED_IDLE), key=lambda each: -each[1])[:_MOST_NAMED]
     if not named:

@@ -142,6 +142,13 @@ class SpanReplay:
         return np.array([not each or each[-1].reason != "unknown" for each in waits])
 
     @property
+    def is_idle(self) -> Bools:
+        """Whether the coordinator had no request before it dispatched a micro-batch, [N]."""
+        places = self.ledger.micro_batches.places(self.numbers).tolist()
+        waits = [self.record.micro_batches[place].waits for place in places]
+        return np.array([any(wait.reason == "no_request" for wait in each) for each in waits])
+
+    @property
     def contended(self) -> Floats:
         """Seconds in which ranks waited for a processor before and within each computation, [2, S, N]."""
         row = {number: place for place, number in enumerate(self.numbers.tolist())}
@@ -255,9 +262,9 @@ def _without(run: SpanReplay, layers: Sequence[int] | None, stragglers: Sequence
         turn, link = np.maximum(times.turn - before, 0.0), np.maximum(times.link - before[1:], 0.0)
         without = replace(times, compute=usual * slowdown, turn=turn, link=link, gap=gap)
         yield _Without(Root.CONTENTION, without)
-    late = replace(times, turn=times.turn.copy(), gap=times.gap.copy())
-    late.turn[0, run.is_explained] = 0.0
-    late.gap[run.is_explained & (times.follows >= 0)] = 0.0
+    late, is_own = replace(times, turn=times.turn.copy(), gap=times.gap.copy()), run.is_explained & ~run.is_idle
+    late.turn[0, is_own] = 0.0
+    late.gap[is_own & (times.follows >= 0)] = 0.0
     yield _Without(Root.CONTROL, late)
 
 

@@ -20,6 +20,7 @@ from gapless.models.experts.load import ExpertLoad
 from gapless.parallel.mesh import Mesh
 from gapless.runtime.core.run_record import RunRecord
 from gapless.runtime.run_folder.read import read_run_folder
+from tests.runtime.explain.test_replayed_causes import run_of
 from tests.runtime.ledger.test_stragglers import record_of
 from tests.support.lone_rank import LLAMA, LoneGroups
 from tests.support.written_runs import analysed, write_run
@@ -83,7 +84,8 @@ def test_models_without_experts_have_none() -> None:
 
 @pytest.mark.parametrize("of_slow", [1.2, 3.0])
 def test_a_slow_stage_is_explained_by_its_experts_where_their_load_differs(of_slow: float) -> None:
-    record = record_of(2, {}, weights=(1.0, 2.0))
+    made, _ = run_of("simulation.devices=[a100-80g,a6000]", "parallel.layers=[20,20]")
+    record = dataclasses.replace(made)
     loads = (1.1, 0, 0), (of_slow, 7, 5)
     record.spans = [
         msgspec.structs.replace(
@@ -92,6 +94,6 @@ def test_a_slow_stage_is_explained_by_its_experts_where_their_load_differs(of_sl
         for span in record.spans
     ]
     words = analysed(record, {}).words[0]
-    assert words.startswith("A slow stage 1 (2 times the others' time")
+    assert words.startswith("A slow stage 1 (2.")
     named = ", as its busiest experts get 3 times the mean of tokens (1.1 times on the others), most often expert 5 of"
     assert (f"{named} layer 7)" in words) == (of_slow == 3.0)

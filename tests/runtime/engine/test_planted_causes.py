@@ -119,20 +119,20 @@ def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
 
 def test_a_slow_stage(pipeline: Pipeline) -> None:
     words = pipeline.words("sarathi", "workload.output_len=40", slow=(0.0, 2.0))
-    assert words[0].startswith("Stage 1 takes "), words
-    assert " times as long as the other for the same micro-batches" in words[0]
+    assert words[0].startswith("A slow stage 1 ("), words
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("slow", [(0.3, 0.5), (0.2, 0.8)])
 def test_a_stage_that_is_slow_for_a_while(pipeline: Pipeline, slow: tuple[float, float]) -> None:
     words = pipeline.words("sarathi", "workload.num_prompts=8", "workload.output_len=120", slow=slow)
-    assert re.match(r"Stage 1 computed [\d.]+ times as long as usual from [\d.]+ s to [\d.]+ s: ", words[0]), words
+    named = r"A straggler on stage 1 \([\d.]+ times its usual time from [\d.]+ s to [\d.]+ s\) "
+    assert re.match(named, words[0]), words
 
 
 def test_a_late_coordinator(pipeline: Pipeline) -> None:
     words = pipeline.words("late")
-    assert words[0].startswith("The coordinator dispatched late for "), words
+    assert words[0].startswith("Late dispatches cost "), words
 
 
 @pytest.mark.slow
@@ -146,7 +146,7 @@ def test_hogs_on_the_cores_of_the_ranks(pipeline: Pipeline) -> None:
             hog.kill()
             hog.wait()
     words = pipeline.words_of_record(shares_cores=True)
-    assert words[0].startswith("Processor contention takes "), words
+    assert words[0].startswith("Processor contention costs "), words
 
 
 @pytest.mark.slow
@@ -165,7 +165,7 @@ def test_a_hog_on_one_core(pipeline: Pipeline) -> None:
         hog.wait()
         bind(pipeline.launcher.ranks[1].pid, every)
     words = pipeline.words_of_record(shares_cores=True)
-    assert re.match("Processor contention (on stage 1 )?takes ", words[0]), words  # stage 0 too, if others run beside
+    assert re.match("Processor contention (on stage 1 )?costs ", words[0]), words  # stage 0 too, if others run beside
 
 
 def bind(process: int, cores: set[int]) -> None:
@@ -181,10 +181,9 @@ def test_a_slow_client(pipeline: Pipeline) -> None:
         time.sleep(0.1)
         pipeline.llm.generate([[number + 1] * 20], SamplingParams(max_tokens=2))
     words = pipeline.words_of_record()
-    assert words[0].startswith("Too few requests: no request was there for "), words
-    assert "; the client asks 1" in words[0]
+    assert re.match("Nothing to mend: .*; the rest is mostly time without requests ", words[0]), words
 
 
 def test_a_starved_queue(pipeline: Pipeline) -> None:
     words = pipeline.words("sarathi", "workload.request_rate=6", "workload.output_len=2")
-    assert words[0].startswith("Too few requests: no request was there for "), words
+    assert re.match("Nothing to mend: .*; the rest is mostly time without requests ", words[0]), words

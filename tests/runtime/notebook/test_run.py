@@ -125,7 +125,8 @@ def test_a_fleet_is_its_replicas_on_one_clock(fleet: Run) -> None:
 
 
 def test_words_blame_and_explanation(run: Run, fleet: Run) -> None:
-    assert run.explanation is None
+    assert run.explanation is not None
+    assert fleet.explanation is None
     assert run.words[0].endswith(".")
     assert fleet.words[0].endswith(".")
     charges = run.blame.tbt

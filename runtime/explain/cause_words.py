@@ -76,13 +76,11 @@ def _capital(text: str) -> str:
 def cause_name(cause: SizedCause) -> str:
     """Name a cause for a table, with its stage."""
     name = _NAMES[cause.cause][0]
-    return (
-        name
-        if cause.stage is None
-        else f"{name} {cause.stage}"
-        if name.endswith("stage")
-        else (f"{name} on stage {cause.stage}")
-    )
+    if cause.stage is None:
+        return name
+    if cause.cause == Root.TRANSPORT:
+        return f"{name}, most after stage {cause.stage}"
+    return f"{name} {cause.stage}" if name.endswith("stage") else f"{name} on stage {cause.stage}"
 
 
 def range_text(cause: SizedCause) -> str:
@@ -167,6 +165,12 @@ def _layers(evidence: Evidence, about: RunWords) -> str:
     return f"{evidence['layers']:.0f} of {evidence['of_layers']:.0f}" if "layers" in evidence else ""
 
 
+def _links(evidence: Evidence, about: RunWords) -> str:
+    if "tokens_per_s" not in evidence or about.token_bytes is None:
+        return ""
+    return f"{_few(evidence['tokens_per_s'] * about.token_bytes / 1e9)} GB/s"
+
+
 def _straggler(evidence: Evidence, about: RunWords) -> str:
     if "ratio" not in evidence:
         return ""
@@ -225,7 +229,7 @@ _NAMES: dict[Root, tuple[str, Callable[[Evidence, RunWords], str], bool]] = {
     Root.MICRO_BATCHES: ("micro-batches that differ", _nothing, True),
     Root.POLICY: ("the policy", _policy, False),
     Root.DEPTH: ("few micro-batches in flight", _of("depth", "{} at most"), True),
-    Root.TRANSPORT: ("slow links", _of("gigabytes_per_s", "{} GB/s"), True),
+    Root.TRANSPORT: ("slow links", _links, True),
     Root.CONTROL: ("late dispatches", _nothing, True),
     Root.FEW_REQUESTS: ("few clients", _clients, True),
     Root.KV_FULL: ("a small KV cache", _memory, False),

@@ -110,9 +110,9 @@ def explain(
 def quick_explanation(
     run: AnalysedRun, *, seconds: float = 2.0, command_of: CommandOf = lambda setting, overrides: None
 ) -> Explanation | None:
-    """Explain a run in about `seconds`, for the end of a command: the likeliest changes on few seeds.
+    """Explain a run in about `seconds`, for the end of a command: its causes, the likeliest first.
 
-    None where the run cannot be replayed, or not in that time.
+    None if the run cannot be replayed.
     """
     if run.fleet.is_several or not run.record.micro_batches or "requests" in run.record.unknown:
         return None

@@ -92,12 +92,6 @@ class Explanation:
         return [outcome for outcome in self.outcomes if outcome.saves[self.metric].low > 0]
 
     @property
-    def foremost(self) -> list[Outcome]:
-        """The changes that are worth making; where there are none, the first that may be, if one may."""
-        may_be = [(outcome, outcome.saves[self.metric]) for outcome in self.outcomes[:1] if not outcome.is_trade]
-        return self.advices or [outcome for outcome, saves in may_be if saves.low + saves.middle > 0]
-
-    @property
     def best(self) -> Outcome | None:
         """The change with the highest low end; None where no change is worth making."""
         return next(iter(self.advices), None)

@@ -57,7 +57,7 @@ def worse_line(explanation: Explanation) -> str:
 
 def search_lines(explanation: Explanation) -> Iterator[str]:
     """Yield what was tried: how many changes, those for which no time was left, and those that do not fit, with why."""
-    helped = "" if explanation.outcomes else ", none of which saves anything"
+    helped = "" if explanation.outcomes or explanation.left_changes else ", none of which saves anything"
     yield f"tried {counted(explanation.tried, 'change')}{helped}"
     if left := explanation.left_changes:
         yield f"left for lack of time (seconds): {', '.join(left[:_MOST_LISTED])}{_more(left)}"

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .changes import CHUNK_KEYS
-
 
 class RunWords:
-    """What sentences say of a run beside its findings, each None where its config, as recorded, does not say it.
+    """What sentences say of a run beside its causes, each None where its config, as recorded, does not say it.
 
     Attributes:
         policy: name of the policy.
-        chunk: most prompt tokens of a micro-batch, where the policy has such a bound.
         layers: of each stage.
         token_bytes: of one token's activation between two stages.
     """
@@ -21,8 +18,6 @@ class RunWords:
     def __init__(self, config: Mapping[str, Any]) -> None:
         policy, model = _group(config, "scheduler"), _group(config, "model")
         self.policy: str | None = policy.get("name")
-        chunk = next((policy[key] for key in CHUNK_KEYS if key in policy), None)
-        self.chunk = chunk if isinstance(chunk, int) else None
         layers = _group(config, "parallel").get("layers")
         self.layers: list[int] | None = None if layers is None else list(layers)
         hidden, dtype = _group(model, "architecture").get("hidden_size"), model.get("dtype")
@@ -30,11 +25,6 @@ class RunWords:
         self.token_bytes: float | None = None
         if hidden is not None and dtype is not None:
             self.token_bytes = float(hidden * (4 if is_wide else 2))
-
-    @property
-    def who(self) -> str:
-        """Name the policy in a sentence."""
-        return "the policy" if self.policy is None else f"the policy {self.policy}"
 
 
 def _group(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:

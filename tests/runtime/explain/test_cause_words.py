@@ -32,7 +32,9 @@ def test_the_next_cause_is_named_too_and_a_tail_as_one() -> None:
     other = replace(CAUSE, cause=Root.TRANSPORT, stage=0, evidence={}, seconds=1.0, low=1.0, high=1.0, share=0.1)
     words = sentences([CAUSE, other], {}, metric="p99_ttft_ms", value=10.0)
     assert " of 10.00 s of p99 TTFT (40.0%)" in words[0]
-    assert words[2].startswith("Next: slow links on stage 0 cost 1.00 s of 10.00 s of p99 TTFT (10.0%); a faster link")
+    assert words[2].startswith(
+        "Next: slow links, most after stage 0 cost 1.00 s of 10.00 s of p99 TTFT (10.0%); a faster link"
+    )
 
 
 def test_what_others_ran_gets_no_keys_of_ours() -> None:

@@ -12,19 +12,14 @@ from ..core.run_record import RunRecord
 from ..ledger.ledger import Ledger
 from ..pipeline.protocol import PipelineError
 from .explanation import Interval
-from .roots import Root
+from .roots import TUNING, Root
 from .sized_cause import COMPUTE, SizedCause
 from .twin import Twin, values_of
 from .what_if import WhatIf
 from .without import Without, twins_without
 
-# Causes that are one setting beside another, not a fault of the run: less of them is usual.
-TUNING = (Root.SMALL_CHUNK, Root.LARGE_CHUNK, Root.POLICY, Root.SMALL_BATCH, Root.DEPTH, Root.LM_HEAD)
-_LEAST = 0.03  # of the metric: a cause below that is not worth mending
-_LEAST_TUNING = 0.05  # the same of a setting
-_LEAST_POLICY = 0.08  # the same of another policy, and of more clients
-_LEAST_TAIL = 0.25  # the same of a tail latency, which varies with each arrival
-_LEAST_OF_MEMORY = 0.3  # the same of a KV cache that has all memory of its devices
+_LEAST_TAIL = 0.25  # of a tail latency, which varies with each arrival: less is not worth mending
+_LEAST_OF_MEMORY = 0.3  # of a run, the same of a KV cache that has all memory of its devices
 _MUCH_MORE = 1.2  # times another cause that a setting, or another policy, must save to come before it
 _LEAST_GAIN = 0.003  # of the metric that a larger step of the same key must save on top
 
@@ -142,9 +137,7 @@ def _least(without: Without, metric: str) -> float:
         return _LEAST_TAIL
     if without.cause in (Root.KV_FULL, Root.PREEMPTION) and without.change is None:
         return _LEAST_OF_MEMORY
-    if without.cause in (Root.POLICY, Root.FEW_REQUESTS):
-        return _LEAST_POLICY
-    return _LEAST_TUNING if without.cause in TUNING else _LEAST
+    return without.cause.least
 
 
 def _sized(each: Replayed, value: float, run: Ledger, base: Ledger, metric: str) -> SizedCause:

@@ -26,7 +26,20 @@ class Root(StrEnum):
     SMALL_CHUNK = "small_chunk"  # compute: micro-batches of prompts that are too small for the devices
     SMALL_BATCH = "small_batch"  # compute: decodes of few requests, for which all weights are read
     TENSOR_PARALLEL = "tensor_parallel"  # compute: sums of a stage's ranks on several nodes
-    LONG_PROMPTS = "long_prompts"  # compute: attention over long prompts
+    LONG_PROMPTS = "long_prompts"  # few prompts are much longer than the others
     PREEMPTION = "preemption"  # compute: tokens that were computed again
     CONTENTION = "contention"  # ranks waited for a processor
     SLOW_COMPUTE = "slow_compute"  # compute: far from the rates that the machine gives
+
+    @property
+    def least(self) -> float:
+        """The share of a run below which it is not worth mending: engines usually lose that, or runs differ by it."""
+        return _LEAST.get(self, 0.03)
+
+
+TUNING = (Root.SMALL_CHUNK, Root.LARGE_CHUNK, Root.POLICY, Root.SMALL_BATCH, Root.DEPTH, Root.LM_HEAD)  # settings
+_LEAST = {
+    **dict.fromkeys((*TUNING, Root.CONTENTION, Root.CHANCE, Root.STRAGGLER), 0.05),
+    **dict.fromkeys((Root.POLICY, Root.FEW_REQUESTS, Root.TRANSPORT, Root.CONTROL), 0.08),
+    Root.MICRO_BATCHES: 0.1,
+}

@@ -25,8 +25,6 @@ from .roots import Root
 from .sized_cause import COMPUTE, SizedCause
 from .span_times import Bools, Times, times_of
 
-_LEAST_SHARE = 0.03  # of the duration: less is not worth removing
-_LEAST_EVENED = 0.1  # the same, where no policy reaches the size
 _LEAST_OF_A_KIND = 8  # micro-batches
 _MOST = 2 / 3  # of the seconds for which ranks waited for a processor, from which on those of one stage are the cause
 _ALIKE = 1.05  # times the lower median of the stages, up to which a stage counts as one of the others
@@ -62,7 +60,7 @@ def replayed_spans(
     layers: Sequence[int] | None = None,
     stragglers: Sequence[Straggler] | None = None,
 ) -> list[SizedCause]:
-    """Return the causes that cost more than 3% of a run's duration, the largest first by the middle of their range.
+    """Return the causes that are worth mending, the largest first.by the middle of their range.
 
     Args:
         record: of the run.
@@ -87,7 +85,7 @@ def _size(run: SpanReplay, without: _Without) -> SizedCause | None:
     off = seconds * (t_quantile(_OUTSIDE, _BLOCKS - 1) * spread + _MODEL_ERROR)
     is_most = without.root == Root.MICRO_BATCHES  # no policy makes them quite alike
     low, high = (0.0, seconds) if is_most else (seconds - off, seconds + off)
-    if seconds < (_LEAST_EVENED if is_most else _LEAST_SHARE) * whole or (low <= 0 and not is_most):
+    if seconds < without.root.least * whole or (low <= 0 and not is_most):
         return None
     shows = run.shows(begins, ends)
     stage = _contended_stage(run.ledger) if without.root == Root.CONTENTION else without.stage
@@ -104,7 +102,7 @@ def _contended_stage(ledger: Ledger) -> int | None:
 def _down(run: SpanReplay) -> SizedCause | None:
     """Return the seconds in which the pipeline had failed."""
     seconds, whole = down_seconds(run.record.faults, run.ledger.t1), run.ledger.span_seconds
-    if seconds < _LEAST_SHARE * whole:
+    if seconds < Root.RECOVERY.least * whole:
         return None
     idle = run.ledger.seconds_by_cause()[Cause.RECOVERY]
     shows = {Cause.RECOVERY: idle, COMPUTE: seconds * run.ledger.num_stages - idle}

@@ -60,7 +60,7 @@ def replayed_spans(
     layers: Sequence[int] | None = None,
     stragglers: Sequence[Straggler] | None = None,
 ) -> list[SizedCause]:
-    """Return the causes that are worth mending, the largest first.by the middle of their range.
+    """Return the causes that are worth mending, the largest first by the middle of their range.
 
     Args:
         record: of the run.

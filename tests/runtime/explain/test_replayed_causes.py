@@ -51,7 +51,7 @@ def explained(*overrides: str) -> AnalysedRun:
     [
         (("parallel.layers=[26,14]",), (), Root.UNEVEN_LAYERS, 0, "Uneven layers on stage 0 (26 of 40) cost "),
         ((EVEN, "simulation.devices=[a100-80g,a6000]"), (EVEN,), Root.SLOW_STAGE, 1, "A slow stage 1 (2"),
-        (SLOW_LINK, NEAR_LINK, Root.TRANSPORT, 0, "Slow links "),
+        (SLOW_LINK, NEAR_LINK, Root.TRANSPORT, 0, "Slow links, most after stage 0 (0.04"),
         (
             (SARATHI, "scheduler.chunk=32"),
             (SARATHI, "scheduler.chunk=256"),

@@ -60,7 +60,7 @@ def replayed_spans(
     layers: Sequence[int] | None = None,
     stragglers: Sequence[Straggler] | None = None,
 ) -> list[SizedCause]:
-    """Return the causes that are worth mending, the largest first by the middle of their range.
+    """Return the causes that are worth mending, the largest first; those that may cost nothing come last.
 
     Args:
         record: of the run.
@@ -74,7 +74,8 @@ def replayed_spans(
     stragglers = find_stragglers(ledger) if stragglers is None else stragglers
     causes = [_size(run, without) for without in _without(run, layers, stragglers)]
     causes.append(_down(run))
-    return sorted((each for each in causes if each is not None), key=lambda each: -each.low - each.high)
+    found = [each for each in causes if each is not None]
+    return sorted(found, key=lambda each: (each.low <= 0, -each.low - each.high))
 
 
 def _size(run: SpanReplay, without: _Without) -> SizedCause | None:

@@ -32,7 +32,7 @@ from gapless.conf.schema import ComparisonConfig, SimulateConfig
 from gapless.runtime.core.run_record import RunRecord
 from gapless.runtime.explain.analysed_run import AnalysedRun
 from gapless.runtime.explain.explain_run import TOLERANCE, quick_explanation
-from gapless.runtime.explain.explanation import METRICS
+from gapless.runtime.explain.explanation import METRICS, seconds_of
 from gapless.runtime.explain.roots import Root
 from gapless.runtime.explain.sized_cause import SizedCause
 from gapless.runtime.explain.twin import Values, changed_config, values_of
@@ -146,9 +146,7 @@ def values_with(config: SimulateConfig) -> Values:
 def judged(plant: Plant) -> Row:
     """Return the row of a plant."""
     found, control = explained(plant.planted), values_with(configure(*plant.without))
-    truth = _seconds(plant.metric, found.values) - _seconds(plant.metric, control)
-    first = found.causes[0] if found.causes else None
-    error = first.seconds / truth - 1 if first else None
+    truth = seconds_of(found.values, plant.metric) - seconds_of(control, plant.metric)
     change = next((each for each in found.causes if each.overrides), None)
     named, best = saving_of(found, change, plant.metric), best_saving(found, plant)
     whole = found.values[plant.metric]
@@ -156,14 +154,8 @@ def judged(plant: Plant) -> Row:
         "kind": plant.kind,
         "size": plant.size,
         "truth_s": truth,
-        "truth_share": truth / _seconds(plant.metric, found.values),
-        "cause": str(first.cause) if first else "none",
-        "claimed_s": first.seconds if first else None,
-        "low_s": first.low if first else None,
-        "high_s": first.high if first else None,
-        "error_share": error,
-        "right": first is not None and first.cause in ROOTS[plant.kind],
-        "within": error is not None and abs(error) <= WITHIN,
+        "truth_share": truth / seconds_of(found.values, plant.metric),
+        **_first(found, plant.kind, truth, WITHIN),
         "change": " ".join(change.overrides) if change else "",
         "saves_share": None if named is None else named / whole,
         "best": best[0],
@@ -192,7 +184,7 @@ def diagnosed(name: str, keys: str) -> Row:
 
 
 def traced(name: str, slow: SlowStage) -> Row:
-    """Return the row of another engine's traces, of which one rank is slow."""
+    """Judge traces from another engine with one slow rank, and return the row."""
     traces, whole = slow.play()
     truth = whole - slow.control.play()[1]
     begin = perf_counter()
@@ -226,27 +218,30 @@ def planted_for_real(plant: Plant, known: dict[tuple[str, ...], list[float]]) ->
         controls.append(values_of(real_run(plant, is_control=True)[0])["duration"])
     found = explained_record(record, config)
     truth = found.values["duration"] - statistics.fmean(controls)
-    first = found.causes[0] if found.causes else None
-    error = first.seconds / truth - 1 if first else None
     return {
         "kind": plant.kind,
         "truth_s": truth,
         "truth_share": truth / found.values["duration"],
         "controls_differ_share": abs(controls[-1] / controls[0] - 1),
+        **_first(found, plant.kind, truth, WITHIN_REAL),
+        "change": " ".join(found.causes[0].overrides) if found.causes else "",
+        "took_s": found.seconds,
+    }
+
+
+def _first(found: Explained, kind: str, truth: float, within: float) -> Row:
+    """Return the columns of the first cause beside the truth, in seconds; `within`: share by which it may be off."""
+    first = found.causes[0] if found.causes else None
+    error = first.seconds / truth - 1 if first else None
+    return {
         "cause": str(first.cause) if first else "none",
         "claimed_s": first.seconds if first else None,
         "low_s": first.low if first else None,
         "high_s": first.high if first else None,
         "error_share": error,
-        "right": first is not None and first.cause in ROOTS[plant.kind],
-        "within": error is not None and abs(error) <= WITHIN_REAL,
-        "change": " ".join(first.overrides) if first else "",
-        "took_s": found.seconds,
+        "right": first is not None and first.cause in ROOTS[kind],
+        "within": error is not None and abs(error) <= within,
     }
-
-
-def _seconds(metric: str, values: Values) -> float:
-    return values[metric] if metric == "duration" else values[metric] / 1e3
 
 
 def _read(overrides: Sequence[str]) -> dict[str, Any]:
@@ -254,7 +249,7 @@ def _read(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def saving_of(found: Explained, cause: SizedCause | None, metric: str) -> float | None:
-    """Return what the change of a cause saves of the metric, by simulating it; None where there is none."""
+    """Simulate the change of a cause and return how much of the metric it saves; None without a change."""
     if cause is None or not cause.overrides:
         return None
     after = values_with(changed_config(found.config, _read(cause.overrides)))

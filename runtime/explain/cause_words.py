@@ -203,10 +203,6 @@ def _prompts(evidence: Evidence, about: RunWords) -> str:
     return f"{_few(evidence['prompts'])} of {_few(evidence['tokens'])} tokens, the usual has {_few(evidence['usual'])}"
 
 
-def _chunk(evidence: Evidence, about: RunWords) -> str:
-    return f"{_few(evidence['tokens'])} tokens" if "tokens" in evidence else ""
-
-
 def _policy(evidence: Evidence, about: RunWords) -> str:
     return about.policy or ""
 
@@ -236,8 +232,8 @@ _NAMES: dict[Root, tuple[str, Callable[[Evidence, RunWords], str], bool]] = {
     Root.PREEMPTION: ("a small KV cache", _memory, False),
     Root.RECOVERY: ("faults", _of("faults", "{}"), True),
     Root.OVERLOAD: ("overload", _overload, False),
-    Root.SMALL_CHUNK: ("small chunks", _chunk, True),
-    Root.LARGE_CHUNK: ("large chunks", _chunk, True),
+    Root.SMALL_CHUNK: ("small chunks", _of("tokens", "{} tokens"), True),
+    Root.LARGE_CHUNK: ("large chunks", _of("tokens", "{} tokens"), True),
     Root.SMALL_BATCH: ("small micro-batches", _of("batch", "{} requests at most"), True),
     Root.TENSOR_PARALLEL: ("tensor parallelism across nodes", _nothing, False),
     Root.LONG_PROMPTS: ("long prompts among short ones", _prompts, True),

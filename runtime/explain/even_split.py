@@ -29,8 +29,7 @@ def even_split(
     """
     if len(setting.plan.layers) < 2:
         return None
-    step = -(-len(micro_batches) // _MOST_SHAPES)
-    shapes = [MicroBatchShape.of_record(each) for each in micro_batches[::step]]
+    shapes = some_shapes(micro_batches)
     begun = counts = [len(layers) for layers in setting.plan.layers]
     seconds = mean_seconds(setting.costs, shapes)
     for _ in range(sum(counts)):
@@ -48,6 +47,11 @@ def even_split(
             break
         counts, seconds = moved, after
     return Change.of("split", {"parallel.layers": counts}) if counts != begun else None
+
+
+def some_shapes(micro_batches: Sequence[MicroBatchRecord]) -> list[MicroBatchShape]:
+    """Return the shapes of some micro-batches, evenly over the run: enough to compare its stages."""
+    return [MicroBatchShape.of_record(each) for each in micro_batches[:: -(-len(micro_batches) // _MOST_SHAPES)]]
 
 
 def mean_seconds(costs: StageCosts, shapes: Sequence[MicroBatchShape]) -> list[float]:

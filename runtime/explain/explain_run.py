@@ -18,7 +18,7 @@ from .analysed_run import AnalysedRun
 from .arrivals import clients_of
 from .changes import Change, Shown, candidates, with_policy
 from .even_split import even_split
-from .explanation import METRIC_NAMES, METRICS, Explanation, Interval, Outcome
+from .explanation import METRIC_NAMES, METRICS, Explanation, Interval, Outcome, seconds_of
 from .replayed_causes import ReplayedCauses, ranked, replayed_causes
 from .roots import Root
 from .sized_cause import SizedCause
@@ -187,19 +187,23 @@ class _Search:
 
     def _causes(self, stop: float) -> ReplayedCauses:
         """Return what each cause costs by a replay without it."""
-        ways = Counter(way.cause for way in twins_without(self.twin, is_duration=self.metric == "duration"))
-        replays = sum(min(_MOST_OF_A_CAUSE, count) for count in ways.values())
+        is_duration = self.metric == "duration"
+        ways = twins_without(self.twin, is_duration=is_duration)
+        counts = Counter(way.cause for way in ways)
+        replays = sum(min(_MOST_OF_A_CAUSE, count) for count in counts.values())
         what_if = self._within(1 + min(_MOST_WHOLE, replays), stop)
         error = self.twin.error if self.twin.learned is not None else dict.fromkeys(METRICS, 0.0)
-        found = replayed_causes(what_if, self.twin, self.metric, error, stop, self.on_progress)
-        if self.twin.learned is None or self.metric != "duration":
+        if what_if.twin is not self.twin:
+            ways = twins_without(what_if.twin, is_duration=is_duration)
+        found = replayed_causes(what_if, ways, self.twin, self.metric, error, stop, self.on_progress)
+        if self.twin.learned is None or not is_duration:
             return found
         beside = [each for each in replayed_spans(self.twin.base, self.twin.ledger) if each.cause in _OF_SPANS]
         return ReplayedCauses(ranked([*found.causes, *beside]), found.left)
 
     def _with_changes(self, outcomes: Sequence[Outcome]) -> Iterator[SizedCause]:
         """Yield the causes; one that no key takes away gets the best change of what it comes from."""
-        value = self.run_values[self.metric] / (1.0 if self.metric == "duration" else 1e3)
+        value = seconds_of(self.run_values, self.metric)
         for cause in self.causes.causes:
             families = _LIKELY.get(cause.cause, ())
             of_it = [each for each in outcomes if each.families & set(families) and self._is_worth(each)]

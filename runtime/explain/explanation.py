@@ -12,6 +12,11 @@ METRIC_NAMES = {"duration": "duration", "p99_itl_ms": "p99 TBT", "p99_ttft_ms": 
 METRICS = tuple(METRIC_NAMES)
 
 
+def seconds_of(values: Mapping[str, float], metric: str) -> float:
+    """Return the value of a metric in seconds."""
+    return values[metric] / (1.0 if metric == "duration" else 1e3)
+
+
 @dataclass(frozen=True, slots=True)
 class Interval:
     """An estimate with the range in which nine of ten outcomes are expected."""
@@ -84,7 +89,7 @@ class Explanation:
     @property
     def value(self) -> float:
         """The run's own value of the metric, in seconds."""
-        return self.run[self.metric] / (1.0 if self.metric == "duration" else 1e3)
+        return seconds_of(self.run, self.metric)
 
     @property
     def advices(self) -> list[Outcome]:

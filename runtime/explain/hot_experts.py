@@ -1,4 +1,4 @@
-"""How uneven the load of a slow stage's experts is beside that of the other stages."""
+"""Compares the expert load of a slow stage with the other stages' load."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _UNEVEN = 1.15  # times the load of the busiest expert on other stages, from whi
 
 
 def hot_experts(stage: int, record: RunRecord) -> dict[str, float]:
-    """Return numbers that show it, by name; none where the load is about the same on the other stages.
+    """Return the numbers that show an uneven load, by name; none if the other stages' load is about the same.
 
     Loads are the busiest expert's tokens over the mean of all.
     """

@@ -11,7 +11,7 @@ from ...conf.errors import ConfigError
 from ..core.run_record import RunRecord
 from ..ledger.ledger import Ledger
 from ..pipeline.protocol import PipelineError
-from .explanation import Interval
+from .explanation import Interval, seconds_of
 from .roots import TUNING, Root
 from .sized_cause import COMPUTE, SizedCause
 from .twin import Twin, values_of
@@ -35,7 +35,7 @@ class Replayed:
     without: Without
     record: RunRecord
     saves: Interval  # share of the metric
-    base: WhatIf | None = None  # of the whole run, where it was sized by that
+    base: WhatIf  # the run as it was, of which that is a share
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,7 @@ class ReplayedCauses:
 
 def replayed_causes(
     what_if: WhatIf,
+    ways: Sequence[Without],
     twin: Twin,
     metric: str,
     error: Mapping[str, float],
@@ -63,6 +64,7 @@ def replayed_causes(
 
     Args:
         what_if: the run's twin, or that of its first requests, with its replay as it was.
+        ways: to make that twin without a cause, the likeliest first.
         twin: of the whole run: the largest causes are sized by it, as far as there is time.
         metric: by which causes are sized, of `METRICS`.
         error: the twin's own, by metric.
@@ -73,7 +75,6 @@ def replayed_causes(
     tried: Counter[Root] = Counter()
     left: list[Root] = []
     worse: set[Root] = set()  # of which a further step saved nothing more
-    ways = twins_without(what_if.twin, is_duration=metric == "duration")
     for number, without in enumerate(ways):
         if without.cause in worse:
             continue
@@ -89,42 +90,38 @@ def replayed_causes(
         except (ConfigError, PipelineError):  # it does not fit, or cannot be foretold
             continue
         what_if.quiet_seconds = max(what_if.quiet_seconds, perf_counter() - before)
-        saves = what_if.size(record, error)[metric]
+        saves = what_if.size(record, error, metric)
         known = best.get(without.cause)
         if known is None or saves.middle > known.saves.middle + _LEAST_GAIN:
-            best[without.cause] = Replayed(without, record, saves)
+            best[without.cause] = Replayed(without, record, saves, what_if)
         elif tried[without.cause] > 3 and without.cause in (Root.SMALL_CHUNK, Root.LARGE_CHUNK):
             worse.add(without.cause)
     order = sorted((each for each in best.values() if _is_worth(each, metric)), key=lambda each: -each.saves.middle)
-    base = what_if
     if what_if.twin is not twin and order:
-        base = WhatIf(twin)
+        whole, of_whole = WhatIf(twin), twins_without(twin, is_duration=False)
         for place, each in enumerate(order):
-            if place and perf_counter() + base.quiet_seconds > stop:  # the first is worth the wait
+            if place and perf_counter() + whole.quiet_seconds > stop:  # the first is worth the wait
                 break
-            order[place] = _settled(each, base, metric, error)
-    value = values_of(twin.base)[metric] / (1.0 if metric == "duration" else 1e3)
-    ledgers = {id(which): Ledger(which.twin.quiet) for which in ({id(base): base, id(what_if): what_if}).values()}
-    found = [
-        _sized(each, value, twin.ledger, ledgers[id(each.base or what_if)], metric)
-        for each in order
-        if _is_worth(each, metric)
-    ]
+            order[place] = _settled(each, whole, of_whole, metric, error)
+    value = seconds_of(values_of(twin.base), metric)
+    found = [_sized(each, value, twin.ledger, metric) for each in order if _is_worth(each, metric)]
     return ReplayedCauses(ranked(found), tuple(dict.fromkeys(left)))
 
 
-def _settled(each: Replayed, base: WhatIf, metric: str, error: Mapping[str, float]) -> Replayed:
+def _settled(
+    each: Replayed, whole: WhatIf, ways: Sequence[Without], metric: str, error: Mapping[str, float]
+) -> Replayed:
     """Return a cause that the first requests showed, sized by the whole run; the same where that does not fit."""
-    same = [way for way in twins_without(base.twin, is_duration=False) if way.cause == each.without.cause]
     change = each.without.change
-    way = next((way for way in same if change is None or way.change == change), None)
+    same = (way for way in ways if way.cause == each.without.cause and (change is None or way.change == change))
+    way = next(same, None)
     if way is None:
         return each
     try:
         record = way.twin().replay()
     except (ConfigError, PipelineError):
         return each
-    return Replayed(way, record, base.size(record, error)[metric], base)
+    return Replayed(way, record, whole.size(record, error, metric), whole)
 
 
 def _is_worth(each: Replayed, metric: str) -> bool:
@@ -140,7 +137,7 @@ def _least(without: Without, metric: str) -> float:
     return without.cause.least
 
 
-def _sized(each: Replayed, value: float, run: Ledger, base: Ledger, metric: str) -> SizedCause:
+def _sized(each: Replayed, value: float, run: Ledger, metric: str) -> SizedCause:
     """Return the cause with what it costs; `value` is the run's own, in seconds."""
     without, saves = each.without, each.saves
     change = without.change
@@ -155,7 +152,7 @@ def _sized(each: Replayed, value: float, run: Ledger, base: Ledger, metric: str)
         says=without.says,
     )
     if metric == "duration" and without.cause != Root.OVERLOAD:  # of which the twin has other requests
-        cause = replace(cause, shows=_shows(run, base, each.record, value * saves.middle))
+        cause = replace(cause, shows=_shows(run, each.base.twin.quiet_ledger, each.record, value * saves.middle))
     if change is not None:
         cause = replace(cause, change=change.label, overrides=change.overrides, saves_seconds=value * saves.middle)
     return cause

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from .roots import Root
 
 COMPUTE = "compute"  # beside the ledger's causes, in `SizedCause.shows`
+_LEAST_PART = 0.001  # of stage time: a smaller part of an idle time is not listed by its root
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +55,10 @@ class SizedCause:
         found = {"cause": str(self.cause), "seconds": self.seconds, "low": self.low, "high": self.high}
         found |= {"share": self.share, "change": self.change or None, "saves_seconds": self.saves_seconds}
         return found if self.stage is None else found | {"stage": self.stage}
+
+
+def parts(causes: Sequence[SizedCause], shown: str, stage_seconds: float) -> Iterator[tuple[SizedCause, float]]:
+    """Yield the causes that an idle time, or compute, comes from in part, each with the stage-seconds of that part."""
+    for each in causes:
+        if abs(seconds := each.shows.get(shown, 0.0)) >= _LEAST_PART * stage_seconds:
+            yield each, seconds

@@ -136,16 +136,17 @@ class SpanReplay:
     @property
     def is_explained(self) -> Bools:
         """Masks the micro-batches before which the coordinator alone was late; other engines' traces may not say so."""
-        places = self.ledger.micro_batches.places(self.numbers).tolist()
-        waits = [self.record.micro_batches[place].waits for place in places]
-        return np.array([not each or each[-1].reason != "unknown" for each in waits])
+        return np.array([not each or each[-1].reason != "unknown" for each in self._waits])
 
     @property
     def is_idle(self) -> Bools:
-        """Whether the coordinator had no request before it dispatched a micro-batch, [N]."""
+        """Masks the micro-batches before which the coordinator had no request."""
+        return np.array([any(wait.reason == "no_request" for wait in each) for each in self._waits])
+
+    @property
+    def _waits(self) -> list[list[Wait]]:
         places = self.ledger.micro_batches.places(self.numbers).tolist()
-        waits = [self.record.micro_batches[place].waits for place in places]
-        return np.array([any(wait.reason == "no_request" for wait in each) for each in waits])
+        return [self.record.micro_batches[place].waits for place in places]
 
     @property
     def contended(self) -> Floats:

@@ -94,6 +94,11 @@ class Twin:
         """The record of the run as it was, without noise: of a simulated run itself, else of a replay."""
         return self.base if self.is_whole and self.learned is None else self.replay()
 
+    @cached_property
+    def quiet_ledger(self) -> Ledger:
+        """The ledger of `quiet`."""
+        return self.ledger if self.quiet is self.base else Ledger(self.quiet)
+
     @property
     def is_noisy(self) -> bool:
         """Whether replays on several seeds differ: not of a simulated run without disturbances."""

@@ -97,15 +97,13 @@ class WhatIf:
             for metric in METRICS
         }
 
-    def size(self, record: RunRecord, error: Mapping[str, float]) -> dict[str, Interval]:
-        """Return by metric the share of this very run that a replay saves, with how far stage times may put it off."""
-        beyond = 0.0 if self.shown is None else share_beyond(self.shown, record)
-        screening, found = Screening(values_of(record), beyond), {}
-        for metric in METRICS:
-            ratio = _log_ratio(self.base[metric], screening.values[metric])
+    def size(self, record: RunRecord, error: Mapping[str, float], metric: str) -> Interval:
+        """Return the share of this very run that a replay saves, with how far stage times may put it off."""
+        screening, model = Screening(values_of(record)), ModelError()
+        if self.shown is not None:
+            screening = replace(screening, beyond=share_beyond(self.shown, record))
             model = replace(self._model(metric, error, screening, is_another=False), relative=_CHANGE_ERROR / 2)
-            found[metric] = _interval(ratio, 0.0, 0, model if self.shown is not None else ModelError())
-        return found
+        return _interval(_log_ratio(self.base[metric], screening.values[metric]), 0.0, 0, model)
 
     def rough(self, screening: Screening, error: Mapping[str, float]) -> dict[str, Interval]:
         """Return the savings by a replay without noise, with the noise that replays of the run have had."""

@@ -11,16 +11,18 @@ from itertools import chain
 from statistics import median
 from typing import Any
 
+from msgspec import structs
+
 from ...conf.build import load_hardware
 from ...conf.errors import ConfigError
 from ..cost.operators import HostTimes, Operators
 from ..cost.stage_costs import MicroBatchShape
 from ..ledger.causes import UNEVEN_WORK, Cause
 from ..ledger.compute_shares import compute_shares
-from ..workload import WorkItem
+from ..ledger.ledger import Ledger
 from .arrivals import clients_of, overload_of
 from .changes import Change, Shown, chunk_key, with_policy
-from .even_split import even_split, mean_seconds
+from .even_split import even_split, mean_seconds, some_shapes
 from .hops import hops_of
 from .hot_experts import hot_experts
 from .learned_operators import LearnedOperators
@@ -35,7 +37,6 @@ _LATER = {Root.SMALL_CHUNK: 2.0, Root.LARGE_CHUNK: 2.0, Root.POLICY: 4.0}  # set
 _OF_MEMORY = 0.3  # the same where the record does not say it
 _OF_CLIENTS = 0.05  # the same of a closed loop whose clients are many
 _MANY = 4  # times as many clients as stages keep them busy
-_MOST_SHAPES = 64  # micro-batches by which stages are compared
 _LONG = 4  # times the usual prompt, from which on a prompt is long among short ones
 _FEW = 0.2  # of the requests at most are such prompts
 _LEAST_LONG = 0.05  # of all prompt tokens at least are in them
@@ -107,6 +108,11 @@ def _idle(twin: Twin, *causes: Cause) -> float:
     return sum(seconds[cause] for cause in causes) / (twin.ledger.stage_seconds or 1.0)
 
 
+def _contended(ledger: Ledger) -> list[float]:
+    """Return the share of each stage's compute seconds in which it waited for a processor."""
+    return [float(each) / (ledger.busy_seconds(stage) or 1.0) for stage, each in enumerate(ledger.contended)]
+
+
 def _clients(twin: Twin) -> Iterator[Without]:
     """Yield the twin whose clients do not wait for answers."""
     bound, found = twin.workload.max_concurrency, clients_of(twin.base)
@@ -119,12 +125,8 @@ def _clients(twin: Twin) -> Iterator[Without]:
         yield Without(Root.FEW_REQUESTS, lambda: replace(twin, workload=workload), change, None, evidence, likely)
     elif found:
         first = min(item.arrival for item in twin.items)
-        items = [_at(item, first) for item in twin.items]
+        items = [structs.replace(item, arrival=first) for item in twin.items]
         yield Without(Root.FEW_REQUESTS, lambda: replace(twin, items=items, is_whole=False), None, None, found, 1.0)
-
-
-def _at(item: WorkItem, arrival: float) -> WorkItem:
-    return WorkItem(item.prompt, item.output_len, arrival, item.user, item.deadline, item.prefix, item.priority)
 
 
 def _memory(twin: Twin, shown: Shown) -> Iterator[Without]:
@@ -167,13 +169,9 @@ def _stages(twin: Twin) -> Iterator[Without]:
     counts = [len(layers) for layers in setting.plan.layers]
     if len(counts) < 2:
         return
-    step = -(-len(twin.base.micro_batches) // _MOST_SHAPES)
-    shapes = [MicroBatchShape.of_record(each) for each in twin.base.micro_batches[::step]]
-    seconds = mean_seconds(setting.costs, shapes)
+    seconds = mean_seconds(setting.costs, some_shapes(twin.base.micro_batches))
     if twin.learned is not None:  # what it waits for a processor is another cause
-        ledger = twin.ledger
-        waited = [float(each) / (ledger.busy_seconds(stage) or 1.0) for stage, each in enumerate(ledger.contended)]
-        seconds = [each * (1 - share) for each, share in zip(seconds, waited, strict=True)]
+        seconds = [each * (1 - share) for each, share in zip(seconds, _contended(twin.ledger), strict=True)]
     slowest = seconds.index(max(seconds))
     others = [each for stage, each in enumerate(seconds) if stage != slowest]
     ratio = seconds[slowest] * len(others) / (sum(others) or 1.0)
@@ -239,10 +237,8 @@ class _FreeLink:
 def _compute(twin: Twin) -> Iterator[Without]:
     """Yield the twin whose slow stages compute at half of their machines' rates, as good kernels do."""
     floors, ledger = twin.base.floors, twin.ledger
-    stages = range(ledger.num_stages)
-    contended = [float(ledger.contended[stage]) / (ledger.busy_seconds(stage) or 1.0) for stage in stages]
     device = "device" if twin.setting.config.hardware.device == "cuda" else "processor"
-    slow = find_slow_compute(compute_shares((twin.base, ledger)), floors, contended, device)
+    slow = find_slow_compute(compute_shares((twin.base, ledger)), floors, _contended(ledger), device)
     if not slow or len(floors) != len(twin.setting.plan.layers):
         return
     costs = RatedCosts(twin.setting.costs, floors, {each.stage for each in slow}, _REACHED)
@@ -317,9 +313,7 @@ def _prompts(twin: Twin) -> Iterator[Without]:
     if not long or len(long) > _FEW * len(lengths) or sum(long) < _LEAST_LONG * sum(lengths):
         return
     items = [
-        item
-        if len(item.prompt) < _LONG * usual
-        else WorkItem(bytes(usual), item.output_len, item.arrival, item.user, item.deadline, None, item.priority)
+        item if len(item.prompt) < _LONG * usual else structs.replace(item, prompt=bytes(usual), prefix=None)
         for item in twin.items
     ]
     evidence = {"prompts": len(long), "tokens": median(long), "usual": usual}

@@ -39,7 +39,7 @@ class ComputeShare(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ComputeSums:
-    """Sums of compute by stage and phase, from which shares follow. Sums of several runs may be added."""
+    """Accumulates compute by stage and phase over one or several runs, to derive the shares."""
 
     def __init__(self) -> None:
         # Micro-batches, seconds, seconds at least, FLOPs, bytes, and the FLOPs and bytes that the rates would give.

@@ -31,7 +31,7 @@ from ..drawing.timeline_block import timeline_scripts, timeline_section
 from ..drawing.timeline_columns import pack_columns, tick_seconds
 from ..explain.analysed_run import AnalysedRun
 from ..explain.cause_words import cause_name, part_text, range_text
-from ..explain.sized_cause import COMPUTE, SizedCause
+from ..explain.sized_cause import COMPUTE, SizedCause, parts
 from ..ledger.causes import BUBBLES, STARVED, Cause
 from ..ledger.ledger import Ledger
 from ..ledger.predictions import prediction_error
@@ -42,7 +42,6 @@ from .faults_section import faults_section, stragglers_section
 from .moments_section import moments_section
 
 MAX_REQUEST_ROWS = 200
-_LEAST_PART = 0.001  # of stage time: a smaller part of an idle time is not listed by its root
 
 
 def render_report(run: AnalysedRun) -> str:
@@ -188,11 +187,10 @@ def _bubble_table(ledger: Ledger, causes: Sequence[SizedCause] = ()) -> str:
         return f'<tr class="{css}"><th>{head}<small>{meaning}</small></th>{cells}</tr>'
 
     def roots(shown: str) -> Iterator[str]:
-        for each in causes:
-            if abs(part := each.shows.get(shown, 0.0)) >= _LEAST_PART * whole:
-                cells = f'<td>{part_text(part)}</td><td class="share">{percent_text(part / whole)}</td>'
-                head = f"of which {html.escape(cause_name(each))}"
-                yield f'<tr class="root"><th>{head}</th>{cells}{"<td></td>" * len(stages)}</tr>'
+        for each, part in parts(causes, shown, whole):
+            cells = f'<td>{part_text(part)}</td><td class="share">{percent_text(part / whole)}</td>'
+            head = f"of which {html.escape(cause_name(each))}"
+            yield f'<tr class="root"><th>{head}</th>{cells}{"<td></td>" * len(stages)}</tr>'
 
     rows = []
     groups = [

@@ -16,7 +16,7 @@ from ..core.run_record import RunRecord
 from ..drawing.fitting_table import FittingTable
 from ..drawing.formatting import cause_label, ms_text, percent_text, seconds_text
 from ..explain.cause_words import cause_name, part_text, range_text
-from ..explain.sized_cause import COMPUTE, SizedCause
+from ..explain.sized_cause import COMPUTE, SizedCause, parts
 from ..ledger.blame import Blame
 from ..ledger.causes import CAUSES, Cause
 from ..ledger.fleet import Fleet
@@ -39,7 +39,6 @@ from .run_groups import RunGroup
 
 _MAX_FAULTS = 10  # that have a line each
 _MOST_BLAMED = 3
-_LEAST_PART = 0.001  # of stage time: a smaller part of an idle time is not listed by its root
 
 # Metrics of a ranking, the most important first: the last ones are left out where the terminal is narrow.
 _RANKED_BY = (
@@ -79,10 +78,9 @@ def _bubbles_of(times: Fleet, stages: Mapping[int, str], causes: Sequence[SizedC
     whole = times.stage_seconds or 1.0
 
     def add_roots(shown: str) -> None:
-        for each in causes:
-            if abs(part := each.shows.get(shown, 0.0)) >= _LEAST_PART * whole:
-                cells = part_text(part), percent_text(part / whole)
-                table.add_row(f"  from {cause_name(each)}", *cells, *("" for _ in stages), style="dim")
+        for each, part in parts(causes, shown, whole):
+            cells = part_text(part), percent_text(part / whole)
+            table.add_row(f"  from {cause_name(each)}", *cells, *("" for _ in stages), style="dim")
 
     for cause in CAUSES:
         if total[cause] > 0:

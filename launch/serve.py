@@ -269,7 +269,7 @@ def _make_service(
     from .server.engine_client import EngineClient
     from .server.journaling import Journaling
     from .server.live import Live
-    from .server.live_window import words_of
+    from .server.live_window import said_of
     from .server.prometheus import Metrics as ServerMetrics
     from .server.rate_limit import RateLimits
     from .server.recorder import Recorder
@@ -301,7 +301,7 @@ def _make_service(
         client=client,
         metrics=metrics,
         live=[
-            Live(name, client, number, words_of=partial(words_of, config=shown), has_chat=has_chat)
+            Live(name, client, number, said_of=partial(said_of, config=shown), has_chat=has_chat)
             for number in range(len(client.replicas))
         ],
         recorders=[Recorder(each, run_dir, shown, versions()) for each in client.replicas],

@@ -16,31 +16,37 @@ from gapless.runtime.engine.llm import LLM
 from .plants import Plant, among
 from .real_pipeline import MACHINE
 
-_HOG, _SLOW = "hog", "slow card"
+_HOG, _SLOW, _DISK = "hog", "slow card", "slow disk"
 _BASE = (
     f"{MACHINE} hardware.memory_gib=3 scheduler=sarathi scheduler.chunk=128 scheduler.max_batch=8 workload=fixed "
-    "workload.input_len=256 workload.output_len=24 workload.range_ratio=0.5 workload.num_prompts=14"
+    "workload.input_len=256 workload.output_len=24 workload.range_ratio=0.5 workload.num_prompts=40"
 )
-_SLOW_RANK = """
+_RANK_1 = """
 if rank == 1:
     import time
     from gapless.runtime.pipeline.stage_worker import StageWorker
-    forward = StageWorker.forward
+    forward, steps = StageWorker.forward, []
     def slow(self, *arguments):
         begin = time.perf_counter()
         out = forward(self, *arguments)
-        time.sleep(0.6 * (time.perf_counter() - begin))
+        steps.append(time.perf_counter() - begin)
+        time.sleep({seconds})
         return out
     StageWorker.forward = slow
 """
+_SLEEPS = {  # of the second rank after a computation
+    _SLOW: "0.6 * steps[-1]",
+    _DISK: "1.0 if len(steps) <= 3 else 0.0",  # as its weights come from a disk while it computes for the first time
+}
 
 
 def real_plants() -> list[Plant]:
     """Return the plants; what no override makes is made by `real_run`."""
-    long, usual = among(256, 14, 1600, 7, 24)
+    long, usual = among(256, 40, 1600, 7, 24)
     return [
         Plant(_HOG, "real", _BASE, ""),
         Plant(_SLOW, "real", _BASE, ""),
+        Plant(_DISK, "real", f"{_BASE} workload.seed=1", ""),
         Plant("small KV", "real", _BASE, "cache.num_blocks=60", undo="cache.num_blocks=null"),
         Plant(
             "small chunk", "real", f"{_BASE} workload.output_len=8", "scheduler.chunk=16", undo="scheduler.chunk=128"
@@ -56,12 +62,14 @@ def real_run(plant: Plant, *, is_control: bool) -> tuple[RunRecord, BenchConfig]
     from tests.support.process_launcher import ProcessLauncher
 
     config = compose_one(plant.without if is_control else plant.planted, BenchConfig, "bench")
-    slow = _SLOW_RANK if plant.kind == _SLOW and not is_control else ""
+    sleep = None if is_control else _SLEEPS.get(plant.kind)
+    slow = _RANK_1.format(seconds=sleep) if sleep else ""
     workload, _ = requests(config)
     with LLM.from_config(config, launcher=ProcessLauncher(slow)) as llm:
-        for _ in llm.replay([*workload][:2]):
-            pass
-        llm.reset(config.scheduler)
+        if plant.kind != _DISK:
+            for _ in llm.replay([*workload][:2]):
+                pass
+            llm.reset(config.scheduler)
         with hogs(2 if plant.kind == _HOG and not is_control else 0):
             for _ in llm.replay(workload, config.workload):
                 pass

@@ -21,7 +21,7 @@ from ...runtime.serving.messages import LiveSpans, Watched
 from ...runtime.serving.recording import decoder
 from .errors import ApiError
 from .last_minute import WINDOW
-from .live_window import LiveWindow
+from .live_window import LiveWindow, Said
 from .replica_set import Engine
 from .streaming import until_gone
 
@@ -80,7 +80,7 @@ class Live:
         model: the model's name.
         engine: the engine, or several.
         replica: which of several engines is shown. The seconds of its last minute are ended here.
-        words_of: says what cost a window most; it is called beside the event loop.
+        said_of: says what cost a window most; it is called beside the event loop.
         has_chat: the model has a chat template.
     """
 
@@ -90,14 +90,14 @@ class Live:
         engine: Engine,
         replica: int = 0,
         *,
-        words_of: Callable[[RunRecord], list[str]] = lambda record: [],
+        said_of: Callable[[RunRecord], Said] = lambda record: Said(),
         has_chat: bool = False,
     ) -> None:
         self._model = model
         self._has_chat = has_chat
         self._replica = replica
-        self._words_of = words_of
-        self._words: list[str] = []
+        self._said_of = said_of
+        self._said = Said()
         self._finding_words: asyncio.Task[None] | None = None
         self._newest = LiveWindow(WINDOW, time.monotonic())
         self._num_replicas = len(engine.replicas)
@@ -152,14 +152,14 @@ class Live:
 
     def _watch(self) -> None:
         self._newest.clear(time.monotonic())
-        self._words = []
+        self._said = Said()
         self._client.watch(True)
 
     async def _find_words(self) -> None:
         """Find the words of the newest seconds, in a thread, and pause for some times as long as it took."""
         found, began = self._client.snapshot, time.monotonic()
         record = None if found is None else self._newest.record_at(began, found)
-        self._words = [] if record is None else await asyncio.to_thread(self._words_of, record)
+        self._said = Said() if record is None else await asyncio.to_thread(self._said_of, record)
         await asyncio.sleep(max(1.0, _PAUSE * (time.monotonic() - began)))
 
     def _tell(self, is_second: bool) -> None:
@@ -218,7 +218,7 @@ class Live:
             "stage_seconds": minute.stage_seconds,
             "tokens_per_s": round(minute.tokens_per_s, 1),
             "newest_faults": [] if found is None else found.recovery.newest,
-            "words": self._words,
+            **msgspec.structs.asdict(self._said),
         }
 
 

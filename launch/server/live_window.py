@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from ...runtime.core.run_record import RunRecord
 from ...runtime.explain.analysed_run import AnalysedRun
+from ...runtime.explain.cause_words import causes_listed
 from ...runtime.run_folder.run_info import RunInfo
 from ...runtime.serving.messages import Snapshot
 from ...runtime.serving.recording import RecordedPart, with_part
@@ -67,11 +70,25 @@ class LiveWindow:
         )
 
 
-def words_of(record: RunRecord, config: Mapping[str, Any]) -> list[str]:
+class Said(msgspec.Struct):
+    """What is said of a window: its `words`, and the heads and rows of the list of its causes, the largest first."""
+
+    words: list[str] = []
+    cause_heads: list[str] = []
+    cause_rows: list[list[str]] = []
+
+    @classmethod
+    def of(cls, run: AnalysedRun) -> Said:
+        """Return what is said of a run."""
+        heads, rows = causes_listed(run.causes)
+        return cls(run.words, [*heads], [[*row] for row in rows])
+
+
+def said_of(record: RunRecord, config: Mapping[str, Any]) -> Said:
     """Say what cost a window most, and what would change it.
 
     Args:
         record: of the window.
         config: of the server, in its plain form.
     """
-    return AnalysedRun.of(record, RunInfo(config)).words
+    return Said.of(AnalysedRun.of(record, RunInfo(config)))

@@ -18,6 +18,7 @@ from ...runtime.run_folder.read import read_run_folder
 from ...runtime.serving.messages import Recorded
 from .engine_client import TAKES_REQUESTS, EngineClient
 from .errors import ApiError
+from .live_window import Said
 
 LONGEST_S = 600.0
 _CHECK_S = 0.25
@@ -63,7 +64,7 @@ class Recorder:
             with parts.open("wb") as file:
                 file.write(pack(DATA, self._head))
                 await self._take(lambda payload: file.write(pack(DATA, payload)), seconds)
-            words = await _write(parts, folder)
+            said = await _write(parts, folder)
             summary = read_run_folder(folder).summary
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
@@ -79,7 +80,7 @@ class Recorder:
             "folder": str(folder),
             "files": names,
             "seconds": seconds,
-            "words": words,
+            **msgspec.structs.asdict(said),
             **{key: summary[key] for key in keys},
         }
 
@@ -129,8 +130,8 @@ class Recorder:
             raise ApiError(503, self._client.reason)
 
 
-async def _write(parts: Path, folder: Path) -> list[str]:
-    """Write the run folder in a process of its own; return the window in words.
+async def _write(parts: Path, folder: Path) -> Said:
+    """Write the run folder in a process of its own; return what is said of the window.
 
     Raises:
         ApiError: it failed.
@@ -146,11 +147,11 @@ async def _write(parts: Path, folder: Path) -> list[str]:
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        words, errors = await process.communicate()
+        said, errors = await process.communicate()
     except BaseException:
         process.kill()
         raise
     if process.returncode:
         lines = errors.decode(errors="replace").strip().splitlines()
         raise ApiError(500, f"the recording cannot be written: {lines[-1] if lines else 'its process has died'}")
-    return msgspec.json.decode(words, type=list[str])
+    return msgspec.json.decode(said, type=Said)

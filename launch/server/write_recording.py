@@ -1,7 +1,7 @@
 """Writes the run folder of a recorded window: a process of its own, so that neither the engine nor the front waits.
 
 Usage: python -m gapless.launch.server.write_recording PARTS FOLDER. PARTS is the file that `recorder.py` wrote: a frame
-with the config and the versions as JSON, then a frame for each part. It prints the window in words, as a JSON list.
+with the config and the versions as JSON, then a frame for each part. It prints what is said of the window, as JSON.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from ...runtime.run_folder.run_info import RunInfo
 from ...runtime.run_folder.titles import title_of
 from ...runtime.serving.recording import join_parts
 from ..advising import quick_advice
+from .live_window import Said
 
 _READ_BYTES = 1 << 20
 _NICENESS = 10  # the stages come first
 
 
 def main() -> None:
-    """Write a recording's run folder, and to standard output its words as JSON. Delete the file with its parts."""
+    """Write a recording's run folder, and to standard output what is said of it. Delete the file with its parts."""
     parts, folder = Path(sys.argv[1]), Path(sys.argv[2])
     os.nice(_NICENESS)
     frames = _frames(parts)
@@ -37,7 +38,7 @@ def main() -> None:
     run = AnalysedRun.of(record, info, partial(quick_advice, share=1.0))  # a recording is made to be explained
     write_run_folder(folder, run)
     parts.unlink()
-    sys.stdout.buffer.write(msgspec.json.encode(run.words))
+    sys.stdout.buffer.write(msgspec.json.encode(Said.of(run)))
 
 
 def _frames(file: Path) -> Iterator[bytes]:

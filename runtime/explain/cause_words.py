@@ -83,6 +83,24 @@ def cause_name(cause: SizedCause) -> str:
     return f"{name} {cause.stage}" if name.endswith("stage") else f"{name} on stage {cause.stage}"
 
 
+def causes_listed(causes: Sequence[SizedCause]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the heads and rows of the list of causes: columns only where there is something in them."""
+    heads: tuple[str, ...] = ("cause", "costs", "of the run", "nine of ten", "change", "saves")
+    rows = [
+        (
+            cause_name(each),
+            seconds_text(each.seconds),
+            percent_text(each.share),
+            range_text(each),
+            each.change,
+            seconds_text(each.saves_seconds) if each.change else "",
+        )
+        for each in causes
+    ]
+    shown = [place for place in range(len(heads)) if any(row[place] for row in rows)]
+    return tuple(heads[place] for place in shown), [tuple(row[place] for place in shown) for row in rows]
+
+
 def range_text(cause: SizedCause) -> str:
     """Write the range of what a cause costs; empty where it has none."""
     return "" if cause.low == cause.high else f"{seconds_text(cause.low)} to {seconds_text(cause.high)}"

@@ -29,6 +29,10 @@ _MAD_TO_SIGMA = 1.4826  # median absolute deviation to standard deviation, for n
 _HEAD_PRIOR = 2.0  # observations that the guess of the head by its parameters counts as
 _SPEED_PRIOR = 4.0  # observations that stages of equal speed count as
 _LEAST = 1e-3  # of the median time: the least that a guess of the head or of a stage's layers is held against
+_FEW_ROWS = 2  # times as many rows take the time of the most: it is that of reading weights
+_LARGER = 8  # times the most rows: a micro-batch that takes the device's time at least
+_NEAR = 1.02  # times that time, up to which it is the guess
+_LARGE = 0.8  # of the most rows, from which on micro-batches are large
 _GAP_PRIOR = 1.0  # observations that a guess counts as where the run shows none
 _DRIFT_WINDOW = 8  # micro-batches
 
@@ -50,22 +54,41 @@ class LayerFit:
         arch: of the model; None: not known.
         tile: rows that a matrix product pads to.
         block: micro-batches of a block, which are drawn together.
+        row_seconds: that GEMMs of many rows take a layer for one, by the rate of the device; 0: not known.
     """
 
     def __init__(
-        self, seen: Observations, layers: Sequence[int], arch: Architecture | None, *, tile: int, block: int
+        self,
+        seen: Observations,
+        layers: Sequence[int],
+        arch: Architecture | None,
+        *,
+        tile: int,
+        block: int,
+        row_seconds: float = 0.0,
     ) -> None:
         self.shown = SizesShown.of(seen.shapes)
         self.key_share = _key_share(arch)
         self.layers = tuple(layers)
-        self._tile = tile
+        self._tile, self._row_seconds = tile, row_seconds
+        self._knee = self._knee_of(seen)
         rows = [shape.rows for shape in seen.shapes]
         self._gaps = _gaps(rows)
-        knots = {*_knots(rows), *(middle for _, middle, _ in self._gaps), max(rows)}
+        knots = {*_knots(rows), *(middle for _, middle, _ in self._gaps), max(rows), self._knee}
         self._knots = tuple(sorted(knots))
         self._head_layers = 1.0 if arch is None else arch.embedding_params / arch.layer_params
         columns = [self._columns(shape) for shape in seen.shapes]
         self._fit(np.array(columns, np.float64), seen, block)
+
+    def _knee_of(self, seen: Observations) -> int:
+        """Return for how many rows the device takes as long as the largest micro-batches, if these are far fewer."""
+        rows = np.array([shape.rows for shape in seen.shapes])
+        most = int(rows.max())
+        if not self._row_seconds:
+            return most
+        a_layer = float(np.median(seen.seconds[rows >= _LARGE * most] / np.maximum(self.layers, 1)))
+        knee = round(a_layer / self._row_seconds)
+        return knee if knee >= _FEW_ROWS * most else most
 
     def _columns(self, shape: MicroBatchShape) -> tuple[list[float], list[float]]:
         """Return the columns of a layer, and of one that computes attention and feed-forward of sampled rows alone."""
@@ -120,8 +143,9 @@ class LayerFit:
         assert weights is not None
         self._prior = prior
         self._grams, self._moments = _by_block(scaled, weight, times, block)
-        # Means count for a run's length, where the fit is of typical times.
-        slower *= times.sum(axis=1) / (predicted / drift).sum(axis=1)
+        # Means count for a run's length, where the fit is of typical times. Stalls have their own cause.
+        is_usual = ~seen.stalls(predicted.T).T
+        slower *= (times * is_usual).sum(axis=1) / (predicted / drift * is_usual).sum(axis=1)
         self.weights = LayerWeights(self._knots, self._tile, tuple(weights.tolist()))
         self.slower = tuple(slower.tolist())
 
@@ -153,15 +177,17 @@ class LayerFit:
         prior: Floats = _HEAD_PRIOR * np.outer(guess, guess) / seconds**2
         return prior
 
-    def _prior_of_gaps(self, weights: Floats, least: float) -> Floats:
+    def _prior_of_gaps(self, weights: Floats, lowest: float) -> Floats:
         """Return the normal equations of what is guessed where the run shows no micro-batch, by a fit so far.
 
-        Guesses are relative to a layer's time, but to `least` seconds at least. Else a layer that seems to take none
+        Guesses are relative to a layer's time, but to `lowest` seconds at least. Else a layer that seems to take none
         would count more with each pass, until the matrix overflows.
 
         Between two numbers of rows a layer's time lies between the straight line and the bend of a roofline: it stays
-        as it is, or is proportional to the rows, whichever is longer. Beyond the most rows it goes on as before, or
-        becomes proportional. The middle is guessed each time.
+        as it is, or is proportional to the rows, whichever is longer. The middle is guessed. Beyond the most rows it
+        goes on as before, but by what the device takes for a row at least; where that of the most is the time to read
+        weights, it stays so until the device takes longer. Where the device's rate is not known, it goes on as before
+        or becomes proportional, and the middle is guessed again.
         """
         n = len(self._products(1))
         found = np.zeros((len(weights), len(weights)))
@@ -170,8 +196,9 @@ class LayerFit:
             return np.array(self._products(rows))
 
         def add(row: Floats, guess: Floats) -> None:
-            off = (row - guess) / max(float(row @ weights[:n]), least)
-            found[:n, :n] += _GAP_PRIOR * np.outer(off, off)
+            k = len(row)
+            off = (row - guess) / max(float(row @ weights[:k]), lowest)
+            found[:k, :k] += _GAP_PRIOR * np.outer(off, off)
 
         for low, middle, high in self._gaps:
             share = (middle - low) / (high - low)
@@ -181,8 +208,24 @@ class LayerFit:
             add(at(middle), (line + bend) / 2)
         most = self.shown.rows[-1]
         straight = 3 * at(most) - 2 * at(most / 2)
-        add(at(2 * most), (straight + 2 * at(most)) / 2)
+        if not self._row_seconds:
+            add(at(2 * most), (straight + 2 * at(most)) / 2)
+            return found
+        if self._knee > most:
+            add(at(self._knee), at(most))
+        large = 2 * self._knee if self._knee > most else _LARGER * most
+        shown, longer = self._whole(most), self._whole(large)
+        seconds, least = float(shown @ weights), large * self._row_seconds
+        if seconds and longer @ weights < _NEAR * least:
+            add(longer, shown * (least / seconds))
+        else:
+            add(at(2 * most), straight)
         return found
+
+    def _whole(self, rows: int) -> Floats:
+        """Return the columns of a layer for one chunk, with its share of the host."""
+        whole = self._columns(MicroBatchShape(((rows, 0),)))[0]
+        return np.array([*whole, 1 / self.layers[0], 0.0, 0.0])
 
     def drawn(self, costs: StageCosts, generator: np.random.Generator) -> StageCosts:
         """Return costs of this fit by the weights of one to blocks of the run drawn with repetition: a bootstrap."""

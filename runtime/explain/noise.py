@@ -49,6 +49,7 @@ class BlockBootstrap:
         self.stretch = max(1e-6, (last - first) / _BLOCKS)
         self.num_stages = predicted.shape[1]
         ratios, sizes = seen.seconds / predicted, predicted.sum(axis=1)
+        ratios[seen.stalls(predicted)] = 1.0  # which are no noise
         longer = list(
             map(
                 Longer,

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 import numpy as np
+import numpy.typing as npt
 
 from ..core.messages import Span
 from ..core.micro_batch_columns import Floats
 from ..core.run_record import MicroBatchRecord, RunRecord
 from ..cost.stage_costs import MicroBatchShape
+from ..ledger.stragglers import stalls
 
 FAR_APART = 1.8  # ratio of numbers of rows between which the time of a layer is guessed
 _BEYOND = 1.1  # sizes up to so many times the largest of the run are known
@@ -69,6 +71,10 @@ class Observations:
     def begins(self) -> Floats:
         """When the first stage began each, [n]."""
         return self.begin_times[:, 0]
+
+    def stalls(self, predicted: Floats) -> npt.NDArray[np.bool_]:
+        """Mask the times that are stalls by those that were `predicted`, [n, S] both."""
+        return stalls(self.seconds, predicted, float(self.end_times.max() - self.begins.min()))
 
     def __len__(self) -> int:
         return len(self.shapes)

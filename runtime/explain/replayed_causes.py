@@ -21,6 +21,8 @@ from .without import Without, twins_without
 _LEAST_TAIL = 0.25  # of a tail latency, which varies with each arrival: less is not worth mending
 _LEAST_OF_MEMORY = 0.3  # of a run, the same of a KV cache that has all memory of its devices
 _MUCH_MORE = 1.2  # times another cause that a setting, or another policy, must save to come before it
+_LEAST_OF_REAL = 0.05  # of a real run
+_OF_REAL = 2.5  # times as much must another setting of a real run save as one of a simulated run
 _LEAST_GAIN = 0.003  # of the metric that a larger step of the same key must save on top
 
 _WEIGHT = {**dict.fromkeys(TUNING, 1), Root.POLICY: 3}
@@ -125,7 +127,13 @@ def _settled(
 
 
 def _is_worth(each: Replayed, metric: str) -> bool:
-    return each.saves.middle >= _least(each.without, metric) and each.saves.low > 0
+    """Return whether a cause is sure, and large enough; of a real run beside what runs differ by, too."""
+    least, saves = _least(each.without, metric), each.saves
+    if not each.base.twin.is_real:
+        return saves.low > 0 and saves.middle >= least
+    if each.without.cause in TUNING:
+        return saves.low >= least and saves.middle >= _OF_REAL * least
+    return saves.low > 0 and saves.middle >= max(least, _LEAST_OF_REAL)
 
 
 def _least(without: Without, metric: str) -> float:

@@ -10,7 +10,7 @@ from ..drawing.formatting import number_text
 from ..ledger.compute_shares import ComputeShare
 
 _LEAST_FLOOR_S = 1e-3  # of a micro-batch: below it, launches and small operators take longer than weights
-_LOW = 0.25  # share of the nearer rate, below which compute is slow
+_LOW = 0.15  # share of the nearer rate, below which compute is slow: decodes of a few rows of small models reach 0.17
 _MOST = 0.5  # of a stage's compute seconds that must be slow
 _SUBJECTS = {"prefill": "prompts run", "decode": "decodes run", "mixed": "prompts and decodes run"}
 
@@ -40,7 +40,7 @@ def find_slow_compute(
 ) -> list[SlowCompute]:
     """Return the stages whose compute is slow, the one with the most seconds first.
 
-    A stage is slow if most of its compute time is in phases that reach less than a quarter of the nearer rate, GEMM or
+    A stage is slow if most of its compute time is in phases that reach less than `_LOW` of the nearer rate, GEMM or
     memory, and whose micro-batches would take 1 ms or more at that rate. The sentence is on the longest such phase.
 
     Args:

@@ -25,6 +25,7 @@ from .roots import Root
 from .sized_cause import COMPUTE, SizedCause
 from .span_times import Bools, Times, times_of
 
+_LATE = (Root.TRANSPORT, Root.CONTROL)  # where there is no processor for them, links and the coordinator are late too
 _LEAST_OF_A_KIND = 8  # micro-batches
 _MOST = 2 / 3  # of the seconds for which ranks waited for a processor, from which on those of one stage are the cause
 _ALIKE = 1.05  # times the lower median of the stages, up to which a stage counts as one of the others
@@ -60,7 +61,7 @@ def replayed_spans(
     layers: Sequence[int] | None = None,
     stragglers: Sequence[Straggler] | None = None,
 ) -> list[SizedCause]:
-    """Return the causes that are worth mending, the largest first; those that may cost nothing come last.
+    """Return the causes that are worth mending, the largest first; those that may come of another come last.
 
     Args:
         record: of the run.
@@ -75,7 +76,8 @@ def replayed_spans(
     causes = [_size(run, without) for without in _without(run, layers, stragglers)]
     causes.append(_down(run))
     found = [each for each in causes if each is not None]
-    return sorted(found, key=lambda each: (each.low <= 0, -each.low - each.high))
+    late = _LATE if any(each.cause == Root.CONTENTION for each in found) else ()
+    return sorted(found, key=lambda each: (each.low <= 0, each.cause in late, -each.low - each.high))
 
 
 def _size(run: SpanReplay, without: _Without) -> SizedCause | None:

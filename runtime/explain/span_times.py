@@ -272,11 +272,13 @@ def _dispatches(
         arrivals = {request.request: request.arrival for request in [*record.requests, *record.crossing]}
         new = [max((arrivals.get(c.request, -math.inf) for c in each.chunks), default=-math.inf) for each in batches]
         floor = np.minimum(np.array(new, np.float64), at)
-        until = left[np.maximum(follows, 0)]
         for place, each in enumerate(batches):
             if each.waits:
                 last = each.waits[-1]
-                is_fixed[place] = last.reason == "recovery" or abs(last.end - until[place]) > _ROUNDING
+                of_last = range(max(0, follows[place] - record.depth), follows[place] + 1)  # several may come at once
+                ended = [at for at in of_last if abs(last.end - left[at]) <= _ROUNDING]
+                is_fixed[place] = last.reason == "recovery" or not ended
+                follows[place] = ended[-1] if ended else follows[place]
             elif place:
                 is_fixed[place] = is_fixed[place - 1] and follows[place] == follows[place - 1]
     follows = np.where(is_fixed, -1, follows)

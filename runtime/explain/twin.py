@@ -111,11 +111,12 @@ class Twin:
 
         Learned times are replayed on a machine that is slow when the run's was: each micro-batch takes after another
         one of about its time and size. It is the median of a few such replays. How much the machine's noise matters
-        shows in replays of several seeds. The seconds for which the run had failed do not count where replays do not.
+        shows in replays of several seeds. The seconds for which the run had failed or stalled do not count where
+        replays do not.
         """
         real = values_of(self.base)
         if self.learned is not None:
-            real["duration"] -= sum(fault.seconds or 0.0 for fault in self.base.faults)
+            real["duration"] -= sum(fault.seconds or 0.0 for fault in self.base.faults) + self.learned.stalled
             replays = [values_of(self.replay(seed, in_order=True)) for seed in _ERROR_SEEDS]
         else:
             replays = [values_of(self.replay())]

@@ -38,6 +38,7 @@ _OF_MEMORY = 0.3  # the same where the record does not say it
 _OF_CLIENTS = 0.05  # the same of a closed loop whose clients are many
 _MANY = 4  # times as many clients as stages keep them busy
 _LONG = 4  # times the usual prompt, from which on a prompt is long among short ones
+_APART = 1.5  # times the longest of the others is the shortest of them: else lengths just vary
 _FEW = 0.2  # of the requests at most are such prompts
 _LEAST_LONG = 0.05  # of all prompt tokens at least are in them
 _PREEMPTED = 0.03  # of the requests, from which on preemptions name the cause
@@ -45,6 +46,7 @@ _MORE_BLOCKS = 8  # times the KV blocks of a run count as unlimited
 _MORE_REQUESTS = 4  # times the requests of a micro-batch count as unlimited
 _REACHED = 0.5  # share of a machine's rates that good kernels reach
 _CHUNKS = (4, 16, 2, 8, 32, 1 / 4, 1 / 16, 1 / 2, 1 / 8, 1 / 32)  # of the run's own: sizes that are tried
+_MOST_LEARNED = 8  # the same by times that were learned of the run: what is further beyond these is a guess
 _THINNED = 6  # times the rate at which no queue grows, to which arrivals are thinned out
 _LAST = 2  # requests that would end last, which are kept
 _LEAST_CHUNK, _MOST_CHUNK = 16, 8192
@@ -83,9 +85,10 @@ def twins_without(twin: Twin, *, is_duration: bool = True) -> list[Without]:
         is_duration: causes are sized by the run's duration, so that those without idle time or compute have none.
     """
     shown = Shown.of(twin.base, twin.ledger, twin.items)
-    physical = (_clients, _compute, _stages, _links, _noise, _arrivals, _prompts, _control, _depth)
-    found = [*chain.from_iterable(make(twin) for make in physical), *_memory(twin, shown), *_batch(twin, shown)]
-    found += [*_chunk(twin, shown), *_policy(twin)]
+    physical = (_clients, _compute, _stages, _links, _noise, _arrivals, _control, _depth)
+    of_sizes = (_prompts, _memory, _batch, _chunk)
+    found = [*chain.from_iterable(make(twin) for make in physical), *_policy(twin)]
+    found += chain.from_iterable(make(twin, shown) for make in of_sizes)
     if is_duration:
         found = [each for each in found if each.likely >= _LEAST_LIKELY]
     return sorted(found, key=lambda each: -each.likely / _LATER.get(each.cause, 1.0))
@@ -305,15 +308,18 @@ def _arrivals(twin: Twin) -> Iterator[Without]:
     yield Without(Root.OVERLOAD, lambda: replace(twin, items=items, is_whole=False), None, None, evidence, likely)
 
 
-def _prompts(twin: Twin) -> Iterator[Without]:
-    """Yield the twin whose few long prompts are as long as its usual ones."""
-    lengths = [len(item.prompt) for item in twin.items]
+def _prompts(twin: Twin, shown: Shown) -> Iterator[Without]:
+    """Yield the twin whose few long prompts, each of several micro-batches, are as long as its usual ones."""
+    lengths = sorted(len(item.prompt) for item in twin.items)
     usual = round(median(lengths))
-    long = [length for length in lengths if length >= _LONG * usual]
+    least = max(_LONG * usual, 2 * shown.chunk)
+    long = [length for length in lengths if length >= least]
     if not long or len(long) > _FEW * len(lengths) or sum(long) < _LEAST_LONG * sum(lengths):
         return
+    if long[0] < _APART * lengths[-len(long) - 1]:
+        return
     items = [
-        item if len(item.prompt) < _LONG * usual else structs.replace(item, prompt=bytes(usual), prefix=None)
+        item if len(item.prompt) < least else structs.replace(item, prompt=bytes(usual), prefix=None)
         for item in twin.items
     ]
     evidence = {"prompts": len(long), "tokens": median(long), "usual": usual}
@@ -346,6 +352,8 @@ def _chunk(twin: Twin, shown: Shown) -> Iterator[Without]:
     larger = _larger_chunks(twin, min(own, shown.chunk))
     smaller = _idle(twin, *UNEVEN_WORK[:2], Cause.STAGE_IMBALANCE, Cause.STARVED_IN_FLIGHT)
     for factor in _CHUNKS:
+        if twin.learned is not None and factor > _MOST_LEARNED:
+            continue
         size = _whole_tiles(round(own * factor), twin.setting.config.hardware.tile)
         if _LEAST_CHUNK <= size <= _MOST_CHUNK:
             cause, likely = (Root.SMALL_CHUNK, larger) if factor > 1 else (Root.LARGE_CHUNK, smaller)

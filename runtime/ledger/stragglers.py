@@ -3,7 +3,8 @@
 A stage's usual time of a micro-batch is fitted over the run: linear in the median of the other stages' times, the
 micro-batch's tokens and its decodes. So neither what micro-batches hold, nor an uneven split, nor a machine that slows
 down as a whole makes a straggler. A stage may be slow for most of the run, if it
-takes what is usual for a fifth of it. One that is slow from begin to end is `stage_imbalance`.
+takes what is usual for a fifth of it. One that is slow from begin to end is `stage_imbalance`. A single micro-batch
+that takes several times the usual, and a share of the whole run, is a stall: as where a disk is waited for at first.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ..core.micro_batch_columns import Floats, Ints, values_at
 from .causes import UNEVEN_WORK, Cause
@@ -20,6 +22,8 @@ from .lanes import Lane
 from .ledger import Ledger
 
 SLOWDOWN = 1.5  # times the usual, from which on a stage is a straggler
+_STALL = 5.0  # times the usual, from which on a single micro-batch may be one
+_LEAST_STALL = 0.03  # of the run, which it takes beyond the usual at least
 _BLOCK = 16  # micro-batches whose median counts
 _LEAST_BLOCKS = 2
 LEAST_WAITED = 0.05  # of its time; whom nobody waits for is none
@@ -66,7 +70,13 @@ def find_stragglers(ledger: Ledger) -> list[Straggler]:
     found = []
     for stage, (lane, place) in enumerate(zip(lanes, places, strict=True)):
         usual = fit_usual(stage, seconds, held).of(stage, seconds, held)
-        for first, end, slowdown in _slow(seconds[stage] / usual):
+        slow = list(_slow(seconds[stage] / usual))
+        stalled = np.flatnonzero(stalls(seconds[stage], usual, ledger.span_seconds))
+        for run in np.split(stalled, np.flatnonzero(np.diff(stalled) > 1) + 1) if len(stalled) else ():
+            first, end = int(run[0]), int(run[-1]) + 1
+            if not any(a - _BLOCK < first < b + _BLOCK for a, b, _ in slow):
+                slow.append((first, end, float(seconds[stage, first:end].sum() / usual[first:end].sum())))
+        for first, end, slowdown in slow:
             begin, until = float(lane.begin[place[first]]), float(lane.end[place[end - 1]])
             found.append((stage, begin, until, slowdown))
     found.sort(key=lambda each: each[1])
@@ -76,6 +86,12 @@ def find_stragglers(ledger: Ledger) -> list[Straggler]:
         for stage, start, end, slowdown in found
     ]
     return [each for each in stragglers if each.waited >= LEAST_WAITED * (each.end - each.start)]
+
+
+def stalls(seconds: Floats, usual: Floats, whole: float) -> npt.NDArray[np.bool_]:
+    """Mask the times of single micro-batches that are stalls, of the shape of `seconds`; `whole`: the run's."""
+    found: npt.NDArray[np.bool_] = (seconds >= _STALL * usual) & (seconds - usual >= _LEAST_STALL * whole)
+    return found
 
 
 def common_places(lanes: Sequence[Lane]) -> list[Ints]:

@@ -30,7 +30,7 @@ from ..drawing.svg import figures
 from ..drawing.timeline_block import timeline_scripts, timeline_section
 from ..drawing.timeline_columns import pack_columns, tick_seconds
 from ..explain.analysed_run import AnalysedRun
-from ..explain.cause_words import cause_name, part_text, range_text
+from ..explain.cause_words import cause_name, causes_listed, part_text
 from ..explain.sized_cause import COMPUTE, SizedCause, parts
 from ..ledger.causes import BUBBLES, STARVED, Cause
 from ..ledger.ledger import Ledger
@@ -159,14 +159,9 @@ def _causes(causes: Sequence[SizedCause]) -> str:
     """Render what is worth mending: what each cause costs, its range, and the change that undoes it."""
     if not causes:
         return ""
-    rows = []
-    for each in causes:
-        change = f"<code>{html.escape(each.change)}</code>" if each.change else ""
-        saves = seconds_text(each.saves_seconds) if each.change else ""
-        cells = seconds_text(each.seconds), percent_text(each.share), range_text(each), change, saves
-        rows.append(row(html.escape(cause_name(each)), cells))
-    heads = ("cause", "costs", "of the run", "nine of ten", "change", "saves")
-    return f'<div class="scroll" id="causes">{table(heads, rows)}</div>\n'
+    heads, rows = causes_listed(causes)
+    lines = [row(name, cells) for name, *cells in (map(html.escape, each) for each in rows)]
+    return f'<div class="scroll" id="causes">{table(heads, lines)}</div>\n'
 
 
 def _bubble_table(ledger: Ledger, causes: Sequence[SizedCause] = ()) -> str:

@@ -15,7 +15,7 @@ from ..core.numbers import counted
 from ..core.run_record import RunRecord
 from ..drawing.fitting_table import FittingTable
 from ..drawing.formatting import cause_label, ms_text, percent_text, seconds_text
-from ..explain.cause_words import cause_name, part_text, range_text
+from ..explain.cause_words import cause_name, causes_listed, part_text
 from ..explain.sized_cause import COMPUTE, SizedCause, parts
 from ..ledger.blame import Blame
 from ..ledger.causes import CAUSES, Cause
@@ -105,16 +105,12 @@ def _bubbles_of(times: Fleet, stages: Mapping[int, str], causes: Sequence[SizedC
 def causes_table(causes: Sequence[SizedCause]) -> Table:
     """Make the table of what is worth mending: what each cause costs, its range, and the change that undoes it."""
     table = Table(title="Causes", title_justify="left")
-    is_range = any(each.low < each.high for each in causes)
-    heads = ("cause", "costs", "of the run", *(("nine of ten",) if is_range else ()), "change", "saves")
+    heads, rows = causes_listed(causes)
     for name in heads:
         is_text = name in ("cause", "change")
         table.add_column(name, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold")
-    for each in causes:
-        between = (range_text(each),) if is_range else ()
-        saves = seconds_text(each.saves_seconds) if each.change else ""
-        cells = seconds_text(each.seconds), percent_text(each.share), *between, each.change or "-", saves
-        table.add_row(cause_name(each), *cells)
+    for cells in rows:
+        table.add_row(*cells)
     return table
 
 

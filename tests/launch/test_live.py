@@ -30,7 +30,7 @@ from gapless.launch.server.engine_client import EngineClient
 from gapless.launch.server.last_minute import SECONDS, WINDOW, LastMinute
 from gapless.launch.server.live import MAX_EVENTS, Live, Viewer
 from gapless.launch.server.live_page import page_files
-from gapless.launch.server.live_window import LiveWindow, words_of
+from gapless.launch.server.live_window import LiveWindow, said_of
 from gapless.launch.server.prometheus import Metrics
 from gapless.runtime.drawing.formatting import cause_label
 from gapless.runtime.engine.intake import Intake
@@ -253,7 +253,7 @@ def test_the_page_says_what_a_recording_of_the_same_seconds_says(overrides: tupl
     state = structs.replace(snapshot(1), busy=[0.0, 0.0])
     record = window.record_at(now, state)
     assert record is not None
-    assert words_of(record, shown) == analysed(recorded, shown).words != []
+    assert said_of(record, shown).words == analysed(recorded, shown).words != []
 
 
 def test_the_page_says_nothing_too_early_and_that_no_request_is_there() -> None:
@@ -262,7 +262,7 @@ def test_the_page_says_nothing_too_early_and_that_no_request_is_there() -> None:
     record = window.record_at(105.0, state)
     assert record is not None
     config = compose_one([], ServeConfig, "serve")
-    assert words_of(record, to_mapping(config)) == ["No request was there."]
+    assert said_of(record, to_mapping(config)).words == ["No request was there."]
 
 
 def snapshot(second: int, is_idle: bool = False) -> Snapshot:

@@ -142,14 +142,22 @@
     for (const [id, value] of [["ttft50", ttft[0]], ["ttft99", ttft[1]], ["tbt50", tbt[0]], ["tbt99", tbt[1]]]) {
       element(id).textContent = value === null ? "–" : value >= 1000 ? `${numberText(value / 1e3)} s` : `${numberText(value)} ms`;
     }
-    showWords(minute.words);
+    showWords(minute);
     showStages(minute.stage_seconds);
     faults.show(minute.newest_faults, latest.time);
   }
 
-  // The last seconds in sentences, the first one the largest.
-  function showWords([first = "", ...rest]) {
-    const words = element("words"), more = words.querySelector("p + p");
+  // The last seconds in sentences, the first one the largest, and the list of causes where there are several.
+  function showWords({ words: [first = "", ...rest], cause_heads: heads, cause_rows: rows }) {
+    const words = element("words"), more = words.querySelector("p + p"), list = element("listed");
+    const line = (tag, cells) => {
+      const row = document.createElement("tr");
+      row.append(...cells.map(text => Object.assign(document.createElement(tag), { textContent: text })));
+      return row;
+    };
+    list.hidden = rows.length < 2;
+    list.tHead.replaceChildren(line("th", heads));
+    list.tBodies[0].replaceChildren(...rows.map(cells => line("td", cells)));
     words.hidden = !first && element("explained").hidden;
     words.querySelector("b").textContent = first;
     more.textContent = rest.join(" ");
@@ -169,7 +177,7 @@
       const response = await fetch(`record?seconds=10&replica=${replica.value || 0}`, { method: "POST", headers });
       const found = await response.json();
       if (!response.ok) throw new Error(found.error.message);
-      showWords(found.words);
+      showWords(found);
       const link = document.createElement("a");
       [link.href, link.target, link.textContent] = [found.url, "_blank", "Open the report"];
       answer.replaceChildren(link, `, recorded in ${found.folder}.`);

@@ -10,10 +10,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from gapless.runtime.cost.stage_costs import MicroBatchShape
 from gapless.runtime.explain.learned_operators import LearnedOperators
 from gapless.runtime.explain.learned_run import learn_run
 from gapless.runtime.explain.twin import Twin
 from gapless.runtime.explain.what_if import share_beyond
+from gapless.runtime.simulation.setting import make_setting
 from tests.support.explained_runs import errors_of, learned_twin, run, simulated_config
 
 
@@ -91,6 +93,22 @@ def test_layers_that_seem_to_take_no_time_overflow_nothing(seed: int, power: flo
     with np.errstate(over="raise", divide="raise", invalid="raise"):
         fit = learn_run(config, record).fit
     assert all(map(math.isfinite, (*fit.weights.values, *fit.slower)))
+
+
+def test_micro_batches_beyond_the_largest_take_what_the_device_needs_at_least() -> None:
+    """A run of small chunks reads weights for most of its time, so that it does not show what many rows take."""
+    config = simulated_config("sarathi", num_prompts=40)
+    config = replace(config, scheduler=replace(config.scheduler, chunk=16))
+    small = run(config)
+    floors = make_setting(config).floors
+    assert floors
+    seconds = {}
+    for name, known in (("unknown", []), ("known", floors)):
+        learned = learn_run(config, replace(small, floors=known))
+        seconds[name] = learned.setting(config).costs.seconds(MicroBatchShape(((512, 0),)))[0]
+    truth = make_setting(config).costs.seconds(MicroBatchShape(((512, 0),)))[0]
+    assert abs(seconds["known"] / truth - 1) < abs(seconds["unknown"] / truth - 1)
+    assert seconds["known"] == pytest.approx(truth, rel=0.4)
 
 
 def test_slow_stage_is_told_from_the_head() -> None:

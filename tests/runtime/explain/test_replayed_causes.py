@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache, partial
+from itertools import cycle
 
 import msgspec
 import pytest
@@ -17,6 +18,8 @@ from gapless.runtime.explain.analysed_run import AnalysedRun
 from gapless.runtime.explain.explain_run import quick_explanation
 from gapless.runtime.explain.roots import Root
 from gapless.runtime.explain.sized_cause import COMPUTE
+from gapless.runtime.explain.twin import twin_of
+from gapless.runtime.explain.without import twins_without
 from gapless.runtime.ledger.causes import Cause
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.run_folder.run_info import RunInfo
@@ -136,3 +139,21 @@ def test_waits_for_a_processor_are_told_from_transport() -> None:
     assert idle[Cause.CONTENTION] == pytest.approx(before[Cause.TRANSPORT] + before[Cause.CONTROL])
     assert idle[Cause.TRANSPORT] == idle[Cause.CONTROL] == 0.0
     named.check()
+
+
+@pytest.mark.parametrize(
+    ("lengths", "is_named"),
+    [
+        ([100] * 38 + [6000] * 2, True),
+        ([100] * 38 + [450] * 2, False),  # of one or two micro-batches
+        ([round(60 * 1.12**n) for n in range(40)], False),  # which just vary
+        ([100] * 39 + [2000] * 21, False),  # which are not few
+    ],
+)
+def test_long_prompts_are_few_and_far_from_the_others(lengths: list[int], is_named: bool) -> None:
+    record, config = run_of(SARATHI, "scheduler.chunk=256")
+    twin = twin_of(record, Ledger(record), to_mapping(config))
+    pairs = zip(cycle(twin.items), lengths, strict=False)
+    items = [msgspec.structs.replace(item, prompt=bytes(length)) for item, length in pairs]
+    found = [each.cause for each in twins_without(replace(twin, items=items))]
+    assert (Root.LONG_PROMPTS in found) == is_named

@@ -46,8 +46,8 @@ def test_what_is_fast_or_small_is_not_slow(healthy: ComputeShare) -> None:
 
 
 def test_waiting_for_a_processor_is_another_cause() -> None:
-    assert find_slow_compute([share(bandwidth=0.2)], [], [0.1]) != []
-    assert find_slow_compute([share(bandwidth=0.2)], [], [0.3]) == []
+    assert find_slow_compute([share(bandwidth=0.12)], [], [0.1]) != []
+    assert find_slow_compute([share(bandwidth=0.12)], [], [0.3]) == []
 
 
 def test_most_of_a_stage_must_be_slow() -> None:

@@ -15,6 +15,7 @@ from gapless.launch.compose import compose_one
 from gapless.launch.turns import requests
 from gapless.runtime.core.micro_batch_columns import Floats
 from gapless.runtime.core.run_record import RunRecord
+from gapless.runtime.explain.learned_run import learn_run
 from gapless.runtime.explain.roots import Root
 from gapless.runtime.explain.sized_cause import SizedCause
 from gapless.runtime.explain.span_replay import SpanReplay, replayed_spans
@@ -193,6 +194,38 @@ def test_a_straggler_costs_what_its_window_is_longer(slowdown: float) -> None:
     assert next(iter(found)) == Root.STRAGGLER
     assert found[Root.STRAGGLER].stage == 1
     assert found[Root.STRAGGLER].seconds == pytest.approx(truth, rel=0.1)
+
+
+@pytest.mark.parametrize("first", [0, 40])
+def test_a_stall_is_a_straggler_and_no_noise_of_the_learned_run(first: int) -> None:
+    overrides = ("scheduler=sarathi", "workload.num_prompts=60", "parallel.layers=[15,15,15,15]")
+    record, config = run_of(*overrides), compose_one([*RUN, *SHORT, *overrides], SimulateConfig, "simulate")
+    compute = replay_of(record).times.compute.copy()
+    compute[1, first : first + 3] += 0.1 * Ledger(record).span_seconds
+    stalled = played(record, compute)
+    truth = Ledger(stalled).span_seconds - Ledger(record).span_seconds
+    found = sizes_of(stalled)
+    assert next(iter(found)) == Root.STRAGGLER
+    assert found[Root.STRAGGLER].seconds == pytest.approx(truth, rel=0.1)
+    learned = learn_run(config, stalled)
+    assert learned.stalled == pytest.approx(0.3 * Ledger(record).span_seconds, rel=0.05)
+    assert learned.fit.slower == pytest.approx(learn_run(config, record).fit.slower, rel=0.02)
+
+
+def test_results_that_come_at_once_hold_no_dispatch() -> None:
+    """The coordinator reads a result late, with the next one; the wait before a dispatch ended with the first."""
+    record = run_of("scheduler=sarathi", "workload.num_prompts=40", "parallel.layers=[15,15,15,15]")
+    batches = [msgspec.structs.replace(each) for each in record.micro_batches]
+    for each in batches[8:-8:3]:
+        before = each.completed
+        assert before is not None
+        following = next(other for other in batches if other.dispatched >= before)
+        batches[each.micro_batch + 1].completed = following.dispatched
+    run = replay_of(replace(record, micro_batches=batches))
+    alone = replay_of(record)
+    assert (run.times.follows >= 0).mean() > 0.9
+    no_compute = [replace(each.times, compute=each.times.compute / 2).replay()[1].max() for each in (run, alone)]
+    assert no_compute[0] == pytest.approx(no_compute[1], rel=0.02)
 
 
 def test_contention_is_sized_and_told_from_a_slow_stage() -> None:

@@ -89,6 +89,16 @@ def test_each_is_found_and_too_short_a_run_has_none() -> None:
     assert find_stragglers(run_of(2, {}, count=0)) == []
 
 
+@pytest.mark.parametrize(("number", "factor"), [(0, 200.0), (200, 300.0), (380, 250.0)])
+def test_a_single_micro_batch_that_takes_a_share_of_the_run_is_a_stall(number: int, factor: float) -> None:
+    ledger = run_of(2, {1: (range(number, number + 1), factor)})
+    (found,) = find_stragglers(ledger)
+    lane = ledger.lanes[1]
+    assert (found.stage, found.start, found.end) == (1, lane.begin[number], lane.end[number])
+    assert found.slowdown == pytest.approx(factor, rel=0.3)
+    assert find_stragglers(run_of(2, {1: (range(number, number + 1), factor / 40)})) == []
+
+
 def test_a_slow_stage_that_nobody_waits_for_is_none() -> None:
     assert find_stragglers(run_of(2, {1: (range(160, 256), 2.0)}, weights=(1.0, 0.05), head=0.0)) == []
 

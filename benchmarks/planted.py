@@ -11,7 +11,7 @@ of any size (`support/drawn_plants.py`). Ten minutes of one core.
 
 `--traces` plays traces of another engine's ranks, one of which is slow, beside the same pipeline with ranks that are
 alike (`support/slow_traces.py`); seconds. `--real` plants problems in a real pipeline of two stages
-(`support/real_plants.py`); five minutes of 2 cores that do nothing else.
+(`support/real_plants.py`), or runs healthy ones with `--healthy`; six minutes of 2 cores that do nothing else.
 """
 
 from __future__ import annotations
@@ -43,14 +43,13 @@ from gapless.runtime.traces.pipeline_run import run_of_traces
 from .support.drawn_plants import drawn
 from .support.harness import Benchmark, Row
 from .support.plants import ROOTS, Plant, healthy, plants
-from .support.real_plants import real_plants, real_run
+from .support.real_plants import real_healthy, real_plants, real_run
 from .support.simulated import configure, replicas_of
 from .support.slow_traces import SLOW_STAGES, SlowStage
 
 SECONDS = 8.0  # of an explanation
 WITHIN = 0.1  # share of the truth by which a size may be off
 WITHIN_REAL = 0.2  # the same in a real pipeline
-_CONTROLS = 2  # runs of each control in a real pipeline
 LEAST_SAVING = 0.03  # share of the run from which on a change counts
 BEHIND = 0.02  # share of the run by which a named change may save less than the best one
 
@@ -78,11 +77,14 @@ def main() -> int:
     bench = Benchmark(
         __doc__, only={"choices": [*ROOTS], "metavar": "KIND"}, healthy=False, draw=0, traces=False, real=False
     )
+    if bench.given.real and bench.given.healthy:
+        for plant in real_healthy():
+            bench.row("healthy", **diagnosed(plant.kind, explained_record(*real_run(plant, is_control=True))))
+        return bench.end()
     if bench.given.real:
-        known: dict[tuple[str, ...], list[float]] = {}
         for plant in real_plants():
             if bench.given.only in (None, plant.kind):
-                bench.row("real", **planted_for_real(plant, known))
+                bench.row("real", **planted_for_real(plant))
         return bench.end()
     if bench.given.traces:
         for name, slow in SLOW_STAGES.items():
@@ -96,7 +98,7 @@ def main() -> int:
             seconds.append(row["took_s"])
             bench.row("plants", **row)
     for name, keys in healthy().items() if only is None and not bench.given.draw else []:
-        row = diagnosed(name, keys)
+        row = diagnosed(name, explained([keys]))
         seconds.append(row["took_s"])
         bench.row("healthy", **row)
     rows, well = bench.tables.get("plants", []), bench.tables.get("healthy", [])
@@ -167,9 +169,8 @@ def judged(plant: Plant) -> Row:
     }
 
 
-def diagnosed(name: str, keys: str) -> Row:
+def diagnosed(name: str, found: Explained) -> Row:
     """Return the row of a healthy run."""
-    found = explained([keys])
     first = found.causes[0] if found.causes else None
     return {
         "run": name,
@@ -208,21 +209,18 @@ def traced(name: str, slow: SlowStage) -> Row:
     }
 
 
-def planted_for_real(plant: Plant, known: dict[tuple[str, ...], list[float]]) -> Row:
-    """Return the row of a plant in a real pipeline; `known`: durations of controls, which plants may share."""
-    controls = known.setdefault(tuple(plant.without), [])
-    if len(controls) < _CONTROLS:
-        controls.append(values_of(real_run(plant, is_control=True)[0])["duration"])
-    record, config = real_run(plant, is_control=False)
-    if len(controls) < _CONTROLS:
-        controls.append(values_of(real_run(plant, is_control=True)[0])["duration"])
-    found = explained_record(record, config)
+def planted_for_real(plant: Plant) -> Row:
+    """Return the row of a plant in a real pipeline, with a control before it and one after it."""
+    before, planted, after = (real_run(plant, is_control=is_control) for is_control in (True, False, True))
+    found = explained_record(*planted)
+    controls = [values_of(record)["duration"] for record, _ in (before, after)]
     truth = found.values["duration"] - statistics.fmean(controls)
     return {
         "kind": plant.kind,
         "truth_s": truth,
         "truth_share": truth / found.values["duration"],
-        "controls_differ_share": abs(controls[-1] / controls[0] - 1),
+        "controls_differ_share": abs(controls[1] / controls[0] - 1),
+        "controls_ill": sum(bool(explained_record(*control).causes) for control in (before, after)),
         **_first(found, plant.kind, truth, WITHIN_REAL),
         "change": " ".join(found.causes[0].overrides) if found.causes else "",
         "took_s": found.seconds,

@@ -57,6 +57,23 @@ def real_plants() -> list[Plant]:
     ]
 
 
+def real_healthy() -> list[Plant]:
+    """Return runs that no change makes much shorter: their controls are what counts."""
+    fixed = "workload=fixed workload.range_ratio=0.5"
+    several = {
+        "as it comes": f"{fixed} workload.input_len=256 workload.output_len=24 workload.num_prompts=40",
+        "lengths vary": "workload=zipf workload.min_len=64 workload.max_len=1024 workload.num_prompts=30",
+        "prompts": f"{fixed} workload.input_len=1000 workload.output_len=4 workload.num_prompts=16",
+        "decodes": f"{fixed} workload.input_len=24 workload.output_len=96 workload.num_prompts=32",
+        "open loop": f"{fixed} workload.input_len=200 workload.output_len=24 workload.num_prompts=30 "
+        "workload.request_rate=2",
+        "sarathi": f"{fixed} workload.input_len=200 workload.output_len=24 workload.num_prompts=40 scheduler=sarathi",
+        "single request": f"{fixed} workload.input_len=400 workload.output_len=100 workload.num_prompts=1",
+        "one stage": f"parallel=pp1 {fixed} workload.input_len=256 workload.output_len=24 workload.num_prompts=40",
+    }
+    return [Plant(name, "real", f"{MACHINE} hardware.memory_gib=3 {keys}", "") for name, keys in several.items()]
+
+
 def real_run(plant: Plant, *, is_control: bool) -> tuple[RunRecord, BenchConfig]:
     """Run a plant or its control on ranks of their own."""
     from tests.support.process_launcher import ProcessLauncher

@@ -21,8 +21,8 @@ from .without import Without, twins_without
 _LEAST_TAIL = 0.25  # of a tail latency, which varies with each arrival: less is not worth mending
 _LEAST_OF_MEMORY = 0.3  # of a run, the same of a KV cache that has all memory of its devices
 _MUCH_MORE = 1.2  # times another cause that a setting, or another policy, must save to come before it
-_LEAST_OF_REAL = 0.05  # of a real run
-_OF_REAL = 2.5  # times as much must another setting of a real run save as one of a simulated run
+_LEAST_OF_REAL = 0.1  # of a real run: two of the same setting differ by 4% and more
+_OF_REAL = 3  # times as much must another setting of a real run save as one of a simulated run
 _LEAST_GAIN = 0.003  # of the metric that a larger step of the same key must save on top
 
 _WEIGHT = {**dict.fromkeys(TUNING, 1), Root.POLICY: 3}

@@ -31,8 +31,8 @@ from gapless.conf.errors import ConfigError
 from gapless.conf.schema import ComparisonConfig, SimulateConfig
 from gapless.runtime.core.run_record import RunRecord
 from gapless.runtime.explain.analysed_run import AnalysedRun
-from gapless.runtime.explain.explain_run import TOLERANCE, quick_explanation
-from gapless.runtime.explain.explanation import METRICS, seconds_of
+from gapless.runtime.explain.explain_run import quick_explanation
+from gapless.runtime.explain.explanation import METRICS, TOLERANCE, seconds_of
 from gapless.runtime.explain.roots import Root
 from gapless.runtime.explain.sized_cause import SizedCause
 from gapless.runtime.explain.twin import Values, changed_config, values_of

@@ -93,7 +93,7 @@ def _problems(
         "link": lambda: (base, [(link.format(0.8 * 0.7**n), "", "") for n in range(12)]),
         "split": lambda: (base, keyed("parallel.layers", [f"[{moved(n)}]" for n in range(1, even[0])])),
         "slow card": lambda: (
-            f"{base} parallel.layers=[{','.join(map(str, even))}] cache.num_blocks=3000",
+            f"{base} parallel.layers=[{','.join(map(str, even))}] cache.num_blocks=8000",
             [(f"simulation.devices=[{devices}]", "", "parallel.layers=null")],
         ),
         "small chunk": lambda: (base, keyed("scheduler.budget", [160, 128, 96, 64, 48, 32, 24, 16])),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple
 
 from ..core.numbers import counted
 from ..drawing.formatting import cause_label, percent_text, seconds_text
@@ -17,8 +19,7 @@ _NAMED_IDLE = 0.02  # of stage time, from which on an idle time of a healthy run
 _MOST_NAMED = 2
 _ALONE = 1.5  # requests that run at a time, below which a run is of single requests
 _EXACT = 0.001  # of the metric: a narrower range is not worth a sentence
-
-Evidence = Mapping[str, float]
+_LEAST_THINK = 0.001  # seconds between an answer and a client's next request
 
 
 def sentences(
@@ -75,7 +76,7 @@ def _capital(text: str) -> str:
 
 def cause_name(cause: SizedCause) -> str:
     """Name a cause for a table, with its stage."""
-    name = _NAMES[cause.cause][0]
+    name = _WORDS[cause.cause].name
     if cause.stage is None:
         return name
     if cause.cause == Root.TRANSPORT:
@@ -112,19 +113,19 @@ def part_text(seconds: float) -> str:
 
 
 def _cost(cause: SizedCause, metric: str, value: float, about: RunWords) -> str:
-    _, detail, is_several = _NAMES[cause.cause]
-    shown = cause.says or detail(cause.evidence, about)
+    words = _WORDS[cause.cause]
+    shown = cause.says or words.detail(cause.evidence, about)
     text = cause_name(cause) + (f" ({shown})" if shown else "")
     text = f"{cause.where}, {text}" if cause.where else text
     of = "" if metric == "duration" else f" of {METRIC_NAMES[metric]}"
     amount = f"{seconds_text(cause.seconds)} of {seconds_text(value)}{of} ({percent_text(cause.share)})"
     at_most = "" if cause.low > 0 else " at most"
-    return f"{text} {'cost' if is_several else 'costs'}{at_most} {amount}"
+    return f"{text} {'cost' if words.is_several else 'costs'}{at_most} {amount}"
 
 
 def _change(cause: SizedCause, *, is_ours: bool) -> str:
     if not cause.change:
-        advice = _ADVICE.get(cause.cause, "")
+        advice = _WORDS[cause.cause].advice
         advice = advice if is_ours else re.sub(r" \([^)]*\)", "", advice)
         return f"; {advice}" if advice else ""
     note = f", but {cause.note}" if cause.note else ""
@@ -168,109 +169,82 @@ def _few(value: float) -> str:
     return f"{value:.1f}" if value >= 1 else f"{value:.2g}"
 
 
-def _slow(evidence: Evidence, about: RunWords) -> str:
-    text = f"{evidence['ratio']:.2g} times the others' time" if "ratio" in evidence else ""
-    if "expert_load" in evidence:
-        load, others = evidence["expert_load"], evidence["expert_load_of_others"]
-        text += (
-            f", as its busiest experts get {load:.2g} times the mean of tokens ({others:.2g} times on the others), "
-            f"most often expert {evidence['hot_expert']:.0f} of layer {evidence['hot_layer']:.0f}"
-        )
-    return text
+def _shown(evidence: Mapping[str, float], about: RunWords) -> dict[str, str]:
+    """Return the numbers that details may hold, as text."""
+    shown = {name: _few(value) for name, value in evidence.items()}
+    for name, unit in (("preemptions", "preemption"), ("faults", "fault")):
+        if number := round(evidence.get(name, 0)):
+            shown[f"all_{name}"] = counted(number, unit)
+    if evidence.get("think_s", 0.0) > _LEAST_THINK:
+        shown["think"] = seconds_text(evidence["think_s"])
+    if "tokens_per_s" in evidence and about.token_bytes is not None:
+        shown["link"] = f"{_few(evidence['tokens_per_s'] * about.token_bytes / 1e9)} GB/s"
+    return shown | ({"policy": about.policy} if about.policy else {})
 
 
-def _layers(evidence: Evidence, about: RunWords) -> str:
-    return f"{evidence['layers']:.0f} of {evidence['of_layers']:.0f}" if "layers" in evidence else ""
+class _Words(NamedTuple):
+    """The name of a root, what shows it, each where its numbers are known, and what helps where no key undoes it."""
+
+    name: str
+    details: tuple[str, ...] = ()
+    advice: str = ""
+    is_several: bool = False
+
+    def detail(self, evidence: Mapping[str, float], about: RunWords) -> str:
+        """Write what shows the cause; empty where nothing does."""
+        shown, found = _shown(evidence, about), []
+        for each in self.details:
+            with suppress(KeyError):
+                found.append(each.format_map(shown))
+        return ", ".join(found)
 
 
-def _links(evidence: Evidence, about: RunWords) -> str:
-    if "tokens_per_s" not in evidence or about.token_bytes is None:
-        return ""
-    return f"{_few(evidence['tokens_per_s'] * about.token_bytes / 1e9)} GB/s"
-
-
-def _straggler(evidence: Evidence, about: RunWords) -> str:
-    if "ratio" not in evidence:
-        return ""
-    when = f" from {evidence['start_s']:,.1f} s to {evidence['end_s']:,.1f} s" if "start_s" in evidence else ""
-    return f"{evidence['ratio']:.2g} times its usual time{when}"
-
-
-def _memory(evidence: Evidence, about: RunWords) -> str:
-    parts = [f"{_few(evidence['blocks'])} blocks"] if "blocks" in evidence else []
-    parts += [counted(round(evidence["preemptions"]), "preemption")] if evidence.get("preemptions") else []
-    return ", ".join(parts)
-
-
-def _clients(evidence: Evidence, about: RunWords) -> str:
-    if "clients" not in evidence:
-        return ""
-    think = f", each after {seconds_text(evidence['think_s'])}" if evidence.get("think_s", 0.0) > 0.001 else ""
-    return f"{_few(evidence['clients'])} unfinished at most{think}"
-
-
-def _overload(evidence: Evidence, about: RunWords) -> str:
-    if "arrived_per_s" not in evidence:
-        return ""
-    return f"{_few(evidence['arrived_per_s'])} requests/s arrive, {_few(evidence['served_per_s'])} are served"
-
-
-def _prompts(evidence: Evidence, about: RunWords) -> str:
-    if "prompts" not in evidence:
-        return ""
-    return f"{_few(evidence['prompts'])} of {_few(evidence['tokens'])} tokens, the usual has {_few(evidence['usual'])}"
-
-
-def _policy(evidence: Evidence, about: RunWords) -> str:
-    return about.policy or ""
-
-
-def _of(key: str, text: str) -> Callable[[Evidence, RunWords], str]:
-    return lambda evidence, about: text.format(_few(evidence[key])) if key in evidence else ""
-
-
-def _nothing(evidence: Evidence, about: RunWords) -> str:
-    return ""
-
-
-# Of each root its name, what shows it, and whether the name is a plural.
-_NAMES: dict[Root, tuple[str, Callable[[Evidence, RunWords], str], bool]] = {
-    Root.SLOW_STAGE: ("a slow stage", _slow, False),
-    Root.UNEVEN_LAYERS: ("uneven layers", _layers, True),
-    Root.LM_HEAD: ("the LM head", _slow, False),
-    Root.STRAGGLER: ("a straggler", _straggler, False),
-    Root.CHANCE: ("stage times that vary", _nothing, True),
-    Root.MICRO_BATCHES: ("micro-batches that differ", _nothing, True),
-    Root.POLICY: ("the policy", _policy, False),
-    Root.DEPTH: ("few micro-batches in flight", _of("depth", "{} at most"), True),
-    Root.TRANSPORT: ("slow links", _links, True),
-    Root.CONTROL: ("late dispatches", _nothing, True),
-    Root.FEW_REQUESTS: ("few clients", _clients, True),
-    Root.KV_FULL: ("a small KV cache", _memory, False),
-    Root.PREEMPTION: ("a small KV cache", _memory, False),
-    Root.RECOVERY: ("faults", _of("faults", "{}"), True),
-    Root.OVERLOAD: ("overload", _overload, False),
-    Root.SMALL_CHUNK: ("small chunks", _of("tokens", "{} tokens"), True),
-    Root.LARGE_CHUNK: ("large chunks", _of("tokens", "{} tokens"), True),
-    Root.SMALL_BATCH: ("small micro-batches", _of("batch", "{} requests at most"), True),
-    Root.TENSOR_PARALLEL: ("tensor parallelism across nodes", _nothing, False),
-    Root.LONG_PROMPTS: ("long prompts among short ones", _prompts, True),
-    Root.CONTENTION: ("processor contention", _nothing, False),
-    Root.SLOW_COMPUTE: ("slow compute", _nothing, False),
-}
-# What to do where no key undoes a cause.
-_ADVICE = {
-    Root.SLOW_STAGE: "fewer layers on it (parallel.layers) or a device like the others' would help",
-    Root.LM_HEAD: "fewer layers on it (parallel.layers) would help",
-    Root.STRAGGLER: "look at what else its device did then",
-    Root.CHANCE: "devices without other work would help",
-    Root.TRANSPORT: "a faster link would help",
-    Root.CONTROL: "a core of its own for the coordinator would help",
-    Root.FEW_REQUESTS: "more requests at once would help",
-    Root.KV_FULL: "more memory for the KV cache would help",
-    Root.PREEMPTION: "more memory for the KV cache would help",
-    Root.RECOVERY: "spare ranks shorten it (parallel.spares)",
-    Root.OVERLOAD: "fewer requests/s or more devices would help",
-    Root.LONG_PROMPTS: "a pool of their own would help",
-    Root.CONTENTION: "cores of its own for each rank would help (parallel.threads)",
+_SLOW = (
+    "{ratio} times the others' time",
+    "as its busiest experts get {expert_load} times the mean of tokens ({expert_load_of_others} times on the others)",
+    "most often expert {hot_expert} of layer {hot_layer}",
+)
+_KV_CACHE = _Words(
+    "a small KV cache", ("{blocks} blocks", "{all_preemptions}"), "more memory for the KV cache would help"
+)
+_WORDS = {
+    Root.SLOW_STAGE: _Words(
+        "a slow stage", _SLOW, "fewer layers on it (parallel.layers) or a device like the others' would help"
+    ),
+    Root.UNEVEN_LAYERS: _Words("uneven layers", ("{layers} of {of_layers}",), "", True),
+    Root.LM_HEAD: _Words("the LM head", _SLOW, "fewer layers on it (parallel.layers) would help"),
+    Root.STRAGGLER: _Words(
+        "a straggler",
+        ("{ratio} times its usual time from {start_s} s to {end_s} s",),
+        "look at what else its device did then",
+    ),
+    Root.CHANCE: _Words("stage times that vary", (), "devices without other work would help", True),
+    Root.MICRO_BATCHES: _Words("micro-batches that differ", (), "", True),
+    Root.POLICY: _Words("the policy", ("{policy}",)),
+    Root.DEPTH: _Words("few micro-batches in flight", ("{depth} at most",), "", True),
+    Root.TRANSPORT: _Words("slow links", ("{link}",), "a faster link would help", True),
+    Root.CONTROL: _Words("late dispatches", (), "a core of its own for the coordinator would help", True),
+    Root.FEW_REQUESTS: _Words(
+        "few clients", ("{clients} unfinished at most", "each after {think}"), "more requests at once would help", True
+    ),
+    Root.KV_FULL: _KV_CACHE,
+    Root.PREEMPTION: _KV_CACHE,
+    Root.RECOVERY: _Words("recovery", ("{all_faults}",), "spare ranks shorten it (parallel.spares)"),
+    Root.OVERLOAD: _Words(
+        "overload",
+        ("{arrived_per_s} requests/s arrive", "{served_per_s} are served"),
+        "fewer requests/s or more devices would help",
+    ),
+    Root.SMALL_CHUNK: _Words("small chunks", ("{tokens} tokens",), "", True),
+    Root.LARGE_CHUNK: _Words("large chunks", ("{tokens} tokens",), "", True),
+    Root.SMALL_BATCH: _Words("small micro-batches", ("{batch} requests at most",), "", True),
+    Root.TENSOR_PARALLEL: _Words("tensor parallelism across nodes"),
+    Root.LONG_PROMPTS: _Words(
+        "long prompts among short ones",
+        ("{prompts} of {tokens} tokens", "the usual has {usual}"),
+        "a pool of their own would help",
+        True,
+    ),
+    Root.CONTENTION: _Words("processor contention", (), "cores of its own for each rank would help (parallel.threads)"),
+    Root.SLOW_COMPUTE: _Words("slow compute"),
 }

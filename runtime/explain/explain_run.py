@@ -18,7 +18,7 @@ from .analysed_run import AnalysedRun
 from .arrivals import clients_of
 from .changes import Change, Shown, candidates, with_policy
 from .even_split import even_split
-from .explanation import METRIC_NAMES, METRICS, Explanation, Interval, Outcome, seconds_of
+from .explanation import METRIC_NAMES, METRICS, TOLERANCE, Explanation, Interval, Outcome, seconds_of
 from .replayed_causes import ReplayedCauses, ranked, replayed_causes
 from .roots import Root
 from .sized_cause import SizedCause
@@ -50,7 +50,6 @@ _LEAST_REQUESTS = 50
 _ARRIVAL_BOUND = 1.1  # a makespan at most so many times as long as until the last arrival cannot become much shorter
 _NOTED_BEYOND = 0.05  # share of compute time beyond the sizes of the run from which on it is noted
 _NOTED_COST = 0.1  # share by which another metric grows from which on it is noted
-TOLERANCE = 0.5  # share by which another metric may grow, by default
 
 _OF_SPANS = (Root.CONTENTION, Root.STRAGGLER, Root.RECOVERY)  # that learned stage times have among their noise
 
@@ -383,8 +382,7 @@ class _Search:
         self.tried += 1
         before = self.what_if.base[self.metric]
         saves = 1 - screening.values[self.metric] / before if before else 0.0
-        most = {metric: (1 + self.tolerance) * value for metric, value in self.what_if.base.items()}
-        is_trade = any(screening.values[metric] > most[metric] for metric in METRICS if metric != self.metric)
+        is_trade = self.what_if.is_trade(screening.values, self.metric, self.tolerance)
         return _Screened(change, setting, screening, saves, is_trade)
 
     def _affordable(self, seeds: int, chosen: int) -> int:

@@ -10,6 +10,7 @@ from .sized_cause import SizedCause
 # What changes are judged by: keys of summary.json, and their names.
 METRIC_NAMES = {"duration": "duration", "p99_itl_ms": "p99 TBT", "p99_ttft_ms": "p99 TTFT"}
 METRICS = tuple(METRIC_NAMES)
+TOLERANCE = 0.5  # share by which another metric may grow, by default, before a change is a trade
 
 
 def seconds_of(values: Mapping[str, float], metric: str) -> float:

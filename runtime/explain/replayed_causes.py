@@ -25,7 +25,7 @@ _LEAST_OF_REAL = 0.1  # of a real run: two of the same setting differ by 4% and 
 _OF_REAL = 3  # times as much must another setting of a real run save as one of a simulated run
 _LEAST_GAIN = 0.003  # of the metric that a larger step of the same key must save on top
 
-_WEIGHT = {**dict.fromkeys(TUNING, 1), Root.POLICY: 3}
+_WEIGHT = {**dict.fromkeys(TUNING, 1), Root.OVERLOAD: 1.25, Root.POLICY: 3}
 
 OnProgress = Callable[[str, int, int], None]
 
@@ -92,6 +92,8 @@ def replayed_causes(
         except (ConfigError, PipelineError):  # it does not fit, or cannot be foretold
             continue
         what_if.quiet_seconds = max(what_if.quiet_seconds, perf_counter() - before)
+        if without.change is not None and metric != "duration" and what_if.is_trade(values_of(record), metric):
+            continue
         saves = what_if.size(record, error, metric)
         known = best.get(without.cause)
         if known is None or saves.middle > known.saves.middle + _LEAST_GAIN:
@@ -188,6 +190,6 @@ def ranked(causes: Sequence[SizedCause]) -> tuple[SizedCause, ...]:
     """Return causes, the largest first.
 
     A setting undoes some of each fault, and another policy some of each setting: they come first only where they save
-    much more.
+    much more. A queue that grows comes of what makes a run longer, where that costs about as much.
     """
     return tuple(sorted(causes, key=lambda each: -each.seconds / _MUCH_MORE ** _WEIGHT.get(each.cause, 0)))

@@ -12,7 +12,7 @@ from ..core.run_record import RunRecord
 from ..core.student import t_quantile
 from ..simulation.setting import Setting
 from .bounded_costs import BoundedCosts
-from .explanation import METRICS, Interval
+from .explanation import METRICS, TOLERANCE, Interval
 from .observations import SizesShown
 from .twin import Twin, Values, values_of
 
@@ -62,6 +62,10 @@ class WhatIf:
     def is_noisy(self) -> bool:
         """Whether seeds differ."""
         return self.twin.is_noisy
+
+    def is_trade(self, values: Values, metric: str, tolerance: float = TOLERANCE) -> bool:
+        """Whether another metric than this one is longer than is tolerated."""
+        return any(values[each] > (1 + tolerance) * self.base[each] for each in METRICS if each != metric)
 
     def screen(self, setting: Setting) -> Screening:
         """Replay another setting without noise."""

@@ -98,8 +98,10 @@ def replayed_causes(
         known = best.get(without.cause)
         if known is None or saves.middle > known.saves.middle + _LEAST_GAIN:
             best[without.cause] = Replayed(without, record, saves, what_if)
-        elif tried[without.cause] > 3 and without.cause in (Root.SMALL_CHUNK, Root.LARGE_CHUNK):
-            worse.add(without.cause)
+        elif without.cause in (Root.SMALL_CHUNK, Root.LARGE_CHUNK):
+            has_gain = known.saves.middle > _least(without, metric) / 2
+            if tried[without.cause] > (3 if has_gain else 1):
+                worse.add(without.cause)
     order = sorted((each for each in best.values() if _is_worth(each, metric)), key=lambda each: -each.saves.middle)
     if what_if.twin is not twin and order:
         whole, of_whole = WhatIf(twin), twins_without(twin, is_duration=False)

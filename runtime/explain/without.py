@@ -32,10 +32,10 @@ from .slow_compute import find_slow_compute
 from .twin import Twin
 
 _LEAST_RATIO = 1.03  # of a stage's time over the others': less is even
-_LEAST_LIKELY = 0.01  # share of the run that a cause may cost, from which on its twin is replayed
+_LIKELY = {Root.SMALL_CHUNK: 1.0, Root.LARGE_CHUNK: 1.0}  # of what is worth mending: below it, nothing is replayed
 _LATER = {Root.SMALL_CHUNK: 2.0, Root.LARGE_CHUNK: 2.0, Root.POLICY: 4.0}  # settings undo some of any other cause
 _OF_MEMORY = 0.3  # the same where the record does not say it
-_OF_CLIENTS = 0.05  # the same of a closed loop whose clients are many
+_OF_CLIENTS = 0.08  # the same of a closed loop whose clients are many
 _MANY = 4  # times as many clients as stages keep them busy
 _LONG = 4  # times the usual prompt, from which on a prompt is long among short ones
 _APART = 1.5  # times the longest of the others is the shortest of them: else lengths just vary
@@ -90,7 +90,7 @@ def twins_without(twin: Twin, *, is_duration: bool = True) -> list[Without]:
     found = [*chain.from_iterable(make(twin) for make in physical), *_policy(twin)]
     found += chain.from_iterable(make(twin, shown) for make in of_sizes)
     if is_duration:
-        found = [each for each in found if each.likely >= _LEAST_LIKELY]
+        found = [each for each in found if each.likely >= _LIKELY.get(each.cause, 0.5) * each.cause.least]
     return sorted(found, key=lambda each: -each.likely / _LATER.get(each.cause, 1.0))
 
 
@@ -149,7 +149,7 @@ def _memory(twin: Twin, shown: Shown) -> Iterator[Without]:
     slots = plan.num_blocks * plan.block_size // plan.max_model_len
     batch = max(plan.limits.batch, setting.config.scheduler.batch_of(slots, plan.limits.depth.most))
     plan = replace(plan, limits=replace(plan.limits, batch=batch))
-    likely = _idle(twin, Cause.STARVED_KV_FULL) + _LEAST_LIKELY
+    likely = _idle(twin, Cause.STARVED_KV_FULL) + cause.least
     yield Without(cause, lambda: replace(twin, setting=replace(setting, plan=plan)), None, None, evidence, likely)
 
 
@@ -278,6 +278,7 @@ def _noise(twin: Twin) -> Iterator[Without]:
     if twin.learned is None and (simulation.jitter or simulation.straggler_rate):
         changed = {"simulation.jitter": 0.0, "simulation.straggler_rate": 0.0}
         likely = simulation.jitter + simulation.straggler_rate * (simulation.straggler_factor - 1)
+        likely *= len(twin.setting.plan.layers)
         yield Without(Root.CHANCE, lambda: replace(twin, setting=twin.changed(changed)), likely=likely)
 
 
@@ -351,11 +352,12 @@ def _chunk(twin: Twin, shown: Shown) -> Iterator[Without]:
     own = shown.chunk if value == "auto" else int(value)
     larger = _larger_chunks(twin, min(own, shown.chunk))
     smaller = _idle(twin, *UNEVEN_WORK[:2], Cause.STAGE_IMBALANCE, Cause.STARVED_IN_FLIGHT)
+    tile, sizes = twin.setting.config.hardware.tile, {own}
     for factor in _CHUNKS:
-        if twin.learned is not None and factor > _MOST_LEARNED:
-            continue
-        size = _whole_tiles(round(own * factor), twin.setting.config.hardware.tile)
-        if _LEAST_CHUNK <= size <= _MOST_CHUNK:
+        size = _whole_tiles(round(own * factor), tile)
+        is_guess = twin.learned is not None and factor > _MOST_LEARNED
+        if _LEAST_CHUNK <= size <= _MOST_CHUNK and size not in sizes and not is_guess:
+            sizes.add(size)
             cause, likely = (Root.SMALL_CHUNK, larger) if factor > 1 else (Root.LARGE_CHUNK, smaller)
             change = Change.of("chunk", {f"scheduler.{key}": size})
             yield _by_change(twin, cause, change, likely, {"tokens": float(own)})
@@ -381,6 +383,8 @@ def _policy(twin: Twin) -> Iterator[Without]:
     """Yield the twins under other policies."""
     policy = twin.setting.config.scheduler
     likely = _idle(twin, *UNEVEN_WORK, Cause.STARVED_IN_FLIGHT)
+    if policy.name not in _POLICIES:  # which may compute for longer too
+        likely = max(likely, Root.POLICY.least)
     for name in _POLICIES:
         if name != policy.name:
             yield _by_change(twin, Root.POLICY, with_policy(policy, name), likely)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +19,7 @@ from ..conf.schema import BenchConfig
 from .bench_url import PreparedLoad, prepare_load, run_load
 from .progress import Meter, print_words, shown, starting, throughput
 from .prompts import StandardInput
-from .results import compare, folder_of, log_cut_requests, show_one, write_turn
+from .results import compare, folder_of, log_cut_requests, show_first, show_one, write_turn
 from .turns import Turn, expected, make_plans, policies, requests, turns
 
 if TYPE_CHECKING:
@@ -103,13 +105,15 @@ def run(
             name = turn.label if len(plan) == 1 else f"{len(done) + 1}/{len(plan)} {turn.label}"
             try:
                 is_alone = len(plan) == 1 and not brief
-                run = _run(llm, turn, workload, run_dir / turn.folder, config, errors, name, advised=is_alone)
+                say = partial(show_first, console, name) if is_alone else None
+                run = _run(llm, turn, workload, run_dir / turn.folder, config, errors, name, say)
             except BaseException:
                 if done:
                     _log.info("runs finished before that: %d; gapless report %s", len(done), shown(run_dir))
                 raise
             done.append(folder_of(run_dir / turn.folder, run))
-            print_words(console, Text.assemble((f"{name}: ", "bold"), throughput(run.summary)))
+            if not is_alone:
+                print_words(console, Text.assemble((f"{name}: ", "bold"), throughput(run.summary)))
             for note in (f"{turn.label}: {note}" for note in llm.record.notes):
                 if note not in printed:
                     printed.add(note)
@@ -142,8 +146,7 @@ def _run(
     config: BenchConfig,
     errors: Console,
     name: str,
-    *,
-    advised: bool,
+    say: Callable[[AnalysedRun], None] | None,
 ) -> AnalysedRun:
     """Run one policy once, write its folder, and return it analysed."""
     from ..runtime.ledger.fleet import Fleet
@@ -165,4 +168,4 @@ def _run(
             write_turn(folder, Fleet([record]), config, turn)
             _log.info("the report until then: %s", shown(folder / "report.html"))
         raise
-    return write_turn(folder, Fleet([record]), config, turn, advised=advised)
+    return write_turn(folder, Fleet([record]), config, turn, say=say)

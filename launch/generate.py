@@ -23,9 +23,9 @@ from ..conf.user_path import user_path
 from ..runtime.run_folder.files import whole_file
 from .advising import quick_advice
 from .output_path import check_writable, is_open, open_output
-from .progress import Meter, print_words, shown, starting, throughput, versions
+from .progress import Meter, shown, starting, versions
 from .prompts import Prompt, StandardInput, read_prompts
-from .results import show_one
+from .results import show_first, show_one
 from .shown_texts import SHOWN_TEXTS, ShownTexts
 
 if TYPE_CHECKING:
@@ -129,11 +129,13 @@ def run(config: GenerateConfig, prepared: Prepared, run_dir: Path, launcher: Lau
             _log.info("the report until then: %s", shown(run_dir / "report.html"))
         raise
     analysed = AnalysedRun.of(record, info, quick_advice)
-    write_run_folder(run_dir, analysed)
     if config.print_texts and (rest := len(prompts) - SHOWN_TEXTS) > 0:
         of = "prompt" if rest == 1 else "prompts"
         console.print(Text(f"… and the texts of {rest} more {of} in {shown(path)}", "dim"), soft_wrap=True)
-    print_words(console, Text.assemble((throughput(analysed.summary), "bold")))
+    try:
+        show_first(console, "", analysed)
+    finally:
+        write_run_folder(run_dir, analysed)
     show_one(console, run_dir, analysed, ("outputs", path))
     failed = [output.index for output in outputs.in_order if any(o.finish_reason == "error" for o in output.outputs)]
     if failed:

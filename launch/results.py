@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from rich.text import Text
 from ..conf.build import to_mapping
 from ..conf.schema import ComparisonConfig
 from .advising import quick_advice
-from .progress import print_files, print_words, versions
+from .progress import print_files, print_words, throughput, versions
 from .turns import Turn
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ def write_turn(
     turn: Turn,
     cost_error: CostError | None = None,
     *,
-    advised: bool = False,
     title: str = "",
+    say: Callable[[AnalysedRun], None] | None = None,
 ) -> AnalysedRun:
     """Write the run folder of one turn with its own config, and return the run analysed.
 
@@ -70,8 +70,9 @@ def write_turn(
         config: of the whole comparison.
         turn: names the policy and the repeat.
         cost_error: how far the stage times of a simulation may be off; None: not known.
-        advised: whether to look for advice by short replays with other settings; only for a run that stands alone.
         title: of the report; by default what its config says.
+        say: is called before the folder is written, of a run that stands alone. Its causes are then looked for by short
+            replays.
     """
     from ..runtime.explain.analysed_run import AnalysedRun
     from ..runtime.report.write_folder import write_run_folder
@@ -79,9 +80,13 @@ def write_turn(
 
     info = replace(_info(config, turn, cost_error), title=title)
     run = AnalysedRun(fleet, info)
-    if advised:
+    if say is not None:
         run = replace(run, explain=quick_advice)
-    write_run_folder(folder, run)
+    try:
+        if say is not None:
+            say(run)
+    finally:  # who reads may have gone
+        write_run_folder(folder, run)
     if turn.folder:  # hydra writes the config of a run that stands alone; a turn of several gets the same here
         (folder / ".hydra").mkdir(exist_ok=True)
         text = yaml.safe_dump(_own(config, turn), sort_keys=False)
@@ -110,9 +115,8 @@ def _own(config: ComparisonConfig, turn: Turn) -> dict[str, Any]:
 
 
 def show_one(console: Console, run_dir: Path, run: AnalysedRun, *files: tuple[str, Path]) -> None:
-    """Print a run that stands alone: in words, its tables, and where its files are."""
+    """Print the tables of a run that stands alone, and where its files are."""
     summary, slo = run.summary, run.info.slo
-    show_words(console, run.words)
     if "request_goodput" in summary and slo is not None:
         bounds = " ".join(f"{key}={bound:g}" for key, bound in to_mapping(slo).items() if bound is not None)
         console.print(f"goodput: {summary['request_goodput']:.2f} requests/s within {bounds}")
@@ -133,6 +137,13 @@ def show_tables(
         console.print(bubble_table(fleet, causes))
     for line in (*fault_lines(summary), *straggler_lines(summary)):
         print_words(console, Text(line))
+
+
+def show_first(console: Console, name: str, run: AnalysedRun) -> None:
+    """Print the throughput of a run, after its name if it has one, and the run in words."""
+    named = [(f"{name}: ", "bold"), throughput(run.summary)] if name else [(throughput(run.summary), "bold")]
+    print_words(console, Text.assemble(*named))
+    show_words(console, run.words)
 
 
 def show_words(console: Console, words: Sequence[str]) -> None:

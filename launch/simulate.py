@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from ..conf.schema import SimulateConfig
 from . import experiment
 from .progress import Meter, print_words, throughput
 from .prompts import StandardInput
-from .results import compare, folder_of, log_cut_requests, show_one, show_tables, write_counted, write_turn
+from .results import compare, folder_of, log_cut_requests, show_first, show_one, show_tables, write_counted, write_turn
 from .turns import Turn, expected, labels, policies, requests, turns
 
 if TYPE_CHECKING:
@@ -102,10 +103,12 @@ def run(
         with without_collector():
             num_prefill = config.simulation.disaggregation.prefill_replicas or 0
             fleet = Fleet([replica.record for replica in replicas], num_prefill=num_prefill)
-        run = write_turn(run_dir / turn.folder, fleet, config, turn, error, advised=is_alone)
+        say = partial(show_first, console, name) if is_alone else None
+        run = write_turn(run_dir / turn.folder, fleet, config, turn, error, say=say)
         if len(plan) > 1:
             folders.append(folder_of(run_dir / turn.folder, run))
-        print_words(console, Text.assemble((f"{title if one_line else name}: ", "bold"), throughput(run.summary)))
+        if not is_alone:
+            print_words(console, Text.assemble((f"{title if one_line else name}: ", "bold"), throughput(run.summary)))
         for note in (f"{turn.label}: {note}" for note in fleet.notes):
             if note not in printed:
                 printed.add(note)

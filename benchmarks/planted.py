@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -42,7 +42,7 @@ from gapless.runtime.traces.pipeline_run import run_of_traces
 
 from .support.drawn_plants import drawn
 from .support.harness import Benchmark, Row
-from .support.plants import ROOTS, Plant, healthy, plants
+from .support.plants import REAL_ROOTS, ROOTS, Plant, healthy, plants
 from .support.real_plants import real_healthy, real_plants, real_run
 from .support.simulated import configure, replicas_of
 from .support.slow_traces import SLOW_STAGES, SlowStage
@@ -75,7 +75,7 @@ class Explained:
 
 def main() -> int:
     bench = Benchmark(
-        __doc__, only={"choices": [*ROOTS], "metavar": "KIND"}, healthy=False, draw=0, traces=False, real=False
+        __doc__, only={"choices": [*REAL_ROOTS], "metavar": "KIND"}, healthy=False, draw=0, traces=False, real=False
     )
     if bench.given.real and bench.given.healthy:
         for plant in real_healthy():
@@ -157,7 +157,7 @@ def judged(plant: Plant) -> Row:
         "size": plant.size,
         "truth_s": truth,
         "truth_share": truth / seconds_of(found.values, plant.metric),
-        **_first(found, plant.kind, truth, WITHIN),
+        **_first(found, ROOTS[plant.kind], truth, WITHIN),
         "change": " ".join(change.overrides) if change else "",
         "saves_share": None if named is None else named / whole,
         "best": best[0],
@@ -221,14 +221,17 @@ def planted_for_real(plant: Plant) -> Row:
         "truth_share": truth / found.values["duration"],
         "controls_differ_share": abs(controls[1] / controls[0] - 1),
         "controls_ill": sum(bool(explained_record(*control).causes) for control in (before, after)),
-        **_first(found, plant.kind, truth, WITHIN_REAL),
+        **_first(found, REAL_ROOTS[plant.kind], truth, WITHIN_REAL),
         "change": " ".join(found.causes[0].overrides) if found.causes else "",
         "took_s": found.seconds,
     }
 
 
-def _first(found: Explained, kind: str, truth: float, within: float) -> Row:
-    """Return the columns of the first cause beside the truth, in seconds; `within`: share by which it may be off."""
+def _first(found: Explained, roots: Collection[Root], truth: float, within: float) -> Row:
+    """Return the columns of the first cause beside the truth, in seconds.
+
+    `roots` name the problem; `within`: share by which the size may be off.
+    """
     first = found.causes[0] if found.causes else None
     error = first.seconds / truth - 1 if first else None
     return {
@@ -237,7 +240,7 @@ def _first(found: Explained, kind: str, truth: float, within: float) -> Row:
         "low_s": first.low if first else None,
         "high_s": first.high if first else None,
         "error_share": error,
-        "right": first is not None and first.cause in ROOTS[kind],
+        "right": first is not None and first.cause in roots,
         "within": error is not None and abs(error) <= within,
     }
 

@@ -9,7 +9,7 @@ from gapless.conf.errors import ConfigError
 from gapless.runtime.explain.twin import values_of
 from gapless.runtime.pipeline.protocol import PipelineError
 
-from .plants import EQUAL, REAL_ONLY, ROOTS, Plant, among
+from .plants import EQUAL, ROOTS, Plant, among
 from .simulated import configure, replicas_of
 
 _LEAST = {"small": 0.08, "medium": 0.2, "large": 0.5}
@@ -22,7 +22,7 @@ Problem = tuple[str, str, str]  # overrides that make it, those of the control, 
 
 def drawn(seed: int) -> Iterator[Plant]:
     """Yield plants of all kinds, each of a size that its seed draws; kinds that no try gave are left out."""
-    for kind in [kind for kind in ROOTS if kind not in REAL_ONLY]:
+    for kind in ROOTS:
         chosen = random.Random(f"{seed} {kind}")
         for _ in range(_TRIES):
             if (plant := _plant(kind, chosen.choice([*_LEAST]), chosen)) is not None:

@@ -26,14 +26,13 @@ ROOTS = {  # by kind: roots that name the problem
     "large chunk": {Root.LARGE_CHUNK},
     "few clients": {Root.FEW_REQUESTS},
     "overload": {Root.OVERLOAD},
-    "small KV": {Root.KV_FULL, Root.PREEMPTION},
+    "small KV": {Root.KV_FULL},
     "preemption": {Root.PREEMPTION},
     "hog": {Root.STRAGGLER, Root.CHANCE, Root.CONTENTION},
     "long prompt": {Root.LONG_PROMPTS},
     "policy": {Root.POLICY},
-    "slow disk": {Root.STRAGGLER},
 }
-REAL_ONLY = {"slow disk"}
+REAL_ROOTS = ROOTS | {"small KV": {Root.KV_FULL, Root.PREEMPTION}, "slow disk": {Root.STRAGGLER}}
 A100, LLAMA_13B = "hardware=a100-80g", "model=llama-13b hardware=a100-80g cluster=pcie parallel=pp2"
 LLAMA_33B = "model=llama-33b hardware=a100-80g cluster=pcie parallel=pp4 workload=zipf workload.num_prompts=60"
 LLAMA_70B = "model=llama2-70b hardware=h100 parallel=tp8_pp4 workload=zipf workload.num_prompts=80"

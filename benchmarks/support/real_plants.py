@@ -48,7 +48,9 @@ def real_plants() -> list[Plant]:
         Plant(_SLOW, "real", _BASE, ""),
         Plant(_DISK, "real", f"{_BASE} workload.seed=1", ""),
         Plant("small KV", "real", _BASE, "cache.num_blocks=60", undo="cache.num_blocks=null"),
-        Plant("small chunk", "real", f"{_BASE} workload.output_len=8", "scheduler.chunk=8", undo="scheduler.chunk=128"),
+        Plant(
+            "small chunk", "real", f"{_BASE} workload.output_len=8", "scheduler.chunk=16", undo="scheduler.chunk=128"
+        ),
         Plant("few clients", "real", _BASE, "workload.max_concurrency=1", undo="workload.max_concurrency=null"),
         Plant("long prompt", "real", _BASE.split(" workload=")[0], long, usual),
         Plant("split", "real", _BASE, "parallel.layers=[9,3]", undo="parallel.layers=null"),

@@ -222,10 +222,9 @@ class LayerFit:
             add(at(2 * most), straight)
         return found
 
-    def _whole(self, rows: int) -> Floats:
-        """Return the columns of a layer for one chunk, with its share of the host."""
-        whole = self._columns(MicroBatchShape(((rows, 0),)))[0]
-        return np.array([*whole, 1 / self.layers[0], 0.0, 0.0])
+    def _whole(self, rows: float) -> Floats:
+        """Return the columns of a layer for one chunk, without pairs of tokens, with its share of the host."""
+        return np.array([*self._products(rows), 1.0, *(NUM_ATTENTION - 1) * [0.0], 1 / self.layers[0], 0.0, 0.0])
 
     def drawn(self, costs: StageCosts, generator: np.random.Generator) -> StageCosts:
         """Return costs of this fit by the weights of one to blocks of the run drawn with repetition: a bootstrap."""

@@ -21,7 +21,7 @@ from ...runtime.serving.messages import LiveSpans, Watched
 from ...runtime.serving.recording import decoder
 from .errors import ApiError
 from .last_minute import WINDOW
-from .live_window import LiveWindow, Said
+from .live_window import LiveWindow, WindowWords
 from .replica_set import Engine
 from .streaming import until_gone
 
@@ -90,14 +90,14 @@ class Live:
         engine: Engine,
         replica: int = 0,
         *,
-        said_of: Callable[[RunRecord], Said] = lambda record: Said(),
+        said_of: Callable[[RunRecord], WindowWords] = lambda record: WindowWords(),
         has_chat: bool = False,
     ) -> None:
         self._model = model
         self._has_chat = has_chat
         self._replica = replica
         self._said_of = said_of
-        self._said = Said()
+        self._said = WindowWords()
         self._finding_words: asyncio.Task[None] | None = None
         self._newest = LiveWindow(WINDOW, time.monotonic())
         self._num_replicas = len(engine.replicas)
@@ -152,14 +152,14 @@ class Live:
 
     def _watch(self) -> None:
         self._newest.clear(time.monotonic())
-        self._said = Said()
+        self._said = WindowWords()
         self._client.watch(True)
 
     async def _find_words(self) -> None:
         """Find the words of the newest seconds, in a thread, and pause for some times as long as it took."""
         found, began = self._client.snapshot, time.monotonic()
         record = None if found is None else self._newest.record_at(began, found)
-        self._said = Said() if record is None else await asyncio.to_thread(self._said_of, record)
+        self._said = WindowWords() if record is None else await asyncio.to_thread(self._said_of, record)
         await asyncio.sleep(max(1.0, _PAUSE * (time.monotonic() - began)))
 
     def _tell(self, is_second: bool) -> None:

@@ -70,7 +70,7 @@ class LiveWindow:
         )
 
 
-class Said(msgspec.Struct):
+class WindowWords(msgspec.Struct):
     """What is said of a window: its `words`, and the heads and rows of the list of its causes, the largest first."""
 
     words: list[str] = []
@@ -78,17 +78,17 @@ class Said(msgspec.Struct):
     cause_rows: list[list[str]] = []
 
     @classmethod
-    def of(cls, run: AnalysedRun) -> Said:
+    def of(cls, run: AnalysedRun) -> WindowWords:
         """Return what is said of a run."""
         heads, rows = causes_listed(run.causes)
         return cls(run.words, [*heads], [[*row] for row in rows])
 
 
-def said_of(record: RunRecord, config: Mapping[str, Any]) -> Said:
+def said_of(record: RunRecord, config: Mapping[str, Any]) -> WindowWords:
     """Say what cost a window most, and what would change it.
 
     Args:
         record: of the window.
         config: of the server, in its plain form.
     """
-    return Said.of(AnalysedRun.of(record, RunInfo(config)))
+    return WindowWords.of(AnalysedRun.of(record, RunInfo(config)))

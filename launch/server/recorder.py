@@ -18,7 +18,7 @@ from ...runtime.run_folder.read import read_run_folder
 from ...runtime.serving.messages import Recorded
 from .engine_client import TAKES_REQUESTS, EngineClient
 from .errors import ApiError
-from .live_window import Said
+from .live_window import WindowWords
 
 LONGEST_S = 600.0
 _CHECK_S = 0.25
@@ -130,7 +130,7 @@ class Recorder:
             raise ApiError(503, self._client.reason)
 
 
-async def _write(parts: Path, folder: Path) -> Said:
+async def _write(parts: Path, folder: Path) -> WindowWords:
     """Write the run folder in a process of its own; return what is said of the window.
 
     Raises:
@@ -154,4 +154,4 @@ async def _write(parts: Path, folder: Path) -> Said:
     if process.returncode:
         lines = errors.decode(errors="replace").strip().splitlines()
         raise ApiError(500, f"the recording cannot be written: {lines[-1] if lines else 'its process has died'}")
-    return msgspec.json.decode(said, type=Said)
+    return msgspec.json.decode(said, type=WindowWords)

@@ -21,7 +21,7 @@ from ...runtime.run_folder.run_info import RunInfo
 from ...runtime.run_folder.titles import title_of
 from ...runtime.serving.recording import join_parts
 from ..advising import quick_advice
-from .live_window import Said
+from .live_window import WindowWords
 
 _READ_BYTES = 1 << 20
 _NICENESS = 10  # the stages come first
@@ -38,7 +38,7 @@ def main() -> None:
     run = AnalysedRun.of(record, info, partial(quick_advice, share=1.0))  # a recording is made to be explained
     write_run_folder(folder, run)
     parts.unlink()
-    sys.stdout.buffer.write(msgspec.json.encode(Said.of(run)))
+    sys.stdout.buffer.write(msgspec.json.encode(WindowWords.of(run)))
 
 
 def _frames(file: Path) -> Iterator[bytes]:

@@ -78,7 +78,9 @@ def _gemm_tflops(device: torch.device, dtype: torch.dtype) -> float:
     while True:
         x_NN = torch.ones(side, side, dtype=dtype, device=device)
         packed = pack(x_NN)
-        products = (partial(torch.mm, x_NN), *([] if packed is None else [packed.linear]))
+        products: list[Callable[[torch.Tensor], torch.Tensor]] = [partial(torch.mm, x_NN)]
+        if packed is not None:
+            products.append(packed.linear)
         seconds = min(min(_times([partial(product, x_NN)] * _GEMMS, device)) for product in products)
         best = max(best, 2e-12 * side**3 / seconds)
         if time.perf_counter() >= end or 2 * side > most:

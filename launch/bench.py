@@ -17,7 +17,7 @@ from rich.text import Text
 from ..conf.policies import SchedulerConfig
 from ..conf.schema import BenchConfig
 from .bench_url import PreparedLoad, prepare_load, run_load
-from .progress import Meter, print_words, shown, starting, throughput
+from .progress import Meter, print_throughput, print_words, shown, starting
 from .prompts import StandardInput
 from .results import compare, folder_of, log_cut_requests, show_first, show_one, write_turn
 from .turns import Turn, expected, make_plans, policies, requests, turns
@@ -113,7 +113,7 @@ def run(
                 raise
             done.append(folder_of(run_dir / turn.folder, run))
             if not is_alone:
-                print_words(console, Text.assemble((f"{name}: ", "bold"), throughput(run.summary)))
+                print_throughput(console, name, run.summary)
             for note in (f"{turn.label}: {note}" for note in llm.record.notes):
                 if note not in printed:
                     printed.add(note)

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 from rich.console import Console
-from rich.text import Text
 
 from ..conf.errors import ConfigError
 from ..conf.schema import BenchConfig
 from ..conf.workloads import WorkloadConfig
 from .load_client import Target, find_target, send_all
-from .progress import Meter, print_files, print_words, throughput
+from .progress import Meter, print_files, print_throughput
 from .results import compare, folder_of, log_cut_requests, write_turn
 from .turns import Turn, expected, requests_of
 
@@ -97,7 +96,7 @@ def run_load(config: BenchConfig, prepared: PreparedLoad, run_dir: Path, *, brie
         with Meter(errors, expected(config.workload, workload), label) as meter:
             found = _send(target, workload, prepared.config, lambda tokens, ended: meter.update(tokens, ended, None))
         done.append(_write(config, turn, run_dir, found, errors))
-        print_words(console, Text.assemble((f"{label}: ", "bold"), throughput(done[-1].summary)))
+        print_throughput(console, label, done[-1].summary)
     if brief:
         return
     if len(plan) > 1:

@@ -23,9 +23,9 @@ from ..conf.user_path import user_path
 from ..runtime.run_folder.files import whole_file
 from .advising import quick_advice
 from .output_path import check_writable, is_open, open_output
-from .progress import Meter, shown, starting, versions
+from .progress import Meter, print_words, shown, starting, throughput, versions
 from .prompts import Prompt, StandardInput, read_prompts
-from .results import show_first, show_one
+from .results import show_one, show_words
 from .shown_texts import SHOWN_TEXTS, ShownTexts
 
 if TYPE_CHECKING:
@@ -133,7 +133,8 @@ def run(config: GenerateConfig, prepared: Prepared, run_dir: Path, launcher: Lau
         of = "prompt" if rest == 1 else "prompts"
         console.print(Text(f"… and the texts of {rest} more {of} in {shown(path)}", "dim"), soft_wrap=True)
     try:
-        show_first(console, "", analysed)
+        print_words(console, Text(throughput(analysed.summary), "bold"))
+        show_words(console, analysed.words)
     finally:
         write_run_folder(run_dir, analysed)
     show_one(console, run_dir, analysed, ("outputs", path))

@@ -201,6 +201,11 @@ def shown(file: Path) -> str:
     return str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file)
 
 
+def print_throughput(console: Console, name: str, summary: Mapping[str, Any]) -> None:
+    """Print the throughput of a run after its name."""
+    print_words(console, Text.assemble((f"{name}: ", "bold"), throughput(summary)))
+
+
 def throughput(summary: Mapping[str, Any]) -> str:
     """Return a run's requests, tokens and tokens per second, of its `summary.json`."""
     return (

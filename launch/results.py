@@ -17,7 +17,7 @@ from rich.text import Text
 from ..conf.build import to_mapping
 from ..conf.schema import ComparisonConfig
 from .advising import quick_advice
-from .progress import print_files, print_words, throughput, versions
+from .progress import print_files, print_throughput, print_words, versions
 from .turns import Turn
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ def write_turn(
         turn: names the policy and the repeat.
         cost_error: how far the stage times of a simulation may be off; None: not known.
         title: of the report; by default what its config says.
-        say: is called before the folder is written, of a run that stands alone. Its causes are then looked for by short
-            replays.
+        say: prints the run before the folder is written; only for a run that stands alone, whose causes are then found
+            by short replays.
     """
     from ..runtime.explain.analysed_run import AnalysedRun
     from ..runtime.report.write_folder import write_run_folder
@@ -80,10 +80,9 @@ def write_turn(
 
     info = replace(_info(config, turn, cost_error), title=title)
     run = AnalysedRun(fleet, info)
-    if say is not None:
-        run = replace(run, explain=quick_advice)
     try:
         if say is not None:
+            run = replace(run, explain=quick_advice)
             say(run)
     finally:  # who reads may have gone
         write_run_folder(folder, run)
@@ -115,7 +114,7 @@ def _own(config: ComparisonConfig, turn: Turn) -> dict[str, Any]:
 
 
 def show_one(console: Console, run_dir: Path, run: AnalysedRun, *files: tuple[str, Path]) -> None:
-    """Print the tables of a run that stands alone, and where its files are."""
+    """Print a single run's tables and the paths of its files."""
     summary, slo = run.summary, run.info.slo
     if "request_goodput" in summary and slo is not None:
         bounds = " ".join(f"{key}={bound:g}" for key, bound in to_mapping(slo).items() if bound is not None)
@@ -140,9 +139,8 @@ def show_tables(
 
 
 def show_first(console: Console, name: str, run: AnalysedRun) -> None:
-    """Print the throughput of a run, after its name if it has one, and the run in words."""
-    named = [(f"{name}: ", "bold"), throughput(run.summary)] if name else [(throughput(run.summary), "bold")]
-    print_words(console, Text.assemble(*named))
+    """Print the throughput of a run after its name, then the run in words."""
+    print_throughput(console, name, run.summary)
     show_words(console, run.words)
 
 

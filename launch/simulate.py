@@ -15,7 +15,7 @@ from ..conf.build import to_mapping
 from ..conf.policies import SchedulerConfig
 from ..conf.schema import SimulateConfig
 from . import experiment
-from .progress import Meter, print_words, throughput
+from .progress import Meter, print_throughput, print_words
 from .prompts import StandardInput
 from .results import compare, folder_of, log_cut_requests, show_first, show_one, show_tables, write_counted, write_turn
 from .turns import Turn, expected, labels, policies, requests, turns
@@ -97,7 +97,7 @@ def run(
         replicas = simulate(config, prepared, turn, errors, name)
         if (totals := replicas[0].totals) is not None:
             summary = write_counted(run_dir / turn.folder, totals.summary(replicas[0].record), config, turn, error)
-            print_words(console, Text.assemble((f"{name}: ", "bold"), throughput(summary)))
+            print_throughput(console, name, summary)
             show_tables(console, summary)
             continue
         with without_collector():
@@ -108,7 +108,7 @@ def run(
         if len(plan) > 1:
             folders.append(folder_of(run_dir / turn.folder, run))
         if not is_alone:
-            print_words(console, Text.assemble((f"{title if one_line else name}: ", "bold"), throughput(run.summary)))
+            print_throughput(console, title if one_line else name, run.summary)
         for note in (f"{turn.label}: {note}" for note in fleet.notes):
             if note not in printed:
                 printed.add(note)

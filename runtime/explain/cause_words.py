@@ -85,7 +85,7 @@ def cause_name(cause: SizedCause) -> str:
 
 
 def causes_listed(causes: Sequence[SizedCause]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return the heads and rows of the list of causes: columns only where there is something in them."""
+    """Return the heads and rows of the list of causes, without columns that would be empty."""
     heads: tuple[str, ...] = ("cause", "costs", "of the run", "nine of ten", "change", "saves")
     rows = [
         (

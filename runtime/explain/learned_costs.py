@@ -211,9 +211,10 @@ class LayerFit:
         if not self._row_seconds:
             add(at(2 * most), (straight + 2 * at(most)) / 2)
             return found
+        large = _LARGER * most
         if self._knee > most:
             add(at(self._knee), at(most))
-        large = 2 * self._knee if self._knee > most else _LARGER * most
+            large = 2 * self._knee
         shown, longer = self._whole(most), self._whole(large)
         seconds, least = float(shown @ weights), large * self._row_seconds
         if seconds and longer @ weights < _NEAR * least:

@@ -36,7 +36,7 @@ class LearnedRun:
     Attributes:
         plan: the run's, its KV blocks and B as recorded.
         is_model_known: its layers are those of the model, and can be split otherwise.
-        stalled: seconds of stalls, which replays have not.
+        stalled: seconds of stalls, which replays leave out.
     """
 
     config: SimulateConfig

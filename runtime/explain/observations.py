@@ -73,7 +73,7 @@ class Observations:
         return self.begin_times[:, 0]
 
     def stalls(self, predicted: Floats) -> npt.NDArray[np.bool_]:
-        """Mask the times that are stalls by those that were `predicted`, [n, S] both."""
+        """Return a mask of the times that are stalls beside the `predicted` ones, [n, S] both."""
         return stalls(self.seconds, predicted, float(self.end_times.max() - self.begins.min()))
 
     def __len__(self) -> int:

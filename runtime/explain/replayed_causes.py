@@ -131,7 +131,7 @@ def _settled(
 
 
 def _is_worth(each: Replayed, metric: str) -> bool:
-    """Return whether a cause is sure, and large enough; of a real run beside what runs differ by, too."""
+    """Return whether a cause is sure and large enough. A real run's must exceed what two such runs differ by, too."""
     least, saves = _least(each.without, metric), each.saves
     if not each.base.twin.is_real:
         return saves.low > 0 and saves.middle >= least

@@ -89,7 +89,7 @@ def find_stragglers(ledger: Ledger) -> list[Straggler]:
 
 
 def stalls(seconds: Floats, usual: Floats, whole: float) -> npt.NDArray[np.bool_]:
-    """Mask the times of single micro-batches that are stalls, of the shape of `seconds`; `whole`: the run's."""
+    """Return a mask of the micro-batches that are stalls, in the shape of `seconds`; `whole`: seconds of the run."""
     found: npt.NDArray[np.bool_] = (seconds >= _STALL * usual) & (seconds - usual >= _LEAST_STALL * whole)
     return found
 

@@ -146,7 +146,7 @@ def test_hogs_on_the_cores_of_the_ranks(pipeline: Pipeline) -> None:
             hog.kill()
             hog.wait()
     words = pipeline.words_of_record(shares_cores=True)
-    assert words[0].startswith("Processor contention"), words
+    assert re.match(r"Processor contention (on stage \d )?costs ", words[0]), words  # that of one stage, by chance
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ _NAMED_IDLE = 0.02  # of stage time, from which on an idle time of a healthy run
 _MOST_NAMED = 2
 _ALONE = 1.5  # requests that run at a time, below which a run is of single requests
 _EXACT = 0.001  # of the metric: a narrower range is not worth a sentence
+_RATIOS = ("ratio", "expert_load", "expert_load_of_others")
 _LEAST_THINK = 0.001  # seconds between an answer and a client's next request
 
 
@@ -171,7 +172,7 @@ def _few(value: float) -> str:
 
 def _shown(evidence: Mapping[str, float], about: RunWords) -> dict[str, str]:
     """Return the numbers that details may hold, as text."""
-    shown = {name: _few(value) for name, value in evidence.items()}
+    shown = {name: f"{value:.2g}" if name in _RATIOS else _few(value) for name, value in evidence.items()}
     for name, unit in (("preemptions", "preemption"), ("faults", "fault")):
         if number := round(evidence.get(name, 0)):
             shown[f"all_{name}"] = counted(number, unit)

@@ -17,10 +17,10 @@ from typing import Any
 from gapless.conf.policies import EqualTimeConfig, SarathiConfig, SchedulerConfig
 from gapless.conf.workloads import TraceConfig, WorkloadConfig
 from gapless.launch.turns import labels, requests
-from gapless.runtime.experiments.bound import bubble_free_seconds
 from gapless.runtime.ledger.fleet import Fleet
 from gapless.runtime.ledger.summary import summarize
 
+from .paper.bound import bubble_free_seconds
 from .support.harness import Benchmark, figures
 from .support.simulated import configure, replicas_of
 

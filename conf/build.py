@@ -17,7 +17,6 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib import resources
-from importlib.resources.abc import Traversable
 from typing import Any, Literal, TypeVar
 
 import yaml
@@ -33,7 +32,7 @@ from .workloads import WORKLOAD_CONFIGS, WorkloadConfig
 C = TypeVar("C")
 E = TypeVar("E", bound=EngineConfig)
 
-# Config groups and what they mean. A command has those of its defaults; an experiment chooses of the other groups too.
+# Config groups and what they mean. A command has those of its defaults.
 GROUPS = {
     "model": "which model; also a path: model=PATH takes a Hugging Face folder or a GGUF file",
     "hardware": "what a rank runs on",
@@ -42,7 +41,6 @@ GROUPS = {
     "scheduler": "the policy that forms micro-batches; also a file with one of your own: scheduler=./FILE.py",
     "workload": "which requests come, and when",
     "engine": "whose defaults a simulation takes: policy, budget, split, cache; keys that are given hold over them",
-    "experiment": "a figure or table of the paper, with all groups as it wants them; other keys hold over its own",
 }
 _FAMILIES: dict[type, tuple[str, Mapping[str, type]]] = {  # configs whose `name` picks their class
     SchedulerConfig: ("policy", POLICY_CONFIGS),
@@ -195,21 +193,14 @@ def value_text(value: Any) -> str:
 
 
 def group_names(group: str) -> list[str]:
-    """Return the choices of a config group, sorted: the names of its YAML files, `folder/name` for one in a folder.
+    """Return the choices of a config group, sorted: the names of its YAML files.
 
     Policies, workloads and rank grids have no files; of these, some are named.
     """
     if group in _WITHOUT_FILES:
         return sorted(_WITHOUT_FILES[group])
-
-    def names(folder: Traversable, prefix: str) -> Iterator[str]:
-        for entry in folder.iterdir():
-            if entry.is_dir():
-                yield from names(entry, f"{prefix}{entry.name}/")
-            elif entry.name.endswith(".yaml"):
-                yield prefix + entry.name[:-5]
-
-    return sorted(names(resources.files(__package__).joinpath(group), ""))
+    files = resources.files(__package__).joinpath(group).iterdir()
+    return sorted(entry.name[:-5] for entry in files if entry.name.endswith(".yaml"))
 
 
 def load_group(group: str, name: str, key: str | None = None) -> dict[str, Any]:

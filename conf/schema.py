@@ -340,15 +340,13 @@ class BenchConfig(ComparisonConfig):
 class SimulateConfig(ComparisonConfig):
     """The config of `gapless simulate`, a comparison over simulated pipelines.
 
-    Repeats differ by their seed. An `experiment` of the paper runs instead of the workload.
+    Repeats differ by their seed.
     """
 
     cache: CacheConfig = field(default_factory=lambda: CacheConfig(block_size=16))
     simulation: SimulationConfig = field(default_factory=SimulationConfig)
     engine: str | None = None
     """whose defaults were taken; choose them by engine=NAME"""
-    experiment: str | None = None
-    """which function of runtime/experiments runs; choose it by experiment=NAME"""
 
     def __post_init__(self) -> None:
         ComparisonConfig.__post_init__(self)
@@ -363,10 +361,9 @@ def _check_disaggregation(config: SimulateConfig) -> None:
     """Check that nothing is asked for that cannot go with a prefill pool.
 
     Raises:
-        ConfigError: an experiment, or a policy whose requests enter together.
+        ConfigError: a policy whose requests enter together.
     """
     pool = "simulation.disaggregation.prefill_replicas"
-    check("experiment", config.experiment, config.experiment is None, f"null where there is {pool}")
     for policy in (*config.policies, config.scheduler):
         right = f"a policy whose requests come and go one by one where there is {pool}"
         check("scheduler", policy.name, policy.name not in _WHOLE_BATCHES, right)

@@ -104,7 +104,6 @@ COMMANDS = {
                 "gapless simulate model=gpt3-175b scheduler=orca_best,sarathi,equal_time workload.num_prompts=1000",
                 "gapless simulate model=llama2-70b parallel=tp8 simulation.replicas=8 workload.request_rate=20",
                 "gapless simulate -m scheduler=sarathi,equal_time scheduler.chunk=128,256,512 parallel=tp8_pp8",
-                "gapless simulate experiment=paper/figure12 workload.num_prompts=500",
             ),
             has_ranks=False,
             compares=True,

@@ -305,8 +305,7 @@ class _CommandLine(Generic[E]):
         engine = point.pop("engine", "null")
         if engine != "null":
             point = self._engine_keys(engine, point, chosen) | point
-        # An experiment also chooses from the other groups.
-        choices = {} if "experiment" in point else {group: point.get(group, name) for group, name in chosen.items()}
+        choices = {group: point.get(group, name) for group, name in chosen.items()}
         groups = {group: load_group(group, name) for group, name in choices.items() if name in group_names(group)}
         present = {key for part in (defaults(self.cls), own, groups) for key, _ in leaves(part)}
         present |= chosen.keys()  # hydra takes other keys only with ++

@@ -35,7 +35,7 @@ FIRST_KEYS = (  # of each command those that it has, before all others
 )
 _MATTER = frozenset(  # in the short help, as far as a command has them; beside FIRST_KEYS
     [
-        *("seed", "chat", "system", "policies", "repeats", "interleave", "url", "seeds", "precision", "experiment"),
+        *("seed", "chat", "system", "policies", "repeats", "interleave", "url", "seeds", "precision"),
         *("samples", "max_tokens", "max_context", "max_decodes", "num_layers", "neighbours", "pipeline", "check"),
         *(f"serve.{name}" for name in ("config", "replicas", "max_waiting", "timeout_s", "drain_s", "journal")),
         *(f"serve.{name}" for name in ("log_level", "log_format", "otlp_endpoint", "tokens_per_minute")),

@@ -142,7 +142,7 @@ def as_overrides(arguments: Sequence[str], command: Command) -> list[str]:
 
 def with_default_model(given: Sequence[str]) -> list[str]:
     """Add `model=smollm2`, which chats, to overrides that name no model, if its package is installed."""
-    is_chosen = any(re.match(r"\+*(model(\.(weights|architecture)\b[^=]*)?|experiment)=", text) for text in given)
+    is_chosen = any(re.match(r"\+*model(\.(weights|architecture)\b[^=]*)?=", text) for text in given)
     return [*given] if is_chosen or not is_installed() else ["model=smollm2", *given]
 
 

@@ -14,7 +14,6 @@ from rich.text import Text
 from ..conf.build import to_mapping
 from ..conf.policies import SchedulerConfig
 from ..conf.schema import SimulateConfig
-from . import experiment
 from .progress import Meter, print_throughput, print_words
 from .prompts import StandardInput
 from .results import compare, folder_of, log_cut_requests, show_first, show_one, show_tables, write_counted, write_turn
@@ -38,15 +37,12 @@ class PreparedSimulation:
     context: int
 
 
-def prepare(config: SimulateConfig, stdin: StandardInput) -> PreparedSimulation | None:
-    """Check a simulation before it starts. An experiment, which varies the config, prepares each simulation by itself.
+def prepare(config: SimulateConfig, stdin: StandardInput) -> PreparedSimulation:
+    """Check a simulation before it starts.
 
     Raises:
         ConfigError: a policy, the workload, the profile or the hardware is wrong, or the model does not fit.
     """
-    if config.experiment is not None:
-        experiment.check(config)
-        return None
     from ..runtime.simulation.setting import make_setting
 
     settings = {policy: make_setting(replace(config, scheduler=policy)) for policy in policies(config)}
@@ -59,7 +55,7 @@ def _plans(settings: Mapping[SchedulerConfig, Setting]) -> dict[SchedulerConfig,
 
 def run(
     config: SimulateConfig,
-    prepared: PreparedSimulation | None,
+    prepared: PreparedSimulation,
     run_dir: Path,
     launcher: Launcher | None = None,
     *,
@@ -71,9 +67,6 @@ def run(
         ValueError: what the user can mend.
         PipelineError: a request was lost.
     """
-    if prepared is None:
-        experiment.run(config, run_dir)
-        return
     from ..runtime.core.garbage_collection import without_collector
     from ..runtime.cost.error import error_text
     from ..runtime.ledger.fleet import Fleet

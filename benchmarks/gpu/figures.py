@@ -8,17 +8,17 @@ from dataclasses import replace
 from functools import cache
 
 from gapless.models.memory import kv_bytes_per_token
-from gapless.runtime.experiments.figure3 import BATCHES, seconds_of_a_token
-from gapless.runtime.experiments.figure3 import rows as figure3_rows
-from gapless.runtime.experiments.figure4 import BATCHES as LAYER_BATCHES
-from gapless.runtime.experiments.figure4 import LENGTH, TOKENS, gpt3_row, layer_rows, throughput
-from gapless.runtime.experiments.figure7 import rows as figure7_rows
-from gapless.runtime.experiments.figure8 import rows as figure8_rows
-from gapless.runtime.experiments.figure13 import chunked_over_whole, prefill_rows
-from gapless.runtime.experiments.one_gpu import LLAMA_13B_BATCHES, decode_speedup, decodes, prefill
-from gapless.runtime.experiments.table2 import iterations
-from gapless.runtime.experiments.table2 import rows as table2_rows
 
+from ..paper.figure3 import BATCHES, seconds_of_a_token
+from ..paper.figure3 import rows as figure3_rows
+from ..paper.figure4 import BATCHES as LAYER_BATCHES
+from ..paper.figure4 import LENGTH, TOKENS, gpt3_row, layer_rows, throughput
+from ..paper.figure7 import rows as figure7_rows
+from ..paper.figure8 import rows as figure8_rows
+from ..paper.figure13 import chunked_over_whole, prefill_rows
+from ..paper.one_gpu import LLAMA_13B_BATCHES, decode_speedup, decodes, prefill
+from ..paper.table2 import iterations
+from ..paper.table2 import rows as table2_rows
 from .measured_times import MeasuredTimes
 from .model import BLOCK, architecture, dtype_of, free_bytes, llama_13b, random_stage, start
 from .parts import Task

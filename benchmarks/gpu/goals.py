@@ -10,8 +10,8 @@ import torch
 from gapless.conf.architecture import Architecture
 from gapless.models.stage import Stage, StageInputs
 from gapless.runtime.cost.stage_costs import MicroBatchShape
-from gapless.runtime.experiments.one_gpu import CHUNK, LLAMA_13B_BATCHES, decodes
 
+from ..paper.one_gpu import CHUNK, LLAMA_13B_BATCHES, decodes
 from .floor import BANDWIDTH, GEMM, linear_shapes
 from .model import batch_of, dtype_of, llama_13b, with_graphs
 from .parts import Task

@@ -12,8 +12,8 @@ import torch
 from gapless.models.graphed_stage import BUCKETS, GraphedStage
 from gapless.models.work_memory import PAGE_STEP
 from gapless.runtime.cost.stage_costs import MicroBatchShape
-from gapless.runtime.experiments.one_gpu import decodes
 
+from ..paper.one_gpu import decodes
 from .model import BLOCK, architecture, batch_of, layers_that_fit, random_stage, slots_of, start, with_graphs
 from .parts import Task
 from .rows import Row, checked, figure, missing

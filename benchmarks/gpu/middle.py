@@ -18,8 +18,8 @@ from gapless.parallel.megatron import parallel_state
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.transport import Transport
 from gapless.runtime.cost.stage_costs import MicroBatchShape
-from gapless.runtime.experiments.one_gpu import decodes
 
+from ..paper.one_gpu import decodes
 from .engine import no_waits, place_of
 from .model import architecture, batch_of, random_stage, slots_of, with_graphs
 from .parts import Task

@@ -21,7 +21,8 @@ from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.rendezvous import Rendezvous
 from gapless.runtime.cost.stage_costs import MicroBatchShape
-from gapless.runtime.experiments.one_gpu import LLAMA_13B_BATCHES
+
+from ..paper.one_gpu import LLAMA_13B_BATCHES
 
 BLOCK = 16
 MEMORY_SHARE = 0.85  # of the device's free memory, for weights and KV cache; activations take of the rest

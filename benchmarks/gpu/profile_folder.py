@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 from gapless.launch.cli import main as gapless
 from gapless.runtime.cost.profile_folder import ProfileFolder
-from gapless.runtime.experiments.artifact import Row as PaperRow
 from gapless.runtime.profiling.prediction_error import held_out_errors
 
+from ..paper import config_of
+from ..paper.run import run
 from .parts import Task
 from .rows import Row, of_paper
 
@@ -74,17 +75,11 @@ def simulate(task: Task) -> Iterator[Row]:
             setting=f"{policy}, {number}",
             value=summary["output_throughput"],
         )
-    _gapless(
-        "simulate",
-        "experiment=paper/figure13",
-        *setting,
-        f"workload.num_prompts={18 if task.small else 90}",
-        f"hydra.run.dir={folder / 'figure13'}",
-    )
-    rows = json.loads((folder / "figure13" / "paper.json").read_text(encoding="utf-8"))
+    config = config_of("figure13", [*setting, f"workload.num_prompts={18 if task.small else 90}"])
+    rows = run("figure13", config, folder / "figure13").rows
     yield from of_paper(
         "simulate",
-        [PaperRow(**row) for row in rows if row["quantity"].startswith("throughput")],
+        [row for row in rows if row.quantity.startswith("throughput")],
         "Figure 13, from the profile",
     )
 

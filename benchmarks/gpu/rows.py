@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gapless.runtime.experiments.artifact import Relation, number
-from gapless.runtime.experiments.artifact import Row as PaperRow
+from ..paper.artifact import Relation, number
+from ..paper.artifact import Row as PaperRow
 
 Status = Literal["ok", "FAIL", "skip", "met", "missed", ""]
 HEAD = ("part", "quantity", "setting", "value", "paper, A6000", "goal", "")

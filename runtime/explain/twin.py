@@ -208,7 +208,7 @@ def config_of(recorded: Mapping[str, Any]) -> SimulateConfig:
     if "model" not in found:
         raise ConfigError("its summary.json holds no config, so that the run cannot be replayed")
     mapping = {key: value for key, value in found.items() if key in fields(SimulateConfig)}
-    mapping |= {"policies": (), "repeats": 1, "experiment": None}
+    mapping |= {"policies": (), "repeats": 1}
     try:
         return build(SimulateConfig, mapping)
     except ConfigError as error:

@@ -24,13 +24,13 @@ from benchmarks.gpu.parts import LISTS, Part, Task, chosen
 from benchmarks.gpu.rows import Row, checked, figure, missing, summary, table
 from benchmarks.gpu.versions import backend_names
 from benchmarks.gpu.worker import Worker
+from benchmarks.paper.one_gpu import decodes
 from benchmarks.support.results import ROOT
 from gapless.conf.schema import ModelConfig
 from gapless.models.memory import kv_bytes_per_token, weight_bytes
 from gapless.models.stage import Stage
 from gapless.parallel.mesh import Mesh
 from gapless.runtime.cost.stage_costs import MicroBatchShape
-from gapless.runtime.experiments.one_gpu import decodes
 from tests.benchmarks.test_results import check
 
 COMMAND = (sys.executable, "-m", "benchmarks.gpu")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from benchmarks.paper import EXPERIMENTS
 from benchmarks.pictures import MADE
 from benchmarks.support.results import ROOT
-from gapless.runtime.experiments import EXPERIMENTS
 
 SHOWN = re.compile(r"!\[[^\]]*\]\(([^)\s]+\.(?:png|svg|jpe?g|gif|webp))\)")
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from ...conf.policies import SchedulerConfig
-from ...conf.schema import SimulateConfig
-from ..drawing.chart import Axis, Chart
+from gapless.conf.policies import SchedulerConfig
+from gapless.conf.schema import SimulateConfig
+from gapless.runtime.drawing.chart import Axis, Chart
+
 from .artifact import Artifact, Row, Simulate
 from .charts import line_chart
 from .figure7 import PAPER as FIGURE_7

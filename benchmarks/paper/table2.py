@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from ...conf.schema import SimulateConfig
-from ..cost.stage_costs import MicroBatchShape
-from ..drawing.chart import Axis
+from gapless.conf.schema import SimulateConfig
+from gapless.runtime.cost.stage_costs import MicroBatchShape
+from gapless.runtime.drawing.chart import Axis
+
 from .artifact import Artifact, Row, Simulate, number
 from .charts import bar_chart
 from .one_gpu import IterationTimes, costs_of, decode_maximal, decodes, iteration, prefill

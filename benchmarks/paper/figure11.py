@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from ...conf.policies import OrcaBestConfig
-from ...conf.schema import SimulateConfig
-from ..drawing.chart import Axis
+from gapless.conf.policies import OrcaBestConfig
+from gapless.conf.schema import SimulateConfig
+from gapless.runtime.drawing.chart import Axis
+
 from .artifact import Artifact, Row, Simulate
 from .charts import line_chart
 from .figure9 import gains, gains_chart

@@ -7,16 +7,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...conf.policies import EqualTimeConfig, OrcaBestConfig
-from ...conf.schema import SimulateConfig
-from ...models.memory import BYTES, MemoryModel
-from ..drawing.chart import Axis, Chart, Series, series_colour
-from ..drawing.distributions import Quantity, cdf
-from ..drawing.formatting import time_unit
-from ..drawing.thinning import thin
-from ..engine.plan import make_plan
-from ..ledger.causes import BUBBLES, CAUSES, UNEVEN_WORK, Cause
-from ..simulation.make_costs import make_costs
+from gapless.conf.policies import EqualTimeConfig, OrcaBestConfig
+from gapless.conf.schema import SimulateConfig
+from gapless.models.memory import BYTES, MemoryModel
+from gapless.runtime.drawing.chart import Axis, Chart, Series, series_colour
+from gapless.runtime.drawing.distributions import Quantity, cdf
+from gapless.runtime.drawing.formatting import time_unit
+from gapless.runtime.drawing.thinning import thin
+from gapless.runtime.engine.plan import make_plan
+from gapless.runtime.ledger.causes import BUBBLES, CAUSES, UNEVEN_WORK, Cause
+from gapless.runtime.simulation.make_costs import make_costs
+
 from .artifact import Artifact, Row, Simulate, markdown_table, number
 from .bound import bubble_free_seconds
 from .outcome import RunOutcome

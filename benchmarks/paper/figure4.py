@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ...conf.architecture import Architecture
-from ...conf.build import build, load_group, load_hardware
-from ...conf.schema import HardwareConfig, ModelConfig, SimulateConfig
-from ...models.memory import BYTES
-from ..cost.operators import LAYER_LINEARS
-from ..cost.stage_costs import MicroBatchShape, StageCosts
-from ..drawing.chart import Axis
-from ..engine.plan import Plan, make_plan
-from ..simulation.make_costs import make_operators
+from gapless.conf.architecture import Architecture
+from gapless.conf.build import build, load_group, load_hardware
+from gapless.conf.schema import HardwareConfig, ModelConfig, SimulateConfig
+from gapless.models.memory import BYTES
+from gapless.runtime.cost.operators import LAYER_LINEARS
+from gapless.runtime.cost.stage_costs import MicroBatchShape, StageCosts
+from gapless.runtime.drawing.chart import Axis
+from gapless.runtime.engine.plan import Plan, make_plan
+from gapless.runtime.simulation.make_costs import make_operators
+
 from .artifact import Artifact, Row, Simulate
 from .charts import line_chart
 from .one_gpu import IterationTimes, decodes, prefill

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...conf.schema import SimulateConfig
-from ..cost.stage_costs import MicroBatchShape
-from ..drawing.chart import Axis
+from gapless.conf.schema import SimulateConfig
+from gapless.runtime.cost.stage_costs import MicroBatchShape
+from gapless.runtime.drawing.chart import Axis
+
 from .artifact import Artifact, Row, Simulate
 from .charts import bar_chart
 from .one_gpu import IterationTimes, costs_of, decodes, prefill

@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from ...conf.schema import SimulateConfig
-from ..core.run_record import RunRecord
-from ..drawing.chart import Chart
-from ..drawing.png import write_figures
-from ..run_folder.files import write_text
+from gapless.conf.schema import SimulateConfig
+from gapless.runtime.core.run_record import RunRecord
+from gapless.runtime.drawing.chart import Chart
+from gapless.runtime.drawing.png import write_figures
+from gapless.runtime.run_folder.files import write_text
 
 Relation = Literal["=", "<=", ">="]
 # Simulates a config and returns the record of each replica. The name is shown with its progress.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ..drawing.chart import Axis, Chart, Series, series_colour, stacked_bars
+from gapless.runtime.drawing.chart import Axis, Chart, Series, series_colour, stacked_bars
 
 
 def line_chart(name: str, title: str, x: Axis, y: Axis, lines: Mapping[str, Mapping[int, float]]) -> Chart:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ...conf.schema import SimulateConfig
-from ..drawing.chart import Axis
+from gapless.conf.schema import SimulateConfig
+from gapless.runtime.drawing.chart import Axis
+
 from .artifact import Artifact, Row, Simulate
 from .charts import line_chart
 from .one_gpu import IterationTimes, costs_of, prefill

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,20 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gapless.conf.build import build, load_group
-from gapless.conf.errors import ConfigError
-from gapless.conf.policies import POLICY_CONFIGS, EqualTimeConfig, SarathiConfig, SchedulerConfig
-from gapless.conf.schema import ParallelConfig, SimulateConfig
-from gapless.conf.workloads import FixedConfig
-from gapless.models.tokenizer import load_tokenizer
-from gapless.runtime.core.numbers import lower_envelope
-from gapless.runtime.core.run_record import RunRecord
-from gapless.runtime.engine.plan import make_plan
-from gapless.runtime.experiments import EXPERIMENTS, Row, check_experiment, write_artifact
-from gapless.runtime.experiments.bound import bubble_free_seconds
-from gapless.runtime.experiments.figure12 import EQUAL, SARATHI, TENSOR, systems
-from gapless.runtime.experiments.figure13 import chunked_prefill
-from gapless.runtime.experiments.one_gpu import (
+from benchmarks import paper as experiments
+from benchmarks.paper import EXPERIMENTS, Row, write_artifact
+from benchmarks.paper.__main__ import main as command
+from benchmarks.paper.bound import bubble_free_seconds
+from benchmarks.paper.figure12 import EQUAL, SARATHI, TENSOR, systems
+from benchmarks.paper.figure13 import chunked_prefill
+from benchmarks.paper.one_gpu import (
     baseline,
     costs_of,
     decode_speedup,
@@ -37,6 +31,15 @@ from gapless.runtime.experiments.one_gpu import (
     run_policy,
     sarathi,
 )
+from gapless.conf.build import build, load_group
+from gapless.conf.errors import ConfigError
+from gapless.conf.policies import POLICY_CONFIGS, EqualTimeConfig, SarathiConfig, SchedulerConfig
+from gapless.conf.schema import ParallelConfig, SimulateConfig
+from gapless.conf.workloads import FixedConfig
+from gapless.models.tokenizer import load_tokenizer
+from gapless.runtime.core.numbers import lower_envelope
+from gapless.runtime.core.run_record import RunRecord
+from gapless.runtime.engine.plan import make_plan
 from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.simulation.make_costs import make_costs
 from gapless.runtime.simulation.replicas import make_replicas, run_fleet
@@ -75,7 +78,7 @@ def one_gpu(num_prompts: int = 1) -> SimulateConfig:
 def figure12(num_prompts: int) -> SimulateConfig:
     lengths = {"min_len": 64, "max_len": 256}
     config = config_of("gpt3-175b", "tp8_pp8", "sarathi", "zipf", num_prompts=num_prompts, **lengths)
-    return replace(config, scheduler=SarathiConfig(batch=27, chunk=256), experiment="figure12")
+    return replace(config, scheduler=SarathiConfig(batch=27, chunk=256))
 
 
 # Figures 9 and 13 are left out for their many runs, of the kind that Figure 11 makes too.
@@ -145,8 +148,52 @@ def test_figure_12_is_the_paper_s_three_systems_and_ours() -> None:
     assert grids[SARATHI] == (8, 8, 1, 27)
     assert grids[TENSOR] == (1, 8, 8, 11)
     assert isinstance(by_name[EQUAL].scheduler, EqualTimeConfig)
-    with pytest.raises(ConfigError, match=r"^scheduler=equal_time: experiment=figure12 runs orca_best, sarathi"):
-        check_experiment(by_name[EQUAL])
+
+
+def test_keys_that_are_given_hold_over_an_experiment_s_own() -> None:
+    config = experiments.config_of("figure12")
+    assert (config.model.name, config.parallel.pp, config.scheduler.batch) == ("gpt3-175b", 8, 27)
+    assert (config.workload.num_prompts, config.simulation.host) == (10000, False)
+    config = experiments.config_of("figure12", ["workload.num_prompts=5", "simulation.host=true", "hardware=h200"])
+    assert (config.workload.num_prompts, config.simulation.host, config.hardware.name) == (5, True, "h200")
+    assert {name: experiments.config_of(name).scheduler.name for name in EXPERIMENTS} == dict.fromkeys(
+        EXPERIMENTS, "sarathi"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["figure1"], "figure1: unknown; did you mean 'figure13'?"),
+        (["figure9", "scheduler=orca_best,sarathi"], "scheduler: figure9 runs policies of its own, each once"),
+        (
+            ["table4", "scheduler=orca_best"],
+            "scheduler=orca_best: table4 runs policies of its own, as the paper has them",
+        ),
+        (["figure9", "simulation.record=false"], "simulation.record=false: figure9 counts what each request lost"),
+        (["figure9", "repeats=2"], "repeats: figure9 runs policies of its own, each once"),
+        (["figure9", "scheduler.chnk=2"], "scheduler.chnk: unknown key; did you mean 'scheduler.chunk'?"),
+        (["figure12", "scheduler=equal_time"], "scheduler=equal_time: figure12 runs orca_best, sarathi and equal_time"),
+    ],
+)
+def test_a_wrong_key_is_one_line(words: list[str], line: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(line)}"):
+        experiments.config_of(words[0], words[1:])
+
+
+def test_the_command_prints_and_writes_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["paper", "table2", "figure7", "hardware=a100-80g"])
+    assert command() == 0
+    output = capfd.readouterr().out
+    for word in ("Table 2", "Figure 7"):
+        assert word in output
+        folder = tmp_path / "runs/paper" / word.lower().replace(" ", "")
+        assert {row["artifact"] for row in json.loads((folder / "paper.json").read_text(encoding="utf-8"))} == {word}
+        assert list(folder.glob("*.png"))
+    assert not (tmp_path / "docs").exists()
 
 
 @pytest.mark.parametrize("policy", [SarathiConfig(), EqualTimeConfig()])

@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 
-from ..core.micro_batch_columns import Ints
-from ..core.numbers import lower_envelope
-from ..cost.operators import Operators
-from ..cost.stage_costs import MicroBatchShape, StageCosts
+from gapless.runtime.core.micro_batch_columns import Ints
+from gapless.runtime.core.numbers import lower_envelope
+from gapless.runtime.cost.operators import Operators
+from gapless.runtime.cost.stage_costs import MicroBatchShape, StageCosts
 
 SIZE_STEP = 8  # tokens between two sizes of a micro-batch that are tried
 MAX_PROMPTS = 16  # whole prompts in a micro-batch

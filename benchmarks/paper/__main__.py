@@ -1,11 +1,13 @@
-"""Runs the paper's experiments and makes `docs/paper.md` from them: `python -m benchmarks.paper [NAME ...]`.
+"""Runs the paper's experiments and makes `docs/paper.md` of them: `python -m benchmarks.paper [NAME] [KEY=VALUE] ...`.
 
-Each experiment is one `gapless simulate experiment=paper/NAME` into `runs/paper/NAME`; without names all of them run.
-The page and its pictures are then made from these folders. `--write` only makes the page.
+Each experiment prints its table, and leaves `paper.json`, `paper.md` and its plots in `runs/paper/NAME`; without names
+all of them run. Keys are those of `gapless simulate`, over the experiment's own. Where no keys are given, the page and
+its pictures are then made of these folders. `--write` only makes the page.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import shutil
@@ -13,8 +15,10 @@ import statistics
 import sys
 from pathlib import Path
 
-from gapless.launch.cli import main as gapless
-from gapless.runtime.experiments import EXPERIMENTS, Row
+from gapless.conf.errors import ConfigError
+
+from . import EXPERIMENTS, Row, config_of
+from .run import run
 
 RUNS = Path("runs/paper")
 PAGE = Path("docs/paper.md")
@@ -24,14 +28,15 @@ HEAD = """\
 # The paper's evaluation, simulated
 
 SARATHI's tables and figures ([arXiv 2308.16369](https://arxiv.org/abs/2308.16369), sections 3 to 5), run again by this
-project's coordinator, schedulers and ledger over simulated GPUs. `make paper` runs all and writes this page; one is
+project's coordinator, schedulers and ledger over simulated GPUs. In a clone of the repository `make paper` runs all
+and writes this page; one is
 
 ```sh
-gapless simulate experiment=paper/figure12
+python -m benchmarks.paper figure12
 ```
 
-which prints its table, and leaves the same as `paper.json` with the plots in its run folder. Other keys hold over the
-experiment's own: `workload.num_prompts=500` is a quick look.
+which prints its table, and leaves the same as `paper.json` with the plots in `runs/paper/figure12`. Keys of `gapless
+simulate` hold over the experiment's own: `workload.num_prompts=500` is a quick look.
 
 **How to read it.** The paper's numbers are those of its text and tables; of what only its plots show there is no number
 here. Ours come from the cost model ([cost_model.md](cost_model.md)). The A100's constants are fitted to published
@@ -42,18 +47,24 @@ comparison; where the paper's is a bound (≤, ≥), ours holds or the deviation
 """
 
 
-def main(arguments: list[str]) -> int:
-    names = [argument for argument in arguments if argument != "--write"]
-    if "--write" not in arguments:
-        for name in names or EXPERIMENTS:
-            print(f"\ngapless simulate experiment=paper/{name}", flush=True)
-            code = gapless(["simulate", f"experiment=paper/{name}", f"hydra.run.dir={RUNS / name}"])
-            if code:
-                return code
+def main() -> int:
+    parser = argparse.ArgumentParser("python -m benchmarks.paper", description=__doc__.partition(":")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME or KEY=VALUE", help=", ".join(EXPERIMENTS))
+    parser.add_argument("--write", action="store_true", help="make the page of runs that are there")
+    given = parser.parse_intermixed_args()
+    overrides = [word for word in given.names if "=" in word]
+    names = [word for word in given.names if "=" not in word]
+    try:
+        configs = {name: config_of(name, overrides) for name in names or EXPERIMENTS}
+    except ConfigError as error:
+        parser.error(str(error))
+    if not given.write:
+        for name, config in configs.items():
+            run(name, config, RUNS / name)
     missing = [name for name in EXPERIMENTS if not (RUNS / name / "paper.md").is_file()]
-    if missing:
-        print(f"no page: not run yet: {', '.join(missing)}", file=sys.stderr)
-        return 1
+    if overrides or missing:
+        print("no page: " + ("other keys" if overrides else f"not run yet: {', '.join(missing)}"), file=sys.stderr)
+        return 0 if overrides else 1
     PAGE.write_text(page(), encoding="utf-8")
     print(PAGE)
     return 0
@@ -83,4 +94,4 @@ def overview() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

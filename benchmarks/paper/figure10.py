@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ...conf.schema import SimulateConfig
-from ..drawing.chart import Axis
+from gapless.conf.schema import SimulateConfig
+from gapless.runtime.drawing.chart import Axis
+
 from .artifact import Artifact, Row, Simulate
 from .charts import bar_chart
 from .one_gpu import balanced, baseline, costs_of, equal_requests, operator_seconds, run_policy, sarathi

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..core.micro_batch_columns import Floats, Ints, values_at
-from ..core.run_record import RunRecord
-from ..drawing.chart_data import fleet_chart_data
-from ..ledger.causes import Cause
-from ..ledger.fleet import Fleet
+from gapless.runtime.core.micro_batch_columns import Floats, Ints, values_at
+from gapless.runtime.core.run_record import RunRecord
+from gapless.runtime.drawing.chart_data import fleet_chart_data
+from gapless.runtime.ledger.causes import Cause
+from gapless.runtime.ledger.fleet import Fleet
 
 
 @dataclass(frozen=True, slots=True)

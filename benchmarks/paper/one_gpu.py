@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol
 
-from ...conf.policies import OrcaWorstConfig, SarathiConfig, SchedulerConfig
-from ...conf.schema import SimulateConfig
-from ...conf.workloads import FixedConfig
-from ..core.run_record import RunRecord
-from ..cost.operators import LAYER_LINEARS
-from ..cost.stage_costs import MicroBatchShape, StageCosts
-from ..engine.plan import make_plan
-from ..ledger.ledger import Ledger
-from ..simulation.make_costs import make_costs
+from gapless.conf.policies import OrcaWorstConfig, SarathiConfig, SchedulerConfig
+from gapless.conf.schema import SimulateConfig
+from gapless.conf.workloads import FixedConfig
+from gapless.runtime.core.run_record import RunRecord
+from gapless.runtime.cost.operators import LAYER_LINEARS
+from gapless.runtime.cost.stage_costs import MicroBatchShape, StageCosts
+from gapless.runtime.engine.plan import make_plan
+from gapless.runtime.ledger.ledger import Ledger
+from gapless.runtime.simulation.make_costs import make_costs
+
 from .artifact import Simulate
 
 CHUNK = 256  # tokens, in all experiments that do not vary it (5.1.2, 5.3)

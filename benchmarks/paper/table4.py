@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...conf.build import build, load_group, load_hardware
-from ...conf.schema import ModelConfig, SimulateConfig
-from ..drawing.chart import Axis
+from gapless.conf.build import build, load_group, load_hardware
+from gapless.conf.schema import ModelConfig, SimulateConfig
+from gapless.runtime.drawing.chart import Axis
+
 from .artifact import Artifact, Row, Simulate
 from .charts import line_chart
 from .one_gpu import (

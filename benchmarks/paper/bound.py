@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from gapless.runtime.core.micro_batch_columns import Ints
-from gapless.runtime.core.numbers import lower_envelope
 from gapless.runtime.cost.operators import Operators
 from gapless.runtime.cost.stage_costs import MicroBatchShape, StageCosts
 
@@ -88,3 +88,16 @@ def _prompt_attention(source: Operators, inputs: Ints) -> float:
                 best = min(best, sum(source.chunk_attention(min(chunk, length - start), start) for start in starts))
         total += count * best
     return total
+
+
+def lower_envelope(x: Sequence[float], y: Sequence[float]) -> list[int]:
+    """Return the indices of the points on the lower convex envelope; x must ascend."""
+    kept: list[int] = []
+    for place in range(len(x)):
+        while len(kept) > 1:
+            a, b = kept[-2], kept[-1]
+            if (y[b] - y[a]) * (x[place] - x[a]) < (y[place] - y[a]) * (x[b] - x[a]):
+                break
+            kept.pop()
+        kept.append(place)
+    return kept

@@ -17,6 +17,7 @@ from .learned_operators import (
     LayerWeights,
     LearnedOperators,
     LinkSeconds,
+    pairs,
     product_columns,
 )
 from .observations import FAR_APART, Observations, SizesShown
@@ -95,20 +96,14 @@ class LayerFit:
         rows, sampled = shape.rows, shape.sampled
         products = self._products(rows)
         chunks = shape.chunks
-        attention = [
-            len(chunks),
-            sum(n * prefix for n, prefix in chunks),
-            sum(n * n for n, _ in chunks),
-            shape.decodes,
-            shape.context,
-        ]
+        attention = [len(chunks), sum(pairs(*chunk) for chunk in chunks), shape.decodes, shape.context]
         whole = [*products, *attention]
         if sampled >= rows:
             return whole, whole
         of_sampled = self._products(sampled) if sampled else [0.0] * len(products)
         share = self.key_share
         mixed = [share * a + (1 - share) * b for a, b in zip(products, of_sampled, strict=True)]
-        return whole, [*mixed, 0, 0, 0, sampled, shape.context + shape.ended if sampled else 0]
+        return whole, [*mixed, 0, 0, sampled, shape.context + shape.ended if sampled else 0]
 
     def _products(self, rows: float) -> list[float]:
         return product_columns(rows, self._knots, self._tile)

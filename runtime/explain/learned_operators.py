@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ...parallel.placement import StageLink
 from ..cost.operators import HostTimes, Linear
 
-NUM_ATTENTION = 5  # weights: a chunk, length x prefix, length squared, a decode, context
+NUM_ATTENTION = 4  # weights: a chunk, a pair of its tokens with those before, a decode, context
 NUM_OTHER = 3  # weights: the micro-batch, the head, a sampled row
 
 
@@ -31,7 +31,7 @@ class LayerWeights:
 
     @property
     def attention(self) -> tuple[float, ...]:
-        """Seconds a chunk, a token times a token of the prefix, a token squared, a decode and a token of context."""
+        """Seconds of a chunk, of a pair of tokens as of `pairs`, of a decode and of a token of context."""
         return self.values[-NUM_OTHER - NUM_ATTENTION : -NUM_OTHER]
 
     @property
@@ -47,6 +47,11 @@ def product_columns(rows: float, knots: Sequence[int], tile: int) -> list[float]
     """
     padded = -(-rows // tile) * tile
     return [1.0, rows, padded, *(min(rows, knot) for knot in knots), *(max(0, rows - knot) for knot in knots)]
+
+
+def pairs(length: int, prefix: int) -> float:
+    """Return how many pairs of a chunk's tokens with those before them attention computes."""
+    return length * (prefix + length / 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +92,7 @@ class LearnedOperators:
         self.link = link
         share = slower / slices
         step, self._head, self._sampled_row = (slower * seconds for seconds in weights.others)
-        self._chunk, self._prefix, self._square, self._decode, self._context = (
-            share * seconds for seconds in weights.attention
-        )
+        self._chunk, self._pair, self._decode, self._context = (share * seconds for seconds in weights.attention)
         self.host = HostTimes(step=step)
         self._share = share
 
@@ -114,8 +117,8 @@ class LearnedOperators:
         return 0.0
 
     def chunk_attention(self, length: int, prefix: int) -> float:
-        """See `Operators.chunk_attention`. It is linear in length, length x prefix and length squared."""
-        return self._chunk + length * (self._prefix * prefix + self._square * length)
+        """See `Operators.chunk_attention`. It is linear in `pairs`."""
+        return self._chunk + self._pair * pairs(length, prefix)
 
     def chunks_attention(self, chunks: Sequence[tuple[int, int]]) -> float:
         """See `Operators.chunks_attention`. Each takes the time that it takes alone."""

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from benchmarks import paper as experiments
 from benchmarks.paper import EXPERIMENTS, Row, write_artifact
 from benchmarks.paper.__main__ import main as command
-from benchmarks.paper.bound import bubble_free_seconds
+from benchmarks.paper.bound import bubble_free_seconds, lower_envelope
 from benchmarks.paper.figure12 import EQUAL, SARATHI, TENSOR, systems
 from benchmarks.paper.figure13 import chunked_prefill
 from benchmarks.paper.one_gpu import (
@@ -37,7 +37,6 @@ from gapless.conf.policies import POLICY_CONFIGS, EqualTimeConfig, SarathiConfig
 from gapless.conf.schema import ParallelConfig, SimulateConfig
 from gapless.conf.workloads import FixedConfig
 from gapless.models.tokenizer import load_tokenizer
-from gapless.runtime.core.numbers import lower_envelope
 from gapless.runtime.core.run_record import RunRecord
 from gapless.runtime.engine.plan import make_plan
 from gapless.runtime.ledger.ledger import Ledger

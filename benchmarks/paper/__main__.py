@@ -13,6 +13,7 @@ import re
 import shutil
 import statistics
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from gapless.conf.errors import ConfigError
@@ -47,11 +48,11 @@ comparison; where the paper's is a bound (≤, ≥), ours holds or the deviation
 """
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m benchmarks.paper", description=__doc__.partition(":")[0])
     parser.add_argument("names", nargs="*", metavar="NAME or KEY=VALUE", help=", ".join(EXPERIMENTS))
     parser.add_argument("--write", action="store_true", help="make the page of runs that are there")
-    given = parser.parse_intermixed_args()
+    given = parser.parse_intermixed_args(arguments)
     overrides = [word for word in given.names if "=" in word]
     names = [word for word in given.names if "=" not in word]
     try:

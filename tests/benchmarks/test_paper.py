@@ -184,8 +184,7 @@ def test_the_command_prints_and_writes_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["paper", "table2", "figure7", "hardware=a100-80g"])
-    assert command() == 0
+    assert command(["table2", "figure7", "hardware=a100-80g"]) == 0
     output = capfd.readouterr().out
     for word in ("Table 2", "Figure 7"):
         assert word in output

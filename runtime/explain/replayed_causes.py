@@ -23,6 +23,7 @@ _LEAST_OF_MEMORY = 0.3  # of a run, the same of a KV cache that has all memory o
 _MUCH_MORE = 1.2  # times another cause that a setting, or another policy, must save to come before it
 _LEAST_OF_REAL = 0.1  # of a real run: two of the same setting differ by 4% and more
 _OF_REAL = 3  # times as much must another setting of a real run save as one of a simulated run
+_LIKELY_GAIN = 0.5  # of the least, from which on a further step of a key may come to it
 _LEAST_GAIN = 0.003  # of the metric that a larger step of the same key must save on top
 
 _WEIGHT = {**dict.fromkeys(TUNING, 1), Root.OVERLOAD: 1.25, Root.POLICY: 3}
@@ -99,8 +100,8 @@ def replayed_causes(
         if known is None or saves.middle > known.saves.middle + _LEAST_GAIN:
             best[without.cause] = Replayed(without, record, saves, what_if)
         elif without.cause in (Root.SMALL_CHUNK, Root.LARGE_CHUNK):
-            has_gain = known.saves.middle > _least(without, metric) / 2
-            if tried[without.cause] > (3 if has_gain else 1):
+            gains = known.saves.middle / _least(without, metric)
+            if tried[without.cause] > (3 if gains > 1 else 2 if gains > _LIKELY_GAIN else 1):
                 worse.add(without.cause)
     order = sorted((each for each in best.values() if _is_worth(each, metric)), key=lambda each: -each.saves.middle)
     if what_if.twin is not twin and order:

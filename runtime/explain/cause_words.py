@@ -18,6 +18,7 @@ from .sized_cause import SizedCause
 _NAMED_IDLE = 0.02  # of stage time, from which on an idle time of a healthy run is named
 _MOST_NAMED = 2
 _ALONE = 1.5  # requests that run at a time, below which a run is of single requests
+_UNSURE = 0.25  # of the metric by which a replay is off, from which on it cannot tell that nothing costs much
 _EXACT = 0.001  # of the metric: a narrower range is not worth a sentence
 _RATIOS = ("ratio", "expert_load", "expert_load_of_others")
 _LEAST_THINK = 0.001  # seconds between an answer and a client's next request
@@ -53,6 +54,9 @@ def sentences(
         busy = percent_text(1 - sum(idle.values()))
         return [f"{busy} busy; there was no time to look for {_listed(left)}: gapless explain takes longer (seconds)."]
     if not causes:
+        if error is not None and abs(error) >= _UNSURE:
+            off = f"a replay of the run is off by {percent_text(abs(error))} of its {METRIC_NAMES[metric]}"
+            return [_healthy(idle, running, f"No cause is sure, as {off}")]
         return [_healthy(idle, running)]
     first, *others = causes
 
@@ -144,9 +148,9 @@ def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def _healthy(idle: Mapping[Cause, float], running: float) -> str:
+def _healthy(idle: Mapping[Cause, float], running: float, finding: str = "Nothing to mend") -> str:
     busy = 1 - sum(idle.values())
-    text = f"Nothing to mend: {percent_text(busy)} busy"
+    text = f"{finding}: {percent_text(busy)} busy"
     largest = max(idle, key=lambda cause: idle[cause], default=None)
     if 0 < running < _ALONE and busy < 1 - _NAMED_IDLE and largest == Cause.STARVED_IN_FLIGHT:
         return f"{text}, as one request at a time cannot fill the stages."

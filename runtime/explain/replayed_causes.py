@@ -103,7 +103,9 @@ def replayed_causes(
             gains = known.saves.middle / _least(without, metric)
             if tried[without.cause] > (3 if gains > 1 else 2 if gains > _LIKELY_GAIN else 1):
                 worse.add(without.cause)
-    order = sorted((each for each in best.values() if _is_worth(each, metric)), key=lambda each: -each.saves.middle)
+    order = sorted(
+        (each for each in best.values() if _is_worth(each, metric, error)), key=lambda each: -each.saves.middle
+    )
     if what_if.twin is not twin and order:
         whole, of_whole = WhatIf(twin), twins_without(twin, is_duration=False)
         for place, each in enumerate(order):
@@ -111,7 +113,7 @@ def replayed_causes(
                 break
             order[place] = _settled(each, whole, of_whole, metric, error)
     value = seconds_of(values_of(twin.base), metric)
-    found = [_sized(each, value, twin.ledger, metric) for each in order if _is_worth(each, metric)]
+    found = [_sized(each, value, twin.ledger, metric) for each in order if _is_worth(each, metric, error)]
     return ReplayedCauses(ranked(found), tuple(dict.fromkeys(left)))
 
 
@@ -131,11 +133,16 @@ def _settled(
     return Replayed(way, record, whole.size(record, error, metric), whole)
 
 
-def _is_worth(each: Replayed, metric: str) -> bool:
-    """Return whether a cause is sure and large enough. A real run's must exceed what two such runs differ by, too."""
+def _is_worth(each: Replayed, metric: str, error: Mapping[str, float]) -> bool:
+    """Return whether a cause is sure and large enough.
+
+    A real run's must exceed what two such runs differ by, and what the replay of the run as it was is off by, too.
+    """
     least, saves = _least(each.without, metric), each.saves
     if not each.base.twin.is_real:
         return saves.low > 0 and saves.middle >= least
+    if saves.middle < abs(error[metric]):
+        return False
     if each.without.cause in TUNING:
         return saves.low >= least and saves.middle >= _OF_REAL * least
     return saves.low > 0 and saves.middle >= max(least, _LEAST_OF_REAL)

@@ -49,6 +49,8 @@ def test_health_is_told_from_a_lack_of_time() -> None:
     assert healthy == "Nothing to mend: 96.0% busy; the rest is mostly the run's start and end (3.0%)."
     (unsure,) = sentences([], idle, metric="duration", value=10.0, left=["policy", "transport"])
     assert unsure.startswith("96.0% busy; there was no time to look for policy and transport: ")
+    (far_off,) = sentences([], idle, metric="p99_ttft_ms", value=0.02, error=-0.4)
+    assert far_off.startswith("No cause is sure, as a replay of the run is off by 40.0% of its p99 TTFT: 96.0% busy; ")
     (single,) = sentences([], {Cause.STARVED_IN_FLIGHT: 0.7}, metric="duration", value=10.0, running=1.0)
     assert single == "Nothing to mend: 30.0% busy, as one request at a time cannot fill the stages."
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import cache, partial
 from itertools import cycle
@@ -16,9 +17,12 @@ from gapless.launch.turns import requests
 from gapless.runtime.core.run_record import RunRecord
 from gapless.runtime.explain.analysed_run import AnalysedRun
 from gapless.runtime.explain.explain_run import quick_explanation
+from gapless.runtime.explain.explanation import METRICS
+from gapless.runtime.explain.replayed_causes import replayed_causes
 from gapless.runtime.explain.roots import Root
 from gapless.runtime.explain.sized_cause import COMPUTE
 from gapless.runtime.explain.twin import twin_of
+from gapless.runtime.explain.what_if import WhatIf
 from gapless.runtime.explain.without import twins_without
 from gapless.runtime.ledger.causes import Cause
 from gapless.runtime.ledger.ledger import Ledger
@@ -112,6 +116,18 @@ def test_a_healthy_run_has_no_cause(keys: tuple[str, ...]) -> None:
     (only,) = run.words
     assert only.startswith("Nothing to mend: ")
     assert run.summary["causes"] == []
+
+
+def test_a_real_run_s_cause_costs_more_than_its_replay_is_off() -> None:
+    record, config = run_of("parallel.layers=[26,14]")
+    recorded = {key: value for key, value in to_mapping(config).items() if key != "simulation"}
+    twin = twin_of(record, Ledger(record), recorded)
+    assert twin.is_real
+    what_if, ways = WhatIf(twin), twins_without(twin)
+    for off, roots in ((0.01, [Root.UNEVEN_LAYERS]), (-0.5, [])):
+        error = dict.fromkeys(METRICS, off)
+        found = replayed_causes(what_if, ways, twin, "duration", error, math.inf)
+        assert [each.cause for each in found.causes][:1] == roots
 
 
 def test_a_short_budget_says_what_was_left() -> None:

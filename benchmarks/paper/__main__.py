@@ -1,8 +1,8 @@
 """Runs the paper's experiments and makes `docs/paper.md` of them: `python -m benchmarks.paper [NAME] [KEY=VALUE] ...`.
 
 Each experiment prints its table, and leaves `paper.json`, `paper.md` and its plots in `runs/paper/NAME`; without names
-all of them run. Keys are those of `gapless simulate`, over the experiment's own. Where no keys are given, the page and
-its pictures are then made of these folders. `--write` only makes the page.
+all of them run. Keys are those of `gapless simulate`, over the experiment's own; such runs go to `runs/paper_other`.
+Without keys, the page and its pictures are then made of these folders. `--write` only makes the page.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from . import EXPERIMENTS, Row, config_of
 from .run import run
 
 RUNS = Path("runs/paper")
+OTHER_RUNS = Path("runs/paper_other")  # with keys of the user's own, which no page is made of
 PAGE = Path("docs/paper.md")
 IMAGES = Path("docs/images")
 
@@ -37,7 +38,8 @@ python -m benchmarks.paper figure12
 ```
 
 which prints its table, and leaves the same as `paper.json` with the plots in `runs/paper/figure12`. Keys of `gapless
-simulate` hold over the experiment's own: `workload.num_prompts=500` is a quick look.
+simulate` hold over the experiment's own, and the files are then in `runs/paper_other`: `workload.num_prompts=500` is a
+quick look.
 
 **How to read it.** The paper's numbers are those of its text and tables; of what only its plots show there is no number
 here. Ours come from the cost model ([cost_model.md](cost_model.md)). The A100's constants are fitted to published
@@ -57,11 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = [word for word in given.names if "=" not in word]
     try:
         configs = {name: config_of(name, overrides) for name in names or EXPERIMENTS}
+        if not given.write:
+            for name, config in configs.items():
+                run(name, config, (OTHER_RUNS if overrides else RUNS) / name)
     except ConfigError as error:
         parser.error(str(error))
-    if not given.write:
-        for name, config in configs.items():
-            run(name, config, RUNS / name)
     missing = [name for name in EXPERIMENTS if not (RUNS / name / "paper.md").is_file()]
     if overrides or missing:
         print("no page: " + ("other keys" if overrides else f"not run yet: {', '.join(missing)}"), file=sys.stderr)

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gapless.conf.schema import SimulateConfig
-from gapless.launch.progress import Steps
+from gapless.launch.progress import Steps, print_files
 from gapless.launch.turns import requests
 from gapless.runtime.core.run_record import RunRecord
 from gapless.runtime.cost.error import error_text
@@ -38,13 +38,13 @@ def run(name: str, config: SimulateConfig, folder: Path) -> Artifact:
 
         artifact = EXPERIMENTS[name](config, simulate)
     folder.mkdir(parents=True, exist_ok=True)
-    write_artifact(folder, artifact)
+    figures = write_artifact(folder, artifact)
     console.print(table(artifact.title, artifact.rows))
     for note in artifact.notes:
         console.print(Markdown(note))
         console.print()
     console.print(Text(error_text(make_setting(config).error)), soft_wrap=True)
-    console.print(Text(str(folder / "paper.json")), soft_wrap=True)
+    print_files(console, ("numbers", folder / "paper.json"), *(("plot", figure) for figure in figures))
     return artifact
 
 

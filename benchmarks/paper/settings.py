@@ -16,7 +16,7 @@ _OPERATORS = {
 # Whole runs there. Of the 48 GB: weights and 10 requests of 2K, as the paper runs them, take 39.9 GiB.
 _REQUESTS = {**_OPERATORS, "workload": "fixed", "hardware.memory_gib": "42.0", "workload.num_prompts": "360"}
 # GPT-3 over 8 x 8 A100s, with the parameters that the paper states (5.3). B is of one micro-batch, eight in flight:
-# what 64 GPUs hold beside the weights is 27 x 8 requests of 4K.
+# 64 GPUs hold 27 x 8 requests of 4K beside the weights.
 _FIGURE_12 = {
     "model": "gpt3-175b",
     "hardware": "a100-80g",

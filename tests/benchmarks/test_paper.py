@@ -188,10 +188,21 @@ def test_the_command_prints_and_writes_each(
     output = capfd.readouterr().out
     for word in ("Table 2", "Figure 7"):
         assert word in output
-        folder = tmp_path / "runs/paper" / word.lower().replace(" ", "")
+        folder = tmp_path / "runs/paper_other" / word.lower().replace(" ", "")
         assert {row["artifact"] for row in json.loads((folder / "paper.json").read_text(encoding="utf-8"))} == {word}
         assert list(folder.glob("*.png"))
     assert not (tmp_path / "docs").exists()
+    assert not (tmp_path / "runs/paper").exists()  # no later page is made of other keys
+
+
+def test_a_model_that_does_not_fit_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        command(["figure9", "hardware.memory_gib=1"])
+    assert ended.value.code == 2
+    assert "hardware.memory_gib" in capfd.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize("policy", [SarathiConfig(), EqualTimeConfig()])

@@ -22,13 +22,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gapless.kernels.processor import Level
 
+_PACKAGE = Path(__file__).parent / "src" / "gapless"
+_ROOMS = ("conf", "kernels", "parallel", "models", "runtime", "launch")
 _VARIABLE = "GAPLESS_KERNELS"  # all (where it is not set), native or none
 
 
 def main() -> None:
     """Compile kernels, or have setuptools do what the command line says."""
-    package = types.ModuleType("gapless")  # where pyproject.toml has it, without what it needs to run
-    package.__path__ = [str(Path(__file__).parent)]
+    _link_rooms()
+    package = types.ModuleType("gapless")  # without what it needs to run
+    package.__path__ = [str(_PACKAGE)]
     sys.modules["gapless"] = package
     from gapless.kernels import cpp_build, processor
 
@@ -40,6 +43,14 @@ def main() -> None:
             sys.exit(f"kernels are not compiled: {error}")
         return
     _set_up(machine := _machine(), _levels(machine))
+
+
+def _link_rooms() -> None:
+    """Link the package's rooms to those at the root where no links are: an sdist has none, some checkouts files."""
+    for room in _ROOMS:
+        if not (link := _PACKAGE / room).is_dir():
+            link.unlink(missing_ok=True)  # the text of a link, where Git is not allowed to make links
+            link.symlink_to(Path("..", "..", room))
 
 
 def _machine() -> str:

@@ -1,14 +1,14 @@
-"""Serves the same load by gapless and by vLLM's CPU server, by turns: `python -m benchmarks.against_vllm_server`.
+"""Compares `gapless serve` with vLLM's CPU server under the same load: `python -m benchmarks.against_vllm_server`.
 
-`--vllm` is the Python of an environment with vLLM's CPU build. Both serve the model of the package in float32 on all
-cores, and otherwise by their own defaults; one of them runs at a time, and the clients share the cores. First, all
-requests come at once: what a server then ends a second is its saturation. Then the same requests come at the same
-random times (Poisson) to each, at 50, 80 and 100% of the lower saturation. No prompt comes twice to a server, so that
-no prefix is found in a cache. A time is from when a request was due. A request meets the SLO if its first token came
-within `--ttft-ms`, and each further one within `--tbt-ms` of the one before; goodput is how many of those end a second.
+`--vllm` is the Python of an environment with vLLM's CPU build. Both serve the package's model in float32 on all cores,
+otherwise with their own defaults; one server runs at a time, and the clients share the cores. First all requests
+arrive at once: the request throughput is a server's saturation. Then the same requests arrive as the same Poisson
+process at each server, at 50, 80 and 100% of the lower saturation. No prompt repeats, so prefix caches never hit.
+Times count from when a request was due. A request meets the SLO if its first token arrives within `--ttft-ms` and each
+further one within `--tbt-ms` of the previous one; goodput is the throughput of such requests.
 
-`same` is the share of the outputs whose tokens are those of the other server. Words after the options are overrides of
-`gapless serve`, as `scheduler=equal_time`. A quarter of an hour for three rounds on 2 cores.
+`same` is the share of outputs that equal the other server's. Overrides of `gapless serve` follow the options, e.g.
+`scheduler=equal_time`. A quarter of an hour for three rounds on 2 cores.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _VOCABULARY: int = json.loads((_SHIPPED / "config.json").read_text())["vocab_siz
 
 @contextmanager
 def vllm_server(python: Path) -> Iterator[Server]:
-    """Start vLLM's server on the package's model; yield it once it takes requests."""
+    """Start vLLM's server with the package's model; yield it once it accepts requests."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -53,11 +53,11 @@ def vllm_server(python: Path) -> Iterator[Server]:
 
 
 class Load:
-    """Requests of one shape, and when they come.
+    """Requests of equal lengths and their arrival times.
 
     Args:
-        count: requests.
-        prompt, output: tokens of each.
+        count: number of requests.
+        prompt, output: tokens per request.
     """
 
     def __init__(self, count: int, prompt: int, output: int) -> None:
@@ -65,12 +65,12 @@ class Load:
         self._output = output
 
     def run(self, server: Server, when: str, rate: float | None) -> list[Stream]:
-        """Send all requests, at once or at `rate` a second on average, and return their streams.
+        """Send all requests, at once or at `rate` per second on average, and return their streams.
 
-        Prompts follow from `when`, the name of the turn. The times of all rates are alike, but for their scale.
+        `when`, the name of the turn, seeds the prompts. Arrival times of all rates differ only in scale.
 
         Raises:
-            SystemExit: one failed.
+            SystemExit: a request failed.
         """
         prompts = np.random.default_rng(list(when.encode())).integers(5, _VOCABULARY, self._shape).tolist()
         gaps = np.random.default_rng(0).exponential(size=len(prompts))
@@ -82,7 +82,7 @@ class Load:
 
 
 def seconds_of(streams: Sequence[Stream]) -> float:
-    """Return the seconds from when the first was due until the last token."""
+    """Return the seconds from the first due time to the last token."""
     return max(stream.token_times[-1] for stream in streams) - streams[0].due
 
 
@@ -105,7 +105,7 @@ def measure(streams: Sequence[Stream], ttft_ms: float, tbt_ms: float) -> dict[st
 
 
 def same_share(streams: Sequence[Stream], others: Sequence[Stream]) -> float:
-    """Return the share of the outputs that are alike."""
+    """Return the share of equal outputs."""
     return statistics.fmean(one.token_ids == other.token_ids for one, other in zip(streams, others, strict=True))
 
 

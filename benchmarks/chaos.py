@@ -1,29 +1,29 @@
-"""Has the ranks of a loaded server fail for minutes, and checks that nothing is lost: `python -m benchmarks.chaos`.
+"""Injects faults into a loaded server for minutes and checks that nothing is lost: `python -m benchmarks.chaos`.
 
-For each grid a server of the package's model starts under Ray. Its answers without faults are the right ones. Then
-clients keep `--streams` streams open, while every `--every` seconds something fails that is drawn at random:
+For each grid a server of the package's model starts under Ray; its answers without faults are the expected ones. Then
+clients keep `--streams` streams open, while every `--every` seconds a random fault is injected:
 
-- `kill`, `stop`: a rank ends, or hangs.
-- `cut`, `cut control`: the connections between two ranks are reset, or those between a rank and the coordinator.
-- `kill two`: two ranks end at once.
-- `kill again`: a rank ends, and another one 2 seconds later, while the first is repaired.
-- `garbage`: a rank ends, and strangers send nonsense to each open port of the engine and the ranks during the repair.
-- `raylet`, `gcs`, `agent`, only without `--nodes`: a process of Ray's own ends. The agents are of the dashboard and of
-  runtime environments; the raylet ends with either.
-- `node`, only with `--nodes`: a Ray node that holds a rank is lost, and another one comes five seconds later.
-- `none`, only where `--kinds` names it: nothing fails, to compare with.
+- `kill`, `stop`: a rank dies, or hangs.
+- `cut`, `cut control`: connections between two ranks are reset, or those between a rank and the coordinator.
+- `kill two`: two ranks die at once.
+- `kill again`: a rank dies, and another one 2 seconds later, during the repair.
+- `garbage`: a rank dies, and strangers send random bytes to each open port of engine and ranks during the repair.
+- `raylet`, `gcs`, `agent`, only without `--nodes`: one of Ray's own processes dies. Agents are the dashboard agent and
+  the runtime-env agent; the raylet exits with either.
+- `node`, only with `--nodes`: a Ray node that runs a rank is lost, and another one joins five seconds later.
+- `none`, only if named in `--kinds`: no fault, as a baseline.
 
-How long a killed rank holds up a server, without and with a spare, beside that server's start:
+The time that a killed rank stops a server, without and with a spare, compared with that server's start:
 
     python -m benchmarks.chaos --grids pp2 --spares 0,1 --kinds kill --every 10 --minutes 4 --streams 16
 
-A stream is lost if it ended early or with an error, and doubled if it got more tokens than it asked for. Its text is
-different if any token is not that of the run without faults. `rounding` counts those where that token is as likely as
-the one in its place, within 1e-4 (`benchmarks/support/unbroken.py`): they come without faults too. `pause` is the
-longest time, from a fault to the next one, in which no client got a token; `next token` is from a fault until any
-client gets a token that was not sent before it; the parts are the server's own. `cold start` is from the command to the
-first token of a first request. Overrides of the server go behind the options. With `--nodes` its ranks are spread over
-a Ray cluster of a node a stage and one more, all on this machine.
+A stream is lost if it ends early or with an error, and doubled if it gets more tokens than requested. It is different
+if any token differs from the run without faults. `rounding` counts those whose token ties with the expected one within
+1e-4 (`benchmarks/support/unbroken.py`), which also happens without faults. `pause` is the longest time between a fault
+and the next one in which no client gets a token; `next token` is from a fault until any client gets a token that was
+not sent before it; the parts are reported by the server. `cold start` is from the command to the first token of a
+first request. Overrides of the server follow the options. With `--nodes` the ranks are spread over a Ray cluster of
+one node per stage and a spare node, all on this machine.
 """
 
 from __future__ import annotations
@@ -37,15 +37,17 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
 from gapless.conf.schema import ServeConfig
 from gapless.launch.compose import compose_one
+from tests.support.processes import descendants_of
 
 from .support.faults import cut, cut_among, kill, ranks_below, ray_s_own_below, sockets_of, stop
 from .support.harness import Benchmark, Row, medians, say, words
-from .support.processes import MemoryLog, roles_of
+from .support.processes import MemoryLog
 from .support.ray_nodes import RayNodes
 from .support.server import Server, gapless_server
 from .support.streams import stream_all
@@ -59,27 +61,28 @@ _OF_RAY = {
 }
 _AGAIN_S = 2.0
 _GARBAGE_S = 8.0
-_STAND_S = 120.0  # a repair takes less
-_IN_FLIGHT_S = 0.05  # after which what was sent before a fault has come
+_STAND_S = 120.0  # longest repair
+_IN_FLIGHT_S = 0.05  # tokens sent before a fault have arrived by then
 
 
 def recovery_seconds(server: Server) -> dict[str, float]:
-    """Return the seconds of all repairs so far, by part."""
+    """Return the total seconds of all repairs so far, by part."""
     found = {labels["part"]: value for labels, value in server.metrics("recovery_seconds_total")}
     return {part: found.get(part, 0.0) for part in PARTS}
 
 
 def engine_of(server: Server) -> int:
-    return next(pid for pid, role in roles_of(server.process.pid).items() if role.startswith("engine"))
+    below = descendants_of(server.process.pid)
+    return next(pid for pid in below if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes())
 
 
 def listening_ports(pids: Sequence[int]) -> set[int]:
-    """Return the TCP ports at which these processes listen, by IPv4."""
+    """Return the IPv4 TCP ports at which these processes listen."""
     return {each.port for pid in pids for each in sockets_of(pid, ("tcp",)) if each.is_listening}
 
 
 class Faults:
-    """What can fail on a server."""
+    """Injects faults into a server."""
 
     def __init__(self, server: Server, rng: random.Random, nodes: RayNodes | None = None) -> None:
         self._server = server
@@ -108,7 +111,7 @@ class Faults:
         return ranks_below(self._server.process.pid) if self._nodes is None else self._nodes.ranks()
 
     def _standing(self) -> list[int]:
-        """Return the ranks once all stand again: some may still be starting after the fault before."""
+        """Return the ranks once all run; some may still be restarting after the previous fault."""
         deadline = time.monotonic() + _STAND_S
         while len(found := self._ranks()) < self._num_ranks and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -135,7 +138,7 @@ class Faults:
             kill(second)
 
     def _garbage(self) -> None:
-        """Kill a rank, and send nonsense to every port that is open while another one joins."""
+        """Kill a rank, and send random bytes to every open port while its replacement joins."""
         kill(self._one())
         engine, until = engine_of(self._server), time.monotonic() + _GARBAGE_S
         while time.monotonic() < until:
@@ -153,7 +156,7 @@ async def until_ready(server: Server) -> None:
             await asyncio.to_thread(server.get, "/health/ready")
             return
         if time.monotonic() > deadline or not server.is_alive:
-            raise SystemExit("the server did not stand again")
+            raise SystemExit("the server did not recover")
         await asyncio.sleep(0.05)
 
 
@@ -166,7 +169,7 @@ async def torment(
     streams: int,
     rng: random.Random,
 ) -> tuple[list[Row], Clients, MemoryLog]:
-    """Run clients and faults, for as long as each kind has come once; return a row for each fault."""
+    """Run clients and inject faults until time is up and each kind has occurred; return a row per fault."""
     clients, memory = Clients(server, questions(min(streams, 48), 64, 300)), MemoryLog()
     await clients.learn()
     running = asyncio.create_task(clients.run(streams))

@@ -1,14 +1,14 @@
-"""Measures the control path over stages that compute nothing: `python -m benchmarks.control`.
+"""Measures the control path with stages that compute nothing: `python -m benchmarks.control`.
 
-One chunk of 256 tokens rides with 1 to 256 decodes on contexts from 512 tokens up, under `sarathi`, over pipelines of 2
-to 16 stages. Prints the median microseconds of a micro-batch in the scheduler, in the coordinator, in its messages
-(encoding and decoding the micro-batch and one result a stage), and in one rank before it computes (block tables,
-positions, attention plans of the last stage). All run one after the other in this process, without sockets. In a
-pipeline, a rank prepares while it computes another micro-batch. The policy's and the coordinator's code is the sources,
-since compiled methods cannot be timed one by one.
+One chunk of 256 tokens and 1 to 256 decodes with contexts of 512 tokens and more, under `sarathi`, over pipelines of 2
+to 16 stages. Prints the median microseconds per micro-batch in the scheduler, in the coordinator, in its messages
+(encoding and decoding the micro-batch and one result per stage), and in one rank before it computes (block tables,
+positions, attention plans of the last stage). Everything runs sequentially in this process, without sockets; in a real
+pipeline a rank prepares one micro-batch while it computes another. Policy and coordinator run from sources, since
+compiled methods cannot be timed one by one.
 
-Then prints the round trip over real processes: from the end of a micro-batch on the last stage to the start of the next
-one on the first, where one is in flight at a time. One request decodes, or 31 do. About two minutes.
+Then prints the round trip between real processes with one micro-batch in flight: from the end of a micro-batch on the
+last stage to the start of the next one on the first. 1 or 31 requests decode. About two minutes.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from typing import Any
 
 import torch
 
-os.environ["GAPLESS_COMPILED"] = "0"  # before the first import of what may be compiled
+os.environ["GAPLESS_COMPILED"] = "0"  # must precede imports of compiled modules
 
 from gapless.conf.build import build, load_group
 from gapless.conf.policies import Depth, SarathiConfig
 from gapless.conf.sampling import SamplingParams
 from gapless.conf.schema import ModelConfig
+from gapless.models.stage_spec import StageSpec
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.rendezvous import Rendezvous
+from gapless.runtime.analysis.run_folder.read import read_run_folder
 from gapless.runtime.core.block_pool import BlockPool
 from gapless.runtime.core.messages import MicroBatchMessage, MicroBatchResult, Sampled, Span
 from gapless.runtime.core.request import Request
@@ -40,7 +42,6 @@ from gapless.runtime.engine.coordinator import Coordinator
 from gapless.runtime.pipeline.handshake import Setup, encoder, from_rank, to_rank
 from gapless.runtime.pipeline.protocol import WallClock
 from gapless.runtime.pipeline.stage_worker import StageWorker
-from gapless.runtime.run_folder.read import read_run_folder
 from gapless.runtime.scheduler import Limits
 from gapless.runtime.scheduler.policies import make_scheduler
 
@@ -55,7 +56,7 @@ SCHEDULER_METHODS = ("next_batch", "predict", "observe", "completed", "resume", 
 
 
 class Stopwatch:
-    """Adds up the seconds of each part since the last `take`."""
+    """Accumulates the time of each part since the last `take`."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(TIMED, 0.0)
@@ -78,7 +79,7 @@ class Stopwatch:
 
 
 class EmptyPipeline:
-    """A `Pipeline` whose messages are encoded and decoded and prepared by one rank, and whose stages take no time."""
+    """A `Pipeline` without computation: it encodes, decodes and prepares each message once."""
 
     def __init__(self, stages: int, num_blocks: int, worker: StageWorker, watch: Stopwatch) -> None:
         self.clock = WallClock()
@@ -115,20 +116,24 @@ class EmptyPipeline:
 
 
 def make_worker(num_blocks: int, groups: Groups, depth: int) -> StageWorker:
-    """Make a rank that holds all layers of a tiny model: it samples, as the last stage does."""
+    """Make a rank with all layers of a tiny model, so that it samples as the last stage does."""
     mapping = load_group("model", "tiny")
     mapping["architecture"]["max_position"] = 1 << 16
     model = build(ModelConfig, mapping, "model")
     assert model.architecture is not None
-    layers = [(0, model.architecture.num_layers)]
-    return StageWorker.build(
-        Setup(1, 1, model, model.architecture, layers, depth, num_blocks, BLOCK_SIZE, False, 0, 1, 60.0), groups
+    spec = StageSpec(
+        model=model,
+        arch=model.architecture,
+        layers=(0, model.architecture.num_layers),
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
     )
+    return StageWorker.build(Setup([spec], 1, depth, threads=1, timeout_s=60.0), groups)
 
 
 def measure(decodes: int, stages: int, micro_batches: int, groups: Groups) -> Row:
-    """Return the median microseconds by part of micro-batches of one chunk and `decodes` decodes."""
-    outputs = 4 * micro_batches // stages + PROMPT // 2  # more than a decode gets before enough are measured
+    """Return the median microseconds per part for micro-batches of one chunk and `decodes` decodes."""
+    outputs = 4 * micro_batches // stages + PROMPT // 2  # no request finishes before enough are measured
     blocks_a_request = -(-max(CONTEXT + outputs, PROMPT + 1) // BLOCK_SIZE)
     watch, num_blocks = Stopwatch(), (decodes + 1) * stages * blocks_a_request
     pipeline = EmptyPipeline(stages, num_blocks, make_worker(num_blocks, groups, stages), watch)
@@ -168,7 +173,7 @@ def measure(decodes: int, stages: int, micro_batches: int, groups: Groups) -> Ro
 
 
 def round_trip(stages: int, decodes: int) -> Row:
-    """Return the median microseconds of each leg of the round trip, over processes that compute a tiny model."""
+    """Return the median microseconds of each leg of the round trip between processes that compute a tiny model."""
     keys = (
         f"model=tiny model.architecture.num_layers=16 parallel.pp={stages} parallel.launcher=ray parallel.threads=1 "
         f"parallel.depth=1 scheduler=sarathi workload.num_prompts={decodes} workload.input_len=32 "

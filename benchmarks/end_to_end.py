@@ -1,13 +1,13 @@
-"""Compares simulated steps with an engine's published ones: `python -m benchmarks.end_to_end FOLDER`.
+"""Compares simulated steps with an engine's published steps: `python -m benchmarks.end_to_end FOLDER`.
 
-FOLDER holds `end_to_end/MODEL.csv`: medians of the time of a batch of prompts and of a decode step, by the vLLM-based
-engine of Splitwise (ISCA 2024) on A100s and H100s. It launches kernels one by one, so that its steps are those of
-`simulation.launch=eager`. Errors are simulated / published - 1: the median and the 90th percentile of their size, and
-the 10th and 90th percentile of what the published time is above the simulated one, by which a prediction has to be
-corrected (`hardware.costs.error`).
+FOLDER contains `end_to_end/MODEL.csv`: median times of prefill batches and of decode steps of Splitwise's vLLM-based
+engine (ISCA 2024) on A100s and H100s. It launches kernels one by one, so its steps correspond to
+`simulation.launch=eager`. Errors are simulated / published - 1: median and 90th percentile of the absolute error, and
+the 10th and 90th percentile of published / simulated - 1, by which a prediction has to be corrected
+(`hardware.costs.error`).
 
 `--model bloom-176b` compares a model to which nothing was fitted. `--fit` searches the constants of
-`hardware.costs.eager_host` on LLaMA 2 70B at TP 2 and 8 alone, and prints them; TP 4 is held out.
+`hardware.costs.eager_host` on LLaMA 2 70B at TP 2 and 8, and prints them; TP 4 is held out.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import numpy as np
 from gapless.conf.architecture import Architecture
 from gapless.conf.build import load_group, load_hardware
 from gapless.conf.costs import AttentionKernels, CostsConfig, HostConfig
-from gapless.runtime.cost.analytic import AnalyticOperators
-from gapless.runtime.cost.stage_costs import MicroBatchShape, StageCosts
+from gapless.runtime.simulation.cost.analytic import AnalyticOperators
+from gapless.runtime.simulation.cost.stage_costs import MicroBatchShape, StageCosts
 
 from .support.harness import Benchmark, say
 
@@ -45,16 +45,16 @@ BLOOM = Architecture(  # bigscience/bloom; its positions are ALiBi, which no ker
     position="learned",
 )
 MODELS = {"llama2-70b": Architecture(**load_group("model", "llama2-70b")["architecture"]), "bloom-176b": BLOOM}
-_BAD = (2, 64)  # TP and batch whose requests did not fit in memory together
+_BAD = (2, 64)  # TP and batch whose requests do not fit into memory together
 _FITTED = (2, 8)
-_MANY_TOKENS = 4096  # of prompts in a batch; from there on, that engine's time grows faster than its work
+_MANY_TOKENS = 4096  # prompt tokens from which that engine's time grows faster than its work
 _FREE = ("layer_us", "row_us", "step_us", "prompt_us", "stretch", "bulk_gigabytes_per_s")
-_WORST = 0.5  # what a row may count for in the fit
+_WORST = 0.5  # cap of a row's error in the fit
 
 
 @dataclass(frozen=True)
 class Step:
-    """A published step: of prompts or of decodes, in `shape`."""
+    """A published prefill or decode step of `shape`."""
 
     arch: Architecture
     device: str
@@ -80,7 +80,7 @@ def read(folder: Path, model: str = "llama2-70b") -> Iterator[Step]:
 
 
 def predicted(steps: list[Step], host: HostConfig) -> np.ndarray:
-    """Return the seconds of steps of one device in an engine with `host`."""
+    """Predict the seconds of steps of one device in an engine with `host`."""
     hardware = load_hardware(steps[0].device)
     assert hardware.costs is not None
     costs = replace(hardware.costs, eager_host=host)
@@ -94,12 +94,12 @@ def _stage(arch: Architecture, costs: CostsConfig, tp: int, attention: Attention
 
 
 def errors(steps: list[Step], host: HostConfig) -> np.ndarray:
-    """Return how far off each predicted step is, as a share of the published one, with its sign."""
+    """Return the signed relative error of each predicted step."""
     return predicted(steps, host) / np.array([step.seconds for step in steps]) - 1
 
 
 def fit(steps: list[Step]) -> HostConfig:
-    """Search the constants with the least mean error, where no step counts for more than `_WORST`."""
+    """Search the constants with the lowest mean error, each step's error capped at `_WORST`."""
     seconds = np.array([step.seconds for step in steps])
     shapes = [step.shape for step in steps]
     sampled = np.array([shape.sampled for shape in shapes])

@@ -1,25 +1,25 @@
-"""Simulates every policy on three clusters, four workloads and six loads, and says where each wins.
+"""Simulates every policy on three clusters, four workloads and six loads, and reports where each wins.
 
     python -m benchmarks.every_policy --trace TRACE.csv.gz
 
 Three clusters of A100s: LLaMA 13B over two stages, LLaMA 2 70B over two stages of four ranks, GPT-3 over eight stages
-of eight. Four workloads: `fixed` prompts of 1,024 and outputs of 256 tokens; `zipf` as its config group has it; a
-stretch of a `trace`, from a place that the seed draws (left out without --trace); `long`, which is `fixed` with 4% of
-the prompts 16,000 to 32,000 tokens long. Five loads, in shares of what `token_budget` carries when all requests are
-there at once, with Poisson arrivals; and `at once` itself. Numbers are means over the seeds.
+of eight. Four workloads: `fixed` prompts of 1,024 and outputs of 256 tokens; `zipf` with the defaults of its config
+group; a stretch of a `trace` at an offset drawn by the seed (only with --trace); `long`, which is `fixed` with 4% of
+the prompts 16,000 to 32,000 tokens long. Five loads with Poisson arrivals, as shares of the throughput of
+`token_budget` when all requests arrive at once; and `at once` itself. Numbers are means over the seeds.
 
-A line for each cell: who carries the most requests/s; who has the shortest p99 TTFT and p99 TBT of those that carry
-99% of that; and `equal_time`'s ratios to the best of its rivals, and its inner idle time less the least of theirs, in
-points. A rival is another policy that carries 99% of what `equal_time` does, with a p99 TTFT of at most ten times the
-shortest: at a load of 25%, a policy that keeps requests waiting for seconds carries as much, with a short TBT. The
-same limit holds for those with the shortest p99 TBT.
+One line per cell: which policy has the highest requests/s; which has the shortest p99 TTFT and p99 TBT of those that
+reach 99% of it; and `equal_time`'s ratios to the best of its rivals, and its inner idle time less their minimum, in
+points. A rival is another policy that reaches 99% of `equal_time`'s requests/s, with a p99 TTFT of at most ten times
+the shortest: at 25% load, a policy that makes requests wait for seconds has the same throughput and a short TBT. The
+same limit applies to the shortest p99 TBT.
 
-Flags say where `equal_time` is behind: T by over 1% in requests/s, F and B by over 5% in p99 TTFT and p99 TBT, I by
+Flags mark where `equal_time` is behind: T by over 1% in requests/s, F and B by over 5% in p99 TTFT and p99 TBT, I by
 over 0.5 points of idle time; D: a rival is level or ahead in both tails, and over 5% ahead in one. The last tables are
 geometric means over the cells of a load.
 
-Fails if a policy leaves a request unfinished or a ledger does not add up. Overrides of `gapless simulate` go behind
-the options. Three to four minutes for each seed on two cores, compiled.
+Fails if a policy leaves a request unfinished or a ledger does not add up. Overrides of `gapless simulate` follow the
+options. Three to four minutes per seed on two cores, compiled.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ import numpy as np
 from gapless.conf.policies import POLICY_CONFIGS, EqualTimeConfig, SchedulerConfig
 from gapless.conf.schema import SimulateConfig
 from gapless.launch.turns import requests
-from gapless.runtime.ledger.summary import summarize
-from gapless.runtime.workload import Workload
-from gapless.runtime.workload.arrivals import arrivals
+from gapless.runtime.analysis.ledger.summary import summarize
+from gapless.runtime.simulation.workload import Workload
+from gapless.runtime.simulation.workload.arrivals import arrivals
 
 from .support.harness import Benchmark, Row, figures, say
 from .support.simulated import configure, fleet_of
@@ -60,7 +60,7 @@ CONTEXT = 33_000
 LOADS = ("25%", "50%", "75%", "95%", "120%")
 AT_ONCE = "at once"
 OWN = "equal_time"
-ITERATIONS: tuple[int | None, ...] = (8, None)  # with which `equal_time` runs too, beside its default
+ITERATIONS: tuple[int | None, ...] = (8, None)  # more settings of `equal_time`, besides its default
 SAME, BEHIND, IDLE_POINTS, USABLE = 0.99, 1.05, 0.5, 10.0  # see above
 TRADED = {"requests_per_s": "requests_per_s_ratio", "p99_ttft_s": "p99_ttft_ratio", "p99_tbt_ms": "p99_tbt_ratio"}
 CELL = ("cluster", "workload", "load")
@@ -69,7 +69,7 @@ METRICS = ("requests_per_s", "p50_ttft_s", "p99_ttft_s", "p99_tbt_ms", "inner_id
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """What all cells share."""
+    """Parameters common to all cells."""
 
     trace: Path | None
     num_requests: int
@@ -119,12 +119,12 @@ def main() -> int:
     }
     if given.picture:
         draw_winners(given.picture, bench.tables["cells"], tuple(POLICY_CONFIGS))
-    shown = [key for key in bench.tables["cells"][0] if "of_seven" not in key and key != "own"]
+    shown = [key for key in bench.tables["cells"][0] if key != "own"]
     return bench.end(hidden=["policies"], columns={"cells": shown})
 
 
 def simulate_grid(grid: Grid, seeds: Sequence[int], jobs: int) -> list[Row]:
-    """Simulate all cells, those at once first: they say what 100% load is. Return a row for each policy of each."""
+    """Simulate all cells, `at once` first, since it defines 100% load. Return a row per cell and policy."""
     drawn = list(product(CLUSTERS, grid.workloads, seeds))
     rows: list[Row] = []
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
@@ -149,7 +149,7 @@ def simulate_grid(grid: Grid, seeds: Sequence[int], jobs: int) -> list[Row]:
 
 
 def simulate_cell(grid: Grid, cell: Cell, rate: float | None) -> list[Row]:
-    """Simulate the requests of a cell under every policy, at `rate` requests/s; None: all at once."""
+    """Simulate a cell under every policy, at `rate` requests/s; None: all at once."""
     config = composed(grid, cell.cluster, cell.workload)
     workload = drawn(grid, cell.cluster, cell.workload, cell.seed)
     timed = replace(config.workload, request_rate=rate or float("inf"), seed=cell.seed)
@@ -169,7 +169,7 @@ def composed(grid: Grid, cluster: str, workload: str) -> SimulateConfig:
 
 
 def drawn(grid: Grid, cluster: str, workload: str, seed: int) -> Workload:
-    """Draw the lengths of a workload's requests. They are the same for every load."""
+    """Draw the lengths of a workload's requests; they are the same at every load."""
     config = composed(grid, cluster, workload)
     made = requests(replace(config, workload=replace(config.workload, seed=seed)))[0]
     generator = np.random.default_rng((seed, list(WORKLOADS).index(workload)))
@@ -187,7 +187,7 @@ def drawn(grid: Grid, cluster: str, workload: str, seed: int) -> Workload:
 
 
 def labelled(policies: Iterable[SchedulerConfig]) -> dict[str, SchedulerConfig]:
-    """Name the policies, and `equal_time` with other iterations after them."""
+    """Return all policies by name, followed by `equal_time` with other iterations."""
     named = {policy.name: policy for policy in policies}
     own = named[OWN]
     assert isinstance(own, EqualTimeConfig)
@@ -200,7 +200,7 @@ def own_labels() -> list[str]:
 
 
 def simulate(config: SimulateConfig, workload: Workload) -> Row:
-    """Return the figures of one policy's run, checked."""
+    """Simulate one policy, check the run, and return its metrics."""
     fleet = fleet_of(config, workload)
     ended = sum(request.finished is not None for record in fleet.records for request in record.requests)
     assert ended == len(workload), f"{config.scheduler.name}: {ended} of {len(workload)} requests ended"
@@ -216,7 +216,7 @@ def _rounded(value: float) -> float:
 
 
 def by(rows: Iterable[Row], *keys: str) -> dict[tuple[str, ...], list[Row]]:
-    """Return the rows of each combination of these columns."""
+    """Group rows by these columns."""
     found: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         found.setdefault(tuple(row[key] for key in keys), []).append(row)
@@ -224,7 +224,7 @@ def by(rows: Iterable[Row], *keys: str) -> dict[tuple[str, ...], list[Row]]:
 
 
 def means(rows: Iterable[Row]) -> list[Row]:
-    """Return the mean over the seeds, for each policy of each cell."""
+    """Average over the seeds, per cell and policy."""
     keys = (*CELL, "policy")
     return [
         dict(zip(keys, names, strict=True))
@@ -234,7 +234,7 @@ def means(rows: Iterable[Row]) -> list[Row]:
 
 
 def compare(rows: Iterable[Row], own: str) -> list[Row]:
-    """Say for each cell who wins, and how `own`, one of `equal_time`'s labels, stands beside the others."""
+    """Report for each cell who wins, and how `own`, a label of `equal_time`, compares with the others."""
     cells = by((row for row in rows if row["policy"] == own or row["policy"] not in own_labels()), *CELL)
     found = []
     for names, of_cell in cells.items():
@@ -246,7 +246,7 @@ def compare(rows: Iterable[Row], own: str) -> list[Row]:
 
 
 def winners(rows: Sequence[Row]) -> Row:
-    """Return who carries the most, and who has the shortest tails of those that carry as much."""
+    """Return the policy with the highest requests/s, and those with the shortest tails at that throughput."""
     most = max(rows, key=lambda row: row["requests_per_s"])
     alike = usable(row for row in rows if row["requests_per_s"] >= SAME * most["requests_per_s"])
     ttft, tbt = (min(alike, key=lambda row: row[key]) for key in ("p99_ttft_s", "p99_tbt_ms"))
@@ -261,34 +261,27 @@ def winners(rows: Sequence[Row]) -> Row:
 
 
 def usable(rows: Iterable[Row]) -> list[Row]:
-    """Return those of the rows whose p99 TTFT is at most ten times the shortest."""
+    """Return the rows whose p99 TTFT is at most ten times the shortest."""
     found = list(rows)
     most = USABLE * min((row["p99_ttft_s"] for row in found), default=0.0)
     return [row for row in found if row["p99_ttft_s"] <= most]
 
 
 def beside(own: Row, others: Sequence[Row]) -> Row:
-    """Return how `equal_time` stands beside its rivals. A ratio is None where nobody else carries as much."""
+    """Compare `equal_time` with its rivals. A ratio is None without rivals."""
     carriers = [row for row in others if row["requests_per_s"] >= SAME * own["requests_per_s"]]
     rivals = [row for row in usable([own, *carriers]) if row is not own]
 
-    def ratio(key: str, rows: Sequence[Row]) -> float | None:
-        return own[key] / min(row[key] for row in rows) if rows else None
+    def ratio(key: str) -> float | None:
+        return own[key] / min(row[key] for row in rivals) if rivals else None
 
-    ahead = [row["policy"] for row in rivals if dominates(row, own)]
-    idle = [
-        100 * (own["inner_idle_share"] - min(row["inner_idle_share"] for row in rows)) if rows else None
-        for rows in (rivals, carriers)
-    ]
+    least_idle = min((row["inner_idle_share"] for row in rivals), default=None)
     return {
         "requests_per_s_ratio": own["requests_per_s"] / max(row["requests_per_s"] for row in others),
-        "p99_ttft_ratio": ratio("p99_ttft_s", rivals),
-        "p99_tbt_ratio": ratio("p99_tbt_ms", rivals),
-        "idle_points": idle[0],
-        "p99_ttft_ratio_of_seven": ratio("p99_ttft_s", carriers),
-        "p99_tbt_ratio_of_seven": ratio("p99_tbt_ms", carriers),
-        "idle_points_of_seven": idle[1],
-        "dominated_by": " ".join(ahead),
+        "p99_ttft_ratio": ratio("p99_ttft_s"),
+        "p99_tbt_ratio": ratio("p99_tbt_ms"),
+        "idle_points": None if least_idle is None else 100 * (own["inner_idle_share"] - least_idle),
+        "dominated_by": " ".join(row["policy"] for row in rivals if dominates(row, own)),
     }
 
 
@@ -298,33 +291,29 @@ def dominates(row: Row, own: Row) -> bool:
     return min(ratios) >= 1 and max(ratios) > BEHIND
 
 
-def flags(cell: Mapping[str, Any], suffix: str = "") -> str:
-    """Return letters for what `equal_time` is behind in."""
+def flags(cell: Mapping[str, Any]) -> str:
+    """Return the flags of what `equal_time` is behind in."""
     found = "T" * (cell["requests_per_s_ratio"] < SAME)
     for letter, key, most in (
         ("F", "p99_ttft_ratio", BEHIND),
         ("B", "p99_tbt_ratio", BEHIND),
         ("I", "idle_points", IDLE_POINTS),
     ):
-        value = cell[key + suffix]
-        found += letter * (value is not None and value > most)
+        found += letter * (cell[key] is not None and cell[key] > most)
     return found + "D" * bool(cell["dominated_by"])
 
 
 def counts(cells: Sequence[Row]) -> Row:
     """Count the cells in which `equal_time` is level or ahead."""
     found: Row = {"policy": cells[0]["own"], "cells": len(cells)}
-    for name, suffix in (("", ""), (" of seven", "_of_seven")):
-        letters = [flags(cell, suffix) for cell in cells]
-        for key, behind in (("requests/s", "T"), ("TTFT", "F"), ("TBT", "B"), ("both tails", "FB"), ("idle", "I")):
-            if key != "requests/s" or not suffix:
-                found[key + name] = sum(not set(behind) & set(each) for each in letters)
+    for key, behind in (("requests/s", "T"), ("TTFT", "F"), ("TBT", "B"), ("both tails", "FB"), ("idle", "I")):
+        found[key] = sum(not set(behind) & set(cell["flags"]) for cell in cells)
     found["not dominated"] = sum(not cell["dominated_by"] for cell in cells)
     return found
 
 
 def trades(rows: Sequence[Row]) -> list[Row]:
-    """Return for each load what the others have of `equal_time`'s numbers: geometric means over the cells."""
+    """Return the other policies' ratios to `equal_time` at each load: geometric means over the cells."""
     own = {tuple(row[key] for key in CELL): row for row in rows if row["policy"] == OWN}
     ratios = {
         names: [[row[key] / own[tuple(row[key] for key in CELL)][key] for row in same] for key in TRADED]

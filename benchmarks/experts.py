@@ -1,9 +1,8 @@
-"""Compares predicted times of experts with published ones: `python -m benchmarks.experts`.
+"""Compares predicted times of MoE layers with published ones: `python -m benchmarks.experts`.
 
-Nothing was fitted to them. The first tables are of one layer's fused kernels in bfloat16 with random routes (vLLM's
-`benchmark_moe.py`): the choice of experts, both products, the activation and the sum. The last one is of whole runs of
-batches (vLLM's `benchmark_latency.py`). Errors are simulated / published - 1. The sources are pull requests of
-vllm-project/vllm.
+Nothing was fitted to them. The first tables are of one layer's fused kernels in bfloat16 with random routing (vLLM's
+`benchmark_moe.py`): top-k selection, both GEMMs, activation and sum. The last one is of whole batches (vLLM's
+`benchmark_latency.py`). Errors are simulated / published - 1. The sources are pull requests of vllm-project/vllm.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from gapless.conf.build import build, load_group, load_hardware
 from gapless.conf.costs import CostsConfig
 from gapless.conf.experts import ExpertsConfig
 from gapless.conf.schema import ModelConfig
-from gapless.runtime.cost.analytic import AnalyticOperators
-from gapless.runtime.cost.gemm import Gemm, Products
-from gapless.runtime.cost.pointwise import Pointwise
-from gapless.runtime.cost.stage_costs import MicroBatchShape, StageCosts
+from gapless.runtime.simulation.cost.analytic import AnalyticOperators
+from gapless.runtime.simulation.cost.gemm import Gemm, Products
+from gapless.runtime.simulation.cost.pointwise import Pointwise
+from gapless.runtime.simulation.cost.stage_costs import MicroBatchShape, StageCosts
 
 from .support.harness import Benchmark
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Published microseconds of one layer's kernels, by tokens. `width` is an expert's, on one rank."""
+    """Published microseconds of one layer's kernels, by tokens. `width`: of an expert on one rank."""
 
     name: str
     source: str
@@ -45,7 +44,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Run:
-    """Published seconds of a batch of prompts and its outputs, by batch."""
+    """Published seconds of prefill and decodes of a batch, by batch size."""
 
     model: str
     source: str
@@ -94,7 +93,7 @@ def costs_of(device: str) -> CostsConfig:
 
 
 def layer_us(layer: Layer, tokens: int) -> float:
-    """Predict the microseconds of a layer's kernels, without the router, which was not timed."""
+    """Predict the microseconds of a layer's kernels without the router, which was not timed."""
     experts = ExpertsConfig(num_experts=layer.experts, experts_per_token=layer.picked)
     arch = replace(arch_of("qwen3-30b-a3b"), hidden_size=layer.hidden, ffn_size=layer.width, experts=experts)
     costs = costs_of(layer.device)
@@ -108,7 +107,7 @@ def layer_us(layer: Layer, tokens: int) -> float:
 
 
 def run_seconds(run: Run, batch: int) -> float:
-    """Predict the seconds of a batch: all prompts in one micro-batch, then decodes."""
+    """Predict the seconds of a batch: one prefill micro-batch, then decodes."""
     arch = arch_of(run.model)
     kernels = load_hardware(run.device).attention
     source = AnalyticOperators(arch, run.tp, costs_of(run.device), 2, attention=kernels)

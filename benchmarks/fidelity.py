@@ -2,20 +2,20 @@
 
 A LLaMA of about 160M parameters with random weights serves two workloads under three policies, over two pipeline stages
 of one thread each. In each round each policy runs once for real on each workload (`gapless bench`). Before each run the
-machine's operators are profiled (`gapless profile`), and whole micro-batches of the profile go through the real
-pipeline, each for about as long as the run. All rounds measure into one profile: a shared machine's speed changes from
-one second to the next, so profile and runs see the same machine only on average. Each policy is then simulated on each
-workload (`gapless simulate`) with that profile. Nothing in the simulation is fitted to the runs.
+machine's operators are profiled (`gapless profile`), and the profile's micro-batches run through the real pipeline, for
+about as long as the run. All rounds add to one profile: the speed of a shared machine changes from one second to the
+next, so profile and runs see the same machine only on average. Each policy is then simulated on each workload (`gapless
+simulate`) with that profile. Nothing in the simulation is fitted to the runs.
 
-Beside each difference stands its standard error, which comes from how much the runs, and the micro-batches before them,
-differ among themselves. A difference within two standard errors of its bound needs more rounds to decide.
+Each difference has a standard error, from the spread of the runs and of the profiled micro-batches. A difference within
+two standard errors of its bound needs more rounds to decide.
 
 A twin can differ for two reasons: the profile predicts stage times badly, or the simulation gets something else wrong,
-such as sends, control or the order of micro-batches. The last table separates them: it simulates each real run once
-more with the stage times that the run had.
+such as sends, control or the order of micro-batches. The last table separates the two: it simulates each real run again
+with the measured stage times of that run.
 
-Further arguments are overrides of `gapless bench` and `gapless simulate`. About ten minutes a round on 2 cores that do
-nothing else.
+Further arguments are overrides of `gapless bench` and `gapless simulate`. About ten minutes per round on 2 cores that
+do nothing else.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from gapless.conf.profiling import ProfileConfig
 from gapless.launch.compose import compose_one
 from gapless.launch.profile import measure_pipeline
 from gapless.launch.turns import requests
+from gapless.runtime.analysis.explain.twin import config_of
+from gapless.runtime.analysis.ledger.causes import CAUSES
+from gapless.runtime.analysis.ledger.ledger import Ledger
+from gapless.runtime.analysis.run_folder.read import RunFolder, read_run_folder
 from gapless.runtime.core.run_record import RunRecord
-from gapless.runtime.cost.measured import MeasuredOperators, pace
-from gapless.runtime.cost.profile_folder import ProfileFolder
-from gapless.runtime.cost.stage_costs import MicroBatchShape, StageCosts
-from gapless.runtime.explain.twin import config_of
-from gapless.runtime.ledger.causes import CAUSES
-from gapless.runtime.ledger.ledger import Ledger
-from gapless.runtime.profiling.profile_plan import plan_profile
-from gapless.runtime.run_folder.read import RunFolder, read_run_folder
-from gapless.runtime.simulation.replicas import make_replicas, run_fleet
-from gapless.runtime.simulation.setting import make_setting
+from gapless.runtime.simulation.cost.measured import MeasuredOperators, pace
+from gapless.runtime.simulation.cost.profile_folder import ProfileFolder
+from gapless.runtime.simulation.cost.stage_costs import MicroBatchShape, StageCosts
+from gapless.runtime.simulation.pipeline.replicas import make_replicas, run_fleet
+from gapless.runtime.simulation.pipeline.setting import make_setting
+from gapless.runtime.simulation.profiling.profile_plan import plan_profile
 
 from .support.harness import Benchmark, run_gapless, words
 
@@ -63,7 +63,7 @@ WORKLOADS = {
     "workload.num_prompts=12",
 }
 PROFILE = "profile"
-PIPELINE_SAMPLES = 3  # passes of each micro-batch through the pipeline before a run, about as long as the run
+PIPELINE_SAMPLES = 3  # passes per micro-batch before a run; about as long as the run
 REQUIRED = {
     "makespan": ("makespan, twin over real", 0.05),
     "busy": ("busy time of each stage, twin over real", 0.05),
@@ -89,7 +89,7 @@ def main() -> int:
 
 
 class Cell(NamedTuple):
-    """A policy on a workload, and the folders of its runs."""
+    """A policy on a workload, with the folders of its runs."""
 
     workload: str
     policy: str
@@ -109,7 +109,7 @@ CELLS = [Cell(workload, policy) for workload in WORKLOADS for policy in POLICIES
 
 
 def profile(folder: Path, turn: int) -> None:
-    """Profile this machine's operators, and send micro-batches through the pipeline, once more."""
+    """Add one turn of operator and pipeline measurements to the profile."""
     keys = words(MACHINE, f"max_tokens=768 max_context=1024 max_decodes=8 hydra.run.dir={folder}")
     run_gapless("profile", *keys, f"samples={turn}", "pipeline=false")
     plan = plan_profile(compose_one(keys, ProfileConfig, "profile"))
@@ -118,7 +118,7 @@ def profile(folder: Path, turn: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Seconds of one run: its makespan, each stage's busy time, and the idle time of all stages by cause."""
+    """Makespan, busy time per stage, and idle time of all stages by cause of a run, in seconds."""
 
     makespan: float
     busy: list[float]
@@ -133,7 +133,7 @@ class Figures:
 
 
 def report(bench: Benchmark, out: Path) -> None:
-    """Show real beside simulated for each workload and policy, and whether each requirement is met."""
+    """Compare real and simulated runs per workload and policy, and check the requirements."""
     folder, rounds = ProfileFolder(out / PROFILE), bench.given.rounds
     stages, operators = folder.stages(), MeasuredOperators(folder.operators())
     each = len(stages) // (rounds * len(CELLS))  # measurements of one turn
@@ -144,7 +144,7 @@ def report(bench: Benchmark, out: Path) -> None:
     worst = dict.fromkeys(REQUIRED, (0.0, 0.0))
 
     def row(cell: Cell, kind: str, name: str, real: list[float], twin: float, over: float | None = None) -> None:
-        """Show the twin minus the runs' median, relative to that median or to `over`, with its standard error."""
+        """Compare the twin with the runs' median, relative to the median or to `over`, with its standard error."""
         middle = statistics.median(real)
         off = (twin - middle) / (over or middle)
         error = math.hypot(1.25 * _error(real), of_profile * twin) / (over or middle)  # 1.25: of a median
@@ -184,7 +184,7 @@ def _error(samples: Sequence[float]) -> float:
 
 
 def with_own_times(folder: RunFolder, profile: Path) -> tuple[Figures, float]:
-    """Simulate a real run with the stage times that it had; also return the share of micro-batches that are alike."""
+    """Simulate a real run with its measured stage times; also return the share of equal micro-batches."""
     config = config_of(folder)
     config = replace(config, simulation=replace(config.simulation, profile=str(profile)))
     (replica,) = make_replicas(make_setting(config))
@@ -196,7 +196,7 @@ def with_own_times(folder: RunFolder, profile: Path) -> tuple[Figures, float]:
 
 
 class _OwnTimes(StageCosts):
-    """Gives a real run's stage times in the order of its micro-batches, and those of a cost model after its last."""
+    """Returns a real run's stage times in order of its micro-batches, then those of a cost model."""
 
     def __init__(self, record: RunRecord, beyond: StageCosts) -> None:
         super().__init__(beyond.layers, beyond.operators)

@@ -1,10 +1,10 @@
-"""Fits the analytic cost model to measurements of Vidur: `python -m benchmarks.fit_costs FOLDER`.
+"""Fits the analytic cost model to measured operators: `python -m benchmarks.fit_costs FOLDER`.
 
-FOLDER holds the measurements of one device (`benchmarks/support/measurements.py` says which). Fits the constants of
-`conf/hardware/*.yaml` to them, starting from those of --base, and prints the block to put there. Also prints the errors
-|predicted / measured - 1|, median and 90th percentile: on the fitted rows; on held-out rows (every third token count,
-size or context); and of matrix products on weight shapes and on models that the fit has not seen. About ten minutes on
-one core. `gapless profile import=FOLDER` fits to the tables of aiconfigurator by the same code.
+FOLDER contains the measurements of one device: Vidur's (see `benchmarks/support/measurements.py`) or aiconfigurator's
+tables (see `published.py`). Fits the constants of `conf/hardware/*.yaml` to them, starting from those of --base, and
+prints the resulting YAML block. Also prints the errors |predicted / measured - 1|, median and 90th percentile: on the
+fitted rows; on held-out rows (every third token count, size or context); and of GEMMs on held-out weight shapes and
+models. About ten minutes on one core.
 
 `--check hardware=NAME` fits nothing and prints the errors of the constants in that file. Seconds.
 """
@@ -19,11 +19,13 @@ from typing import Any
 import numpy as np
 import yaml
 
-from gapless.conf.build import load_hardware
+from gapless.conf.build import load_hardware, to_mapping
 from gapless.conf.costs import CostsConfig
 from gapless.conf.errors import ConfigError
-from gapless.runtime.cost.imported import rounded
-from gapless.runtime.profiling.fitting import (
+from gapless.conf.schema import HardwareConfig
+
+from .support import measurements as m
+from .support.fitting import (
     errors,
     errors_of,
     errors_of_products,
@@ -31,16 +33,22 @@ from gapless.runtime.profiling.fitting import (
     fit_gemm,
     products_seconds,
 )
-from gapless.runtime.profiling.least_squares import Array
-
-from .support import measurements as m
 from .support.harness import Benchmark, say
+from .support.least_squares import Array
+from .support.operator_tables import OperatorTables
+from .support.published import read_published
 
 FOLDS = 4
 
 
+def read(folder: Path, hardware: HardwareConfig) -> OperatorTables:
+    """Read Vidur's measurements of a device, else aiconfigurator's tables."""
+    measured = m.read(folder)
+    return measured if measured.are_any else read_published(folder, hardware.attention, hardware.name.partition("-")[0])
+
+
 def unseen(base: CostsConfig, products: Sequence[m.MatrixProduct], part: Callable[[Any], object]) -> Array:
-    """Predict the products of each part with constants fitted to the other parts."""
+    """Predict the products of each part with constants fitted to the other parts (cross-validation)."""
     parts, predicted = [part(p) for p in products], np.empty(len(products))
     for held_out in dict.fromkeys(parts):
         at = [i for i, own in enumerate(parts) if own == held_out]
@@ -49,6 +57,19 @@ def unseen(base: CostsConfig, products: Sequence[m.MatrixProduct], part: Callabl
         )
         predicted[at] = products_seconds(gemm, [products[i] for i in at], base.multiprocessors)
     return predicted
+
+
+def rounded(costs: CostsConfig) -> object:
+    """Return the constants as plain data, rounded to four digits, without unknown ones."""
+
+    def short(value: object) -> object:
+        if isinstance(value, dict):
+            return {key: short(each) for key, each in value.items() if each is not None}
+        if isinstance(value, list):
+            return [short(each) for each in value]
+        return float(f"{value:.4g}") if isinstance(value, float) else value
+
+    return short(to_mapping(costs))
 
 
 def main() -> int:
@@ -60,17 +81,14 @@ def main() -> int:
         quick={"action": "store_true", "help": "only fit all rows, hold nothing out"},
     )
     given, tables = bench.given, bench.tables
-    measured = m.read(given.folder)
-    if not measured.are_any:
-        print(f"{given.folder}: no measurements there; nothing is checked")
-        return 0
     name = given.check.removeprefix("hardware=") if given.check else given.base
     try:
-        base = load_hardware(name).costs
+        hardware = load_hardware(name)
+        measured = read(given.folder, hardware)
     except ConfigError as error:
         say(str(error))
         return 2
-    if base is None:
+    if (base := hardware.costs) is None:
         say(f"hardware={name}: has no constants")
         return 2
     if given.check:

@@ -1,11 +1,11 @@
-"""Compares what `gapless explain` foretells of learned stage times with the truth: `python -m benchmarks.foretold`.
+"""Compares savings predicted from learned stage times with the true cost model: `python -m benchmarks.foretold`.
 
-Simulated runs of LLaMA 7B and 13B over A100s, with random policies, chunks, grids, layer splits, loads and
-disturbances. Each run folder is explained as if it were of a real run, so that its stage times are learned from its
-spans. Then the changes that it advises are simulated with the true cost model and other disturbances.
+Simulated runs of LLaMA 7B and 13B over A100s, with random policies, chunks, grids, layer splits, loads and noise. Each
+run folder is explained as if it were a real run, so stage times are learned from its spans. Then the suggested changes
+are simulated with the true cost model and other noise.
 
-Prints for each metric how many true savings lie within the range that was foretold, of changes whose micro-batches are
-of sizes that the run has shown, and of others; 9 of 10 should. Ten minutes of one core, compiled.
+Prints for each metric how many true savings are within the predicted range, separately for changes whose micro-batch
+sizes the run has shown and for others; 9 of 10 should be. Ten minutes of one core, compiled.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import yaml
 from gapless.conf.build import build, load_group, to_mapping
 from gapless.conf.schema import SimulateConfig
 from gapless.models.tokenizer import ByteTokenizer
+from gapless.runtime.analysis.explain.analysed_run import AnalysedRun
+from gapless.runtime.analysis.explain.explain_run import explain
+from gapless.runtime.analysis.explain.explanation import METRICS
+from gapless.runtime.analysis.explain.twin import changed_config, make_twin, values_of
+from gapless.runtime.analysis.run_folder.read import read_run_folder
+from gapless.runtime.analysis.run_folder.run_info import RunInfo
+from gapless.runtime.analysis.run_folder.write import write_run_data
 from gapless.runtime.core.run_record import RunRecord
-from gapless.runtime.explain.analysed_run import AnalysedRun
-from gapless.runtime.explain.explain_run import explain
-from gapless.runtime.explain.explanation import METRICS
-from gapless.runtime.explain.twin import changed_config, make_twin, values_of
-from gapless.runtime.run_folder.read import read_run_folder
-from gapless.runtime.run_folder.run_info import RunInfo
-from gapless.runtime.run_folder.write import write_run_data
-from gapless.runtime.simulation.run import start
-from gapless.runtime.simulation.setting import make_setting
-from gapless.runtime.workload import make_workload
+from gapless.runtime.simulation.pipeline.run import start
+from gapless.runtime.simulation.pipeline.setting import make_setting
+from gapless.runtime.simulation.workload import make_workload
 
 from .support.harness import Benchmark, Row, scratch
 
@@ -37,7 +37,7 @@ GRIDS = ("pp2", "pp2", "tp2_pp2", "tp2_pp4")
 POLICIES = ("sarathi", "sarathi", "token_budget", "equal_time", "orca_best", "prefill_first", "token_throttle")
 LAYERS = {"llama-7b": 32, "llama-13b": 40}
 VOCABULARY, CONTEXT = 32_000, 2048
-NOT_SHOWN = 0.05  # share of compute time in sizes that a run has not shown from which on a change counts as such
+NOT_SHOWN = 0.05  # more compute time than this share in unseen sizes makes a change "not shown"
 
 
 def main() -> int:
@@ -63,7 +63,7 @@ def draw(chosen: random.Random, number: int) -> SimulateConfig:
     """Draw the config of a run."""
     model, policy = chosen.choice(list(LAYERS)), load_group("scheduler", chosen.choice(POLICIES))
     grid = load_group("parallel", chosen.choice(GRIDS))
-    for key in {"chunk", "budget"} & policy.keys():
+    for key in {"chunk", "max_batched_tokens"} & policy.keys():
         policy[key] = chosen.choice([32, 64, 128, 256, 512])
     if chosen.random() < 0.3:
         layers, moved = [LAYERS[model] // grid["pp"]] * grid["pp"], chosen.choice([2, 4])
@@ -90,7 +90,7 @@ def draw(chosen: random.Random, number: int) -> SimulateConfig:
 
 
 def foretold(config: SimulateConfig, seconds: float) -> list[Row]:
-    """Explain a run as if it were real, and return of each change and metric what was foretold and what is true."""
+    """Explain a run as if it were real; return predicted and true savings for each change and metric."""
     record = _simulated(config, 1)
     with scratch() as folder:
         known = {key: value for key, value in to_mapping(config).items() if key != "simulation"}

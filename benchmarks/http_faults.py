@@ -1,11 +1,11 @@
-"""Sends faulty HTTP to a server and checks that no request gets two answers: `python -m benchmarks.http_faults`.
+"""Sends faulty HTTP and checks that no request gets two answers: `python -m benchmarks.http_faults`.
 
-A grammar makes requests whose length is told twice, wrongly or not at all, with chunks, upgrades, expectations, old
-versions, folded and bare lines; a body holds a request of its own. Each has a connection, often with a good request
-behind it, and comes in pieces. A second parser, h11, says how many requests the bytes hold. It prints the first
-answers by fault and status, and fails if a connection gets more answers than that, an error of the server (5xx but
-501, for a method that is none), or is not closed within `MOST_SECONDS`. Words after the options are
-overrides of the server.
+A grammar generates requests with conflicting, wrong or missing lengths, chunked coding, upgrades, expectations, old
+versions, folded lines and bare line feeds; a body contains a request of its own. Each request has its own connection,
+often with a good request behind it, and is sent in pieces. A second parser, h11, counts the requests in the bytes.
+Prints the first answers by fault and status. Fails if a connection gets more answers than requests or a server error
+(5xx, except 501 for unknown methods), or is not closed within `MOST_SECONDS`. Overrides of the server follow the
+options.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .support.harness import Benchmark, say
 from .support.server import gapless_server
 
 MOST_SECONDS = 10.0
-LIMITS = ("serve.read_timeout_s=1", "serve.keep_alive_s=0.5")  # so that the server closes each connection soon
+LIMITS = ("serve.read_timeout_s=1", "serve.keep_alive_s=0.5")  # close connections soon
 _INNER = b"GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n"
 _GOOD = b"GET /version HTTP/1.1\r\nHost: a\r\n\r\n"
 _BODIES = (_INNER, b'{"prompt": "x", "max_tokens": 1}', b'{"prompt": "' + _INNER * 3, b"", b"0\r\n\r\n" + _INNER)
@@ -92,7 +92,7 @@ _LASTS = (
 
 @dataclass(frozen=True)
 class Faulty:
-    """One request, and what stands behind it, in the pieces in which it is sent."""
+    """One request and the bytes behind it, in the pieces in which they are sent."""
 
     kind: str
     pieces: tuple[bytes, ...]
@@ -102,7 +102,7 @@ class Faulty:
         return b"".join(self.pieces)
 
     def targets(self) -> list[bytes]:
-        """Return the targets of the requests that h11 reads in what is sent; b"" for a head that is wrong or cut."""
+        """Return the targets of the requests that h11 parses; b"" for an invalid or truncated head."""
         found = []
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=1 << 20)
         connection.receive_data(self.sent)
@@ -123,7 +123,7 @@ class Faulty:
 
 
 def faulty(seed: int) -> Iterator[Faulty]:
-    """Yield requests without end. The same seed gives the same ones."""
+    """Yield requests indefinitely; deterministic by seed."""
     rng = random.Random(seed)
     while True:
         kind = rng.choice(tuple(_HEADS))
@@ -147,7 +147,7 @@ def _chunked(body: bytes, rng: random.Random) -> bytes:
 
 
 async def answers_to(host: str, port: int, request: Faulty) -> tuple[list[int], str]:
-    """Send a request and read until the server closes; return the statuses of the answers, and what is wrong."""
+    """Send a request and read until the server closes; return the statuses of the answers and any problem."""
     reader, writer = await asyncio.open_connection(host, port)
     got = b""
     try:
@@ -177,7 +177,7 @@ async def answers_to(host: str, port: int, request: Faulty) -> tuple[list[int], 
 async def send(
     host: str, port: int, requests: Iterable[Faulty], clients: int
 ) -> tuple[Counter[tuple[str, int]], list[str]]:
-    """Send requests over so many connections at a time; return counts by fault and first status, and what was wrong."""
+    """Send requests over `clients` concurrent connections; return counts by fault and first status, and problems."""
     counts: Counter[tuple[str, int]] = Counter()
     wrong: list[str] = []
     left = iter(requests)

@@ -1,15 +1,14 @@
-"""Simulates one long prompt through a pipeline, alone and beside other requests: `python -m benchmarks.long_prompts`.
+"""Simulates one long prompt through a pipeline, alone and among other requests: `python -m benchmarks.long_prompts`.
 
-It sends 131,072 tokens through Llama 2 70B and GPT-3 over 8 x 8 A100s, with each fixed chunk of
-`sarathi` and with `equal_time`, and says how many times faster each is than with one chunk in flight (`chunk=auto`:
-than the best of those). Then 120 short requests arrive at a rate that keeps the pipeline half busy, and the long prompt
-among them: the table has its TTFT, the short requests' TTFT, and their TBT while it is computed. It takes about 15
-seconds.
+Sends 131,072 tokens through Llama 2 70B and GPT-3 over 8 x 8 A100s, with each fixed chunk of `sarathi` and with
+`equal_time`, and prints the speed-up over one chunk in flight (for `chunk=auto`: over the best of those). Then 120
+short requests arrive at a rate that keeps the pipeline half busy, with the long prompt among them. The table shows the
+long prompt's TTFT, the short requests' TTFT, and their TBT while the long prompt is prefilled. About 15 seconds.
 
 `--real` sends the long prompt (`--tokens`) through two real pipeline stages of one thread each: a tiny LLaMA with
-random weights computes it in `--chunks`. The last stage has two of the three layers: the last layer computes attention
-for sampled rows only, and so hardly any. The chunks follow each other through the stages, or (`parallel.depth=1`) each
-waits until the one before has left the pipeline; by turns. Overrides of `gapless bench` go behind the options. About
+random weights prefills it in `--chunks`. The last stage has two of the three layers, since the last layer computes
+attention only for sampled rows and thus has little work. Chunks are pipelined, or (`parallel.depth=1`) each waits until
+the previous one has left the pipeline; the runs are interleaved. Overrides of `gapless bench` follow the options. About
 six minutes on 2 cores.
 """
 
@@ -23,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from gapless.runtime.core.request_record import RequestRecord
-from gapless.runtime.workload import Workload
+from gapless.runtime.simulation.workload import Workload
 
 from .support.harness import Benchmark, Row
 from .support.real_pipeline import bench_by_turns
@@ -82,7 +81,7 @@ def alone(model: str) -> list[Row]:
 
 
 def beside(model: str) -> list[Row]:
-    """Simulate a long prompt among short requests that arrive at random times, at half of what the pipeline serves."""
+    """Simulate a long prompt among short requests with Poisson arrivals at half of the pipeline's capacity."""
     prompts, outputs = [SHORT[0]] * NUM_SHORT, [SHORT[1]] * NUM_SHORT
     busy = run(model, workload(prompts, outputs, [0.0] * NUM_SHORT), "scheduler=sarathi")
     rate = 0.5 * NUM_SHORT / max(r.token_times[-1] for r in busy)
@@ -95,7 +94,7 @@ def beside(model: str) -> list[Row]:
 
 
 def latencies(records: Sequence[RequestRecord]) -> dict[str, float]:
-    """Return the long prompt's TTFT, and TTFT and TBT of the short requests' tokens that came while it was computed."""
+    """Return the long prompt's TTFT, and the short requests' TTFT and TBT while it was prefilled."""
     long, short = records[LONG_AFTER], [r for i, r in enumerate(records) if i != LONG_AFTER]
     start, end = long.arrival, long.token_times[0]
     gaps = [b - a for r in short for a, b in zip(r.token_times, r.token_times[1:], strict=False) if start <= b <= end]
@@ -115,13 +114,13 @@ def workload(prompts: Sequence[int], outputs: Sequence[int], arrivals: Sequence[
 
 
 def run(model: str, items: Workload, *overrides: str) -> list[RequestRecord]:
-    """Simulate the requests, and return their records by number."""
+    """Simulate the requests and return their records in order."""
     (replica,) = replicas_of(configure(f"model={model}", CLUSTER, *overrides), items)
     return sorted(replica.record.requests, key=lambda record: record.request)
 
 
 def through_real_stages(bench: Benchmark) -> None:
-    """Send a long prompt through two real stages, chunks behind each other and one at a time."""
+    """Send a long prompt through two real stages, with pipelined chunks and with one chunk at a time."""
     given, policies = bench.given, ("sarathi", "equal_time")
     setting = (
         f"model=tiny model.architecture.max_position={given.tokens + 16} model.architecture.num_layers=3 parallel.pp=2 "

@@ -1,10 +1,10 @@
 """Sends malformed bodies to a server and checks that each is answered: `python -m benchmarks.malformed`.
 
-They are cut, nested too deep, of wrong types or absurd sizes, with tools that are none, no UTF-8 or no JSON, and go to
-every path that takes a POST, over `--clients` connections. It prints the answers by path and status. It fails if one is
-an error of the server (5xx), if an answer takes more than `MOST_SECONDS`, if a good request among them is not answered
-as it was at first, or if a request is left at the end. Words after the options are overrides of the server; its model
-is the package's, with a chat template. Three minutes for 10,000 on 2 cores.
+Bodies are truncated, nested too deep, of wrong types or absurd sizes, contain broken tools, or are not UTF-8 or JSON.
+They go to every path that accepts a POST, over `--clients` connections. Prints the answers by path and status. Fails if
+an answer is a server error (5xx) or takes more than `MOST_SECONDS`, if a good request in between gets another answer
+than at first, or if a request is left running at the end. Overrides of the server follow the options; its model is the
+package's, with a chat template. Three minutes for 10,000 on 2 cores.
 """
 
 from __future__ import annotations
@@ -25,21 +25,12 @@ from urllib.parse import quote
 import httpx2
 
 import gapless.models
-from gapless.launch.server.messages_input import MessagesBody
-from gapless.launch.server.requests import ChatBody, CompletionBody, DetokenizeBody, ResponseBody, TokenizeBody
+from gapless.launch.server.routes import ROUTES
 
 from .support.harness import Benchmark, say, scratch
 from .support.server import Server, gapless_server
 
-BODIES = {
-    "/v1/completions": CompletionBody,
-    "/v1/chat/completions": ChatBody,
-    "/v1/responses": ResponseBody,
-    "/v1/messages": MessagesBody,
-    "/v1/messages/count_tokens": MessagesBody,
-    "/tokenize": TokenizeBody,
-    "/detokenize": DetokenizeBody,
-}
+BODIES = {route.path: route.body for route in ROUTES if route.body is not None}
 PATHS = (*BODIES, "/record")
 _CHAT = [{"role": "user", "content": "x"}]
 _GOOD: dict[str, dict[str, Any]] = {
@@ -118,7 +109,7 @@ _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 @dataclass(frozen=True)
 class Malformed:
-    """A request: how it was spoilt, its target with the query, and what comes after."""
+    """A malformed request: how it was corrupted, its target with the query, body and headers."""
 
     kind: str
     path: str
@@ -128,7 +119,7 @@ class Malformed:
 
 
 def malformed(seed: int) -> Iterator[Malformed]:
-    """Yield requests without end, for each path of `PATHS` in turn. The same seed gives the same ones."""
+    """Yield requests indefinitely, for each path of `PATHS` in turn; deterministic by seed."""
     rng = random.Random(seed)
     while True:
         for path in PATHS:
@@ -144,7 +135,7 @@ def _spoilt(path: str, rng: random.Random) -> Malformed:
         if rng.random() < 0.3:
             headers[b"content-encoding"] = rng.choice((b"gzip", b"br", b"x"))
     target = path
-    if path == "/record":  # its parameters stand in the query; no good one may follow, as that would record
+    if path == "/record":  # parameters are in the query; a valid one would start a recording
         seconds = rng.choice(("", "nan", "-1", "1e999", "0", "601", "x" * 5000, "\0", "\xe9", "1_", "0x1"))
         target += "?seconds=" + quote(seconds)
         target += rng.choice(("", "&replica=-1", "&replica=9", "&replica=", "&seconds=nan", "&" * 100))
@@ -152,17 +143,17 @@ def _spoilt(path: str, rng: random.Random) -> Malformed:
 
 
 def _with(path: str, **fields: Any) -> bytes:
-    """Return a good body with these fields."""
+    """Return a valid body with these fields."""
     return json.dumps({**_GOOD[path], **fields}).encode()
 
 
 def _values(path: str, rng: random.Random) -> bytes:
-    """Return a good body with absurd values in some fields."""
+    """Return a valid body with absurd values in some fields."""
     fields: dict[str, Any] = {}
     names = list(BODIES[path].model_fields) if path in BODIES else ["seconds", "replica"]
     for name in rng.sample(names, rng.randint(0, min(5, len(names)))):
         fields[name] = rng.choice(_VALUES)
-        if name in _LIMITS and fields[name] is None:  # that would be good, and long
+        if name in _LIMITS and fields[name] is None:  # null would be valid, and slow
             fields[name] = -1
     return _with(path, **fields)
 
@@ -176,7 +167,7 @@ def _forms(path: str, rng: random.Random) -> bytes:
 
 
 def _tools(path: str, rng: random.Random) -> bytes:
-    """Return a body with tools, a choice of them and messages of calls, of which some are wrong."""
+    """Return a body with tools, `tool_choice` and tool-call messages, some of them wrong."""
 
     def some(good: Any, wrong: Sequence[Any]) -> Any:
         return good if rng.random() < 0.7 else rng.choice(wrong)
@@ -296,7 +287,7 @@ class Answers:
 
 
 async def client(server: Server, requests: Iterator[Malformed], expected: str, answers: Answers) -> None:
-    """Send what is left of `requests`, which all clients share, and a good request now and then."""
+    """Send requests from the shared iterator, and a good request every `_EACH`."""
     async with httpx2.AsyncClient(base_url=server.url, timeout=4 * MOST_SECONDS) as http:
         for number, request in enumerate(requests, 1):
             began = time.monotonic()

@@ -1,18 +1,18 @@
-"""Plants faults of a single line and says which test notices each: `python -m benchmarks.mutations`.
+"""Plants single-line faults and reports which test detects each: `python -m benchmarks.mutations`.
 
-`mutations.toml` beside this file holds the faults by place, ten or more each: scheduler, coordinator, ledger,
-transport, sampling, weights, experts, quantization, GGUF, tools, messages, keys and limits, explain, families. Of each
-place it lists the test files that are nearest to it. For each fault the script copies the tree to a temporary folder,
-where `import gapless` takes the copy, plants the fault there, and runs tests until one fails: first the nearest files,
-then all that `make test` runs, and with `--all` those of `make test-all` too. A test that fails without the fault as
-well is left out and counts for nothing.
+`mutations.toml` next to this file lists the faults by place, ten or more each: scheduler, coordinator, ledger,
+transport, sampling, weights, experts, quantization, GGUF, tools, messages, keys and limits, explain, families. For
+each place it names the nearest test files. For each fault the script copies the tree to a temporary folder, from which
+`import gapless` is then resolved, plants the fault there, and runs tests until one fails: first the nearest files,
+then all that `make test` runs, and with `--all` those of `make test-all` too. Tests that also fail without the fault
+are ignored.
 
-    python -m benchmarks.mutations               # all of them by `make test`
-    python -m benchmarks.mutations --all         # by `make test-all`, where that does not notice one
+    python -m benchmarks.mutations               # all of them with `make test`
+    python -m benchmarks.mutations --all         # with `make test-all` for those that remain undetected
     python -m benchmarks.mutations --nearest --only sampling
 
-It prints a line a fault, then how many of each place were noticed by which tests. It exits with 1 if fewer than
-`--least` were; by default that is all of them. `--nearest` takes half a minute to two minutes of one core per fault.
+Prints a line per fault, then how many of each place were detected by which tests. Exits with 1 if fewer than `--least`
+were detected (default: all). `--nearest` takes half a minute to two minutes of one core per fault.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ TIERS = {
     "test": _WHOLE,
     "test-all": ("--all", "-m", "slow", *_WHOLE),
 }
-LIMIT_S = {"nearest": 900.0, "test": 3600.0, "test-all": 7200.0}  # of a run of tests; without an end it has failed
+LIMIT_S = {"nearest": 900.0, "test": 3600.0, "test-all": 7200.0}  # timeout of a test run, which counts as a failure
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A line of a file, without its indentation, what stands in its place, and what that breaks."""
+    """A line of a file without indentation, its faulty replacement, and what that breaks."""
 
     number: int
     place: str
@@ -60,7 +60,7 @@ class Fault:
 
 
 def read_faults(path: Path) -> tuple[list[Fault], dict[str, list[str]]]:
-    """Return the faults of a file, numbered from 1, and the nearest test files by place."""
+    """Read a file of faults, numbered from 1, and the nearest test files by place."""
     places = tomllib.loads(path.read_text(encoding="utf-8"))
     entries = [(place, entry) for place, table in places.items() for entry in table["fault"]]
     faults = [Fault(number, place, **entry) for number, (place, entry) in enumerate(entries, 1)]
@@ -68,49 +68,38 @@ def read_faults(path: Path) -> tuple[list[Fault], dict[str, list[str]]]:
 
 
 class Tree:
-    """A copy of the tree, whose `gapless` is what `import gapless` takes in the processes that it starts."""
+    """A copy of the tree, from which its subprocesses import `gapless`."""
 
     def __init__(self, folder: Path, cache: Path) -> None:
         self.root = folder / "tree"
-        packages = folder / "packages"
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True
         )
         for name in filter(None, listed.stdout.decode().split("\0")):
-            if (ROOT / name).is_file():
+            if (ROOT / name).exists():
                 (self.root / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, self.root / name)
-        mapping = tomllib.loads((self.root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
-        (packages / "gapless").mkdir(parents=True)
-        for package, source in mapping.items():
-            room = packages.joinpath(*package.split("."))
-            for link, target in (
-                ((room, self.root / source),)
-                if package != "gapless"
-                else ((room / each.name, each) for each in (self.root / source).iterdir())
-            ):
-                link.symlink_to(target)
-        self._environment = os.environ | {"PYTHONPATH": str(packages), "XDG_CACHE_HOME": str(cache)}
+                shutil.copy2(ROOT / name, self.root / name, follow_symlinks=False)
+        self._environment = os.environ | {"PYTHONPATH": str(self.root / "src"), "XDG_CACHE_HOME": str(cache)}
 
     def plant(self, fault: Fault) -> None:
-        """Put a fault in place of its line.
+        """Replace a line by a fault.
 
         Raises:
-            ValueError: the file does not hold the line exactly once, or the package is not taken from here.
+            ValueError: the line is not in the file exactly once, or the package is not imported from this copy.
         """
         path = self.root / fault.file
         lines = path.read_text(encoding="utf-8").split("\n")
         places = [place for place, line in enumerate(lines) if line.strip() == fault.old]
         if len(places) != 1:
-            raise ValueError(f"{fault.file}: must hold {fault.old!r} once, not {len(places)} times")
+            raise ValueError(f"{fault.file}: must contain {fault.old!r} once, not {len(places)} times")
         indent = lines[places[0]].removesuffix(fault.old)
         lines[places[0]] = indent + fault.new
         path.write_text("\n".join(lines), encoding="utf-8")
         if path.suffix == ".py" and (found := self.source_of(fault.file)) != path:
-            raise ValueError(f"{fault.file}: {found} is imported instead of the copy with the fault")
+            raise ValueError(f"{fault.file}: {found} is imported instead of the faulty copy")
 
     def source_of(self, file: str) -> Path:
-        """Return the file that runs where a module of the package, given by its source, is imported."""
+        """Return the file from which the module of a source file is imported."""
         module = ".".join(("gapless", *Path(file).with_suffix("").parts))
         code = f"import gapless.runtime, importlib.util; print(importlib.util.find_spec({module!r}).origin)"
         done = subprocess.run(
@@ -119,10 +108,10 @@ class Tree:
         return Path(done.stdout.strip()).resolve()
 
     def first_failure(self, tier: str, arguments: Sequence[str]) -> str | None:
-        """Run tests until one fails, and return which; None where all pass.
+        """Run tests until one fails, and return it; None if all pass.
 
         Raises:
-            RuntimeError: pytest ran no test, or failed otherwise.
+            RuntimeError: pytest ran no test or failed otherwise.
         """
         command = [sys.executable, "-m", "pytest", "-x", "-rfE", "-p", "no:cacheprovider", *TIERS[tier], *arguments]
         pytest = subprocess.Popen(
@@ -151,7 +140,7 @@ class Tree:
 
 
 class Outcome(NamedTuple):
-    """By which tests a fault was noticed: those of `tier`, the first that failed being `test`; "" if by none."""
+    """The tier and the first test that detected a fault; "" if none did."""
 
     fault: int
     place: str
@@ -163,19 +152,19 @@ class Outcome(NamedTuple):
 
 
 class Hunt:
-    """Plants faults, each in a copy of its own, and runs tests on it.
+    """Plants each fault in its own copy of the tree and runs tests on it.
 
     Args:
         nearest: test files by place.
-        tiers: names of the tests to run, in this order.
-        folder: an empty one, for copies.
+        tiers: tests to run, in this order.
+        folder: empty, for copies.
     """
 
     def __init__(self, nearest: dict[str, list[str]], tiers: Sequence[str], folder: Path) -> None:
         self._nearest = nearest
         self._tiers = tiers
         self._folder = folder
-        self._cache = folder / "cache"  # so that the user's keeps nothing of faulty sources
+        self._cache = folder / "cache"  # keeps builds of faulty sources out of the user's cache
         own = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gapless"
         if own.is_dir():
             shutil.copytree(own, self._cache / "gapless")
@@ -192,7 +181,7 @@ class Hunt:
         return Outcome(fault.number, fault.place, fault.file, fault.breaks, *found, time.monotonic() - begin)
 
     def _noticed(self, tree: Tree, tier: str, fault: Fault) -> str | None:
-        """Return the first test of a tier that fails on a tree with a fault, and not without."""
+        """Return the first test of a tier that fails with the fault and passes without it."""
         files = self._nearest[fault.place] if tier == "nearest" else []
         while True:
             left_out = [f"--deselect={test}" for test in sorted(self._unsound)]
@@ -207,7 +196,7 @@ class Hunt:
 
 
 def outcomes_of(hunt: Hunt, faults: Sequence[Fault], jobs: int) -> Iterator[Outcome]:
-    """Yield the outcome of each fault, printed in a line, in their order."""
+    """Print and yield the outcome of each fault, in order."""
     with ThreadPoolExecutor(jobs) as pool:
         for outcome in pool.map(hunt.outcome, faults):
             noticed = f"{outcome.tier:<8} {outcome.test}" if outcome.tier else "SURVIVES"
@@ -221,10 +210,10 @@ def main() -> int:
         __doc__,
         only={"metavar": "PLACE", "help": "faults of one place"},
         fault={"type": int, "metavar": "N", "help": "one fault, by its number"},
-        nearest={"action": "store_true", "help": "run the nearest files alone"},
-        all={"action": "store_true", "help": "run the slow tests too, where no other notices"},
-        least={"type": int, "metavar": "N", "help": "faults that must be noticed; all, if not given"},
-        jobs={"type": int, "default": 1, "metavar": "N", "help": "faults at once"},
+        nearest={"action": "store_true", "help": "run only the nearest files"},
+        all={"action": "store_true", "help": "also run the slow tests if no other test detects the fault"},
+        least={"type": int, "metavar": "N", "help": "faults that must be detected; default: all"},
+        jobs={"type": int, "default": 1, "metavar": "N", "help": "parallel jobs"},
         faults={"type": Path, "default": FAULTS, "metavar": "FILE", "help": "other faults than mutations.toml's"},
     )
     given = bench.given
@@ -242,7 +231,7 @@ def main() -> int:
     bench.tables["faults"] = [each._asdict() for each in outcomes]
     noticed = sum(bool(outcome.tier) for outcome in outcomes)
     least = len(chosen) if given.least is None else given.least
-    print(f"\n{noticed} of {len(chosen)} are noticed; {least} must be")
+    print(f"\n{noticed} of {len(chosen)} are detected; {least} must be")
     return bench.end(noticed >= least, hidden=["faults"])
 
 

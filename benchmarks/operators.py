@@ -1,11 +1,10 @@
-"""Shows where one process spends its time, beside what each operator must cost: `python -m benchmarks.operators`.
+"""Compares the time of each operator in one process with its floor: `python -m benchmarks.operators`.
 
-The workload and the models are those of `benchmarks/peer.py`, in one process on all cores, under `equal_time`. Each
-operator's floor is the larger of two times: its FLOPs at the rate of products of 256 rows, and the bytes of weights,
-keys, values and activations that it reads and writes at the bandwidth of products of one row, which read weights. Both
-are measured in the same run. Small tensors come from caches and may be faster than that. `--png FILE` draws the table.
-`--products` shows the products of one of the model's layers alone, in microseconds by rows, with bfloat16 and with
-quantized weights.
+Workload and models are those of `benchmarks/peer.py`, in one process on all cores, under `equal_time`. An operator's
+floor is the larger of two times: its FLOPs at the rate of GEMMs of 256 rows, and the bytes of weights, keys, values
+and activations that it reads and writes at the bandwidth of GEMVs, which read weights. Both rates are measured in the
+same run. Small tensors come from caches and may be faster. `--png FILE` draws the table. `--products` shows only the
+GEMMs of one layer, in microseconds by rows, with bfloat16 and quantized weights.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ import torch
 from gapless import LLM
 from gapless.conf.sampling import SamplingParams
 from gapless.conf.schema import ModelConfig
+from gapless.kernels.attention import PagedAttention
+from gapless.kernels.operators.cpp import CppKernels
 from gapless.kernels.packed import PackedWeight
 from gapless.kernels.quantized import QuantizedWeight
 from gapless.kernels.quantized_matrix import WeightFormat
-from gapless.models.attention.cpp import CppBackend
-from gapless.models.huggingface import resolve_architecture
-from gapless.models.kernels.cpp import CppKernels
+from gapless.models.checkpoint import Checkpoint
 from gapless.parallel.layers import LMHead
 from gapless.runtime.pipeline.stage_worker import StageWorker
 
@@ -40,7 +39,7 @@ from .support.peer_floor import ROWS, Products
 
 ELEMENT = 4  # bytes
 FEW_ROWS = 32
-FORMATS = {  # a group of 0 is a whole row
+FORMATS = {  # group 0: a whole row
     "bfloat16": None,
     "int8": WeightFormat(8, 0),
     "int8_both": WeightFormat(8, 0, int8_activations=True),
@@ -51,7 +50,7 @@ FORMATS = {  # a group of 0 is a whole row
 
 @dataclass(slots=True)
 class Operator:
-    """What the calls of an operator took and must take."""
+    """Time and minimum time of an operator's calls."""
 
     calls: int = 0
     seconds: float = 0.0
@@ -61,21 +60,21 @@ class Operator:
 
 
 class Stopwatch:
-    """Adds up the time of operators, without that of the operators that they call.
+    """Accumulates the exclusive time of operators.
 
     Args:
-        flops_per_s: of the best products.
-        bytes_per_s: of reading weights.
+        flops_per_s: best GEMM rate.
+        bytes_per_s: bandwidth of reading weights.
     """
 
     def __init__(self, flops_per_s: float, bytes_per_s: float) -> None:
         self.operators: defaultdict[str, Operator] = defaultdict(Operator)
         self._flops_per_s = flops_per_s
         self._bytes_per_s = bytes_per_s
-        self._inner = [0.0]  # seconds of operators called by each that runs
+        self._inner = [0.0]  # time of nested operators, by call depth
 
     def time(self, owner: type, method: str, cost: Callable[..., tuple[str, float, float]]) -> None:
-        """Time a method from now on. `cost` gives a call's name, FLOPs and bytes, by its arguments."""
+        """Patch a method to be timed. `cost` returns a call's operator, FLOPs and bytes from its arguments."""
         call = getattr(owner, method)
 
         @functools.wraps(call)
@@ -105,26 +104,26 @@ def product(weight: Any, x: Any, *_: Any) -> tuple[str, float, float]:
 
 
 def head(layer: Any, x: Any) -> tuple[str, float, float]:
-    """Return the cost of the LM head where its weight, the embedding's, is not packed; else its product is counted."""
+    """Return the cost of an LM head tied to an unpacked embedding; a packed one is counted as a product."""
     if layer.packed is not None:
         return "rest of the stage", 0.0, 0.0
     return "LM head (tied)", 2.0 * len(x) * layer.weight.numel(), ELEMENT * layer.weight.numel()
 
 
-def decodes(_: Any, q: Any, keys: Any, values: Any, decodes: Any, *__: Any) -> tuple[str, float, float]:
+def decodes(_: Any, q: Any, keys: Any, values: Any, starts: Any, *__: Any) -> tuple[str, float, float]:
     B, K, G, D = q.shape
-    context = int(decodes.starts.sum()) + B
+    context = int(starts.sum()) + B
     return "attention of decodes", 4.0 * context * K * G * D, 2.0 * ELEMENT * context * K * D
 
 
-def chunk(_: Any, q: Any, keys: Any, values: Any, plan: Any, *__: Any) -> tuple[str, float, float]:
+def chunk(_: Any, q: Any, keys: Any, values: Any, table: Any, start: Any, *__: Any) -> tuple[str, float, float]:
     N, K, G, D = q.shape
-    pairs = N * plan.start + N * (N + 1) / 2
-    return "attention of chunks", 4.0 * pairs * K * G * D, 2.0 * ELEMENT * (plan.start + N) * K * D
+    pairs = N * start + N * (N + 1) / 2
+    return "attention of chunks", 4.0 * pairs * K * G * D, 2.0 * ELEMENT * (start + N) * K * D
 
 
 def small(name: str, factor: float) -> Callable[..., tuple[str, float, float]]:
-    """Return a cost by the bytes of the first tensor, `factor` times."""
+    """Return a cost of `factor` times the bytes of the first tensor."""
     return lambda _, x, *__, **___: (name, 0.0, factor * x.numel() * ELEMENT)
 
 
@@ -136,8 +135,8 @@ CALLS: tuple[tuple[type, str, Callable[..., tuple[str, float, float]]], ...] = (
     (PackedWeight, "linear", product),
     (QuantizedWeight, "linear", product),
     (LMHead, "forward", head),
-    (CppBackend, "attend_decodes", decodes),
-    (CppBackend, "attend_chunk", chunk),
+    (PagedAttention, "attend_decodes", decodes),
+    (PagedAttention, "attend_chunk", chunk),
     (CppKernels, "norm", small("norm, gate, rotation, cache", 2.0)),
     (CppKernels, "gated_silu", small("norm, gate, rotation, cache", 1.5)),
     (CppKernels, "rotate_and_write", small("norm, gate, rotation, cache", 2.5)),
@@ -158,7 +157,7 @@ def main() -> int:
     with scratch() as scratched:
         folder = str(scratched / "model")
         MODELS[given.model](Path(folder))
-        arch = resolve_architecture(ModelConfig(weights=folder))
+        arch = Checkpoint.open(ModelConfig(weights=folder)).arch
         products = Products(arch)
         rate = 2 * products.elements * ROWS / products.seconds(ROWS)
         bandwidth = ELEMENT * products.elements / products.seconds(1)
@@ -190,11 +189,11 @@ def main() -> int:
 
 
 def show_products(bench: Benchmark) -> int:
-    """Measure the products of a layer, all formats by turns for each number of rows."""
+    """Measure the GEMMs of a layer in all formats, by number of rows."""
     with scratch() as scratched:
         folder = scratched / "model"
         MODELS[bench.given.model](Path(folder))
-        arch = resolve_architecture(ModelConfig(weights=str(folder)))
+        arch = Checkpoint.open(ModelConfig(weights=str(folder))).arch
     kinds = {name: Products(arch, torch.bfloat16, format) for name, format in FORMATS.items()}
     for rows in (1, 4, 16, 64, ROWS):
         bench.row("products", rows=rows, **{f"{name}_us": 1e6 * of.seconds(rows) for name, of in kinds.items()})
@@ -202,7 +201,7 @@ def show_products(bench: Benchmark) -> int:
 
 
 def draw(path: Path, title: str, rows: list[dict[str, Any]]) -> None:
-    """Draw each operator's seconds as a bar, the floor dark within it."""
+    """Draw a bar per operator, with its floor in a darker colour."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

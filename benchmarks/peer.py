@@ -1,26 +1,25 @@
-"""Times gapless beside vLLM's CPU build and the machine's floor, by turns: `python -m benchmarks.peer --vllm PYTHON`.
+"""Compares gapless with vLLM's CPU build and the machine's floor in interleaved runs: `python -m benchmarks.peer`.
 
-32 requests with prompts of 128 to 512 tokens and 64 greedy output tokens each, all there at the start, on one process,
-over two pipeline stages and over two tensor-parallel ranks, on all cores, in each type of `--dtype`. Both engines get
-the same weights (random, saved as a Hugging Face folder) and the same token ids. `same` is the share of requests that
-have the tokens of the first run in that type; in float32 that must be all.
+32 requests with prompts of 128 to 512 tokens and 64 greedy output tokens each, all at once, on one process, over two
+pipeline stages and over two tensor-parallel ranks, on all cores, in each type of `--dtype`. Both engines get the same
+weights (random, saved as a Hugging Face folder) and the same token ids. `same` is the share of requests whose tokens
+equal those of the first run in that type; in float32 that must be all.
 
-The floor is what the matrix products must take: their FLOPs, over the rate of products of 256 rows with the model's own
-weights in that type, laid out for oneDNN and cold, measured in each round. Attention, norms and reading weights for few
-rows are not in it.
+The floor is the time of the GEMMs alone: their FLOPs over the rate of GEMMs of 256 rows with the model's own weights in
+that type, in oneDNN's layout and cold, measured in each round. It does not include attention, norms or reading weights
+for few rows.
 
-`start` is from the start of the process to the first token of a first prompt. `MB` is the peak of the memory that its
-processes have for themselves, shared pages divided among them.
+`start` is from the start of the process to the first token of a first prompt. `MB` is the peak proportional set size of
+its processes.
 
-`--vllm` is the Python of an environment with vLLM's CPU build; without it gapless runs alone. `--llama`, that of one
-with `llama-cpp-python`, compares something else instead: SmolLM2-135M as GGUF files of several types, or the files
-whose paths `--files` has, by gapless in each `--dtype` and by llama.cpp, in tokens/s of all requests' prompts, of their
-decodes, and of both for one request alone. Decodes are the requests' whole time less that of their prompts. `--llama
-build` builds llama.cpp first and keeps it in the user's cache. Words after the options are gapless overrides, as
-`scheduler=equal_time`.
+`--vllm` is the Python of an environment with vLLM's CPU build; without it only gapless runs. `--llama`, the Python of
+an environment with `llama-cpp-python`, runs another comparison: SmolLM2-135M as GGUF files of several types, or the
+files in `--files`, by gapless in each `--dtype` and by llama.cpp, in tokens/s of all requests' prompts, of their
+decodes, and of both for a single request. Decode time is the total time less prompt time. `--llama build` builds
+llama.cpp first and keeps it in the user's cache. Overrides of gapless follow the options, e.g. `scheduler=equal_time`.
 
-`--march x86-64-v3` limits gapless, torch, oneDNN and a build of llama.cpp to a level of instruction sets that the
-processor includes, so that a ratio at that level can be measured on a newer machine.
+`--march x86-64-v3` limits gapless, torch, oneDNN and a build of llama.cpp to an instruction-set level that the
+processor includes, to measure the ratio at that level on a newer machine.
 """
 
 from __future__ import annotations
@@ -50,11 +49,11 @@ from .support.server import logged
 GRIDS = {"one": (1, 1), "pp2": (2, 1), "tp2": (1, 2)}
 SCRIPTS = Path(__file__).parent / "support"
 LIMIT_S = 900
-ALONE = 4  # requests that run alone, one after the other
+ALONE = 4  # requests that run alone, one at a time
 
 
 def save(kind: str, keys: Row, folder: Path) -> None:
-    """Save a model of random weights, made of a Hugging Face config."""
+    """Save a model with random weights, from a Hugging Face config."""
     import torch
     import transformers
 
@@ -88,7 +87,7 @@ MODELS: dict[str, Callable[[Path], object]] = {
 
 
 def vllm_environment(cores: list[str]) -> dict[str, str]:
-    """Return what vLLM's CPU build needs: the cores of each rank, as `0-1`."""
+    """Return the environment of vLLM's CPU build. `cores`: of each rank, e.g. `0-1`."""
     return {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "|".join(cores), "HF_HUB_OFFLINE": "1"}
 
 
@@ -111,7 +110,7 @@ def main() -> int:
     )
     given = bench.given
     if given.march:
-        os.environ[VARIABLE] = given.march  # which the engines' processes inherit
+        os.environ[VARIABLE] = given.march  # inherited by the engines' processes
         os.environ.update(required_level().limits)
     if given.llama == Path("build"):
         given.llama = build(required_level() if given.march else None)
@@ -122,14 +121,14 @@ def main() -> int:
 
 
 def required_level() -> Level:
-    """Return the level that kernels are limited to."""
+    """Return the instruction-set level that limits the kernels."""
     found = level()
     assert found is not None
     return found
 
 
 def beside_vllm(bench: Benchmark, folder: Path, job: Row) -> None:
-    """Run a model of random weights by gapless and by vLLM, and keep the tables."""
+    """Compare gapless with vLLM on a model with random weights."""
     given = bench.given
     MODELS[given.model](folder / "model")
     vocabulary = json.loads((folder / "model" / "config.json").read_text())["vocab_size"]
@@ -178,7 +177,7 @@ def beside_vllm(bench: Benchmark, folder: Path, job: Row) -> None:
 
 
 def beside_llama(bench: Benchmark, folder: Path, job: Row) -> None:
-    """Run the trained model's files by gapless and by llama.cpp, and keep the tables."""
+    """Compare gapless with llama.cpp on GGUF files."""
     from gguf import GGMLQuantizationType
 
     from .support.requantize import requantize
@@ -189,7 +188,7 @@ def beside_llama(bench: Benchmark, folder: Path, job: Row) -> None:
     for name, path in paths.items():
         if path.parent == folder:
             requantize(source, GGMLQuantizationType[name], path)
-    requests = make_requests(given, vocabulary=32000)  # ids that both models of `docs/performance.md` have
+    requests = make_requests(given, vocabulary=32000)  # in the vocabulary of both models of docs/performance.md
     alone = [[each] for each in requests[:ALONE]]
     rounds = [prefills(requests), requests, *(prefills(each) for each in alone), *alone]
     job |= {"rounds": write_rounds(folder, rounds), "threads": os.cpu_count()}
@@ -219,26 +218,26 @@ def beside_llama(bench: Benchmark, folder: Path, job: Row) -> None:
 
 
 def make_requests(given: Any, vocabulary: int) -> list[Row]:
-    """Return requests of random token ids, as the options ask for."""
+    """Return requests of random token ids, according to the options."""
     lengths = np.random.default_rng(0).integers(given.prompt[0], given.prompt[1] + 1, given.requests)
     ids = np.random.default_rng(1)
     return [{"prompt": ids.integers(5, vocabulary, n).tolist(), "output": given.output} for n in lengths]
 
 
 def prefills(requests: list[Row]) -> list[Row]:
-    """Return the same requests, for one output token each."""
+    """Return the same requests with one output token each."""
     return [request | {"output": 1} for request in requests]
 
 
 def write_rounds(folder: Path, rounds: list[list[Row]]) -> str:
-    """Write rounds of requests to a file; one begins when the one before is done."""
+    """Write rounds of requests to a file; rounds run one after another."""
     path = folder / "rounds.json"
     path.write_text(json.dumps([{"pause": 0.0, "requests": requests} for requests in rounds]))
     return str(path)
 
 
 def token_rates(rounds: list[list[Row]], seconds: list[float]) -> dict[str, float]:
-    """Return tokens/s of the rounds of `beside_llama`: all prompts, all requests, each prompt alone, each alone."""
+    """Return tokens/s from the rounds of `beside_llama`: all prompts, all requests, single prompts, single requests."""
     prompts = [sum(len(request["prompt"]) for request in requests) for requests in rounds]
     decodes = [sum(request["output"] - 1 for request in requests) for requests in rounds]
     lone, whole = slice(2, 2 + ALONE), slice(2 + ALONE, None)
@@ -251,12 +250,12 @@ def token_rates(rounds: list[list[Row]], seconds: list[float]) -> dict[str, floa
 
 
 def equal_share(outputs: list[list[int]], expected: list[list[int]]) -> float:
-    """Return the share of requests with the expected tokens."""
+    """Return the share of requests whose tokens are as expected."""
     return sum(map(list.__eq__, outputs, expected)) / len(expected)
 
 
 def run(engine: str, python: str, job: Row, pp: int = 1, tp: int = 1) -> Row:
-    """Run one engine in a process of its own; it prints `first` at its first token, then its numbers as JSON."""
+    """Run one engine in its own process, which prints `first` at its first token, then its results as JSON."""
     environment: dict[str, str] = {}
     if engine == "vllm":
         each = (os.cpu_count() or 1) // (pp * tp)

@@ -1,19 +1,19 @@
-"""Makes every picture that README.md and docs/ show, and the runs that some are of: `make pictures`.
+"""Makes every picture of README.md and docs/, including the runs that some show: `make pictures`.
 
     python -m benchmarks.pictures [SCENE,...] [--draw]
 
 Scenes, and what each makes:
 
 - `pb1`, `pb2`, `pb3`: the bubbles of `docs/bubbles.md`, two minutes each. A `gapless bench` of a few requests over two
-  stages runs first under a policy that shows a bubble, then under policies that remove it. The picture shows the part
-  of the first run that holds most of that bubble, and the middle of the others.
-- `reading`: parts of a run's page and its charts for `docs/reading_a_report.md`. They say how a report looks; no
+  stages runs first under a policy with that bubble, then under policies that remove it. The picture shows the window of
+  the first run with the most of that bubble, and the middle of the others.
+- `reading`: parts of a run's page and its charts for `docs/reading_a_report.md`. They show what a report looks like; no
   document takes a number from them.
-- `first`: the page of the run that `make run` does, for `README.md`.
-- `live`: the page of a server that has the same questions while somebody talks with it, for `docs/serve.md`.
-- `performance`, `policies`: charts of numbers in `benchmarks/results` (of `operators` and `every_policy`).
+- `first`: the page of the `make run` run, for `README.md`.
+- `live`: the page of a server with the same questions during a chat, for `docs/serve.md`.
+- `performance`, `policies`: charts of numbers in `benchmarks/results` (`operators` and `every_policy`).
 - `paper`: `docs/paper.md` and its charts, as `make paper`.
-- `all`: no picture but a table of every policy for `docs/bubbles.md`, eight minutes. It runs only by its name.
+- `all`: no picture but a table of every policy for `docs/bubbles.md`, eight minutes. It runs only if named.
 
 `reading`, `first` and `live` need Chromium and its driver, the last two SmolLM2. `--draw` only draws.
 """
@@ -32,10 +32,10 @@ import numpy as np
 
 from gapless import read_run
 from gapless.conf.policies import POLICY_CONFIGS
-from gapless.runtime.drawing.timeline_png import TimelineWindow, write_timeline
-from gapless.runtime.ledger.causes import CAUSES, Cause
-from gapless.runtime.ledger.ledger import Ledger
-from gapless.runtime.run_folder.read import read_run_folder
+from gapless.runtime.analysis.drawing.timeline_png import TimelineWindow, write_timeline
+from gapless.runtime.analysis.ledger.causes import CAUSES, Cause
+from gapless.runtime.analysis.ledger.ledger import Ledger
+from gapless.runtime.analysis.run_folder.read import read_run_folder
 
 from . import operators
 from .paper.__main__ import main as paper
@@ -53,12 +53,12 @@ class Scene:
 
     overrides: str
     seconds: float = 0.0
-    all_at_worst: bool = False  # show the part with most of the bubble in every run, not only in the first
+    all_at_worst: bool = False  # show the window with most of the bubble in every run, not only in the first
 
 
 SCENES = {
     "pb1": Scene(
-        "cache.num_blocks=2048 scheduler=prefill_first,sarathi,equal_time scheduler.max_batched_tokens=1 "
+        "cache.num_blocks=2048 scheduler=prefill_first,sarathi,equal_time scheduler.max_prefill_tokens=1 "
         "scheduler.chunk=256 scheduler.batch=8 workload=fixed workload.input_len=700 workload.range_ratio=0.9 "
         "workload.output_len=4 workload.num_prompts=16",
         6.0,
@@ -78,7 +78,7 @@ SCENES = {
     "all": Scene(
         "cache.num_blocks=2048 "
         "scheduler=request_level,orca_worst,orca_best,prefill_first,token_throttle,token_budget,sarathi,equal_time "
-        "scheduler.batch=4 scheduler.chunk=64 scheduler.budget=64 scheduler.max_batched_tokens=1024 "
+        "scheduler.batch=4 scheduler.chunk=64 scheduler.max_batched_tokens=64 scheduler.max_prefill_tokens=1024 "
         "workload=zipf workload.theta=0 workload.min_len=512 workload.max_len=1024 workload.num_prompts=14",
     ),
     "reading": Scene(
@@ -90,12 +90,12 @@ SCENES = {
 FIRST = "model=smollm2 prompts=questions sampling.temperature=0.2 parallel=pp2 sampling.top_p=0.9"  # as `make run`
 TALK = ("What is the capital of France?", "And what is it known for?")
 SECTIONS = {"cards": ".cards", "timeline": "#pipeline", "idle": "section:has(table.bubbles)"}  # of a run's page
-CHARTS = {  # by run: those that the page shows
+CHARTS = {  # of the page, by run
     "01_sarathi": "stage_times batch_composition kv_use queue bubble_time_per_request requests_completed ttft itl",
     "02_equal_time": "predictions",
 }
 RESULTS = Path("benchmarks/results")
-MADE = {  # by scene: the pictures that it makes in docs/images; `paper_*` are of `paper`
+MADE = {  # pictures in docs/images by scene; `paper` makes `paper_*`
     **{name: [name] for name in (*NAMED, "live", "performance", "policies")},
     "first": ["report"],
     "reading": [f"reading_{name}" for name in [*SECTIONS, *" ".join(CHARTS.values()).split()]],
@@ -137,7 +137,7 @@ def main() -> int:
 
 
 def idle_by_policy(bench: Benchmark, folder: Path) -> None:
-    """Show each run's idle time by cause as a share of stage time, its throughput and p99 TBT."""
+    """Report each run's idle time by cause as a share of stage time, its throughput and p99 TBT."""
     for run in json.loads((folder / "bench.json").read_text())["runs"]:
         stage_seconds = sum(run["bubble_seconds"].values()) / run["bubble_fraction"]
         shares = {f"{name}_share": run["bubble_seconds"][cause] / stage_seconds for name, cause in NAMED.items()}
@@ -156,7 +156,7 @@ def draw_bubble(folder: Path, scene: Scene, cause: Cause, image: Path) -> None:
 
 
 def densest(ledger: Ledger, cause: Cause, seconds: float) -> tuple[float, float]:
-    """Begin and end of the `seconds` of a run that hold most idle time of a cause."""
+    """Return the window of `seconds` with the most idle time of a cause."""
     starts, lengths = (
         np.concatenate([getattr(idle, of)[idle.cause == CAUSES.index(cause)] for idle in ledger.idle_columns])
         for of in ("start", "seconds")
@@ -171,7 +171,7 @@ def densest(ledger: Ledger, cause: Cause, seconds: float) -> tuple[float, float]
 
 
 def central(ledger: Ledger, seconds: float) -> tuple[float, float]:
-    """Begin and end of the `seconds` in the middle of a run."""
+    """Return the window of `seconds` in the middle of a run."""
     start = max(0.0, (ledger.span_seconds - seconds) / 2)
     return start, start + seconds
 
@@ -189,7 +189,7 @@ def draw_first(folder: Path) -> None:
 
 
 def draw_live() -> None:
-    """Ask the questions two at a time, talk in the page, and draw it while an answer comes."""
+    """Send the questions two at a time, chat in the page, and draw it while an answer streams."""
     from tests.support.browser import browsing
     from tests.support.server import serving
 
@@ -208,7 +208,7 @@ def draw_live() -> None:
 
         with ThreadPoolExecutor(2) as others:
             asked = [others.submit(ask, question) for question in questions]
-            time.sleep(10)  # that the page shows
+            time.sleep(10)  # for the page's charts
             for question in TALK:
                 browser.run("document.getElementById('prompt').value = arguments[0]", question)
                 browser.run("document.getElementById('answer-note').textContent = ''")
@@ -233,13 +233,13 @@ def draw_policies() -> None:
 
 
 def measured(name: str) -> dict[str, list[Row]]:
-    """Return the tables of the latest measurement that `benchmarks/results` has of a benchmark."""
+    """Return the tables of a benchmark's latest measurement in `benchmarks/results`."""
     found: dict[str, list[Row]] = json.loads((RESULTS / f"{name}.json").read_text())["measurements"][-1]["tables"]
     return found
 
 
 def in_few_colours(image: Path) -> None:
-    """Write a picture of a page with a palette, in a third of the bytes."""
+    """Rewrite a screenshot with a palette, a third of the size."""
     from PIL import Image
 
     found = Image.open(image).convert("RGB")

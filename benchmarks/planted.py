@@ -1,17 +1,15 @@
-"""Judges explanations by problems that were planted: `python -m benchmarks.planted`.
+"""Evaluates explanations on planted problems: `python -m benchmarks.planted`.
 
-Simulated runs with one problem each (12 kinds, three sizes: `support/plants.py`) beside their controls, the same runs
-without the problem, and healthy runs of all shapes. What a problem costs in truth is the planted run less its control.
-The table has the cause that the explanation names first and what it claims that this costs, whether the cause is right
-and the size within 10% of the truth, and whether the change that it names saves about as much as the best single change
-does, both by simulating them.
+Simulated runs with one problem each (12 kinds, three sizes: `support/plants.py`), their controls (the same runs without
+the problem), and healthy runs of all shapes. The true cost of a problem is the planted run less its control. The table
+shows the first cause that the explanation names and the cost that it claims; whether the cause is right and the claim
+within 10% of the truth; and whether the suggested change saves about as much as the best single change does. Both
+changes are simulated.
 
-`--only KIND` judges one kind, `--healthy` only the healthy runs. `--draw SEED` draws other plants, one of each kind and
-of any size (`support/drawn_plants.py`). Ten minutes of one core.
+`--only KIND` evaluates one kind, `--healthy` only the healthy runs. Ten minutes of one core.
 
-`--traces` plays traces of another engine's ranks, one of which is slow, beside the same pipeline with ranks that are
-alike (`support/slow_traces.py`); seconds. `--real` plants problems in a real pipeline of two stages
-(`support/real_plants.py`), or runs healthy ones with `--healthy`; six minutes of 2 cores that do nothing else.
+`--real` plants problems in a real pipeline of two stages (`support/real_plants.py`), or runs healthy ones with
+`--healthy`; six minutes of 2 cores that do nothing else.
 """
 
 from __future__ import annotations
@@ -29,41 +27,38 @@ import yaml
 from gapless.conf.build import to_mapping
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import ComparisonConfig, SimulateConfig
+from gapless.runtime.analysis.explain.analysed_run import AnalysedRun
+from gapless.runtime.analysis.explain.explain_run import quick_explanation
+from gapless.runtime.analysis.explain.explanation import METRICS, TOLERANCE, seconds_of
+from gapless.runtime.analysis.explain.roots import Root
+from gapless.runtime.analysis.explain.sized_cause import SizedCause
+from gapless.runtime.analysis.explain.twin import Values, changed_config, values_of
+from gapless.runtime.analysis.run_folder.run_info import RunInfo
 from gapless.runtime.core.run_record import RunRecord
-from gapless.runtime.explain.analysed_run import AnalysedRun
-from gapless.runtime.explain.explain_run import quick_explanation
-from gapless.runtime.explain.explanation import METRICS, TOLERANCE, seconds_of
-from gapless.runtime.explain.roots import Root
-from gapless.runtime.explain.sized_cause import SizedCause
-from gapless.runtime.explain.twin import Values, changed_config, values_of
 from gapless.runtime.pipeline.protocol import PipelineError
-from gapless.runtime.run_folder.run_info import RunInfo
-from gapless.runtime.traces.pipeline_run import run_of_traces
 
-from .support.drawn_plants import drawn
 from .support.harness import Benchmark, Row
 from .support.plants import REAL_ROOTS, ROOTS, Plant, healthy, plants
 from .support.real_plants import real_healthy, real_plants, real_run
 from .support.simulated import configure, replicas_of
-from .support.slow_traces import SLOW_STAGES, SlowStage
 
 SECONDS = 8.0  # of an explanation
-WITHIN = 0.1  # share of the truth by which a size may be off
+WITHIN = 0.1  # tolerated error of a claimed cost, as a share of the truth
 WITHIN_REAL = 0.2  # the same in a real pipeline
-LEAST_SAVING = 0.03  # share of the run from which on a change counts
-BEHIND = 0.02  # share of the run by which a named change may save less than the best one
+LEAST_SAVING = 0.03  # share of the run below which a change does not count
+BEHIND = 0.02  # share of the run by which a suggested change may save less than the best one
 
 
 @dataclass(frozen=True, slots=True)
 class Explained:
-    """A run with what the explanation names.
+    """A run and its explanation.
 
     Attributes:
-        run: as it was simulated.
-        config: of the run.
-        values: of the run, by metric.
-        causes: named, the largest first.
-        seconds: that the explanation took.
+        run: the analysed run.
+        config: its config.
+        values: its values by metric.
+        causes: in the explanation, largest first.
+        seconds: time that the explanation took.
     """
 
     run: AnalysedRun
@@ -74,9 +69,7 @@ class Explained:
 
 
 def main() -> int:
-    bench = Benchmark(
-        __doc__, only={"choices": [*REAL_ROOTS], "metavar": "KIND"}, healthy=False, draw=0, traces=False, real=False
-    )
+    bench = Benchmark(__doc__, only={"choices": [*REAL_ROOTS], "metavar": "KIND"}, healthy=False, real=False)
     if bench.given.real and bench.given.healthy:
         for plant in real_healthy():
             bench.row("healthy", **diagnosed(plant.kind, explained_record(*real_run(plant, is_control=True))))
@@ -86,18 +79,13 @@ def main() -> int:
             if bench.given.only in (None, plant.kind):
                 bench.row("real", **planted_for_real(plant))
         return bench.end()
-    if bench.given.traces:
-        for name, slow in SLOW_STAGES.items():
-            bench.row("traces", **traced(name, slow))
-        return bench.end()
     only, seconds = bench.given.only, []
-    several = drawn(bench.given.draw) if bench.given.draw else plants()
-    for plant in several if not bench.given.healthy else []:
+    for plant in plants() if not bench.given.healthy else []:
         if only in (None, plant.kind):
             row = judged(plant)
             seconds.append(row["took_s"])
             bench.row("plants", **row)
-    for name, keys in healthy().items() if only is None and not bench.given.draw else []:
+    for name, keys in healthy().items() if only is None else []:
         row = diagnosed(name, explained([keys]))
         seconds.append(row["took_s"])
         bench.row("healthy", **row)
@@ -119,11 +107,6 @@ def _of(several: Sequence[bool]) -> str:
     return f"{sum(several)} of {len(several)}"
 
 
-def causes_of(run: AnalysedRun) -> list[SizedCause]:
-    """Return what is named as making a run longer, the largest first."""
-    return list(run.causes)
-
-
 def explained(keys: Sequence[str]) -> Explained:
     """Simulate a run and explain it."""
     config = configure(*keys)
@@ -135,18 +118,18 @@ def explained_record(record: RunRecord, config: ComparisonConfig) -> Explained:
     """Explain a run."""
     begin = perf_counter()
     run = AnalysedRun.of(record, RunInfo(to_mapping(config)), partial(quick_explanation, seconds=SECONDS))
-    causes = causes_of(run)
+    causes = run.causes
     return Explained(run, config, values_of(record), causes, perf_counter() - begin)
 
 
 def values_with(config: SimulateConfig) -> Values:
-    """Simulate a config; return its values, of several replicas the largest of each."""
+    """Simulate a config; return each value's maximum over the replicas."""
     several = [values_of(replica.record) for replica in replicas_of(config)]
     return {metric: max(values[metric] for values in several) for metric in METRICS}
 
 
 def judged(plant: Plant) -> Row:
-    """Return the row of a plant."""
+    """Explain a planted run, and return its row."""
     found, control = explained(plant.planted), values_with(configure(*plant.without))
     truth = seconds_of(found.values, plant.metric) - seconds_of(control, plant.metric)
     change = next((each for each in found.causes if each.overrides), None)
@@ -170,7 +153,7 @@ def judged(plant: Plant) -> Row:
 
 
 def diagnosed(name: str, found: Explained) -> Row:
-    """Return the row of a healthy run."""
+    """Return the row of an explained healthy run."""
     first = found.causes[0] if found.causes else None
     return {
         "run": name,
@@ -184,33 +167,8 @@ def diagnosed(name: str, found: Explained) -> Row:
     }
 
 
-def traced(name: str, slow: SlowStage) -> Row:
-    """Judge traces from another engine with one slow rank, and return the row."""
-    traces, whole = slow.play()
-    truth = whole - slow.control.play()[1]
-    begin = perf_counter()
-    causes = causes_of(AnalysedRun.of(run_of_traces(traces).record, RunInfo({})))
-    first = causes[0] if causes else None
-    error = first.seconds / truth - 1 if first else None
-    return {
-        "ranks": name,
-        "truth_s": truth,
-        "truth_share": truth / whole,
-        "cause": str(first.cause) if first else "none",
-        "stage": first.stage if first else None,
-        "claimed_s": first.seconds if first else None,
-        "low_s": first.low if first else None,
-        "high_s": first.high if first else None,
-        "error_share": error,
-        "right": first is not None and (first.cause, first.stage) == (Root.SLOW_STAGE, slow.slow),
-        "within": error is not None and abs(error) <= WITHIN,
-        "ill": bool(causes_of(AnalysedRun.of(run_of_traces(slow.control.play()[0]).record, RunInfo({})))),
-        "took_s": perf_counter() - begin,
-    }
-
-
 def planted_for_real(plant: Plant) -> Row:
-    """Return the row of a plant in a real pipeline, with a control before it and one after it."""
+    """Run a plant in a real pipeline between two controls, and return its row."""
     before, planted, after = (real_run(plant, is_control=is_control) for is_control in (True, False, True))
     found = explained_record(*planted)
     controls = [values_of(record)["duration"] for record, _ in (before, after)]
@@ -228,9 +186,9 @@ def planted_for_real(plant: Plant) -> Row:
 
 
 def _first(found: Explained, roots: Collection[Root], truth: float, within: float) -> Row:
-    """Return the columns of the first cause beside the truth, in seconds.
+    """Compare the first cause with the truth, in seconds.
 
-    `roots` name the problem; `within`: share by which the size may be off.
+    `roots` are right answers; `within` is the tolerated error as a share.
     """
     first = found.causes[0] if found.causes else None
     error = first.seconds / truth - 1 if first else None
@@ -250,7 +208,7 @@ def _read(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def saving_of(found: Explained, cause: SizedCause | None, metric: str) -> float | None:
-    """Simulate the change of a cause and return how much of the metric it saves; None without a change."""
+    """Simulate a cause's suggested change and return what it saves; None without a change."""
     if cause is None or not cause.overrides:
         return None
     after = values_with(changed_config(found.config, _read(cause.overrides)))
@@ -258,9 +216,9 @@ def saving_of(found: Explained, cause: SizedCause | None, metric: str) -> float 
 
 
 def best_saving(found: Explained, plant: Plant) -> tuple[str, float]:
-    """Return the best single change, and what it saves of the metric: the one that undoes the plant, or a usual one.
+    """Return the best single change, undoing the plant or a usual one, and what it saves of the metric.
 
-    A change that makes another metric much longer is a trade, and no better one; that undoes the plant may be.
+    A usual change that makes another metric much worse is a trade and does not count.
     """
     best = ("", 0.0)
     for overrides in filter(None, (plant.undo, *usual_changes(found.config))):
@@ -277,10 +235,10 @@ def best_saving(found: Explained, plant: Plant) -> tuple[str, float]:
 
 
 def usual_changes(config: SimulateConfig) -> Iterator[str]:
-    """Yield single changes that are tried on any run."""
+    """Yield single changes to try on any run."""
     policy = config.scheduler
     yield from (f"scheduler={name}" for name in ("equal_time", "token_budget", "sarathi") if name != policy.name)
-    for key in ("chunk", "budget"):
+    for key in ("chunk", "max_batched_tokens"):
         if isinstance(size := getattr(policy, key, None), int):
             yield from (f"scheduler.{key}={int(size * factor)}" for factor in (0.25, 0.5, 2, 4))
     if config.parallel.pp > 1:

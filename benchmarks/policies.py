@@ -1,15 +1,15 @@
-"""Runs policies and chunk sizes by turns on the real pipeline, over ratios of prompt to output.
+"""Compares policies and chunk sizes on the real pipeline in interleaved runs, at several P:D ratios.
 
     python -m benchmarks.policies                                                        # five policies
     python -m benchmarks.policies --policies sarathi,equal_time --chunks 64,128,256,512,auto --pd 2,10,50
 
 A LLaMA of about 160M parameters serves requests of 256 to 1,024 tokens over two pipeline stages of one thread each
-(`support/real_pipeline.py`); all requests are there at the start. The policies take turns, each with at most `--chunks`
-prompt tokens a micro-batch where the policy has such a bound.
+(`support/real_pipeline.py`); all requests arrive at the start. Runs of the policies are interleaved. `--chunks` bounds
+the prompt tokens of a micro-batch for policies that have such a bound.
 
-Prints medians for each ratio of prompt to output tokens (P:D), with tokens/s over those of the first policy, turn by
-turn, and over those of the best fixed chunk; what is asked of the policies and whether they meet it, turn by turn; and
-how much of each speed-up comes from less compute and how much from fewer bubbles.
+Prints, for each ratio of prompt to output tokens (P:D), medians and the throughput relative to the first policy (per
+turn) and to the best fixed chunk; whether each requirement is met; and how much of each speed-up comes from less
+compute and how much from fewer bubbles.
 
 Further arguments are overrides of `gapless bench`. About 40 minutes on 2 cores; --pd, --requests and --rounds shorten
 it. `--report` only reports on the runs in --out.
@@ -49,7 +49,8 @@ def main() -> int:
     given = bench.given
     cases = {
         f"pd{ratio:g}_{chunk}": f"{SETTING} workload.pd_ratio={ratio:g} workload.num_prompts={given.requests} "
-        f"scheduler.chunk={chunk}" + (f" scheduler.budget={chunk}" if "token_budget" in given.policies else "")
+        f"scheduler.chunk={chunk}"
+        + (f" scheduler.max_batched_tokens={chunk}" if "token_budget" in given.policies else "")
         for ratio in given.pd
         for chunk in given.chunks
     }
@@ -77,7 +78,7 @@ def _figures(summary: dict[str, Any]) -> dict[str, float]:
 
 
 def _explain(bench: Benchmark, ratio: float, turns: list[Turn]) -> None:
-    """Say whether what is asked is met, and where speed-ups come from."""
+    """Report whether requirements are met, and where speed-ups come from."""
     pairs = {}
     for what, metric, over, under, holds, bound in ASKED:
         if {over, under} <= turns[0].keys():
@@ -94,12 +95,12 @@ def _explain(bench: Benchmark, ratio: float, turns: list[Turn]) -> None:
 
 
 def _over(turns: list[Turn], metric: str, over: str, under: str) -> list[float]:
-    """Return the metric of one over the other, turn by turn: both ran in the same minutes."""
+    """Return the ratio of a metric of two policies for each turn; both ran within the same minutes."""
     return [turn[over][metric] / max(turn[under][metric], 1e-12) for turn in turns]
 
 
 def _compute_seconds(summary: dict[str, Any]) -> float:
-    """Return the seconds that a stage computed, averaged over the stages."""
+    """Return the compute time of a stage, averaged over stages."""
     return statistics.fmean(summary["stage_busy_fraction"]) * float(summary["duration"])
 
 

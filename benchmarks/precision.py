@@ -1,12 +1,11 @@
-"""Measures what numbers of fewer bits cost in accuracy: `python -m benchmarks.precision`.
+"""Measures the accuracy lost to low-precision types: `python -m benchmarks.precision`.
 
-The trained SmolLM2-135M reads a text, in windows of --context tokens, each from an empty cache. Beside the model in
-float32 stand bfloat16, caches of 8 bits, and weights that are rounded as they are loaded: the mean KL divergence of the
-next token's distribution from float32's, how often the likeliest token is the same, and the perplexity of the text.
-`kv_bytes` are those of a token.
+The trained SmolLM2-135M reads a text in windows of --context tokens, each from an empty cache. bfloat16, 8-bit KV
+caches and weights quantized on load are compared with float32: mean KL divergence of the next-token distribution,
+share of equal argmax tokens, and perplexity of the text. `kv_bytes` is per token.
 
-The package's file holds most weights in Q4_1, in whose groups `int4` would find the same codes again. So what is
-rounded is the same model with its channels in another order.
+The package's file has most weights in Q4_1, and `int4` would recover exactly its quantized values. So the quantized
+model is the same model with permuted channels.
 """
 
 from __future__ import annotations
@@ -22,9 +21,10 @@ import torch.nn.functional as F
 from gapless.conf.schema import ModelConfig
 from gapless.models.batch import RaggedBatch, Segment
 from gapless.models.build_stage import build_stage
+from gapless.models.checkpoint import Checkpoint
 from gapless.models.gguf.smollm2 import smollm2
-from gapless.models.huggingface import resolve_architecture
-from gapless.models.memory import BYTES, kv_bytes_per_token, resolve_dtype
+from gapless.models.memory import BYTES, kv_bytes_per_token
+from gapless.models.stage_spec import StageSpec
 from gapless.models.tokenizer import load_tokenizer
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
@@ -38,9 +38,9 @@ TEXT = Path(__file__).parents[1] / "docs" / "ledger.md"
 
 
 class Case(NamedTuple):
-    """Numbers that a model is computed with."""
+    """Types of a model and its KV cache."""
 
-    model: dict[str, Any]  # keys of the model
+    model: dict[str, Any]  # model keys
     cache_dtype: str = "auto"
 
     @property
@@ -56,7 +56,7 @@ ROUNDED = [Case({"dtype": "bfloat16", "quantization": bits}) for bits in ("int8"
 def main() -> int:
     bench = Benchmark(__doc__, text=TEXT, tokens=3072, context=1024)
     given, file = bench.given, smollm2()
-    arch = resolve_architecture(ModelConfig(weights=str(file)))
+    arch = Checkpoint.open(ModelConfig(weights=str(file))).arch
     ids = load_tokenizer(file, arch.vocab_size).encode(given.text.read_text())[: given.tokens]
     windows = [ids[i : i + given.context] for i in range(0, len(ids), given.context)]
     references = list(log_probs(file, CASES[0], windows))
@@ -69,7 +69,7 @@ def main() -> int:
                 divergence += F.kl_div(own, true, log_target=True, reduction="sum").item()
                 same += (own.argmax(-1) == true.argmax(-1)).sum().item()
                 surprise -= own[torch.arange(len(window) - 1), window[1:]].sum().item()
-            element = BYTES[resolve_dtype(ModelConfig(weights=str(weights), **case.model), "cpu")]
+            element = BYTES[Checkpoint.open(ModelConfig(weights=str(weights), **case.model)).dtype("cpu")]
             bench.row(
                 "precision",
                 numbers=case.name,
@@ -83,20 +83,20 @@ def main() -> int:
 
 @torch.inference_mode()
 def log_probs(weights: Path, case: Case, windows: list[list[int]]) -> Iterator[torch.Tensor]:
-    """Yield the logarithms of the next token's probabilities, [tokens, V], of each window."""
+    """Yield the next-token log-probabilities, [tokens, V], of each window."""
     model = ModelConfig(weights=str(weights), **case.model)
-    arch = resolve_architecture(model)
+    arch = Checkpoint.open(model).arch
     blocks = range(-(-max(map(len, windows)) // BLOCK))
     with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 60) as groups:
-        stage = build_stage(
-            model,
-            arch,
-            groups,
-            range(arch.num_layers),
+        spec = StageSpec(
+            model=model,
+            arch=arch,
+            layers=(0, arch.num_layers),
             num_blocks=len(blocks),
             block_size=BLOCK,
             cache_dtype=case.cache_dtype,
         )
+        stage = build_stage(spec, groups)
         stage.pack()
         for window in windows:
             batch = RaggedBatch.of(window, [Segment(0, len(window), blocks)], [], range(len(window)))

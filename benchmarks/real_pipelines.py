@@ -1,10 +1,10 @@
-"""Says how far simulations of real servers are off: `python -m benchmarks.real_pipelines FOLDER --write FILE`.
+"""Reports how far simulations of real servers are off: `python -m benchmarks.real_pipelines FOLDER --write FILE`.
 
-FOLDER holds `h200/h200_pp.csv` (vLLM on eight H200s: median time between tokens, output tokens/s) and
-`h200/silicon.csv` (ai-dynamo/aiconfigurator, Apache-2.0: whole servers of one stage, time to first token and per output
-token). Each server is simulated by `engine=vllm` as its clients loaded it: a closed loop. Four constants of the host
-were fitted to those of Qwen3 0.6B in `h200_pp.csv` (`--fit`). The H100's time a row, the rate of large FP8 products and
-a prompt token's time to the engine were fitted to every second one of `silicon.csv`. All others are held
+FOLDER contains `h200/h200_pp.csv` (vLLM on eight H200s: median time between tokens, output tokens/s) and
+`h200/silicon.csv` (ai-dynamo/aiconfigurator, Apache-2.0: single-stage servers, time to first token and per output
+token). Each server is simulated with `engine=vllm` under its clients' load, a closed loop. Four constants of the host
+were fitted to the servers of Qwen3 0.6B in `h200_pp.csv` (`--fit`). The H100's time per row, the rate of large FP8
+GEMMs and the front's time per prompt token were fitted to every second server of `silicon.csv`. All others are held
 out. FILE is `docs/accuracy.md`. Two minutes on one core.
 """
 
@@ -23,13 +23,13 @@ import numpy as np
 
 from gapless.conf.errors import ConfigError
 from gapless.parallel.placement import StageLink
-from gapless.runtime.cost.stage_costs import MicroBatchShape
-from gapless.runtime.simulation.setting import make_setting
+from gapless.runtime.simulation.cost.stage_costs import MicroBatchShape
+from gapless.runtime.simulation.pipeline.setting import make_setting
 
 from .support.harness import Benchmark, say
 from .support.simulated import configure, replicas_of
 
-MODELS = {  # by the names of the files
+MODELS = {  # by name in the files
     "qwen3-0.6b": (
         "model=qwen3-8b model.architecture.hidden_size=1024 model.architecture.num_layers=28 "
         "model.architecture.num_heads=16 model.architecture.ffn_size=3072 model.architecture.tie_embeddings=true"
@@ -52,10 +52,10 @@ LONG = "model.architecture.max_position=131072"
 
 @dataclass(frozen=True)
 class Campaign:
-    """A set of servers whose clients and flags were alike.
+    """A set of servers with the same kind of clients and flags.
 
-    `keys` are overrides that say so; in them {inputs}, {outputs} and {clients} are a server's. `requests` are those of
-    each client, of which the first `warmup` do not count. Where `cached`, prompts came from the prefix cache.
+    `keys` are the overrides for them, with {inputs}, {outputs} and {clients} of a server. Each client sends `requests`
+    requests, of which the first `warmup` do not count. `cached`: prompts were in the prefix cache.
     """
 
     name: str
@@ -70,16 +70,16 @@ PIPELINES = Campaign("8 x H200", "workload.input_len={inputs} workload.output_le
 # aiconfigurator's own, vLLM 0.12. Its generator sets max_num_batched_tokens to the prompt + 1500 + max_num_seqs (512).
 OWN = Campaign(
     "Qwen3 32B, H100",
-    "workload.input_len={inputs} workload.output_len={outputs} scheduler.budget={budget}",
+    "workload.input_len={inputs} workload.output_len={outputs} scheduler.max_batched_tokens={budget}",
 )
-# SemiAnalysis InferenceX: lengths from 0.8 to 1 of those named, ten requests a client from the start, no prefix cache.
+# SemiAnalysis InferenceX: lengths from 0.8 to 1 of the nominal ones, ten requests per client, no prefix cache.
 INFERENCEX = Campaign(
     "Llama 3.1 70B FP8, H100 and H200",
     "workload.input_len={shorter_inputs} workload.output_len={shorter_outputs} workload.range_ratio=0.111 "
     "cache.prefix_caching=false scheduler.max_batch={clients} " + LONG,
 )
-# Some of these first tokens come earlier than the peak of the cards allows: clients send 100 prompts (the default of
-# AIPerf, --num-dataset-entries) again and again.
+# Some first tokens are faster than the GPUs' peak allows: clients repeat 100 prompts (AIPerf's default of
+# --num-dataset-entries).
 REPEATED = Campaign(
     "others in FP8",
     "workload.input_len={inputs} workload.output_len={outputs} workload.distinct_prompts=100 " + LONG,
@@ -90,7 +90,7 @@ CAMPAIGNS = (OWN, INFERENCEX, REPEATED)
 
 @dataclass(frozen=True, eq=False)
 class Server:
-    """A server that was measured: its setting, and what its clients saw, in seconds or tokens/s."""
+    """A measured server: its setting, and its clients' measurements in seconds or tokens/s."""
 
     model: str
     quantization: str | None
@@ -106,7 +106,7 @@ class Server:
 
     @property
     def keys(self) -> str:
-        """The overrides of its simulation."""
+        """Overrides of its simulation."""
         clients = self.campaign.keys.format(
             inputs=self.inputs,
             outputs=self.outputs,
@@ -123,13 +123,13 @@ class Server:
 
     @cached_property
     def counts_first_tokens(self) -> bool:
-        """Whether first tokens can be compared: all requests fit into the KV cache, and prompts are computed."""
+        """Whether TTFT is comparable: all requests fit into the KV cache and no prompt was cached."""
         fits = self.clients * (self.inputs + self.outputs) <= make_setting(configure(self.keys)).plan.kv_tokens
         return fits and not self.campaign.cached
 
 
 def pipelines(folder: Path) -> list[Server]:
-    """Read the servers of eight GPUs."""
+    """Read the eight-GPU servers."""
     return [
         Server(
             *(line["model"], "fp8" if line["dtype"] == "fp8" else None, "h200", int(line["tp"]), int(line["pp"])),
@@ -142,7 +142,7 @@ def pipelines(folder: Path) -> list[Server]:
 
 
 def servers(folder: Path) -> list[Server]:
-    """Read vLLM's servers of one stage; every second one was fitted."""
+    """Read vLLM's single-stage servers; every second one was fitted."""
     found: list[Server] = []
     for line in _lines(folder / "h200" / "silicon.csv"):
         name = line["model"].rpartition("/")[2].lower().removesuffix("-fp8").removesuffix("-instruct")
@@ -164,9 +164,9 @@ def _lines(path: Path) -> list[dict[str, str]]:
 
 
 def simulated(server: Server) -> dict[str, float] | None:
-    """Simulate a server; return what its clients would see, None where its model does not fit.
+    """Simulate a server; return its clients' measurements, or None if its model does not fit.
 
-    The median time between tokens is over all pairs of tokens, as it is where prompts interrupt decodes.
+    The median time between tokens is over all pairs of tokens, including those that a prefill interrupts.
     """
     try:
         (replica,) = replicas_of(configure(server.keys))
@@ -188,7 +188,7 @@ Found = list[tuple[Server, dict[str, float]]]
 
 
 def run(all_servers: Iterable[Server]) -> Found:
-    """Simulate servers; return each with simulated / measured - 1 of what was measured."""
+    """Simulate servers; return each with its errors, simulated / measured - 1."""
     found = []
     for server in all_servers:
         if (predicted := simulated(server)) is not None:
@@ -197,7 +197,7 @@ def run(all_servers: Iterable[Server]) -> Found:
 
 
 def fit(cells: Sequence[Server]) -> tuple[float, ...]:
-    """Search the host's constants, in microseconds, on the median times between tokens of the fitted model."""
+    """Fit the host's constants, in microseconds, to the median times between tokens."""
     of_cells = []
     for cell in cells:
         costs = make_setting(configure(cell.keys, "simulation.host=false")).costs
@@ -220,7 +220,7 @@ def fit(cells: Sequence[Server]) -> tuple[float, ...]:
 
 
 def best_grids(cells: Found) -> tuple[int, int, list[str]]:
-    """Return how often the grid of most tokens/s is foreseen, of how many loads, and where it is not."""
+    """Return how often the grid with the most tokens/s is predicted, the number of loads, and the misses."""
     loads: dict[tuple[str, int], Found] = defaultdict(list)
     for each in cells:
         loads[each[0].model, each[0].clients].append(each)
@@ -235,14 +235,14 @@ def best_grids(cells: Found) -> tuple[int, int, list[str]]:
 
 
 def percent(errors: Sequence[float]) -> str:
-    """Say the median and the 90th percentile of absolute errors, and the range that 80% of signed ones lie in."""
+    """Format the median and 90th percentile of absolute errors, and the central 80% range of signed errors."""
     low, high = np.percentile(errors, (10, 90))
     off = np.abs(errors)
     return f"{np.median(off):.1%} | {np.percentile(off, 90):.1%} | {low:+.0%} to {high:+.0%}"
 
 
 def page(cells: Found, others: Found) -> str:
-    """Write the page: summaries, then every server with its signed errors."""
+    """Return the page: summaries, then the signed errors of every server."""
     rows = []
     kinds: list[tuple[str, str, Found]] = []
     for what in ("itl", "output_rate"):
@@ -292,14 +292,14 @@ _NAMES = {
     "tpot": "time per output token",
     "ttft": "time to first token",
 }
-_PAGE = """# How far simulations are off on real servers
+_PAGE = """# Accuracy of simulations compared with real servers
 
 Written by `python -m benchmarks.real_pipelines FOLDER --write docs/accuracy.md`. Errors are simulated / measured - 1.
-Kernels are those of [tables](cost_model.md#constants-and-their-sources), engines are `engine=vllm`. Seven constants
-were fitted to servers. Four of the host were fitted to those of Qwen3 0.6B on H200s. Three were fitted to every second
-server of one stage: the H100's `row_us`, the rate of large FP8 products (`byte_tflops`), and how long a prompt token
-takes to the engine (`front_token_us`). All others are held out. What the clients did comes from the repositories that
-drove them; that it explains the numbers was seen on all servers.
+Kernel times come from [tables](cost_model.md#constants-and-their-sources); the engine is `engine=vllm`. Seven
+constants were fitted to servers. Four host constants were fitted to the servers of Qwen3 0.6B on H200s. Three were
+fitted to every second single-stage server: the H100's `row_us`, the rate of large FP8 GEMMs (`byte_tflops`), and the
+frontend time per prompt token (`front_token_us`). All other servers are held out. The behaviour of the clients is
+taken from the repositories of the measurements; whether it explains the numbers was checked on all servers.
 
 | servers | | number | median error | 90% | 80% lie within |
 | --- | --- | ---: | ---: | ---: | --- |
@@ -307,47 +307,47 @@ drove them; that it explains the numbers was seen on all servers.
 
 {order}
 
-## What clients of one stage's servers did
+## Clients of the single-stage servers
 
-A server's times follow from its clients and flags as much as from its GPUs.
+A server's times depend on its clients and flags as much as on its GPUs.
 
-- **Qwen3 32B on H100s** (aiconfigurator's own, vLLM 0.12). Its generator sets `max_num_batched_tokens` to the prompt +
-  1500 + 512 (`generator/rule_plugin/vllm.rule`); here that is `scheduler.budget`. Clients send ten requests each, and
-  all count, those of the begin too. With 8,192 tokens a step, vLLM's default, eight prompts of 1,024 end together,
-  twice as late as measured.
-- **Llama 3.1 70B in FP8** (SemiAnalysis InferenceX). Lengths are drawn from 0.8 to 1 of those named. Clients send ten
-  requests each, all at once at the begin. There is no prefix cache. Keys and values of 16 bits explain the times and
-  how many requests fit, though later scripts of that repository ask for FP8.
-- **Llama 3.1 8B and Qwen3 32B in FP8** (vLLM 0.12). With 100 output tokens, prompts come faster than the peak of the
-  cards computes them, so they were cached: clients repeat 100 prompts, the default of AIPerf. Their first tokens do not
+- **Qwen3 32B on H100s** (aiconfigurator's own, vLLM 0.12). Its generator sets `max_num_batched_tokens`, here
+  `scheduler.max_batched_tokens`, to the prompt + 1500 + 512 (`generator/rule_plugin/vllm.rule`). Clients send ten
+  requests each, and all of them count, including the first ones. With 8,192 tokens per step, vLLM's default, eight
+  prompts of 1,024 would end together, twice as late as measured.
+- **Llama 3.1 70B in FP8** (SemiAnalysis InferenceX). Lengths are drawn from 0.8 to 1 times the nominal ones. Clients
+  send ten requests each, all at once at the start. There is no prefix cache. A 16-bit KV cache explains the times and
+  the number of requests that fit, although later scripts of that repository set FP8.
+- **Llama 3.1 8B and Qwen3 32B in FP8** (vLLM 0.12). With 100 output tokens, prompts arrive faster than the GPUs' peak
+  rate could compute them, so they were cached: clients repeat 100 prompts, the default of AIPerf. Their TTFT does not
   count.
-- First tokens in parentheses do not count: prompts were cached, or the KV cache holds fewer requests than there are
-  clients, so that some wait for others to end.
+- TTFTs in parentheses do not count: prompts were cached, or the KV cache holds fewer requests than there are clients,
+  so some requests wait for others to end.
 
-## Where not to trust it
+## Known limits
 
-- A host's constants belong to a version of the engine. The H100's `row_us`, 45, is that of vLLM 0.12, whose host
-  prepares a step after the last one, and whose sampler sorts all logits (19 us for a row of 131,072, by
-  vllm-project/vllm#40376). The H200's, 6, is that of vLLM 0.18, which does neither. For that version on an H100 give
+- Host constants are specific to an engine version. The H100's `row_us`, 45, is for vLLM 0.12, whose host prepares a
+  step after the previous one has ended, and whose sampler sorts all logits (19 us for a row of 131,072, by
+  vllm-project/vllm#40376). The H200's, 6, is for vLLM 0.18, which does neither. For that version on an H100 set
   `hardware.costs.host.row_us=6`.
-- Decodes in FP8 at 17 to 48 rows: products take up to a quarter longer than at 16 or 64 rows, by tables of the H200.
-  The model does not know it, and is 5 to 15% too fast there.
-- Large FP8 products reach 950 TFLOP/s in servers, and up to 1,500 alone. Power may be the cause.
-- vLLM's policy over stages: its requests flow together into one micro-batch, so `parallel.depth=1` foresees its
-  tokens/s, and a depth of one micro-batch a stage overrates it by up to two times at 64 requests on eight stages. Other
-  engines do not have to behave so.
-- Decodes of one request against two: real steps take 0.2 to 0.3 ms longer for two, of which 6 us a layer are modelled.
+- FP8 decodes at 17 to 48 rows: GEMMs take up to a quarter longer than at 16 or 64 rows, by tables of the H200. This is
+  not modelled, so predictions are 5 to 15% too fast there.
+- Large FP8 GEMMs reach 950 TFLOP/s in servers, and up to 1,500 alone. Power may be the cause.
+- vLLM's pipeline parallelism: its requests gather in one micro-batch, so `parallel.depth=1` predicts its tokens/s. A
+  depth of one micro-batch per stage overestimates it by up to two times at 64 requests on eight stages. Other engines
+  may behave differently.
+- Decodes of two requests compared with one: real steps take 0.2 to 0.3 ms longer, while 6 us per layer are modelled.
 
-## Every server of eight H200s
+## All servers with eight H200s
 
 vLLM 0.18, by natoscott/benchmarks (`aiconfigurator-eval`): 4,000 prompt tokens, 1,000 output tokens; columns are
-requests at a time.
+concurrent requests.
 
 {cells}
 
-## Every server of one stage
+## All single-stage servers
 
-vLLM's in `silicon_sample.csv` of ai-dynamo/aiconfigurator (Apache-2.0).
+vLLM servers in `silicon_sample.csv` of ai-dynamo/aiconfigurator (Apache-2.0).
 
 {servers}
 """
@@ -359,7 +359,7 @@ def main() -> int:
         {"folder": Path},
         write={"type": Path, "metavar": "FILE", "help": "write the page there"},
         fit={"action": "store_true", "help": "search the host's constants, and print them"},
-        quick={"action": "store_true", "help": "only the servers of eight GPUs"},
+        quick={"action": "store_true", "help": "only the eight-GPU servers"},
     )
     given = bench.given
     cells = pipelines(given.folder)

@@ -1,10 +1,9 @@
-"""Times simulations of Figure 12 of the paper under `sarathi` and `equal_time`: `python -m benchmarks.speed`.
+"""Times simulations of the paper's Figure 12 under `sarathi` and `equal_time`: `python -m benchmarks.speed`.
 
-10,000 requests of GPT-3 over 8 stages of 8 A100s, without host overhead. Each policy runs by turns from its sources and
-compiled (`python -m gapless.launch.compile`), each run in a process of its own on one core. Prints the median, least
-and most seconds over the rounds, the median divided by micro-batches, and the peak memory of a process. A run's seconds
-are those from the first request to the last, after the cost model has answered once for every number of tokens. About
-four minutes.
+10,000 requests of GPT-3 over 8 stages of 8 A100s, without host overhead. Interleaved runs of each policy, from sources
+and compiled (`python -m gapless.launch.compile`), each in its own process on one core. Prints the median, minimum and
+maximum seconds over the rounds, the median per micro-batch, and the peak memory of a process. The time of a run is from
+the first request to the last, with the cost model's cache warm for every number of tokens. About four minutes.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def main() -> int:
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
         found: dict[str, Any] = json.loads(done.stdout)
         if found["compiled"] != (code == "compiled"):
-            raise SystemExit("nothing is compiled: python -m gapless.launch.compile")
+            raise SystemExit("not compiled: run python -m gapless.launch.compile")
         return found
 
     cases = [(policy, code) for policy in ("sarathi", "equal_time") for code in CODE]
@@ -50,12 +49,12 @@ def main() -> int:
 
 
 def measure(policy: str, requests: int) -> dict[str, Any]:
-    """Simulate one run in this process; its seconds, counts and peak memory."""
+    """Simulate one run in this process; return its time, counts and peak memory."""
     from gapless.launch.turns import requests as make_requests
     from gapless.runtime import compiled
-    from gapless.runtime.cost.stage_costs import MicroBatchShape
-    from gapless.runtime.simulation.replicas import make_replicas, run_fleet
-    from gapless.runtime.simulation.setting import make_setting
+    from gapless.runtime.simulation.cost.stage_costs import MicroBatchShape
+    from gapless.runtime.simulation.pipeline.replicas import make_replicas, run_fleet
+    from gapless.runtime.simulation.pipeline.setting import make_setting
 
     from .support.simulated import configure
 

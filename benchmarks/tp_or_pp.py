@@ -1,42 +1,35 @@
-"""Is tensor or pipeline parallelism better, or both, and with which chunk? `python -m benchmarks.tp_or_pp`.
+"""Simulates tensor against pipeline parallelism, and their combinations: `python -m benchmarks.tp_or_pp`.
 
-Clusters: GPT-3 on 2 x 8 A100s (H100s on `cluster=dgx-h100`) serves 400 prompts of 1,024 tokens with 256 output tokens
-each, all there at once, and then a few of them alone, on each choice of `cluster`, also with tp 16 across both nodes;
-on 25 Gbit/s Ethernet also with each node in a rack of its own. Half a minute.
+GPT-3 on 2 x 8 A100s (H100s on `cluster=dgx-h100`) serves 400 prompts of 1,024 tokens with 256 output tokens each, all
+at once, and then a few of them alone, on each choice of `cluster`, including tp 16 across both nodes; on 25 Gbit/s
+Ethernet also with each node in its own rack. Half a minute.
 
-With `--page FILE` instead, `gapless tune` answers for several models, nodes and closed loops, with the defaults of
-each of `--engines` and one pipeline over all devices, and the answers are written as a page. Several minutes.
+With `--page FILE` instead, `gapless tune` selects grid and chunk for several models, nodes and closed loops, with the
+defaults of each of `--engines` and one pipeline over all devices, and the answers are written as a page. Several
+minutes.
 
-With `--cells FOLDER` instead, `gapless tune` picks the grid of each row of real servers in FOLDER/h200_pp.csv: of one
-model and number of requests at once on 8 H200s, with columns model, tp, pp, concurrency and output_tok_s. It fails
-where more than two picks are more than 2% below the best grid. A minute.
-
-Overrides of `gapless simulate` or `tune` go behind the options.
+Overrides of `gapless simulate` or `tune` follow the options.
 """
 
 from __future__ import annotations
 
-import csv
 import itertools
 import sys
 from collections import defaultdict
-from collections.abc import Mapping
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 from gapless.conf.tuning import TuneConfig
 from gapless.launch.compose import compose_one
-from gapless.runtime.tuning.search import Search
-from gapless.runtime.tuning.search_result import SearchResult
+from gapless.runtime.analysis.ledger.summary import summarize
+from gapless.runtime.simulation.tuning.search import Search
+from gapless.runtime.simulation.tuning.search_result import SearchResult
 
-from .faults import simulate
-from .support.harness import Benchmark, Row, words
+from .support.harness import Benchmark, Row, figures, words
+from .support.simulated import configure, fleet_of
 
-SETTING = (
-    "model=gpt3-175b scheduler=sarathi workload=fixed workload.input_len=1024 workload.output_len=256 "
-    "simulation.record=false slo.ttft_ms=10000"
-)
+SETTING = "model=gpt3-175b scheduler=sarathi workload=fixed workload.input_len=1024 workload.output_len=256"
 CLUSTERS = {
     "dgx-a100": "hardware=a100-80g cluster=dgx-a100",
     "dgx-h100": "hardware=h100 cluster=dgx-h100",
@@ -64,41 +57,33 @@ CLIENTS = (1, 16, 128)
 PAGE = """# TP, PP or both?
 
 Written by `python -m benchmarks.tp_or_pp --page docs/tp_or_pp.md` on {date}; `--engines vllm,gapless` asks both.
-Simulated by `gapless tune` with one pipeline over all devices: so many clients each send a prompt of 1,000 tokens, wait
-for its 200 output tokens, and send the next. Every `tp` within a node is tried with the `pp` that fills the devices,
-each with chunks (vLLM: budgets) of 512, 2,048 and 8,192 tokens. [accuracy.md](accuracy.md) says how far simulations are
-off; a lead smaller than that is none.
+Simulated by `gapless tune` with one pipeline over all devices, in a closed loop: each client sends a prompt of 1,000
+tokens, waits for its 200 output tokens, and sends the next. Every `tp` within a node is tried with the `pp` that fills
+the devices, each with chunks (vLLM: budgets) of 512, 2,048 and 8,192 tokens. Differences below the
+[errors of simulations](accuracy.md) mean nothing.
 
-It depends on the engine. Under vLLM requests flow together into one micro-batch, so its stages compute by turns
-([engines](simulate.md#engines)). An engine that keeps a micro-batch on each stage gains more by a pipeline
+It depends on the engine. vLLM's requests merge into one micro-batch, so its stages compute in turn
+([engines](simulate.md#engines)). An engine that keeps a micro-batch on each stage gains more from a pipeline
 ([how much](../benchmarks/results/tp_or_pp.md#a-micro-batch-on-each-stage)).
 
-The last three columns are the most that tensor parallelism alone, pipeline parallelism alone and both come to, as
-shares of the best; - is what cannot be, as TP over several nodes or more stages than layers.
+The last three columns are the best rates of tensor parallelism alone, pipeline parallelism alone and both, as shares of
+the best; - is impossible, e.g. TP over several nodes or more stages than layers.
 
 | model | devices | clients | engine | best | chunk | requests/s | TP | PP | both |
 | --- | --- | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: |
 {rows}
 
-To ask it of your own model, nodes and load (without `search.replicas=[1]` also of several pipelines side by side):
+For your own model, nodes and load (without `search.replicas=[1]` also with several replicas):
 
 ```sh
 gapless tune engine=vllm hardware=h100 cluster=dgx-h100 nodes=2 search.replicas=[1] workload=fixed \\
     workload.max_concurrency=16 slo.ttft_p99_ms=null slo.tbt_p99_ms=null
 ```
 """
-MODELS = {  # of the cells (Hugging Face config.json): model and what differs from it
-    "qwen3-0.6b": "model=qwen3-8b model.architecture.hidden_size=1024 model.architecture.num_layers=28 "
-    "model.architecture.num_heads=16 model.architecture.ffn_size=3072 model.architecture.tie_embeddings=true",
-    "qwen3-8b": "model=qwen3-8b",
-}
-LEAST_RIGHT = 0.98  # of the best grid's tokens/s, from which on a pick is as good
 
 
 def main() -> int:
-    bench = Benchmark(__doc__, requests=400, page="", engines=["vllm"], cells="", overrides=True)
-    if bench.given.cells:
-        return _cells(bench, Path(bench.given.cells) / "h200_pp.csv")
+    bench = Benchmark(__doc__, requests=400, page="", engines=["vllm"], overrides=True)
     if bench.given.page:
         return _page(bench, Path(bench.given.page))
     for cluster, keys in CLUSTERS.items():
@@ -106,14 +91,17 @@ def main() -> int:
             given = (SETTING, keys, f"parallel.tp={tp} parallel.pp={pp}", *bench.given.overrides)
             full = simulate(*given, f"workload.num_prompts={bench.given.requests}")
             alone = simulate(*given, "workload.num_prompts=20 workload.request_rate=0.02")
-            shown = {"makespan_s": full["makespan_s"], "p99_tbt_ms": full["p99_tbt_ms"]}
-            shown |= {"alone_ttft_ms": 1e3 * alone["p99_ttft_s"], "alone_tbt_ms": alone["p99_tbt_ms"]}
-            bench.row("tp_or_pp", cluster=cluster, tp=tp, pp=pp, **shown)
+            lone = {f"alone_{name}": alone[key] for name, key in (("ttft_ms", "p99_ttft_ms"), ("tbt_ms", "p99_itl_ms"))}
+            bench.row("tp_or_pp", cluster=cluster, tp=tp, pp=pp, **figures(full, "makespan_s", "p99_tbt_ms"), **lone)
     return bench.end()
 
 
+def simulate(*keys: str) -> Row:
+    return summarize(fleet_of(configure(*keys)))
+
+
 def tuned(*keys: str) -> SearchResult:
-    """Search a closed loop's grids, all of them, with one pipeline each."""
+    """Search all grids of a single pipeline for a closed loop exhaustively."""
     return Search(compose_one(words(LOOP, *keys), TuneConfig, "tune")).run()
 
 
@@ -155,42 +143,6 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.2f}" if value < 10 else f"{value:.1f}"
     return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _cells(bench: Benchmark, path: Path) -> int:
-    real: defaultdict[tuple[str, int], dict[tuple[int, int], float]] = defaultdict(dict)
-    with path.open(encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            grid = int(row["tp"]), int(row["pp"])
-            real[row["model"], int(row["concurrency"])][grid] = float(row["output_tok_s"])
-    wrong = 0
-    for (model, clients), measured in real.items():
-        loop = f"workload.max_concurrency={clients} workload.warmup_requests={clients}"
-        # Times to first token are below what the devices' peak allows, so prompts were in the prefix cache.
-        cached = f"workload.distinct_prompts={clients} workload.input_len=4000 workload.output_len=1000"
-        keys = f"engine=vllm hardware=h200 search.chunk=[8192] workload.duration_s=10 {loop} {cached}"
-        found = rates(tuned(MODELS[model], keys, *bench.given.overrides))
-        picked, best = (max(of, key=lambda grid: of[grid]) for of in ({g: found[g] for g in measured}, measured))
-        share = measured[picked] / measured[best]
-        wrong += share < LEAST_RIGHT
-        bench.row(
-            "cells",
-            model=model,
-            clients=clients,
-            picked=_grid(picked),
-            best=_grid(best),
-            of_best_share=share,
-            order="as measured" if _order(found, measured) == _order(measured, measured) else "another",
-        )
-    return bench.end(wrong <= 2)
-
-
-def _grid(grid: tuple[int, int]) -> str:
-    return f"tp{grid[0]} pp{grid[1]}"
-
-
-def _order(of: Mapping[tuple[int, int], float], grids: Mapping[tuple[int, int], float]) -> list[tuple[int, int]]:
-    return sorted(grids, key=lambda grid: -of[grid])
 
 
 if __name__ == "__main__":

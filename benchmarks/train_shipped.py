@@ -1,468 +1,256 @@
-"""Train the small demo language model that ships with gapless.
+"""Trains the small demo model that ships with gapless: `python -m benchmarks.train_shipped`.
 
-Needs nothing but torch, transformers, tokenizers and safetensors.
-Finds its corpus by itself: the Python standard library of the interpreter
-that runs it (Python Software Foundation License).  From it come
-
-* the source code of every module that is not a test or a data table,
-* the docstrings of those modules, set out as plain documentation text, and
-* the language reference pages that ``help()`` shows (``pydoc_data.topics``).
-
-Then trains a byte-level BPE tokenizer and a ``LlamaForCausalLM`` on the
-CPU and writes a Hugging Face folder that ``AutoModelForCausalLM`` can load.
-
-    python -m benchmarks.train_shipped --out my-model --work my-run --minutes 60
-    python -m benchmarks.train_shipped --out my-model --work my-run --steps 3000
-
-With ``--minutes`` the learning rate follows the clock, so that the run ends on
-time whatever else the machine is doing; with ``--steps`` it follows the step
-count and the run repeats (to rounding).  Interrupt it whenever you like: the folder
-given by ``--out`` always holds the best model so far, and the same command
-resumes from ``--work``.
+Needs only torch, transformers, tokenizers and safetensors. The corpus is the Python standard library of the interpreter
+that runs it (Python Software Foundation License): module sources without tests and data tables, their docstrings as
+documentation pages, and the language reference that `help()` shows (`support/corpus.py`). A byte-level BPE tokenizer
+and a `LlamaForCausalLM` are trained on the CPU and written as a Hugging Face folder. The same number of steps
+reproduces the model up to rounding; 1,139 steps take about an hour on two cores.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
-import os
-import random
 import sys
-import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.utils import logging as transformers_logging
 
 from .support.corpus import load_corpus
 
 EOT = "<|endoftext|>"
+VOCABULARY = 2048
+SHORT, LONG = 512, 2048  # sequence lengths
+THETA, LONG_THETA = 10_000.0, 44_000.0  # RoPE base of each
+LONG_FROM = 0.87  # share of the steps after which sequences are long
+BATCH_TOKENS = 4096
+ADAMW_LR, MUON_LR = 3e-3, 0.015  # peaks
+WARMUP_STEPS, DECAY_FROM = 40, 0.45
+SEED = 1234
+PRINT_EVERY_S = 15.0
 
 
-def train_tokenizer(docs: list[str], vocab_size: int) -> Tokenizer:
+def train_tokenizer(docs: list[str]) -> Tokenizer:
     """Train a byte-level BPE (GPT-2's pre-tokenization) on the documents."""
-    tok = Tokenizer(models.BPE())
-    tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tok.decoder = decoders.ByteLevel()
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
+        vocab_size=VOCABULARY,
         special_tokens=[EOT],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tok.train_from_iterator(docs, trainer)
-    return tok
+    tokenizer.train_from_iterator(docs, trainer)
+    return tokenizer
 
 
-def encode(tok: Tokenizer, docs: list[str]) -> np.ndarray:
-    """Encode documents into one stream; each is preceded by the separator."""
-    eot = tok.token_to_id(EOT)
-    stream: list[int] = []
-    for enc in tok.encode_batch(docs):
-        stream.append(eot)
-        stream.extend(enc.ids)
-    stream.append(eot)
-    return np.array(stream, dtype=np.int64)
+def encode(tokenizer: Tokenizer, docs: list[str]) -> np.ndarray:
+    """Encode documents into one stream; a separator precedes each document and ends the stream."""
+    separator = tokenizer.token_to_id(EOT)
+    stream = [token for encoded in tokenizer.encode_batch(docs) for token in (separator, *encoded.ids)]
+    return np.array([*stream, separator], dtype=np.int64)
 
 
 class Windows:
-    """Cut a token stream into windows, in an order fixed by seed and index.
+    """Cuts a token stream into windows, in an order that seed and index determine.
 
-    Every epoch shifts the cuts by a random offset and shuffles the windows.
+    Each epoch shifts the cuts by a random offset and shuffles the windows.
     """
 
-    def __init__(self, stream: np.ndarray, length: int, seed: int) -> None:
-        self.stream, self.length, self.seed = stream, length, seed
-        self.per_epoch = (len(stream) - 1) // length - 1
-        self.epoch = -1
+    def __init__(self, stream: np.ndarray, length: int) -> None:
+        self._stream, self.length = stream, length
+        self._per_epoch = (len(stream) - 1) // length - 1
+        self._epoch = -1
+        self._taken = 0
 
-    def __getitem__(self, index: int) -> np.ndarray:
-        epoch, i = divmod(index, self.per_epoch)
-        if epoch != self.epoch:
-            rng = np.random.default_rng([self.seed, self.length, epoch])
-            self.offset = int(rng.integers(self.length))
-            self.order = rng.permutation(self.per_epoch)
-            self.epoch = epoch
-        start = self.offset + int(self.order[i]) * self.length
-        return self.stream[start : start + self.length + 1]
+    def _window(self, index: int) -> np.ndarray:
+        epoch, place = divmod(index, self._per_epoch)
+        if epoch != self._epoch:
+            rng = np.random.default_rng([SEED, self.length, epoch])
+            self._offset = int(rng.integers(self.length))
+            self._order = rng.permutation(self._per_epoch)
+            self._epoch = epoch
+        start = self._offset + int(self._order[place]) * self.length
+        return self._stream[start : start + self.length + 1]
 
-    def batch(self, first: int, count: int) -> torch.Tensor:
-        return torch.from_numpy(np.stack([self[first + i] for i in range(count)]))
-
-
-# ------------------------------------------------------------------ optimizer
+    def next_batch(self) -> torch.Tensor:
+        """Return the next windows of `BATCH_TOKENS` tokens together."""
+        first, count = self._taken, max(1, BATCH_TOKENS // self.length)
+        self._taken += count
+        return torch.from_numpy(np.stack([self._window(first + place) for place in range(count)]))
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum whose update is orthogonalized by Newton-Schulz (for matrices)."""
+    """Momentum whose update is orthogonalized by Newton-Schulz iterations, for matrices."""
 
-    def __init__(self, params, lr: float, momentum: float = 0.95, weight_decay: float = 0.1):
+    def __init__(self, params: Any, lr: float, momentum: float = 0.95, weight_decay: float = 0.1) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @staticmethod
-    def orthogonalize(g: torch.Tensor, steps: int = 5) -> torch.Tensor:
-        x = g / (g.norm() + 1e-7)
-        tall = x.size(0) > x.size(1)
-        x = x.T if tall else x
+    def orthogonalize(gradient: torch.Tensor, steps: int = 5) -> torch.Tensor:
+        x = gradient / (gradient.norm() + 1e-7)
+        is_tall = x.size(0) > x.size(1)
+        x = x.T if is_tall else x
         for _ in range(steps):
             a = x @ x.T
             b = torch.addmm(a, a, a, beta=-4.7750, alpha=2.0315)
             x = torch.addmm(x, b, x, beta=3.4445)
-        return x.T if tall else x
+        return x.T if is_tall else x
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
+            for parameter in group["params"]:
+                if parameter.grad is None:
                     continue
-                state = self.state[p]
+                state = self.state[parameter]
                 if not state:
-                    state["buf"] = torch.zeros_like(p)
-                buf = state["buf"].lerp_(p.grad, 1 - group["momentum"])
-                update = self.orthogonalize(p.grad.lerp(buf, group["momentum"]))
-                p.mul_(1 - group["lr"] * group["weight_decay"])
-                p.add_(update, alpha=-group["lr"] * max(1.0, p.size(0) / p.size(1)) ** 0.5)
+                    state["buffer"] = torch.zeros_like(parameter)
+                buffer = state["buffer"].lerp_(parameter.grad, 1 - group["momentum"])
+                update = self.orthogonalize(parameter.grad.lerp(buffer, group["momentum"]))
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                rows, columns = parameter.shape
+                parameter.add_(update, alpha=-group["lr"] * max(1.0, rows / columns) ** 0.5)
 
 
-def make_optimizers(model: LlamaForCausalLM, args) -> list[torch.optim.Optimizer]:
-    """Give the matrices of the layers to Muon (or AdamW), the rest to AdamW."""
-    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "layers." in n]
+def make_optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
+    """Give the matrices of the layers to Muon, the embedding and the norms to AdamW."""
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "layers." in name]
     norms = [p for p in model.parameters() if p.ndim < 2]
-    embed = [model.get_input_embeddings().weight]
     groups = [
-        {"params": embed, "lr": args.lr, "weight_decay": 0.1},
-        {"params": norms, "lr": args.lr, "weight_decay": 0.0},
+        {"params": [model.get_input_embeddings().weight], "lr": ADAMW_LR, "weight_decay": 0.1},
+        {"params": norms, "lr": ADAMW_LR, "weight_decay": 0.0},
     ]
-    if args.optimizer == "adamw":
-        groups.append({"params": matrices, "lr": args.lr, "weight_decay": 0.1})
-    opts: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-9)]
-    if args.optimizer == "muon":
-        opts.append(Muon(matrices, lr=args.muon_lr))
-    for opt in opts:
-        for group in opt.param_groups:
-            group["peak"] = group["lr"]
-    return opts
+    optimizers = [torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-9), Muon(matrices, lr=MUON_LR)]
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        group["peak"] = group["lr"]
+    return optimizers
 
 
-def lr_scale(progress: float, step: int, warmup: int, hold: float) -> float:
-    """Follow a trapezoid: linear warm-up, a plateau up to ``hold``, a line to (almost) 0."""
-    up = min(1.0, (step + 1) / warmup)
-    down = 1.0 if progress < hold else max(0.02, (1 - progress) / (1 - hold))
-    return min(up, down)
-
-
-# ------------------------------------------------------- evaluation and saving
+def lr_scale(step: int, steps: int) -> float:
+    """Return the share of the peak learning rate: linear warm-up, plateau, linear decay to (almost) 0."""
+    progress = step / steps
+    decay = 1.0 if progress < DECAY_FROM else max(0.02, (1 - progress) / (1 - DECAY_FROM))
+    return min(1.0, (step + 1) / WARMUP_STEPS, decay)
 
 
 def token_losses(model: LlamaForCausalLM, batch: torch.Tensor) -> torch.Tensor:
-    """Return the cross entropy of each next token, shaped like the targets."""
+    """Return the cross entropy of each next token, in the shape of the targets."""
     logits = model(batch[:, :-1], use_cache=False).logits
-    flat = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="none")
-    return flat.view(batch.size(0), -1)
+    return F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="none").view(batch.size(0), -1)
 
 
 @torch.no_grad()
-def evaluate(model, stream: np.ndarray, length: int, windows: int | None = None) -> torch.Tensor:
-    """Return the mean loss at each position, over evenly spread windows of the stream."""
+def evaluate(model: LlamaForCausalLM, stream: np.ndarray, length: int, windows: int | None = None) -> torch.Tensor:
+    """Return the mean loss at each position, over all windows of the stream or over `windows` evenly spread ones."""
     model.eval()
     total = (len(stream) - 1) // length
-    windows = min(windows or total, total)
-    picks = [int(i * total / windows) for i in range(windows)]
-    rows = []
-    for i in picks:
-        row = torch.from_numpy(stream[i * length : (i + 1) * length + 1])
-        rows.append(token_losses(model, row[None]))
+    count = min(windows or total, total)
+    starts = [int(place * total / count) * length for place in range(count)]
+    losses = [token_losses(model, torch.from_numpy(stream[start : start + length + 1])[None]) for start in starts]
     model.train()
-    return torch.cat(rows).mean(0)
+    return torch.cat(losses).mean(0)
 
 
 def set_theta(model: LlamaForCausalLM, theta: float) -> None:
-    """Change the base of the rotary position embedding."""
+    """Change the RoPE base."""
     model.config.rope_parameters = {"rope_type": "default", "rope_theta": theta}
-    rotary = model.model.rotary_emb
-    model.model.rotary_emb = type(rotary)(model.config)
+    model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
 
 
-def write_atomically(path: Path, write) -> None:
-    temp = path.with_name(path.name + ".tmp")
-    write(temp)
-    os.replace(temp, path)
-
-
-def export(model: LlamaForCausalLM, tok: Tokenizer, out: Path) -> None:
-    """Write the Hugging Face folder in bfloat16, replacing each file at once."""
-    out.mkdir(parents=True, exist_ok=True)
+def export(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
+    """Write the Hugging Face folder, with weights in bfloat16."""
     half = LlamaForCausalLM(model.config).to(torch.bfloat16)
     half.load_state_dict(model.state_dict())
-    with tempfile.TemporaryDirectory(dir=out) as temp:
-        half.save_pretrained(temp)
-        config_path = Path(temp) / "config.json"
-        config = json.loads(config_path.read_text())
-        # The older layout kept it at the top level; serve readers of both.
-        config["rope_theta"] = model.config.rope_parameters["rope_theta"]
-        config["dtype"] = "float32"  # to compute in: outputs do not depend on what the processor multiplies
-        config_path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
-        tok.save(str(Path(temp) / "tokenizer.json"))
-        (Path(temp) / "tokenizer_config.json").write_text(
-            json.dumps(
-                {
-                    "tokenizer_class": "PreTrainedTokenizerFast",
-                    "bos_token": EOT,
-                    "eos_token": EOT,
-                    "model_max_length": model.config.max_position_embeddings,
-                    "clean_up_tokenization_spaces": False,
-                },
-                indent=2,
-            )
-            + "\n"
-        )
-        for file in sorted(Path(temp).iterdir()):
-            file.chmod(0o644)
-            os.replace(file, out / file.name)
+    half.save_pretrained(out)
+    config = json.loads((out / "config.json").read_text())
+    config["rope_theta"] = model.config.rope_parameters["rope_theta"]  # where older readers look for it
+    config["dtype"] = "float32"  # compute type: outputs are then the same on every processor
+    (out / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    tokenizer.save(str(out / "tokenizer.json"))
+    about = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": EOT,
+        "eos_token": EOT,
+        "model_max_length": model.config.max_position_embeddings,
+        "clean_up_tokenization_spaces": False,
+    }
+    (out / "tokenizer_config.json").write_text(json.dumps(about, indent=2) + "\n")
 
 
-@torch.no_grad()
-def sample(model, tok, prompt: str, count: int, temperature: float, seed: int = 0) -> str:
-    """Continue a prompt (plain recomputation of the context: short texts only)."""
-    model.eval()
-    gen = torch.Generator().manual_seed(seed)
-    ids = tok.encode(prompt).ids
-    for _ in range(count):
-        logits = model(torch.tensor([ids]), use_cache=False).logits[0, -1].float()
-        if temperature > 0:
-            probs = torch.softmax(logits / temperature, -1)
-            nxt = int(torch.multinomial(probs, 1, generator=gen))
-        else:
-            nxt = int(logits.argmax())
-        if nxt == model.config.eos_token_id:
-            break
-        ids.append(nxt)
-    model.train()
-    return tok.decode(ids)
-
-
-# ---------------------------------------------------------------------- main
-
-
-def parse_args() -> argparse.Namespace:
-    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    p.add_argument("--out", type=Path, default=Path("shipped-model"), help="model folder")
-    p.add_argument("--work", type=Path, default=Path("shipped-run"), help="state, for resuming")
-    length = p.add_mutually_exclusive_group()
-    length.add_argument("--minutes", type=float, default=60.0, help="schedule by the clock")
-    length.add_argument("--steps", type=int, help="schedule by the step count instead")
-    p.add_argument("--hidden", type=int, default=256)
-    p.add_argument("--layers", type=int, default=6)
-    p.add_argument("--inner", type=int, default=384, help="width of the feed-forward part")
-    p.add_argument("--heads", type=int, default=8)
-    p.add_argument("--kv-heads", type=int, default=4)
-    p.add_argument("--vocab", type=int, default=2048)
-    p.add_argument("--context", type=int, default=2048, help="length of the long sequences")
-    p.add_argument("--seq", type=int, default=512, help="length of the short sequences")
-    p.add_argument("--batch-tokens", type=int, default=4096, help="tokens in a step")
-    p.add_argument("--long-from", type=float, default=0.87, help="when the long ones begin")
-    p.add_argument("--theta", type=float, default=10000.0, help="RoPE base, short sequences")
-    p.add_argument("--long-theta", type=float, default=44000.0, help="RoPE base, long ones")
-    p.add_argument(
-        "--theta-at",
-        choices=["long", "end"],
-        default="long",
-        help="raise the RoPE base before the long sequences, or only in the finished model",
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.train_shipped", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    p.add_argument("--optimizer", choices=["muon", "adamw"], default="muon")
-    p.add_argument("--lr", type=float, default=3e-3, help="AdamW's peak learning rate")
-    p.add_argument("--muon-lr", type=float, default=0.015)
-    p.add_argument("--warmup", type=int, default=40)
-    p.add_argument("--hold", type=float, default=0.45, help="when the rate begins to fall")
-    p.add_argument("--seed", type=int, default=1234)
-    p.add_argument("--threads", type=int, default=2)
-    p.add_argument("--save-minutes", type=float, default=4.0)
-    p.add_argument("--no-export", action="store_true", help="for measurements")
-    p.add_argument("--compile", action="store_true", help="use torch.compile")
-    return p.parse_args()
-
-
-def main() -> None:
-    args = parse_args()
-    random.seed(args.seed)
-    np.random.seed(args.seed)
-    torch.manual_seed(args.seed)
-    torch.set_num_threads(args.threads)
+    parser.add_argument("--out", type=Path, default=Path("shipped-model"), help="model folder")
+    parser.add_argument("--steps", type=int, default=1139)
+    parser.add_argument("--threads", type=int, default=2)
+    given = parser.parse_args()
+    torch.manual_seed(SEED)
+    torch.set_num_threads(given.threads)
     torch.set_flush_denormal(True)
-    transformers_logging.disable_progress_bar()
-    args.work.mkdir(parents=True, exist_ok=True)
-
     train_docs, valid_docs = load_corpus()
-    tok_file = args.work / f"tokenizer-{args.vocab}.json"
-    if tok_file.exists():
-        tok = Tokenizer.from_file(str(tok_file))
-    else:
-        tok = train_tokenizer(train_docs, args.vocab)
-        write_atomically(tok_file, lambda temp: tok.save(str(temp)))
-    assert tok.get_vocab_size() == args.vocab, tok.get_vocab_size()
-    train_ids, valid_ids = encode(tok, train_docs), encode(tok, valid_docs)
-    size = sum(len(d.encode()) for d in train_docs)
-    print(
-        f"python {sys.version.split()[0]}  documents {len(train_docs)}+{len(valid_docs)}  "
-        f"train {size / 1e6:.2f} MB = {len(train_ids)} tokens "
-        f"({size / len(train_ids):.2f} bytes/token)  valid {len(valid_ids)} tokens",
-        flush=True,
-    )
-
-    eot = tok.token_to_id(EOT)
+    tokenizer = train_tokenizer(train_docs)
+    train, valid = encode(tokenizer, train_docs), encode(tokenizer, valid_docs)
+    print(f"Python {sys.version.split()[0]}: {len(train):,} tokens to train on, {len(valid):,} to validate", flush=True)
+    separator = tokenizer.token_to_id(EOT)
     config = LlamaConfig(
-        vocab_size=args.vocab,
-        hidden_size=args.hidden,
-        intermediate_size=args.inner,
-        num_hidden_layers=args.layers,
-        num_attention_heads=args.heads,
-        num_key_value_heads=args.kv_heads,
-        head_dim=args.hidden // args.heads,
-        max_position_embeddings=args.context,
+        vocab_size=VOCABULARY,
+        hidden_size=256,
+        intermediate_size=384,
+        num_hidden_layers=6,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=32,
+        max_position_embeddings=LONG,
         rms_norm_eps=1e-5,
-        rope_parameters={"rope_type": "default", "rope_theta": args.theta},
+        rope_parameters={"rope_type": "default", "rope_theta": THETA},
         tie_word_embeddings=True,
         initializer_range=0.02,
-        bos_token_id=eot,
-        eos_token_id=eot,
+        bos_token_id=separator,
+        eos_token_id=separator,
         pad_token_id=None,
         attn_implementation="sdpa",
     )
     model = LlamaForCausalLM(config).float()
-    params = sum(p.numel() for p in model.parameters())
-    opts = make_optimizers(model, args)
-    print(f"parameters {params}", flush=True)
-
-    run = {"step": 0, "tokens": 0, "elapsed": 0.0, "short": 0, "long": 0, "best": math.inf}
-    run |= {"stage": "short", "theta": args.theta}
-    state_file = args.work / "state.pt"
-    if state_file.exists():
-        saved = torch.load(state_file, weights_only=True)
-        model.load_state_dict(saved["model"])
-        for opt, s in zip(opts, saved["opts"], strict=True):
-            opt.load_state_dict(s)
-        run |= saved["run"]
-        set_theta(model, run["theta"])
-        print(f"resumed at step {run['step']}", flush=True)
-    forward = torch.compile(model) if args.compile else model
-
-    streams = {
-        "short": Windows(train_ids, args.seq, args.seed),
-        "long": Windows(train_ids, args.context, args.seed),
-    }
-
-    def enter(stage: str, theta: float) -> None:
-        """Begin a stage; its losses do not compare with those before it."""
-        run.update(stage=stage, theta=theta, best=math.inf)
-        set_theta(model, theta)
-
-    def save(train_loss: float) -> None:
-        length = streams[run["stage"]].length
-        val = evaluate(model, valid_ids, length, 40960 // length).mean().item()
-        note = ""
-        if val < run["best"] and not args.no_export:
-            run["best"] = val
-            export(model, tok, args.out)
-            note = "  (exported)"
-        state = {
-            "model": model.state_dict(),
-            "opts": [opt.state_dict() for opt in opts],
-            "run": run,
-        }
-        write_atomically(state_file, lambda temp: torch.save(state, temp))
-        row = {**run, "train_loss": round(train_loss, 4), "valid_loss": round(val, 4)}
-        with open(args.work / "log.jsonl", "a") as log:
-            log.write(json.dumps(row) + "\n")
-        print(f"-- step {run['step']}  validation loss {val:.4f}{note}", flush=True)
-
-    # On a machine that others use, two threads can be slower than one: each
-    # parallel region waits for the thread that was pushed aside.  Keep a running
-    # step time for each choice, take the faster, and try the other now and then.
-    choices = {args.threads} if args.steps else {1, args.threads}
-    step_time = dict.fromkeys(sorted(choices, reverse=True), 0.0)
-
-    recent: list[float] = []
-    started = time.monotonic() - run["elapsed"]
-    last_print, last_save, print_tokens = time.monotonic(), run["elapsed"], run["tokens"]
-    while True:
-        run["elapsed"] = time.monotonic() - started
-        clock = run["elapsed"] / (60 * args.minutes)
-        progress = run["step"] / args.steps if args.steps else clock
-        if progress >= 1:
-            break
-        kind = "long" if progress >= args.long_from else "short"
-        if kind != run["stage"]:
-            enter(kind, args.long_theta if args.theta_at == "long" else args.theta)
-        rows = max(1, args.batch_tokens // streams[kind].length)
-        batch = streams[kind].batch(run[kind], rows)
-        scale = lr_scale(progress, run["step"], args.warmup, args.hold)
-        for opt in opts:
-            for group in opt.param_groups:
-                group["lr"] = group["peak"] * scale
-
-        threads = min(step_time, key=step_time.get)
-        if run["step"] % 10 == 9:
-            threads = max(step_time, key=step_time.get)
-        torch.set_num_threads(threads)
-        step_started = time.monotonic()
-
-        loss = token_losses(forward, batch).mean()
+    optimizers = make_optimizers(model)
+    windows, printed = Windows(train, SHORT), time.monotonic()
+    for step in range(given.steps):
+        if windows.length == SHORT and step / given.steps >= LONG_FROM:
+            windows = Windows(train, LONG)
+            set_theta(model, LONG_THETA)
+        scale = lr_scale(step, given.steps)
+        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+            group["lr"] = group["peak"] * scale
+        loss = token_losses(model, windows.next_batch()).mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for opt in opts:
-            opt.step()
-            opt.zero_grad(set_to_none=True)
-
-        run["step"] += 1
-        run[kind] += rows
-        run["tokens"] += rows * streams[kind].length
-        recent = [*recent[-49:], loss.item()]
-        now = time.monotonic()
-        took = now - step_started
-        step_time[threads] = 0.5 * (step_time[threads] or took) + 0.5 * took
-        if now - last_print > 15:
-            speed = (run["tokens"] - print_tokens) / (now - last_print)
-            last_print, print_tokens = now, run["tokens"]
-            print(
-                f"step {run['step']:5d}  {100 * progress:5.1f} %  {kind:5s}  "
-                f"loss {sum(recent) / len(recent):.4f}  rate x{scale:.3f}  "
-                f"{speed:7.0f} tokens/s  {threads} threads  {run['tokens'] / 1e6:.2f} M tokens",
-                flush=True,
-            )
-        if now - started - last_save > 60 * args.save_minutes:
-            save(sum(recent) / len(recent))
-            last_save = time.monotonic() - started
-    if run["theta"] != args.long_theta:
-        enter("long", args.long_theta)
-    save(sum(recent) / max(1, len(recent)))
-
-    train = evaluate(model, train_ids, args.seq, 150).mean().item()
-    full = evaluate(model, valid_ids, args.seq).mean().item()
-    long = evaluate(model, valid_ids, args.context)
-    summary = {
-        "parameters": params,
-        "steps": run["step"],
-        "tokens": run["tokens"],
-        "minutes": round(run["elapsed"] / 60, 1),
-        "train_loss_short": round(train, 4),
-        "valid_loss_short": round(full, 4),
-        "valid_loss_long": round(long.mean().item(), 4),
-        "valid_loss_at_300_500": round(long[300:500].mean().item(), 4),
-        "valid_loss_at_1500_2047": round(long[1500:].mean().item(), 4),
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        if time.monotonic() - printed > PRINT_EVERY_S:
+            printed = time.monotonic()
+            print(f"step {step + 1:5d} of {given.steps}  loss {loss.item():.4f}  rate x{scale:.3f}", flush=True)
+    export(model, tokenizer, given.out)
+    long = evaluate(model, valid, LONG)
+    losses = {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "train_loss_short": evaluate(model, train, SHORT, 150).mean().item(),
+        "valid_loss_short": evaluate(model, valid, SHORT).mean().item(),
+        "valid_loss_long": long.mean().item(),
+        "valid_loss_at_300_500": long[300:500].mean().item(),
+        "valid_loss_at_1500_2047": long[1500:].mean().item(),
     }
-    print(json.dumps(summary, indent=2))
-    for prompt in ['def read(self, size=-1):\n    """', "Return a list of"]:
-        for temperature in (0.0, 0.7):
-            print(f"===== temperature {temperature}")
-            print(sample(model, tok, prompt, 120, temperature), flush=True)
+    print(json.dumps(losses, indent=2))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,24 +1,24 @@
 """Compares `gapless simulate` with Vidur, a peer simulator, on the same runs: `python -m benchmarks.vidur PYTHON DATA`.
 
-PYTHON is an interpreter that has Vidur (microsoft/vidur, MIT; `pip install vidur==0.0.26`), DATA a folder of its
-measurements of an A100 (`benchmarks/support/measurements.py` says which files). Vidur learns the times of operators
-from them once (`--cache FOLDER` keeps what it learned), and the constants of `hardware=a100-80g` were fitted to them.
-Both get the same model, ranks, arrivals, KV blocks and bounds on requests and tokens of a micro-batch, and neither adds
-host overhead. Where a key of ours names what Vidur assumes, it is set to that: a stage cannot compute while it sends,
-and it sends whole activations. Vidur's policies, and ours with the same rule:
+PYTHON is an interpreter with Vidur (microsoft/vidur, MIT; `pip install vidur==0.0.26`), DATA a folder of its
+measurements of an A100 (see `benchmarks/support/measurements.py`). Vidur learns operator times from them once (`--cache
+FOLDER` keeps the result), and the constants of `hardware=a100-80g` were fitted to them. Both get the same model, ranks,
+arrivals, KV blocks and bounds on requests and tokens of a micro-batch, and neither adds host overhead. Keys of gapless
+that describe an assumption of Vidur are set accordingly: a stage cannot compute while it sends, and it sends whole
+activations. Vidur's policies, and ours with the same rule:
 
-    sarathi   decodes first, then chunks of prompts, up to `tokens`       token_budget, scheduler.budget=`tokens`
-    vllm      prompts first, whole, up to `tokens`; else decodes          prefill_first, scheduler.max_batched_tokens
+    sarathi   decodes first, then chunks of prompts, up to `tokens`       token_budget, its max_batched_tokens
+    vllm      whole prompts first, up to `tokens`; else decodes           prefill_first, its max_prefill_tokens
     orca      decodes and whole prompts                                   token_budget without a bound
 
-Runs take turns, one at a time. The first table compares simulated times. The second compares speed, in medians of CPU
-seconds over `--rounds`:
+Runs are interleaved, one at a time. The first table compares simulated times. The second compares speed, in medians of
+CPU seconds over `--rounds`:
 
-    simulation      Vidur without any metric, gapless with its record of every token and span
+    simulation      Vidur without metrics, gapless with its record of every token and span
     with metrics    Vidur with request, batch and utilization metrics as CSV, gapless with ledger and summary
     whole command   a process from start to end, Vidur without plots, traces and learning, gapless with page and trace
 
-The third compares predicted times of single micro-batches, by operator, with the measured times.
+The third compares predicted times of single micro-batches with measured times, by operator.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ import numpy.typing as npt
 
 from gapless.conf.schema import SimulateConfig
 from gapless.launch.turns import requests
-from gapless.runtime.cost.stage_costs import MicroBatchShape
+from gapless.runtime.analysis.ledger.fleet import Fleet
+from gapless.runtime.analysis.ledger.summary import summarize
+from gapless.runtime.core.latencies import completed_requests
 from gapless.runtime.engine.plan import make_plan
-from gapless.runtime.ledger.fleet import Fleet
-from gapless.runtime.ledger.latencies import completed_requests
-from gapless.runtime.ledger.summary import summarize
-from gapless.runtime.simulation.make_costs import make_costs
-from gapless.runtime.workload import Workload
+from gapless.runtime.simulation.cost.stage_costs import MicroBatchShape
+from gapless.runtime.simulation.pipeline.make_costs import make_costs
+from gapless.runtime.simulation.workload import Workload
 
 from .support import measurements
 from .support.harness import Benchmark, say, scratch, words
@@ -56,9 +56,9 @@ ASSUMED = (
     "hardware.attention=flash_attention"
 )
 OURS = {
-    "sarathi": "scheduler=token_budget scheduler.budget={tokens}",
-    "vllm": "scheduler=prefill_first scheduler.max_batched_tokens={tokens}",
-    "orca": f"scheduler=token_budget scheduler.budget={NO_BOUND}",
+    "sarathi": "scheduler=token_budget scheduler.max_batched_tokens={tokens}",
+    "vllm": "scheduler=prefill_first scheduler.max_prefill_tokens={tokens}",
+    "orca": f"scheduler=token_budget scheduler.max_batched_tokens={NO_BOUND}",
 }
 WORKLOADS = {
     "zipf": "workload=zipf workload.pd_ratio=10",  # 1,024 to 4,096 tokens
@@ -73,10 +73,10 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A run that both simulators make.
+    """A run for both simulators.
 
-    `tokens` and `batch` bound the tokens and requests of a micro-batch. With `follow` the chunks of a prompt follow
-    each other through the stages, as they always do in gapless. By Vidur's default each waits until the one before has
+    `tokens` and `batch` bound the tokens and requests of a micro-batch. With `follow` the chunks of a prompt are
+    pipelined through the stages, as always in gapless. By Vidur's default each chunk waits until the previous one has
     left.
     """
 
@@ -150,10 +150,10 @@ def main() -> int:
     bench = Benchmark(
         __doc__,
         {"python": Path, "data": Path},
-        cache={"type": Path, "help": "where Vidur keeps what it learned; default: a temporary folder"},
+        cache={"type": Path, "help": "for what Vidur learns; default: a temporary folder"},
         requests=500,
         rounds=3,
-        only={"type": int, "nargs": "*", "help": "numbers of settings, from 1; default: all"},
+        only={"type": int, "nargs": "*", "help": "numbers of settings, starting at 1; default: all"},
     )
     given = bench.given
     with scratch() as folder:
@@ -170,7 +170,7 @@ def main() -> int:
 
 
 def compare(bench: Benchmark, vidur: Vidur, setting: Setting) -> None:
-    """Simulate a setting by turns; show simulated times and speed."""
+    """Simulate a setting in interleaved runs; report simulated times and speed."""
     num, config = bench.given.requests, configure(*setting.overrides(bench.given.requests))
     workload, _ = requests(config)
     turns = [turn(vidur, setting, config, workload) for _ in range(bench.given.rounds)]
@@ -192,11 +192,11 @@ def compare(bench: Benchmark, vidur: Vidur, setting: Setting) -> None:
 
 
 def turn(vidur: Vidur, setting: Setting, config: SimulateConfig, workload: Workload) -> list[list[Simulated]]:
-    """Run both simulators once; (Vidur's, ours) of the simulation alone, with metrics, and of a whole command."""
+    """Run both simulators once; return (Vidur's, ours) for the simulation alone, with metrics, and a whole command."""
     num_blocks = make_plan(config).num_blocks
 
     def theirs(metrics: bool) -> tuple[Simulated, Simulated]:
-        """Run Vidur; its simulation, and the same with the CPU time of its whole process."""
+        """Run Vidur; return its simulation, and the same with the CPU time of the whole process."""
         before = _seconds_of_children()
         times, seconds = vidur.simulate(
             setting.model,
@@ -242,7 +242,7 @@ def whole_command(setting: Setting, num: int) -> float:
 
 
 def by_operator(bench: Benchmark, vidur: Vidur, data: Path) -> None:
-    """Show microseconds of each operator of one layer of CodeLlama 34B at tp 2: Vidur's, ours, measured."""
+    """Report Vidur's, our and measured microseconds of each operator of a CodeLlama 34B layer at tp 2."""
     setting = SETTINGS[1]
     config = configure(*setting.overrides(1))
     plan = make_plan(config)
@@ -264,7 +264,7 @@ def by_operator(bench: Benchmark, vidur: Vidur, data: Path) -> None:
 
 
 def measured(data: Path, shape: MicroBatchShape) -> dict[str, float]:
-    """Return the measured milliseconds of each operator of a CodeLlama layer; messages' are of the nearest size."""
+    """Return the measured milliseconds of each operator of a CodeLlama layer; all-reduces are of the nearest size."""
     products, rows = measurements.read_linear(data, CODELLAMA.measured.removeprefix("mlp_"))
     chunks, decodes, _ = measurements.read_attention(data)
     reduced = [each for each in measurements.read_all_reduce(data)["dgx_all_reduce"] if each.ranks == TP]

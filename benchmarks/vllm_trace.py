@@ -1,6 +1,6 @@
 """Records torch profiler traces of vLLM's CPU build over stages: `python -m benchmarks.vllm_trace --vllm PYTHON`.
 
-A llama of random weights serves one workload. FOLDER gets a trace of each rank, and `engine.log` with vLLM's iteration
+A LLaMA with random weights serves one workload. FOLDER gets a trace per rank, and `engine.log` with vLLM's iteration
 log; `gapless report import=kineto FOLDER` reads them.
 
 | workload | what is planted |
@@ -9,8 +9,8 @@ log; `gapless report import=kineto FOLDER` reads them.
 | `uneven` | the same requests, three quarters of the layers on the first stage |
 | `starved` | one request at a time, with a pause before each |
 
-`--vllm` is the Python of an environment with vLLM's CPU build. A seed draws lengths and tokens, so that anybody can
-record a trace that nobody has seen.
+`--vllm` is the Python of an environment with vLLM's CPU build. `--seed` draws lengths and tokens, so anyone can record
+a trace that nobody has seen.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ def main() -> int:
         vllm={"type": Path, "metavar": "PYTHON", "required": True},
         workload={"choices": WORKLOADS, "default": "mixed"},
         requests=12,
-        output={"type": int, "default": 24, "help": "tokens of a request, at most"},
+        output={"type": int, "default": 24, "help": "maximum output tokens of a request"},
         stages=2,
-        chunk={"type": int, "default": 256, "help": "most tokens of a micro-batch"},
-        seqs={"type": int, "default": 8, "help": "most requests of a micro-batch"},
+        chunk={"type": int, "default": 256, "help": "maximum tokens of a micro-batch"},
+        seqs={"type": int, "default": 8, "help": "maximum requests of a micro-batch"},
         seed=0,
         out={"type": Path, "metavar": "FOLDER", "help": "default: runs/vllm_trace/WORKLOAD"},
     ).given
     folder = (given.out or Path("runs", "vllm_trace", given.workload)).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     if any(folder.glob("*.pt.trace.json*")):
-        raise SystemExit(f"{folder}: holds traces already")
+        raise SystemExit(f"{folder}: already contains traces; choose another --out")
     profiler = {"profiler": "torch", "torch_profiler_dir": str(folder), "torch_profiler_with_stack": False}
     keys = {
         "max_num_batched_tokens": given.chunk,
@@ -79,7 +79,7 @@ def main() -> int:
 
 
 def workload(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return rounds of requests, each with seconds of `pause` before it; one begins when the one before is done."""
+    """Return rounds of requests, run one after another, each after a `pause` in seconds."""
     random = np.random.default_rng(arguments.seed)
 
     def request() -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""The config of a run: hydra groups in YAML beside this file, and their schema as plain frozen dataclasses."""
+"""The config of a run: its schema as plain frozen dataclasses, and hydra config groups in YAML."""

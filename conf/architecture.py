@@ -1,115 +1,117 @@
-"""The shape of a model: the contents of `config.json` under one set of names, and what sets its layers apart."""
+"""Model architecture: the contents of `config.json` under uniform names, and per-layer differences."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from .errors import check
 from .experts import ExpertsConfig
 from .latent import LatentConfig
+from .ranges import AT_LEAST_ONE, POSITIVE, Within, check_ranges
 
 _KEY = "model.architecture"
-_MAX_LAYERS = 100_000
+_Size = Annotated[int, Within(1, (1 << 31) - 1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
-    """A stretch of the rotary frequencies.
+    """RoPE scaling for longer contexts.
 
-    `linear` divides all by one factor, `llama3` and `yarn` the slow ones, with a blend between, `factors` each by its
-    own. `longrope` has such factors for models of up to `original_max_position` tokens (`model.max_model_len`), and
-    others for longer ones. `yarn` and `longrope` scale queries and keys too.
+    `linear` divides all frequencies by one factor. `llama3` and `yarn` divide the low frequencies only and blend in
+    between. `factors` divides each frequency by its own factor. `longrope` has one such list for models of up to
+    `original_max_position` tokens (`model.max_model_len`) and another for longer ones. `yarn` and `longrope` also
+    scale queries and keys.
     """
 
     type: Literal["linear", "llama3", "yarn", "longrope", "factors"]
     """how rotary frequencies stretch"""
     factor: float = 1.0
-    """factor by which they stretch"""
+    """scaling factor"""
     low_freq_factor: float = 1.0
-    """llama3: slower frequencies than this are divided by factor"""
+    """llama3: lower frequencies than this are divided by factor"""
     high_freq_factor: float = 4.0
-    """llama3: faster frequencies than this stay"""
+    """llama3: higher frequencies than this are unchanged"""
     original_max_position: int = 8192
-    """llama3, yarn, longrope: context length of the training before the stretch"""
+    """llama3, yarn, longrope: context length of the original training"""
     beta_fast: float = 32.0
-    """yarn: frequencies that turn more often than this in that context stay"""
+    """yarn: frequencies with more rotations than this over that context are unchanged"""
     beta_slow: float = 1.0
-    """yarn: frequencies that turn less often than this in that context are divided by factor"""
+    """yarn: frequencies with fewer rotations than this over that context are divided by factor"""
     truncate: bool = True
-    """yarn: the blend begins and ends at whole elements"""
+    """yarn: the blend starts and ends at whole elements"""
     attention_factor: float = 1.0
-    """yarn, longrope: cosines and sines are multiplied by it"""
+    """yarn, longrope: factor of cosines and sines"""
     factors: tuple[float, ...] = ()
-    """factors, longrope: one for each pair of elements that turns"""
+    """factors, longrope: one factor per rotated pair of elements"""
     short_factors: tuple[float, ...] = ()
     """longrope: the same for models of up to original_max_position tokens"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerKind:
-    """What may set a layer apart from the others of its model."""
+    """The settings in which layers of one model may differ."""
 
-    window: int | None = None
-    """a token sees itself and the window - 1 before it; null: all"""
+    window: Annotated[int | None, AT_LEAST_ONE] = None
+    """sliding window: a token attends to itself and the window - 1 tokens before it; null: full attention"""
     rope: bool = True
-    """queries and keys turn with their position, where the model's do"""
+    """apply rotary embeddings, if the model has them"""
     rope_theta: float = 10000.0
     """base of the rotary frequencies"""
     rope_scaling: RopeScaling | None = None
     """how rotary frequencies stretch"""
     experts: bool = True
-    """the layer has the model's experts, where there are some; false: a feed-forward block of width ffn_size"""
+    """MoE layer, if the model has experts; false: a dense feed-forward block of width ffn_size"""
 
     def __post_init__(self) -> None:
-        check(f"{_KEY}.layers.window", self.window, self.window is None or self.window >= 1, "null or 1 or more")
+        check_ranges(self, f"{_KEY}.layers.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """The shape of a decoder-only transformer: the contents of `config.json` under one set of names.
+    """A decoder-only transformer: the contents of `config.json` under uniform names.
 
-    A layer adds attention and a feed-forward block to its input. `norms` says where its norms stand. `before` and
-    `after`: before each of the two, or after it, before it is added. `both`: before and after. `parallel`: both blocks
-    read the layer's input, each by its own norm. `shared`: both read it by one norm.
+    A layer adds attention and a feed-forward block to the residual stream. `norms` is the placement of its norms.
+    `before` and `after`: before each block, or after it and before the addition. `both`: before and after. `parallel`:
+    both blocks read the layer's input, each through its own norm. `shared`: both read it through one norm.
     """
 
-    vocab_size: int
-    """V, tokens of the vocabulary"""
-    hidden_size: int
+    vocab_size: _Size
+    """V, vocabulary size"""
+    hidden_size: _Size
     """H, width of the residual stream"""
-    num_layers: int
+    num_layers: Annotated[int, Within(1, 100_000)]
     """decoder layers"""
-    num_heads: int
+    num_heads: _Size
     """N, query heads"""
-    num_kv_heads: int
+    num_kv_heads: _Size
     """K, key and value heads; a divisor of num_heads"""
-    head_dim: int
-    """D, size of a head"""
-    ffn_size: int
-    """H2, inner width of the feed-forward block, and of each expert unless experts.ffn_size says another"""
-    max_position: int
+    head_dim: _Size
+    """D, head dimension"""
+    ffn_size: _Size
+    """H2, inner width of the feed-forward block, and of each expert if experts.ffn_size is null"""
+    max_position: _Size
     """L, longest sequence that the model supports"""
     family: str = "llama"
-    """the model family whose names a checkpoint's tensors have (docs/models.md)"""
+    """the model family, which determines the tensor names of a checkpoint (docs/models.md)"""
     norm: Literal["rms", "layer", "layer_scale", "layer_plain"] = "rms"
     """RMSNorm or LayerNorm; layer_scale: LayerNorm without bias (Cohere), layer_plain: without weight too (OLMo)"""
     norms: Literal["before", "after", "both", "parallel", "shared"] = "before"
-    """where norms stand: before attention and feed-forward, after, both; parallel, shared: both read one input"""
+    """norm placement: before or after each block, or both; parallel, shared: both blocks read the layer's input"""
     norm_eps: float = 1e-5
-    """added to the variance"""
+    """epsilon added to the variance"""
     position: Literal["rope", "learned"] = "rope"
     """rotary or learned positions"""
     rope_theta: float = 10000.0
     """base of the rotary frequencies"""
     rope_scaling: RopeScaling | None = None
     rotary_dim: int | None = None
-    """elements of a head that turn, its first; the others stay (Phi, GLM); null: all"""
+    """leading elements of a head that are rotated; the others are not (Phi, GLM); null: all"""
     activation: Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"] = "silu"
     """activation function of the feed-forward block; relu2: the square of relu (Nemotron)"""
     gated_ffn: bool = True
-    """a gate beside the up projection (SwiGLU)"""
+    """gated feed-forward (SwiGLU): a gate projection alongside the up projection"""
     qkv_bias: bool = False
     """bias on the query, key and value projections (Qwen2, GPT-2)"""
     attention_out_bias: bool = False
@@ -120,90 +122,76 @@ class Architecture:
     """RMSNorm over queries and keys (Qwen3)"""
     qk_norm_over: Literal["head", "width"] = "head"
     """qk_norm: over each head alone, or over all heads together (OLMo 2)"""
-    attention_scale: float | None = None
-    """factor of the attention scores; null: head_dim ** -0.5"""
-    attention_softcap: float | None = None
-    """attention scores s become cap * tanh(s / cap) (Gemma 2); null: they stay"""
+    attention_scale: Annotated[float | None, POSITIVE] = None
+    """scale of the attention scores; null: head_dim ** -0.5"""
+    attention_softcap: Annotated[float | None, POSITIVE] = None
+    """attention logit soft-capping: scores s become cap * tanh(s / cap) (Gemma 2); null: none"""
     attention_sinks: bool = False
-    """a learned score of each head takes a share of its attention and gives nothing (gpt-oss)"""
-    sliding_window: int | None = None
-    """a token sees itself and the window - 1 before it (Mistral); null: all"""
+    """attention sinks: one learned logit per head in the softmax denominator (gpt-oss)"""
+    sliding_window: Annotated[int | None, AT_LEAST_ONE] = None
+    """sliding window of every layer (Mistral); null: full attention"""
     layers: tuple[LayerKind, ...] = ()
-    """what sets each layer apart: window, rotation; empty: all have sliding_window, rope_theta and rope_scaling"""
-    embedding_scale: float = 1.0
+    """per-layer window, rotation and experts; empty: all have sliding_window, rope_theta and rope_scaling"""
+    embedding_scale: Annotated[float, POSITIVE] = 1.0
     """factor of the token embeddings"""
-    residual_scale: float = 1.0
-    """factor of what attention and feed-forward add (Granite)"""
-    logit_scale: float = 1.0
+    residual_scale: Annotated[float, POSITIVE] = 1.0
+    """factor of the attention and feed-forward outputs (Granite)"""
+    logit_scale: Annotated[float, POSITIVE] = 1.0
     """factor of the logits"""
-    logit_softcap: float | None = None
-    """logits become cap * tanh(logit / cap) (Gemma 2); null: they stay"""
+    logit_softcap: Annotated[float | None, POSITIVE] = None
+    """final logit soft-capping: cap * tanh(logit / cap) (Gemma 2); null: none"""
     tie_embeddings: bool = False
-    """the head shares the embedding's weights"""
+    """the LM head shares the embedding's weights"""
     head_bias: bool = False
     """bias on the logits (Phi)"""
-    experts: ExpertsConfig | None = None  # in place of feed-forward blocks, unless `layers` say otherwise
-    latent: LatentConfig | None = None  # of attention; null: keys and values of their own. It sets head_dim
+    experts: ExpertsConfig | None = None  # replace the feed-forward blocks of layers whose kind has experts
+    latent: LatentConfig | None = None  # MLA; null: plain multi-head or grouped-query attention. Sets head_dim
     bos_token_id: int | None = None
-    """token put before a text prompt, where the tokenizer does so"""
+    """beginning-of-sequence token, which the tokenizer may prepend to a text prompt"""
     eos_token_ids: tuple[int, ...] = ()
-    """token ids that end a sequence"""
+    """end-of-sequence token ids"""
 
     def __post_init__(self) -> None:
-        for name in (
-            "vocab_size",
-            "hidden_size",
-            "num_layers",
-            "num_heads",
-            "num_kv_heads",
-            "head_dim",
-            "ffn_size",
-            "max_position",
-        ):
-            most = _MAX_LAYERS if name == "num_layers" else (1 << 31) - 1
-            self._check(name, 1 <= getattr(self, name) <= most, f"1 to {most}")
+        check_ranges(self, f"{_KEY}.")
         self._check("num_kv_heads", self.num_heads % self.num_kv_heads == 0, f"a divisor of num_heads={self.num_heads}")
-        self._check("sliding_window", self.sliding_window is None or self.sliding_window >= 1, "null or 1 or more")
         turned = self.rotary_dim
         is_part = turned is None or (1 < turned <= self.head_dim and turned % 2 == self.head_dim % 2 == 0)
-        self._check("rotary_dim", is_part, f"null or an even number up to head_dim={self.head_dim}, which is even too")
-        for name in ("attention_scale", "attention_softcap", "logit_softcap"):
-            self._check(name, getattr(self, name) is None or getattr(self, name) > 0, "null or above 0")
-        for name in ("embedding_scale", "residual_scale", "logit_scale"):
-            self._check(name, getattr(self, name) > 0, "above 0")
+        self._check(
+            "rotary_dim", is_part, f"null or an even number up to head_dim={self.head_dim}, which must be even too"
+        )
         if self.layers and len(self.layers) != self.num_layers:
-            check(f"{_KEY}.layers", len(self.layers), False, f"empty or one for each of num_layers={self.num_layers}")
+            check(f"{_KEY}.layers", len(self.layers), False, f"empty or one per layer (num_layers={self.num_layers})")
         if self.experts is not None:
-            self._check("activation", self.activation == "silu", "silu in a model of experts")
-            self._check("gated_ffn", self.gated_ffn, "true in a model of experts")
+            self._check("activation", self.activation == "silu", "silu in an MoE model")
+            self._check("gated_ffn", self.gated_ffn, "true in an MoE model")
         if self.latent is not None:
             cached = self.latent.cached
             self._check("head_dim", self.head_dim == cached, f"latent.rank + latent.rotary_dim = {cached}")
-            self._check("num_kv_heads", self.num_kv_heads == 1, "1, the latent that all heads share")
+            self._check("num_kv_heads", self.num_kv_heads == 1, "1 with MLA, whose heads share one latent")
 
     def _check(self, name: str, holds: bool, right: str) -> None:
         value: Any = getattr(self, name)
         check(f"{_KEY}.{name}", value, holds, right)
 
     def kind(self, layer: int) -> LayerKind:
-        """Return what sets the layer of that index apart."""
+        """Return the kind of the layer with this index."""
         if self.layers:
             return self.layers[layer]
         return LayerKind(window=self.sliding_window, rope_theta=self.rope_theta, rope_scaling=self.rope_scaling)
 
     @property
     def kinds(self) -> dict[LayerKind, int]:
-        """How many layers there are of each kind, in the order of their first layers."""
+        """The number of layers of each kind, in order of first occurrence."""
         return dict(Counter(self.layers)) if self.layers else {self.kind(0): self.num_layers}
 
     @property
     def value_dim(self) -> int:
-        """Elements of what a query head attends to."""
+        """Value elements per query head."""
         return self.head_dim if self.latent is None else self.latent.value_dim
 
     @property
     def turned(self) -> int:
-        """Elements of a head that turn with its position."""
+        """Rotated elements of a head."""
         return self.rotary_dim or (self.head_dim if self.latent is None else self.latent.rotary_dim)
 
     @property
@@ -213,16 +201,16 @@ class Architecture:
 
     @property
     def expert_layers(self) -> int:
-        """Number of layers that have experts."""
+        """Number of MoE layers."""
         return 0 if self.experts is None else sum(n for kind, n in self.kinds.items() if kind.experts)
 
     @property
     def layer_params(self) -> int:
-        """Number of parameters of one decoder layer, without norms (under 0.1%), in the mean over all layers."""
+        """Mean number of parameters of a decoder layer, without norms (under 0.1%)."""
         return sum(n * self.params_of(kind) for kind, n in self.kinds.items()) // self.num_layers
 
     def params_of(self, kind: LayerKind) -> int:
-        """Return the number of parameters of a layer of a kind, without norms."""
+        """Return the number of parameters of a layer of this kind, without norms."""
         if self.experts is None or not kind.experts:
             return self.attention_params + self.ffn_params
         shared = self._ffn_matrices * self.hidden_size * self.experts.shared_ffn_size
@@ -240,7 +228,7 @@ class Architecture:
 
     @property
     def replicated_attention_params(self) -> int:
-        """Number of those that every tensor-parallel rank holds whole: the projections to latents."""
+        """Number of attention parameters that are replicated on every tensor-parallel rank: MLA's down projections."""
         if self.latent is None:
             return 0
         return self.hidden_size * (self.latent.cached + (self.latent.query_rank or 0))
@@ -256,7 +244,7 @@ class Architecture:
         return 3 * self.hidden_size * self.expert_size
 
     def router_params_of(self, kind: LayerKind) -> int:
-        """Return the number of parameters of the router of a layer of a kind; 0 without experts."""
+        """Return the number of router parameters of a layer of this kind; 0 without experts."""
         return self.hidden_size * self.experts.num_experts if self.experts is not None and kind.experts else 0
 
     @property
@@ -265,12 +253,12 @@ class Architecture:
 
     @property
     def embedding_params(self) -> int:
-        """Number of parameters of the token embedding; an LM head that is not tied has as many again."""
+        """Number of parameters of the token embedding; an untied LM head has the same number."""
         return self.vocab_size * self.hidden_size
 
     @property
     def num_params(self) -> int:
-        """The number of all weights; an LM head that is tied to the embedding counts once."""
+        """Total number of parameters; a tied LM head is not counted again."""
         head = 0 if self.tie_embeddings else self.embedding_params
         learned = self.max_position * self.hidden_size if self.position == "learned" else 0
         layers = sum(n * self.params_of(kind) for kind, n in self.kinds.items())

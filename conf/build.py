@@ -1,7 +1,7 @@
-"""Builds the schema's dataclasses from plain mappings: strictly, with each error one line that names the dotted key.
+"""Builds config dataclasses from plain mappings, strictly. Every error is one line that names the dotted key.
 
-`build` serves the command line (whose mapping hydra composed) and `compose_engine` the Python API, which reads the
-same YAML groups without hydra; the same choices give the same config.
+The command line calls `build` with the mapping that hydra composed. The Python API calls `compose_engine`, which reads
+the same YAML groups without hydra. The same choices give the same config.
 """
 
 from __future__ import annotations
@@ -24,55 +24,56 @@ import yaml
 from .errors import ConfigError, did_you_mean, nearest
 from .policies import POLICY_CONFIGS, SchedulerConfig
 from .policy_file import is_policy_file, policy_config, policy_mapping
+from .ranges import plain_type, resolved_types
 from .schema import NAMED_WEIGHTS, EngineConfig, HardwareConfig, is_hub_name
-from .units import renamed
+from .units import renamed, renamed_of_policy
 from .user_path import user_path
 from .workloads import WORKLOAD_CONFIGS, WorkloadConfig
 
 C = TypeVar("C")
 E = TypeVar("E", bound=EngineConfig)
 
-# Config groups and what they mean. A command has those of its defaults.
+# Config groups and their meanings. A command has the groups in its `defaults`.
 GROUPS = {
-    "model": "which model; also a path: model=PATH takes a Hugging Face folder or a GGUF file",
-    "hardware": "what a rank runs on",
-    "cluster": "how ranks lie on nodes and racks, and the links between them",
-    "parallel": "the rank grid: any of tpN, ppM and tpN_ppM; local is one rank",
-    "scheduler": "the policy that forms micro-batches; also a file with one of your own: scheduler=./FILE.py",
-    "workload": "which requests come, and when",
-    "engine": "whose defaults a simulation takes: policy, budget, split, cache; keys that are given hold over them",
+    "model": "the model; model=PATH takes a Hugging Face folder or a GGUF file",
+    "hardware": "the device of a rank",
+    "cluster": "nodes, racks, and the links between them",
+    "parallel": "the rank grid: tpN, ppM or tpN_ppM; local is one rank",
+    "scheduler": "the scheduling policy; scheduler=./FILE.py takes your own",
+    "workload": "the requests and their arrival times",
+    "engine": "defaults of another engine (policy, budget, split, cache); given keys override them",
 }
-_FAMILIES: dict[type, tuple[str, Mapping[str, type]]] = {  # configs whose `name` picks their class
+_FAMILIES: dict[type, tuple[str, Mapping[str, type]]] = {  # configs whose `name` selects the class
     SchedulerConfig: ("policy", POLICY_CONFIGS),
     WorkloadConfig: ("workload", WORKLOAD_CONFIGS),
 }
 _SCALARS = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
 _PLURALS = {int: "integers", float: "numbers", str: "strings", bool: "booleans"}
 _MAY_BE_INFINITE = ("workload.request_rate", "workload.burstiness")
-_WITHOUT_FILES: dict[str, Mapping[str, Any]] = {  # groups, with their choices; any other grid of ranks is one too
+_WITHOUT_FILES: dict[str, Mapping[str, Any]] = {  # groups without YAML files; any rank grid is valid
     "scheduler": POLICY_CONFIGS,
     "workload": WORKLOAD_CONFIGS,
     "parallel": dict.fromkeys(["local", "pp2", "tp2", "tp2_pp2", "tp4", "tp4_pp2", "tp8", "tp8_pp2", "tp8_pp8"]),
 }
 _GRID = re.compile(r"(?=.)(?:tp([1-9]\d{0,5}))?(?:(?:^|_)pp([1-9]\d{0,5}))?")
-_LARGEST_INTEGER = (1 << 31) - 1  # of a count or a size; seeds have bounds of their own
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml takes a tenth of the time
+_LARGEST_INTEGER = (1 << 31) - 1  # of counts and sizes; seeds have their own bounds
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml is ten times as fast
 
 
 def build(cls: type[C], mapping: Mapping[str, Any], key: str = "") -> C:
-    """Build an instance of the dataclass `cls` from a plain `mapping`, checked all the way down.
+    """Build an instance of the dataclass `cls` from a plain `mapping`, validated recursively.
 
-    Strings are never parsed (`"5"` is no integer) and a bool is no integer; an integer serves as a number, and a bare
-    value as a list of one. A `SchedulerConfig` or `WorkloadConfig` becomes the class that its `name` says, a policy of
-    the user's own that of its `file`.
+    Strings are not parsed (`"5"` is not an integer) and bools are not integers. An integer is accepted as a number, and
+    a single value as a list of one. The class of a `SchedulerConfig` or `WorkloadConfig` is selected by its `name`, or
+    by its `file` for a policy file.
 
     Args:
-        cls: of the result.
-        mapping: its fields by name; those with a default may be missing.
+        cls: class of the result.
+        mapping: fields by name; those with a default may be missing.
         key: the dotted key of `mapping` itself, for errors.
 
     Raises:
-        ConfigError: an unknown key, a missing one, a wrong type or a value out of its range.
+        ConfigError: an unknown or missing key, a wrong type or a value out of range.
     """
     if cls in _FAMILIES:
         cls = typing.cast(type[C], member(cls, mapping, key))
@@ -82,7 +83,8 @@ def build(cls: type[C], mapping: Mapping[str, Any], key: str = "") -> C:
             for base, (word, _) in _FAMILIES.items():
                 if issubclass(cls, base) and (having := members_with(base, name)):
                     what = f"{word} {mapping.get('name', cls.__name__)}"
-                    raise ConfigError(f"{_join(key, name)}: unknown key of {what}; {having_it(having)}")
+                    hint = renamed_of_policy([mapping.get("name", "")], name) or having_it(having)
+                    raise ConfigError(f"{_join(key, name)}: unknown key of {what}; {hint}")
             wrong, valid = _join(key, name), [_join(key, each) for each in hints]
             hint = (renamed(wrong, valid) or nearest(wrong, valid)) if key else unknown_key(cls, name)
             raise ConfigError(f"{wrong}: unknown key{hint}")
@@ -95,7 +97,7 @@ def build(cls: type[C], mapping: Mapping[str, Any], key: str = "") -> C:
 
 
 def to_mapping(config: Any) -> dict[str, Any]:
-    """Return the plain form of a config, which `build` takes and which JSON and YAML can hold."""
+    """Return a config as plain mappings and lists, the inverse of `build`."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -107,20 +109,20 @@ def to_mapping(config: Any) -> dict[str, Any]:
 
 @cache
 def fields(cls: type) -> Mapping[str, Any]:
-    """Return the keys of a dataclass of the schema, with their resolved types."""
-    hints = typing.get_type_hints(cls)
-    return {key_of(field.name): hints[field.name] for field in dataclasses.fields(cls)}
+    """Return the keys of a config dataclass with their resolved types."""
+    hints = resolved_types(cls)
+    return {key_of(field.name): plain_type(hints[field.name]) for field in dataclasses.fields(cls)}
 
 
 def key_of(field: str) -> str:
-    """Return the key of a field: `import_` is `import`, which is no name in Python."""
+    """Return the key of a field: `import_` is `import`, a reserved word in Python."""
     return field.removesuffix("_")
 
 
 def leaf_fields(cls: type, key: str = "") -> Iterator[tuple[str, Any, type]]:
-    """Yield each leaf of `cls` as (dotted key, type, the dataclass that holds it).
+    """Yield each leaf of `cls` as (dotted key, type, owning dataclass).
 
-    `scheduler` yields the keys of one policy after the other, `workload` those of one workload after the other.
+    `scheduler` and `workload` yield the keys of each policy or workload in turn.
     """
     for owner in _FAMILIES[cls][1].values() if cls in _FAMILIES else (cls,):
         for name, hint in fields(owner).items():
@@ -132,7 +134,7 @@ def leaf_fields(cls: type, key: str = "") -> Iterator[tuple[str, Any, type]]:
 
 
 def dotted_keys(cls: type) -> Iterator[tuple[str, Any]]:
-    """Yield every leaf under `cls` as (dotted key, type), each key once."""
+    """Yield each leaf key of `cls` once, as (dotted key, type)."""
     types_by_key: dict[str, Any] = {}
     for key, hint, _ in leaf_fields(cls):
         types_by_key.setdefault(key, hint)
@@ -140,26 +142,26 @@ def dotted_keys(cls: type) -> Iterator[tuple[str, Any]]:
 
 
 def families(cls: type) -> dict[str, type]:
-    """Return which of `scheduler` and `workload` are fields of `cls`, each with the base class of its choices."""
+    """Return the fields `scheduler` and `workload` of `cls`, if present, with the base class of their choices."""
     return {name: hint for name, hint in fields(cls).items() if hint in _FAMILIES}
 
 
 def members_with(base: type, key: str, own: Mapping[str, type] | None = None) -> list[str]:
     """Return the names of the policies (`SchedulerConfig`) or workloads (`WorkloadConfig`) that have `key`.
 
-    The user's `own` are among them.
+    `own` are policies from files, by name.
     """
     return [name for name, cls in (dict(_FAMILIES[base][1]) | dict(own or {})).items() if key in fields(cls)]
 
 
 def having_it(names: Iterable[str]) -> str:
-    """Write who has a key: `sarathi has it`, `sarathi, equal_time have it`."""
+    """Return who has a key: `sarathi has it`, `sarathi, equal_time have it`."""
     listed = list(names)
     return f"{', '.join(listed)} {'has' if len(listed) == 1 else 'have'} it"
 
 
 def leaves(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every value of nested mappings with its dotted key."""
+    """Yield (dotted key, value) of nested mappings."""
     for key, value in mapping.items():
         if isinstance(value, Mapping):
             yield from leaves(value, f"{prefix}{key}.")
@@ -168,9 +170,9 @@ def leaves(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def defaults(cls: type) -> dict[str, Any]:
-    """Return the defaults of the schema in plain form, without those of the policy or the workload that is chosen.
+    """Return the schema's defaults in plain form, except those of the chosen policy and workload.
 
-    The YAML of a command or of a choice says only what differs from these.
+    The YAML files of commands and choices contain only what differs.
     """
     found: dict[str, Any] = {}
     for field in dataclasses.fields(cls):
@@ -184,7 +186,7 @@ def defaults(cls: type) -> dict[str, Any]:
 
 
 def value_text(value: Any) -> str:
-    """Write a plain value as the command line takes it; the mapping of a policy is written by its name."""
+    """Return a plain value in command-line syntax; the mapping of a policy becomes its name."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, dict):
@@ -193,9 +195,9 @@ def value_text(value: Any) -> str:
 
 
 def group_names(group: str) -> list[str]:
-    """Return the choices of a config group, sorted: the names of its YAML files.
+    """Return the sorted choices of a config group.
 
-    Policies, workloads and rank grids have no files; of these, some are named.
+    Policies, workloads and common rank grids have no YAML files.
     """
     if group in _WITHOUT_FILES:
         return sorted(_WITHOUT_FILES[group])
@@ -204,10 +206,10 @@ def group_names(group: str) -> list[str]:
 
 
 def load_group(group: str, name: str, key: str | None = None) -> dict[str, Any]:
-    """Load a choice of a group: of `conf/<group>/<name>.yaml`, a policy's or workload's defaults, or a grid's ranks.
+    """Load a choice of a group: `conf/<group>/<name>.yaml`, the defaults of a policy or workload, or a rank grid.
 
     Raises:
-        ConfigError: no such choice, naming `key` or the group.
+        ConfigError: unknown choice; the message names `key` or the group.
     """
     if group == "parallel" and (grid := grid_of(name)) is not None:
         return grid
@@ -219,13 +221,13 @@ def load_group(group: str, name: str, key: str | None = None) -> dict[str, Any]:
 
 
 def grid_of(name: str) -> dict[str, int] | None:
-    """Return the ranks that `local`, `tpN`, `ppM` or `tpN_ppM` names; None for any other name."""
+    """Parse `local`, `tpN`, `ppM` or `tpN_ppM`; None for any other name."""
     match = _GRID.fullmatch("tp1" if name == "local" else name)
     return match and {"tp": int(match[1] or 1), "pp": int(match[2] or 1)}
 
 
 def load_command(command: str) -> tuple[dict[str, Any], dict[str, str | None]]:
-    """Load the keys of `conf/<command>.yaml`, and the command's groups with their default choices; None: of none."""
+    """Load the keys of `conf/<command>.yaml` and the command's groups with their default choices (None: no choice)."""
     primary = read_yaml(command)
     choices = {
         group: entry[group]
@@ -238,26 +240,26 @@ def load_command(command: str) -> tuple[dict[str, Any], dict[str, str | None]]:
 
 
 def load_hardware(name: str, key: str = "hardware") -> HardwareConfig:
-    """Load the hardware of that name.
+    """Load a hardware config by name.
 
     Raises:
-        ConfigError: no such choice, naming `key`.
+        ConfigError: unknown choice; the message names `key`.
     """
     return build(HardwareConfig, load_group("hardware", name, key), "hardware")
 
 
 def read_yaml(name: str) -> Any:
-    """Read `conf/<name>.yaml`; without such a file, return an empty mapping."""
+    """Read `conf/<name>.yaml`; an empty mapping if there is no such file."""
     file = resources.files(__package__).joinpath(f"{name}.yaml")
     return (yaml.load(file.read_text(encoding="utf-8"), _Loader) if file.is_file() else None) or {}
 
 
 def model_choice(model: str | os.PathLike[str]) -> tuple[str, dict[str, str]]:
-    """Resolve `model=...` to a choice of the model group, and the keys that a folder adds to it.
+    """Resolve `model=...` to a choice of the model group and further keys.
 
-    The name of a choice wins. Otherwise a path (it is a folder, has a separator, starts with `.` or `~`, or ends with
-    `.gguf`) is a Hugging Face folder or a GGUF file: the choice `folder` with `weights` and `name`. `ORGANISATION/NAME`
-    is a name on the hub if there is no such path.
+    Names of choices take precedence. A path (an existing folder, or text with a separator, that starts with `.` or `~`,
+    or that ends with `.gguf`) is a Hugging Face folder or GGUF file: the choice `folder` with `weights` and `name`.
+    `ORGANISATION/NAME` is a Hub name if there is no such path.
     """
     text = os.fspath(model)
     if isinstance(model, str) and text in group_names("model") and text != "folder":
@@ -272,7 +274,7 @@ def model_choice(model: str | os.PathLike[str]) -> tuple[str, dict[str, str]]:
 
 
 def locate(config: E) -> E:
-    """Make the model's folders absolute, since ranks need not share our working directory, and check that they exist.
+    """Check that the model's folders exist and make them absolute, since ranks may have other working directories.
 
     Raises:
         ConfigError: no such folder.
@@ -282,7 +284,7 @@ def locate(config: E) -> E:
     if model.weights not in NAMED_WEIGHTS and not is_hub_name(model.weights):
         weights = user_path(model.weights, "model.weights").absolute()
         if not weights.is_dir() and not (weights.suffix == ".gguf" and weights.is_file()):
-            what = "is a file; give the folder that holds it" if weights.exists() else "no such folder"
+            what = "is a file; give its folder" if weights.exists() else "no such folder"
             hint = did_you_mean(model.weights, NAMED_WEIGHTS)
             raise ConfigError(f"model.weights={model.weights}: {what}{hint}")
         found["weights"] = str(weights)
@@ -306,14 +308,14 @@ def compose_engine(
     hardware: str = "cpu",
     overrides: Mapping[str, Any] | None = None,
 ) -> EngineConfig:
-    """Compose the config of an engine from group choices and dotted overrides, as the command line does.
+    """Compose an engine config from group choices and dotted overrides, like the command line.
 
     Args:
         model: a choice of the model group, a Hugging Face folder or a GGUF file.
         pp: number of stages.
-        tp: ranks of a stage.
-        scheduler: a choice of the scheduler group, or a file with a policy of your own.
-        launcher: None takes `local` for one rank and `ray` for more.
+        tp: tensor-parallel ranks per stage.
+        scheduler: a choice of the scheduler group, or a policy file.
+        launcher: None: `local` for one rank, else `ray`.
         hardware: a choice of the hardware group.
         overrides: plain Python values by dotted key (`{"scheduler.chunk": 48}`).
 
@@ -333,12 +335,12 @@ def compose_engine(
 
 
 def unknown_key(cls: type, key: str) -> str:
-    """Write the hint for a dotted key that `cls` lacks: `; did you mean ...?` if a last name is near, else all keys."""
+    """Return the hint for an unknown key: `; did you mean ...?` if a leaf name is close, else the valid keys."""
     keys = [k for k, _ in dotted_keys(cls)]
     if hint := renamed(key := key.replace("-", "_"), keys):
         return hint
     parent, _, leaf = key.rpartition(".")
-    near = [k for k in keys if did_you_mean(leaf, [k.rpartition(".")[2]], 0.5)]  # else a long parent makes keys alike
+    near = [k for k in keys if did_you_mean(leaf, [k.rpartition(".")[2]], 0.5)]  # not by a long common parent
     siblings = [k for k in keys if parent and k.startswith(f"{parent}.")]
     for candidates, cutoff in (
         ([k for k in near if k.rpartition(".")[2] == leaf], 0.0),
@@ -352,10 +354,10 @@ def unknown_key(cls: type, key: str) -> str:
 
 
 def member(base: type, mapping: Mapping[str, Any], key: str) -> type:
-    """Find the class of the policy or the workload that the mapping at `key` describes.
+    """Return the class of the policy or workload in the mapping at `key`.
 
     Raises:
-        ConfigError: the mapping has no `name` or an unknown one, or a `file` that holds no policy.
+        ConfigError: `name` is missing or unknown, or `file` has no policy.
     """
     if base is SchedulerConfig and isinstance(mapping.get("file"), str):
         return policy_config(mapping["file"])
@@ -371,7 +373,7 @@ def assign(mapping: dict[str, Any], key: str, value: Any, cls: type = EngineConf
     """Set a dotted `key` of a plain mapping of `cls`.
 
     Raises:
-        ConfigError: what holds it is no mapping, or not a key of `cls`.
+        ConfigError: its parent is not a mapping, or not a key of `cls`.
     """
     *parents, leaf = key.split(".")
     node = mapping
@@ -381,7 +383,7 @@ def assign(mapping: dict[str, Any], key: str, value: Any, cls: type = EngineConf
                 raise ConfigError(f"{key}: unknown key{unknown_key(cls, key)}")
             node[name] = {}
         if not isinstance(node[name], dict):
-            raise ConfigError(f"{key}: unknown key; {'.'.join(parents[:depth])} holds a value, not keys")
+            raise ConfigError(f"{key}: unknown key; {'.'.join(parents[:depth])} has a value, not keys")
         node = node[name]
     node[leaf] = value
 
@@ -406,10 +408,10 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
 
 
 def _of_type(hint: Any, value: Any, key: str) -> Any:
-    """Convert `value` to the type `hint`; None where it is of another type.
+    """Convert `value` to the type `hint`; None if it has another type.
 
     Raises:
-        ConfigError: what it holds is wrong; a number that is not finite or too large; a text that is not Unicode.
+        ConfigError: an invalid nested value; a number that is not finite or too large; a string that is not Unicode.
     """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if dataclasses.is_dataclass(hint):
@@ -433,12 +435,12 @@ def _of_type(hint: Any, value: Any, key: str) -> Any:
     if hint is float:
         return _finite(value, key) if isinstance(value, numbers.Real) else None
     if isinstance(value, str) and not is_unicode(value):
-        raise ConfigError(f"{key}={value!r}: must be text in UTF-8")
+        raise ConfigError(f"{key}={value!r}: must be valid UTF-8 text")
     return value if isinstance(value, hint) else None
 
 
 def is_unicode(text: str) -> bool:
-    """Return whether `text` can be written as UTF-8: it holds no half of a surrogate pair."""
+    """Return whether `text` can be encoded as UTF-8, without lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -449,7 +451,7 @@ def is_unicode(text: str) -> bool:
 def _bounded(value: int, key: str) -> int:
     is_seed = key.rpartition(".")[2] == "seed"
     if abs(value) > _LARGEST_INTEGER and not (is_seed and value.bit_length() < 128):
-        shown = str(value) if value.bit_length() < 128 else f"a number of {value.bit_length()} bits"
+        shown = str(value) if value.bit_length() < 128 else f"a {value.bit_length()}-bit number"
         raise ConfigError(f"{key}={shown}: must be an integer of at most {_LARGEST_INTEGER}")
     return value
 
@@ -466,26 +468,23 @@ def _finite(value: numbers.Real, key: str) -> float:
 
 
 def describe(hint: Any) -> str:
-    """Write a type of the schema in words: `an integer`, `null or a string`, `cpu or cuda`."""
+    """Return a type in words: `an integer`, `null or a string`, `cpu or cuda`."""
     return _right(_options(hint), None)
 
 
 def _right(options: tuple[Any, ...], value: Any) -> str:
-    words = ["null"] if type(None) in options else []
-    valid: tuple[str, ...] = ()
+    words: list[str] = ["null"] if type(None) in options else []
+    valid: list[str] = []
     for option in options:
-        if dataclasses.is_dataclass(option):
-            words.append("a mapping of keys")
-        elif typing.get_origin(option) is tuple:
-            (element, *_) = typing.get_args(option)
-            is_choice = typing.get_origin(element) is Literal
-            words.append(f"a list of {describe(element) if is_choice else _PLURALS.get(element, 'mappings of keys')}")
-        elif typing.get_origin(option) is Literal:
-            valid = typing.get_args(option)
-            words.extend(valid)
-        elif typing.get_origin(option) is dict:
-            words.append("a mapping")
+        origin, arguments = typing.get_origin(option), typing.get_args(option)
+        if origin is tuple:
+            is_choice = typing.get_origin(arguments[0]) is Literal
+            plural = describe(arguments[0]) if is_choice else _PLURALS.get(arguments[0], "mappings of keys")
+            words.append(f"a list of {plural}")
+        elif origin is Literal:
+            valid += arguments
+            words += arguments
         elif option is not type(None):
-            words.append(_SCALARS[option])
+            words.append("a mapping" if origin is dict else _SCALARS.get(option, "a mapping of keys"))
     text = " or ".join(", ".join(words).rsplit(", ", 1))
     return text + (did_you_mean(value, valid) if isinstance(value, str) else "")

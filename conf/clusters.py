@@ -1,51 +1,51 @@
-"""The nodes and racks of a cluster, and the links between them, simulated or real: `cluster.KEY=VALUE`."""
+"""Nodes, racks and links of a real or simulated cluster: `cluster.KEY=VALUE`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from .costs import LinkConfig, check_numbers
-from .errors import check, check_each
+from .errors import check
+from .ranges import AT_LEAST_ONE, check_ranges
 
 AllReduceAlgorithm = Literal["ring", "tree", "two_level"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
-    """Nodes of devices in racks, and the links that a simulation sends over.
+    """Cluster topology: devices in nodes, nodes in racks, and the links that a simulation sends over.
 
-    If a link is null, that of the hardware's constants (`hardware.costs`) is used; for `spine`, the link of `network`.
-    Links are full duplex. Ranks fill nodes in order, and nodes fill racks.
+    A link that is null defaults to the one in `hardware.costs`; `spine` defaults to `network`. Links are full duplex.
+    Ranks fill nodes in order, and nodes fill racks.
     """
 
     name: str = "default"
     """a label for reports"""
-    devices_per_node: int = 8
-    """ranks that share a node and its fast links"""
-    network_adapters: int | None = None
-    """network adapters of a node, shared by the ranks that send at the same time; null: one a device"""
-    nodes_per_rack: int | None = None
-    """nodes behind one switch; messages to other nodes cross cluster.spine. null: all nodes are behind one"""
-    oversubscription: float = 1.0
-    """rate of all adapters of a rack over the rate of its links to the other racks"""
+    devices_per_node: Annotated[int, AT_LEAST_ONE] = 8
+    """ranks per node"""
+    network_adapters: Annotated[int | None, AT_LEAST_ONE] = None
+    """network adapters per node, shared by the ranks that send at the same time; null: one per device"""
+    nodes_per_rack: Annotated[int | None, AT_LEAST_ONE] = None
+    """nodes behind one switch; messages to other racks cross cluster.spine; null: one switch for all nodes"""
+    oversubscription: Annotated[float, AT_LEAST_ONE] = 1.0
+    """bandwidth of all adapters of a rack over that of its uplinks to other racks"""
     all_reduce_algorithms: tuple[AllReduceAlgorithm, ...] = ("ring", "tree")
-    """algorithms of the library for an all-reduce over several nodes: ring, tree, two_level (within the nodes, then
-    between them); it takes the fastest"""
+    """algorithms for all-reduces over several nodes: ring, tree, two_level (within the nodes, then between them); the
+    fastest is used"""
     all_reduce: LinkConfig | None = None
-    """all-reduces within a node"""
+    """all-reduce within a node"""
     node: LinkConfig | None = None
-    """sends within a node"""
+    """point-to-point within a node"""
     network: LinkConfig | None = None
-    """sends between nodes of a rack, over one adapter"""
+    """point-to-point between nodes of a rack, over one adapter"""
     spine: LinkConfig | None = None
-    """sends between racks, over one adapter"""
+    """point-to-point between racks, over one adapter"""
 
     def __post_init__(self) -> None:
-        numbers = ("devices_per_node", "network_adapters", "nodes_per_rack", "oversubscription")
-        check_each("cluster.", self, lambda n: n >= 1, "1 or more", *numbers)
+        check_ranges(self, "cluster.")
         algorithms = list(self.all_reduce_algorithms)
-        check("cluster.all_reduce_algorithms", algorithms, bool(algorithms), "one or several of ring, tree, two_level")
+        check("cluster.all_reduce_algorithms", algorithms, bool(algorithms), "one or more of ring, tree and two_level")
         for name in ("all_reduce", "node", "network", "spine"):
             if (link := getattr(self, name)) is not None:
                 check_numbers(link, f"cluster.{name}")
@@ -57,5 +57,5 @@ class ClusterConfig:
 
     @property
     def uplinks(self) -> float:
-        """Rate of a rack's links to the other racks, as a multiple of the rate of one adapter."""
+        """Bandwidth of a rack's uplinks, as a multiple of one adapter's."""
         return (self.nodes_per_rack or 1) * self.adapters / self.oversubscription

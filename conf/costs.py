@@ -1,4 +1,4 @@
-"""The constants of the analytic cost model for one kind of device; `conf/hardware/*.yaml` names their sources."""
+"""Constants of the analytic cost model, per device type; `conf/hardware/*.yaml` cites their sources."""
 
 from __future__ import annotations
 
@@ -13,46 +13,46 @@ _KEY = "hardware.costs"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmConfig:
-    """The cost of matrix products in tiles (`runtime/cost/gemm.py`).
+    """The cost of tiled GEMMs (`runtime/simulation/cost/gemm.py`).
 
-    `tiles`, `tflops` and `whole_waves` have a value for each tile shape. A library chooses among these shapes and their
+    `tiles`, `tflops` and `whole_waves` have one value per tile shape. A library chooses among these shapes and their
     transposes.
     """
 
     tiles: tuple[str, ...]
-    """shapes of the tiles that matrix products are computed in"""
+    """GEMM tile shapes"""
     tflops: tuple[float, ...]
-    """rate of the device at each tile shape, with every multiprocessor at work"""
+    """throughput of the whole device at each tile shape"""
     whole_waves: tuple[float, ...]
-    """for each tile shape: 1 where a last, partial wave of tiles costs a whole one, 0 where it costs its share"""
-    fade: float  # relative to a product of 1e11 FLOP
-    """how clocks fall as products grow: x times the work takes x**(1 + fade) times as long"""
+    """wave quantization per tile shape: 1 if a partial last wave costs a whole one, 0 if it costs its share"""
+    fade: float  # relative to a GEMM of 1e11 FLOP
+    """clock throttling of large GEMMs: x times the work takes x**(1 + fade) times as long"""
     sustained_tflops: float
-    """rate of large matrix products that the device's power can sustain"""
+    """power-limited throughput of large GEMMs"""
     launch_us: float
-    """time to launch a matrix product"""
-    wave_us: float  # to read the first operands and to write results
-    """time that a wave of 256x128 tiles takes beside its products"""
+    """launch time of a GEMM"""
+    wave_us: float
+    """prologue and epilogue time of a wave of 256x128 tiles"""
     split_us: float
-    """time to add up partial results, where the inner dimension is split"""
+    """split-K: time to reduce partial results"""
     split_share: float
-    """share of the bytes of partial results that costs time"""
+    """split-K: share of the bytes of partial results that counts"""
     memory_gigabytes_per_s: float
-    """rate at which a matrix product reads weights"""
-    knee: float  # order of the norm that joins the two times
-    """how memory time and compute time join: 1 adds them, a high value takes the longer one"""
+    """bandwidth at which a GEMM reads weights"""
+    knee: float  # the order of a p-norm
+    """how memory time and compute time combine: 1 is their sum, a high value their maximum"""
     grouped_rate: float = 1.0
-    """how many times as fast kernels compute the products of a layer of experts as one product"""
+    """speed of a grouped GEMM over experts relative to one GEMM"""
     int8_rate: float | None = None
-    """how many times faster the device multiplies INT8 numbers than 16-bit ones; null: it multiplies none"""
+    """INT8 throughput relative to 16 bits; null: not supported"""
     fp8_rate: float | None = None
-    """the same of FP8 numbers, with a scale for a tensor or a row"""
+    """FP8 throughput relative to 16 bits, with per-tensor or per-row scales; null: not supported"""
     fp8_block_rate: float | None = None
-    """the same with a scale for each block of 128 x 128 weights; null: fp8_rate"""
+    """the same with a scale per block of 128 x 128 weights; null: fp8_rate"""
     cast_us: float = 0.0
-    """time to launch the rounding of a product's input to INT8 or FP8"""
+    """launch time of quantizing a GEMM's input to INT8 or FP8"""
     cast_gigabytes_per_s: float | None = None
-    """rate of that, over the bytes read and written; null: it is part of the kernel before"""
+    """bandwidth of quantizing, over the bytes read and written; null: fused into the kernel before"""
 
     def __post_init__(self) -> None:
         key = f"{_KEY}.gemm"
@@ -61,7 +61,7 @@ class GemmConfig:
         for name in ("tflops", "whole_waves"):
             values = getattr(self, name)
             right_length = len(values) == len(self.tiles)
-            check(f"{key}.{name}", list(values), right_length, f"{len(self.tiles)} numbers, one a tile")
+            check(f"{key}.{name}", list(values), right_length, f"{len(self.tiles)} numbers, one per tile shape")
         check(f"{key}.tflops", list(self.tflops), min(self.tflops) > 0, "above 0")
         check(f"{key}.whole_waves", list(self.whole_waves), all(0 <= w <= 1 for w in self.whole_waves), "in [0, 1]")
         check_numbers(self, key)
@@ -69,27 +69,28 @@ class GemmConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointwiseConfig:
-    """The cost of kernels that compute row by row (`runtime/cost/pointwise.py`).
+    """The cost of row-wise kernels (`runtime/simulation/cost/pointwise.py`).
 
-    A kernel takes the longer of two times: its launch plus one row on a multiprocessor, or all its bytes at its rate.
+    A kernel takes the longer of two times: its launch plus one row on one multiprocessor, or all its bytes at its
+    bandwidth.
     """
 
     launch_us: float
-    """time to launch a kernel that computes row by row"""
+    """launch time of a row-wise kernel"""
     element_ns: float
     """time per element of a row, on one multiprocessor"""
     norm_gigabytes_per_s: float
-    """rate of a norm, over the bytes read and written"""
+    """bandwidth of a norm, over the bytes read and written"""
     rope_gigabytes_per_s: float
-    """rate of the rotary embedding"""
+    """bandwidth of the rotary embedding"""
     activation_gigabytes_per_s: float
-    """rate of the activation function"""
+    """bandwidth of the activation function"""
     add_gigabytes_per_s: float
-    """rate of adding the residual"""
+    """bandwidth of the residual addition"""
     copy_gigabytes_per_s: float
-    """rate of writes to the KV cache"""
+    """bandwidth of KV cache writes"""
     embedding_gigabytes_per_s: float
-    """rate of the embedding lookup"""
+    """bandwidth of the embedding lookup"""
 
     def __post_init__(self) -> None:
         check_numbers(self, f"{_KEY}.pointwise")
@@ -97,44 +98,44 @@ class PointwiseConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionConfig:
-    """The cost of attention kernels (`runtime/cost/attention.py`)."""
+    """The cost of attention kernels (`runtime/simulation/cost/attention.py`)."""
 
     chunk_launch_us: float
-    """time to launch a chunk's attention"""
+    """launch time of prefill attention"""
     chunk_split_us: float
-    """time to add up partial results, where the keys of a short chunk are split"""
+    """split-KV: time to reduce partial results of a short chunk"""
     chunk_tflops: float
-    """rate over the prefix, with every multiprocessor at work"""
+    """throughput of the whole device over the prefix"""
     chunk_self: float
     """time per key of the chunk itself, relative to a key of its prefix"""
     chunk_waves: float
-    """as gemm.whole_waves"""
+    """wave quantization, as in gemm.whole_waves"""
     chunk_spread: float
-    """time per key where keys are split, relative to work that is spread evenly over all multiprocessors"""
+    """split-KV: time per key relative to work that is balanced over all multiprocessors"""
     chunk_copy_gigabytes_per_s: float
-    """rate of copies of the chunk's queries, keys, values and outputs"""
+    """bandwidth of copying the chunk's queries, keys, values and outputs"""
     chunk_wave_us: float = 0.0
-    """time that a wave of a chunk's blocks takes beside its keys"""
+    """fixed time of a wave of a chunk's blocks"""
     chunk_token_ns: float = 0.0
-    """least time per key of a block of the chunk, where its keys are not split"""
+    """minimum time per key of a block of the chunk without split-KV"""
     chunks_together: bool = False
-    """whether one kernel computes all chunks of a micro-batch, whose blocks then share the waves; else one a chunk"""
+    """one kernel computes all chunks of a micro-batch, whose blocks then share waves; false: one kernel per chunk"""
     decode_launch_us: float
-    """time to launch the decodes' attention"""
+    """launch time of decode attention"""
     decode_split_us: float
-    """time to add up partial results, where the keys of few decodes are split"""
+    """split-KV: time to reduce partial results of few decodes"""
     decode_wave_us: float
-    """time that a wave of decodes takes beside its keys and values"""
+    """fixed time of a wave of decodes"""
     decode_gigabytes_per_s: float
-    """rate at which keys and values are read"""
+    """bandwidth at which keys and values are read"""
     decode_waves: float
-    """as gemm.whole_waves"""
+    """wave quantization, as in gemm.whole_waves"""
     decode_spread: float
-    """as chunk_spread, for a KV head of a decode"""
+    """as chunk_spread, per KV head of a decode"""
     decode_token_ns: float
-    """time per token of a decode's context, where one multiprocessor reads it"""
+    """time per context token of a decode that one multiprocessor reads"""
     decode_tokens: float
-    """tokens of a context that one multiprocessor reads where keys are split, per wave of decodes"""
+    """split-KV: context tokens that one multiprocessor reads per wave of decodes"""
 
 
 AttentionKernels = Literal["flashinfer", "flash_attention", "flash_attention3", "xformers"]
@@ -142,7 +143,7 @@ AttentionKernels = Literal["flashinfer", "flash_attention", "flash_attention3", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionFamilies:
-    """The cost of attention with each library's kernels; null where their times on the device are not known."""
+    """The cost of attention per kernel library; null: not measured on the device."""
 
     flashinfer: AttentionConfig | None = None
     flash_attention: AttentionConfig | None = None
@@ -155,12 +156,12 @@ class AttentionFamilies:
 
     @property
     def known(self) -> tuple[AttentionKernels, ...]:
-        """The libraries whose times are known."""
+        """The libraries with constants."""
         names: tuple[AttentionKernels, ...] = get_args(AttentionKernels)
         return tuple(name for name in names if getattr(self, name) is not None)
 
     def of(self, kernels: AttentionKernels) -> AttentionConfig:
-        """Return the constants of a library that is known."""
+        """Return the constants of one of the `known` libraries."""
         found: AttentionConfig | None = getattr(self, kernels)
         assert found is not None, kernels
         return found
@@ -168,52 +169,52 @@ class AttentionFamilies:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkConfig:
-    """The cost of messages over a link (`runtime/cost/link.py`)."""
+    """The cost of messages over a link (`runtime/simulation/cost/link.py`)."""
 
     least_us: float
-    """shortest time of a message"""
+    """latency of a message"""
     ramp_us: float
-    """extra time of a message of 1 MB; it grows with the square root of the bytes"""
+    """extra time of a 1 MB message; grows with the square root of the bytes"""
     gigabytes_per_s: float
-    """rate of a message"""
-    knee: float  # order of the norm that joins the two times
-    """how least_us and the time of the bytes join: 1 adds them, a high value takes the longer one"""
+    """bandwidth"""
+    knee: float  # the order of a p-norm
+    """how least_us and the time of the bytes combine: 1 is their sum, a high value their maximum"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostConfig:
-    """The time that an engine's host takes for a micro-batch. `simulation.host=false` leaves all of it out."""
+    """Host overhead of an engine per micro-batch. `simulation.host=false` ignores all of it."""
 
     step_us: float = 0.0
-    """time that the host adds to a stage per micro-batch"""
+    """host time per micro-batch on a stage"""
     row_us: float = 0.0
-    """time that is added per token that is sampled"""
+    """host time per sampled token"""
     layer_us: float = 0.0
-    """time to launch a layer, while the device computes"""
+    """launch time of a layer, overlapped with device compute"""
     floor_us: float = 0.0
-    """time to prepare a micro-batch, while the device computes: a stage takes at least that and layer_us a layer"""
+    """preparation time of a micro-batch, overlapped with device compute; plus layer_us per layer: minimum stage time"""
     several_us: float = 0.0
-    """time that a layer takes longer in a micro-batch of several decodes than its kernels do alone"""
+    """extra time of a layer in a micro-batch of several decodes, compared with its kernels alone"""
     stretch: float = 1.0
-    """how many times longer kernels take in an engine than alone"""
+    """kernel time in an engine relative to the kernels alone"""
     prompt_us: float = 0.0
-    """time that a micro-batch with prompt tokens adds per rank of a stage"""
+    """host time of a micro-batch with prompt tokens, per rank of a stage"""
     dispatch_us: float = 0.0
-    """time from the coordinator's dispatch to the begin of the first stage's compute"""
+    """time from the coordinator's dispatch to the start of the first stage's compute"""
     result_us: float = 0.0
-    """time from the end of the last stage's compute until the coordinator has the result"""
+    """time from the end of the last stage's compute to the coordinator's receipt of the result"""
     front_us: float = 0.0
-    """time from a client's sending until the engine has the request: HTTP, and what does not depend on the prompt"""
+    """time from client to engine that is independent of prompt length: HTTP and parsing"""
     front_token_us: float = 0.0
-    """time that is added to front_us per prompt token: its transfer and tokenization"""
+    """additional time per prompt token: transfer and tokenization"""
     turnaround_us: float = 0.0
-    """time from the end of a stage's micro-batch to the begin of its next one, if the input is already there"""
+    """time between consecutive micro-batches of a stage whose input is ready"""
     bulk_gigabytes_per_s: float = 0.0
-    """rate, in an engine, of all-reduces of bulk_mib or more by over two ranks; 0: that of the kernels alone"""
+    """in-engine bandwidth of all-reduces of bulk_mib or more over more than two ranks; 0: as the kernels alone"""
     byte_tflops: float = 0.0
-    """rate, in an engine, of large products of FP8 or INT8 numbers; 0: that of the kernels alone"""
+    """in-engine throughput of large FP8 or INT8 GEMMs; 0: as the kernels alone"""
     bulk_mib: float = 64.0
-    """MiB of hidden states from which bulk_gigabytes_per_s holds"""
+    """MiB of hidden states from which bulk_gigabytes_per_s applies"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,11 +222,11 @@ class ErrorConfig:
     """The error of predicted stage times: the 10th and the 90th percentile of real / predicted - 1."""
 
     low: float
-    """share by which real times are longer at the low end; below 0 they are shorter"""
+    """10th percentile: share by which real times are longer; negative: shorter"""
     high: float
-    """share by which they are longer at the high end"""
+    """90th percentile: share by which real times are longer"""
     source: str
-    """what the two were measured on, or why they are assumed"""
+    """what the percentiles were measured on, or why they are assumed"""
 
     def __post_init__(self) -> None:
         check(f"{_KEY}.error.low", self.low, -1 < self.low < 1, "in (-1, 1)")
@@ -234,23 +235,23 @@ class ErrorConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostsConfig:
-    """The constants of a device's kernels. Rates are those that kernels reach, not those of the data sheet."""
+    """The constants of a device's kernels. Rates are achieved ones, not data-sheet peaks."""
 
     multiprocessors: int
-    """multiprocessors of the device, among which kernels deal their tiles"""
+    """number of multiprocessors (SMs)"""
     gemm: GemmConfig
     pointwise: PointwiseConfig
     attention: AttentionFamilies
-    all_reduce: LinkConfig  # within a node; it counts the bytes that a rank sends, 2 (tp - 1) / tp of the hidden states
-    graph_all_reduce: LinkConfig | None = None  # the same by the engine's own kernel in a graph; null: as all_reduce
-    node: LinkConfig  # sends within a node
-    network: LinkConfig  # sends between nodes
+    all_reduce: LinkConfig  # within a node; bytes sent per rank: 2 (tp - 1) / tp of the hidden states
+    graph_all_reduce: LinkConfig | None = None  # by the engine's own kernel in CUDA graphs; null: as all_reduce
+    node: LinkConfig  # point-to-point within a node
+    network: LinkConfig  # point-to-point between nodes
     host: HostConfig = field(default_factory=HostConfig)  # of an engine with CUDA graphs
-    eager_host: HostConfig | None = None  # of an engine without CUDA graphs; null: not known
-    error: ErrorConfig | None = None  # null: not known
+    eager_host: HostConfig | None = None  # of an engine without CUDA graphs; null: unknown
+    error: ErrorConfig | None = None  # null: unknown
 
     def host_of(self, launch: Literal["graphs", "eager"]) -> HostConfig:
-        """Return the host of an engine that launches so. Without `eager_host`, that is always the one with graphs."""
+        """Return the host overhead for this launch mode; without `eager_host`, always the one with CUDA graphs."""
         return self.host if launch == "graphs" or self.eager_host is None else self.eager_host
 
     def __post_init__(self) -> None:
@@ -261,11 +262,11 @@ class CostsConfig:
 
 
 _AT_LEAST_ONE = ("knee", "stretch", "spread")
-_OR_NONE = ("bulk_gigabytes_per_s", "byte_tflops")  # rates of which 0 says that there is none
+_OR_NONE = ("bulk_gigabytes_per_s", "byte_tflops")  # rates where 0 means none
 
 
 def check_numbers(config: Any, key: str) -> None:
-    """Check the numbers of constants that `key` names; what is right follows from the ends of their names."""
+    """Check the numeric constants under `key`; the range follows from the suffix of a name."""
     for each in fields(config):
         value, name, end = getattr(config, each.name), f"{key}.{each.name}", each.name.rpartition("_")[2]
         if value is None or not isinstance(value, (int, float)):

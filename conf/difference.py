@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiffConfig:
-    """`gapless diff BASE RUN`: what differs between two runs, and what that did."""
+    """`gapless diff BASE RUN`: what changed between two runs, and its effect."""
 
     runs: tuple[str, ...] = ()
-    """two run folders, BASE and RUN, or folders that hold repeats of one run each; the bare arguments"""
+    """two run folders, BASE and RUN, or two folders of repeated runs; the positional arguments"""
     out: str | None = None
-    """folder for diff.html and diff.json; null: a new one beside RUN"""
+    """output folder for report.html and comparison.json; null: a new one next to RUN"""

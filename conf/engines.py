@@ -1,4 +1,4 @@
-"""What `engine=NAME` stands for: the defaults of a version of an engine, as keys of a simulation."""
+"""Defaults of other serving engines as config keys: `engine=NAME`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from .build import load_group, value_text
 
 
 def engine_defaults(name: str, hardware: str | None, known: Collection[str]) -> dict[str, str]:
-    """Return the defaults of an engine on some hardware, as overrides of keys that are `known`.
+    """Return the defaults of an engine on this hardware, as overrides; only `known` keys.
 
     Raises:
-        ConfigError: there is no such engine.
+        ConfigError: unknown engine.
     """
     found: dict[str, Any] = load_group("engine", name)
     of_hardware: Mapping[str, Any] = found.pop("of_hardware", {})

@@ -3,38 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from .errors import check
+from .ranges import NOT_NEGATIVE, Within, check_ranges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainConfig:
-    """`gapless explain FOLDER [KEY=VALUE ...]`: what would change a run, and by how much.
+    """`gapless explain FOLDER [KEY=VALUE ...]`: which changes would improve a run, and by how much.
 
-    Keys that are not these are the run's own, to try: `scheduler.chunk=256,512`.
+    Any other key is a change of the run to try: `scheduler.chunk=256,512`.
     """
 
     run: tuple[str, ...] = ()
-    """the run folder; the bare argument"""
+    """the run folder; the positional argument"""
     changes: tuple[str, ...] = ()
-    """keys of scheduler, parallel and cache to try together, given as they are (scheduler.chunk=512); of several values
-    (scheduler.chunk=256,512) each is tried; none: what may matter is found and tried"""
+    """changes to try, given directly as KEY=VALUE of scheduler, parallel and cache (scheduler.chunk=512); of several
+    values each is tried (scheduler.chunk=256,512); none: candidates are found automatically"""
     objective: Literal["auto", "duration", "p99_itl_ms", "p99_ttft_ms"] = "auto"
-    """the key of summary.json by which changes are ranked; auto: the duration, or where arrivals bound it, p99 TTFT if
-    requests had to wait for admission, else p99 TBT"""
-    tolerance: float = 0.5
-    """share by which another metric may grow (0.5: half as long again): changes beyond that rank last, as trades; inf:
-    none is one"""
-    seeds: int = 10
-    """replays of each of the best changes, with other noise"""
-    seconds: float = 30.0
-    """how long the replays take at most, about: with less time fewer changes and seeds, and of a long run only the
-    first requests"""
+    """metric of summary.json that ranks the changes; auto: the duration; if arrivals bound it, p99 TTFT if requests
+    waited for admission, else p99 TBT"""
+    tolerance: Annotated[float, NOT_NEGATIVE] = 0.5
+    """share by which other metrics may worsen (0.5: by half); changes beyond that rank last, as trade-offs; inf: no
+    limit"""
+    seeds: Annotated[int, Within(3, 1000)] = 10
+    """replays of each of the best changes, with different noise"""
+    seconds: Annotated[float, Within(0, 1_000_000, open=True)] = 30.0
+    """approximate time limit of all replays; a lower limit tries fewer changes and seeds, and replays only the first
+    requests of a long run"""
     out: str | None = None
-    """folder for explain.json; null: the run folder"""
+    """output folder for explain.json; null: the run folder"""
 
     def __post_init__(self) -> None:
-        check("tolerance", self.tolerance, self.tolerance >= 0, "0 or more")
-        check("seeds", self.seeds, 3 <= self.seeds <= 1000, "3 to 1000")
-        check("seconds", self.seconds, 0 < self.seconds <= 1e6, "above 0, at most 1e6")
+        check_ranges(self)

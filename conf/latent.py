@@ -3,44 +3,44 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from .errors import check
+from .ranges import Within, check_ranges
 
 _KEY = "model.architecture.latent"
+_SIZES = Within(1, (1 << 20) - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentConfig:
-    """The sizes of latent attention, whose cache holds a latent and a rotated key that all heads share.
+    """Dimensions of MLA, whose cache holds the compressed KV and one RoPE key shared by all heads.
 
-    A head's key is `head_dim` elements made of the latent, followed by the rotated key.
+    A head's key is `head_dim` elements projected up from the compressed KV, followed by the RoPE key.
     """
 
-    rank: int
-    """width of the latent that the keys and values of all heads are made of"""
-    query_rank: int | None = None
-    """width of what all queries are made of; null: the hidden size, by one matrix"""
-    head_dim: int
-    """elements of a head's query and key that do not turn"""
-    rotary_dim: int
-    """elements of a head's query and key that turn; the key's are the same for all heads"""
-    value_dim: int
-    """elements of a head's value"""
+    rank: Annotated[int, _SIZES]
+    """rank of the compressed KV (kv_lora_rank)"""
+    query_rank: Annotated[int | None, _SIZES] = None
+    """rank of the compressed query (q_lora_rank); null: queries are projected directly from the hidden state"""
+    head_dim: Annotated[int, _SIZES]
+    """elements of a head's query and key without RoPE (qk_nope_head_dim)"""
+    rotary_dim: Annotated[int, _SIZES]
+    """elements of a head's query and key with RoPE (qk_rope_head_dim); all heads share the key's"""
+    value_dim: Annotated[int, _SIZES]
+    """elements of a head's value (v_head_dim)"""
     down_bias: bool = False
-    """bias on the projections to the latent and to what queries are made of"""
+    """bias on the down projections of KV and queries"""
     neighbours_turn: bool = True
-    """the checkpoint's elements 2 i and 2 i + 1 turn together, not i and i + rotary_dim / 2"""
+    """interleaved RoPE: elements 2 i and 2 i + 1 are a pair, not i and i + rotary_dim / 2"""
 
     def __post_init__(self) -> None:
-        for name in ("rank", "head_dim", "rotary_dim", "value_dim"):
-            check(f"{_KEY}.{name}", getattr(self, name), 1 <= getattr(self, name) < 1 << 20, "1 to 1048575")
-        width = self.query_rank
-        check(f"{_KEY}.query_rank", width, width is None or 1 <= width < 1 << 20, "null or 1 to 1048575")
-        check(f"{_KEY}.rotary_dim", self.rotary_dim, self.rotary_dim % 2 == 0, "even, for positions turn pairs")
+        check_ranges(self, f"{_KEY}.")
+        check(f"{_KEY}.rotary_dim", self.rotary_dim, self.rotary_dim % 2 == 0, "even, as RoPE rotates pairs")
 
     @property
     def cached(self) -> int:
-        """Elements of the cache for each token and layer."""
+        """Cached elements per token and layer."""
         return self.rank + self.rotary_dim
 
     @property

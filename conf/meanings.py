@@ -1,4 +1,4 @@
-"""Reads what each config key means: the docstring under its field in the schema's source."""
+"""Meanings of config keys: the docstrings under the fields in the schema's source."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _MEMBERS = {member: name for family in (POLICY_CONFIGS, WORKLOAD_CONFIGS) for na
 def meanings(cls: type) -> dict[str, str]:
     """Return the meaning of every leaf under `cls`, by its dotted key.
 
-    If only some policies or workloads have a key, its meaning begins with their names: `zipf: exponent of the law of
-    P + D`. If they give it different meanings, all of them are listed.
+    The meaning of a key that only some policies or workloads have starts with their names: `zipf: exponent of the Zipf
+    law of P + D`. Different meanings of one key are all listed.
     """
     names_by_meaning: dict[str, dict[str, list[str]]] = {}  # by key, then by meaning: the policies or workloads
     for key, _, owner in leaf_fields(cls):
@@ -35,7 +35,7 @@ def meanings(cls: type) -> dict[str, str]:
 
 
 def field_meaning(cls: type, name: str) -> tuple[type, str]:
-    """Return the docstring of a field, in one line, and the class that documents it: `cls` or a base.
+    """Return the docstring of a field, in one line, and the class that has it: `cls` or a base.
 
     Raises:
         LookupError: the field has no docstring.
@@ -43,7 +43,7 @@ def field_meaning(cls: type, name: str) -> tuple[type, str]:
     for base in filter(dataclasses.is_dataclass, cls.__mro__):
         if (base.__name__, name) in (found := _docstrings(base.__module__)):
             return base, found[base.__name__, name]
-    raise LookupError(f"{cls.__name__}.{name}: no docstring says what it means")
+    raise LookupError(f"{cls.__name__}.{name}: has no docstring")
 
 
 @lru_cache

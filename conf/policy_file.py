@@ -1,7 +1,7 @@
-"""Loads a policy of the user's own: a Python file with a `Scheduler` and, if the policy has keys, a `Config` of them.
+"""User-defined policies: a Python file with a `Scheduler` and, if the policy has keys, a `Config`.
 
-`scheduler=./FILE.py` and `LLM(..., scheduler="./FILE.py")` name it. This module loads the file and reads its keys;
-`runtime.scheduler` finds the `Scheduler` in it.
+Chosen by `scheduler=./FILE.py` or `LLM(..., scheduler="./FILE.py")`. This module loads the file and reads its keys;
+`runtime.scheduler` finds the `Scheduler`.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from .policies import SchedulerConfig
 from .user_path import user_path
 
 SUFFIX = ".py"
-MODULE_PREFIX = "gapless_policy_"  # begins the name of each module that a policy file is loaded as
+MODULE_PREFIX = "gapless_policy_"  # of the module names of policy files
 
 
 def is_policy_file(choice: str) -> bool:
-    """Return whether a choice of `scheduler` is a file rather than a policy of ours."""
+    """Return whether a choice of `scheduler` is a policy file."""
     return choice.endswith(SUFFIX)
 
 
 def policy_mapping(file: str) -> dict[str, Any]:
-    """Return the mapping of `scheduler` that a file stands for: its name, its path, and its keys with their defaults.
+    """Return the `scheduler` mapping of a policy file: its name, its path, and its keys with their defaults.
 
     Raises:
         ConfigError: as `load_policy_file` and `policy_config`.
@@ -41,22 +41,22 @@ def policy_mapping(file: str) -> dict[str, Any]:
 
 
 def policy_config(file: str) -> type[SchedulerConfig]:
-    """Return the file's `Config`, or `SchedulerConfig` where it has none, with two more keys.
+    """Return the file's `Config`, or `SchedulerConfig` if it has none, with two more keys.
 
     These are `name`, the name of the file, and `file`, its path.
 
     Raises:
         ConfigError: as `load_policy_file`; also if `Config` is not a frozen dataclass that extends `SchedulerConfig`,
-            or a key of it has no default.
+            or one of its keys has no default.
     """
     return _config(load_policy_file(file), file)
 
 
 def load_policy_file(file: str) -> ModuleType:
-    """Load the file as a module, once for each version of it.
+    """Load the file as a module, once per version of the file.
 
     Raises:
-        ConfigError: there is no such file, or it fails when it is run; the text then names the line.
+        ConfigError: no such file, or its code raises; the message then names the line.
     """
     path = _found(file)
     return _run(str(path), path.stat().st_mtime_ns)
@@ -77,7 +77,7 @@ def _run(path: str, changed: int) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look for the names of their types there
+    sys.modules[name] = module  # dataclasses resolve type names there
     try:
         spec.loader.exec_module(module)
     except Exception as error:

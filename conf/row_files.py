@@ -1,6 +1,6 @@
-"""Opens a user's file of rows (prompts, a trace, conversations), and reads its JSON. Its content says what it is.
+"""Opens files of rows (prompts, traces, conversations) and parses JSON rows.
 
-A name says little: a CSV may be called .json, and a gzipped file may lack its .gz.
+The format is detected from the content: a CSV may be named .json, and a gzipped file may lack .gz.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from . import strict_json
 from .errors import ConfigError
 
-_FOREIGN = {  # by its first bytes: what a file of no rows is
+_FOREIGN = {  # by magic bytes: file types that hold no rows
     b"PAR1": "a Parquet file",
     b"ARROW1": "an Arrow file",
     b"PK\x03\x04": "a zip archive",
@@ -26,7 +26,7 @@ _FOREIGN = {  # by its first bytes: what a file of no rows is
     b"BZh": "compressed by bzip2",
     b"\xfd7zXZ": "compressed by xz",
     b"SQLite format": "an SQLite database",
-    b"version https://git-lfs": "a pointer of Git LFS, without the file",
+    b"version https://git-lfs": "a Git LFS pointer, not the file itself",
     b"\xff\xfe": "text in UTF-16",
     b"\xfe\xff": "text in UTF-16",
 }
@@ -35,25 +35,28 @@ _BLANK = re.compile(r"\s*")
 
 
 def gunzipped(file: io.BufferedReader) -> io.BufferedReader:
-    """Return a file from its begin, decompressed where its content is gzipped, whatever its name says."""
+    """Return a file from its start, decompressed if its content is gzipped."""
     is_gzip = file.read(2) == b"\x1f\x8b"
     file.seek(0)
     return io.BufferedReader(gzip.GzipFile(fileobj=file)) if is_gzip else file
 
 
 def open_rows(path: Path, key: str, pipe: str = "give a file") -> io.BufferedReader:
-    """Open a regular file of text in UTF-8, or one that is gzipped.
+    """Open a regular text file, gzipped or not.
 
-    An error names the file by the config's `key`. For a pipe, which can be read once only, it says `pipe`.
+    Args:
+        path: of the file.
+        key: the config key that names it, for errors.
+        pipe: what the error suggests for a pipe, which can only be read once.
 
     Raises:
-        ConfigError: it is missing, no file, or none of text.
+        ConfigError: the file is missing, not a regular file, or not text.
         OSError: it cannot be read.
     """
     if path.is_fifo():
         raise ConfigError(f"{key}={path}: a pipe; {pipe}")
     if path.exists() and not (path.is_file() or path.is_dir()):
-        raise ConfigError(f"{key}={path}: not a regular file; give a file of text")
+        raise ConfigError(f"{key}={path}: not a regular file; give a text file")
     try:
         file = gunzipped(path.open("rb"))
         head = file.peek(_HEAD)
@@ -64,12 +67,12 @@ def open_rows(path: Path, key: str, pipe: str = "give a file") -> io.BufferedRea
     except OSError as error:
         raise ConfigError(f"{key}={path}: {(error.strerror or 'cannot be read').lower()}") from None
     if foreign := next((what for magic, what in _FOREIGN.items() if head.startswith(magic)), None):
-        raise ConfigError(f"{key}={path}: {foreign}; give text in UTF-8, gzipped or not")
+        raise ConfigError(f"{key}={path}: {foreign}; give UTF-8 text, gzipped or not")
     return file
 
 
 def first_row(lines: Iterator[str]) -> tuple[str, int, Iterator[str]]:
-    """Return the first line that is not blank ("" if there is none), its number, and the lines from it on."""
+    """Return the first non-blank line ("" if none), its number, and an iterator that starts with it."""
     for number, line in enumerate(lines, 1):
         if line.strip():
             return line, number, chain([line], lines)
@@ -77,14 +80,13 @@ def first_row(lines: Iterator[str]) -> tuple[str, int, Iterator[str]]:
 
 
 def json_rows(lines: Iterable[str], source: str, first: int = 1) -> Iterator[tuple[int, Any]]:
-    """Yield each JSON value with the number of its line: of JSON Lines, of an array, or of values over several lines.
+    """Yield each JSON value with its line number: from JSON Lines, an array, or values that span several lines.
 
-    The lines need not be of one of these forms only. Blank ones are skipped.
-
-    For errors, `source` names the file, and `first` is the number of the first line.
+    The forms may be mixed. Blank lines are skipped. For errors, `source` names the file and `first` is the number of
+    the first line.
 
     Raises:
-        ConfigError: a line is not JSON, or an object has a key twice.
+        ConfigError: a line is not JSON, or an object has a duplicate key.
     """
     lines = iter(lines)
     for number, line in enumerate(lines, first):
@@ -99,7 +101,7 @@ def json_rows(lines: Iterable[str], source: str, first: int = 1) -> Iterator[tup
 
 
 def _values(text: str, source: str, line: int) -> Iterator[tuple[int, Any]]:
-    """Yield the values of a text whose first line has the number `line`, and those of an array one by one."""
+    """Yield the values in a text that starts at line `line`; those of an array one by one."""
     place = counted = 0
     number, inside = line, False
     while (place := _blank_until(text, place)) < len(text) or inside:
@@ -113,7 +115,7 @@ def _values(text: str, source: str, line: int) -> Iterator[tuple[int, Any]]:
         if inside and text.startswith(",", place):
             place += 1
         elif inside and not text.startswith("]", place):
-            raise ConfigError(f"{source}:{number}: not JSON: the array does not go on after this entry")
+            raise ConfigError(f"{source}:{number}: not JSON: expected , or ] after this array element")
 
 
 def _blank_until(text: str, place: int) -> int:
@@ -123,15 +125,15 @@ def _blank_until(text: str, place: int) -> int:
 
 
 def _decoded(text: str, place: int, source: str, line: int) -> tuple[Any, int]:
-    """Return the value at a place, which is on the line of that number, and where it ends."""
+    """Return the value at a position, which is on line `line`, and its end."""
     try:
         return strict_json.DECODER.raw_decode(text, place)
     except json.JSONDecodeError as error:
         line += text.count("\n", place, error.pos)
         raise ConfigError(f"{source}:{line}: not JSON: {error.msg} at column {error.colno}") from None
     except RecursionError:
-        raise ConfigError(f"{source}:{line}: not JSON: nested too deep") from None
+        raise ConfigError(f"{source}:{line}: not JSON: nested too deeply") from None
     except ConfigError as error:
         raise ConfigError(f"{source}:{line}: {error}") from None
-    except ValueError:  # Python reads no integer of more than 4,300 digits
+    except ValueError:  # Python parses integers of up to 4,300 digits
         raise ConfigError(f"{source}:{line}: not JSON: a number has too many digits") from None

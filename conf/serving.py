@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
-from .errors import check, check_each
+from .errors import check
+from .ranges import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, Within, check_ranges
 
 ToolFormatName = Literal[
     "harmony",
@@ -26,77 +26,75 @@ ToolFormatName = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingConfig:
-    """Where the server listens, whom it lets in, and how much it takes on."""
+    """Address, access control and limits of the HTTP server."""
 
     host: str = "127.0.0.1"
-    """address that the server binds to; 0.0.0.0 lets other machines in, :: those with IPv6 too"""
-    port: int = 8000
-    """port; 0: any that is free"""
+    """bind address; 0.0.0.0: all IPv4 interfaces, `::`: IPv6 too"""
+    port: Annotated[int, Within(0, 65_535)] = 8000
+    """port; 0: any free port"""
     model_name: tuple[str, ...] | None = None
-    """the model's names in requests; answers use the first; '*': any name is accepted; null: as model says"""
+    """served model names; responses use the first; '*': any name is accepted; null: the name of model"""
     config: str | None = None
-    """YAML file of keys (nested, dotted, or vLLM's names), over which those of the command line hold; null: none"""
+    """YAML file of keys (nested, dotted, or vLLM's names), which the command line overrides; null: none"""
     api_keys: tuple[str, ...] = field(default=(), repr=False)
-    """keys of which a request to /v1 must bear one (`Authorization: Bearer KEY`), and files that hold one a line, as
-    @FILE, with a name for the log behind it; empty: none is asked for"""
+    """API keys, one of which a request to /v1 must have (`Authorization: Bearer KEY`), and files as @FILE with one key
+    per line, optionally followed by a name for the log; empty: no authentication"""
     ssl_certfile: str | None = None
-    """file with the certificate, which makes the server speak TLS; null: HTTP"""
+    """TLS certificate file; null: plain HTTP"""
     ssl_keyfile: str | None = None
-    """file with the certificate's key; null: it is in ssl_certfile"""
+    """private key file; null: in ssl_certfile"""
     ssl_ca_certs: str | None = None
-    """file with certificates, of which one must have signed that of a client; null: clients need none"""
-    requests_per_minute: int | None = None
-    """most requests of an API key in a minute, or of all without keys; one more gets status 429; null: no limit"""
-    tokens_per_minute: int | None = None
-    """most tokens of prompts and outputs of an API key in a minute, or of all without keys; null: no limit"""
+    """CA certificates that client certificates are verified against; null: no client certificates"""
+    requests_per_minute: Annotated[int | None, AT_LEAST_ONE] = None
+    """rate limit in requests per minute per API key, or in total without keys; above it status 429; null: none"""
+    tokens_per_minute: Annotated[int | None, AT_LEAST_ONE] = None
+    """rate limit in prompt and output tokens per minute per API key, or in total without keys; null: none"""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """messages below it are left out; info: a line for each request; debug: for those to /health and /metrics too"""
+    """minimum level of log messages; info: one line per request; debug: also for /health and /metrics"""
     log_format: Literal["text", "json"] = "text"
-    """form of a line of the log"""
+    """log line format"""
     otlp_endpoint: str | None = None
-    """URL that takes OpenTelemetry's traces, a span a request, as http://127.0.0.1:4318/v1/traces; null: none"""
+    """OpenTelemetry traces endpoint, one span per request, as http://127.0.0.1:4318/v1/traces; null: none"""
     allowed_origins: tuple[str, ...] = ()
-    """sites whose pages may call the server from a browser, as https://chat.example; '*': all; empty: none but the
-    server's own"""
+    """CORS: origins that may call the server from a browser, as https://chat.example; '*': all; empty: same origin"""
     isolate_keys: bool = False
-    """whether requests of one API key never share KV blocks with those of another, so that no time shows a prefix that
-    another one has sent; without keys it does nothing"""
+    """never share KV blocks between API keys, so that latencies do not reveal prefixes of other keys; no effect without
+    keys"""
     share_by: Literal["key", "user"] = "key"
-    """whose requests scheduler.order=fair_share counts together: those of an API key, or of a request's `user`; without
-    keys it is always the user's"""
-    replicas: int = 1
-    """pipelines that serve side by side, each with its own ranks; a request goes to that with the fewest tokens to
+    """unit of scheduler.order=fair_share: API key, or the request's `user`; without keys always `user`"""
+    replicas: Annotated[int, Within(1, 1024)] = 1
+    """data-parallel pipelines, each with its own ranks; requests are routed to the one with the fewest tokens to
     compute"""
-    max_waiting: int = 1024
-    """most requests that wait for their first token; one more gets status 429"""
-    max_body_mib: float = 32.0
-    """largest body of a request in MiB; a larger one gets status 413"""
-    max_connections: int = 2048
-    """most open connections; one more gets status 503 and is closed"""
-    read_timeout_s: float = 30.0
-    """seconds within which a request must have arrived whole, with its body; a slower one gets status 408"""
-    keep_alive_s: float = 120.0
-    """seconds for which a connection without a request stays open; more than a proxy or a client keeps it, so that none
-    sends a request into a connection that the server closes"""
-    write_timeout_s: float = 60.0
-    """seconds after which a client that takes nothing of its answer loses the connection, and its requests end"""
-    timeout_s: float | None = None
-    """seconds after which an unfinished request is ended; null: none"""
-    drain_s: float = 60.0
-    """seconds that running requests get to finish after SIGTERM"""
+    max_waiting: Annotated[int, AT_LEAST_ONE] = 1024
+    """maximum requests waiting for their first token; above it status 429"""
+    max_body_mib: Annotated[float, Within(0, 1024, open=True)] = 32.0
+    """maximum request body in MiB; above it status 413"""
+    max_connections: Annotated[int, AT_LEAST_ONE] = 2048
+    """maximum open connections; above it status 503 and the connection is closed"""
+    read_timeout_s: Annotated[float, POSITIVE] = 30.0
+    """seconds within which a complete request with its body must arrive; else status 408"""
+    keep_alive_s: Annotated[float, POSITIVE] = 120.0
+    """seconds that an idle connection stays open; longer than proxies and clients keep theirs, so that none sends a
+    request while the server closes the connection"""
+    write_timeout_s: Annotated[float, POSITIVE] = 60.0
+    """seconds after which a client that reads nothing of its response is disconnected and its requests are aborted"""
+    timeout_s: Annotated[float | None, POSITIVE] = None
+    """request timeout in seconds; null: none"""
+    drain_s: Annotated[float, NOT_NEGATIVE] = 60.0
+    """seconds that running requests may take to finish after SIGTERM"""
     tool_format: ToolFormatName | None = None
-    """how the model writes calls of tools; null: as its chat template says"""
+    """tool call format of the model; null: detected from its chat template"""
     chat_template: str | None = None
     """name of one of the checkpoint's chat templates, or a file with another; null: the default one, or
     tool_use for a chat with tools"""
     strict: bool = False
     """whether a request with a field that nobody knows here gets status 400, instead of a warning"""
     journal: str | None = None
-    """file that keeps accepted requests and their tokens, so that a server that is started again with it goes on with
-    what was unfinished; null: none"""
+    """file that journals accepted requests and their tokens, so that a restarted server continues unfinished requests;
+    null: none"""
 
     def model_names(self, own: str) -> tuple[str, ...]:
-        """Return the model's names, the one in answers first; `own` if no other name is set."""
+        """Return the served model names, the one in responses first; `own` if none is set."""
         names = [name for name in self.model_name or (own,) if name != "*"]
         return tuple(dict.fromkeys(names or [own]))
 
@@ -106,23 +104,16 @@ class ServingConfig:
         return "*" in (self.model_name or ())
 
     def __post_init__(self) -> None:
+        check_ranges(self, "serve.")
         check("serve.host", self.host, bool(self.host), "an address of this machine")
-        check("serve.port", self.port, 0 <= self.port < 1 << 16, "0 to 65535")
         has_names = self.model_name is None or (bool(self.model_name) and all(self.model_name))
         check("serve.model_name", self.model_name, has_names, "null, a name, or a list of names")
-        check("serve.api_keys", "[...]", all(self.api_keys), "keys that are not empty")
+        check("serve.api_keys", "[...]", all(self.api_keys), "non-empty keys")
         is_tls = self.ssl_certfile is not None or (self.ssl_keyfile is None and self.ssl_ca_certs is None)
-        check("serve.ssl_certfile", self.ssl_certfile, is_tls, "a file where ssl_keyfile or ssl_ca_certs is one")
+        check("serve.ssl_certfile", self.ssl_certfile, is_tls, "a file if ssl_keyfile or ssl_ca_certs is set")
         is_url = self.otlp_endpoint is None or re.fullmatch(r"https?://\S+", self.otlp_endpoint) is not None
         check("serve.otlp_endpoint", self.otlp_endpoint, is_url, "null or http://HOST:PORT/v1/traces")
         is_origin = all(each == "*" or re.fullmatch(r"[\w.+-]+://[^/]+", each) for each in self.allowed_origins)
         check("serve.allowed_origins", list(self.allowed_origins), is_origin, "SCHEME://HOST[:PORT] or '*'")
-        check("serve.replicas", self.replicas, 1 <= self.replicas <= 1024, "1 to 1024")
-        counts = ("max_waiting", "max_connections", "requests_per_minute", "tokens_per_minute")
-        check_each("serve.", self, lambda n: n >= 1, "1 or more", *counts)
-        check("serve.max_body_mib", self.max_body_mib, 0 < self.max_body_mib <= 1024, "above 0, 1024 at most")
-        seconds = ("read_timeout_s", "keep_alive_s", "write_timeout_s", "timeout_s")
-        check_each("serve.", self, lambda each: 0 < each < math.inf, "above 0", *seconds)
         check("serve.chat_template", self.chat_template, self.chat_template != "", "null, a name or a file")
         check("serve.journal", self.journal, self.journal != "", "null or a file")
-        check("serve.drain_s", self.drain_s, 0 <= self.drain_s < math.inf, "0 or more")

@@ -1,4 +1,4 @@
-"""Parses JSON of a user's file. A key that stands twice in an object is an error; `json` itself takes the last one."""
+"""Parses JSON from user files; duplicate keys are errors, where `json` keeps the last one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def loads(text: str) -> Any:
     """Parse JSON.
 
     Raises:
-        ConfigError: a key stands twice in one object.
+        ConfigError: an object has a duplicate key.
         ValueError, RecursionError: as `json.loads`.
     """
     return json.loads(text, object_pairs_hook=_object)
@@ -23,8 +23,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise ConfigError(f"key {twice!r} is given twice")
+        raise ConfigError(f"duplicate key {twice!r}")
     return found
 
 
-DECODER = json.JSONDecoder(object_pairs_hook=_object)  # for texts that hold more than one value
+DECODER = json.JSONDecoder(object_pairs_hook=_object)  # for texts with more than one value

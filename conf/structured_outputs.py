@@ -1,4 +1,4 @@
-"""Structured outputs, under vLLM's names: what the text of an output must match."""
+"""Structured outputs (guided decoding), under vLLM's names."""
 
 from __future__ import annotations
 
@@ -10,51 +10,50 @@ from typing import Any
 
 from .errors import ConfigError
 
-_FORMATS = frozenset(  # that are checked; any other `format` is an annotation
+_FORMATS = frozenset(  # formats that are enforced; any other is an annotation
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 )
-_EMPTY: dict[str, tuple[Any, ...]] = {  # values of keywords that constrain nothing
+_EMPTY: dict[str, tuple[Any, ...]] = {  # keyword values without effect
     "uniqueItems": (False,),
     "propertyNames": (True, {}, {"type": "string"}),
     **dict.fromkeys(("unevaluatedProperties", "unevaluatedItems"), (True, {})),
     **dict.fromkeys(("dependentRequired", "dependentSchemas", "dependencies"), ({},)),
 }
 _BY_NAME = frozenset(("properties", "patternProperties", "dependentSchemas", "$defs", "definitions"))
-_VALUES = frozenset(("const", "enum", "default", "examples", "example"))  # keywords that hold no schema
+_VALUES = frozenset(("const", "enum", "default", "examples", "example"))  # keywords whose values are not schemas
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
 _OTHERS = "additionalProperties"
-_LARGEST = 1 << 53  # below it each integer is a float
-_WIDEST = (1 << 63) - 1024  # bounds beyond it do not compile; int64's and float's are tightened to it
+_LARGEST = 1 << 53  # integers below it are exact as floats
+_WIDEST = (1 << 63) - 1024  # larger bounds do not compile and are clamped to it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputs:
-    """What the text of an output must match: one of `json`, `json_object`, `regex`, `choice` and `grammar`.
+    """A constraint on the output text: one of `json`, `json_object`, `regex`, `choice` and `grammar`.
 
-    `json` is kept as text. Whether a schema, an expression or a grammar is valid shows when it is compiled
+    `json` is stored as text. Schemas, regular expressions and grammars are validated when they are compiled
     (`models/grammar.py`).
 
     Raises:
-        ConfigError: not exactly one of them is given, or it is of the wrong type.
+        ConfigError: not exactly one is given, or a value has the wrong type.
     """
 
     json: str | dict[str, Any] | None = None
-    """a JSON schema, as a mapping or as its text"""
+    """a JSON schema, as a mapping or as text"""
     json_object: bool = False
     """any JSON object"""
     regex: str | None = None
-    """a regular expression, which the whole output matches"""
+    """a regular expression that the whole output must match"""
     choice: tuple[str, ...] = ()
-    """texts, of which the output is one"""
+    """allowed outputs"""
     grammar: str | None = None
-    """a grammar in Lark's form or in GBNF"""
+    """a grammar in Lark or GBNF syntax"""
     disable_any_whitespace: bool = False
-    """with json and json_object: no whitespace between tokens of JSON"""
+    """with json and json_object: no whitespace between JSON tokens"""
     whitespace_pattern: str | None = None
-    """with json and json_object: regular expression of the whitespace between tokens of JSON; null: any"""
-
+    """with json and json_object: regular expression of the whitespace between JSON tokens; null: any"""
     after: str = ""
-    """text before which nothing is masked: what follows it first is matched; empty: the whole output"""
+    """the constraint applies after the first occurrence of this text; empty: from the start"""
 
     def __post_init__(self) -> None:
         choice = (self.choice,) if isinstance(self.choice, str) else tuple(self.choice or ())
@@ -63,10 +62,10 @@ class StructuredOutputs:
         flags = ("json_object", "disable_any_whitespace")
         rules = [
             ("json", self.json is None or isinstance(self.json, str | dict), "a JSON schema"),
-            ("choice", all(isinstance(text, str) and text for text in choice), "texts that are not empty"),
-            *((name, isinstance(getattr(self, name), str | None), "null or a text") for name in texts),
+            ("choice", all(isinstance(text, str) and text for text in choice), "non-empty strings"),
+            *((name, isinstance(getattr(self, name), str | None), "null or a string") for name in texts),
             *((name, isinstance(getattr(self, name), bool), "true or false") for name in flags),
-            ("after", isinstance(self.after, str), "a text"),
+            ("after", isinstance(self.after, str), "a string"),
         ]
         for name, holds, right in rules:
             if not holds:
@@ -74,16 +73,18 @@ class StructuredOutputs:
         given = self._given
         if len(given) != 1:
             found = " and ".join(given) or "none"
-            raise ConfigError(f"sampling.structured_outputs: must have one of {', '.join(_KINDS)}; found {found}")
+            raise ConfigError(f"sampling.structured_outputs: give exactly one of {', '.join(_KINDS)}; found {found}")
         spaced = self.disable_any_whitespace or self.whitespace_pattern is not None
         if spaced and given[0] not in ("json", "json_object"):
-            raise ConfigError(f"sampling.structured_outputs: rules for whitespace need json, not {given[0]}")
+            raise ConfigError(
+                f"sampling.structured_outputs: whitespace options apply to json and json_object, not to {given[0]}"
+            )
         if self.json is not None:
             object.__setattr__(self, "json", _schema_text(self.json))
 
     @classmethod
     def of(cls, keys: Mapping[str, Any]) -> StructuredOutputs:
-        """Return what a mapping of these keys stands for; a key that is None counts as absent.
+        """Build from a mapping; None values count as absent.
 
         Raises:
             ConfigError: a key is unknown, or a value is wrong.
@@ -101,12 +102,12 @@ class StructuredOutputs:
 
     @property
     def kind(self) -> str:
-        """Which of the keys is given."""
+        """The name of the given constraint."""
         return self._given[0]
 
     @property
     def schema(self) -> str | None:
-        """The JSON schema as text, where the output is JSON."""
+        """The JSON schema as text, if the output is JSON."""
         if self.json_object:
             return '{"type": "object"}'
         assert not isinstance(self.json, dict)
@@ -114,7 +115,7 @@ class StructuredOutputs:
 
 
 def whole_numbers(schema: Any) -> Any:
-    """Return a JSON schema with integers for its numbers without a fraction, as in `"maxLength": 20.0`."""
+    """Return a JSON schema with integral floats as integers, as in `"maxLength": 20.0`."""
     if isinstance(schema, dict):
         return {key: whole_numbers(value) for key, value in schema.items()}
     if isinstance(schema, list):
@@ -126,7 +127,7 @@ def _schema_text(schema: str | dict[str, Any]) -> str:
     """Write a JSON schema as text.
 
     Raises:
-        ConfigError: it is no JSON.
+        ConfigError: it is not JSON.
     """
     try:
         if isinstance(schema, str):
@@ -134,23 +135,23 @@ def _schema_text(schema: str | dict[str, Any]) -> str:
         found = whole_numbers(without_annotations(schema))
         text = json_library.dumps({} if found is True else found, allow_nan=False)
     except RecursionError:
-        raise ConfigError("sampling.structured_outputs.json: nested too deep") from None
+        raise ConfigError("sampling.structured_outputs.json: nested too deeply") from None
     except (ValueError, TypeError) as error:
         raise ConfigError(f"sampling.structured_outputs.json: not JSON ({error})") from None
     if found is False:
-        raise ConfigError("sampling.structured_outputs.json: no value matches the schema false")
+        raise ConfigError("sampling.structured_outputs.json: the schema false matches no value")
     return text
 
 
 def without_annotations(schema: Any, root: Any = None) -> Any:
-    """Return a JSON schema without what constrains nothing, in words that the compiler knows.
+    """Return a JSON schema without annotations, rewritten to keywords that the compiler supports.
 
     Args:
         schema: a part of `root`.
-        root: whose definitions it refers to; None: it is the whole schema.
+        root: the whole schema, for its definitions; None: `schema` itself.
 
     Raises:
-        RecursionError: it is nested too deep.
+        RecursionError: it is nested too deeply.
     """
     root = schema if root is None else root
     if isinstance(schema, list):
@@ -158,7 +159,7 @@ def without_annotations(schema: Any, root: Any = None) -> Any:
     if not isinstance(schema, dict):
         return schema
     schema = _with_names(schema, root)
-    if set(schema) == {"not"} and schema["not"] in ({}, True, False):  # how zod writes never
+    if set(schema) == {"not"} and schema["not"] in ({}, True, False):  # "never" in zod
         return schema["not"] is False
     found: dict[str, Any] = {}
     for key, value in schema.items():
@@ -178,7 +179,7 @@ def without_annotations(schema: Any, root: Any = None) -> Any:
 
 
 def _with_names(schema: dict[str, Any], root: Any) -> dict[str, Any]:
-    """Return a schema with `propertyNames` as rules for properties, if it is an enum, a constant or a pattern alone."""
+    """Rewrite `propertyNames` to properties or patternProperties, if it is only an enum, a constant or a pattern."""
     names, known, of_each = schema.get("propertyNames"), schema.get("properties", {}), schema.get(_OTHERS, True)
     if isinstance(names, dict) and (place := re.fullmatch(r"#/(\$defs|definitions)/(\w+)", str(names.get("$ref")))):
         group = root.get(place[1]) if isinstance(root, dict) and len(names) == 1 else None
@@ -196,7 +197,7 @@ def _with_names(schema: dict[str, Any], root: Any) -> dict[str, Any]:
 
 
 def _are_constants(branches: Any) -> bool:
-    """Return whether each branch has a `const` of its own, so that no value matches two."""
+    """Return whether each branch has a distinct `const`, so that no value matches two."""
     if not isinstance(branches, list) or not all(isinstance(each, dict) and "const" in each for each in branches):
         return False
     values = {json_library.dumps(whole_numbers(each["const"]), sort_keys=True) for each in branches}

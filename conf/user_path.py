@@ -1,4 +1,4 @@
-"""Paths as a user gives them, and the folder in the user's cache for what is compiled once."""
+"""Paths from user input, and the cache folder for compiled files."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from .errors import ConfigError
 
 
 def user_path(text: str | Path, key: str = "") -> Path:
-    """Return the path with the home that `~` or `~NAME` stands for.
+    """Return the path with `~` or `~NAME` expanded.
 
     Raises:
-        ConfigError: that home is not known; it names the key, if one is given.
+        ConfigError: the home folder is unknown; the message names the key, if given.
     """
     try:
         return Path(text).expanduser()
     except RuntimeError:
         given = f"{key}={text}" if key else str(text)
-        raise ConfigError(f"{given}: the home that ~ stands for is not known; write the path out") from None
+        raise ConfigError(f"{given}: cannot expand ~ to a home folder; give the full path") from None
 
 
 def user_cache() -> Path:
-    """Return the folder, which need not exist.
+    """Return the cache folder, which need not exist.
 
     Raises:
-        RuntimeError: the user's home is not known.
+        RuntimeError: the user's home folder is unknown.
     """
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gapless"

@@ -1,1 +1,1 @@
-"""How is it computed on this processor or device? GEMM, C++, and which instruction sets they may use."""
+"""C++, Triton and CUDA kernels, their loading and choice, and the instruction sets that they may use."""

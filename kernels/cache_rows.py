@@ -1,8 +1,8 @@
-"""Writes and reads rows of the KV cache with torch's operators: a head's key or value of one token is a row.
+"""Writes and reads rows of the KV cache with torch's operators. A row is one head's key or value of one token.
 
-A row of 8 bits has D numbers, which `cache.dtype` names, and behind them, at the next multiple of 4 bytes, their scale
-in float32. It is the largest of the head over the largest number of the type, so that each is off by at most 1/254 of
-the largest (`int8`), or by 1/16 of itself (`fp8`, e4m3 of OCP's 8-bit floating point specification).
+An 8-bit row has D elements of the type `cache.dtype`, followed at the next multiple of 4 bytes by a float32 scale. The
+scale is the row's largest absolute value over the largest value of the type. So the rounding error is at most 1/254 of
+the largest value (`int8`), or 1/16 of the value itself (`fp8`, e4m3 of OCP's 8-bit floating point specification).
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .memory import kv_row_width
-
 CACHE_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+CPP_CACHE = "ippi"  # how C++ takes a layer's cache (`cpp_cache`): kind of its elements, keys, values, stride of heads
+_CPP_KINDS = {CACHE_DTYPES["int8"]: 1, CACHE_DTYPES["fp8"]: 2}  # 0: the C++ file's element type
 _MOST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 
 
 def write_rows(cache_SKD: Tensor, slots_T: Tensor, x_TKD: Tensor) -> None:
-    """Write keys or values to their slots of the cache. A head with a number that is not finite becomes NaN."""
+    """Write keys or values to their slots of the cache. An 8-bit row with a non-finite value becomes NaN."""
     dtype = cache_SKD.dtype
     if dtype not in _MOST:
         cache_SKD.index_copy_(0, slots_T, x_TKD)
@@ -34,9 +34,9 @@ def write_rows(cache_SKD: Tensor, slots_T: Tensor, x_TKD: Tensor) -> None:
 
 
 def read_rows(cache_SKD: Tensor, slots: slice | Tensor, head_dim: int, dtype: torch.dtype) -> Tensor:
-    """Return keys or values at `slots`, [slots, K, D], in `dtype`, which is the cache's where that has no scales.
+    """Return keys or values at `slots`, [slots, K, D], in `dtype`. A cache without scales already has this type.
 
-    They are a view of the cache where that has no scales and the slots are consecutive.
+    The result is a view of the cache if that has no scales and `slots` is a slice.
     """
     dtype_of_rows = cache_SKD.dtype
     raw = cache_SKD.view(torch.int8) if dtype_of_rows in _MOST else cache_SKD
@@ -46,18 +46,12 @@ def read_rows(cache_SKD: Tensor, slots: slice | Tensor, head_dim: int, dtype: to
     codes, scales = rows[..., :head_dim], rows[..., -4:].view(torch.float32)
     if dtype_of_rows == CACHE_DTYPES["int8"]:
         return (codes.float() * scales).to(dtype)
-    # With the same bits a float16 is 256 times smaller; torch's own conversion takes five times as long on a CPU.
+    # The same bits as float16 are 256 times smaller; torch's own conversion takes five times as long on a CPU.
     halves = codes.to(torch.int16).bitwise_left_shift_(7).bitwise_and_(~0x4000).view(torch.float16)
     return (halves.float() * (256 * scales)).to(dtype)
 
 
-def empty_rows(
-    num_kv_heads: int, num_slots: int, head_dim: int, *, dtype: torch.dtype, cache_dtype: str, device: torch.device
-) -> Tensor:
-    """Make a cache of keys or values that is not initialized, [S, K, D], or [S, K, width] for rows of 8 bits."""
-    stored = CACHE_DTYPES.get(cache_dtype, dtype)
-    width = kv_row_width(head_dim, cache_dtype)
-    if device.type == "cpu":
-        # A head's keys are contiguous in memory, which makes a decode twice as fast: reading them bounds it.
-        return torch.empty(num_kv_heads, num_slots, width, dtype=stored, device=device).transpose(0, 1)
-    return torch.empty(num_slots, num_kv_heads, width, dtype=stored, device=device)
+def cpp_cache(keys_SKD: Tensor, values_SKD: Tensor) -> tuple[int, int, int, int]:
+    """Return the `CPP_CACHE` arguments for a layer's cache, laid out as [K, S, D]."""
+    assert keys_SKD.stride()[::2] == values_SKD.stride()[::2] == (keys_SKD.shape[2], 1)
+    return _CPP_KINDS.get(keys_SKD.dtype, 0), keys_SKD.data_ptr(), values_SKD.data_ptr(), keys_SKD.stride(1)

@@ -1,9 +1,9 @@
-"""Compiles the C++ files of `cpp/`, each for a type of elements and a level of instruction sets. Imports no torch.
+"""Compiles the C++ files of `cpp/`, each for an element type and an instruction-set level. Imports no torch.
 
-A wheel brings the libraries of all levels, which `setup.py` compiles. Elsewhere they are compiled when they are first
-needed, into the user's cache, all at once on all cores. A library's name has a hash of its source, headers and flags.
-Sources use no header of torch, so that they take seconds to compile. A library names no OpenMP library:
-`cpp_library.py` lends it torch's, so that both share one pool of threads. torch needs libstdc++, too.
+A wheel contains the libraries of all levels, compiled by `setup.py`. Otherwise they are compiled on first use, into the
+user's cache, in parallel on all cores. A library's name contains a hash of its source, headers and flags. Sources
+include no torch headers, so that compilation takes seconds. Libraries do not link OpenMP: `cpp_library.py` makes
+torch's OpenMP available, so that both share one thread pool. libstdc++ is a dependency of torch as well.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from . import processor
 from .processor import Level
 
 _log = logging.getLogger(__name__)
-ELEMENTS = {"float32": "float", "bfloat16": "BFloat16"}  # the types that a library may be had for, by torch's names
+ELEMENTS = {"float32": "float", "bfloat16": "BFloat16"}  # supported element types, by torch's names
 SOURCES = Path(__file__).parent / "cpp"
-_BUILT = Path(__file__).parent / "built"  # what a wheel brings, by level
+_BUILT = Path(__file__).parent / "built"  # shipped in a wheel, by level
 COMPILE = (
     "-O3",
     "-std=c++17",
@@ -47,12 +47,12 @@ _LINK = ("-shared", "-s", "-Wl,--as-needed,--build-id=none")
 
 
 class NoLibraryError(Exception):
-    """The library cannot be had on this machine; the message says why."""
+    """The library is unavailable on this machine; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A C++ file for one type of elements, by its name in `ELEMENTS`, and one level."""
+    """A C++ file compiled for one element type, a key of `ELEMENTS`, and one level."""
 
     name: str
     dtype: str
@@ -65,21 +65,21 @@ class Kernel:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """What the compiler is told, but for the linker."""
+        """The compiler flags, without linker flags."""
         return *self.level.flags, *COMPILE, f"-DELEMENT={ELEMENTS[self.dtype]}"
 
     @property
     def file(self) -> str:
-        """The library's name in its folder."""
+        """The library's file name."""
         files = (path.read_bytes() for path in (self.source, *sorted(SOURCES.glob("*.h"))))
         parts = b"\0".join((*files, *(flag.encode() for flag in (*self.flags, *_LINK))))
         return f"{self.name}-{self.dtype}-{hashlib.sha256(parts).hexdigest()[:20]}.so"
 
     def find(self) -> Path | None:
-        """Return the library that the wheel brought, or the one in the user's cache; None: there is neither.
+        """Return the library from the wheel, else from the user's cache; None: there is neither.
 
         Raises:
-            NoLibraryError: others may write to the cache.
+            NoLibraryError: other users may write to the cache.
             OSError, RuntimeError: the cache cannot be read.
         """
         file = self.file
@@ -114,16 +114,16 @@ class Kernel:
 
 
 def kernels(levels: Iterable[Level], dtypes: Iterable[str] = ELEMENTS) -> list[Kernel]:
-    """Return the kernels of all C++ files."""
+    """Return the kernels of all C++ files for these levels and types."""
     names, dtypes = [path.stem for path in sorted(SOURCES.glob("*.cpp"))], tuple(dtypes)
     return [Kernel(name, dtype, level) for level in levels for name in names for dtype in dtypes]
 
 
 def compile_missing(wanted: Iterable[Kernel]) -> None:
-    """Compile what is not there into the user's cache, on all cores. Processes that want the same do it once.
+    """Compile missing libraries into the user's cache, on all cores. Concurrent processes compile them only once.
 
     Raises:
-        NoLibraryError, OSError, RuntimeError: why one of them cannot be had; the others have been compiled.
+        NoLibraryError, OSError, RuntimeError: a library could not be compiled; the others have been compiled.
     """
     missing = [kernel for kernel in wanted if kernel.find() is None]
     if not missing:
@@ -136,7 +136,7 @@ def compile_missing(wanted: Iterable[Kernel]) -> None:
     with _turn(folder):
         begin = time.monotonic()
         missing = [kernel for kernel in missing if kernel.find() is None]
-        missing.sort(key=lambda kernel: kernel.source.stat().st_size, reverse=True)  # cores end together
+        missing.sort(key=lambda kernel: kernel.source.stat().st_size, reverse=True)  # largest first, to balance cores
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         with ThreadPoolExecutor(cores) as pool:
             errors = list(pool.map(partial(_error, compiler=compiler, folder=folder), missing))
@@ -149,10 +149,7 @@ def compile_missing(wanted: Iterable[Kernel]) -> None:
 
 
 def compile_for(dtype: str) -> None:
-    """Compile what is not there of this processor's kernels for a type; where they cannot be had, do nothing.
-
-    Whoever needs one then meets the error.
-    """
+    """Compile this processor's missing kernels for a type. Errors are ignored until a kernel is loaded."""
     level = processor.level()
     if level is not None and dtype in ELEMENTS:
         with suppress(NoLibraryError, OSError, RuntimeError):
@@ -169,7 +166,7 @@ def _error(kernel: Kernel, compiler: str, folder: Path) -> Exception | None:
 
 @contextmanager
 def _turn(folder: Path) -> Iterator[None]:
-    """Wait until no other process compiles into a folder, where its file system has locks."""
+    """Hold a folder's compile lock, if its file system supports locks."""
     with (folder / "compile.lock").open("w") as lock:
         with suppress(ImportError, OSError):
             import fcntl
@@ -179,6 +176,6 @@ def _turn(folder: Path) -> Iterator[None]:
 
 
 def _is_ours_alone(path: Path) -> bool:
-    """Return whether no stranger could have put code there, which loading would run."""
+    """Return whether only this user or root can write to the path: loading runs its code."""
     found = path.stat()
     return found.st_uid in (os.getuid(), 0) and not found.st_mode & stat.S_IWOTH

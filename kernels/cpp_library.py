@@ -1,4 +1,4 @@
-"""Loads a C++ file of the package, as `cpp_build.py` compiles it for a type of tensors and this processor's level."""
+"""Loads the C++ libraries that `cpp_build.py` compiles, for a tensor type and this processor's level."""
 
 from __future__ import annotations
 
@@ -17,58 +17,65 @@ from .cpp_build import NoLibraryError as NoLibraryError
 
 _log = logging.getLogger(__name__)
 _TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float, "d": ctypes.c_double}
-ELEMENTS = {getattr(torch, name): name for name in cpp_build.ELEMENTS}  # the types that a library may be had for
+ELEMENTS = {getattr(torch, name): name for name in cpp_build.ELEMENTS}  # supported tensor types
 _OPENMP = re.compile(r"/lib(gomp|omp|iomp5)\b[^/]*$")
 
 
-@cache
-def load(name: str, dtype: torch.dtype = torch.float32, **functions: str) -> ctypes.CDLL:
-    """Load the library of a C++ file for tensors of a type of `ELEMENTS`, compiled before or now.
+class CppFile:
+    """A C++ file of `cpp/` and its functions.
 
     Args:
-        name: of the file in `cpp/`, without its ending.
-        dtype: of the tensors.
-        functions: what each function takes, a letter an argument, and behind a colon what it returns, if anything: a
+        name: of the file, without its suffix.
+        functions: each function's signature, one letter per argument, and the return type, if any, after a colon:
             pointer (p), int64_t (i), float (f) or double (d).
+    """
+
+    def __init__(self, name: str, **functions: str) -> None:
+        self.name, self.functions = name, functions
+
+
+@cache
+def load(file: CppFile, dtype: torch.dtype) -> ctypes.CDLL:
+    """Load the library of a C++ file for tensors of a type in `ELEMENTS`, and compile it if it is missing.
 
     Raises:
-        NoLibraryError: the processor has no level that has kernels, there is no compiler, or it failed.
+        NoLibraryError: there are no kernels for this processor, there is no compiler, or it failed.
     """
     try:
-        library = _load(name, ELEMENTS[dtype])
+        library = _load(file.name, ELEMENTS[dtype])
     except NoLibraryError as error:
-        _log_unused(name, str(error))
+        _log_unused(file.name, str(error))
         raise
-    for each, types in functions.items():
-        function, (arguments, _, result) = getattr(library, each), types.partition(":")
+    for name, types in file.functions.items():
+        function, (arguments, _, result) = getattr(library, name), types.partition(":")
         function.argtypes, function.restype = [_TYPES[each] for each in arguments], _TYPES.get(result)
     return library
 
 
 @cache
-def find(name: str, dtype: torch.dtype, **functions: str) -> ctypes.CDLL | None:
-    """Load as `load` does; None where the library cannot be had."""
+def find(file: CppFile, dtype: torch.dtype) -> ctypes.CDLL | None:
+    """Load like `load`; None if the library is unavailable."""
     try:
-        return load(name, dtype, **functions)
+        return load(file, dtype)
     except NoLibraryError:
         return None
 
 
 @cache
-def find_tiled(name: str, **functions: str) -> ctypes.CDLL | None:
-    """Load as `find` does what computes with AMX's tiles, in bfloat16; None where the processor has none."""
-    library = find(name, torch.bfloat16, multiplies_tiles=":i", **functions)
-    return library if library is not None and library.multiplies_tiles() else None  # asks the kernel for them, too
+def find_tiled(file: CppFile) -> ctypes.CDLL | None:
+    """Load a bfloat16 library that uses AMX, like `find`; None if the processor lacks AMX."""
+    library = find(file, torch.bfloat16)
+    return library if library is not None and library.multiplies_tiles() else None  # also requests AMX from Linux
 
 
 def addresses(*tensors: Tensor | None) -> list[int | None]:
-    """Return where the numbers of tensors begin, as a function takes them; None is a null pointer."""
+    """Return the tensors' data pointers as C++ arguments; None is a null pointer."""
     return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
 @cache
 def _log_unused(name: str, reason: str) -> None:
-    """Say once, not for each weight, that a library is not used."""
+    """Log once, not per weight, that a library is not used."""
     _log.debug("%s.cpp is not used: %s", name, reason)
 
 
@@ -87,8 +94,8 @@ def _load(name: str, dtype: str) -> ctypes.CDLL:
 
 @cache
 def _lend_openmp() -> None:
-    """Let libraries that are loaded from now on find the functions of the OpenMP library that torch has loaded."""
+    """Make the symbols of torch's OpenMP library visible to libraries that are loaded later."""
     mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
-    own = str(Path(torch.__file__).parent)  # or this and `.libs`; another package may have brought one, too
+    own = str(Path(torch.__file__).parent)  # also matches `torch.libs`; prefer torch's over another package's
     found = sorted(filter(_OPENMP.search, mapped), key=lambda path: not path.startswith(own))
     ctypes.CDLL(found[0] if found else "libgomp.so.1", mode=ctypes.RTLD_GLOBAL)

@@ -9,9 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .cpp_library import addresses
+from .cpp_library import CppFile, addresses
 
-ARGUMENTS = 5 * "p" + 2 * "i"  # of `Multiply`, for `cpp_library.load`
+ARGUMENTS = 5 * "p" + 2 * "i"  # of `Multiply`, for a `CppFile`
+PACKED = CppFile(
+    "packed",
+    linear=ARGUMENTS,
+    linear_short=ARGUMENTS,
+    linear_tiled=ARGUMENTS,
+    gated_silu_tiled="pppiii",
+    multiplies_tiles=":i",
+)
 _ANY_ROWS = 1 << 62
 
 
@@ -50,7 +58,7 @@ class CppProduct:
         return out
 
     def logits(self, x: Tensor) -> Tensor:
-        """Return x @ weight.T as it was summed, float32, [T, out]."""
+        """Return x @ weight.T in the accumulation type, float32, [T, out]."""
         x, out = self.inputs(x), x.new_empty(len(x), self.out_size, dtype=torch.float32)
         self._multiply(self.weight, *addresses(x, None, None, out), len(x), 1)
         return out

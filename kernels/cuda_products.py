@@ -1,6 +1,6 @@
-"""Products with quantized weights on CUDA, by torch's own operators.
+"""Quantized GEMMs on CUDA, by torch's own operators.
 
-Where none fits, the weight stays quantized and becomes numbers at each product, a layer at a time.
+If none fits, the weight stays quantized and is dequantized at each GEMM, one layer at a time.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from torch import Tensor
 from .quantized_matrix import QuantizedMatrix
 from .weight_format import WeightFormat
 
-_ALIGNMENT = 16  # of outputs and inputs, for products of 8 bits
+_ALIGNMENT = 16  # of outputs and inputs, for 8-bit GEMMs
 _LEAST_ROWS = 32  # `_int_mm` takes more than 16
-_TILES = 8  # of 16 inputs, that `_weight_int4pack_mm` reads at once
-_GROUPS = (32, 64, 128, 256)  # that it knows
+_TILES = 8  # tiles of 16 inputs that `_weight_int4pack_mm` reads at once
+_GROUPS = (32, 64, 128, 256)  # group sizes that it supports
 _E4M3_MOST = torch.finfo(torch.float8_e4m3fn).max
 
 
 class KeptMatrix:
-    """A matrix that becomes numbers at each product."""
+    """A quantized matrix that is dequantized at each GEMM."""
 
     def __init__(self, matrix: QuantizedMatrix, dtype: torch.dtype) -> None:
         self._matrix, self._dtype = matrix, dtype
@@ -37,7 +37,7 @@ class KeptMatrix:
 
 
 class Float8Weight:
-    """E4M3 with a scale an output; activations are rounded to E4M3 with a scale a token."""
+    """FP8 (E4M3) with one scale per output; activations are quantized to E4M3 with one scale per token."""
 
     def __init__(self, matrix: QuantizedMatrix, dtype: torch.dtype) -> None:
         self._weight = matrix.codes.view(torch.float8_e4m3fn).t()
@@ -52,7 +52,7 @@ class Float8Weight:
 
 
 class Int8Weight:
-    """Integers of 8 bits with a scale an output; activations are rounded to 8 bits with a scale a token."""
+    """INT8 with one scale per output; activations are quantized to 8 bits with one scale per token (W8A8)."""
 
     def __init__(self, matrix: QuantizedMatrix, dtype: torch.dtype) -> None:
         self._weight = (matrix.codes ^ matrix.format.zero).view(torch.int8).t()
@@ -67,11 +67,11 @@ class Int8Weight:
 
 
 class Int4Weight:
-    """Integers of 4 bits with a scale a group, and an offset where they have one, both rounded to bfloat16."""
+    """INT4 with one scale per group, and optionally an offset, both rounded to bfloat16."""
 
     def __init__(self, matrix: QuantizedMatrix, dtype: torch.dtype) -> None:
         self._group = matrix.format.group
-        swapped = matrix.codes << 4 | matrix.codes >> 4  # the operator has the even column in the upper half of a byte
+        swapped = matrix.codes << 4 | matrix.codes >> 4  # the operator expects even columns in the upper half of a byte
         self._weight = torch.ops.aten._convert_weight_to_int4pack(swapped, _TILES)
         self._terms = int4_terms(matrix).to(dtype)
 
@@ -82,7 +82,7 @@ class Int4Weight:
 
 
 def int4_terms(matrix: QuantizedMatrix) -> Tensor:
-    """Return scale and offset of scale * (code - 8) + offset, [groups, out, 2]."""
+    """Return the scales and offsets of scale * (code - 8) + offset, [groups, out, 2]."""
     zero = matrix.format.zero
     offsets = torch.zeros_like(matrix.scales) if matrix.offsets is None else matrix.offsets + zero * matrix.scales
     return torch.stack((matrix.scales, offsets), -1).transpose(0, 1).contiguous()
@@ -94,7 +94,7 @@ CudaProduct = KeptMatrix | Float8Weight | Int8Weight | Int4Weight
 def choose_product(
     format: WeightFormat, shape: tuple[int, int], dtype: torch.dtype, capability: tuple[int, int]
 ) -> type[CudaProduct]:
-    """Return the product of a matrix [out, in] with activations of a type on a device of a compute capability."""
+    """Return the GEMM class for a matrix [out, in], an activation type and a compute capability."""
     outputs, inputs = shape
     by_output = format.group == inputs and not (outputs % _ALIGNMENT or inputs % _ALIGNMENT)
     if format.is_float:

@@ -1,43 +1,40 @@
-"""The products of experts in C++, for float32 and bfloat16 on a CPU: one call for all experts of a layer.
+"""Grouped expert GEMMs in C++, for float32 and bfloat16 activations on a CPU: one call for all experts of a layer.
 
-Weights are of that type, quantized or of 16 bits.
+Weights have the activations' type, or are quantized or 16-bit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import CDLL, c_void_p
+from ctypes import c_void_p
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...kernels import huge_pages
-from ...kernels.cpp_library import ELEMENTS, addresses, find
-from ...kernels.cpp_product import CppProduct
-from .activation import GatedActivation
+from . import huge_pages
+from .cpp_library import ELEMENTS, CppFile, addresses, find
+from .cpp_product import CppProduct
+from .gated_activation import GatedActivation
 
-_BLOCK = 32  # outputs whose words lie side by side; inputs, of which there is a multiple
+_ROUTED, _REST = "piippiiii", "fffpp"
+_EXPERTS = CppFile("experts", experts=_ROUTED + 4 * "p" + _REST, separate_experts=_ROUTED + 5 * "p" + _REST)
+_BLOCK = 32  # outputs whose words are adjacent; inputs are padded to a multiple of it
 _Bias = Tensor | None
 
 
 def runs_here(dtype: torch.dtype, device: torch.device) -> bool:
-    """Return whether the library can be had for tensors of this type on this device."""
-    return device.type == "cpu" and dtype in ELEMENTS and _library(dtype) is not None
-
-
-def _library(dtype: torch.dtype) -> CDLL | None:
-    routed, rest = "piippiiii", "fffpp"
-    return find("experts", dtype, experts=routed + 4 * "p" + rest, separate_experts=routed + 5 * "p" + rest)
+    """Return whether the library is available for tensors of this type on this device."""
+    return device.type == "cpu" and dtype in ELEMENTS and find(_EXPERTS, dtype) is not None
 
 
 class CppExperts:
     """The weights of E experts in a layout of `experts.cpp`.
 
     Args:
-        name: of the function.
-        weights: its arguments that say what the weights are; they are kept by who calls this.
+        name: of the C++ function.
+        weights: its arguments that describe the weights; the caller keeps the weights alive.
         gate_up_bias: [E, 2 F] or None.
         down_bias: [E, H] or None.
         activation: of the gate and the up projection.
@@ -59,15 +56,15 @@ class CppExperts:
         out = torch.empty_like(x_TH)
         x, *picks = addresses(x_TH, picked_Tk, weights_Tk)
         routed = (x, *x_TH.shape, *picks, picked_Tk.shape[1], first)
-        getattr(_library(x_TH.dtype), self._name)(*routed, *self._arguments, *addresses(residual, out))
+        getattr(find(_EXPERTS, x_TH.dtype), self._name)(*routed, *self._arguments, *addresses(residual, out))
         return out
 
 
 class PackedExperts(CppExperts):
-    """Weights of the activations' type, in words.
+    """Weights of the activations' type, packed in 32-bit words.
 
     Args:
-        gate_up: [E, 2 F, H], of each expert the gate's rows and then those of the up projection.
+        gate_up: [E, 2 F, H], per expert the gate's rows and then the up projection's rows.
         down: [E, H, F].
         gate_up_bias, down_bias, activation: see `CppExperts`.
     """
@@ -76,7 +73,7 @@ class PackedExperts(CppExperts):
         self, gate_up: Tensor, down: Tensor, gate_up_bias: _Bias, down_bias: _Bias, activation: GatedActivation
     ) -> None:
         E, H, width = down.shape
-        # The blocks of the gate and of the up projection take turns, so that one panel has both of some inner columns.
+        # Interleave gate and up blocks, so that one panel has both for the same inner columns.
         self._gate_up = huge_pages.copy(pack_words(gate_up.view(E, 2, width, H), _BLOCK).transpose(1, 2))
         self._down = huge_pages.copy(pack_words(down[:, None], 2 * _BLOCK))
         if gate_up_bias is not None:
@@ -92,8 +89,8 @@ class SeparateExperts(CppExperts):
     """Quantized or 16-bit weights, each packed on its own for the GEMM that dense layers use.
 
     Args:
-        gate_up: of each expert, [2 F, H].
-        down: of each expert, [H, F].
+        gate_up: per expert, [2 F, H].
+        down: per expert, [H, F].
         more: see `CppExperts`.
     """
 
@@ -111,14 +108,14 @@ class SeparateExperts(CppExperts):
 
 
 def _padded(x: Tensor, multiple: int) -> Tensor:
-    """Return the last dimension with zeros up to a multiple."""
+    """Pad the last dimension with zeros to a multiple."""
     return F.pad(x, (0, -x.shape[-1] % multiple))
 
 
 def pack_words(weight: Tensor, outputs: int) -> Tensor:
-    """Return matrices [E, n, out, in] in blocks of words, [E, n, blocks, words, 32] int32.
+    """Pack matrices [E, n, out, in] into blocks of words, [E, n, blocks, words, 32] int32.
 
-    Outputs are padded to a multiple of `outputs`, and inputs to one of 32, with zeros.
+    Outputs are zero-padded to a multiple of `outputs`, inputs to a multiple of 32.
     """
     packed = []
     for expert in weight:

@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...conf.experts import ExpertsConfig
+from ..conf.experts import ExpertsConfig
 
 
 @dataclass(frozen=True, slots=True)
 class GatedActivation:
     """min(gate, limit) * sigmoid(factor * min(gate, limit)) * (clamp(up, limit) + shift).
 
-    As it stands it is SwiGLU; with a limit and a shift of 1 it is gpt-oss's.
+    The defaults give SwiGLU; a limit and a shift of 1 give gpt-oss's activation.
     """
 
     limit: float = math.inf
@@ -31,7 +31,7 @@ class GatedActivation:
         return cls(limit=experts.clamp, factor=experts.sigmoid_factor, shift=1.0)
 
     def __call__(self, gate_up: Tensor) -> Tensor:
-        """Return the activation of [rows, 2 F], the gate beside the up projection: [rows, F]."""
+        """Return the activation, [rows, F], of the concatenated gate and up projections, [rows, 2 F]."""
         gate, up = gate_up.chunk(2, dim=-1)
         if self == GatedActivation():
             return F.silu(gate) * up

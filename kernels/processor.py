@@ -1,6 +1,6 @@
-"""What this machine's processor offers, and the level of instruction sets that kernels use. Imports no torch.
+"""The instruction sets of this machine's processor, and the level that kernels use. Imports no torch.
 
-`GAPLESS_MARCH=x86-64-v3`, say, limits kernels to a level that the processor includes.
+For example, `GAPLESS_MARCH=x86-64-v3` limits kernels to a lower level that the processor supports.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _BFLOAT16 = {"avx512_bf16", "amx_bf16"}
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Instruction sets that belong together. Kernels are compiled once for each.
+    """A group of instruction sets. Kernels are compiled once per level.
 
     Attributes:
-        name: as `GAPLESS_MARCH` takes it.
-        machine: of `platform.machine()`.
+        name: a value of `GAPLESS_MARCH`.
+        machine: a value of `platform.machine()`.
         needs: the extensions that it uses, by Linux's names.
-        flags: the compiler's.
-        torch: the value of ATEN_CPU_CAPABILITY that limits torch likewise; empty: it knows no such limit.
-        onednn: the same of ONEDNN_MAX_CPU_ISA.
+        flags: compiler flags.
+        torch: the value of ATEN_CPU_CAPABILITY that limits torch to this level; empty: there is none.
+        onednn: the same for ONEDNN_MAX_CPU_ISA.
     """
 
     name: str
@@ -44,13 +44,13 @@ class Level:
 
     @property
     def limits(self) -> dict[str, str]:
-        """The variables that limit torch and oneDNN to this level."""
+        """The environment variables that limit torch and oneDNN to this level."""
         values = {"ATEN_CPU_CAPABILITY": self.torch, "ONEDNN_MAX_CPU_ISA": self.onednn}
         return {name: value for name, value in values.items() if value}
 
 
 _ARM = "-march=armv8"
-# From the lowest to the highest of a machine.
+# Per machine from the lowest to the highest.
 LEVELS = (
     Level("x86-64-v3", "x86_64", _V3, ("-march=x86-64-v3",), "avx2", "AVX2"),
     Level("x86-64-v3-vnni", "x86_64", _V3 | {"avx_vnni"}, ("-march=x86-64-v3", "-mavxvnni"), "avx2", "AVX2_VNNI"),
@@ -73,7 +73,7 @@ LEVELS = (
 
 @cache
 def flags() -> frozenset[str]:
-    """Return the processor's extensions by Linux's names; none where there is no /proc/cpuinfo."""
+    """Return the processor's extensions by Linux's names; empty if there is no /proc/cpuinfo."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             name, _, words = line.partition(":")
@@ -83,15 +83,15 @@ def flags() -> frozenset[str]:
 
 
 def levels() -> tuple[Level, ...]:
-    """Return the levels that this processor has, the lowest first."""
+    """Return the levels that this processor supports, the lowest first."""
     return tuple(level for level in LEVELS if level.machine == platform.machine() and level.needs <= flags())
 
 
 def level() -> Level | None:
-    """Return the highest level of this processor, or the one that `GAPLESS_MARCH` names; None where it has none.
+    """Return the level that `GAPLESS_MARCH` names, else the processor's highest; None if it supports none.
 
     Raises:
-        ConfigError: the variable names no level, or one that the processor lacks.
+        ConfigError: the variable names an unknown level, or one that the processor does not support.
     """
     found, asked = levels(), os.environ.get(VARIABLE)
     if not asked:
@@ -105,7 +105,7 @@ def level() -> Level | None:
 
 
 def lacking() -> str:
-    """Return what keeps this processor from running the kernels, and what would help; empty if it has a level."""
+    """Return why this processor cannot run the kernels, and what to do; empty if it can."""
     if level() is not None:
         return ""
     lowest = next((each for each in LEVELS if each.machine == platform.machine()), None)

@@ -1,8 +1,9 @@
-"""Products with quantized weights, which stay in 8 or 4 bits where this device has a product for them.
+"""Quantized GEMMs: weights stay in 8 or 4 bits if this device has a GEMM for them.
 
-On a CPU that is our own (`quantized.cpp`). Few rows wait for memory, of which they read a half or a quarter. Where the
-processor multiplies bfloat16, weights become numbers once for many rows, in a cache. Elsewhere activations become
-integers of 16 bits, with a scale for each group of inputs: one instruction multiplies twice as many as of floats.
+On a CPU the GEMM is our own (`quantized.cpp`). GEMMs of few rows are memory-bound and read a half or a quarter of the
+bytes. If the processor multiplies bfloat16, GEMMs of many rows dequantize each weight block once, into the L1 cache.
+Otherwise activations are quantized to 16-bit integers with one scale per group of inputs, which doubles the
+multiplications per instruction.
 """
 
 from __future__ import annotations
@@ -15,22 +16,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import huge_pages
-from .cpp_library import ELEMENTS, addresses, find
+from .cpp_library import ELEMENTS, CppFile, addresses, find
 from .cpp_product import ARGUMENTS, CppProduct
 from .cuda_products import KeptMatrix, choose_product
 from .packed import pack
 from .quantized_matrix import QuantizedMatrix, pack_codes, whole_numbers
 
-_OUTPUTS = 32  # of a block
-_INPUTS = 64  # a block's are padded to a multiple of it
+QUANTIZED = CppFile("quantized", linear=ARGUMENTS, rows="pppii", is_fixed_point=":i")
+_OUTPUTS = 32  # per block
+_INPUTS = 64  # a block's inputs are padded to a multiple of it
 _WORD = 32  # bits
-_HALF_ERROR = 2.0**-11  # of scales and offsets, relative: less than that of activations in bfloat16
-_ZERO = 128  # in a table, whose numbers are bytes
-_LEAST_TILED = 4  # rows, where the processor has tiles: fewer are as fast without
+_HALF_ERROR = 2.0**-11  # relative rounding error of scales and offsets: less than of bfloat16 activations
+_ZERO = 128  # in a table of bytes
+_LEAST_TILED = 4  # rows to use AMX for: fewer are as fast without
 
 
 class Product(Protocol):
-    """A weight [out, in], laid out for the products of a device."""
+    """A weight [out, in] in the layout of a device's GEMM."""
 
     def linear(self, x: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         """Return x @ weight.T + bias + residual, [T, out]."""
@@ -38,7 +40,7 @@ class Product(Protocol):
 
 
 class TableProduct(Product, Protocol):
-    """One whose rows can be read too: an embedding's."""
+    """A weight whose rows can be read too, for embeddings."""
 
     def rows(self, ids: Tensor) -> Tensor:
         """Return the weight's rows, [T, in]."""
@@ -46,7 +48,7 @@ class TableProduct(Product, Protocol):
 
 
 class DequantizedWeight:
-    """A weight that is quantized in its file only."""
+    """A weight that was dequantized on load."""
 
     def __init__(self, weight: Tensor) -> None:
         self._weight = weight
@@ -72,25 +74,25 @@ class _Matrix(Structure):
 
 
 class QuantizedWeight(CppProduct):
-    """A weight of integers on a CPU, laid out for products with activations of `dtype`.
+    """A quantized weight on a CPU, in the layout of the GEMM with activations of `dtype`.
 
-    Groups of its inputs may be padded, and `inputs` pads rows.
+    Groups of its inputs may be padded; `inputs` pads the activations.
     """
 
     def __init__(self, matrix: QuantizedMatrix, dtype: torch.dtype, library: CDLL) -> None:
         format = matrix.format
         self._dtype, self._format = dtype, format
         out_size, in_size = matrix.shape
-        # Rounded activations are multiplied with codes of 8 bits, whose zero stays that of 4.
+        # Quantized activations need weights unpacked to 8 bits; the zero point stays the format's.
         self._bits = 8 if format.int8_activations else format.bits
         in_word = _WORD // self._bits
         groups, words = in_size // format.group, -(-format.group // in_word)
-        self._group = words * in_word  # with its padding, of zeros in x
+        self._group = words * in_word  # with padding; x is padded with zeros
         self.is_padded = self._group != format.group
         self._codes = huge_pages.copy(_blocks(self._padded_codes(matrix)))
         numbers, unit = whole_numbers(format) or (None, 1.0)
         self._table = None if numbers is None else torch.tensor([_ZERO + each for each in numbers], dtype=torch.uint8)
-        # Numbers are the small difference of a large code and offset, where both have many bits.
+        # With 8-bit values and offsets, a weight is a small difference of large terms: keep scales and offsets exact.
         is_exact = dtype == torch.float32 and not (format.half_scales and library.is_fixed_point())
         error = 0.0 if is_exact or (format.bits == 8 and format.has_offsets) else _HALF_ERROR
         scales, offsets = matrix.scales * unit, matrix.offsets
@@ -106,7 +108,7 @@ class QuantizedWeight(CppProduct):
         super().__init__(library.linear, matrix.shape, _Matrix(*tensors, *sizes, *rows))
 
     def _padded_codes(self, matrix: QuantizedMatrix) -> Tensor:
-        """Return words of codes, int32, [out, words], where each group and all inputs are padded."""
+        """Return the quantized values in int32 words, [out, words], with each group and all inputs padded."""
         codes = matrix.codes
         if self._bits != matrix.format.bits or self._group != matrix.format.group:
             padding = (0, self._group - matrix.format.group)
@@ -115,7 +117,7 @@ class QuantizedWeight(CppProduct):
         return _padded(codes, -codes.shape[1] % (_INPUTS * self._bits // 8)).view(torch.int32)
 
     def inputs(self, x: Tensor) -> Tensor:
-        """Return rows as the codes are laid out, with zeros where a group is padded."""
+        """Return the activations with each group padded with zeros, to match the weight's layout."""
         if self.is_padded:
             padding = (0, self._group - self._format.group)
             x = F.pad(x.unflatten(1, (-1, self._format.group)), padding).flatten(1)
@@ -129,28 +131,23 @@ class QuantizedWeight(CppProduct):
 
 
 def _blocks(rows: Tensor) -> Tensor:
-    """Return [blocks, columns, 32] of [out, columns], padded with zeros."""
+    """Rearrange [out, columns] as [blocks, columns, 32], padded with zeros."""
     blocks: Tensor = _padded(rows, 0, -len(rows) % _OUTPUTS).unflatten(0, (-1, _OUTPUTS))
     return blocks.transpose(1, 2)
 
 
 def _padded(rows: Tensor, columns: int, more_rows: int = 0) -> Tensor:
-    """Return rows with zeros after each and after the last; themselves, not a copy, where none are asked for."""
+    """Append `columns` zeros to each row, and `more_rows` rows of zeros. Returns the input itself if both are 0."""
     return F.pad(rows, (0, columns, 0, more_rows)) if columns or more_rows else rows
 
 
 def _are_halves(numbers: Tensor, error: float) -> bool:
-    """Return whether numbers are of half precision, but for a relative error."""
+    """Return whether half precision represents all values within a relative error."""
     return bool(((numbers.half().float() - numbers).abs() <= error * numbers.abs()).all())
 
 
-def _library(dtype: torch.dtype) -> CDLL | None:
-    """Load the products; None where they cannot be compiled."""
-    return find("quantized", dtype, linear=ARGUMENTS, rows="pppii", is_fixed_point=":i")
-
-
 def make_product(matrix: QuantizedMatrix, dtype: torch.dtype) -> Product:
-    """Lay a linear layer's matrix out for activations of a type on the matrix's device."""
+    """Pack a linear layer's matrix for GEMMs with activations of `dtype` on the matrix's device."""
     if matrix.codes.device.type == "cuda":
         capability = torch.cuda.get_device_capability(matrix.codes.device)
         return choose_product(matrix.format, matrix.shape, dtype, capability)(matrix, dtype)
@@ -162,7 +159,7 @@ def make_product(matrix: QuantizedMatrix, dtype: torch.dtype) -> Product:
 
 
 def make_table(matrix: QuantizedMatrix, dtype: torch.dtype) -> TableProduct:
-    """Lay an embedding's matrix out, which may be an LM head's too."""
+    """Pack an embedding's matrix, which may be tied to the LM head."""
     if matrix.codes.device.type == "cuda":
         return KeptMatrix(matrix, dtype)
     return _make_own(matrix, dtype) or DequantizedWeight(matrix.dequantized().to(dtype))
@@ -172,7 +169,7 @@ def _make_own(matrix: QuantizedMatrix, dtype: torch.dtype) -> QuantizedWeight | 
     format = matrix.format
     if dtype not in ELEMENTS or (format.is_float and format.bits != 4):
         return None
-    library = _library(dtype)
+    library = find(QUANTIZED, dtype)
     if library is None or (format.has_table and not library.is_fixed_point()):
         return None
     return QuantizedWeight(matrix, dtype, library)

@@ -1,4 +1,4 @@
-"""A weight matrix in numbers of 8 or 4 bits, with a scale for each group of a row."""
+"""A weight matrix quantized to 8 or 4 bits, with one scale per group of a row."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CODEBOOKS = {  # integers of 8 bits
 
 
 def whole_numbers(format: WeightFormat) -> tuple[tuple[int, ...], float] | None:
-    """Return the integers that codes stand for, and what these are multiplied by; None: codes are numbers."""
+    """Return the lookup table of a format's codes, in integers, and its multiplier; None: codes are plain values."""
     if format.codebook:
         return CODEBOOKS[format.codebook], 1.0
     return (tuple(int(2 * number) for number in E2M1), 0.5) if format.has_table else None
@@ -25,15 +25,15 @@ def whole_numbers(format: WeightFormat) -> tuple[tuple[int, ...], float] | None:
 
 @dataclass(slots=True)
 class QuantizedMatrix:
-    """A matrix [out, in]: each number is scale * (code - zero), or scale * code + offset where groups have offsets.
+    """A quantized matrix [out, in]. A weight is scale * (code - zero), or scale * code + offset if groups have offsets.
 
-    Where codes are floats, each number is scale * code, and where they are indices of a codebook, scale * its entry.
+    For float formats a weight is scale * code, for codebook formats scale * codebook[code].
 
     Attributes:
-        format: how the integers are held.
-        codes: [out, in * bits / 8], uint8. Of 4 bits, the lower half of a byte is the column with the even index.
+        format: bit width, group size and kind of the codes.
+        codes: quantized values, [out, in * bits / 8], uint8. With 4 bits, the even column is the lower half of a byte.
         scales: [out, in / group], float32.
-        offsets: [out, in / group], float32; None where the format has none.
+        offsets: [out, in / group], float32; None if the format has none.
     """
 
     format: WeightFormat
@@ -43,7 +43,7 @@ class QuantizedMatrix:
 
     @classmethod
     def empty(cls, out_size: int, in_size: int, format: WeightFormat, device: torch.device | str) -> QuantizedMatrix:
-        """Make a matrix that is to be filled."""
+        """Make an uninitialized matrix."""
         scales = torch.empty(out_size, in_size // format.group, device=device)
         return cls(
             format,
@@ -58,18 +58,18 @@ class QuantizedMatrix:
         return len(self.codes), self.codes.shape[1] * 8 // self.format.bits
 
     def unpacked(self) -> Tensor:
-        """Return the codes, one a byte, [out, in]."""
+        """Return the codes, one per byte, [out, in]."""
         if self.format.bits == 8:
             return self.codes
         return torch.stack((self.codes & 15, self.codes >> 4), dim=-1).flatten(1)
 
     def dequantized(self) -> Tensor:
-        """Return the numbers, float32, [out, in]."""
+        """Return the dequantized weights, float32, [out, in]."""
         return dequantize(self.format, self.unpacked(), self.scales, self.offsets)
 
 
 def dequantize(format: WeightFormat, codes: Tensor, scales: Tensor, offsets: Tensor | None) -> Tensor:
-    """Return the numbers, float32, of codes [N, in], one a byte, with their scales and offsets [N, in / group]."""
+    """Dequantize codes [N, in], one per byte, with scales and offsets [N, in / group], to float32 [N, in]."""
     if format.is_float and format.bits == 8:
         numbers = codes.view(torch.float8_e4m3fn).float()
     elif format.is_float or format.codebook:
@@ -84,5 +84,5 @@ def dequantize(format: WeightFormat, codes: Tensor, scales: Tensor, offsets: Ten
 
 
 def pack_codes(codes: Tensor, bits: int) -> Tensor:
-    """Return codes [out, in], one a byte, as `QuantizedMatrix` holds them."""
+    """Pack codes [out, in], one per byte, into the layout of `QuantizedMatrix.codes`."""
     return codes if bits == 8 else codes[:, ::2] | codes[:, 1::2] << 4

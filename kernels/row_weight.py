@@ -1,8 +1,8 @@
-"""The weight of an LM head that is the embedding too, where it cannot be packed so that rows can be read.
+"""An LM-head weight tied to the embedding that cannot be packed with readable rows.
 
-It is float32, or the vocabulary is no multiple of 64, as GPT-2's, or oneDNN's layout is not known.
+It is float32, or the vocabulary is not a multiple of 64 (GPT-2), or oneDNN's layout is unknown.
 
-torch's product packs it anew at each call. For up to 64 rows that takes two to four times as long as to read it once
+torch's GEMM packs the weight at each call. For up to 64 rows this takes two to four times as long as reading it once
 (LM head of GPT-2, 50,257 x 768, two cores).
 """
 
@@ -14,13 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .cpp_library import ELEMENTS, addresses, find
+from .cpp_library import ELEMENTS, CppFile, addresses, find
 
-_MOST_ROWS = {torch.float32: 96, torch.bfloat16: 8}  # torch's product packs the weight, which more rows are worth
+_ROW_WEIGHT = CppFile("row_weight", linear="pppiii")
+_MOST_ROWS = {torch.float32: 96, torch.bfloat16: 8}  # for more rows, torch's GEMM is faster despite packing the weight
 
 
 class RowWeight:
-    """A weight [out, in] as it was loaded, on a CPU."""
+    """An unpacked weight [out, in] on a CPU."""
 
     def __init__(self, weight: Tensor, library: CDLL) -> None:
         assert weight.is_contiguous()
@@ -40,8 +41,8 @@ class RowWeight:
 
 
 def take_rows(weight: Tensor) -> RowWeight | None:
-    """Make the product of a weight that stays as it is; None where torch's own must do."""
+    """Make the GEMM of an unpacked weight; None if torch's own has to be used."""
     if weight.device.type != "cpu" or weight.dtype not in ELEMENTS:
         return None
-    library = find("row_weight", weight.dtype, linear="pppiii")
+    library = find(_ROW_WEIGHT, weight.dtype)
     return None if library is None else RowWeight(weight.detach(), library)

@@ -1,7 +1,7 @@
-"""Weights of 16 bits, bfloat16 or float16, on a processor that does not multiply them as they are.
+"""16-bit weights, bfloat16 or float16, on a processor without native 16-bit multiplication.
 
-They stay in two bytes and are widened in registers, or once for many rows (`packed.cpp`), so that few rows read half of
-the bytes and no number is rounded.
+They stay in 16 bits and are widened in registers, or once for many rows (`packed.cpp`). So GEMMs of few rows read half
+of the bytes, and no weight is rounded.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from torch import Tensor
 
 from . import huge_pages
 from .cpp_library import ELEMENTS, find
-from .cpp_product import ARGUMENTS, CppProduct, PackedMatrix
+from .cpp_product import PACKED, CppProduct, PackedMatrix
 from .processor import multiplies_bfloat16
 from .weight_format import WeightFormat
 
-_OUTPUTS = 64  # of a block
+_OUTPUTS = 64  # per block
 _TYPES = (torch.bfloat16, torch.float16)
 
 
 class ShortWeight(CppProduct):
-    """A weight [out, in] of 16 bits for activations of another type, in blocks of 64 outputs side by side."""
+    """A 16-bit weight [out, in] for activations of another type, in blocks of 64 adjacent outputs."""
 
     def __init__(self, weight: Tensor, dtype: torch.dtype, library: CDLL) -> None:
         out_size, in_size = weight.shape
@@ -39,13 +39,13 @@ class ShortWeight(CppProduct):
 
 
 def short_type(format: WeightFormat) -> torch.dtype | None:
-    """Return the type of numbers of 16 bits; None where a format has others."""
+    """Return the torch type of a 16-bit format; None for other formats."""
     return (torch.float16 if format.is_half else torch.bfloat16) if format.bits == 16 else None
 
 
 def keep_short(weight: Tensor, dtype: torch.dtype) -> ShortWeight | None:
-    """Lay a weight of 16 bits out for activations of `dtype`; None where another product is as good, or must do."""
+    """Pack a 16-bit weight for activations of `dtype`; None if another GEMM is as fast, or has to be used."""
     if weight.device.type != "cpu" or weight.dtype not in _TYPES or dtype not in ELEMENTS or multiplies_bfloat16():
         return None
-    library = find("packed", dtype, linear_short=ARGUMENTS)
+    library = find(PACKED, dtype)
     return None if library is None else ShortWeight(weight.detach(), dtype, library)

@@ -1,31 +1,31 @@
-"""Finds advice on a run that has just ended."""
+"""Quick tuning advice for a run that has just finished."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..runtime.explain.analysed_run import AnalysedRun
-    from ..runtime.explain.explanation import Explanation
+    from ..runtime.analysis.explain.analysed_run import AnalysedRun
+    from ..runtime.analysis.explain.explanation import Explanation
 
-_SECONDS = 2.0  # of replays, at most
-_LEAST_S = 0.5  # of replays; in less time none finds anything
+_SECONDS = 2.0  # time limit of replays
+_LEAST_S = 0.5  # below it replays find nothing
 
 
 def quick_advice(run: AnalysedRun, *, share: float = 0.1) -> Explanation | None:
-    """Replay a run for a short time with the changes that are most likely to help.
+    """Briefly replay a run with the most promising changes.
 
     Args:
-        run: a run that stands alone, not one of a comparison.
-        share: of the run's own time that this may take, up to `_SECONDS`.
+        run: a single run, not part of a comparison.
+        share: time limit as a share of the run's duration, up to `_SECONDS`.
 
     Returns:
-        What these changes would do. None if the run is too short or cannot be replayed, or if no change saves time.
+        The effects of these changes. None if the run is too short or cannot be replayed, or if no change helps.
     """
     seconds = min(_SECONDS, share * run.fleet.duration)
     if seconds < _LEAST_S:
         return None
-    from ..runtime.explain.explain_run import quick_explanation
+    from ..runtime.analysis.explain.explain_run import quick_explanation
     from .run_command import command_writer
 
     command_of = command_writer(run.info.config)

@@ -1,4 +1,4 @@
-"""`gapless bench`: one workload through one or several policies, by turns, on one started pipeline."""
+"""`gapless bench`: benchmarks one or several policies with one workload, on one pipeline."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from .results import compare, folder_of, log_cut_requests, show_first, show_one,
 from .turns import Turn, expected, make_plans, policies, requests, turns
 
 if TYPE_CHECKING:
+    from ..runtime.analysis.explain.analysed_run import AnalysedRun
+    from ..runtime.analysis.run_folder.read import RunFolder
     from ..runtime.engine.llm import LLM
     from ..runtime.engine.plan import Plan
-    from ..runtime.explain.analysed_run import AnalysedRun
     from ..runtime.pipeline.launcher import Launcher
-    from ..runtime.run_folder.read import RunFolder
-    from ..runtime.workload import Workload
+    from ..runtime.simulation.workload import Workload
 
 _log = logging.getLogger(__name__)
 WARMUP_REQUESTS = 4
-WARMUP_PROMPT = 512  # tokens, at most
+WARMUP_PROMPT = 512  # maximum tokens
 WARMUP_OUTPUT = 8
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedBench:
-    """A checked comparison: the plan of each policy, and the requests, of at most `context` tokens each."""
+    """A validated comparison: the plan of each policy, and the requests of at most `context` tokens."""
 
     plans: dict[SchedulerConfig, Plan]
     workload: Workload
@@ -46,10 +46,10 @@ class PreparedBench:
 
 
 def prepare(config: BenchConfig, stdin: StandardInput) -> PreparedBench | PreparedLoad:
-    """Check a comparison before anything starts.
+    """Validate a comparison before anything starts.
 
     Raises:
-        ConfigError: a policy, the workload or the checkpoint is wrong, or the model does not fit.
+        ConfigError: a policy, the workload or the checkpoint is invalid, or the model does not fit.
     """
     from ..runtime.pipeline.launcher import check_launcher
 
@@ -68,14 +68,14 @@ def run(
     *,
     brief: bool = False,
 ) -> None:
-    """Run the workload through each policy, and write a run folder of each and what compares them.
+    """Run the workload with each policy, and write one run folder per run and the comparison.
 
-    A single run writes into `run_dir` itself; with `brief` it prints one line and no tables. `launcher` stands in for
-    the one that `config` names.
+    A single run writes to `run_dir` itself; with `brief` it prints one line and no tables. `launcher` overrides the one
+    in `config`.
 
     Raises:
-        ValueError: what the user can mend.
-        PipelineError: the ranks failed, or not every request got its tokens.
+        ValueError: an error that the user can correct.
+        PipelineError: the ranks failed, or a request did not get all its tokens.
     """
     if isinstance(prepared, PreparedLoad):
         run_load(config, prepared, run_dir, brief=brief)
@@ -109,7 +109,7 @@ def run(
                 run = _run(llm, turn, workload, run_dir / turn.folder, config, errors, name, say)
             except BaseException:
                 if done:
-                    _log.info("runs finished before that: %d; gapless report %s", len(done), shown(run_dir))
+                    _log.info("finished runs: %d; gapless report %s shows them", len(done), shown(run_dir))
                 raise
             done.append(folder_of(run_dir / turn.folder, run))
             if not is_alone:
@@ -127,7 +127,7 @@ def run(
 
 
 def _warm_up(llm: LLM, workload: Workload) -> None:
-    """Run the first requests, shortened, so that no measured run pays for first use; `reset` forgets them."""
+    """Run the first requests, shortened, so that no measured run has first-use costs; `reset` discards them."""
     items = [
         structs.replace(
             item, prompt=item.prompt[:WARMUP_PROMPT], output_len=min(item.output_len, WARMUP_OUTPUT), arrival=0.0
@@ -148,8 +148,9 @@ def _run(
     name: str,
     say: Callable[[AnalysedRun], None] | None,
 ) -> AnalysedRun:
-    """Run one policy once, write its folder, and return it analysed."""
-    from ..runtime.ledger.fleet import Fleet
+    """Run one policy once, write its run folder, and return the analysed run."""
+    from ..runtime.analysis.ledger.fleet import Fleet
+    from ..runtime.analysis.ledger.live_bubbles import LiveBubbles
 
     llm.reset(turn.policy)
     if workload.warmup is not None:
@@ -157,15 +158,16 @@ def _run(
             pass
         llm.reset(warm=True)
     record = llm.record
+    bubbles = LiveBubbles(record)
     try:
         with Meter(errors, expected(config.workload, workload), name) as meter:
             for events in llm.replay(workload, config.workload):
                 tokens = sum(event.token is not None for event in events)
                 finished = sum(event.is_last for event in events)
-                meter.update(tokens, finished, llm.live_bubble_fraction)
+                meter.update(tokens, finished, bubbles.fraction())
     except BaseException:
         with suppress(Exception):
             write_turn(folder, Fleet([record]), config, turn)
-            _log.info("the report until then: %s", shown(folder / "report.html"))
+            _log.info("report up to the failure: %s", shown(folder / "report.html"))
         raise
     return write_turn(folder, Fleet([record]), config, turn, say=say)

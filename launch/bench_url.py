@@ -1,4 +1,4 @@
-"""`gapless bench url=URL`: a workload sent to a server of OpenAI's form, in the same tables as runs of one's own."""
+"""`gapless bench url=URL`: benchmarks an OpenAI-compatible server, reported like runs of our own pipeline."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ from .results import compare, folder_of, log_cut_requests, write_turn
 from .turns import Turn, expected, requests_of
 
 if TYPE_CHECKING:
+    from ..runtime.analysis.run_folder.read import RunFolder
     from ..runtime.core.request_record import RequestRecord
-    from ..runtime.run_folder.read import RunFolder
-    from ..runtime.workload import WorkItem, Workload
+    from ..runtime.core.work_item import WorkItem
+    from ..runtime.simulation.workload import Workload
 
 _KEY = "OPENAI_API_KEY"
 _WARMUP_REQUESTS = 4
-_NOTE = "The requests were sent to a server; when its stages computed and why they were idle is not known."
+_NOTE = "The requests were sent to a server; its stage times and causes of idle time are unknown."
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedLoad:
-    """A server that answers, and what requests for it are made of, of at most `context` tokens each."""
+    """A reachable server, and the parameters of its requests of at most `context` tokens."""
 
     target: Target
     config: WorkloadConfig
@@ -42,42 +43,41 @@ class PreparedLoad:
     context: int
 
     def workload(self, run: int) -> Workload:
-        """Make the requests of a run, counted from 0: with prompts of its own, as the server may keep those before.
+        """Make the requests of run number `run` (from 0), with fresh prompts, as the server may cache earlier ones.
 
         Raises:
-            ConfigError: the workload cannot be read or made.
+            ConfigError: the workload is invalid or cannot be read.
         """
         config = replace(self.config, seed=(self.config.seed + run) % (1 << 32))
         return requests_of(config, self.tokenizer, self.vocab_size, self.context)
 
 
 def prepare_load(config: BenchConfig) -> PreparedLoad:
-    """Find out what the server serves, and check the requests: `model` says their vocabulary.
+    """Query the served model and validate the workload; `model` gives the vocabulary.
 
     Raises:
-        ConfigError: the server cannot be reached, or the workload or the model's files are wrong.
+        ConfigError: the server cannot be reached, or the workload or the model's files are invalid.
     """
-    from ..models.huggingface import resolve_architecture, resolve_weights
+    from ..models.checkpoint import Checkpoint
 
     assert config.url is not None
     if config.policies:
-        raise ConfigError(f"url={config.url}: the server has its own policy; give no list of them as scheduler")
-    path = resolve_weights(config.model, tensors=False)
-    arch = resolve_architecture(config.model, tensors=False)
+        raise ConfigError(f"url={config.url}: the server has its own policy; remove scheduler")
+    checkpoint = Checkpoint.open(config.model, tensors=False)
+    arch = checkpoint.arch
     key = os.environ.get(_KEY, "")
     target, longest = asyncio.run(find_target(config.url, config.url_model, key, arch.vocab_size))
     context = longest or config.model.max_model_len or arch.max_position
-    tokenizer = config.model.tokenizer or (str(path) if path else None)
-    prepared = PreparedLoad(target, config.workload, tokenizer, arch.vocab_size, context)
+    prepared = PreparedLoad(target, config.workload, checkpoint.tokenizer, arch.vocab_size, context)
     log_cut_requests(prepared.workload(0), context)
     return prepared
 
 
 def run_load(config: BenchConfig, prepared: PreparedLoad, run_dir: Path, *, brief: bool) -> None:
-    """Send the workload `repeats` times; write a run folder of each, and what compares them.
+    """Send the workload `repeats` times; write one run folder per run, and the comparison.
 
     Raises:
-        PipelineError: no request was answered.
+        PipelineError: all requests failed.
     """
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     target = prepared.target
@@ -102,7 +102,7 @@ def run_load(config: BenchConfig, prepared: PreparedLoad, run_dir: Path, *, brie
     if len(plan) > 1:
         compare(console, run_dir, config, plan, done, workload.num_cut)
         return
-    from ..runtime.report.terminal import latency_table
+    from ..runtime.analysis.report.run_tables import latency_table
 
     console.print(latency_table(done[0].summary))
     print_files(console, ("report", run_dir / "report.html"))
@@ -120,9 +120,9 @@ def _send(
 def _write(
     config: BenchConfig, turn: Turn, run_dir: Path, found: Sequence[RequestRecord], errors: Console
 ) -> RunFolder:
-    """Write the run folder of one turn."""
+    """Write the run folder of one run."""
+    from ..runtime.analysis.ledger.fleet import Fleet
     from ..runtime.core.run_record import RunRecord
-    from ..runtime.ledger.fleet import Fleet
 
     unknown = ["stages", "kv", "queue", "tokens", "context"]
     record = RunRecord(1, 0, requests=list(found), notes=[_NOTE], unknown=unknown)  # type: ignore[arg-type]

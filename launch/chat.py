@@ -1,4 +1,4 @@
-"""`gapless chat`: a conversation in the terminal. Answers stream; a line below each says how fast it came."""
+"""`gapless chat`: a conversation in the terminal. Responses stream, each followed by a line with its speed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from ..conf.build import to_mapping
 from ..conf.errors import ConfigError
 from ..conf.schema import ChatConfig
 from ..models.chat_template import Conversation
-from .progress import printable, shown, starting, versions
+from .progress import printable, shown, starting
 from .prompts import StandardInput
+from .run_report import make_report
 from .shown_texts import Wrapped
 
 if TYPE_CHECKING:
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from ..runtime.pipeline.launcher import Launcher
 
 _log = logging.getLogger(__name__)
-_HELP = "/reset begins a new conversation, /quit or Ctrl-D ends; Ctrl-C stops an answer"
+_HELP = "/reset starts a new conversation, /quit or Ctrl-D quits, Ctrl-C stops a response"
 
 
 def prepare(config: ChatConfig, stdin: StandardInput) -> Plan:
-    """Check the model before anything starts.
+    """Validate the model before anything starts.
 
     Raises:
-        ConfigError: the checkpoint is wrong, the model does not fit, or it has no chat template.
+        ConfigError: the checkpoint is invalid, the model does not fit, or it has no chat template.
     """
     from ..runtime.engine.intake import Intake
     from ..runtime.engine.plan import make_plan
@@ -43,12 +43,12 @@ def prepare(config: ChatConfig, stdin: StandardInput) -> Plan:
     check_launcher(config.parallel, config.hardware)
     plan = make_plan(config)
     if Intake(plan).chat_template is None:
-        raise ConfigError(f"model={config.model.name}: has no chat template; use gapless generate, or model=smollm2")
+        raise ConfigError(f"model={config.model.name}: no chat template; use gapless generate, or model=smollm2")
     return plan
 
 
 def run(config: ChatConfig, prepared: Plan, run_dir: Path, launcher: Launcher | None = None) -> None:
-    """Talk until the input ends, then write the run folder. A given `launcher` is used instead of the config's.
+    """Chat until the input ends, then write the run folder. `launcher` overrides the one in `config`.
 
     Raises:
         PipelineError: the ranks failed.
@@ -56,16 +56,13 @@ def run(config: ChatConfig, prepared: Plan, run_dir: Path, launcher: Launcher | 
     console = Console(highlight=False)
     with starting(Console(stderr=True, highlight=False), config) as on_progress:
         from ..runtime.engine.llm import LLM
-        from ..runtime.explain.analysed_run import AnalysedRun
-        from ..runtime.report.write_folder import write_run_folder
-        from ..runtime.run_folder.run_info import RunInfo
 
         llm = LLM.from_config(config, launcher=launcher, on_progress=on_progress, plans={config.scheduler: prepared})
     with llm:
         console.print(Text(f"{config.model.name}: {_HELP}", "dim"))
         _converse(llm, config, console)
-    if llm.record.requests:
-        write_run_folder(run_dir, AnalysedRun.of(llm.record, RunInfo(to_mapping(config), versions())))
+    if llm.record.requests and (report := make_report(llm.record, config)) is not None:
+        report.write(run_dir)
         _log.info("report: %s", shown(run_dir / "report.html"))
 
 
@@ -77,15 +74,15 @@ def _converse(llm: LLM, config: ChatConfig, console: Console) -> None:
             return
         if line == "/reset":
             messages = list(first)
-            console.print(Text("a new conversation", "dim"))
+            console.print(Text("new conversation", "dim"))
         elif line.startswith("/"):
-            console.print(Text(f"{line}: unknown; {_HELP}", "dim"))
+            console.print(Text(f"{line}: unknown command; {_HELP}", "dim"))
         elif line:
             asked = [*messages, {"role": "user", "content": line}]
             try:
                 answer = _answer(llm, asked, config, console)
-            except ValueError as error:  # too long for the context, say
-                console.print(Text(f"{error}; /reset begins a new conversation", "dim"))
+            except ValueError as error:  # such as a prompt longer than the context
+                console.print(Text(f"{error}; /reset starts a new conversation", "dim"))
             else:
                 messages = [*asked, {"role": "assistant", "content": answer}]
 
@@ -95,7 +92,7 @@ def _read_line(console: Console) -> str | None:
     if not sys.stdin.isatty():
         line = sys.stdin.readline()
         return line.strip() if line else None
-    import readline  # noqa: F401  (input() then edits lines and keeps a history)
+    import readline  # noqa: F401  (gives input() line editing and history)
 
     from .signals import plain_interrupts
 
@@ -106,15 +103,15 @@ def _read_line(console: Console) -> str | None:
         except EOFError:
             console.print()
             return None
-        except KeyboardInterrupt:  # the line is not sent
+        except KeyboardInterrupt:  # discard the line
             console.print()
 
 
 def _answer(llm: LLM, messages: Sequence[dict[str, Any]], config: ChatConfig, console: Console) -> str:
-    """Print an answer as it comes, then how fast it came; return its text. Ctrl-C ends it early.
+    """Stream a response to the terminal, then print its speed; return its text. Ctrl-C stops it.
 
     Raises:
-        ValueError: the messages do not fit.
+        ValueError: the messages do not fit into the context.
     """
     from .signals import counted_interrupts
 
@@ -126,7 +123,7 @@ def _answer(llm: LLM, messages: Sequence[dict[str, Any]], config: ChatConfig, co
             paper.write(printable(text[len(shown_text) :]))
             shown_text = text
             if output.outputs[0].finish_reason == "length":
-                reason = "; cut off by sampling.max_tokens or the context"
+                reason = "; truncated by sampling.max_tokens or the context length"
             if interrupts():
                 reason = "; stopped"
                 break
@@ -136,11 +133,11 @@ def _answer(llm: LLM, messages: Sequence[dict[str, Any]], config: ChatConfig, co
 
 
 def _speed(llm: LLM, spans: Sequence[Span]) -> str:
-    """Say how fast the newest answer came: tokens per second, TTFT, and the share of stage time that was idle."""
+    """Return the speed of the last response: tokens per second, TTFT, and the share of idle stage time."""
     record = llm.record.requests[-1]
     times = record.token_times
     if not times or not spans:
-        return "no token"
+        return "no tokens"
     rate = f", {(len(times) - 1) / (times[-1] - times[0]):.1f} tok/s" if len(times) > 1 else ""
     busy = sum(span.end - span.begin for span in spans)
     window = max(span.end for span in spans) - min(span.begin for span in spans)

@@ -1,10 +1,10 @@
 """The command line: `gapless COMMAND [hydra overrides]`.
 
-Composes and checks the whole run first. Then hydra makes the run folder and the command's module does the work.
-Commands that read runs (`report`, `diff`, `explain`) do without hydra.
+The whole run is composed and validated first. Then hydra creates the run folder, and the command's module does the
+work. Commands that read runs (`report`, `diff`, `explain`) do not use hydra.
 
-An error is one line on standard error. The exit code is 2 for what the user did wrong, 1 for a pipeline that failed,
-and 128 plus its number for a signal. A command's `run` may return a code of its own.
+An error is one line on standard error. The exit code is 2 for user errors, 1 for a failed pipeline, and 128 plus the
+number for a signal. A command's `run` may return its own code.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from .stderr_log import PROGRAM, messages_on_stderr
 
 _log = logging.getLogger(f"{PROGRAM}.launch.cli")  # its `__name__` may be `__main__`
 
-_GONE = "the working folder has been deleted; change to a folder that is there"
+_GONE = "the working directory has been deleted; change to an existing one"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal that is not in UTF-8 gets `?` for what it cannot show
+        if isinstance(stream, io.TextIOWrapper):  # terminals that are not UTF-8 show `?` for other characters
             stream.reconfigure(errors="replace")
     with messages_on_stderr():
         return _main(list(sys.argv[1:] if argv is None else argv))
@@ -43,7 +43,7 @@ def _main(arguments: list[str]) -> int:
     try:
         with ended_by_signals():
             code = _dispatch(arguments)
-            if sys.stdout is not None:  # None if the parent process closed it
+            if sys.stdout is not None:  # None if closed by the parent process
                 sys.stdout.flush()
     except ConfigError as error:
         return _fail(error, 2)
@@ -53,15 +53,19 @@ def _main(arguments: list[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith(f"{PROGRAM}."):
+            raise
+        return _fail(error, 2, f"{PROGRAM} {arguments[0]}: needs {error.name}, which this installation lacks")
     except Exception as error:
-        if os.strerror(errno.EMFILE) in str(error):  # an OSError, or a RuntimeError of torch, or of a rank
-            return _fail(error, 1, f"{os.strerror(errno.EMFILE)}: raise the limit, as by `ulimit -n 4096`")
+        if os.strerror(errno.EMFILE) in str(error):  # an OSError, or a RuntimeError from torch or a rank
+            return _fail(error, 1, f"{os.strerror(errno.EMFILE)}: raise the limit with `ulimit -n 4096`")
         if isinstance(error, RuntimeError):
             from ..runtime.pipeline.protocol import PipelineError
 
             if isinstance(error, PipelineError):
                 return _fail(error, 1)
-        if (line := blame(error)) is not None:  # an error in a plug-in or in the user's own policy
+        if (line := blame(error)) is not None:  # raised in a plug-in or a policy file
             return _fail(error, 2, line)
         if isinstance(error, ValueError):
             return _fail(error, 2)
@@ -90,15 +94,15 @@ def _dispatch(arguments: list[str]) -> int:
         if name.startswith("-"):
             from .options import OPTIONS
 
-            if any(name.partition("=")[0] in (option.name, option.short) for option in OPTIONS):
-                raise ConfigError(f"{name}: give a command first, as in {PROGRAM} generate {name}")
+            if any(name.partition("=")[0] in option.names for option in OPTIONS):
+                raise ConfigError(f"{name}: goes after a command, as in {PROGRAM} generate {name}")
             valid = [option.name for option in OPTIONS if not option.with_runs]
             raise ConfigError(f"{name}: unknown option{nearest(name, valid)}")
         raise ConfigError(f"{name}: unknown command{nearest(name, COMMANDS)}")
-    if "matplotlib" not in sys.modules:  # figures go into files; the backend that a notebook sets may be missing here
+    if "matplotlib" not in sys.modules:  # figures are files; a notebook's backend may be missing here
         os.environ["MPLBACKEND"] = "agg"
     if processor.VARIABLE in os.environ:
-        processor.level()  # a wrong one ends the command before anything starts
+        processor.level()  # an invalid value fails before anything starts
     return _run_command(COMMANDS[name], rest)
 
 
@@ -110,10 +114,6 @@ def _run_command(command: Command, arguments: list[str]) -> int:
 
         print(texts.command(command, _asked(arguments)))
         return 0
-    if command.name == "profile":
-        from .import_tables import arguments_of
-
-        arguments = arguments_of(arguments)
     if command.takes_vllm_options:
         from .serve_arguments import as_overrides, with_default_model
 
@@ -137,7 +137,7 @@ def _run_command(command: Command, arguments: list[str]) -> int:
 
 
 def _asked(arguments: list[str]) -> str:
-    """Return what `--help WORD` or `--help=WORD` asks for."""
+    """Return WORD of `--help WORD` or `--help=WORD`."""
     place = next(i for i, argument in enumerate(arguments) if argument.partition("=")[0] in ("--help", "-h"))
     after = [word for word in arguments[place + 1 :] if "=" not in word and not word.startswith("-")]
     return arguments[place].partition("=")[2] or next(iter(after), "")

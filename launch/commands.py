@@ -1,4 +1,4 @@
-"""The commands: the name, summary, config and examples of each."""
+"""The commands with their names, summaries, configs and examples."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from ..conf.tuning import CapacityConfig, TuneConfig
 class Command:
     """A command of `gapless`.
 
-    Its module, `launch/<name>.py`, has two functions. `prepare(config, stdin)` checks a run and returns what it has
-    made for that: plans, workload, prompts. `run(config, prepared, run_dir)` takes that and does the work.
+    Its module, `launch/<name>.py`, has two functions. `prepare(config, stdin)` validates a run and returns its plans,
+    workload or prompts. `run(config, prepared, run_dir)` takes these and does the work.
 
-    A command with a `positional` key runs no requests. Hydra does not compose it: it has no groups and no sweep, and it
-    writes into the folder that it is given. For the other commands `conf/<name>.yaml` is hydra's: their groups, and
-    what they have in place of the schema's defaults. Their `run` also takes a `launcher`.
+    A command with a `positional` key runs no requests and is not composed by hydra: it has no groups and no sweeps, and
+    writes to the given folder. The other commands have a hydra config `conf/<name>.yaml` with their groups and their
+    changes of the schema's defaults. Their `run` also takes a `launcher`.
 
     Attributes:
         config: the schema of its config.
-        positional: the key whose value is the list of bare arguments.
-        others: the key whose value is the list of overrides of keys that `config` lacks.
-        has_ranks: whether it has ranks, which a launcher starts.
-        folder: the default of `hydra.run.dir`, as help shows it.
+        positional: the key that takes the positional arguments.
+        others: the key that takes overrides of keys that `config` lacks.
+        has_ranks: whether a launcher starts ranks for it.
+        folder: the default of `hydra.run.dir`, for help.
         compares: whether a sweep ends with a comparison of its runs.
-        takes_vllm_options: whether it takes a bare MODEL, vLLM's options and `serve.config`.
+        takes_vllm_options: whether it takes a positional MODEL, vLLM's options and `serve.config`.
     """
 
     name: str
@@ -57,7 +57,7 @@ COMMANDS = {
     for command in (
         Command(
             "generate",
-            "runs prompts through the pipeline; texts to the terminal, JSONL and a report to the run folder",
+            "generates texts from prompts; prints texts, writes JSONL and a report to the run folder",
             GenerateConfig,
             (
                 'gapless generate prompt="import os"',
@@ -68,13 +68,13 @@ COMMANDS = {
         ),
         Command(
             "chat",
-            "a conversation with a model in the terminal, with the speed and idle time of each answer",
+            "chats with a model in the terminal, with the speed and idle time of each response",
             ChatConfig,
             ("gapless chat", "gapless chat model=./my-llama.gguf parallel=pp2 'system=Answer in one sentence.'"),
         ),
         Command(
             "serve",
-            "an OpenAI-compatible HTTP server over the pipeline, with metrics, health and a live page",
+            "serves an OpenAI-compatible HTTP API, with metrics, health checks and a live page",
             ServeConfig,
             (
                 "gapless serve ./my-llama parallel=pp2",
@@ -85,7 +85,7 @@ COMMANDS = {
         ),
         Command(
             "bench",
-            "one workload through one or several policies on one pipeline; a table and a report that compare them",
+            "benchmarks one or several policies with one workload; prints a table and writes a report",
             BenchConfig,
             (
                 "gapless bench parallel=pp2 workload.input_len=512 workload.output_len=64 workload.num_prompts=32",
@@ -98,7 +98,7 @@ COMMANDS = {
         ),
         Command(
             "simulate",
-            "one workload through one or several policies on a simulated cluster, by measured or fitted operator times",
+            "simulates one or several policies with one workload on a cluster, from measured or fitted operator times",
             SimulateConfig,
             (
                 "gapless simulate model=gpt3-175b scheduler=orca_best,sarathi,equal_time workload.num_prompts=1000",
@@ -110,18 +110,17 @@ COMMANDS = {
         ),
         Command(
             "profile",
-            "measures a model's operators on this machine, for gapless simulate, and how well they predict",
+            "measures a model's operators on this machine for gapless simulate, and validates the predictions",
             ProfileConfig,
             (
                 "gapless profile model=llama-160m parallel=pp2 parallel.threads=1",
                 "gapless profile check=profiles/llama-160m_cpu_pp2",
-                "gapless profile import=systems/data/h200_sxm/vllm/0.18.0 hardware=h200",
             ),
             folder="profiles/MODEL_HARDWARE_PP",
         ),
         Command(
             "capacity",
-            "the highest request rate that meets an SLO on a simulated cluster, with its confidence from seeds",
+            "finds the maximum request rate within an SLO on a simulated cluster, with confidence intervals",
             CapacityConfig,
             (
                 "gapless capacity model=llama2-70b parallel=tp8 slo.ttft_p99_ms=2000 slo.tbt_p99_ms=100",
@@ -142,19 +141,18 @@ COMMANDS = {
         ),
         Command(
             "report",
-            "reads run folders: the report of one again, or the comparison of several; also other engines' traces",
+            "writes the report of a run or the comparison of several, from run folders or traces of other engines",
             ReportConfig,
             (
                 "gapless report runs/DATE_TIME",
                 "gapless report multirun/DATE_TIME sort=p99_itl_ms out=comparison",
                 "gapless report import=kineto TRACES",
-                "gapless report import=vllm_log LOG",
             ),
             positional="runs",
         ),
         Command(
             "diff",
-            "compares two runs: what was changed, and which causes, stages and requests changed makespan and tails",
+            "explains the difference of two runs by settings, causes of idle time, stages and requests",
             DiffConfig,
             (
                 "gapless diff runs/first runs/second",
@@ -164,7 +162,7 @@ COMMANDS = {
         ),
         Command(
             "explain",
-            "what would change a run, and by how much: replays it with other policies, chunks, depths and splits",
+            "suggests improvements of a run by replaying it with other policies, chunks, depths and layer splits",
             ExplainConfig,
             (
                 "gapless explain runs/DATE_TIME",

@@ -1,7 +1,7 @@
-"""Completes commands, options, keys and choices at Tab: `eval "$(gapless --shell-completion install=bash)"`.
+"""Shell completion of commands, options, keys and choices: `eval "$(gapless --shell-completion install=bash)"`.
 
-The shell's function calls `--shell-completion query=SHELL` with the line in COMP_LINE and the cursor in COMP_POINT. It
-gets one candidate a line. If there is none, the shell completes files.
+The shell function calls `--shell-completion query=SHELL` with the line in COMP_LINE and the cursor in COMP_POINT, and
+reads one candidate per line. Without candidates the shell completes files.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _OF_HYDRA: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def answer(request: str) -> str:
-    """Return what `--shell-completion REQUEST` prints.
+    """Return the output of `--shell-completion REQUEST`.
 
     Raises:
-        ConfigError: the request or its shell is unknown.
+        ConfigError: unknown request or shell.
     """
     what, _, shell = request.partition("=")
     if what not in ("install", "uninstall", "query"):
@@ -46,14 +46,14 @@ def answer(request: str) -> str:
     line = os.environ.get("COMP_LINE", "")
     point = os.environ.get("COMP_POINT", "")
     found = candidates(line[: int(point)] if point.isdecimal() else line)
-    if shell != "fish":  # bash and zsh add no space by themselves, as none may follow `key=`
+    if shell != "fish":  # bash and zsh are set to add no space, as none may follow `key=`
         found = [text if text.endswith(".") or "=" in text else f"{text} " for text in found]
     return "\n".join(found)
 
 
 def candidates(line: str) -> list[str]:
-    """Return the candidates for the last word of `line`. A dotted key is completed up to its next dot."""
-    words = line.split()[1:]  # without the program
+    """Return completions of the last word of `line`. Dotted keys are completed up to the next dot."""
+    words = line.split()[1:]  # without the program name
     word = words.pop() if words and not line[-1].isspace() else ""
     if not words:
         found: Iterable[str] = [*COMMANDS, *_names(option for option in OPTIONS if not option.with_runs)]
@@ -70,8 +70,8 @@ def _names(options: Iterable[Option]) -> list[str]:
 
 
 def _of_option(before: str, command: Command) -> tuple[str, ...]:
-    """Return the values of the option that stands before the word."""
-    return next((option.values for option in options_of(command) if before in (option.name, option.short)), ())
+    """Return the values of the option before the word."""
+    return next((option.values for option in options_of(command) if before in option.names), ())
 
 
 def _of_command(word: str, command: Command) -> Iterable[str]:
@@ -80,7 +80,7 @@ def _of_command(word: str, command: Command) -> Iterable[str]:
     key, has_value, value = word.partition("=")
     mark = key[: len(key) - len(key.lstrip("+"))]
     if has_value:
-        done = value[: len(value) - len(re.split(r"[,\[]", value)[-1])]  # the choices of a sweep before this one
+        done = value[: len(value) - len(re.split(r"[,\[]", value)[-1])]  # earlier choices of a sweep
         return [f"{key}={done}{choice}" for choice in _choices(key[len(mark) :], command)]
     groups = () if command.positional else load_command(command.name)[1]
     of_hydra = () if command.positional else _OF_HYDRA
@@ -94,7 +94,7 @@ def _to_next_dot(key: str, start: int) -> str:
 
 
 def _choices(key: str, command: Command) -> Iterable[str]:
-    """Return the values that a key may have; none if they cannot be listed."""
+    """Return the possible values of a key; none if they cannot be enumerated."""
     if key in _OF_HYDRA:
         return _OF_HYDRA[key]
     if key in load_command(command.name)[1]:

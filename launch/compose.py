@@ -1,8 +1,8 @@
-"""Composes configs from the overrides of a command line: hydra composes, `conf.build` checks, each error is one line.
+"""Composes configs from command-line overrides: hydra composes, `conf.build` validates, each error is one line.
 
-Everything is checked before a folder is made: keys against the schema, group choices against the YAML files, and each
-config of a sweep by building it. Free-text values are quoted for hydra's grammar. Where several policies or workloads
-are named, a key applies to those of them that have it.
+Everything is validated before a folder is created: keys against the schema, choices against the YAML files, and each
+config of a sweep by building it. Free-text values are quoted for hydra's grammar. With several policies or workloads, a
+key applies to those that have it.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from ..conf.errors import ConfigError, nearest
 from ..conf.policies import SchedulerConfig
 from ..conf.policy_file import SUFFIX, is_policy_file, policy_mapping
 from ..conf.schema import EngineConfig
+from ..conf.units import renamed_of_policy
 
 if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 C = TypeVar("C")
-Choice = dict[str, Any]  # the keys of one choice of a group
+Choice = dict[str, Any]  # the keys of a group's choice
 E = TypeVar("E", bound=EngineConfig)
 
 CONFIG_MODULE = "gapless.conf"
@@ -63,8 +64,8 @@ FREE_TEXT = (
     *("workload.path", "scheduler.profile", "simulation.profile", "check", "import"),
     *(f"serve.{name}" for name in ("host", "config", "otlp_endpoint", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs")),
 )
-_OR = {"model": " (or a path with a / in it)", "parallel": " (tpN, ppM or tpN_ppM)"}  # what a group takes too
-EXTRAS = {"hydra/launcher=joblib": "sweep"}  # choices of hydra's that an extra installs
+_OR = {"model": " (or a path with a / in it)", "parallel": " (tpN, ppM or tpN_ppM)"}  # further values of a group
+EXTRAS = {"hydra/launcher=joblib": "sweep"}  # hydra's choices that need an extra
 _OVERRIDE = re.compile(r"(?P<mark>\+{0,2}|~)(?P<key>[^=+~\s][^=\s]*)=(?P<value>.*)", re.DOTALL)
 _POLICY_FILE = re.compile(r"[^,()\s'\"]+\.py(?![^,()\s'\"])")
 _INTERPOLATION = re.compile(r"(\\*)\$\{")
@@ -72,25 +73,25 @@ _INTERPOLATION = re.compile(r"(\\*)\$\{")
 
 @dataclass(frozen=True, slots=True)
 class ComposedRun(Generic[E]):
-    """A composed run: the only one of a command line, or a point of its sweep."""
+    """A composed run: a single run, or one point of a sweep."""
 
     config: E
-    composed: DictConfig  # with hydra's own part
-    overrides: tuple[str, ...]  # from which hydra composed it
+    composed: DictConfig  # including the hydra node
+    overrides: tuple[str, ...]  # as passed to hydra
     loader: ConfigLoader
-    dropped: tuple[str, ...]  # keys that were left out: its policy or workload lacks them, another point's has them
+    dropped: tuple[str, ...]  # omitted keys that only policies or workloads of other points have
 
 
 def compose_all(
     overrides: Sequence[str], cls: type[E], command: str, *, multirun: bool = False
 ) -> list[ComposedRun[E]]:
-    """Compose the run of a command line, or each point of the sweep that it asks for.
+    """Compose the run of a command line, or each point of its sweep.
 
-    `scheduler=a,b` of a command that has the key `policies` is no sweep but one run: its `scheduler` is the first of
-    them, and its `policies` holds the config of each. With `multirun` it is a sweep.
+    `scheduler=a,b` is a single run if the command has the key `policies`: `scheduler` is the first policy, and
+    `policies` has the config of each. With `multirun` it is a sweep.
 
     Raises:
-        ConfigError: the command line is wrong; the text says in one line what.
+        ConfigError: the command line is invalid; the message is one line.
     """
     given = _by_key(overrides)
     own = _take_policy_files(given)
@@ -107,7 +108,7 @@ def compose_all(
 
 
 def compose_one(overrides: Sequence[str], cls: type[E], command: str) -> E:
-    """Compose the config of a command line's overrides.
+    """Compose a single config from overrides.
 
     Raises:
         ConfigError: as `compose_all`.
@@ -118,11 +119,11 @@ def compose_one(overrides: Sequence[str], cls: type[E], command: str) -> E:
 def from_arguments(arguments: Sequence[str], cls: type[C], positional: str, others: str | None = None) -> C:
     """Build the config of a command without hydra.
 
-    Bare words become the value of the key `positional`. Overrides of keys that `cls` lacks become the value of the key
-    `others`, if there is one.
+    Positional arguments become the value of the key `positional`. Overrides of keys that `cls` lacks become the value
+    of the key `others`, if any.
 
     Raises:
-        ConfigError: a key is unknown, or its value is not YAML or has a wrong type or range.
+        ConfigError: an unknown key, or a value that is not YAML or has a wrong type or range.
     """
     words: list[str] = []
     mapping: dict[str, Any] = {positional: words}
@@ -141,17 +142,17 @@ def from_arguments(arguments: Sequence[str], cls: type[C], positional: str, othe
 
 
 def _from_yaml(key: str, text: str, hint: Any) -> Any:
-    """Parse a value. If the key takes a string, `5` stays text."""
+    """Parse a YAML value. For string keys, `5` remains a string."""
     try:
         parsed = yaml.safe_load(text)
     except yaml.YAMLError:
-        raise ConfigError(f"{key}={text}: not a value that YAML can read") from None
+        raise ConfigError(f"{key}={text}: not valid YAML") from None
     takes_text = hint is str or (str in typing.get_args(hint) and not isinstance(parsed, list))
     return text if parsed is not None and (takes_text or isinstance(parsed, str)) else parsed
 
 
 def quote(text: str) -> str:
-    """Quote `text` for hydra's grammar, with `${` escaped so that it is no interpolation."""
+    """Quote `text` for hydra's grammar, escaping `${` so that it is not an interpolation."""
     from hydra.core.override_parser.types import Quote, QuotedString
 
     literal = _INTERPOLATION.sub(lambda match: match[1] * 2 + r"\${", text)
@@ -159,10 +160,10 @@ def quote(text: str) -> str:
 
 
 def to_config(composed: DictConfig, cls: type[E]) -> E:
-    """Build and check the config that hydra composed.
+    """Build and validate the config that hydra composed.
 
     Raises:
-        ConfigError: a key is unknown, its type or value is wrong, a folder is missing, or an interpolation fails.
+        ConfigError: an unknown key, a wrong type or value, a missing folder, or a failed interpolation.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -177,20 +178,20 @@ def to_config(composed: DictConfig, cls: type[E]) -> E:
 
 @dataclass(frozen=True, slots=True)
 class _CommandLine(Generic[E]):
-    """The overrides of a command line, and what composes configs of them."""
+    """Composes configs from the overrides of a command line."""
 
     cls: type[E]
     command: str
     given: Mapping[str, str]  # value by key; the keys are known
-    own: Mapping[str, Choice]  # policies of the user's own files, by name
+    own: Mapping[str, Choice]  # policies from files, by name
     loader: ConfigLoader
     multirun: bool
 
     def points(self) -> list[ComposedRun[E]]:
-        """Compose each point: every combination of the values that keys have.
+        """Compose each point, one per combination of values.
 
         Raises:
-            ConfigError: an override cannot be read, or does not go with the others.
+            ConfigError: an override is invalid or conflicts with others.
         """
         given = dict(self.given)
         takes_policies = "policies" in fields(typing.cast(type, self.cls)) and not (
@@ -206,7 +207,7 @@ class _CommandLine(Generic[E]):
         parsed = {key: self._parse(key, text, takes_policies) for key, text in texts.items()}
         values = {key: _values(override) for key, override in parsed.items()}
         several = {group: values[group] for group in families(self.cls) if len(values.get(group, ())) > 1}
-        if takes_policies and "scheduler" in several:  # no sweep: one run compares the policies
+        if takes_policies and "scheduler" in several:  # a single run that compares the policies
             names = several.pop("scheduler")
             policies = self._whole_policies(names, parsed)
             values = {key: each for key, each in values.items() if key in parsed}
@@ -215,7 +216,7 @@ class _CommandLine(Generic[E]):
             values["policies"] = ["[]"]
         for group, names in several.items():
             for key in _keys_of(values, group):
-                self._members_with(group, key, names)  # checks that one of `names` has the key
+                self._members_with(group, key, names)  # raises unless one of `names` has the key
         points = (dict(zip(values, point, strict=True)) for point in itertools.product(*values.values()))
         return [self._compose(point, several) for point in points]
 
@@ -223,7 +224,7 @@ class _CommandLine(Generic[E]):
         """Parse an override.
 
         Raises:
-            ConfigError: hydra cannot read the value, it is a sweep without `-m`, or a group has no such choice.
+            ConfigError: hydra cannot parse the value, it is a sweep without `-m`, or an unknown choice.
         """
         from hydra.core.override_parser.overrides_parser import OverridesParser
         from hydra.errors import HydraException
@@ -232,22 +233,20 @@ class _CommandLine(Generic[E]):
             (override,) = OverridesParser.create(config_loader=self.loader).parse_overrides([f"{key}={text}"])
             names = _values(override)
         except HydraException as error:
-            reason = f"({_one_line(error)}); quote it, as in KEY='...' within the shell's own quotes"
-            raise ConfigError(f"{key}={text}: not a value that hydra can read {reason}") from None
+            reason = f"({_one_line(error)}); quote it as KEY='...' inside the shell's quotes"
+            raise ConfigError(f"{key}={text}: hydra cannot parse this value {reason}") from None
         if override.is_sweep_override() and not (self.multirun or (takes_policies and key == "scheduler")):
             is_list = "a list" in describe(dict(dotted_keys(self.cls)).get(key, str))
-            how = f"a list is {key}=[{text}]" if is_list else "add -m to run each"
-            raise ConfigError(f"{key}={text}: several values are a sweep; {how}")
+            how = f"for a list write {key}=[{text}]" if is_list else "add -m to run each"
+            raise ConfigError(f"{key}={text}: comma-separated values are a sweep; {how}")
         if key.startswith("hydra/") or key in GROUPS:
             valid = group_names(key) if key in GROUPS else self.loader.get_group_options(key)
             if not valid:
-                raise ConfigError(f"{key}: unknown group of hydra's")
+                raise ConfigError(f"{key}: unknown hydra group")
             others = (name for name in names if name not in (*valid, *self.own))
             for name in (name for name in others if key != "parallel" or grid_of(name) is None):
                 if extra := EXTRAS.get(f"{key}={name}"):
-                    raise ConfigError(
-                        f"{key}={name}: not installed; pip install '.[{extra}]' in a checkout installs it"
-                    )
+                    raise ConfigError(f"{key}={name}: not installed; run pip install '.[{extra}]' in a checkout")
                 raise ConfigError(f"{key}={name}: unknown{nearest(name, valid)}{_OR.get(key, '')}")
         return override
 
@@ -255,29 +254,30 @@ class _CommandLine(Generic[E]):
         """Return the names of the policies or workloads that have the key.
 
         Raises:
-            ConfigError: some have it, but none of `names` does.
+            ConfigError: others have it, but none of `names`.
         """
         base = families(self.cls)[group]
         own = {name: member(base, choice, group) for name, choice in self.own.items()} if group == "scheduler" else {}
         having = members_with(base, key, own)
         if having and not set(having) & set(names):
-            raise ConfigError(f"{group}.{key}: unknown key of {', '.join(names)}; {having_it(having)}")
+            hint = renamed_of_policy(names, key) or having_it(having)
+            raise ConfigError(f"{group}.{key}: unknown key of {', '.join(names)}; {hint}")
         return having
 
     def _whole_policies(self, names: Sequence[str], parsed: dict[str, Override]) -> str:
         """Return the config of each policy, as a list in hydra's grammar.
 
-        This removes from `parsed` the keys that the first policy lacks, since hydra composes `scheduler` of it.
+        Removes the keys that the first policy lacks from `parsed`, since hydra composes `scheduler` from the rest.
 
         Raises:
-            ConfigError: a policy is named twice or its config is wrong, or `policies` or `scheduler.name` is given too.
+            ConfigError: a policy is repeated or invalid, or `policies` or `scheduler.name` is given too.
         """
         if "policies" in parsed:
-            raise ConfigError("scheduler and policies both name policies; give one of them")
+            raise ConfigError("scheduler and policies are both given; give one of them")
         if twice := [name for name in names if names.count(name) > 1]:
-            raise ConfigError(f"scheduler={','.join(names)}: {twice[0]} is named twice; repeats=2 runs each so often")
+            raise ConfigError(f"scheduler={','.join(names)}: {twice[0]} is repeated; repeats=2 runs each policy twice")
         if "scheduler.name" in parsed:
-            raise ConfigError("scheduler.name: choose policies by scheduler=NAME,NAME")
+            raise ConfigError("scheduler.name: cannot be set; choose policies by scheduler=NAME,NAME")
         mappings = [self.own.get(name) or load_group("scheduler", name) for name in names]
         for leaf in _keys_of(parsed, "scheduler"):
             key = f"scheduler.{leaf}"
@@ -291,7 +291,7 @@ class _CommandLine(Generic[E]):
         return literal(mappings)
 
     def _compose(self, point: dict[str, str], swept: Iterable[str]) -> ComposedRun[E]:
-        """Compose a point. In the groups that are `swept`, keys that the point's own choice lacks are left out."""
+        """Compose a point. In `swept` groups, keys that the point's choice lacks are omitted."""
         from hydra import compose
         from omegaconf import OmegaConf
 
@@ -308,7 +308,7 @@ class _CommandLine(Generic[E]):
         choices = {group: point.get(group, name) for group, name in chosen.items()}
         groups = {group: load_group(group, name) for group, name in choices.items() if name in group_names(group)}
         present = {key for part in (defaults(self.cls), own, groups) for key, _ in leaves(part)}
-        present |= chosen.keys()  # hydra takes other keys only with ++
+        present |= chosen.keys()  # hydra requires ++ for other keys
         texts = [f"{'' if key in present or '/' in key else '++'}{key}={text}" for key, text in point.items()]
         mode = f"hydra.mode={'MULTIRUN' if self.multirun else 'RUN'}"
         composed = compose(self.command, [*texts, mode], return_hydra_config=True)
@@ -317,7 +317,7 @@ class _CommandLine(Generic[E]):
         return ComposedRun(to_config(composed, self.cls), composed, tuple(texts), self.loader, tuple(dropped))
 
     def _engine_keys(self, engine: str, point: Mapping[str, str], chosen: Mapping[str, str | None]) -> dict[str, str]:
-        """Return what an engine gives a point; keys of its policy only where that is the point's."""
+        """Return the overrides of an engine; keys of its policy only if the point has that policy."""
         known = {key for key, _ in dotted_keys(self.cls)} | chosen.keys()
         found = engine_defaults(engine, point.get("hardware", chosen.get("hardware")), known)
         is_its_policy = point.get("scheduler", found["scheduler"]) == found["scheduler"]
@@ -336,10 +336,10 @@ def _hydra(job: str) -> Iterator[ConfigLoader]:
 
 
 def _by_key(overrides: Sequence[str]) -> dict[str, str]:
-    """Return the value of each key, whose `+` or `++` is left out: `_compose` adds it where hydra needs it.
+    """Return the value of each key, without `+` or `++`, which `_compose` adds as hydra requires.
 
     Raises:
-        ConfigError: a text is not UTF-8, not `KEY=VALUE`, or removes a key (`~KEY`).
+        ConfigError: an argument is not UTF-8, not `KEY=VALUE`, or removes a key (`~KEY`).
     """
     values: dict[str, str] = {}
     for text in overrides:
@@ -349,9 +349,9 @@ def _by_key(overrides: Sequence[str]) -> dict[str, str]:
             raise ConfigError(f"{text.encode(errors='replace').decode()}: not UTF-8") from None
         match = _OVERRIDE.fullmatch(text)
         if text.startswith("~"):
-            raise ConfigError(f"{text}: keys cannot be removed; set KEY=VALUE")
+            raise ConfigError(f"{text}: keys cannot be removed; use KEY=VALUE")
         if match is None:
-            raise ConfigError(f"{text!r}: not understood; overrides are KEY=VALUE")
+            raise ConfigError(f"{text!r}: expected KEY=VALUE")
         values[match["key"]] = match["value"]
     return values
 
@@ -362,22 +362,22 @@ def _check_keys(given: Mapping[str, str], cls: type[EngineConfig], command: str,
     valid |= load_command(command)[1].keys()
     for key in given:
         if key in cls.INSTEAD:
-            raise ConfigError(f"{key}: {command} searches it; {cls.INSTEAD[key]} fixes it")
+            raise ConfigError(f"{key}: searched by {command}; use {cls.INSTEAD[key]} to fix it")
         if key.startswith("hydra.callbacks"):
-            raise ConfigError(f"{key}: {command} calls none of hydra's callbacks")
+            raise ConfigError(f"{key}: hydra callbacks are not supported")
         if key.startswith(("hydra.sweeper", "hydra/sweeper")):
-            raise ConfigError(f"{key}: sweeps are made of values with commas, as in -m scheduler.chunk=128,256")
+            raise ConfigError(f"{key}: hydra sweepers are not supported; use commas, as in -m scheduler.chunk=128,256")
         if key not in valid and not key.startswith(("hydra.", "hydra/")):
             raise ConfigError(f"{key}: unknown key{unknown_key(cls, key)}")
 
 
 def _is_free_text(key: str, value: str) -> bool:
-    """Return whether the value is free text. `null` is not, unless it is a prompt: that may be this word."""
+    """Return whether the value is free text. `null` is not, except as a prompt."""
     return key in FREE_TEXT and (value != "null" or key == "prompt")
 
 
 def _values(override: Override) -> list[str]:
-    """Return the values of an override in hydra's grammar: all of a sweep, else the one."""
+    """Return the values of an override in hydra's grammar: all of a sweep, else one."""
     if override.is_sweep_override():
         return list(override.sweep_string_iterator())
     if override.key_or_group in GROUPS:
@@ -386,17 +386,17 @@ def _values(override: Override) -> list[str]:
 
 
 def _keys_of(overrides: Iterable[str], group: str) -> list[str]:
-    """Return the keys of a group among the keys of `overrides`, without the group's name."""
+    """Return the keys of a group in `overrides`, without the group's prefix."""
     return [key.removeprefix(f"{group}.") for key in overrides if key.startswith(f"{group}.")]
 
 
 def _take_policy_files(given: dict[str, str]) -> dict[str, Choice]:
-    """Make each policy file in `scheduler` a choice of that group in hydra, and return these choices by name.
+    """Register each policy file in `scheduler` as a hydra choice, and return these choices by name.
 
-    In `given`, the name of the choice takes the place of the file.
+    In `given`, the file is replaced by the name of the choice.
 
     Raises:
-        ConfigError: a file is missing or its `Config` is wrong, or two files have one name.
+        ConfigError: a file is missing or its `Config` is invalid, or two files have the same name.
     """
     value = given.get("scheduler", "")
     own: dict[str, Choice] = {}
@@ -409,7 +409,7 @@ def _take_policy_files(given: dict[str, str]) -> dict[str, Choice]:
         choice = policy_mapping(file)
         name = choice["name"] = re.sub(r"[^\w.-]", "_", choice["name"])
         if own.setdefault(name, choice)["file"] != choice["file"]:
-            raise ConfigError(f"scheduler={value}: two files are called {name}; rename one")
+            raise ConfigError(f"scheduler={value}: two files are named {name}; rename one")
         ConfigStore.instance().store(group="scheduler", name=name, node=choice)
         return name
 
@@ -419,7 +419,7 @@ def _take_policy_files(given: dict[str, str]) -> dict[str, Choice]:
 
 
 def _store(cls: type[EngineConfig], parallel: str) -> None:
-    """Store what has no file where hydra finds it: the schema's defaults, policies, workloads, rank grids."""
+    """Store the choices without YAML files for hydra: schema defaults, policies, workloads and rank grids."""
     from hydra.core.config_store import ConfigStore
 
     store = ConfigStore.instance().store
@@ -433,7 +433,7 @@ def _store(cls: type[EngineConfig], parallel: str) -> None:
 
 
 def literal(value: Any) -> str:
-    """Write a plain value in hydra's grammar."""
+    """Return a plain value in hydra's grammar."""
     if isinstance(value, dict):
         return "{" + ",".join(f"{key}:{literal(below)}" for key, below in value.items()) + "}"
     if isinstance(value, list):
@@ -442,7 +442,7 @@ def literal(value: Any) -> str:
 
 
 def _one_line(error: BaseException) -> str:
-    """Shorten an error of hydra's to one line."""
+    """Return the first line of a hydra error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     key = getattr(error, "full_key", None)
     return (f"{key}: " if key else "") + (lines[0] if lines else type(error).__name__)

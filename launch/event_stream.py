@@ -1,4 +1,4 @@
-"""Reads server-sent events as the HTML standard defines them (section 9.2.6)."""
+"""Parses server-sent events (HTML standard, section 9.2.6)."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class EventReader:
-    """Splits a stream, in whatever pieces it arrives, into the data of its events.
+    """Splits a byte stream, received in arbitrary chunks, into the data of its events.
 
     A line ends with CR LF, LF or CR. The data lines of an event are joined by line feeds. Comments, other fields and an
-    event that the end of the stream cuts are dropped.
+    incomplete last event are dropped.
     """
 
     def __init__(self) -> None:
-        self._rest = b""  # of a line
+        self._rest = b""  # incomplete line
         self._data: list[bytes] = []
         self._is_begun = False
         self._ended_with_cr = False
 
     def push(self, received: bytes) -> Iterator[str]:
-        """Yield the data of the events that end within `received`."""
+        """Yield the data of the events completed by `received`."""
         text = self._rest + received
         if not self._is_begun:
             if len(text) < len(_BYTE_ORDER_MARK) and _BYTE_ORDER_MARK.startswith(text):

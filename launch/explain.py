@@ -1,4 +1,4 @@
-"""`gapless explain`: what would change a run, and by how much, by replays of its twin."""
+"""`gapless explain`: suggests improvements of a run by replaying its twin with changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .results import show_words
 from .run_command import command_writer
 
 if TYPE_CHECKING:
-    from ..runtime.run_folder.read import RunFolder
+    from ..runtime.analysis.run_folder.read import RunFolder
 
 _CHANGEABLE = ("scheduler", "parallel", "cache")
 _OF_SIMULATIONS = ("simulation", "hardware", "cluster")
@@ -33,27 +33,26 @@ _OF_SIMULATIONS = ("simulation", "hardware", "cluster")
 
 @dataclass(frozen=True, slots=True)
 class PreparedExplanation:
-    """The run to explain, and the user's own changes, each as values by dotted key."""
+    """The run to explain, and the changes to try, each as values by dotted key."""
 
     folder: RunFolder
     tried: list[dict[str, Any]]
 
 
 def prepare(config: ExplainConfig, stdin: StandardInput) -> PreparedExplanation:
-    """Check the folder and the changes before anything is replayed.
+    """Validate the folder and the changes before anything is replayed.
 
     Raises:
-        ConfigError: no such run folder, or several; a change of a key that is unknown or cannot be replayed; an `out`
-            that is a file.
+        ConfigError: no run folder, or several; a changed key that is unknown or cannot be replayed; `out` is a file.
     """
-    from ..runtime.run_folder.titles import is_simulated
+    from ..runtime.analysis.run_folder.titles import is_simulated
 
     if len(config.run) != 1:
-        what = "one at a time" if config.run else "give the run folder"
+        what = "give one run folder only" if config.run else "give the run folder"
         raise ConfigError(f"run: {what}, as in gapless explain runs/DATE_TIME")
     found = folders(config.run)
     if len(found) > 1:
-        raise ConfigError(f"{config.run[0]}: holds {len(found)} runs; give one of them, as {shown(found[0].path)}")
+        raise ConfigError(f"{config.run[0]}: has {len(found)} runs; give one of them, as {shown(found[0].path)}")
     if config.out is not None:
         check_folder(user_path(config.out, "out"), "out")
     simulated = is_simulated(found[0].config)
@@ -61,19 +60,20 @@ def prepare(config: ExplainConfig, stdin: StandardInput) -> PreparedExplanation:
 
 
 def run(config: ExplainConfig, prepared: PreparedExplanation, run_dir: Path) -> None:
-    """Replay the run as it was and with changes, print what they would do, and write `explain.json`.
+    """Replay the run unchanged and with changes, print their effects, and write `explain.json`.
 
     Raises:
-        ValueError: what the user can mend; a damaged run folder too.
+        ValueError: an error that the user can correct, such as a damaged run folder.
     """
-    from ..runtime.explain import explanation_tables as tables
-    from ..runtime.explain.analysed_run import AnalysedRun
-    from ..runtime.explain.explain_json import write_explanation
-    from ..runtime.explain.explain_run import explain
-    from ..runtime.explain.twin import make_twin
-    from ..runtime.ledger.fleet import Fleet
-    from ..runtime.report.terminal import bubble_table, causes_table
-    from ..runtime.run_folder.run_info import RunInfo
+    from ..runtime.analysis.explain import explanation_tables as tables
+    from ..runtime.analysis.explain.analysed_run import AnalysedRun
+    from ..runtime.analysis.explain.explain_json import write_explanation
+    from ..runtime.analysis.explain.explain_run import explain
+    from ..runtime.analysis.explain.twin import make_twin
+    from ..runtime.analysis.ledger.fleet import Fleet
+    from ..runtime.analysis.report.idle_table import bubble_table
+    from ..runtime.analysis.report.run_tables import causes_table
+    from ..runtime.analysis.run_folder.run_info import RunInfo
 
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     folder = prepared.folder
@@ -101,7 +101,7 @@ def run(config: ExplainConfig, prepared: PreparedExplanation, run_dir: Path) -> 
     if explanation.outcomes:
         console.print(tables.changes_table(explanation))
     if explanation.outcomes and (first := explanation.outcomes[0]).command is not None:
-        what = "best" if explanation.best is not None else "nothing is sure to help; the most promising"
+        what = "best" if explanation.best is not None else "no change certainly helps; the most promising one"
         console.print(Text(f"{what}:", "bold"))
         console.print(Text(f"  {first.command}"), soft_wrap=True)
         if first.note:
@@ -116,10 +116,10 @@ def run(config: ExplainConfig, prepared: PreparedExplanation, run_dir: Path) -> 
 
 
 def _changes(overrides: Sequence[str], *, simulated: bool) -> Iterator[dict[str, Any]]:
-    """Yield the changes that overrides of a run make: each value of a key with each of the others.
+    """Yield one change per combination of the override values.
 
     Raises:
-        ConfigError: a key that is unknown or cannot be replayed.
+        ConfigError: a key is unknown or cannot be replayed.
     """
     values = dict(_values(text, simulated=simulated) for text in overrides)
     for point in product(*values.values()) if values else ():
@@ -136,14 +136,14 @@ def _changes(overrides: Sequence[str], *, simulated: bool) -> Iterator[dict[str,
 def _values(text: str, *, simulated: bool) -> tuple[str, list[Any]]:
     key, is_set, value = text.partition("=")
     if not is_set:
-        raise ConfigError(f"changes={text!r}: not understood; changes are KEY=VALUE, as scheduler.chunk=512")
+        raise ConfigError(f"changes={text!r}: expected KEY=VALUE, as scheduler.chunk=512")
     allowed = (*_CHANGEABLE, *_OF_SIMULATIONS) if simulated else _CHANGEABLE
     is_key = key in dict(dotted_keys(SimulateConfig))
     if key not in ("scheduler", "parallel") and not is_key:
         raise ConfigError(f"{key}: unknown key{unknown_key(SimulateConfig, key)}")
     if key.partition(".")[0] not in allowed:
-        raise ConfigError(f"{key}: cannot be replayed; a change is of {', '.join(allowed[:-1])} or {allowed[-1]}")
+        raise ConfigError(f"{key}: cannot be replayed; change keys of {', '.join(allowed[:-1])} or {allowed[-1]}")
     try:
         return key, yaml.safe_load(f"[{value or 'null'}]")
     except yaml.YAMLError:
-        raise ConfigError(f"{text}: not a value that YAML can read") from None
+        raise ConfigError(f"{text}: not valid YAML") from None

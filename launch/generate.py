@@ -1,4 +1,4 @@
-"""`gapless generate`: runs prompts, prints texts, and writes JSONL and a run folder with its report."""
+"""`gapless generate`: generates texts from prompts, and writes JSONL and a run folder with a report."""
 
 from __future__ import annotations
 
@@ -16,16 +16,14 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from ..conf.build import to_mapping
 from ..conf.errors import ConfigError, reason
 from ..conf.schema import GenerateConfig
 from ..conf.user_path import user_path
-from ..runtime.run_folder.files import whole_file
-from .advising import quick_advice
+from ..runtime.core.whole_file import whole_file
 from .output_path import check_writable, is_open, open_output
-from .progress import Meter, print_words, shown, starting, throughput, versions
+from .progress import Meter, print_files, shown, starting
 from .prompts import Prompt, StandardInput, read_prompts
-from .results import show_one, show_words
+from .run_report import make_report
 from .shown_texts import SHOWN_TEXTS, ShownTexts
 
 if TYPE_CHECKING:
@@ -39,17 +37,17 @@ _HEAD = b'{"index": '  # of each line of outputs
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A checked run: its plan and its prompts."""
+    """A validated run: its plan and its prompts."""
 
     plan: Plan
     prompts: list[Prompt]
 
 
 def prepare(config: GenerateConfig, stdin: StandardInput) -> Prepared:
-    """Check a run before anything starts.
+    """Validate a run before anything starts.
 
     Raises:
-        ConfigError: a prompt or the checkpoint is wrong, the model does not fit, or `outputs` cannot be written.
+        ConfigError: a prompt or the checkpoint is invalid, the model does not fit, or `outputs` cannot be written.
     """
     from ..runtime.engine.intake import Intake
     from ..runtime.engine.plan import make_plan
@@ -62,11 +60,11 @@ def prepare(config: GenerateConfig, stdin: StandardInput) -> Prepared:
     batch = next((prompt for prompt in prompts if prompt.messages is not None and prompt.custom_id is not None), None)
     if batch is not None and intake.chat_template is None:
         raise ConfigError(
-            f"prompts={config.prompts}: the batch's request {batch.custom_id!r} is for /v1/chat/completions, and "
-            f"model={config.model.name} has no chat template; give /v1/completions with a prompt"
+            f"prompts={config.prompts}: batch request {batch.custom_id!r} for /v1/chat/completions needs a chat "
+            f"template, and model={config.model.name} has none; use /v1/completions with a prompt"
         )
     if config.chat and intake.chat_template is None:
-        raise ConfigError(f"chat=true: model={config.model.name} has no chat template; leave chat out")
+        raise ConfigError(f"chat=true: model={config.model.name} has no chat template; remove chat")
     if config.chat is not False and intake.chat_template is not None:
         prompts = [prompt.as_chat() for prompt in prompts]
     intake.read([prompt.content for prompt in prompts], [prompt.params for prompt in prompts])
@@ -78,33 +76,30 @@ def prepare(config: GenerateConfig, stdin: StandardInput) -> Prepared:
             raise ConfigError(f"outputs={config.outputs}: no such folder: {outputs.parent}")
         check_writable(outputs, "outputs")
         if config.prompts and outputs.exists() and user_path(config.prompts, "prompts").resolve() == outputs.resolve():
-            raise ConfigError(f"outputs={config.outputs}: this is the file of prompts; give another")
+            raise ConfigError(f"outputs={config.outputs}: is the file of prompts; choose another path")
         if outputs.is_file() and not _may_write(outputs):
-            raise ConfigError(f"outputs={config.outputs}: holds something else than outputs; give another file")
+            raise ConfigError(f"outputs={config.outputs}: not a gapless outputs file; choose another path")
     return Prepared(plan, prompts)
 
 
 def run(config: GenerateConfig, prepared: Prepared, run_dir: Path, launcher: Launcher | None = None) -> None:
-    """Run the prompts and write the run folder. A given `launcher` is used instead of the one that `config` names.
+    """Run the prompts and write the run folder. `launcher` overrides the one in `config`.
 
     Raises:
-        ValueError: what the user can correct (a bad checkpoint).
+        ValueError: an error that the user can correct, such as a bad checkpoint.
         PipelineError: the ranks failed.
     """
     prompts = prepared.prompts
     path = user_path(config.outputs, "outputs") if config.outputs is not None else run_dir / "outputs.jsonl"
-    console = Console(file=sys.stdout, highlight=False)  # not what a bar puts in its place
+    console = Console(file=sys.stdout, highlight=False)  # sys.stdout now, before a progress bar replaces it
     errors = Console(stderr=True, highlight=False)
     with starting(errors, config) as on_progress:
         from ..runtime.engine.llm import LLM
-        from ..runtime.explain.analysed_run import AnalysedRun
         from ..runtime.pipeline.protocol import PipelineError
-        from ..runtime.report.write_folder import write_run_folder
-        from ..runtime.run_folder.run_info import RunInfo
 
         plans = {config.scheduler: prepared.plan}
         llm = LLM.from_config(config, launcher=launcher, on_progress=on_progress, plans=plans)
-    record, info = llm.record, RunInfo(to_mapping(config), versions())
+        report = make_report(llm.record, config)
     try:
         with (
             llm,
@@ -112,59 +107,58 @@ def run(config: GenerateConfig, prepared: Prepared, run_dir: Path, launcher: Lau
             ShownTexts(console, prompts if config.print_texts else ()) as texts,
             Meter(errors, len(prompts), waits=texts.stream) as meter,
         ):
-            tokens: dict[int, int] = {}  # by request: output tokens so far
+            tokens: dict[int, int] = {}  # output tokens so far, by request
             for output in llm.stream([p.content for p in prompts], [p.params for p in prompts]):
                 before = tokens.get(output.request_id, 0)
                 tokens[output.request_id] = sum(len(completion.token_ids) for completion in output.outputs)
                 texts.update(output)
                 if texts.are_over:
                     meter.show()
-                meter.update(tokens[output.request_id] - before, output.finished, llm.live_bubble_fraction)
+                idle = None if report is None else report.bubbles.fraction()
+                meter.update(tokens[output.request_id] - before, output.finished, idle)
                 if output.finished:
                     outputs.append(output)
     except BaseException:
-        # Finished outputs are in the file already. The report shows the run until it failed.
-        with suppress(Exception):
-            write_run_folder(run_dir, AnalysedRun.of(record, info))
-            _log.info("the report until then: %s", shown(run_dir / "report.html"))
+        # Finished outputs have been written. The report covers the run up to the failure.
+        if report is not None:
+            with suppress(Exception):
+                report.write(run_dir)
+                _log.info("report up to the failure: %s", shown(run_dir / "report.html"))
         raise
-    analysed = AnalysedRun.of(record, info, quick_advice)
     if config.print_texts and (rest := len(prompts) - SHOWN_TEXTS) > 0:
         of = "prompt" if rest == 1 else "prompts"
-        console.print(Text(f"… and the texts of {rest} more {of} in {shown(path)}", "dim"), soft_wrap=True)
-    try:
-        print_words(console, Text(throughput(analysed.summary), "bold"))
-        show_words(console, analysed.words)
-    finally:
-        write_run_folder(run_dir, analysed)
-    show_one(console, run_dir, analysed, ("outputs", path))
+        console.print(Text(f"… {rest} more {of} in {shown(path)}", "dim"), soft_wrap=True)
+    if report is None:
+        print_files(console, ("outputs", path))
+    else:
+        report.show(console, run_dir, ("outputs", path))
     failed = [output.index for output in outputs.in_order if any(o.finish_reason == "error" for o in output.outputs)]
     if failed:
         raise PipelineError(
-            f"model={config.model.name}: the logits of {len(failed)} of {len(prompts)} prompts (first: prompt "
-            f"{failed[0]}) are not finite; check the weights, or try model.dtype=float32"
+            f"model={config.model.name}: non-finite logits for {len(failed)} of {len(prompts)} prompts (first: prompt "
+            f"{failed[0]}); check the weights, or try model.dtype=float32"
         )
 
 
 def _may_write(path: Path) -> bool:
-    """Return whether outputs take nothing from a file: it is empty, holds earlier outputs, or is not emptied."""
+    """Return whether writing loses nothing: the file is empty, has earlier outputs, or is already open."""
     with path.open("rb") as file:
         head = file.read(len(_HEAD))
     return head in (b"", _HEAD) or is_open(path)
 
 
 class OutputsFile:
-    """Writes `outputs.jsonl`: a line for each prompt when it finishes, and at the end the lines in order of prompts.
+    """Writes `outputs.jsonl`: one line per prompt when it finishes; at the end the lines are sorted by prompt.
 
-    A line holds `index` (of the prompt), `prompt`, where there are any `custom_id` and `messages`, `num_prompt_tokens`
-    and `outputs`, each with `index`, `text`,
-    `token_ids`, `finish_reason` and, where asked for, `logprobs`. Where asked for, the line also has `prompt_logprobs`.
+    A line has `index` (of the prompt), `prompt`, `custom_id` and `messages` if any, `num_prompt_tokens` and `outputs`,
+    each with `index`, `text`, `token_ids`, `finish_reason` and, if requested, `logprobs`. It also has
+    `prompt_logprobs`, if requested.
 
-    Standard output and error, under whatever name, keep what they hold, and there the order of finishing stays. If the
-    file cannot be written any more, the finished outputs go to `spare`, a file in the run folder.
+    Standard output and error, under any name, are appended to and not sorted. If the file becomes unwritable, finished
+    outputs are saved to `spare`, a file in the run folder.
 
     Raises:
-        OSError: the file cannot be written. The text names the key and the file, and says what was kept.
+        OSError: the file cannot be written. The message names the key and the file, and what was saved.
     """
 
     def __init__(self, path: Path, spare: Path, prompts: Sequence[Prompt]) -> None:
@@ -180,8 +174,8 @@ class OutputsFile:
     def __exit__(self, *error: object) -> None:
         self._file.close()
         if error[0] is None and not self._is_shared and self._path.is_file() and self._done != self.in_order:
-            path = self._path.resolve()  # a link stays one
-            # Without room for a second file, the lines stay in the order in which they finished.
+            path = self._path.resolve()  # keep a symbolic link
+            # Without disk space for a second file, lines stay in order of completion.
             with suppress(OSError), whole_file(path) as part:
                 part.write_text("".join(map(self._line, self.in_order)), encoding="utf-8")
                 shutil.copymode(path, part)
@@ -195,7 +189,7 @@ class OutputsFile:
         return _json_line(output, self._prompts[output.index])
 
     def append(self, output: RequestOutput) -> None:
-        """Write a finished output at once."""
+        """Write a finished output immediately."""
         line = memoryview(self._line(output).encode())
         written = 0
         try:
@@ -209,12 +203,12 @@ class OutputsFile:
         self._done.append(output)
 
     def _keep(self, last: RequestOutput) -> str:
-        """Write the outputs and the `last` one to the spare file if possible. Return a text that says what was kept."""
+        """Write the outputs and `last` to the spare file if possible. Return a message about what was saved."""
         if self._spare.resolve() != self._path.resolve():
             with suppress(OSError):
                 self._spare.write_text("".join(map(self._line, [*self._done, last])), encoding="utf-8")
-                return f"finished outputs ({len(self._done) + 1}) are in {shown(self._spare)}"
-        return f"the file holds the first {len(self._done)} finished outputs"
+                return f"{len(self._done) + 1} finished outputs are saved in {shown(self._spare)}"
+        return f"the file has the first {len(self._done)} finished outputs"
 
 
 def _json_line(output: RequestOutput, prompt: Prompt) -> str:

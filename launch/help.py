@@ -1,8 +1,7 @@
-"""The texts of `gapless --help`, and of `gapless COMMAND --help`: the keys that matter, a line each.
+"""Help texts. `gapless COMMAND --help` has the most important keys, one line each.
 
-`--help all` has every key with its default, type and whole meaning, and `--help WORD` those that tell of a word.
-
-They are as wide as the terminal, and at most `WIDEST`.
+`--help all` has all keys with defaults, types and full meanings; `--help WORD` has the keys that match a word. Lines
+are as wide as the terminal, up to `WIDEST`.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ if TYPE_CHECKING:
     from .commands import Command
 
 NARROWEST, WIDEST = 50, 118
-FIRST_KEYS = (  # of each command those that it has, before all others
+FIRST_KEYS = (  # shown first, if the command has them
     *("prompt", "prompts", "outputs", "serve.port", "serve.host", "serve.api_keys", "serve.model_name"),
     *("sampling.max_tokens", "sampling.temperature", "nodes", "slo.ttft_ms", "slo.tbt_ms"),
     *("workload.num_prompts", "workload.request_rate", "parallel.tp", "parallel.pp"),
     *("scheduler.chunk", "scheduler.batch", "simulation.replicas", "runs", "figures", "out"),
 )
-_MATTER = frozenset(  # in the short help, as far as a command has them; beside FIRST_KEYS
+_MATTER = frozenset(  # also in the short help, if the command has them
     [
         *("seed", "chat", "system", "policies", "repeats", "interleave", "url", "seeds", "precision"),
         *("samples", "max_tokens", "max_context", "max_decodes", "num_layers", "neighbours", "pipeline", "check"),
@@ -60,18 +59,18 @@ _COSTS = "hardware.costs"
 
 
 def width() -> int:
-    """Return the columns of the terminal, or of COLUMNS; where there is neither, as in a pipe, `WIDEST`."""
+    """Return the width of the terminal or COLUMNS; without either, as in a pipe, `WIDEST`."""
     return min(WIDEST, max(NARROWEST, shutil.get_terminal_size((WIDEST + 1, 24)).columns - 1))
 
 
 def overview(commands: Iterable[Command]) -> str:
-    """Write the text of `gapless --help`."""
+    """Return the text of `gapless --help`."""
     commands = list(commands)
     listed = "\n".join(_entry(f"  {c.name}", c.summary, 12) for c in commands)
     options = "\n".join(_entry(f"  {option.usage}", option.meaning, 20) for option in OPTIONS)
     examples = "\n".join(_command_line(example) for c in commands for example in c.examples)
-    answers = f"A model that answers, for gapless chat and model=smollm2: {INSTALL} (93 MB)."
-    about = "gapless serves large language models over pipeline and tensor parallelism without gaps in the pipeline "
+    answers = f"The chat model of gapless chat and model=smollm2: {INSTALL} (93 MB)."
+    about = "gapless serves large language models with pipeline and tensor parallelism, without pipeline bubbles "
     return f"""\
 {textwrap.fill(about + "(SARATHI).", width())}
 
@@ -92,10 +91,10 @@ examples:
 
 
 def command(command: Command, asked: str = "") -> str:
-    """Write the text of `gapless COMMAND --help`: short, of `all` keys, or of those that tell of the word `asked`.
+    """Return the text of `gapless COMMAND --help`: short, of `all` keys, or of keys that match the word `asked`.
 
     Raises:
-        ConfigError: no key, group or choice has that word.
+        ConfigError: no key, group or choice matches.
     """
     if asked not in ("", "all"):
         return _search(command, asked)
@@ -103,15 +102,15 @@ def command(command: Command, asked: str = "") -> str:
 
 
 def _short(command: Command) -> str:
-    """Write a line for each key that matters."""
+    """Return one line per important key."""
     defaults, chosen = defaults_of(command)
     if command.takes_vllm_options:
         chosen = {**chosen, **dict(text.split("=") for text in with_default_model(()))}
     meaning = meanings(command.config)
-    vllm = "MODEL and vLLM's options work too (docs/from_vllm.md); --help NAME answers for one: --help enable-lora"
-    rest = f"--help all has every key, --help WORD those that tell of a word: gapless {command.name} --help cache"
+    vllm = "MODEL and vLLM's options work too (docs/from_vllm.md); --help NAME explains one: --help enable-lora"
+    rest = f"--help all lists all keys, --help WORD those that match a word: gapless {command.name} --help cache"
     lines = [*_wrapped(f"gapless {command.name}: {command.summary}"), "", _usage(_called(command))]
-    lines += ["", "groups, each a set of keys (GROUP=CHOICE):"]
+    lines += ["", "groups of keys (GROUP=CHOICE):"]
     lines += [_line(f"  {group}={value_text(choice)}", GROUPS[group]) for group, choice in chosen.items()]
     for heading, keys in sections(command):
         shown = [key for key, _ in keys if key in _MATTER or key in FIRST_KEYS]
@@ -122,7 +121,7 @@ def _short(command: Command) -> str:
 
 
 def _search(command: Command, word: str) -> str:
-    """Write what tells of a word: groups with their choices, and keys whose name or meaning has it."""
+    """Return the groups and keys whose name, choices or meaning match a word."""
     defaults, chosen = defaults_of(command)
     meaning = meanings(command.config)
     wanted = (command.takes_vllm_options and key_of(word)) or word.lower().replace("-", "_")
@@ -136,12 +135,12 @@ def _search(command: Command, word: str) -> str:
             if wanted in key or re.search(rf"\b{re.escape(word)}", meaning[key], re.IGNORECASE):
                 lines.append(_key(key, hint, meaning[key], defaults))
     if not lines:
-        raise ConfigError(f"--help {word}: no key, group or choice of {command.name} tells of it; --help all has all")
+        raise ConfigError(f"--help {word}: no match in keys, groups or choices of {command.name}; try --help all")
     return "\n".join(lines)
 
 
 def _called(command: Command) -> str:
-    """Return how a command is called."""
+    """Return the usage of a command."""
     if command.positional:
         folders = "FOLDER" if command.others else "FOLDER ..."
         return f"gapless {command.name} {folders} [KEY=VALUE ...]"
@@ -150,7 +149,7 @@ def _called(command: Command) -> str:
 
 
 def _whole(command: Command) -> str:
-    """Write every key with its default, type and meaning."""
+    """Return all keys with their defaults, types and meanings."""
     defaults, chosen = defaults_of(command)
     lines = [*_wrapped(f"gapless {command.name}: {command.summary}"), "", _usage(_called(command)), ""]
     if chosen:
@@ -158,29 +157,29 @@ def _whole(command: Command) -> str:
     for group, choice in chosen.items():
         lines += _group(group, choice)
     if "policies" in defaults:
-        how = "by turns on one started pipeline" if command.has_ranks else "one after the other"
+        how = "in turn on one pipeline" if command.has_ranks else "one after the other"
         lines += _wrapped(
-            f"scheduler=NAME,NAME without -m runs each policy {how}, over the same requests; a key of "
-            "scheduler then applies to those that have it.",
+            f"scheduler=NAME,NAME without -m runs each policy {how}, with the same requests; a scheduler "
+            "key then applies to the policies that have it.",
             "  ",
         )
-    lines += ["", "keys (KEY=VALUE), with the defaults of the groups above:" if chosen else "keys (KEY=VALUE):"]
+    lines += ["", "keys (KEY=VALUE), with the defaults of these groups:" if chosen else "keys (KEY=VALUE):"]
     meaning = meanings(command.config)
     for heading, keys in sections(command):
         lines += ["", *_wrapped(f"{heading}:")]
         lines += [_key(key, hint, meaning[key], defaults) for key, hint in keys]
     if not command.positional:
-        folder = f"The run folder is {command.folder}; hydra.run.dir=FOLDER names another."
+        folder = f"The run folder is {command.folder}; set another by hydra.run.dir=FOLDER."
         lines += [
             "",
-            *_wrapped('Texts and paths need no quotes of their own within the shell\'s: prompt="Hello, world (=x)".'),
+            *_wrapped('Texts and paths need only the shell\'s quotes: prompt="Hello, world (=x)".'),
             *_wrapped(f"{folder} HYDRA_FULL_ERROR=1 shows tracebacks."),
         ]
     return "\n".join([*lines, "", "examples:", *map(_command_line, command.examples)])
 
 
 def defaults_of(command: Command) -> tuple[dict[str, Any], dict[str, str | None]]:
-    """Return the defaults of a command: of its keys with those of the groups that it chooses, and these choices."""
+    """Return the default values of a command's keys, including those of its groups, and its default choices."""
     own, chosen = load_command(command.name)
     defaults = dict(leaves(build.defaults(command.config))) | dict(leaves(own))
     for group, choice in chosen.items():
@@ -190,16 +189,16 @@ def defaults_of(command: Command) -> tuple[dict[str, Any], dict[str, str | None]
 
 
 def sections(command: Command) -> list[tuple[str, list[tuple[str, Any]]]]:
-    """Put the keys under headings: those used most, the command's own, those of each group, constants of the device."""
+    """Return the keys by heading: most used, the command's own, one per group, device constants."""
     by_itself = command.config.INSTEAD if issubclass(command.config, EngineConfig) else {}
     keys = [(key, hint) for key, hint in dotted_keys(command.config) if key not in by_itself]
     first = sorted((key for key in keys if key[0] in FIRST_KEYS), key=lambda key: FIRST_KEYS.index(key[0]))
-    found: dict[str, list[tuple[str, Any]]] = {"used most": first}
+    found: dict[str, list[tuple[str, Any]]] = {"most used": first}
     for section in _SECTIONS:
         own = [(key, hint) for key, hint in keys if key.rpartition(".")[0].partition(".")[0] == section]
-        name = section or "the command's own"
+        name = section or "command-specific"
         found[name] = [k for k in own if k not in first and not k[0].startswith(_COSTS)]
-    found[f"{_COSTS}: what the analytic cost model knows of the device"] = [k for k in keys if k[0].startswith(_COSTS)]
+    found[f"{_COSTS}: device constants of the analytic cost model"] = [k for k in keys if k[0].startswith(_COSTS)]
     assert sum(map(len, found.values())) == len(keys), "each key is in one section"
     return [(heading, own) for heading, own in found.items() if own]
 
@@ -220,7 +219,7 @@ def _group(group: str, choice: str | None) -> list[str]:
 
 
 def _line(head: str, text: str) -> str:
-    """Put the beginning of `text` beside `head`, in one line."""
+    """Return `head` and the start of `text` in one line."""
     column = max(_column(34), len(head) + 2)
     room = width() - column
     first = text.partition("; ")[0]
@@ -229,7 +228,7 @@ def _line(head: str, text: str) -> str:
 
 
 def _column(column: int) -> int:
-    """Return where texts begin beside their heads: `column`, or earlier on a narrow terminal."""
+    """Return the column of texts: `column`, or less on a narrow terminal."""
     return min(column, width() * 3 // 8)
 
 
@@ -240,16 +239,16 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
 
 
 def _usage(usage: str) -> str:
-    """Return how a command is called; a key and its value stay on one line."""
+    """Return a wrapped usage line, without breaks between a key and its value."""
     whole = usage.replace(" ...]", "\0...]")
     lines = textwrap.wrap(f"usage: {whole}", width(), subsequent_indent=" " * 7, break_on_hyphens=False)
     return "\n".join(lines).replace("\0", " ")
 
 
 def _entry(head: str, text: str, column: int) -> str:
-    """Put `text` beside `head` from `column` on, or below it where the head is longer."""
+    """Return `head` with `text` from `column` on, or below it if the head is longer."""
     key, _, default = head.partition("=")
-    if len(head) > width():  # a long list: it goes below its key, broken between its entries
+    if len(head) > width():  # a long list goes below its key, wrapped between entries
         head, text = key, f"default {default.replace(',', ', ')}: {text}"
     column = _column(column)
     wrapped = _wrapped(text, " " * column)
@@ -259,10 +258,10 @@ def _entry(head: str, text: str, column: int) -> str:
 
 
 def _command_line(command: str) -> str:
-    """Return a command as one can copy it: longer than the terminal, it goes on behind backslashes."""
+    """Return a copyable command; if longer than the terminal, it is continued with backslashes."""
     lines = ["  "]
     words: list[str] = []
-    for word in command.split(" "):  # a word with an open quote goes on
+    for word in command.split(" "):  # an open quote continues the word
         if words and (words[-1].count('"') % 2 or words[-1].count("'") % 2):
             words[-1] += f" {word}"
         else:

@@ -1,6 +1,6 @@
-"""Runs a function in the folder of a composed point, in this process or by one of hydra's launchers.
+"""Runs a function in the run folder of a composed point, in this process or with a hydra launcher.
 
-Hydra makes the folder and calls the function. `run_job` and `HydraContext` are its interface for plug-ins.
+Hydra creates the folder and calls the function. `run_job` and `HydraContext` are its plug-in interface.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 Task = Callable[["DictConfig", Path], int]
-"""Takes what was composed and the run folder, and returns an exit code."""
+"""Takes the composed config and the run folder, and returns an exit code."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def run_here(point: ComposedRun[EngineConfig], task: Task, number: int | None = None) -> int:
-    """Run one point and return its exit code. What the task raises is raised here too.
+    """Run one point and return its exit code. Exceptions of the task are propagated.
 
     Args:
         point: the composed run.
-        task: is called with it.
-        number: of the point in its sweep; None where there is no sweep.
+        task: the function to run.
+        number: index of the point in its sweep; None without a sweep.
     """
     from hydra.core.utils import run_job
     from omegaconf import OmegaConf
@@ -42,26 +42,26 @@ def run_here(point: ComposedRun[EngineConfig], task: Task, number: int | None = 
         point.composed.hydra.job.update(id=str(number), num=number)
     try:
         return _code(run_job(_returning(task), point.composed, folder, subfolder, _context(point)))
-    except OSError as error:  # an error of `write` itself names no file
+    except OSError as error:  # errors of `write` name no file
         if error.errno in _FULL and error.filename is None:
             raise OSError(error.errno, error.strerror, str(OmegaConf.select(point.composed, folder))) from error
         raise
 
 
 def run_by_launcher(points: Sequence[ComposedRun[EngineConfig]], task: Task) -> list[int]:
-    """Run the points of a sweep by the hydra launcher that they choose, and return their exit codes."""
+    """Run the points of a sweep with their hydra launcher, and return their exit codes."""
     from hydra.core.plugins import Plugins
 
     def blaming(composed: DictConfig, folder: Path) -> int:
         try:
             return task(composed, folder)
         except Exception as error:
-            if line := blame(error):  # here, since the traceback stays in the launcher's process
+            if line := blame(error):  # here, as the traceback is lost between processes
                 raise ConfigError(line) from error
             raise
 
     launcher = Plugins.instance().instantiate_launcher(_context(points[0]), _returning(blaming), points[0].composed)
-    # The launcher adds the overrides for hydra itself.
+    # The launcher adds hydra's own overrides.
     own = [[text for text in point.overrides if not text.startswith(("hydra/", "++hydra."))] for point in points]
     jobs = launcher.launch(own, 0)
     return [_code(job) for job in jobs]
@@ -75,7 +75,7 @@ def _context(point: ComposedRun[EngineConfig]) -> HydraContext:
 
 
 def _returning(task: Task) -> Callable[[DictConfig], Any]:
-    """Make a task that returns what `task` raises. Hydra would print an error in its own way."""
+    """Wrap a task to return its exception, which hydra would print in its own format."""
 
     def returning(composed: DictConfig) -> Any:
         from hydra.core.hydra_config import HydraConfig

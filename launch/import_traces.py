@@ -1,4 +1,4 @@
-"""`gapless report import=FORMAT`: traces that another engine recorded become a run folder."""
+"""`gapless report import=FORMAT`: converts traces of another engine to a run folder."""
 
 from __future__ import annotations
 
@@ -9,42 +9,41 @@ from typing import TYPE_CHECKING, Any
 from ..conf.errors import ConfigError
 from ..conf.schema import ReportConfig
 from ..conf.user_path import user_path
-from ..runtime.core.numbers import counted
-from ..runtime.drawing.formatting import seconds_text
+from ..runtime.core.numbers import counted, seconds_text
 from .output_path import check_folder
 
 if TYPE_CHECKING:
-    from ..runtime.run_folder.read import RunFolder
-    from ..runtime.traces.pipeline_run import ImportedRun
+    from ..runtime.analysis.run_folder.read import RunFolder
+    from ..runtime.analysis.traces.pipeline_run import ImportedRun
 
 NEW_FOLDER = "imported"
-SOURCES = {"kineto": "torch profiler traces", "vllm_log": "its iteration log"}
 
 
 def read(config: ReportConfig) -> ImportedRun:
-    """Read the traces of `config.runs`: folders that hold them, or files.
+    """Read the traces in `config.runs`, folders or files.
 
     Raises:
-        ConfigError: there is none, one is damaged or foreign, or `out` takes no folder.
+        ConfigError: no traces, a damaged or unknown one, or `out` cannot be a folder.
     """
-    from ..runtime.traces.read import READERS
+    from ..runtime.analysis.traces.kineto import read_kineto
+    from ..runtime.analysis.traces.pipeline_run import run_of_traces
 
     assert config.import_ is not None
     if not config.runs:
-        raise ConfigError(f"runs: give the folder of the traces, as in gapless report import={config.import_} TRACES")
+        raise ConfigError(f"runs: give the trace folder, as in gapless report import={config.import_} TRACES")
     check_folder(_destination(config), "out")
-    return READERS[config.import_]([user_path(text) for text in config.runs])
+    return run_of_traces(read_kineto([user_path(text) for text in config.runs]))
 
 
 def write(config: ReportConfig, run: ImportedRun) -> RunFolder:
-    """Write the run folder: `out`, or `imported` beside the traces. The report itself is not written yet."""
-    from ..runtime.explain.analysed_run import AnalysedRun
-    from ..runtime.run_folder.run_info import RunInfo
-    from ..runtime.run_folder.write import write_run_data
+    """Write the run folder, `out` or `imported` next to the traces, without the report."""
+    from ..runtime.analysis.explain.analysed_run import AnalysedRun
+    from ..runtime.analysis.run_folder.run_info import RunInfo
+    from ..runtime.analysis.run_folder.write import write_run_data
 
     path = _destination(config)
     named = "" if run.engine == "unknown engine" else f"{run.engine}: "
-    title = f"{named}{_name(config)}, imported from {SOURCES[config.import_ or '']}"
+    title = f"{named}{_name(config)}, imported from torch profiler traces"
     names = [Path(text).name for text in config.runs]
     settings = {"import": {"format": config.import_, "engine": run.engine, "traces": names}}
     analysed = AnalysedRun.of(run.record, RunInfo(settings, title=title))
@@ -53,7 +52,7 @@ def write(config: ReportConfig, run: ImportedRun) -> RunFolder:
 
 
 def said(summary: Mapping[str, Any]) -> str:
-    """Return what an imported run computed, in a line."""
+    """Return a one-line summary of an imported run."""
     count, duration = summary["micro_batches"], summary["duration"]
     line = f"{counted(count, 'micro-batch')} in {seconds_text(duration)}"
     if (mean := summary.get("mean_tokens_per_micro_batch")) is None:

@@ -1,4 +1,4 @@
-"""Runs what a command line composes to, after all is checked and prepared: one run, or a sweep's points in turn."""
+"""Runs a composed command line after validation: a single run, or the points of a sweep in turn."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run(command: Command, overrides: Sequence[str], *, multirun: bool) -> int:
     """Run the command once, or at each point of a sweep, and return its exit code.
 
     Raises:
-        ConfigError: what is wrong, in one line; nothing has been started.
+        ConfigError: the command line is invalid; nothing has been started.
     """
     from ..runtime.core.garbage_collection import without_collector
 
@@ -49,7 +49,7 @@ def run(command: Command, overrides: Sequence[str], *, multirun: bool) -> int:
     assert issubclass(cls, EngineConfig)
     if command.has_ranks:
         allow_files()
-    else:  # numpy's threads would start, spin and multiply nothing
+    else:  # BLAS threads would only spin
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     stdin = StandardInput()
     module = import_module(f".{command.name}", __package__)
@@ -58,13 +58,13 @@ def run(command: Command, overrides: Sequence[str], *, multirun: bool) -> int:
         points = compose_all(overrides, cls, command.name, multirun=multirun)
         points = [replace(point, config=_with_defaults(point.config, point.overrides)) for point in points]
         configs = [point.config for point in points]
-        _say_what_is_odd(configs, has_ranks=command.has_ranks)
+        _log_oddities(configs, has_ranks=command.has_ranks)
         sweep_folder = _check_folder(points, "sweep" if multirun else "run")
         prepared = {config: module.prepare(config, stdin) for config in dict.fromkeys(configs)}
     brief = {"brief": True} if multirun and command.compares else {}
 
     def run_config(config: EngineConfig, folder: Path, launcher: Launcher | None = None) -> int:
-        # In a process of its own, and for a second run of one config, nothing is prepared.
+        # Not prepared in a separate process, or for a repeated config.
         own = prepared.pop(config) if config in prepared else module.prepare(config, stdin)
         return module.run(config, own, folder, launcher, **brief) or 0
 
@@ -72,7 +72,7 @@ def run(command: Command, overrides: Sequence[str], *, multirun: bool) -> int:
         return run_here(points[0], lambda _, folder: run_config(configs[0], folder))
     outputs = [config.outputs for config in configs if isinstance(config, GenerateConfig) and config.outputs]
     if len(set(outputs)) < len(outputs):
-        raise ConfigError(f"outputs={outputs[0]}: the runs of a sweep would overwrite it; without it each has its own")
+        raise ConfigError(f"outputs={outputs[0]}: all runs of the sweep would write to it; remove outputs")
     if sweep_folder is not None:
         _write_sweep(Path(sweep_folder), points[0], overrides)
     if _have_launcher(points):
@@ -84,12 +84,12 @@ def run(command: Command, overrides: Sequence[str], *, multirun: bool) -> int:
 
             report.compare_sweep(sweep_folder)
         else:
-            _log.info("to compare these runs: %s report %s", PROGRAM, sweep_folder)
+            _log.info("compare these runs with: %s report %s", PROGRAM, sweep_folder)
     return code
 
 
 def _with_defaults(config: EngineConfig, overrides: Sequence[str]) -> EngineConfig:
-    """Return the config with the checkpoint's sampling values, except for those that the command line has.
+    """Return the config with the checkpoint's sampling defaults, except those set on the command line.
 
     Raises:
         ConfigError: as `sampling_defaults`.
@@ -102,15 +102,15 @@ def _with_defaults(config: EngineConfig, overrides: Sequence[str]) -> EngineConf
     return replace(config, sampling=sampling, model=replace(config.model, generation_config=None))
 
 
-@cache  # said once for all points of a sweep
+@cache  # logged once per sweep
 def _sampling_defaults(model: ModelConfig) -> Mapping[str, Any]:
     from ..models.generation_config import sampling_defaults
 
     return sampling_defaults(model)
 
 
-def _say_what_is_odd(configs: Sequence[EngineConfig], *, has_ranks: bool) -> None:
-    """Warn of values that look like another unit, and say that a GPU is not used."""
+def _log_oddities(configs: Sequence[EngineConfig], *, has_ranks: bool) -> None:
+    """Warn about implausible values, and log if a GPU is unused."""
     for line in dict.fromkeys(line for config in configs for line in doubtful(leaves(to_mapping(config)))):
         _log.warning(line)
     if has_ranks and (unused := next(filter(None, map(unused_gpu, configs)), None)):
@@ -118,11 +118,11 @@ def _say_what_is_odd(configs: Sequence[EngineConfig], *, has_ranks: bool) -> Non
 
 
 def _run_sweep(points: Sequence[ComposedRun[EngineConfig]], run_config: Callable[..., int], *, has_ranks: bool) -> int:
-    """Run all points, each config once, and return the highest exit code."""
+    """Run all points, duplicate configs once, and return the highest exit code."""
     first: dict[EngineConfig, int] = {}
     same_as = [first.setdefault(point.config, number) for number, point in enumerate(points)]
     skipped = {
-        number: f"run {number} is run {same_as[number]} again, without {', '.join(point.dropped)}: skipped"
+        number: f"run {number} equals run {same_as[number]} without {', '.join(point.dropped)}: skipped"
         for number, point in enumerate(points)
         if point.dropped and same_as[number] != number
     }
@@ -148,12 +148,12 @@ def _run_sweep(points: Sequence[ComposedRun[EngineConfig]], run_config: Callable
 
 
 def _have_launcher(points: Sequence[ComposedRun[EngineConfig]]) -> bool:
-    """Return whether a launcher of hydra's runs them, each in a process of its own."""
+    """Return whether a hydra launcher runs them in separate processes."""
     return any(text.startswith("hydra/launcher=") for text in points[0].overrides)
 
 
 def _check_folder(points: Sequence[ComposedRun[EngineConfig]], kind: str) -> str | None:
-    """Check that the folder of a run or a sweep can be written; return it, or None where only a running job knows it.
+    """Check that the folder of a run or a sweep is writable; return it, or None if only a running job can resolve it.
 
     The time in its name is that of the first point.
     """
@@ -172,10 +172,10 @@ def _check_folder(points: Sequence[ComposedRun[EngineConfig]], kind: str) -> str
 
 
 def _write_sweep(folder: Path, first: ComposedRun[EngineConfig], overrides: Sequence[str]) -> None:
-    """Write the file that says a folder is a sweep's: the config of its first point, and the sweep's overrides."""
+    """Write the file that marks a sweep folder: the config of the first point, and the sweep's overrides."""
     from omegaconf import OmegaConf
 
-    from ..runtime.run_folder.files import write_text
+    from ..runtime.core.whole_file import write_text
     from .report import SWEEP
 
     whole = cast(dict[str, Any], OmegaConf.to_container(first.composed, enum_to_str=True))
@@ -186,7 +186,7 @@ def _write_sweep(folder: Path, first: ComposedRun[EngineConfig], overrides: Sequ
 
 @contextmanager
 def _kept_launcher(configs: Sequence[EngineConfig]) -> Iterator[Launcher | None]:
-    """Make a launcher that keeps Ray and its actors from one run to the next, for a sweep whose ranks are all alike."""
+    """Provide a launcher that keeps Ray and its actors between the runs of a sweep, if all have the same ranks."""
     grids = [config.parallel for config in configs]
     ranks = {(grid.pp, grid.tp, grid.started_by, grid.ray_address) for grid in grids}
     devices = {config.hardware.device for config in configs}

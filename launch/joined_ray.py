@@ -1,4 +1,4 @@
-"""A Ray of the user's that this process has joined: which of its processes has ended, and whether it is back."""
+"""An existing Ray cluster that this process has joined: failure detection and return."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 from .local_ray import hush
 
 _RAYS_PATIENCE = "RAY_gcs_rpc_server_reconnect_timeout_s"
-_LOOK_S = 1.0  # between two looks
-_ANSWER_S = 0.2  # for the GCS to take a connection
+_LOOK_S = 1.0  # poll interval
+_ANSWER_S = 0.2  # connection timeout of the GCS
 
 
 class JoinedRay:
-    """Watches the raylet of this node and the GCS, without which no process can use Ray.
+    """Watches this node's raylet and the GCS, which every Ray process needs.
 
-    The end of the raylet is known at once. A GCS may come back with all that it knew, as one with Redis does. It has
-    ended after half the time that Ray waits for it, which then ends this process.
+    The death of the raylet is noticed at once. A GCS may restart with its state, as with Redis. It is considered dead
+    after half of Ray's reconnect timeout, at which Ray would end this process.
     """
 
     def __init__(self) -> None:
@@ -30,14 +30,14 @@ class JoinedRay:
         self._unhush = hush()
         self._node: str = node.node_ip_address
         self._socket: str = node.raylet_socket_name
-        self._connection: socket.socket | None = None  # to the raylet, which logs each: so one is kept
+        self._connection: socket.socket | None = None  # to the raylet, which logs every connection: keep one
         self.gcs: str = node.gcs_address
         self._patience_s = float(os.environ.get(_RAYS_PATIENCE, "60")) / 2
-        self._seen = self._looked = time.monotonic()  # the GCS; whether Ray is back
+        self._seen = self._looked = time.monotonic()  # when the GCS was last seen; when `is_back` last looked
 
     @property
     def fault(self) -> str | None:
-        """Which of the processes has ended, if any has."""
+        """The processes that have died, if any."""
         now = time.monotonic()
         ended = [] if self._has_raylet() else [f"raylet of node {self._node}"]
         if ended or now > self._seen + _LOOK_S:
@@ -45,11 +45,11 @@ class JoinedRay:
                 self._seen = now
             elif ended or now > self._seen + self._patience_s:
                 ended.append(f"GCS at {self.gcs}")
-        return f"Ray's {' and '.join(ended)} {'has' if len(ended) == 1 else 'have'} ended" if ended else None
+        return f"Ray's {' and '.join(ended)} {'has' if len(ended) == 1 else 'have'} died" if ended else None
 
     @property
     def is_back(self) -> bool:
-        """Whether a GCS listens at the same address again, and a raylet runs on this machine."""
+        """Whether a GCS listens at the same address again and a raylet runs on this machine."""
         from ray._private.services import find_node_ids
 
         now = time.monotonic()
@@ -59,7 +59,7 @@ class JoinedRay:
         return self._has_gcs() and bool(find_node_ids())
 
     def end(self) -> None:
-        """Disconnect from Ray, whatever is left of it."""
+        """Disconnect from Ray, even if it is partly dead."""
         import ray
 
         if self._connection is not None:

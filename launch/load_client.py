@@ -1,4 +1,4 @@
-"""Sends a workload to any server of OpenAI's form over HTTP, and notes when each token came."""
+"""Sends a workload to an OpenAI-compatible HTTP server and records when each token arrived."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from ..runtime.pipeline.protocol import PipelineError
 from .event_stream import EventReader
 
 if TYPE_CHECKING:
-    from ..runtime.workload import WorkItem
+    from ..runtime.core.work_item import WorkItem
 
-# Fields that not all servers take.
+# Extensions that only some servers accept.
 _FURTHER: tuple[dict[str, bool], ...] = ({"ignore_eos": True, "return_token_ids": True}, {"ignore_eos": True}, {})
-_ANSWER_S = 60.0  # for what is no output
+_ANSWER_S = 60.0  # timeout of requests other than streams
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server: `url` as clients have it, with or without `/v1`, the model's name there, and an API key or ""."""
+    """A server: its base `url`, with or without `/v1`, the served model name, and an API key or ""."""
 
     url: str
     model: str = ""
     key: str = ""
-    further: Mapping[str, bool] | None = None  # fields beside OpenAI's that it takes
+    further: Mapping[str, bool] | None = None  # extensions that it accepts
 
     @property
     def name(self) -> str:
@@ -42,7 +42,7 @@ class Target:
         return urlsplit(self.url).netloc.rpartition("@")[2]
 
     def head(self, method: str, path: str, body: bytes = b"") -> bytes:
-        """Write a request; the connection ends with its answer."""
+        """Return the bytes of a request that closes its connection."""
         base = urlsplit(self.url).path.rstrip("/").removesuffix("/v1")
         lines = [f"{method} {base}{path} HTTP/1.1", f"host: {self.name}", "connection: close", "accept: */*"]
         lines += [f"authorization: Bearer {self.key}"] if self.key else []
@@ -50,17 +50,17 @@ class Target:
         return "\r\n".join([*lines, "", ""]).encode() + body
 
     async def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
-        """Return status and body of an answer in JSON.
+        """Send a request; return the status and the JSON body.
 
         Raises:
-            ConfigError: there is no such server.
+            ConfigError: no server responds.
         """
         try:
             async with asyncio.timeout(_ANSWER_S):
                 status, parts = await self._open(self.head(method, path, json.dumps(body).encode() if body else b""))
                 text = b"".join([part async for part in parts])
         except (OSError, TimeoutError, asyncio.IncompleteReadError, ValueError) as error:
-            raise ConfigError(f"url={self.url}: no OpenAI-compatible server answers there ({reason(error)})") from error
+            raise ConfigError(f"url={self.url}: no OpenAI-compatible server responds ({reason(error)})") from error
         with suppress(ValueError):
             if isinstance(found := json.loads(text), dict):
                 return status, found
@@ -70,7 +70,7 @@ class Target:
         """Yield the events of a completion.
 
         Raises:
-            OSError: the server answers otherwise, or no more.
+            OSError: an error status, or the connection failed.
         """
         status, body = await self._open(self.head("POST", "/v1/completions", json.dumps(self.body(item)).encode()))
         if status != 200:
@@ -83,13 +83,13 @@ class Target:
                     yield json.loads(data)
 
     def body(self, item: WorkItem, *, stream: bool = True) -> dict[str, Any]:
-        """Return the body of a request: greedy, and of exactly the item's length where the server can."""
+        """Return the request body: greedy, with exactly the item's output length if the server supports it."""
         how: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
         what = {"model": self.model, "prompt": list(item.prompt), "max_tokens": item.output_len, "temperature": 0}
         return {**what, **how, **(self.further or {})}
 
     async def _open(self, request: bytes) -> tuple[int, AsyncIterator[bytes]]:
-        """Send a request; return the status and the answer's body, in pieces."""
+        """Send a request; return the status and an iterator over the body."""
         parts = urlsplit(self.url)
         tls = ssl.create_default_context() if parts.scheme == "https" else None
         port = parts.port or (443 if tls else 80)
@@ -98,7 +98,7 @@ class Target:
         words = (await reader.readline()).split()
         if len(words) < 2 or not words[1].isdigit():
             writer.close()
-            raise OSError("the answer is not HTTP")
+            raise OSError("the response is not HTTP")
         is_chunked = False
         while (header := (await reader.readline()).strip().lower()) != b"":
             is_chunked |= header.startswith(b"transfer-encoding:") and header.endswith(b"chunked")
@@ -106,7 +106,7 @@ class Target:
 
 
 async def _pieces(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_chunked: bool) -> AsyncIterator[bytes]:
-    """Yield a body as it comes, to the end of its connection or of its chunks."""
+    """Yield the parts of a body until the connection closes or the last chunk."""
     try:
         while True:
             if is_chunked:
@@ -122,12 +122,12 @@ async def _pieces(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is
 
 
 async def find_target(url: str, model: str | None, key: str, vocabulary: int) -> tuple[Target, int | None]:
-    """Find out what a server serves and which fields it takes; return it, with its model's longest context if it says.
+    """Query the served model and accepted extensions; return the target and the model's context length, if reported.
 
     Raises:
-        ConfigError: it cannot be reached, has no model, or refuses a completion.
+        ConfigError: the server cannot be reached, has no model, or rejects a completion.
     """
-    from ..runtime.workload import WorkItem
+    from ..runtime.core.work_item import WorkItem
 
     target = Target(url, model or "", key)
     status, found = await target.ask("GET", "/v1/models")
@@ -136,7 +136,7 @@ async def find_target(url: str, model: str | None, key: str, vocabulary: int) ->
         raise ConfigError(f"url={url}: GET /v1/models: status {status}, {found.get('error', 'no model')}")
     names = [card.get("id", "") for card in cards]
     if model is not None and model not in names:
-        raise ConfigError(f"url_model={model}: the server has no such model; valid: {', '.join(names)}")
+        raise ConfigError(f"url_model={model}: not served; valid: {', '.join(names)}")
     card = cards[names.index(model) if model is not None else 0]
     item = WorkItem([min(3, vocabulary - 1)] * 2, 1, 0.0)
     for further in _FURTHER:
@@ -150,18 +150,18 @@ async def find_target(url: str, model: str | None, key: str, vocabulary: int) ->
 async def send_all(
     target: Target, items: Sequence[WorkItem], workload: WorkloadConfig | None, on_tokens: Callable[[int, int], None]
 ) -> list[RequestRecord]:
-    """Send each request when it is due, and return what became of them; times are seconds since the start.
+    """Send each request when it is due, and return their records; times are seconds since the start.
 
     Args:
         target: the server.
         items: in the order of their arrivals.
-        workload: as `Clients` takes it, for its closed loop and its duration.
-        on_tokens: is told of tokens as they come, and of requests that ended.
+        workload: for a closed loop and the duration, as in `Clients`.
+        on_tokens: called with numbers of new tokens and of finished requests.
 
     Raises:
-        PipelineError: not one was answered.
+        PipelineError: all requests failed.
     """
-    from ..runtime.workload import Clients
+    from ..runtime.engine.clients import Clients
 
     clients, answered = Clients(items, workload), asyncio.Event()
     began = time.perf_counter()
@@ -199,7 +199,7 @@ async def send_all(
 async def _read(
     target: Target, item: WorkItem, record: RequestRecord, began: float, on_tokens: Callable[[int, int], None]
 ) -> None:
-    """Read one completion. An event without token ids counts as one token, until the usage says how many there were."""
+    """Read one completion. An event without token ids counts as one token until the usage reports the total."""
     record.first_dispatched = time.perf_counter() - began
     usage: dict[str, Any] = {}
     async for event in target.stream(item):
@@ -214,14 +214,14 @@ async def _read(
             record.finish_reason = choice.get("finish_reason") or record.finish_reason
             on_tokens(count, 0)
     if record.finish_reason is None:
-        raise OSError("the stream ended early")
+        raise OSError("the stream ended before the response was complete")
     record.prompt_tokens = usage.get("prompt_tokens", record.prompt_tokens)
     record.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
     record.token_times = _spread(record.token_times, usage.get("completion_tokens", len(record.token_times)))
 
 
 def _spread(times: list[float], count: int) -> list[float]:
-    """Return the times of `count` tokens that came in events at `times`: as many in each, as far as that goes."""
+    """Return the times of `count` tokens that arrived in events at `times`, spread evenly over the events."""
     if not times or count <= len(times):
         return times
     return [times[place * len(times) // count] for place in range(count)]

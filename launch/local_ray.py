@@ -1,4 +1,4 @@
-"""A Ray on this machine, for one driver: on loopback, with a folder of its own, gone with the driver in every case."""
+"""A local Ray instance of one driver: on loopback, in its own folder, and never outliving the driver."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-_MAX_FOLDER = 41  # bytes: Ray puts sockets into it whose names are 66 longer, and Linux allows 107
+_MAX_FOLDER = 41  # bytes: Ray's socket paths in it are 66 longer, and Linux allows 107
 _PREFIX = "gapless-ray-"
 _WATCHED = {"gcs_server": "GCS", "raylet": "raylet"}
 
 
 class _OurPath(list[str]):
-    """The folders from which workers import first. Ray adds the working directory; it stays if it is in `sys.path`."""
+    """The import path of workers, without the working directory that Ray adds, unless it is in `sys.path`."""
 
     def extend(self, folders: Iterable[str]) -> None:
         ours = {os.path.abspath(folder) for folder in sys.path}
@@ -28,16 +28,16 @@ class _OurPath(list[str]):
 
 
 def init_options() -> dict[str, Any]:
-    """Return the options of `ray.init` that every Ray gets."""
+    """Return the options of every `ray.init`."""
     from ray.job_config import JobConfig
 
     job = JobConfig()
-    job._py_driver_sys_path = _OurPath()  # else a folder named torch in the working directory is what ranks import
+    job._py_driver_sys_path = _OurPath()  # else ranks would import a folder named torch in the working directory
     return {"log_to_driver": False, "logging_level": logging.ERROR, "job_config": job}
 
 
 def hush() -> Callable[[], None]:
-    """Keep Ray from printing a page of its log when its raylet dies. Returns what lets it print again."""
+    """Stop Ray from printing its log when its raylet dies. Return a function that undoes this."""
     from ray._private import worker
 
     before = worker.print_to_stdstream
@@ -46,7 +46,7 @@ def hush() -> Callable[[], None]:
 
 
 class LocalRay:
-    """Starts Ray on creation. A watchdog process ends what is left of it after `end`, or after the driver's death."""
+    """Starts Ray on creation. A watchdog process cleans up after `end`, or after the driver's death."""
 
     def __init__(self, num_cpus: int) -> None:
         import ray
@@ -78,7 +78,7 @@ class LocalRay:
 
     @property
     def fault(self) -> str | None:
-        """Which of Ray's own processes has died, if any has."""
+        """The Ray process that has died, if any."""
         for name, process in self._processes.items():
             if (code := process.poll()) is not None:
                 how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
@@ -86,20 +86,20 @@ class LocalRay:
         return None
 
     def end(self) -> None:
-        """End Ray with its actors, and remove its folder.
+        """Stop Ray with its actors, and remove its folder.
 
-        Its processes are killed first: a signal to the process group may have ended some, and Ray waits a minute for a
-        GCS that is gone.
+        Its processes are killed first: a signal to the process group may have killed some, and Ray would wait a minute
+        for a dead GCS.
         """
         import ray
 
         self._sweep()
         ray.shutdown()
         self._unhush()
-        shutil.rmtree(self._folder, ignore_errors=True)  # that made it again
+        shutil.rmtree(self._folder, ignore_errors=True)  # recreated by shutdown
 
     def _sweep(self) -> None:
-        """Have the watchdog end what is left, and wait for it."""
+        """Have the watchdog kill the remaining processes, and wait for it."""
         if self._watchdog is not None:
             assert self._watchdog.stdin is not None
             self._watchdog.stdin.close()
@@ -107,7 +107,7 @@ class LocalRay:
 
 
 def _make_folder() -> str:
-    """Make the folder where the system wants temporary files, or in /tmp where that path is too long for sockets."""
+    """Create the folder in the temporary directory, or in /tmp if that path is too long for sockets."""
     parent = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
     if len(os.fsencode(parent)) + len(_PREFIX) + 9 > _MAX_FOLDER:
         parent = "/tmp"
@@ -115,7 +115,7 @@ def _make_folder() -> str:
 
 
 def _start_watchdog(folder: str) -> subprocess.Popen[bytes] | None:
-    """Start the watchdog in a session of its own, out of the reach of Ctrl-C. It needs Linux's /proc."""
+    """Start the watchdog in its own session, so that Ctrl-C does not reach it. It needs Linux's /proc."""
     if not sys.platform.startswith("linux"):
         return None
     script = Path(__file__).with_name("watchdog.py")
@@ -130,10 +130,9 @@ def _start_watchdog(folder: str) -> subprocess.Popen[bytes] | None:
 
 @contextmanager
 def _loopback() -> Iterator[None]:
-    """Let Ray listen on loopback alone.
+    """Make Ray listen on loopback only.
 
-    Where it may become part of a cluster, Ray takes this machine's address for 127.0.0.1, and all its processes listen
-    on all addresses.
+    With clusters enabled, Ray replaces 127.0.0.1 by this machine's address, and its processes listen on all addresses.
     """
     from ray._private import ray_constants
 
@@ -147,10 +146,10 @@ def _loopback() -> Iterator[None]:
 
 @contextmanager
 def _signals_held() -> Iterator[None]:
-    """Hold back the signals that end a run until Ray has started, a few seconds at most, and keep our handlers.
+    """Block the signals that end a run until Ray has started, for a few seconds at most, and keep our handlers.
 
-    Ray's processes inherit the held signals: they outlive a closed terminal and a signal to the process group, so that
-    the driver can end them in order. Ray would put a handler for SIGTERM of its own in place of ours.
+    Ray's processes inherit the blocked signals. They survive a closed terminal and a signal to the process group, so
+    that the driver can stop them in order. Ray would replace our SIGTERM handler.
     """
     from ray._private import utils
 

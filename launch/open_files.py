@@ -1,4 +1,4 @@
-"""The limit on files that a process may have open."""
+"""The limit on open files (RLIMIT_NOFILE)."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import resource
 
 from ..conf.errors import ConfigError
 
-_OWN = 128  # files that a rank, or the process that starts ranks, has open beside connections of clients
-_ROOM = 4096  # the soft limit that is asked for, as ranks and their launchers inherit it
+_OWN = 128  # files of a rank or its parent, without client connections
+_ROOM = 4096  # the soft limit to set, which ranks and launchers inherit
 
 
 def allow_files(connections: int = 0) -> None:
-    """Let this process, and those that it starts, open as many files as they need.
+    """Raise the soft limit of this process and its children as needed.
 
     Args:
-        connections: of clients, as `serve.max_connections` allows them; 0: there is no server.
+        connections: maximum client connections, `serve.max_connections`; 0: no server.
 
     Raises:
-        ConfigError: the hard limit of the system is lower.
+        ConfigError: the hard limit is lower.
     """
     needed = _OWN + connections
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft, hard = (float("inf") if limit == resource.RLIM_INFINITY else limit for limit in limits)
     if hard < needed:
         key = f"serve.max_connections={connections}: " if connections else ""
-        fewer = f", or serve.max_connections={int(hard) - _OWN} at most" if connections and hard > _OWN else ""
-        raise ConfigError(f"{key}a process may open {hard} files here (ulimit -Hn); must be {needed} at least{fewer}")
+        fewer = f", or use serve.max_connections={int(hard) - _OWN}" if connections and hard > _OWN else ""
+        raise ConfigError(f"{key}{needed} open files are needed, and the limit is {hard} (ulimit -Hn); raise it{fewer}")
     wanted = max(needed, min(_ROOM, hard))
     if soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (int(wanted), limits[1]))

@@ -1,4 +1,4 @@
-"""The options of a command line (`-m`, `--cfg job`): what each takes, and which of hydra's are refused."""
+"""Command-line options (`-m`, `--cfg job`), and unsupported hydra options."""
 
 from __future__ import annotations
 
@@ -13,62 +13,72 @@ from .commands import Command
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option of the command line."""
+    """A command-line option."""
 
     name: str
     short: str
     meaning: str
-    value: str = ""  # the value's name in help; empty: help lists `values`
-    values: tuple[str, ...] = ()  # the only values that it takes; empty: any, if `value` is given, else none
-    default: str = ""  # of the value, where that may be left out
-    with_runs: bool = True  # whether only commands that hydra composes have it
+    value: str = ""  # placeholder of the value in help; empty: `values`
+    values: tuple[str, ...] = ()  # the allowed values; empty: any if `value` is given, else none
+    default: str = ""  # of an optional value
+    with_runs: bool = True  # whether only commands composed by hydra have it
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its long name, and its short one if it has one."""
+        return (self.name, self.short) if self.short else (self.name,)
+
+    @property
+    def takes_value(self) -> bool:
+        """Whether a value follows, or may follow."""
+        return bool(self.value or self.values)
 
     @property
     def usage(self) -> str:
-        """The option with its value, as a line of help shows it: `-n, --name VALUE`."""
+        """The option with its value for help: `-n, --name VALUE`."""
         value = self.value or "|".join(self.values)
         value = f"[{value}]" if self.default else value
-        return ", ".join(name for name in (self.short, self.name) if name) + (f" {value}" if value else "")
+        return ", ".join(reversed(self.names)) + (f" {value}" if value else "")
 
 
 OPTIONS = (
     Option(
         "--help",
         "-h",
-        "after a command: the keys that matter; --help all: every key; --help WORD: those that tell of a word",
+        "after a command: its most important keys; --help all: all keys; --help WORD: keys that match a word",
         with_runs=False,
     ),
-    Option("--version", "-V", "the version", with_runs=False),
+    Option("--version", "-V", "print the version", with_runs=False),
     Option(
         "--shell-completion",
         "-sc",
-        "print the code that makes a shell complete commands and keys, or that undoes it",
+        "print shell code that installs or removes completion",
         value="install=SHELL|uninstall=SHELL",
         with_runs=False,
     ),
-    Option("--multirun", "-m", "a sweep: a value with commas is several runs"),
-    Option("--cfg", "-c", "print the composed config, run nothing", values=("job", "hydra", "all")),
-    Option("--package", "-p", "with --cfg: print only this part of it", value="KEY"),
-    Option("--resolve", "", "with --cfg: print values in place of interpolations"),
+    Option("--multirun", "-m", "sweep: run each of comma-separated values"),
+    Option("--cfg", "-c", "print the composed config and exit", values=("job", "hydra", "all")),
+    Option("--package", "-p", "with --cfg: print only this part of the config", value="KEY"),
+    Option("--resolve", "", "with --cfg: resolve interpolations"),
     Option(
         "--info",
         "-i",
-        "print what hydra composes from, run nothing: all, config, defaults, defaults-tree, plugins or searchpath",
+        "print hydra's composition info and exit: all, config, defaults, defaults-tree, plugins or searchpath",
         default="all",
         value="WHAT",
         values=("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
     ),
     Option("--hydra-help", "", "hydra's own help"),
-    Option("--run", "-r", "one run; this is the default"),
+    Option("--run", "-r", "single run (default)"),
 )
 INSTEAD = {
-    ("--config-name", "-cn"): "a command has its own config",
-    ("--config-path", "-cp"): "a command has its own config",
-    ("--config-dir", "-cd"): "groups have the choices that gapless ships; a model of your own is model=FOLDER, "
-    "a policy scheduler=./FILE.py",
-    ("--experimental-rerun",): "give the overrides of the run again; they are in .hydra/overrides.yaml of its folder",
+    ("--config-name", "-cn"): "not supported; each command has its own config",
+    ("--config-path", "-cp"): "not supported; each command has its own config",
+    ("--config-dir", "-cd"): "not supported; for your own model use model=FOLDER, for your own policy "
+    "scheduler=./FILE.py",
+    ("--experimental-rerun",): "not supported; repeat the overrides in .hydra/overrides.yaml of the run folder",
 }
-"""Options of hydra's that are refused, and what to give instead."""
+"""Unsupported hydra options, and their alternatives."""
 
 
 def options_of(command: Command) -> list[Option]:
@@ -77,12 +87,12 @@ def options_of(command: Command) -> list[Option]:
 
 
 def parse(arguments: Sequence[str], command: Command) -> tuple[dict[str, str], list[str]]:
-    """Split `arguments` into options by their long name, each with its value ("" where it takes none), and the rest.
+    """Split `arguments` into options by long name, with their values or "", and other arguments.
 
     Raises:
-        ConfigError: an option is unknown or refused, its value is wrong, or two options do not go together.
+        ConfigError: an option is unknown or unsupported, its value is invalid, or two options conflict.
     """
-    by_name = {name: option for option in options_of(command) for name in (option.name, option.short) if name}
+    by_name = {name: option for option in options_of(command) for name in option.names}
     found: dict[str, str] = {}
     others: list[str] = []
     left = list(arguments)
@@ -95,17 +105,16 @@ def parse(arguments: Sequence[str], command: Command) -> tuple[dict[str, str], l
         option = by_name.get(name)
         if option is None:
             raise ConfigError(_unknown(name, value or (left[0] if left else ""), command))
-        takes_value = bool(option.value or option.values)
-        if has_value and not takes_value:
+        if has_value and not option.takes_value:
             raise ConfigError(f"{argument}: {name} takes no value")
-        if takes_value and not has_value:
+        if option.takes_value and not has_value:
             follows = bool(left) and not left[0].startswith("-")
             if option.default and not (follows and left[0] in option.values):
                 value = option.default
             elif follows:
                 value = left.pop(0)
             else:
-                raise ConfigError(f"{name}: needs a value: {option.value or ', '.join(option.values)}")
+                raise ConfigError(f"{name}: missing value: {option.value or ', '.join(option.values)}")
         if option.values and value not in option.values:
             raise ConfigError(f"{name} {value}: unknown{nearest(value, option.values)}")
         found[option.name] = value
@@ -116,20 +125,20 @@ def parse(arguments: Sequence[str], command: Command) -> tuple[dict[str, str], l
 def _check_together(found: dict[str, str]) -> None:
     alone = [name for name in ("--multirun", "--run", "--cfg", "--info", "--hydra-help") if name in found]
     if len(alone) > 1:
-        raise ConfigError(f"{alone[0]} and {alone[1]}: give one of them")
+        raise ConfigError(f"{alone[0]} and {alone[1]} are exclusive; give one of them")
     for name in ("--package", "--resolve"):
         if name in found and "--cfg" not in found:
-            raise ConfigError(f"{name}: only with --cfg, as in --cfg job {name}{' KEY' if name == '--package' else ''}")
+            raise ConfigError(f"{name}: requires --cfg, as in --cfg job {name}{' KEY' if name == '--package' else ''}")
 
 
 def _unknown(name: str, value: str, command: Command) -> str:
-    """Write the error of an option that the command lacks: why, or which option or key was probably meant."""
+    """Return the error of an unknown option: the reason, or the closest option or key."""
     for names, instead in INSTEAD.items():
         if name in names:
             return f"{name}: {instead}"
     known = [option.name for option in options_of(command)]
-    if any(name in (option.name, option.short) for option in OPTIONS):
-        return f"{name}: {command.name} has no such option; valid: {', '.join(known)}"
+    if any(name in option.names for option in OPTIONS):
+        return f"{name}: not an option of {command.name}; valid: {', '.join(known)}"
     if hint := did_you_mean(name, known, 0.8):
         return f"{name}: unknown option{hint}"
     key = _key_like(name.lstrip("-").replace("-", "_"), command)
@@ -140,7 +149,7 @@ def _unknown(name: str, value: str, command: Command) -> str:
 
 
 def _key_like(name: str, command: Command) -> str | None:
-    """Find the key that the user probably meant by the option `--name`; None if none is near."""
+    """Return the key closest to the option `--name`; None if none is close."""
     keys = [*load_command(command.name)[1], *(key for key, _ in dotted_keys(command.config))]
     by_leaf: dict[str, str] = {}
     for key in keys:

@@ -1,4 +1,4 @@
-"""Checks that what a run will write can be written, before the run starts."""
+"""Checks before a run that its outputs can be written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
 
 
 def open_output(path: Path) -> tuple[BinaryIO, bool]:
-    """Open the file of a run's outputs, unbuffered. Return whether it was open before; any other file is emptied.
+    """Open the outputs file, unbuffered. Return it, and whether it was already open; otherwise it is truncated.
 
     Raises:
         OSError: it cannot be opened.
@@ -29,12 +29,12 @@ def open_output(path: Path) -> tuple[BinaryIO, bool]:
 
 
 def is_open(path: Path) -> bool:
-    """Return whether a file is open already: as standard output or error, or as the descriptor that it names."""
+    """Return whether a file is already open: as standard output or error, or as a descriptor path."""
     return _open_descriptor(path) is not None
 
 
 def _open_descriptor(path: Path) -> int | None:
-    """Return our descriptor of a file. Opened anew, it would lose what it holds and what is written otherwise."""
+    """Return our descriptor of a file, if open. Reopening would truncate it and overwrite other output."""
     named = _DESCRIPTOR.fullmatch(str(path))
     descriptors: list[int] = [int(named[1])] if named else []
     for descriptor in [*descriptors, 1, 2]:
@@ -45,12 +45,12 @@ def _open_descriptor(path: Path) -> int | None:
 
 
 def check_writable(path: Path, key: str) -> None:
-    """Check that the file that a key names can be written. A new file is not left behind.
+    """Check that the file of a key can be written. A newly created file is removed.
 
-    A pipe is not opened: its reader would take the end of this check for the end of all.
+    A pipe is not opened, as its reader would see end-of-file afterwards.
 
     Raises:
-        ConfigError: it cannot, naming the key.
+        ConfigError: it cannot be written; the message names the key.
     """
     is_new = not os.path.lexists(path)
     try:
@@ -62,14 +62,14 @@ def check_writable(path: Path, key: str) -> None:
         if is_new:
             path.unlink()
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{key}={path}: {reason(error)}; give a file that can be written") from None
+        raise ConfigError(f"{key}={path}: {reason(error)}; give a writable file") from None
 
 
 def check_folder(path: Path, key: str) -> None:
-    """Check that the folder that a key names is there or can be made, and takes files.
+    """Check that the folder of a key exists or can be created, and is writable.
 
     Raises:
-        ConfigError: a file stands in its way or it cannot be written, naming the key.
+        ConfigError: it is a file or not writable; the message names the key.
     """
     try:
         nearest = next(each for each in (path, *path.absolute().parents) if os.path.lexists(each))
@@ -79,10 +79,10 @@ def check_folder(path: Path, key: str) -> None:
     except (OSError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{key}={path}: {reason(error)}; give a folder that can be written") from None
+        raise ConfigError(f"{key}={path}: {reason(error)}; give a writable folder") from None
 
 
 def new_folder(beside: Path, name: str) -> Path:
-    """Return a folder of that name, or with a number behind it, that is not there yet beside another."""
+    """Return a new folder path next to another one, with a number appended if the name is taken."""
     names = (name if number == 1 else f"{name}_{number}" for number in itertools.count(1))
     return next(path for path in (beside.absolute().parent / each for each in names) if not path.exists())

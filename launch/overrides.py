@@ -1,4 +1,4 @@
-"""Writes the command line that composes to a given config."""
+"""Returns the command line that composes to a given config."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ from ..conf.build import build, group_names, leaves, load_command, load_group, t
 from ..conf.policy_file import policy_mapping
 from ..conf.schema import NAMED_WEIGHTS, EngineConfig
 
-_SHELL_SAFE = "=,.[]/-_:@%+"  # that a shell leaves alone within a word, as letters and digits
+_SHELL_SAFE = "=,.[]/-_:@%+"  # characters that need no quoting in a shell
 
 
 def command_line(config: EngineConfig, command: str, *extra: str, named: Sequence[str] = ()) -> str:
-    """Write `gapless COMMAND ...` as a shell takes it.
-
-    Overrides of `config` that are `named` stand there even where they are defaults.
-    """
+    """Return `gapless COMMAND ...` in shell syntax. Overrides in `named` are included even if they are defaults."""
     own = overrides(config, command)
     grid = ("parallel.pp=", "parallel.tp=") if any(text.startswith("parallel=") for text in own) else ()
     more = (text for text in named if text not in own and not text.startswith(grid))
@@ -26,9 +23,9 @@ def command_line(config: EngineConfig, command: str, *extra: str, named: Sequenc
 
 
 def overrides(config: EngineConfig, command: str) -> list[str]:
-    """Return overrides that compose to `config`: the nearest choice of each group, and the keys that differ from it."""
+    """Return overrides that compose to `config`: the closest choice of each group, and the keys that differ."""
     mapping = to_mapping(config)
-    mapping.pop("engine", None)  # its keys stand by themselves
+    mapping.pop("engine", None)  # its keys are listed individually
     composed, groups = load_command(command)
     found: list[str] = []
     for group, default in groups.items():
@@ -38,7 +35,7 @@ def overrides(config: EngineConfig, command: str) -> list[str]:
         choice, composed[group] = _choice(group, part, default)
         if choice != default:
             found.append(f"{group}={choice}")
-        if group == "workload" and part.get("path"):  # without which there is no such config to compare with
+        if group == "workload" and part.get("path"):  # required by the config to compare with
             composed[group] |= {"path": part["path"]}
             found.append(f"workload.path={part['path']}")
     before = dict(leaves(to_mapping(build(type(config), composed))))
@@ -47,7 +44,7 @@ def overrides(config: EngineConfig, command: str) -> list[str]:
 
 
 def _choice(group: str, part: dict[str, Any], default: str) -> tuple[str, dict[str, Any]]:
-    """Find the choice of a group that this part of a config came from, or a near one, and its contents."""
+    """Return the choice of a group that a part of a config came from, or a close one, and its contents."""
     names = group_names(group)
     if group == "model" and part["weights"] not in NAMED_WEIGHTS:
         where = {"weights": part["weights"], "name": part["name"]}

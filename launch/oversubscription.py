@@ -1,4 +1,4 @@
-"""A hint for a run on this machine's CPUs that has more threads than free cores."""
+"""A hint for runs with more threads than free CPU cores."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ..conf.schema import EngineConfig, ParallelConfig
 from ..kernels import cores, processor
 from ..runtime.core.numbers import counted
 
-_BUSY = 0.75  # processes a core that want to run, over the last minute, above which the machine counts as busy
+_BUSY = 0.75  # load average per core above which the machine counts as busy
 
 
 def oversubscription(config: EngineConfig) -> str | None:
-    """Return one line that says what is short and what to set. None: nothing is, or the ranks may be elsewhere."""
+    """Return a one-line hint; None if cores suffice or the ranks may run elsewhere."""
     parallel = config.parallel
     if config.hardware.device != "cpu" or not are_here(parallel):
         return None
@@ -27,7 +27,7 @@ def are_here(parallel: ParallelConfig) -> bool:
 
 
 def threads(config: EngineConfig, replicas: int = 1) -> str | None:
-    """Describe the threads of the ranks, and what they compute on. None: on GPUs, or the ranks may be elsewhere."""
+    """Describe the threads and kernels of the ranks. None: on GPUs, or the ranks may run elsewhere."""
     parallel = config.parallel
     if config.hardware.device != "cpu" or not are_here(parallel):
         return None
@@ -35,7 +35,7 @@ def threads(config: EngineConfig, replicas: int = 1) -> str | None:
     number = parallel.threads or cores.threads(ranks)
     limit = os.environ.get("OMP_NUM_THREADS", "")
     if parallel.threads is None and replicas == 1 and parallel.started_by == "local" and limit.isdigit():
-        number = min(number, int(limit))  # as torch takes it; Ray and torchrun set it to 1 for their processes
+        number = min(number, int(limit))  # torch obeys it; Ray and torchrun set it to 1 for their processes
     level = processor.level()
     name = level.name if level else "no kernels for this processor"
     return f"{counted(number, 'thread')}{' each' * (ranks > 1)} ({cores.find()}, {name})"
@@ -45,14 +45,14 @@ def _hint(ranks: int, threads: int | None, cores: int, load: float) -> str | Non
     each = threads or max(1, cores // ranks)
     if ranks * each > cores:
         cure = f"parallel.threads={max(1, cores // ranks)}" if each > 1 else "fewer ranks"
-        return f"{ranks * each} threads share this machine's cores ({cores}); {cure} may be faster"
+        return f"{ranks * each} threads for {cores} cores; {cure} may be faster"
     if load > _BUSY * cores:
         cure = "; parallel.threads=1 may be faster" if each > 1 else ""
-        return f"{load:.1f} processes already want this machine's cores ({cores}), so that times will vary{cure}"
+        return f"the machine is busy (load {load:.1f} on {cores} cores), so times will vary{cure}"
     return None
 
 
 @cache
 def _load_before() -> float:
-    """Return the load before the first run of this process, whose ranks add to it."""
+    """Return the load average before the first run of this process, whose ranks increase it."""
     return os.getloadavg()[0]

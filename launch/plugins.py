@@ -1,4 +1,4 @@
-"""Finds the line of the user's own code (a policy file, a launcher of another package) in which an error arose."""
+"""Locates errors in plug-ins: policy files and launchers of other packages."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from ..conf.policy_file import MODULE_PREFIX
 
 
 def blame(error: BaseException) -> str | None:
-    """Write `file:line: in Class.method: Error: message` for an error that passed through a plug-in.
-
-    None if it passed through none.
-    """
+    """Return `file:line: in Class.method: Error: message` for an error raised in a plug-in, else None."""
     files = _files()
     found = None
     for frame, line in traceback.walk_tb(error.__traceback__):
@@ -23,7 +20,7 @@ def blame(error: BaseException) -> str | None:
 
 
 def _files() -> set[str]:
-    """Return the files of the plug-ins that are loaded."""
+    """Return the files of loaded plug-ins."""
     packages = {entry.module.partition(".")[0] for entry in entry_points(group="gapless.launchers")} - {"gapless"}
     return {
         file

@@ -1,4 +1,4 @@
-"""Runs ranks as children of this process, on this machine's CPUs: nothing else has to start, as Ray does."""
+"""Runs ranks as child processes on this machine's CPUs, without Ray."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ..conf.errors import ConfigError
 from ..conf.schema import HardwareConfig, ParallelConfig
 from ..parallel.control import Endpoint
 from ..runtime.pipeline.launcher import Launcher
-from .signals import how_ended
+from .signals import end_process, how_ended
 from .stderr_log import messages_on_stderr
 
-_END_S = 5.0  # for a rank to end after the coordinator has said so
+_END_S = 5.0  # grace period of a rank after the coordinator's Stop
 
 
 class ProcessLauncher(Launcher):
-    """Starts each rank in a session of its own: the coordinator ends them, and they end when it has died."""
+    """Starts each rank in its own session. The coordinator stops the ranks; they exit if it dies."""
 
     can_replace = True
 
@@ -31,13 +31,11 @@ class ProcessLauncher(Launcher):
         self._timeout_s = 0.0
 
     def check(self, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
-        """Raise `ConfigError` for what needs Ray or torchrun."""
+        """Raise `ConfigError` for settings that need Ray or torchrun."""
         if hardware.device != "cpu":
-            raise ConfigError(
-                f"parallel.launcher=process: starts ranks on CPUs; choose ray for hardware={hardware.name}"
-            )
+            raise ConfigError(f"parallel.launcher=process: supports CPUs only; use ray for hardware={hardware.name}")
         if parallel.spares:
-            raise ConfigError(f"parallel.spares={parallel.spares}: parallel.launcher=process has none; choose ray")
+            raise ConfigError(f"parallel.spares={parallel.spares}: not supported by parallel.launcher=process; use ray")
 
     def start(
         self, endpoint: Endpoint, parallel: ParallelConfig, hardware: HardwareConfig, cluster: ClusterConfig
@@ -48,19 +46,19 @@ class ProcessLauncher(Launcher):
             self._start(rank, endpoint)
 
     def _start(self, rank: int, endpoint: Endpoint) -> None:
-        # -P: a folder named torch in the working directory is not what ranks import.
+        # -P: else ranks would import a folder named torch in the working directory.
         command = [sys.executable, "-P", "-m", "gapless.launch.process_launcher"]
         env = {"TORCHDYNAMO_DISABLE": "1"} | os.environ
         process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, start_new_session=True, text=True)
         assert process.stdin is not None
-        with suppress(BrokenPipeError), process.stdin:  # it holds the secret, which command lines show to everyone
+        with suppress(BrokenPipeError), process.stdin:  # with the secret, which must not be in the command line
             json.dump({"endpoint": asdict(endpoint), "rank": rank, "timeout_s": self._timeout_s}, process.stdin)
         self._ranks[rank] = process
 
     def replace(self, ranks: Collection[int], endpoint: Endpoint) -> None:
         """See `Launcher.replace`."""
         for rank in ranks:
-            self._end(rank, 0.0)
+            end_process(self._ranks[rank])
             self._start(rank, endpoint)
 
     def poll(self) -> dict[int, str]:
@@ -70,20 +68,13 @@ class ProcessLauncher(Launcher):
 
     def stop(self) -> None:
         """See `Launcher.stop`."""
-        for rank in list(self._ranks):
-            self._end(rank, _END_S)
+        for process in self._ranks.values():
+            end_process(process, _END_S)
         self._ranks.clear()
-
-    def _end(self, rank: int, timeout: float) -> None:
-        process = self._ranks[rank]
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(timeout)
-        process.kill()
-        process.wait()
 
 
 def main() -> int:
-    """Be a rank, as standard input says of what. Return the exit code."""
+    """Run as the rank described on standard input. Return the exit code."""
     from ..runtime.pipeline.rank import run_rank
 
     address = json.load(sys.stdin)
@@ -92,7 +83,7 @@ def main() -> int:
             run_rank(Endpoint(**address["endpoint"]), address["rank"], "cpu", address["timeout_s"])
     except ImportError:
         raise
-    except Exception:  # the coordinator has been told of it
+    except Exception:  # reported to the coordinator
         return 1
     return 0
 

@@ -1,4 +1,4 @@
-"""Progress of the commands that run requests: the start of the ranks, a bar, one line of throughput."""
+"""Terminal progress of commands: the start of the ranks, progress bars, throughput lines."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from rich.progress import (
     SpinnerColumn,
     TextColumn,
     TimeElapsedColumn,
+    TimeRemainingColumn,
 )
 from rich.text import Text
 
 from ..conf.schema import EngineConfig
-from ..runtime.core.numbers import counted
-from ..runtime.drawing.formatting import seconds_text
+from ..runtime.core.numbers import counted, seconds_text
 from ..runtime.pipeline.start_parts import READY
 from .oversubscription import oversubscription, threads
 
@@ -34,16 +34,16 @@ _log = logging.getLogger(__name__)
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), 127, *range(128, 160)) if code not in (9, 10)}
 PACKAGES = ("gapless", "torch", "megatron-core", "ray", "xformers", "numpy")
 PLAIN_EVERY_S = 5.0
-_TEXT_WIDTH = 64  # columns of a terminal that stand beside the bar and its name
+_TEXT_WIDTH = 64  # columns next to the bar and its name
 _LEAST_BAR = 4
-_SLOW_START_S = 10.0  # from which on what it went into is said on a terminal too
+_SLOW_START_S = 10.0  # above it the breakdown is logged on a terminal too
 
 
 class Meter:
-    """Shows the progress of a run on standard error: a bar on a terminal, else a plain line every few seconds.
+    """Progress of a run on standard error: a bar on a terminal, else a plain line every few seconds.
 
-    `name` says which run it is, where there are several. `num_requests` is None where time ends the run. Where it
-    `waits`, the bar comes with `show`.
+    `name` identifies one of several runs. `num_requests` is None if the run is limited by time. If it `waits`, the bar
+    appears with `show`.
     """
 
     def __init__(self, console: Console, num_requests: int | None, name: str = "", *, waits: bool = False) -> None:
@@ -63,7 +63,7 @@ class Meter:
         return self
 
     def show(self) -> None:
-        """Show the bar from now on."""
+        """Show the bar."""
         if self._waits:
             self._waits = False
             self._bar.start()
@@ -74,7 +74,7 @@ class Meter:
             self._plain()
 
     def update(self, tokens: int, finished: int, bubble_fraction: float | None) -> None:
-        """Count new `tokens` and requests newly `finished`; `bubble_fraction` is the idle share so far, if known."""
+        """Add new `tokens` and newly `finished` requests; `bubble_fraction` is the idle share so far, if known."""
         self._tokens += tokens
         self._done += finished
         self._idle = bubble_fraction
@@ -84,7 +84,7 @@ class Meter:
 
     @property
     def _rates(self) -> str:
-        if not self._tokens:  # none yet, or a simulation, whose tokens are not of this second
+        if not self._tokens:  # none yet, or a simulation on virtual time
             return ""
         seconds = max(time.monotonic() - self._start, 1e-9)
         idle = "" if self._idle is None else f"  {self._idle:.1%} idle"
@@ -99,14 +99,11 @@ class Meter:
 
 
 class Steps:
-    """Progress of a command that works in steps, on standard error.
-
-    It is a bar on a terminal, else a plain line every few seconds.
-    """
+    """Progress of a multi-step command on standard error: a bar on a terminal, else a line every few seconds."""
 
     def __init__(self, console: Console, name: str) -> None:
         self._name = name
-        self._bar = _bar(console, name, TextColumn("{task.fields[what]}", markup=False))
+        self._bar = _bar(console, name, TextColumn("{task.fields[what]}", markup=False), TimeRemainingColumn())
         self._task = self._bar.add_task("", total=None, what="")
 
     def __enter__(self) -> Steps:
@@ -118,7 +115,7 @@ class Steps:
         self._bar.stop()
 
     def update(self, what: str, done: int, of: int | None) -> None:
-        """Show `what` is under way, and that `done` of `of` steps are over; None: nobody knows of how many."""
+        """Show the current step `what`, and that `done` of `of` steps (None: unknown) are finished."""
         self._bar.update(self._task, completed=done, total=of, what=what)
         if self._bar.disable and time.monotonic() - self._printed >= PLAIN_EVERY_S:
             self._printed = time.monotonic()
@@ -126,28 +123,28 @@ class Steps:
 
 
 def can_redraw(console: Console) -> bool:
-    """Return whether a bar can move.
+    """Return whether a bar can be redrawn.
 
-    FORCE_COLOR, which a notebook sets, makes a pipe a terminal for rich, but not this.
+    FORCE_COLOR, which notebooks set, makes rich treat a pipe as a terminal, but it cannot be redrawn.
     """
     return console.is_terminal and console.file.isatty()
 
 
-def _bar(console: Console, name: str, text: TextColumn) -> Progress:
-    """Make a bar that leaves nothing behind; none where the console is no terminal.
+def _bar(console: Console, name: str, text: TextColumn, *further: ProgressColumn) -> Progress:
+    """Make a transient progress bar, disabled if the console is not a terminal.
 
-    A narrow terminal has a shorter bar, or none, so that no number is cut off.
+    On a narrow terminal the bar is shorter or absent, so that no number is truncated.
     """
-    room = console.width - len(name) - _TEXT_WIDTH
+    room = console.width - len(name) - _TEXT_WIDTH - 8 * len(further)
     columns: list[ProgressColumn] = [TextColumn(name, markup=False), MofNCompleteColumn(), text]
     if room >= _LEAST_BAR:
-        columns = [SpinnerColumn(), columns[0], BarColumn(min(40, room)), *columns[1:], TimeElapsedColumn()]
+        columns = [SpinnerColumn(), columns[0], BarColumn(min(40, room)), *columns[1:], TimeElapsedColumn(), *further]
     return Progress(*columns, console=console, disable=not can_redraw(console), transient=True, refresh_per_second=4)
 
 
 @contextmanager
 def starting(console: Console, config: EngineConfig) -> Iterator[Callable[[str], None]]:
-    """Show what the start of the ranks, which takes seconds, is doing; yield the function that reports it."""
+    """Show the progress of the start of the ranks, which takes seconds; yield the function that reports it."""
     parallel = config.parallel
     ranks = counted(parallel.world_size, "rank")
     text = f"starting {config.model.name} on {ranks} (pp={parallel.pp} x tp={parallel.tp}, {parallel.started_by})"
@@ -176,38 +173,38 @@ def starting(console: Console, config: EngineConfig) -> Iterator[Callable[[str],
 
 @cache
 def _until_first_start() -> float:
-    """Return the seconds from this process's first imports, of which `logging` is one, to its first start of ranks."""
+    """Return the seconds from the import of `logging`, one of the first, to the first start of ranks."""
     return logging.makeLogRecord({}).relativeCreated / 1e3
 
 
 def print_words(console: Console, text: Text) -> None:
-    """Print a text: on a terminal in lines that end between words, else, as into a pipe, as the lines that it has."""
+    """Print a text, word-wrapped on a terminal, unchanged otherwise."""
     console.print(text, soft_wrap=not console.is_terminal)
 
 
 def print_files(console: Console, *files: tuple[str, Path]) -> None:
-    """Print where files are, each with what it is."""
+    """Print the paths of files with their descriptions."""
     for what, file in files:
         console.print(Text.assemble((f"{what:9}", "bold"), shown(file)), soft_wrap=True)
 
 
 def printable(text: str) -> str:
-    """Spell out control characters, so that no text can control the terminal."""
+    """Escape control characters, so that no text can control the terminal."""
     return text.translate(_CONTROL)
 
 
 def shown(file: Path) -> str:
-    """Return a path as a user at this folder would write it."""
+    """Return a path relative to the working directory, if it is inside."""
     return str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file)
 
 
 def print_throughput(console: Console, name: str, summary: Mapping[str, Any]) -> None:
-    """Print the throughput of a run after its name."""
+    """Print a run's name and throughput."""
     print_words(console, Text.assemble((f"{name}: ", "bold"), throughput(summary)))
 
 
 def throughput(summary: Mapping[str, Any]) -> str:
-    """Return a run's requests, tokens and tokens per second, of its `summary.json`."""
+    """Return the requests, tokens and tokens per second of a `summary.json`."""
     return (
         f"{counted(summary['completed'], 'request')} in {seconds_text(summary['duration'])}: "
         f"{counted(summary['total_input_tokens'], 'prompt token')}, "
@@ -217,7 +214,7 @@ def throughput(summary: Mapping[str, Any]) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what a run depends on, by package, for its summary."""
+    """Return the versions of Python and the main packages, for a run's summary."""
     found = {"python": python_version()}
     for name in PACKAGES:
         with suppress(metadata.PackageNotFoundError):

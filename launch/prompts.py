@@ -1,4 +1,4 @@
-"""Reads the prompts of a run: from an override, a text file, JSONL, the package's own, or standard input."""
+"""Reads prompts from an override, a text or JSONL file, the package, or standard input."""
 
 from __future__ import annotations
 
@@ -32,32 +32,32 @@ _SAMPLING = tuple(field.name for field in dataclasses.fields(SamplingParams))
 _CSV_HEADER = re.compile(r'(?:["\w]+[,;\t])*"?(?:prompts?|messages)"?(?:[,;\t]["\w]+)*', re.IGNORECASE)
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 _BATCH_URLS = ("/v1/chat/completions", "/v1/completions")
-_BATCH_FIELDS = frozenset(  # of a batch's body that are neither sampling parameters nor refused
+_BATCH_FIELDS = frozenset(  # supported fields of a batch body that are not sampling parameters
     ("model", "stream", "user", "messages", "prompt", "max_completion_tokens", "top_logprobs", "response_format")
 )
-_OF_BODIES = ("logprobs", "prompt_logprobs", "stop", "structured_outputs")  # a body gives them, not the defaults
+_OF_BODIES = ("logprobs", "prompt_logprobs", "stop", "structured_outputs")  # from the body, never from defaults
 _LONGEST_LINE = 16 << 20  # bytes; a context of a million tokens takes about 4 MiB of text, or 8 MiB of token ids
 
 
 class StandardInput:
-    """Standard input, read once however many runs a sweep has."""
+    """Standard input, read once for all runs of a sweep."""
 
     @property
     def is_terminal(self) -> bool:
-        """Whether standard input is a terminal or closed, so that no data waits in it."""
+        """Whether standard input is a terminal or closed, so that it has no data."""
         return sys.stdin is None or sys.stdin.closed or sys.stdin.isatty()
 
     @cached_property
     def data(self) -> bytes:
-        """All of standard input. It is read when first asked for, and kept."""
+        """The contents of standard input, read on first use."""
         return sys.stdin.buffer.read()
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt, as text, as token ids or as the messages of a conversation (the others are None).
+    """One prompt: text, token ids or chat messages (the others are None).
 
-    `params` say how its outputs are sampled. `custom_id` is that of a request in an OpenAI batch file.
+    `custom_id` identifies a request of an OpenAI batch file.
     """
 
     text: str | None
@@ -67,41 +67,43 @@ class Prompt:
     custom_id: str | None = None
 
     def as_chat(self) -> Prompt:
-        """Return the prompt with its text, if it has one, as a user's message."""
+        """Return the prompt with its text, if any, as a user message."""
         if self.text is None:
             return self
         return dataclasses.replace(self, text=None, messages=({"role": "user", "content": self.text},))
 
     @property
     def content(self) -> str | list[int] | Conversation:
-        """The prompt in the form that `LLM` takes."""
+        """The prompt as input of `LLM`."""
         if self.messages is not None:
             return Conversation(self.messages)
         return list(self.token_ids) if self.token_ids is not None else self.text or ""
 
     @property
     def shown(self) -> str:
-        """What is shown of it: the text, the last message, or how many token ids there are."""
+        """The prompt for display: the text, the last message, or the number of token ids."""
         if self.messages is not None:
             return str(self.messages[-1]["content"])
         return self.text if self.text is not None else f"[{len(self.token_ids or ())} token ids] "
 
 
 def read_prompts(config: GenerateConfig, stdin: StandardInput) -> list[Prompt]:
-    """Read the prompts that `config` names, at least one.
+    """Read at least one prompt from the source in `config`.
 
     Raises:
-        ConfigError: none or two sources, a missing or unreadable file, a bad line (by its number), no prompt in it.
+        ConfigError: no source or two, an unreadable file, an invalid line (with its number), or no prompts.
     """
     if config.prompt is not None and config.prompts is not None:
         raise ConfigError("prompt and prompts are both given; give one of them")
     if config.prompt is not None:
         if not config.prompt:
-            raise ConfigError("prompt='': empty; give some text")
+            raise ConfigError("prompt='': must not be empty")
         return [Prompt(config.prompt, None, config.sampling)]
     if config.prompts is None:
         if stdin.is_terminal:
-            raise ConfigError('no prompts; give prompt="...", prompts=FILE, prompts=questions, or pipe a prompt a line')
+            raise ConfigError(
+                'no prompts; give prompt="...", prompts=FILE, prompts=questions, or pipe one prompt per line'
+            )
         source = "standard input"
         found = _read(io.BytesIO(stdin.data), source, config.sampling)
     elif config.prompts in ("shipped", "questions"):
@@ -111,33 +113,33 @@ def read_prompts(config: GenerateConfig, stdin: StandardInput) -> list[Prompt]:
     else:
         source = config.prompts
         path = user_path(source, "prompts")
-        with open_rows(path, "prompts", "pass it as standard input and leave prompts out") as file:
+        with open_rows(path, "prompts", "redirect it to standard input and remove prompts") as file:
             found = _read(file, source, config.sampling, is_json=path.suffix.lower() in _JSON_SUFFIXES)
     if not found:
-        raise ConfigError(f"{source}: no prompts in it")
+        raise ConfigError(f"{source}: has no prompts")
     defaults = to_mapping(SamplingParams())
     of_rows = [to_mapping(params) for params in dict.fromkeys(prompt.params for prompt in found)]
     for name, value in to_mapping(config.sampling).items():
         if value != defaults[name] and all(row[name] != value for row in of_rows):
-            _log.warning("sampling.%s=%s: overridden by each row of %s", name, value, source)
+            _log.warning("sampling.%s=%s: overridden by every row of %s", name, value, source)
     return found
 
 
 def _read(file: BinaryIO, source: str, params: SamplingParams, is_json: bool = False) -> list[Prompt]:
-    """Read prompts as JSON, where the file `is_json` or its first row is a prompt as JSON, else as lines of text."""
+    """Read prompts as JSON, if `is_json` or the first row is a JSON prompt, else as lines of text."""
     try:
         first, number, lines = first_row(_read_lines(file, source))
         if is_json or _is_json(first):
             return list(_json_prompts(json_rows(lines, source, number), params, source))
         if _CSV_HEADER.fullmatch(first.strip()):
-            raise ConfigError(f"{source}:{number}: the header of a CSV; give a prompt a line, as text or as JSON")
+            raise ConfigError(f"{source}:{number}: looks like a CSV header; give one prompt per line, as text or JSON")
         return [Prompt(line.removesuffix("\r"), None, params) for line in lines if line.strip()]
     except (OSError, EOFError, zlib.error) as error:
-        raise ConfigError(f"{source}: cannot be read, or a damaged .gz ({reason(error)})") from None
+        raise ConfigError(f"{source}: unreadable, or a damaged .gz ({reason(error)})") from None
 
 
 def _is_json(line: str) -> bool:
-    """Return whether a line begins an array of texts or objects or an object, or is an object with a key of ours."""
+    """Return whether a line starts a JSON array or object, or is an object with one of our keys."""
     text = line.strip()
     try:
         row = json.loads(text)
@@ -149,10 +151,10 @@ def _is_json(line: str) -> bool:
 
 
 def _read_lines(file: BinaryIO, source: str) -> Iterator[str]:
-    """Yield the lines of a file, without their ends.
+    """Yield the lines of a file without line ends.
 
     Raises:
-        ConfigError: a line is too long or not UTF-8; it is named by its number.
+        ConfigError: a line is too long or not UTF-8; the message has its number.
     """
     for number in itertools.count(1):
         line = file.readline(_LONGEST_LINE + 1)
@@ -160,7 +162,7 @@ def _read_lines(file: BinaryIO, source: str) -> Iterator[str]:
             return
         if len(line) > _LONGEST_LINE:
             longest = f"{_LONGEST_LINE >> 20} MiB"
-            raise ConfigError(f"{source}:{number}: longer than {longest}; a prompt is one line of at most {longest}")
+            raise ConfigError(f"{source}:{number}: longer than {longest}, the limit for one prompt")
         try:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8").removesuffix("\n")
         except UnicodeDecodeError as error:
@@ -176,14 +178,14 @@ def _json_prompts(rows: Iterator[tuple[int, Any]], params: SamplingParams, sourc
 
 
 def _row(row: Any, params: SamplingParams) -> Prompt:
-    """Read one object of JSON."""
+    """Parse one JSON object."""
     if not isinstance(row, dict):
         raise ConfigError('must be an object such as {"prompt": "..."}')
     if "body" in row:
         return _batch_request(row, params)
     if row and row.keys().isdisjoint(_CONTENTS) and not any(get_close_matches(key, _CONTENTS) for key in row):
-        of = " (ShareGPT's are for workload=sharegpt)" if "conversations" in row else ""
-        raise ConfigError(f"give one of prompt, messages and prompt_token_ids; it has {', '.join(row)[:80]}{of}")
+        of = " (use workload=sharegpt for ShareGPT files)" if "conversations" in row else ""
+        raise ConfigError(f"give one of prompt, messages and prompt_token_ids; found {', '.join(row)[:80]}{of}")
     row = {key: _plain(key, value) for key, value in row.items() if value is not None}
     for key in row:
         if key not in (*_CONTENTS, *_SAMPLING):
@@ -192,11 +194,11 @@ def _row(row: Any, params: SamplingParams) -> Prompt:
     if [text, messages, ids].count(None) != 2:
         raise ConfigError("give one of prompt, messages and prompt_token_ids")
     if text is not None and (not isinstance(text, str) or not text):
-        raise ConfigError(f"prompt={text!r}: must be a text that is not empty")
+        raise ConfigError(f"prompt={text!r}: must be a non-empty string")
     if text is not None and not is_unicode(text):
-        raise ConfigError("prompt: holds half of a surrogate pair (\\ud800 .. \\udfff), which is not text")
+        raise ConfigError("prompt: has an unpaired surrogate (\\ud800 .. \\udfff), which is not valid Unicode")
     if ids is not None and not (isinstance(ids, list) and ids and all(type(i) is int and i >= 0 for i in ids)):
-        raise ConfigError("prompt_token_ids: must be a list of token ids that is not empty")
+        raise ConfigError("prompt_token_ids: must be a non-empty list of token ids")
     own = build(SamplingParams, to_mapping(params) | row, "sampling") if row else params
     return Prompt(
         text,
@@ -207,22 +209,22 @@ def _row(row: Any, params: SamplingParams) -> Prompt:
 
 
 def _plain(key: str, value: Any) -> Any:
-    """Return a value of a row with numbers such as 1.0 as integers, and with null for a seed of -1."""
+    """Return a row's value with integral floats as integers, and null for a seed of -1."""
     return None if key == "seed" and value == -1 else whole(value)
 
 
 def _batch_request(row: dict[str, Any], params: SamplingParams) -> Prompt:
-    """Read a request in an OpenAI batch file. Its body is read as the server reads it; `params` are the defaults."""
+    """Parse a request of an OpenAI batch file, whose body is parsed like the server's; `params` are the defaults."""
     for key in row:
         if key not in ("custom_id", "method", "url", "body"):
-            raise ConfigError(f"{key}: unknown key of a batch's request; must be custom_id, method, url or body")
+            raise ConfigError(f"{key}: unknown key of a batch request; must be custom_id, method, url or body")
     given, url, custom_id = row["body"], row.get("url"), row.get("custom_id")
     if url not in _BATCH_URLS:
         raise ConfigError(f"url={url!r}: must be one of {', '.join(_BATCH_URLS)}")
     if not isinstance(given, dict):
         raise ConfigError("body: must be an object")
     if custom_id is not None and not isinstance(custom_id, str):
-        raise ConfigError(f"custom_id={custom_id!r}: must be a text")
+        raise ConfigError(f"custom_id={custom_id!r}: must be a string")
     from .server.errors import ApiError
     from .server.read_body import validated
     from .server.requests import ChatBody, CompletionBody
@@ -234,7 +236,7 @@ def _batch_request(row: dict[str, Any], params: SamplingParams) -> Prompt:
         asked = {name: value for name in body.model_fields_set if (value := getattr(body, name)) not in (None, [], {})}
         others = [name for name in asked if name not in _BATCH_FIELDS and name not in _SAMPLING]
         if names := [*unknown, *(name for name in others if asked[name] != kind.model_fields[name].default)]:
-            raise ConfigError(f"{names[0]}: not in a batch file; send the request to `gapless serve`")
+            raise ConfigError(f"{names[0]}: not supported in batch files; send the request to `gapless serve`")
         most = asked.get("max_completion_tokens", asked.get("max_tokens", params.max_tokens))
         logprobs = body.num_logprobs if isinstance(body, ChatBody) else body.logprobs
         found = body.sampling(
@@ -252,7 +254,7 @@ def _batch_request(row: dict[str, Any], params: SamplingParams) -> Prompt:
         if isinstance(body, ChatBody):
             return Prompt(None, None, found, tuple(body.chat), custom_id)
         if len(prompts := body.prompts) != 1:
-            raise ConfigError("prompt: must be one text or one list of token ids")
+            raise ConfigError("prompt: must be one string or one list of token ids")
     except ApiError as error:
         raise ConfigError(error.message) from None
     text, ids = (prompts[0], None) if isinstance(prompts[0], str) else (None, tuple(prompts[0]))

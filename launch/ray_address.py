@@ -1,4 +1,4 @@
-"""What answers at the address of a Ray cluster, before anything joins it."""
+"""Checks the address of a Ray cluster before joining it."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ import socket
 
 from ..conf.errors import ConfigError, reason
 
-_ANSWER_S = 3.0  # for a server at a given address to answer
+_ANSWER_S = 3.0  # connection timeout
 
 
 def check_address(address: str) -> None:
-    """Check that a given address answers as Ray does; Ray itself takes up to minutes to find that nothing does.
+    """Check that Ray responds at an address; Ray itself takes minutes to notice if not.
 
     Raises:
-        ConfigError: nothing does, or something else.
+        ConfigError: nothing responds, or another server.
     """
     found = _found_by_ray() if address == "auto" else address
     host, _, port = found.rpartition("://")[2].rpartition(":")
     if not host or "/" in host or not port.isdigit():
         return
-    hint = "" if found == address else "; start Ray there, or leave it out"
+    hint = "" if found == address else "; start Ray there, or remove the key"
     address += f" ({found})" if hint else ""
     try:
         speaks_grpc = _speaks_grpc(host, int(port))
     except OSError as error:
-        raise ConfigError(f"parallel.ray_address={address}: nothing answers there ({reason(error)}){hint}") from error
+        raise ConfigError(f"parallel.ray_address={address}: nothing responds there ({reason(error)}){hint}") from error
     if not speaks_grpc and os.environ.get("RAY_USE_TLS", "0") == "0":
-        raise ConfigError(f"parallel.ray_address={address}: what answers there is not Ray's GCS (6379 by default)")
+        raise ConfigError(f"parallel.ray_address={address}: the server there is not Ray's GCS (6379 by default)")
 
 
 def _found_by_ray() -> str:
-    """Return the address that `auto` stands for: of a Ray on this machine, or of the last one, which may have ended.
+    """Return the address for `auto`: of the running or, if it has ended, the last Ray on this machine.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: none.
     """
     from ray._private.services import canonicalize_bootstrap_address
 
@@ -42,15 +42,15 @@ def _found_by_ray() -> str:
         return str(canonicalize_bootstrap_address("auto"))
     except ConnectionError:
         raise ConfigError(
-            "parallel.ray_address=auto: no Ray runs on this machine; start one, or leave it out"
+            "parallel.ray_address=auto: no Ray runs on this machine; start one, or remove the key"
         ) from None
 
 
 def _speaks_grpc(host: str, port: int) -> bool:
-    """Return whether a port answers the first bytes of HTTP/2 with a frame of settings, as Ray's gRPC server does.
+    """Return whether a port answers the HTTP/2 preface with a SETTINGS frame, like Ray's gRPC server.
 
     Raises:
-        OSError: nobody listens there.
+        OSError: nothing listens there.
     """
     with socket.create_connection((host, port), timeout=_ANSWER_S) as sock:
         try:

@@ -1,4 +1,4 @@
-"""Runs ranks as Ray actors. Ray places, starts, watches and ends them; micro-batches do not go through Ray."""
+"""Runs ranks as Ray actors. Ray places, starts, watches and stops them; micro-batches do not go through Ray."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ from .stderr_log import messages_on_stderr
 
 _log = logging.getLogger(__name__)
 _RAY_ENV = {
-    "RAY_worker_niceness": "0",  # Ray's is 15, where a stage would give way to every other process of its node
+    "RAY_worker_niceness": "0",  # Ray's default 15 would yield to every other process
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # else Ray rebuilds the environment under `uv run`
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray hides all GPUs from actors that asked for none, and warns
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray warns and hides all GPUs from actors without GPUs
 }
-# Task events are off: nobody reads them, and they are sent for 5 s to a GCS that has ended.
+# Task events are unused, and would be sent to a dead GCS for 5 s.
 _LOCAL_RAY_ENV = {"RAY_task_events_report_interval_ms": "0"}
 
-_ROOM_S = 5.0  # for nodes to have room for several stages each; after that each stage is placed alone
-_RACK = "rack"  # the label of a Ray node that names its rack
+_ROOM_S = 5.0  # timeout of placing several stages per node; then stages are placed individually
+_RACK = "rack"  # Ray node label with the rack name
 
 
 class RankActor:
-    """One rank's process. It may serve again after a run has ended."""
+    """The process of a rank, reusable after a run."""
 
     def place(self) -> tuple[str, int]:
-        """Return the ids of this actor's node and process."""
+        """Return this actor's node id and process id."""
         import ray
 
         return ray.get_runtime_context().get_node_id(), os.getpid()
 
     def warm_up(self) -> None:
-        """Import all that a rank needs."""
+        """Import everything a rank needs."""
         from ..runtime.pipeline.rank import warm_up
 
         warm_up()
 
     def run(self, endpoint: Endpoint, rank: int, device: str, timeout_s: float) -> None:
-        """Serve one run as `rank`; return when it ends. The arguments are those of `run_rank`."""
+        """Serve one run as `rank`. Arguments as in `run_rank`."""
         from ..runtime.pipeline.rank import run_rank
 
         with messages_on_stderr():
@@ -61,41 +61,41 @@ class RankActor:
 
 
 class RayLauncher:
-    """Places the ranks of a stage on one node, and stages that follow each other on one node or in one rack.
+    """Places the ranks of a stage on one node, and consecutive stages on one node or in one rack.
 
-    Each rank is an actor. A bundle of the placement group holds a stage. On GPUs it holds as many consecutive stages as
-    `cluster.devices_per_node` says and the nodes have room for. CPU stages spread over the nodes, since the ranks of a
-    node share its cores.
+    Each rank is an actor. A bundle of the placement group has one stage; on GPUs it has as many consecutive stages as
+    fit on a node with `cluster.devices_per_node`. CPU stages are spread over the nodes, as the ranks of a node share
+    its cores.
 
-    Without `parallel.ray_address` (or Ray's own `RAY_ADDRESS`) it starts Ray on this machine, on loopback, and ends it
-    again. With `keep=True` actors and Ray outlive `stop` and serve the next `start`, until `shutdown`.
+    Without `parallel.ray_address` (or `RAY_ADDRESS`) it starts Ray on this machine, on loopback, and stops it at the
+    end. With `keep=True` actors and Ray survive `stop` and serve the next `start`, until `shutdown`.
     """
 
     def __init__(self, keep: bool = False) -> None:
         self._keep = keep
         self._actors: list[Any] = []
-        self._runs: dict[Any, int] = {}  # reference of an actor's run: its rank
-        self._ended: dict[int, str] = {}  # by rank: how it ended
-        self._places: dict[Any, Any] = {}  # by actor: the reference of its `place`
-        self._bundles: dict[Any, int] = {}  # by actor: its bundle of the placement group
+        self._runs: dict[Any, int] = {}  # rank by reference of an actor's run
+        self._ended: dict[int, str] = {}  # how a rank ended, by rank
+        self._places: dict[Any, Any] = {}  # reference of `place`, by actor
+        self._bundles: dict[Any, int] = {}  # bundle of the placement group, by actor
         self._spares: list[Any] = []
-        self._unused: set[int] = set()  # ranks whose actors have no run yet, since Ray was started anew
+        self._unused: set[int] = set()  # ranks whose actors have no run yet, after Ray was restarted
         self._parallel: ParallelConfig | None = None
         self._cluster = ClusterConfig()
         self._uses_gpu = False
         self._group: Any = None
-        self._connected = False  # to Ray, by this launcher, which must then disconnect
-        self._ray: LocalRay | JoinedRay | None = None  # that this launcher has connected to
-        self._lost: tuple[JoinedRay, set[int], Endpoint] | None = None  # whose return ranks wait for, to join there
+        self._connected = False  # whether this launcher has connected to Ray and must disconnect
+        self._ray: LocalRay | JoinedRay | None = None  # the Ray that this launcher has connected to
+        self._lost: tuple[JoinedRay, set[int], Endpoint] | None = None  # with the ranks to restart on its return
 
     def check(self, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
-        """Check that a given address answers as Ray does; Ray itself takes up to minutes to find that nothing does."""
+        """Check that Ray responds at a given address."""
         check_address(parallel.ray_address or os.environ.get("RAY_ADDRESS", ""))
 
     def start(
         self, endpoint: Endpoint, parallel: ParallelConfig, hardware: HardwareConfig, cluster: ClusterConfig
     ) -> None:
-        """See `Launcher.start`. Actors of an earlier run serve again if there are enough of them."""
+        """See `Launcher.start`. Actors of an earlier run are reused if there are enough."""
         uses_gpu = hardware.device == "cuda"
         self._connect(parallel)
         if len(self._actors) < parallel.world_size or len(self._spares) < parallel.spares:
@@ -110,7 +110,7 @@ class RayLauncher:
             self._run(rank, endpoint)
 
     def places(self) -> dict[int, Place]:
-        """See `Launcher.places`. They are read from Ray's placement group."""
+        """See `Launcher.places`. Read from Ray's placement group."""
         assert self._parallel is not None
         where = self._places_of_bundles()
         return {rank: where[self._bundles[self._actors[rank]]] for rank in range(self._parallel.world_size)}
@@ -123,14 +123,14 @@ class RayLauncher:
 
     @property
     def can_replace(self) -> bool:
-        """True: another actor can take the bundle of a rank that ended, or a spare one."""
+        """True: a new or spare actor can replace a rank."""
         return True
 
     def replace(self, ranks: Collection[int], endpoint: Endpoint) -> None:
-        """End `ranks` and start others: spares while there are any, then new actors.
+        """Kill `ranks` and start replacements: spares first, then new actors.
 
-        For each spare that is used, a new spare starts in the bundle of the dead rank. Where the Ray that was started
-        here has died, another one is started first, which ends all ranks. A Ray of the user's is waited for.
+        For each spare used, a new spare starts in the bundle of the dead rank. If a Ray that was started here has died,
+        it is restarted first, which ends all ranks. An existing cluster that was joined is waited for.
         """
         if self._ray is not None and (fault := self._ray.fault):
             if isinstance(self._ray, LocalRay):
@@ -138,7 +138,7 @@ class RayLauncher:
             else:
                 assert self._parallel is not None
                 limit = f"parallel.start_timeout_s={self._parallel.start_timeout_s:g}"
-                _log.warning(f"{fault}; ranks start again when Ray is back at {self._ray.gcs}, within {limit}")
+                _log.warning(f"{fault}; waiting for Ray to return at {self._ray.gcs}, up to {limit}")
                 self._lost = self._ray, set(), endpoint
                 self.shutdown()
         if self._lost is not None:
@@ -150,7 +150,7 @@ class RayLauncher:
         except Exception as error:
             if not isinstance(self._ray, LocalRay):
                 raise
-            self._start_ray_again(f"Ray on this machine has failed ({error})")  # one of its processes is just ending
+            self._start_ray_again(f"Ray on this machine has failed ({error})")  # one of its processes is dying
             for rank in sorted(ranks):
                 self._replace(rank, endpoint)
 
@@ -172,40 +172,40 @@ class RayLauncher:
         self._run(rank, endpoint)
 
     def _start_ray_again(self, fault: str) -> None:
-        """End what is left of the Ray that has died, and place all ranks on a new one.
+        """Clean up a dead local Ray, and place all ranks on a new one.
 
         Raises:
-            PipelineError: it does not start.
+            PipelineError: Ray does not start.
         """
-        assert self._parallel is not None
         try:
             self.shutdown()
-            self._connect(self._parallel)
-            self._place(self._parallel, self._cluster, self._uses_gpu)
+            self._place_all()
         except Exception as error:
-            raise PipelineError(f"{fault}, and cannot be started again: {error}") from error
-        self._ended = {}
-        self._unused = set(range(self._parallel.world_size))
+            raise PipelineError(f"{fault}, and could not be restarted: {error}") from error
+
+    def _place_all(self) -> None:
+        """Connect to a Ray without our actors, and place all ranks."""
+        assert self._parallel is not None
+        self._connect(self._parallel)
+        self._place(self._parallel, self._cluster, self._uses_gpu)
+        self._ended, self._unused = {}, set(range(self._parallel.world_size))
 
     def _join_again(self, lost: JoinedRay, ranks: set[int], endpoint: Endpoint) -> None:
-        """Start `ranks` on the user's Ray, if it is back and has room for all."""
-        assert self._parallel is not None
+        """Restart `ranks` on the lost Ray, if it is back and has room for all."""
         if not lost.is_back:
             return
         try:
-            self._connect(self._parallel)
-            self._place(self._parallel, self._cluster, self._uses_gpu)
+            self._place_all()
         except Exception as error:
             _log.debug(f"Ray at {lost.gcs} is not back yet: {error}")
             self.shutdown()
             return
-        self._lost, self._ended = None, {}
-        self._unused = set(range(self._parallel.world_size))
+        self._lost = None
         for rank in sorted(ranks):
             self._replace(rank, endpoint)
 
     def unplaced(self) -> set[int]:
-        """See `Launcher.unplaced`. A rank has no place if its bundle lies on no node that is alive."""
+        """See `Launcher.unplaced`. A rank has no place if its bundle is on no live node."""
         import ray
         from ray.util import placement_group_table
 
@@ -216,7 +216,7 @@ class RayLauncher:
         return {rank for rank, actor in enumerate(self._actors) if node_of.get(self._bundles[actor]) not in alive}
 
     def keep(self, ranks: Sequence[int], endpoint: Endpoint, parallel: ParallelConfig) -> None:
-        """See `Launcher.keep`. An actor that stays begins its next run when the one before has ended."""
+        """See `Launcher.keep`. A kept actor starts its next run when the previous one has ended."""
         for rank in set(range(len(self._actors))) - set(ranks):
             self._kill(self._actors[rank])
             del self._bundles[self._actors[rank]]
@@ -226,7 +226,7 @@ class RayLauncher:
             self._run(rank, endpoint)
 
     def _kill(self, actor: Any) -> None:
-        """End an actor's process, also one that is suspended and does not react to Ray."""
+        """Kill an actor's process, even if it is suspended and does not respond to Ray."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -241,7 +241,7 @@ class RayLauncher:
             if node == ray.get_runtime_context().get_node_id():
                 os.kill(process, signal.SIGKILL)
             else:
-                there = NodeAffinitySchedulingStrategy(node, soft=False)  # the process id holds on its own node only
+                there = NodeAffinitySchedulingStrategy(node, soft=False)  # process ids are local to a node
                 ray.remote(os.kill).options(scheduling_strategy=there, num_cpus=0).remote(process, signal.SIGKILL)
 
     def _connect(self, parallel: ParallelConfig) -> None:
@@ -254,7 +254,7 @@ class RayLauncher:
         if has_died or (
             self._connected and ray.cluster_resources().get("CPU", 0) < parallel.world_size + parallel.spares
         ):
-            self.shutdown()  # it may have been started for fewer ranks
+            self.shutdown()  # may have been started for fewer ranks
         if ray.is_initialized():
             return
         on_term = signal.getsignal(signal.SIGTERM)
@@ -265,14 +265,16 @@ class RayLauncher:
             else:
                 self._ray = LocalRay(max(cores.threads(), parallel.world_size + parallel.spares))
         except (ConnectionError, ray.exceptions.RayError) as error:
-            # Only in this mode does Ray send its token to a given address. The user must decide whether it may.
-            hint = "" if os.environ.get("RAY_AUTH_MODE") == "token" else "; if it wants a token: RAY_AUTH_MODE=token"
-            raise ConfigError(
-                f"parallel.ray_address={address}: cannot join a Ray cluster there ({error}){hint}"
-            ) from error
+            # Ray sends its token to a given address only in this mode, which is the user's decision.
+            hint = (
+                ""
+                if os.environ.get("RAY_AUTH_MODE") == "token"
+                else "; if it requires a token, set RAY_AUTH_MODE=token"
+            )
+            raise ConfigError(f"parallel.ray_address={address}: cannot join the Ray cluster ({error}){hint}") from error
         self._connected = True
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, on_term)  # Ray puts a handler of its own in its place
+            signal.signal(signal.SIGTERM, on_term)  # Ray replaces it
 
     def _place(self, parallel: ParallelConfig, cluster: ClusterConfig, uses_gpu: bool) -> None:
         import ray
@@ -282,7 +284,7 @@ class RayLauncher:
         per_stage = {name: amount * tp for name, amount in per_rank.items()}
         self._check_resources(per_stage, pp)
         self._uses_gpu = uses_gpu
-        together = [1]  # numbers of stages in a bundle to try, most first
+        together = [1]  # numbers of stages per bundle to try, descending
         if uses_gpu:
             nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
             ranks_that_fit = [min(int(node.get(name, 0)) for name in per_rank) for node in nodes]
@@ -303,7 +305,7 @@ class RayLauncher:
     def _reserve(
         self, together: int, parallel: ParallelConfig, stage: dict[str, float], spare: dict[str, float]
     ) -> bool:
-        """Make the placement group, with `together` stages in a bundle. Return whether there was room for it."""
+        """Create the placement group with `together` stages per bundle. Return whether there was room."""
         from ray.util.placement_group import placement_group, remove_placement_group
 
         sizes = [min(together, parallel.pp - first) for first in range(0, parallel.pp, together)]
@@ -316,10 +318,9 @@ class RayLauncher:
         return False
 
     def _order(self, pp: int, together: int) -> list[int]:
-        """Return the bundles, each of `together` stages, in the order in which consecutive stages take them.
+        """Return the bundles, of `together` stages each, in stage order.
 
-        Bundles of one node follow each other, and so do those of one rack. If the last bundle holds fewer stages, it
-        stays the last.
+        Bundles of one node are consecutive, and so are those of one rack. A last bundle with fewer stages stays last.
         """
         where, num_full = self._places_of_bundles(), pp // together
         last = where[num_full] if pp % together else None
@@ -335,7 +336,7 @@ class RayLauncher:
         return {bundle: Place(node, rack_of.get(node)) for bundle, node in node_of.items()}
 
     def _new_actor(self, bundle: int) -> Any:
-        """Start an actor on a bundle of the placement group. Bundles of stages come first, then those of spares."""
+        """Start an actor on a bundle of the placement group. Bundles of stages precede those of spares."""
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -348,7 +349,7 @@ class RayLauncher:
         return actor
 
     def _check_reach(self, endpoint: Endpoint) -> None:
-        """Check that no rank is on another node if the coordinator listens on loopback."""
+        """Check that all ranks are on this node if the coordinator listens on loopback."""
         import ray
         from ray.util import placement_group_table
 
@@ -359,7 +360,7 @@ class RayLauncher:
         placed = set(placement_group_table(self._group)["bundles_to_node_id"].values())
         if others := sorted({address[node] for node in placed} - {ours}):
             raise ConfigError(
-                f"parallel.host={endpoint.host}: the ranks on {', '.join(others)} cannot reach the coordinator there; "
+                f"parallel.host={endpoint.host}: ranks on {', '.join(others)} cannot reach the coordinator there; "
                 f"set parallel.host to this node's address ({ours})"
             )
 
@@ -372,12 +373,12 @@ class RayLauncher:
         if fitting < stages:
             has = ", ".join(_text({k: node.get(k, 0.0) for k in bundle}) for node in nodes)
             raise ConfigError(
-                f"parallel.pp={stages}: each stage needs a node with {_text(bundle)}, and the cluster's "
-                f"{len(nodes)} nodes ({has}) have room for {fitting}"
+                f"parallel.pp={stages}: each stage needs a node with {_text(bundle)}, but the cluster's "
+                f"{len(nodes)} nodes ({has}) fit only {fitting}"
             )
 
     def poll(self) -> dict[int, str]:
-        """See `Launcher.poll`. The end of Ray's own processes is that of all ranks."""
+        """See `Launcher.poll`. If Ray itself dies, all ranks have ended."""
         import ray
 
         if self._lost is not None:
@@ -391,7 +392,7 @@ class RayLauncher:
             rank = self._runs.pop(ref)
             try:
                 ray.get(ref)
-                self._ended[rank] = "it ended before the run did"
+                self._ended[rank] = "its actor returned before the end of the run"
             except ray.exceptions.RayTaskError as error:
                 cause = getattr(error, "cause", None) or error
                 self._ended[rank] = f"{type(cause).__name__}: {cause}".splitlines()[0]
@@ -402,14 +403,14 @@ class RayLauncher:
         return self._ended
 
     def stop(self) -> None:
-        """See `Launcher.stop`. A launcher that keeps its actors ends them only if one of them does not become idle."""
+        """See `Launcher.stop`. With `keep`, actors are ended only if one does not become idle."""
         if not self._keep or (self._ray is not None and self._ray.fault):
             self.shutdown()
         elif not self._settled():
             self._end_actors()
 
     def _settled(self) -> bool:
-        """Return whether all actors are idle again, and so can serve the next `start`."""
+        """Return whether all actors are idle again and can serve the next `start`."""
         import ray
 
         if not self._runs:
@@ -425,7 +426,7 @@ class RayLauncher:
         return True
 
     def shutdown(self) -> None:
-        """End the actors, and Ray if it was started here."""
+        """End the actors, and stop Ray if it was started here."""
         if not self._actors and not self._connected:
             return
         import ray

@@ -18,14 +18,14 @@ from . import import_traces
 from .output_path import check_folder, new_folder
 from .progress import print_files, print_words, shown, throughput
 from .prompts import StandardInput
-from .results import show_words
+from .results import show_tables, show_words
 
 if TYPE_CHECKING:
-    from ..runtime.run_folder.read import RunFolder
-    from ..runtime.traces.pipeline_run import ImportedRun
+    from ..runtime.analysis.run_folder.read import RunFolder
+    from ..runtime.analysis.traces.pipeline_run import ImportedRun
 
 NEW_FOLDER = "comparison"
-_MOST_MOMENTS = 3  # of a run, that the terminal shows
+_MOST_BLAMED, _MOST_MOMENTS = 3, 3  # of a run, that the terminal shows
 SWEEP = "multirun.yaml"  # the file in a sweep's own folder
 
 
@@ -37,7 +37,7 @@ def prepare(config: ReportConfig, stdin: StandardInput) -> list[RunFolder] | Imp
     """
     if config.import_ is not None:
         return import_traces.read(config)
-    from ..runtime.report.metrics import number_keys
+    from ..runtime.analysis.report.metrics import number_keys
 
     found = folders(config.runs)
     keys = dict.fromkeys([ReportConfig().sort, *(key for folder in found for key in number_keys(folder.summary))])
@@ -59,10 +59,10 @@ def run(config: ReportConfig, found: Sequence[RunFolder] | ImportedRun, run_dir:
     Raises:
         ValueError: what the user can correct; also a damaged run folder.
     """
-    from ..runtime.drawing.page_parts import error_notes
-    from ..runtime.report.run_groups import group_runs
-    from ..runtime.report.terminal import comparison_table
-    from ..runtime.report.write_comparison import write_comparison
+    from ..runtime.analysis.drawing.page_parts import error_notes
+    from ..runtime.analysis.report.comparison_table import comparison_table
+    from ..runtime.analysis.report.run_groups import group_runs
+    from ..runtime.analysis.report.write_comparison import write_comparison
 
     console = Console(highlight=False)
     if not isinstance(found, Sequence):
@@ -99,7 +99,7 @@ def folders(paths: Sequence[str]) -> list[RunFolder]:
     Raises:
         ConfigError: a path is neither.
     """
-    from ..runtime.run_folder.read import is_run_folder, read_run_folder
+    from ..runtime.analysis.run_folder.read import is_run_folder, read_run_folder
 
     if not paths:
         raise ConfigError("runs: give one or more run folders, as in gapless report runs/DATE_TIME")
@@ -127,7 +127,7 @@ def _names(paths: Sequence[str]) -> dict[Path, str]:
 
 def _run_folders_below(path: Path) -> Iterator[Path]:
     """Yield the run folders at any depth below `path`, but not the replicas of a fleet, which are part of its run."""
-    from ..runtime.run_folder.read import is_run_folder
+    from ..runtime.analysis.run_folder.read import is_run_folder
 
     for summary in path.rglob("summary.json"):
         folder = summary.parent
@@ -145,7 +145,7 @@ def _with_goodput(folder: RunFolder, config: ReportConfig) -> RunFolder:
     """Add the goodput within the config's SLO to the summary, if there is an SLO. This reads the run's record."""
     if config.slo == type(config.slo)():
         return folder
-    from ..runtime.explain.analysed_run import AnalysedRun
+    from ..runtime.analysis.explain.analysed_run import AnalysedRun
 
     run = AnalysedRun.read(folder, config.slo)
     return replace(folder, summary=run.summary)
@@ -162,10 +162,10 @@ def _destination(config: ReportConfig) -> Path:
 
 
 def _show_one(console: Console, config: ReportConfig, folder: RunFolder) -> None:
-    from ..runtime.explain.analysed_run import AnalysedRun
-    from ..runtime.report import terminal
-    from ..runtime.report.moments_section import moment_text
-    from ..runtime.report.write_folder import write_report
+    from ..runtime.analysis.explain.analysed_run import AnalysedRun
+    from ..runtime.analysis.report.blame_section import blame_table
+    from ..runtime.analysis.report.moments_section import moment_text
+    from ..runtime.analysis.report.write_folder import write_report
 
     run = AnalysedRun.read(folder, config.slo)
     summary = run.summary
@@ -175,23 +175,19 @@ def _show_one(console: Console, config: ReportConfig, folder: RunFolder) -> None
     print_words(console, Text(folder.title, "bold"))
     print_words(console, Text(throughput(summary) if run.knows_requests else import_traces.said(summary)))
     show_words(console, run.words)
-    if run.causes:
-        console.print(terminal.causes_table(run.causes))
-    if run.knows_requests:
-        console.print(terminal.latency_table(summary))
-    if "bubble_fraction" in summary:
-        console.print(terminal.bubble_table(run.fleet, run.causes))
+    show_tables(console, summary, run.fleet, run.causes)
     if run.knows_requests and not run.fleet.is_several:
-        console.print(terminal.blame_table(run.record, run.blame))
+        if blamed := blame_table(run.record, run.blame, _MOST_BLAMED):
+            console.print(blamed)
         for moment in run.moments[:_MOST_MOMENTS]:
             print_words(console, Text(" ".join(moment_text(moment, run.record, run.ledger.t0))))
-    for line in (*terminal.fault_lines(summary), *terminal.straggler_lines(summary), *_remarks(summary)):
+    for line in _remarks(summary):
         print_words(console, Text(line))
     _print_paths(console, path, figures=config.figures, numbers=False)
 
 
 def _remarks(summary: dict[str, Any]) -> Iterator[str]:
-    from ..runtime.drawing.page_parts import error_notes
+    from ..runtime.analysis.drawing.page_parts import error_notes
 
     error = summary.get("prediction_error")
     if error:

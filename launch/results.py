@@ -1,4 +1,4 @@
-"""Writes and prints the results of runs: run folders, tables, `bench.json`, and the report of a comparison."""
+"""Writes and prints results: run folders, tables, `bench.json`, and comparison reports."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from .progress import print_files, print_throughput, print_words, versions
 from .turns import Turn
 
 if TYPE_CHECKING:
-    from ..runtime.cost.error import CostError
-    from ..runtime.explain.analysed_run import AnalysedRun
-    from ..runtime.explain.sized_cause import SizedCause
-    from ..runtime.ledger.fleet import Fleet
-    from ..runtime.run_folder.read import RunFolder
-    from ..runtime.run_folder.run_info import RunInfo
-    from ..runtime.workload import Workload
+    from ..runtime.analysis.explain.analysed_run import AnalysedRun
+    from ..runtime.analysis.explain.sized_cause import SizedCause
+    from ..runtime.analysis.ledger.fleet import Fleet
+    from ..runtime.analysis.run_folder.read import RunFolder
+    from ..runtime.analysis.run_folder.run_info import RunInfo
+    from ..runtime.simulation.cost.error import CostError
+    from ..runtime.simulation.workload import Workload
 
 
 _log = logging.getLogger(__name__)
-_MOST_SPANS = 200_000  # of a run whose record stays in memory until the comparison: some 50 MB
+_MOST_SPANS = 200_000  # limit of a record that is kept in memory for the comparison, about 50 MB
 
 
 def log_cut_requests(workload: Workload, context: int) -> None:
-    """Log how many requests are cut to the `context`, in tokens, if any are."""
+    """Log how many requests were truncated to `context` tokens, if any."""
     if workload.num_cut:
-        text = "requests longer than the context of %d tokens, and cut to it: %d of %d"
+        text = "truncated to the context length of %d tokens: %d of %d requests"
         _log.info(text, context, workload.num_cut, len(workload))
 
 
 def write_counted(
     folder: Path, numbers: dict[str, Any], config: ComparisonConfig, turn: Turn, cost_error: CostError | None = None
 ) -> dict[str, Any]:
-    """Write `summary.json` alone, for a run that kept no record, and return what it holds."""
-    from ..runtime.run_folder.write import write_summary
+    """Write only `summary.json`, for a run without a record, and return its contents."""
+    from ..runtime.analysis.run_folder.write import write_summary
 
     summary = _info(config, turn, cost_error).summary(numbers)
     write_summary(folder, summary)
@@ -62,21 +62,21 @@ def write_turn(
     title: str = "",
     say: Callable[[AnalysedRun], None] | None = None,
 ) -> AnalysedRun:
-    """Write the run folder of one turn with its own config, and return the run analysed.
+    """Write the run folder of one turn with its own config, and return the analysed run.
 
     Args:
-        folder: the run folder, which is made if need be.
-        fleet: what was recorded.
+        folder: the run folder, created if needed.
+        fleet: the recorded runs.
         config: of the whole comparison.
-        turn: names the policy and the repeat.
-        cost_error: how far the stage times of a simulation may be off; None: not known.
-        title: of the report; by default what its config says.
-        say: prints the run before the folder is written; only for a run that stands alone, whose causes are then found
-            by short replays.
+        turn: the policy and the repeat.
+        cost_error: the error of simulated stage times; None: unknown.
+        title: of the report; default: from the config.
+        say: prints the run before the folder is written; only for single runs, which are then replayed for quick
+            advice.
     """
-    from ..runtime.explain.analysed_run import AnalysedRun
-    from ..runtime.report.write_folder import write_run_folder
-    from ..runtime.run_folder.files import write_text
+    from ..runtime.analysis.explain.analysed_run import AnalysedRun
+    from ..runtime.analysis.report.write_folder import write_run_folder
+    from ..runtime.core.whole_file import write_text
 
     info = replace(_info(config, turn, cost_error), title=title)
     run = AnalysedRun(fleet, info)
@@ -84,9 +84,9 @@ def write_turn(
         if say is not None:
             run = replace(run, explain=quick_advice)
             say(run)
-    finally:  # who reads may have gone
+    finally:  # even if printing fails
         write_run_folder(folder, run)
-    if turn.folder:  # hydra writes the config of a run that stands alone; a turn of several gets the same here
+    if turn.folder:  # as hydra does for a single run
         (folder / ".hydra").mkdir(exist_ok=True)
         text = yaml.safe_dump(_own(config, turn), sort_keys=False)
         write_text(folder / ".hydra" / "config.yaml", text)
@@ -94,27 +94,27 @@ def write_turn(
 
 
 def folder_of(path: Path, run: AnalysedRun) -> RunFolder:
-    """Return the folder of a run that was written, for a comparison. A large record does not stay in memory."""
-    from ..runtime.run_folder.read import RunFolder
+    """Return the folder of a written run, for a comparison. Large records are not kept in memory."""
+    from ..runtime.analysis.run_folder.read import RunFolder
 
     is_large = sum(len(record.spans) for record in run.fleet.records) > _MOST_SPANS
     return RunFolder(path, run.summary) if is_large else run.folder(path)
 
 
 def _info(config: ComparisonConfig, turn: Turn, cost_error: CostError | None) -> RunInfo:
-    from ..runtime.run_folder.run_info import RunInfo
+    from ..runtime.analysis.run_folder.run_info import RunInfo
 
     error = cost_error.numbers if cost_error is not None else None
     return RunInfo(plain(_own(config, turn)), versions(), slo=config.slo, cost_error=error)
 
 
 def _own(config: ComparisonConfig, turn: Turn) -> dict[str, Any]:
-    """Return the config of one turn alone."""
+    """Return the config of a single turn."""
     return to_mapping(replace(config, scheduler=turn.policy, policies=(), repeats=1))
 
 
 def show_one(console: Console, run_dir: Path, run: AnalysedRun, *files: tuple[str, Path]) -> None:
-    """Print a single run's tables and the paths of its files."""
+    """Print the tables of a single run and the paths of its files."""
     summary, slo = run.summary, run.info.slo
     if "request_goodput" in summary and slo is not None:
         bounds = " ".join(f"{key}={bound:g}" for key, bound in to_mapping(slo).items() if bound is not None)
@@ -126,12 +126,15 @@ def show_one(console: Console, run_dir: Path, run: AnalysedRun, *files: tuple[st
 def show_tables(
     console: Console, summary: dict[str, Any], fleet: Fleet | None = None, causes: Sequence[SizedCause] = ()
 ) -> None:
-    """Print latencies, idle time by cause where it is known, faults and stragglers."""
-    from ..runtime.report.terminal import bubble_table, causes_table, fault_lines, latency_table, straggler_lines
+    """Print causes, latencies and idle time by cause where they are known, faults and stragglers."""
+    from ..runtime.analysis.report.faults_section import fault_lines, straggler_lines
+    from ..runtime.analysis.report.idle_table import bubble_table
+    from ..runtime.analysis.report.run_tables import causes_table, latency_table
 
     if causes:
         console.print(causes_table(causes))
-    console.print(latency_table(summary))
+    if "requests" not in summary.get("unknown", ()):
+        console.print(latency_table(summary))
     if fleet is not None and "bubble_fraction" in summary:
         console.print(bubble_table(fleet, causes))
     for line in (*fault_lines(summary), *straggler_lines(summary)):
@@ -139,13 +142,13 @@ def show_tables(
 
 
 def show_first(console: Console, name: str, run: AnalysedRun) -> None:
-    """Print the throughput of a run after its name, then the run in words."""
+    """Print a run's name, throughput and description."""
     print_throughput(console, name, run.summary)
     show_words(console, run.words)
 
 
 def show_words(console: Console, words: Sequence[str]) -> None:
-    """Print the sentences of a run, the first one bold."""
+    """Print the sentences that describe a run, the first one bold."""
     for place, sentence in enumerate(words):
         print_words(console, Text(sentence, "bold" if place == 0 else ""))
 
@@ -159,17 +162,17 @@ def compare(
     num_cut: int,
     name: str = "bench.json",
 ) -> None:
-    """Print the table, and write the numbers as `name` and the comparison's report."""
-    from ..runtime.report.run_groups import RunGroup
-    from ..runtime.report.terminal import comparison_table
-    from ..runtime.report.write_comparison import write_comparison
-    from ..runtime.run_folder.files import write_text
+    """Print the comparison, and write its numbers as `name` and its report."""
+    from ..runtime.analysis.report.comparison_table import comparison_table
+    from ..runtime.analysis.report.run_groups import RunGroup
+    from ..runtime.analysis.report.write_comparison import write_comparison
+    from ..runtime.core.whole_file import write_text
 
     runs: dict[str, list[RunFolder]] = {}
     for turn, folder in zip(plan, folders, strict=True):
         runs.setdefault(turn.label, []).append(folder)
     candidates = [RunGroup(label, of_label) for label, of_label in runs.items()]
-    comparison = write_comparison(run_dir, candidates)
+    comparison, _ = write_comparison(run_dir, candidates)
     numbers = {
         "config": plain(to_mapping(config)),
         "versions": versions(),
@@ -188,7 +191,7 @@ def compare(
 
 
 def plain(value: Any) -> Any:
-    """Replace infinities, which JSON cannot hold, by `"inf"`."""
+    """Replace infinities, which JSON lacks, by `"inf"`."""
     if isinstance(value, dict):
         return {key: plain(below) for key, below in value.items()}
     if isinstance(value, list):

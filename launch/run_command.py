@@ -1,4 +1,4 @@
-"""Writes the command line that would run a recorded run again with other settings."""
+"""Returns the command line that repeats a recorded run with other settings."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ..conf.schema import BenchConfig, ChatConfig, EngineConfig, GenerateConfig,
 from .overrides import command_line
 
 if TYPE_CHECKING:
-    from ..runtime.simulation.setting import Setting
+    from ..runtime.simulation.pipeline.setting import Setting
 
-# A key that only this command's config has, the command, and its config.
+# A key that identifies a command's config, the command, and its config class.
 _COMMANDS: tuple[tuple[str, str, type[EngineConfig]], ...] = (
     ("simulation", "simulate", SimulateConfig),
     ("interleave", "bench", BenchConfig),
@@ -25,23 +25,23 @@ _COMMANDS: tuple[tuple[str, str, type[EngineConfig]], ...] = (
 
 
 def command_writer(recorded: Mapping[str, Any]) -> Callable[[Setting, Sequence[str]], str | None]:
-    """Return a function that writes the command line of a run with a changed setting.
+    """Return a function that returns the command line of a run with a changed setting.
 
     Args:
-        recorded: the run's config, as `summary.json` has it.
+        recorded: the run's config from `summary.json`.
 
     Returns:
-        A function of the changed setting and of the overrides that made it from the run's own. It returns None if the
-        run's own command is not known.
+        A function of the changed setting and the overrides that produced it. It returns None if the command of the
+        run is unknown.
     """
-    from ..runtime.run_folder.read import with_infinities
+    from ..runtime.analysis.run_folder.read import with_infinities
 
     mapping = with_infinities(recorded)
     name, cls = next(((name, cls) for key, name, cls in _COMMANDS if key in mapping), ("", EngineConfig))
     known = fields(cast(type, cls))
     try:
         config = build(cls, {key: value for key, value in mapping.items() if key in known}) if name else None
-    except ConfigError:  # written by another version
+    except ConfigError:  # from another version
         config = None
 
     def write(setting: Setting, overrides: Sequence[str]) -> str | None:

@@ -1,4 +1,4 @@
-"""`gapless serve`: an OpenAI-compatible server over one pipeline or several, until SIGTERM or Ctrl-C."""
+"""`gapless serve`: an OpenAI-compatible server over one or several pipelines, until SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from ..conf.schema import ServeConfig
 from ..conf.serving import ServingConfig
 from ..models.gguf.smollm2 import INSTALL, is_installed
 from ..runtime.core.numbers import counted
+from .installed import has_analysis
 from .open_files import allow_files
 from .oversubscription import threads
 from .progress import versions
@@ -45,13 +46,14 @@ if TYPE_CHECKING:
     from .server.engine_client import State
     from .server.exchange import Exchange
     from .server.keys import Keys
+    from .server.monitor.monitor import Monitor
     from .server.prometheus import Metrics
     from .server.replica_set import Engine
     from .server.service import Service
     from .server.tracing import Traces
 
 _log = logging.getLogger(__name__)
-_SECOND_SIGNAL_S = 1.0  # after the first; torchrun passes on the Ctrl-C that its ranks have had already
+_SECOND_SIGNAL_S = 1.0  # after the first; torchrun forwards the Ctrl-C that its ranks have already received
 _BACKLOG = 2048
 _NO_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 _STALL_INTERVAL_S = 0.02
@@ -59,7 +61,7 @@ _STALL_INTERVAL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class PreparedServer:
-    """A checked server."""
+    """A validated server."""
 
     plan: Plan
     intake: Intake
@@ -67,10 +69,10 @@ class PreparedServer:
 
 
 def prepare(config: ServeConfig, stdin: StandardInput) -> PreparedServer:
-    """Check a server before anything starts.
+    """Validate a server before anything starts.
 
     Raises:
-        ConfigError: the checkpoint or its chat template is wrong, the model does not fit, or the port is taken.
+        ConfigError: the checkpoint or its chat template is invalid, the model does not fit, or the port is in use.
     """
     from ..runtime.engine.intake import Intake
     from ..runtime.engine.plan import make_plan
@@ -91,15 +93,15 @@ def prepare(config: ServeConfig, stdin: StandardInput) -> PreparedServer:
     if (journal := _open_journal(config)) is not None:
         journal.close()
     intake = Intake(plan, config.serve.chat_template)
-    _ = intake.chat_template  # one that is no jinja is refused now
+    _ = intake.chat_template  # an invalid template fails here
     return PreparedServer(plan, intake, keys)
 
 
 def run(config: ServeConfig, prepared: PreparedServer, run_dir: Path, launcher: Launcher | None = None) -> int:
-    """Serve until a signal. The exit code is 0 after a drain, 1 where the engine failed.
+    """Serve until a signal. Return exit code 0 after a drain.
 
     Raises:
-        ConfigError: what the user can mend, found while the engine started.
+        ConfigError: a user error found while the engine started.
         PipelineError: the engine failed.
     """
     with as_configured(config.serve.log_level, config.serve.log_format):
@@ -107,12 +109,12 @@ def run(config: ServeConfig, prepared: PreparedServer, run_dir: Path, launcher: 
 
 
 def _bind(config: ServeConfig) -> list[socket.socket]:
-    """Open the server's port at each address that the host's name has, as localhost has one of each family.
+    """Open the server's port at each address of the host name; localhost has an IPv4 and an IPv6 address.
 
     Raises:
-        ConfigError: it is taken, or the address is not of this machine.
+        ConfigError: the port is in use, or the address is not local.
     """
-    host, port = config.serve.host.strip("[]'"), config.serve.port  # brackets as in URLs; a shell may leave the quotes
+    host, port = config.serve.host.strip("[]'"), config.serve.port  # brackets as in URLs; a shell may keep the quotes
     bound: list[socket.socket] = []
     try:
         found = {(family, address[0]): address for family, _, _, _, address in _addresses(host, port)}
@@ -121,10 +123,10 @@ def _bind(config: ServeConfig) -> list[socket.socket]:
             own = (name, port or (bound[0].getsockname()[1] if bound else 0), *address[2:])
             try:
                 bound.append(socket.create_server(own, family=family, backlog=_BACKLOG, dualstack_ipv6=has_both))
-                # Connections inherit it. Else Nagle's algorithm holds a token until the client acknowledges the last.
+                # Inherited by connections. Nagle's algorithm would delay a token until the last one is acknowledged.
                 bound[-1].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             except OSError as error:
-                if error.errno not in _NO_ADDRESS or len(found) == 1:  # as ::1 where there is no IPv6
+                if error.errno not in _NO_ADDRESS or len(found) == 1:  # such as ::1 without IPv6
                     raise
         if not bound:
             raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
@@ -138,7 +140,7 @@ def _bind(config: ServeConfig) -> list[socket.socket]:
 
 
 def _addresses(host: str, port: int) -> list[Any]:
-    """Return what `getaddrinfo` says of the host. `localhost` is both loopback addresses (RFC 6761, 6.3)."""
+    """Return the `getaddrinfo` results of a host. `localhost` is both loopback addresses (RFC 6761, 6.3)."""
     names = ("127.0.0.1", "::1") if host == "localhost" else (host,)
     return [found for name in names for found in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)]
 
@@ -147,29 +149,29 @@ def _check_tls(serving: ServingConfig) -> None:
     """Check the files of `serve.ssl_*`.
 
     Raises:
-        ConfigError: one cannot be read, or the key is not the certificate's.
+        ConfigError: a file is unreadable, or the key does not match the certificate.
     """
     if serving.ssl_certfile is None:
         return
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(serving.ssl_certfile, serving.ssl_keyfile, lambda: "")  # asks nobody for a password
+        context.load_cert_chain(serving.ssl_certfile, serving.ssl_keyfile, lambda: "")  # no password prompt
     except OSError as error:  # ssl.SSLError is one
         key, hint = serving.ssl_keyfile, "" if serving.ssl_keyfile else "; set serve.ssl_keyfile"
         files = f"serve.ssl_certfile={serving.ssl_certfile}" + (f" serve.ssl_keyfile={key}" if key else "")
-        why = f"no certificate with its private key{hint}" if isinstance(error, ssl.SSLError) else reason(error)
+        why = f"not a certificate with its private key{hint}" if isinstance(error, ssl.SSLError) else reason(error)
         raise ConfigError(f"{files}: {why}") from error
     try:
         context.load_verify_locations(serving.ssl_ca_certs or serving.ssl_certfile)
     except OSError as error:
-        raise ConfigError(f"serve.ssl_ca_certs={serving.ssl_ca_certs}: holds no certificates") from error
+        raise ConfigError(f"serve.ssl_ca_certs={serving.ssl_ca_certs}: no certificates in the file") from error
 
 
 def _open_journal(config: ServeConfig) -> Journal | None:
-    """Open the server's journal, if it is to have one.
+    """Open the server's journal, if configured.
 
     Raises:
-        ConfigError: the file is not for this server.
+        ConfigError: the file belongs to another server.
     """
     from ..runtime.serving.journal import Journal
 
@@ -199,13 +201,14 @@ async def _serve(config: ServeConfig, prepared: PreparedServer, listeners: list[
     server = _make_http_server(service, access.note)
     ended = _Signals(asyncio.get_running_loop())
     serving = asyncio.create_task(server.serve(listeners))
-    watching = [asyncio.create_task(each) for each in (_watch_stalls(metrics), *(one.run() for one in service.live))]
+    monitored = () if service.monitor is None else service.monitor.live
+    watching = [asyncio.create_task(each) for each in (_watch_stalls(metrics), *(one.run() for one in monitored))]
     scheme = "http" if config.serve.ssl_certfile is None else "https"
     address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-    _log.info("listens at %s; the live page is at /, health at /health", address)
+    _log.info("listens at %s; live page at /, health at /health", address)
     try:
         await client.start()
-        with suppress(ConfigError):  # the model has no tokenizer for them; who asks for them hears of it
+        with suppress(ConfigError):  # no suitable tokenizer; requests that need it get an error
             await asyncio.to_thread(service.compiler.start)
         await _while_in(("starting",), client, ended)
         if client.state in TAKES_REQUESTS:
@@ -232,7 +235,7 @@ async def _serve(config: ServeConfig, prepared: PreparedServer, listeners: list[
 
 
 def _log_start(config: ServeConfig, plan: Plan, service: Service, run_dir: Path) -> None:
-    """Say what starts, and what is open to others."""
+    """Log the configuration, and warn if the server is open to other machines."""
     model, policy = config.model, config.scheduler.name
     named = service.model if service.model == model.name else f"{service.model} ({model.name})"
     tokens = plan.kv_tokens * config.serve.replicas
@@ -242,11 +245,11 @@ def _log_start(config: ServeConfig, plan: Plan, service: Service, run_dir: Path)
         *(f"{chosen}, " if (chosen := threads(config, config.serve.replicas)) else "", run_dir),
     )
     if service.intake.chat_template is None:
-        how = "" if is_installed() else f", after {INSTALL} (93 MB)"
-        text = "%s has no chat template and answers at /v1/completions only; `gapless serve smollm2` chats%s"
+        how = "" if is_installed() else f" after {INSTALL} (93 MB)"
+        text = "%s has no chat template and serves /v1/completions only; `gapless serve smollm2` can chat%s"
         _log.warning(text, named, how)
     if not service.is_local and not service.keys.are_set:
-        text = "serve.host=%s: other machines reach this server, and serve.api_keys is empty: it answers all of them"
+        text = "serve.host=%s: other machines can reach this server without authentication; set serve.api_keys"
         _log.warning(text, config.serve.host)
 
 
@@ -263,16 +266,13 @@ def _make_service(
     *,
     is_local: bool,
 ) -> Service:
-    """Make the parts of the server; the engine is not started yet. `log` is told of the engine's states."""
+    """Make the parts of the server without starting the engine. `log` is called on changes of the engine's state."""
     from ..models.generation_config import sampling_defaults
     from .server.compiler import Compiler
     from .server.engine_client import EngineClient
     from .server.journaling import Journaling
-    from .server.live import Live
-    from .server.live_window import said_of
     from .server.prometheus import Metrics as ServerMetrics
     from .server.rate_limit import RateLimits
-    from .server.recorder import Recorder
     from .server.replica_set import ReplicaSet
     from .server.service import Service
     from .server.tools.dialect import Dialect
@@ -287,9 +287,7 @@ def _make_service(
         client = EngineClient(config, intake.tokenizer, metrics, log, numbers=numbers)
     else:
         client = ReplicaSet(config, intake.tokenizer, metrics, log, kv_tokens=plan.kv_tokens, numbers=numbers)
-    shown = plain(to_mapping(config))
     template = intake.chat_template
-    has_chat = template is not None
     return Service(
         config=config.serve,
         keys=prepared.keys,
@@ -300,11 +298,7 @@ def _make_service(
         compiler=Compiler((plan.tokenizer, plan.arch.vocab_size, tuple(plan.arch.eos_token_ids))),
         client=client,
         metrics=metrics,
-        live=[
-            Live(name, client, number, said_of=partial(said_of, config=shown), has_chat=has_chat)
-            for number in range(len(client.replicas))
-        ],
-        recorders=[Recorder(each, run_dir, shown, versions()) for each in client.replicas],
+        monitor=_make_monitor(config, name, client, metrics, run_dir, has_chat=template is not None),
         limits=RateLimits(config.serve.requests_per_minute, config.serve.tokens_per_minute),
         is_local=is_local,
         has_priorities=config.scheduler.order == "priority",
@@ -314,8 +308,21 @@ def _make_service(
     )
 
 
+def _make_monitor(
+    config: ServeConfig, name: str, client: Engine, metrics: Metrics, run_dir: Path, *, has_chat: bool
+) -> Monitor | None:
+    """Make the monitor of a server; None, with a log line, if `runtime/analysis` is not installed."""
+    if not has_analysis():
+        _log.info("no live page, recordings and idle times by cause: gapless.runtime.analysis is not installed")
+        return None
+    from .server.monitor.monitor import Monitor, idle_by_cause
+
+    metrics.idle_by_cause = idle_by_cause
+    return Monitor.of(name, client, run_dir, plain(to_mapping(config)), versions(), has_chat=has_chat)
+
+
 def _make_traces(config: ServeConfig) -> Traces | None:
-    """Make what sends traces, if they are to go somewhere.
+    """Make the trace exporter, if configured.
 
     Raises:
         ConfigError: OpenTelemetry is not installed.
@@ -349,16 +356,16 @@ def _make_http_server(service: Service, note: Callable[[Exchange], None]) -> uvi
         log_level="warning",
         access_log=False,
         server_header=False,
-        timeout_keep_alive=serving.keep_alive_s,  # type: ignore[arg-type]  # seconds of any kind
+        timeout_keep_alive=serving.keep_alive_s,  # type: ignore[arg-type]  # accepts floats
         timeout_graceful_shutdown=1,
     )
     server = uvicorn.Server(settings)
-    server.capture_signals = nullcontext  # type: ignore[assignment, method-assign]  # ours drain first
+    server.capture_signals = nullcontext  # type: ignore[assignment, method-assign]  # our handlers drain first
     return server
 
 
 async def _take_up(service: Service, journal: Journal) -> None:
-    """Have the engine go on with what the server before has left, and write what this one does."""
+    """Resume the unfinished requests of the previous server, and journal the requests of this one."""
     from ..runtime.serving.journal import KEY
     from ..runtime.serving.messages import Started, Tokens
     from .server.engine_client import TAKES_REQUESTS
@@ -369,10 +376,10 @@ async def _take_up(service: Service, journal: Journal) -> None:
 
     named = f"{KEY}={service.config.journal}"
     if journal.cut_bytes:
-        _log.info("%s: the last %d bytes were not written whole, and are dropped", named, journal.cut_bytes)
+        _log.info("%s: dropped %d bytes of an incomplete last entry", named, journal.cut_bytes)
     unfinished = await resume(service, journaling, journal.saved)
     if journal.saved:
-        text = "%s: requests taken up again: %d; their unfinished outputs: %d"
+        text = "%s: resumed requests: %d, with unfinished outputs: %d"
         _log.info(text, named, len(journal.saved), len(unfinished))
 
     def submit(message: Started, payload: bytes) -> None:
@@ -399,12 +406,12 @@ class _Signals:
             self.first.set()
             self._at = time.monotonic()
         elif time.monotonic() - self._at > _SECOND_SIGNAL_S:
-            _log.info("ends at once")
+            _log.info("exiting immediately")
             os._exit(128 + number)
 
 
 async def _watch_stalls(metrics: Metrics) -> None:
-    """Note by how much the event loop wakes this task too late, and for how much of that it was computing itself."""
+    """Record how late the event loop wakes this task, and how much of that was its own CPU time."""
     while True:
         due, computed = time.monotonic() + _STALL_INTERVAL_S, time.thread_time()
         await asyncio.sleep(_STALL_INTERVAL_S)
@@ -414,7 +421,7 @@ async def _watch_stalls(metrics: Metrics) -> None:
 
 
 async def _while_in(states: Sequence[State], client: Engine, ended: _Signals) -> None:
-    """Wait until the engine's state is none of `states`, or a signal has come."""
+    """Wait until the engine leaves `states`, or for a signal."""
     stop = asyncio.create_task(ended.first.wait())
     while client.state in states and not stop.done():
         client.changed.clear()
@@ -425,12 +432,12 @@ async def _while_in(states: Sequence[State], client: Engine, ended: _Signals) ->
 
 
 async def _drain(client: Engine, seconds: float) -> None:
-    """Finish what runs, within `seconds`."""
+    """Finish running requests within `seconds`."""
     client.drain()
     deadline = time.monotonic() + seconds
     if client.num_unfinished:
-        _log.info("shuts down; %s may take up to %g s to finish", counted(client.num_unfinished, "request"), seconds)
+        _log.info("shutting down; %s may take up to %g s to finish", counted(client.num_unfinished, "request"), seconds)
     while client.num_unfinished and client.state == "draining" and time.monotonic() < deadline:
         await asyncio.sleep(0.05)
     if client.num_unfinished:
-        _log.info("ends %s, unfinished after serve.drain_s=%g", counted(client.num_unfinished, "request"), seconds)
+        _log.info("aborting %s unfinished after serve.drain_s=%g", counted(client.num_unfinished, "request"), seconds)

@@ -1,7 +1,7 @@
-"""The words of `gapless serve` that are no KEY=VALUE: a bare MODEL, vLLM's options, and a file of keys.
+"""Further arguments of `gapless serve`: a positional MODEL, vLLM's options, and a file of keys.
 
-Each of vLLM's options becomes the key with the same meaning. Options that a server does not need are ignored. Both
-print a line. All other options of vLLM's are refused, with the reason.
+vLLM's options are translated to the keys with the same meaning. Options that a server does not need are ignored. Both
+log a line. All other vLLM options are rejected, with the reason.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _KV_DTYPES = {"fp8_e4m3": "fp8", "fp8_per_token_head": "fp8", "int8_per_token_he
 _LAUNCHERS = {"external_launcher": "torchrun"}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG]?)")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-_BUDGETS: Mapping[str, str] = MappingProxyType(  # the key that bounds a policy's micro-batch
+_BUDGETS: Mapping[str, str] = MappingProxyType(  # the key that limits a policy's micro-batch
     {
-        "token_budget": "scheduler.budget",
-        "prefill_first": "scheduler.max_batched_tokens",
+        "token_budget": "scheduler.max_batched_tokens",
+        "prefill_first": "scheduler.max_prefill_tokens",
         "token_throttle": "scheduler.max_prefill_tokens",
     }
 )
@@ -44,7 +44,7 @@ _BUDGETS: Mapping[str, str] = MappingProxyType(  # the key that bounds a policy'
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """The key that an option is, how its value is written there, and, for one without a value, what it says."""
+    """The key of an option, the conversion of its value, and the key's value for a switch."""
 
     key: str
     write: Callable[[str], str] = str
@@ -52,7 +52,7 @@ class _Key:
 
 
 def _size(text: str) -> str:
-    """Write `8k` and `8K` as vLLM reads them, 8000 and 8192."""
+    """Convert `8k` and `8K` like vLLM, to 8000 and 8192."""
     match = _SIZE.fullmatch(text)
     return str(int(float(match[1]) * _UNITS[match[2]])) if match else text
 
@@ -62,7 +62,7 @@ def _length(text: str) -> str:
 
 
 def _list(text: str) -> str:
-    """Write one text, or a list in JSON, as a list of texts."""
+    """Convert a string, or a JSON list, to a list of strings."""
     try:
         found = json.loads(text)
     except ValueError:
@@ -71,11 +71,11 @@ def _list(text: str) -> str:
 
 
 def _names(text: str) -> str:
-    """Write one name as it is, and several, in JSON, as a list."""
+    """Return one name unchanged, and several, a JSON list, as a list."""
     return _list(text) if text.startswith("[") else literal(text)
 
 
-_WRITERS: Mapping[str, Callable[[str], str]] = MappingProxyType(  # how an option's value is written; else as it is
+_WRITERS: Mapping[str, Callable[[str], str]] = MappingProxyType(  # conversions of option values
     {
         "dtype": lambda text: _DTYPES.get(text, text),
         "kv-cache-dtype": lambda text: _KV_DTYPES.get(text, text),
@@ -108,7 +108,7 @@ _VLLM = {**_REFUSED, **_WITH_VALUE, **_ALONE, **{option: entry.key for option, e
 
 
 def answer_to(option: str) -> str | None:
-    """Return the answer to an option of vLLM's, as in docs/from_vllm.md; None if vLLM has no such option."""
+    """Explain a vLLM option, as in docs/from_vllm.md; None if vLLM has no such option."""
     option = _name_of(option)
     if (entry := _KEYS.get(option)) is not None:
         return f"is {entry.key}={entry.says}" if entry.says else f"is {entry.key}"
@@ -126,12 +126,12 @@ def _name_of(word: str) -> str:
 
 
 def as_overrides(arguments: Sequence[str], command: Command) -> list[str]:
-    """Return the arguments with KEY=VALUE in place of a bare MODEL, of vLLM's options, and of what a file holds.
+    """Translate a positional MODEL, vLLM's options and the file of keys to KEY=VALUE.
 
-    Keys of the command line hold over those of the file, and a later one over an earlier.
+    The command line overrides the file, and later keys override earlier ones.
 
     Raises:
-        ConfigError: an option lacks its value, a second bare word follows, or the file is wrong.
+        ConfigError: a missing option value, a second positional argument, or an invalid file.
     """
     found = _Arguments(command)
     found.read(arguments)
@@ -141,30 +141,29 @@ def as_overrides(arguments: Sequence[str], command: Command) -> list[str]:
 
 
 def with_default_model(given: Sequence[str]) -> list[str]:
-    """Add `model=smollm2`, which chats, to overrides that name no model, if its package is installed."""
+    """Add `model=smollm2`, a chat model, to overrides without a model, if its package is installed."""
     is_chosen = any(re.match(r"\+*model(\.(weights|architecture)\b[^=]*)?=", text) for text in given)
     return [*given] if is_chosen or not is_installed() else ["model=smollm2", *given]
 
 
 def key_of(option: str) -> str | None:
-    """Return the key that an option of vLLM's is, written with its dashes or without; None where there is none."""
+    """Return the key of a vLLM option, with or without dashes; None if it has none."""
     entry = _KEYS.get(_name_of(option))
     return None if entry is None else entry.key
 
 
 class _Arguments:
-    """Reads arguments one after the other."""
+    """Reads arguments in order."""
 
     def __init__(self, command: Command) -> None:
         self.overrides: list[str] = []
-        self._own = {name for option in options_of(command) for name in (option.name, option.short) if name}
-        self._takes_value = {option.name for option in OPTIONS if option.value or option.values}
-        self._takes_value |= {option.short for option in OPTIONS if option.name in self._takes_value}
+        self._own = {name for option in options_of(command) for name in option.names}
+        self._takes_value = {name for option in OPTIONS if option.takes_value for name in option.names}
         self._model: str | None = None
         self._policy = ""
 
     def read(self, arguments: Sequence[str]) -> None:
-        """Take all arguments."""
+        """Read all arguments."""
         left = list(arguments)
         self._policy = next((word[10:] for word in reversed(left) if word.startswith("scheduler=")), "")
         while left:
@@ -186,21 +185,21 @@ class _Arguments:
                 self.take(option, name, "", is_on=not is_off)
             else:
                 if not has_value and (not left or left[0].startswith("--")):
-                    raise ConfigError(f"{name}: needs a value")
+                    raise ConfigError(f"{name}: missing value")
                 values = [value] if has_value else [left.pop(0)]
                 while (
                     option in ("api-key", "served-model-name") and self._has_model(left) and left and _is_bare(left[0])
                 ):
-                    values.append(left.pop(0))  # vLLM takes several
+                    values.append(left.pop(0))  # these take several values
                 self.take(option, name, json.dumps(values) if len(values) > 1 else values[0])
 
     def _has_model(self, left: Sequence[str]) -> bool:
-        """Return whether the model is known, or named with its key among the words before or those left."""
+        """Return whether the model is given, positionally or by its key."""
         words = (*self.overrides, *left)
         return self._model is not None or any(re.match(r"(--)?model(=|$)", word) for word in words)
 
     def take(self, option: str, name: str, value: str, is_on: bool = True) -> None:
-        """Take an option of vLLM's, which the user wrote as `name`, and say what it is here; a switch may be off."""
+        """Translate a vLLM option, given as `name`, and log its key; a switch may be off."""
         shown = f"{name} {value}".rstrip() if option != "api-key" else name
         if option in _REFUSED and is_on:
             raise ConfigError(f"not supported: {name}; {_REFUSED[option]}")
@@ -223,7 +222,7 @@ class _Arguments:
         self.overrides.append(f"{key}={text}")
 
     def _check_spelling(self, name: str, option: str) -> None:
-        """Check that an unknown option is not one of vLLM's with another letter.
+        """Check that an unknown option is not a misspelled vLLM option.
 
         Raises:
             ConfigError: it is.
@@ -233,17 +232,17 @@ class _Arguments:
             raise ConfigError(f"{name}: unknown option{hint}")
 
     def _bare(self, word: str) -> None:
-        """Take a word without a mark: an override, or the model."""
+        """Read an argument without dashes: an override, or the model."""
         if not _is_bare(word):
             self.overrides.append(word)
         elif self._model is not None:
-            raise ConfigError(f"{word}: a second model, beside {self._model}; other words are KEY=VALUE")
+            raise ConfigError(f"{word}: unexpected argument after model {self._model}; other arguments are KEY=VALUE")
         else:
             self._model = word
             self.overrides.append(f"model={word}")
             is_name = model_choice(word) == (word, {}) and word in group_names("model")
             if is_name and "weights" not in load_group("model", word):
-                _log.warning("%s: a shape with random weights; a checkpoint is a folder or a name with a /", word)
+                _log.warning("%s: has random weights; for a checkpoint give a folder or a name with a /", word)
 
 
 def _is_bare(word: str) -> bool:
@@ -251,10 +250,10 @@ def _is_bare(word: str) -> bool:
 
 
 def _of_file(name: str, command: Command) -> list[str]:
-    """Return the overrides that a file of keys stands for: nested or dotted keys in YAML, or vLLM's names.
+    """Return the overrides in a YAML file of nested or dotted keys, or vLLM's names.
 
     Raises:
-        ConfigError: it cannot be read, or is no mapping.
+        ConfigError: the file cannot be read, or is not a mapping.
     """
     path = user_path(name.strip("'\""), CONFIG)
     try:
@@ -263,7 +262,7 @@ def _of_file(name: str, command: Command) -> list[str]:
         reason = error.strerror.lower() if isinstance(error, OSError) and error.strerror else "not YAML in UTF-8"
         raise ConfigError(f"{CONFIG}={name}: {reason}") from error
     if not isinstance(given, dict) or not all(isinstance(key, str) for key in given):
-        raise ConfigError(f"{CONFIG}={name}: must hold keys with their values, as `serve.port: 9000`")
+        raise ConfigError(f"{CONFIG}={name}: must be a mapping of keys, as `serve.port: 9000`")
     found = _Arguments(command)
     mapping: dict[str, Any] = {}
     groups = load_command(command.name)[1]
@@ -279,5 +278,5 @@ def _of_file(name: str, command: Command) -> list[str]:
 
 
 def _plain(key: str, value: Any) -> str:
-    """Write a value of YAML as an override has it: free text as it is, other text quoted."""
+    """Return a YAML value in override syntax: free text unchanged, other strings quoted."""
     return str(value) if isinstance(value, str) and key in FREE_TEXT else literal(value)

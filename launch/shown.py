@@ -1,4 +1,4 @@
-"""Prints by hydra instead of running: a composed config (`--cfg`), what it comes from (`--info`), hydra's help."""
+"""hydra output without a run: the composed config (`--cfg`), its composition (`--info`), hydra's help."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .commands import Command
 
 
 def show(command: Command, overrides: Sequence[str], options: Mapping[str, str]) -> None:
-    """Print what `options` ask for.
+    """Print the output of `options`.
 
     Raises:
-        ConfigError: the overrides do not compose, or `--package` names no part of the config.
+        ConfigError: the overrides do not compose, or `--package` is not a part of the config.
     """
     cls = command.config
     assert issubclass(cls, EngineConfig)
@@ -36,14 +36,14 @@ def show(command: Command, overrides: Sequence[str], options: Mapping[str, str])
     try:
         with redirect_stderr(messages):
             start(lambda config: None)()
-    except SystemExit as end:  # how hydra ends its help, with 0, and where it finds no such package
+    except SystemExit as end:  # after hydra's help (code 0), or for an unknown package
         if end.code and "--package" in options:
             package = options["--package"]
             parts = {key.rpartition(".")[0] for key, _ in dotted_keys(cls)} - {""}
-            raise ConfigError(f"--package {package}: no such part of the config{nearest(package, parts)}") from None
+            raise ConfigError(f"--package {package}: not a part of the config{nearest(package, parts)}") from None
         if end.code:
             raise ConfigError(messages.getvalue()) from None
     finally:
         sys.argv = before
         root.setLevel(level)
-        root.handlers[:] = handlers  # --info prints by a handler of its own
+        root.handlers[:] = handlers  # --info adds its own handler

@@ -1,4 +1,4 @@
-"""Texts in the terminal as they come: a run's first ones, in lines that end between words."""
+"""Streams the first texts of a run to the terminal, word-wrapped."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from ..runtime.engine.outputs import RequestOutput
 
 _PROMPT_TAIL = 240  # characters of a prompt that are shown
-SHOWN_TEXTS = 3  # prompts whose outputs are shown
+SHOWN_TEXTS = 3  # number of prompts whose outputs are shown
 
 
 class ShownTexts:
     """Prints the outputs of the first prompts, one after the other.
 
-    On a terminal one is printed as it comes, the next from where it is then; elsewhere each when it is complete.
+    On a terminal the current output is streamed; elsewhere outputs are printed when complete.
 
     Args:
         console: standard output.
-        prompts: all of the run.
+        prompts: all prompts of the run.
     """
 
     def __init__(self, console: Console, prompts: Sequence[Prompt]) -> None:
@@ -35,24 +35,24 @@ class ShownTexts:
         self._prompts = prompts[:SHOWN_TEXTS]
         self.stream = bool(prompts) and can_redraw(console)
         self._paper = Wrapped(console, console.width if console.is_terminal else None)
-        self._newest: dict[int, RequestOutput] = {}  # by prompt
-        self._at = 0, 0  # prompt and output of it that is printed
-        self._length = -1  # of what is printed of its text; -1: nothing yet, nor its title
+        self._newest: dict[int, RequestOutput] = {}  # latest output by prompt
+        self._at = 0, 0  # prompt and output that are being printed
+        self._length = -1  # characters of its text that are printed; -1: not even its title
 
     def __enter__(self) -> ShownTexts:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._length >= 0:  # a text is cut off
+        if self._length >= 0:  # an incomplete text
             self._paper.end()
 
     @property
     def are_over(self) -> bool:
-        """Whether all have been printed."""
+        """Whether all outputs have been printed."""
         return self._at[0] == len(self._prompts)
 
     def update(self, output: RequestOutput) -> None:
-        """Print what is new of the text whose turn it is, and those that follow it."""
+        """Print new text of the current output, and following outputs that are complete."""
         if output.index >= len(self._prompts):
             return
         self._newest[output.index] = output
@@ -62,7 +62,7 @@ class ShownTexts:
             self._at, self._length = (index + 1, 0) if is_last else (index, number + 1), -1
 
     def _print(self, output: RequestOutput, number: int) -> bool:
-        """Print what is new of a text. Return whether that was the rest of it."""
+        """Print new text of an output. Return whether the output is complete."""
         own = output.outputs[number]
         if not own.finished and not (self.stream and own.text):
             return False
@@ -84,21 +84,21 @@ class ShownTexts:
 
 
 class Wrapped:
-    """Writes text to a console as it comes, in lines that end between words.
+    """Writes streamed text to a console, word-wrapped.
 
     Args:
-        console: where it is written.
-        width: columns of a terminal; None: lines are as they come.
+        console: the output.
+        width: terminal columns; None: no wrapping.
     """
 
     def __init__(self, console: Console, width: int | None) -> None:
         self._console, self._width = console, width
         self._column = 0
-        self._word = ""  # that may go on
+        self._word = ""  # the last word, which may continue
         self._style = ""
 
     def write(self, text: str, style: str = "") -> None:
-        """Write all words that have ended, those of another style before this one too."""
+        """Write all complete words, and buffered text of another style."""
         if style != self._style:
             self._put([self._word])
             self._word, self._style = "", style

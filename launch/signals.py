@@ -1,17 +1,19 @@
-"""Ctrl-C, SIGTERM and SIGHUP end a run in the same way: what was done is kept and reported, the ranks end."""
+"""Signals and child processes: Ctrl-C, SIGTERM and SIGHUP all end a run gracefully, with results kept and reported."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Any
 
 _WORDS = {"SIGINT": "interrupted", "SIGTERM": "terminated", "SIGHUP": "hung up"}
-_SAME_EVENT_S = 1.0  # torchrun passes on the Ctrl-C that its ranks have already had from the terminal
+_SAME_EVENT_S = 1.0  # torchrun forwards the Ctrl-C that its ranks have already received
 
 
 class Ended(KeyboardInterrupt):
@@ -22,26 +24,26 @@ class Ended(KeyboardInterrupt):
 
     @property
     def word(self) -> str:
-        """The signal in a word for people: `interrupted`, say."""
+        """The signal in a word, such as `interrupted`."""
         return _WORDS[signal.Signals(self.signum).name]
 
     @property
     def exit_code(self) -> int:
-        """The exit code that a shell gives a command that this signal ended: 128 + its number."""
+        """The shell's exit code for this signal: 128 + its number."""
         return 128 + self.signum
 
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Raise `Ended` in the main thread at the first signal. A second one ends the process at once.
+    """Raise `Ended` in the main thread at the first signal. A second one exits the process immediately.
 
-    A signal that whoever started us had ignored (`nohup`) stays ignored. Where Ray's C++ code waits, what a handler
-    raises comes out as a plain KeyboardInterrupt; it leaves this context as the `Ended` of the signal too.
+    Signals that the parent process ignores (`nohup`) stay ignored. While Ray's C++ code waits, a handler's exception
+    becomes a plain KeyboardInterrupt, which is converted to `Ended` too.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    first: tuple[int, float] | None = None  # the signal and when it came
+    first: tuple[int, float] | None = None  # the signal and its time
 
     def handle(signum: int, frame: FrameType | None) -> None:
         nonlocal first
@@ -70,7 +72,7 @@ def ended_by_signals() -> Iterator[None]:
 
 @contextmanager
 def counted_interrupts() -> Iterator[Callable[[], int]]:
-    """Count Ctrl-C instead of ending the run; yield the function that returns how often it came."""
+    """Count Ctrl-C instead of ending the run; yield a function that returns the count."""
     count = 0
 
     def handle(signum: int, frame: FrameType | None) -> None:
@@ -86,7 +88,7 @@ def counted_interrupts() -> Iterator[Callable[[], int]]:
 
 @contextmanager
 def plain_interrupts() -> Iterator[None]:
-    """Have Ctrl-C raise a KeyboardInterrupt that may be caught, each time that it comes."""
+    """Make Ctrl-C raise a KeyboardInterrupt each time."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
@@ -95,7 +97,7 @@ def plain_interrupts() -> Iterator[None]:
 
 
 def _let_go_of_closed_terminal() -> None:
-    """Make what is printed from now on vanish where nobody can read it, instead of failing."""
+    """Redirect closed standard streams to /dev/null, so that printing does not fail."""
     for descriptor in (1, 2):
         try:
             os.write(descriptor, b"")
@@ -103,10 +105,18 @@ def _let_go_of_closed_terminal() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
+def end_process(process: subprocess.Popen[Any], grace_s: float = 0.0) -> None:
+    """Kill a process unless it exits within `grace_s` seconds, and reap it."""
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(grace_s)
+    process.kill()
+    process.wait()
+
+
 def how_ended(code: int) -> str:
-    """Say how a process ended, by its return code as `subprocess` has it: below 0, the number of a signal."""
+    """Describe a `subprocess` return code; negative: the number of a signal."""
     if code >= 0:
-        return f"ended with exit code {code}"
+        return f"exited with code {code}"
     try:
         name = signal.Signals(-code).name
     except ValueError:  # a real-time signal has no name

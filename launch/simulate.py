@@ -1,4 +1,4 @@
-"""`gapless simulate`: one workload through one or several policies, over a simulated cluster."""
+"""`gapless simulate`: simulates one or several policies with one workload on a cluster."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from .results import compare, folder_of, log_cut_requests, show_first, show_one,
 from .turns import Turn, expected, labels, policies, requests, turns
 
 if TYPE_CHECKING:
+    from ..runtime.analysis.run_folder.read import RunFolder
     from ..runtime.engine.plan import Plan
     from ..runtime.pipeline.launcher import Launcher
-    from ..runtime.run_folder.read import RunFolder
-    from ..runtime.simulation.replicas import Replica
-    from ..runtime.simulation.setting import Setting
-    from ..runtime.workload import Workload
+    from ..runtime.simulation.pipeline.replicas import Replica
+    from ..runtime.simulation.pipeline.setting import Setting
+    from ..runtime.simulation.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedSimulation:
-    """A checked comparison: the setting of each policy, and the requests, of at most `context` tokens each."""
+    """A validated comparison: the setting of each policy, and the requests of at most `context` tokens."""
 
     settings: dict[SchedulerConfig, Setting]
     workload: Workload
@@ -38,12 +38,12 @@ class PreparedSimulation:
 
 
 def prepare(config: SimulateConfig, stdin: StandardInput) -> PreparedSimulation:
-    """Check a simulation before it starts.
+    """Validate a simulation before it starts.
 
     Raises:
-        ConfigError: a policy, the workload, the profile or the hardware is wrong, or the model does not fit.
+        ConfigError: a policy, the workload, the profile or the hardware is invalid, or the model does not fit.
     """
-    from ..runtime.simulation.setting import make_setting
+    from ..runtime.simulation.pipeline.setting import make_setting
 
     settings = {policy: make_setting(replace(config, scheduler=policy)) for policy in policies(config)}
     return PreparedSimulation(settings, *requests(config, _plans(settings)))
@@ -61,16 +61,16 @@ def run(
     *,
     brief: bool = False,
 ) -> None:
-    """Simulate each policy, and write a run folder of each and what compares them; `brief` prints a line a run.
+    """Simulate each policy, and write run folders and the comparison; `brief` prints one line per run.
 
     Raises:
-        ValueError: what the user can mend.
+        ValueError: an error that the user can correct.
         PipelineError: a request was lost.
     """
+    from ..runtime.analysis.ledger.fleet import Fleet
+    from ..runtime.analysis.run_folder.titles import comparison_title, title_of
     from ..runtime.core.garbage_collection import without_collector
-    from ..runtime.cost.error import error_text
-    from ..runtime.ledger.fleet import Fleet
-    from ..runtime.run_folder.titles import comparison_title, title_of
+    from ..runtime.simulation.cost.error import error_text
 
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     plan = turns(config, interleave=False)
@@ -80,7 +80,7 @@ def run(
     title = title_of(configs[0]) if len(plan) == 1 else comparison_title(configs, labels(policies(config)))
     one_line = len(plan) == 1 and brief
     is_alone = len(plan) == 1 and not brief
-    error = prepared.settings[plan[0].policy].error  # of all: their stages run on the same devices
+    error = prepared.settings[plan[0].policy].error  # the same for all: their stages run on the same devices
     if not one_line:
         console.print(Text(title, "bold"), soft_wrap=True)
     printed: set[str] = set()
@@ -118,12 +118,13 @@ def run(
 def simulate(
     config: SimulateConfig, prepared: PreparedSimulation, turn: Turn, errors: Console, name: str
 ) -> list[Replica]:
-    """Simulate one turn and return its replicas, each with its record."""
-    from ..runtime.simulation.run import start
+    """Simulate one turn and return its replicas with their records."""
+    from ..runtime.analysis.ledger.running_totals import RunningTotals
+    from ..runtime.simulation.pipeline.run import start
 
     seeded = replace(config.workload, seed=config.workload.seed + turn.repeat - 1)
     workload, _ = requests(replace(config, workload=seeded), _plans(prepared.settings))
-    replicas, ends = start(prepared.settings[turn.policy], workload, repeat=turn.repeat)
+    replicas, ends = start(prepared.settings[turn.policy], workload, repeat=turn.repeat, make_totals=RunningTotals)
     with Meter(errors, expected(config.workload, workload), name) as meter:
         for ended in ends:
             if ended:

@@ -1,4 +1,4 @@
-"""Messages of the command line and of the processes that it starts: a line each on standard error, text or JSON."""
+"""Log messages of the command and its child processes: one line each on standard error, as text or JSON."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from datetime import UTC, datetime
 from typing import TextIO
 
 PROGRAM = "gapless"
-FIELDS = "fields"  # of a record: what it says beside its text, by name
+FIELDS = "fields"  # attribute of a log record with structured fields
 
 
 class _OneLine(logging.Formatter):
-    """Makes `gapless: TEXT` of what is usual, and `gapless: warning: TEXT` and the like of any other level.
+    """Formats `gapless: TEXT` for info, and `gapless: warning: TEXT` and the like for other levels.
 
-    A record with fields has its time before the text, and them behind it.
+    A record with fields has its time before the text and the fields after it.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -29,7 +29,7 @@ class _OneLine(logging.Formatter):
 
 
 class _Json(logging.Formatter):
-    """Makes an object of a record, in a line: time, level, logger, message, the record's fields and its traceback."""
+    """Formats a record as a JSON object in one line: time, level, logger, message, fields and traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         found = {
@@ -45,18 +45,18 @@ class _Json(logging.Formatter):
 
 
 def _time(record: logging.LogRecord) -> str:
-    """Return when a record was made, in UTC."""
+    """Return the time of a record in UTC."""
     return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def one_word(value: object) -> str:
-    """Write a value in one word, so that nothing that a client sends looks like another field or another line."""
+    """Return a value as one word, so that client input cannot look like another field or line."""
     text = str(value)
     return text if text.isascii() and text.isprintable() and not set(text) & set(' "=') else repr(text)
 
 
 class _StandardError(logging.StreamHandler[TextIO]):
-    """Writes to what `sys.stderr` is now: while a bar moves, rich puts a file there that writes above it."""
+    """Writes to the current `sys.stderr`, which rich replaces while a progress bar is shown."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
@@ -65,9 +65,9 @@ class _StandardError(logging.StreamHandler[TextIO]):
 
 @contextmanager
 def messages_on_stderr() -> Iterator[None]:
-    """Write what the package logs to standard error, and nowhere else: hydra's handlers would write it again.
+    """Log to standard error only, as hydra's handlers would repeat messages.
 
-    Within another such context it changes nothing.
+    Nested contexts have no effect.
     """
     logger = logging.getLogger(PROGRAM)
     if any(isinstance(handler, _StandardError) for handler in logger.handlers):
@@ -89,7 +89,7 @@ def messages_on_stderr() -> Iterator[None]:
 
 @contextmanager
 def as_configured(level: str, form: str) -> Iterator[None]:
-    """Within `messages_on_stderr`, write messages from a `level` on, as "text" or "json"; in JSON, uvicorn's too."""
+    """Within `messages_on_stderr`, set the log level and the format, "text" or "json"; JSON includes uvicorn's logs."""
     logger, of_server = logging.getLogger(PROGRAM), logging.getLogger("uvicorn")
     handlers = [handler for handler in logger.handlers if isinstance(handler, _StandardError)]
     before = logger.level, [handler.formatter for handler in handlers]

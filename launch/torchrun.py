@@ -1,9 +1,9 @@
-"""Ranks that torchrun started: `torchrun --nproc-per-node 4 -m gapless.launch.torchrun generate [overrides]`.
+"""Ranks started by torchrun: `torchrun --nproc-per-node 4 -m gapless.launch.torchrun generate [overrides]`.
 
-When one of its processes ends, torchrun ends all of them. So each is a *keeper*, which runs the rank as its child, and
-starts another one when the coordinator asks for it. Keepers and coordinator speak through torchrun's store.
+If one of its processes exits, torchrun ends all of them. So each process is a *keeper*, which runs the rank as its
+child and starts a new one when the coordinator asks for it. They communicate through torchrun's store.
 
-The first process drives as the coordinator instead. It starts the keeper of its rank as a child.
+The first process is the coordinator instead. It starts the keeper of its rank as a child.
 """
 
 from __future__ import annotations
@@ -30,51 +30,51 @@ from ..conf.schema import HardwareConfig, ParallelConfig
 from ..parallel.control import Endpoint
 from ..parallel.openmp import choose_waiting
 from ..runtime.pipeline.launcher import Launcher
-from .signals import how_ended
+from .signals import end_process, how_ended
 from .stderr_log import messages_on_stderr
 
 _log = logging.getLogger(__name__)
-_START = "gapless/start"  # followed by rank and number: a JSON object for that rank's process with that number
-_ENDED = "gapless/ended"  # how many processes have ended by themselves; followed by rank and number: how
+_START = "gapless/start"  # plus rank and number: JSON arguments of that rank's process
+_ENDED = "gapless/ended"  # number of processes that have exited; plus rank and number: how
 _ROLE_ENV = "GAPLESS_ROLE"  # of a child: "keeper" or "rank"
-_STORE_IS_OPEN = "TORCHELASTIC_USE_AGENT_STORE"  # torch's variable: the first rank has not to open it
+_STORE_IS_OPEN = "TORCHELASTIC_USE_AGENT_STORE"  # torch's variable: the agent has opened the store, not the first rank
 _TIMEOUT_S = 600.0
 _LOOK_S = 0.05
-_END_S = 5.0  # for a rank to end after the coordinator has said so
+_END_S = 5.0  # grace period of a rank after the coordinator's Stop
 _SELF = [sys.executable, "-m", "gapless.launch.torchrun"]
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 class TorchrunLauncher(Launcher):
-    """Has the keepers that torchrun started run the ranks' processes. A keeper stays, so that each rank has a place."""
+    """Has the keepers started by torchrun run the ranks. Keepers persist, so that each rank keeps its place."""
 
     can_replace = True
 
     def __init__(self) -> None:
         self._keeper: subprocess.Popen[bytes] | None = None  # of the first rank
-        self._number: dict[int, int] = {}  # by rank: of its process, counted from 0
+        self._number: dict[int, int] = {}  # number of a rank's process, from 0
         self._num_ended = 0
         self._ended: dict[int, str] = {}
         self._address: dict[str, Any] = {}
 
     def check(self, parallel: ParallelConfig, hardware: HardwareConfig) -> None:
-        """Raise `ConfigError` where torchrun did not start this process, or not as many ranks as the grid has."""
+        """Raise `ConfigError` unless torchrun has started as many ranks as the grid has."""
         world = parallel.world_size
         if "TORCHELASTIC_RUN_ID" not in os.environ:
             raise ConfigError(
-                f"parallel.launcher=torchrun: start it as `torchrun --nproc-per-node {world} "
+                f"parallel.launcher=torchrun: start with `torchrun --nproc-per-node {world} "
                 "-m gapless.launch.torchrun COMMAND ...`"
             )
         if int(os.environ["WORLD_SIZE"]) != world:
             raise ConfigError(
-                f"parallel.pp={parallel.pp} x parallel.tp={parallel.tp} makes {world} ranks; "
+                f"parallel.pp={parallel.pp} x parallel.tp={parallel.tp} is {world} ranks; "
                 f"torchrun started {os.environ['WORLD_SIZE']}"
             )
 
     def start(
         self, endpoint: Endpoint, parallel: ParallelConfig, hardware: HardwareConfig, cluster: ClusterConfig
     ) -> None:
-        """See `Launcher.start`. The keepers find in torchrun's store what to start; rank 0's is started here."""
+        """See `Launcher.start`. Keepers read the ranks' arguments from the store; rank 0's keeper is started here."""
         self._address = {
             "device": hardware.device,
             "timeout_s": parallel.start_timeout_s,
@@ -85,19 +85,19 @@ class TorchrunLauncher(Launcher):
         self._keeper = subprocess.Popen(_SELF, env=os.environ | {_ROLE_ENV: "keeper"})
 
     def _tell(self, rank: int, endpoint: Endpoint | None) -> None:
-        """Have a rank's keeper start its next process. Without an endpoint, there is none, and the keeper ends."""
+        """Have a rank's keeper start its next process; without an endpoint the keeper exits."""
         number = self._number[rank] = self._number.get(rank, -1) + 1
         address = None if endpoint is None else self._address | {"endpoint": asdict(endpoint)}
         _store().set(f"{_START}/{rank}/{number}", json.dumps(address))
 
     def replace(self, ranks: Collection[int], endpoint: Endpoint) -> None:
-        """See `Launcher.replace`. The keeper of each rank ends its process and starts the next."""
+        """See `Launcher.replace`. Each keeper kills its process and starts the next."""
         for rank in ranks:
             self._ended.pop(rank, None)
             self._tell(rank, endpoint)
 
     def poll(self) -> dict[int, str]:
-        """See `Launcher.poll`. Ends come from the keepers through torchrun's store, or from that of rank 0 itself."""
+        """See `Launcher.poll`. Keepers report exits through torchrun's store."""
         num_ended = _store().add(_ENDED, 0)
         if num_ended != self._num_ended:
             self._num_ended = num_ended
@@ -108,32 +108,28 @@ class TorchrunLauncher(Launcher):
         return self._ended if code is None else self._ended | {0: f"its keeper {how_ended(code)}"}
 
     def stop(self) -> None:
-        """See `Launcher.stop`. The keepers end their ranks; rank 0's is killed after `2 * _END_S` seconds."""
-        with suppress(RuntimeError):  # torchrun's agent is gone, and its store
+        """See `Launcher.stop`. Keepers end their ranks; rank 0's keeper is killed after `2 * _END_S` seconds."""
+        with suppress(RuntimeError):  # torchrun's agent and its store are gone
             for rank in list(self._number):
                 self._tell(rank, None)
         self._number.clear()
         if self._keeper is not None:
-            try:
-                self._keeper.wait(timeout=2 * _END_S)
-            except subprocess.TimeoutExpired:
-                self._keeper.kill()
-                self._keeper.wait()
+            end_process(self._keeper, 2 * _END_S)
         self._keeper = None
 
 
 class _Keeper:
-    """Runs one rank's process after the other, as the coordinator asks.
+    """Runs the processes of a rank, one after the other, as the coordinator requests.
 
-    A process imports everything and waits at its standard input for what it is to join. So the first one starts while
-    the keeper connects with the store, and with `stands_by` the next one is there before it is needed.
+    A process imports everything and waits for its arguments on standard input. So the first one starts while the keeper
+    connects to the store, and with `stands_by` the next one is ready before it is needed.
     """
 
     def __init__(self) -> None:
         self._waiting: subprocess.Popen[bytes] | None = self._new()
         self._running: subprocess.Popen[bytes] | None = None
         self._is_ending = False
-        for number in (signal.SIGINT, signal.SIGTERM):  # torchrun passes them to all; the coordinator may drain first
+        for number in (signal.SIGINT, signal.SIGTERM):  # torchrun sends them to all; the coordinator may drain first
             signal.signal(number, self._on_signal)
 
     @staticmethod
@@ -144,7 +140,7 @@ class _Keeper:
         self._is_ending = number == signal.SIGTERM or self._is_ending
 
     def run(self) -> None:
-        """Return when the coordinator asks for the end, the rank has ended well, or torchrun ends all."""
+        """Return when the coordinator requests it, the rank has exited successfully, or torchrun ends all processes."""
         rank, number = os.environ["RANK"], 0
         try:
             while not (self._is_ending and self._running is None):
@@ -161,17 +157,16 @@ class _Keeper:
                     _store().set(f"{_ENDED}/{rank}/{number - 1}", f"its process {how_ended(code)}")
                     _store().add(_ENDED, 1)
                 time.sleep(_LOOK_S)
-        except RuntimeError:  # torchrun's agent is gone, and its store
+        except RuntimeError:  # torchrun's agent and its store are gone
             pass
         self._end()
 
     def _start(self, address: dict[str, Any]) -> None:
         if self._running is not None:
-            self._running.kill()
-            self._running.wait()
+            end_process(self._running)
         process = self._waiting or self._new()
         assert process.stdin is not None
-        with suppress(BrokenPipeError):  # it has died, as is seen next
+        with suppress(BrokenPipeError):  # it has died, which is noticed next
             process.stdin.write(json.dumps(address).encode() + b"\n")
             process.stdin.close()
         self._running = process
@@ -179,20 +174,17 @@ class _Keeper:
 
     def _end(self) -> None:
         if self._running is not None:
-            with suppress(subprocess.TimeoutExpired):
-                self._running.wait(timeout=_END_S)
-        for process in (self._running, self._waiting):
-            if process is not None:
-                process.kill()
-                process.wait()
+            end_process(self._running, _END_S)
+        if self._waiting is not None:
+            end_process(self._waiting)
 
 
 @cache
 def _store() -> Any:
-    """Return the store through which torchrun's processes find each other.
+    """Return the rendezvous store of torchrun's processes.
 
-    Where torchrun leaves it to the first rank to open that store, it listens at the address that torchrun names. By
-    itself it would listen at all addresses.
+    If the first rank has to open it, it listens only at torchrun's master address. By default it would listen at all
+    addresses.
     """
     import torch.distributed as dist
 
@@ -202,12 +194,12 @@ def _store() -> Any:
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     listener = socket.create_server((host, port), backlog=1024)
     world = int(os.environ["WORLD_SIZE"])
-    os.environ[_STORE_IS_OPEN] = "True"  # for a child of this process, as a server's engine
+    os.environ[_STORE_IS_OPEN] = "True"  # for children of this process, such as a server's engine
     return dist.TCPStore(host, port, world, is_master=True, timeout=timeout, master_listen_fd=listener.detach())
 
 
 def _serve() -> None:
-    """Be a rank, as soon as the keeper says of what."""
+    """Run as a rank, with arguments from the keeper."""
     from ..runtime.pipeline.rank import run_rank, warm_up
 
     warm_up()
@@ -221,9 +213,9 @@ def _serve() -> None:
 
 
 def _end_with_parent() -> None:
-    """Have the kernel end this process when its parent dies, torchrun's agent in the end. Only Linux can.
+    """Have the kernel (Linux only) end this process when its parent dies, ultimately torchrun's agent.
 
-    The driver gets SIGTERM, since it has a report to write; others get SIGKILL, which ends a stopped one too.
+    The driver gets SIGTERM, so that it can write a report; others get SIGKILL, which ends suspended ones too.
     """
     is_driver = os.environ.get("RANK") == "0" and _ROLE_ENV not in os.environ
     if sys.platform.startswith("linux"):
@@ -231,7 +223,7 @@ def _end_with_parent() -> None:
 
 
 def main() -> int:
-    """Run as what torchrun started: the driver, a rank's keeper or a rank. Return the exit code."""
+    """Run as the driver, a rank's keeper or a rank. Return the exit code."""
     _end_with_parent()
     choose_waiting()
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
@@ -242,7 +234,7 @@ def main() -> int:
         return 0
     if "RANK" not in os.environ:
         with messages_on_stderr():
-            _log.error("start it as `torchrun --nproc-per-node N -m gapless.launch.torchrun COMMAND ...`")
+            _log.error("start with `torchrun --nproc-per-node N -m gapless.launch.torchrun COMMAND ...`")
         return 2
     if os.environ["RANK"] != "0" or _ROLE_ENV in os.environ:
         _Keeper().run()
@@ -257,13 +249,13 @@ def _drive() -> int:
     try:
         return cli([*sys.argv[1:], "parallel.launcher=torchrun"])
     finally:
-        with suppress(RuntimeError):  # torchrun's agent is gone, and its store
+        with suppress(RuntimeError):  # torchrun's agent and its store are gone
             for rank in range(1, int(os.environ["WORLD_SIZE"])):
                 if not store.check([key := f"{_START}/{rank}/0"]):
-                    store.set(key, "null")  # nothing was started: the other ranks go home
+                    store.set(key, "null")  # nothing was started: the other keepers exit
 
 
 if __name__ == "__main__":
-    from gapless.launch.torchrun import main as run  # the module that the launcher is of, so that both share the store
+    from gapless.launch.torchrun import main as run  # the launcher's module, with which the store is shared
 
     sys.exit(run())

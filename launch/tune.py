@@ -1,4 +1,4 @@
-"""`gapless tune`: how to run a model on a cluster so that it carries most requests/s within an SLO, by simulation."""
+"""`gapless tune`: finds the configuration of a model on a cluster with the highest request rate within an SLO."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.text import Text
 from ..conf.build import to_mapping
 from ..conf.schema import BenchConfig, recast
 from ..conf.tuning import TuneConfig
-from .capacity import SLO_NOT_MET, asked_text, terminal_table
+from .capacity import SLO_NOT_MET, asked_text
 from .overrides import command_line, overrides
 from .progress import Steps, print_files, print_words, versions
 from .prompts import StandardInput
@@ -22,41 +22,45 @@ from .results import plain
 
 if TYPE_CHECKING:
     from ..runtime.pipeline.launcher import Launcher
-    from ..runtime.tuning.search import Search
-    from ..runtime.tuning.search_result import SearchResult
+    from ..runtime.simulation.tuning.search import Search
+    from ..runtime.simulation.tuning.search_result import SearchResult
 
 
 def prepare(config: TuneConfig, stdin: StandardInput) -> Search:
-    """Check a search before anything is simulated.
+    """Validate a search before anything is simulated.
 
     Raises:
-        ConfigError: a policy, the workload, the profile or the hardware is wrong, or no grid holds the model.
+        ConfigError: a policy, the workload, the profile or the hardware is invalid, or the model fits on no grid.
     """
-    from ..runtime.tuning.search import Search
+    from ..runtime.simulation.tuning.search import Search
 
     return Search(config)
 
 
 def run(config: TuneConfig, search: Search, run_dir: Path, launcher: Launcher | None = None) -> int:
-    """Search, and print and write what was found: `tune.json`, `report.html`, `figures/`. Returns the exit code.
+    """Search, print and write the results: `tune.json`, `report.html`, `figures/`. Return the exit code.
 
     Raises:
-        ValueError: what the user can mend.
+        ValueError: an error that the user can correct.
     """
-    from ..runtime.drawing.png import write_figures
-    from ..runtime.run_folder.files import write_text
-    from ..runtime.tuning import page, tables
-    from ..runtime.tuning.charts import charts
-    from ..runtime.tuning.closest import unmet_note
+    from ..runtime.analysis.drawing.png import write_figures
+    from ..runtime.analysis.ledger.fleet import Fleet
+    from ..runtime.analysis.ledger.summary import summarize
+    from ..runtime.analysis.report.tuning import page, tables
+    from ..runtime.analysis.report.tuning.charts import charts
+    from ..runtime.core.whole_file import write_text
+    from ..runtime.simulation.tuning.closest import unmet_note
+    from ..runtime.simulation.tuning.error_range import rate_text
 
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     with Steps(errors, "tune") as steps:
 
         def report(what: str, done: int, of: int, best: float) -> None:
-            so_far = f", best {tables.rate_text(best)} requests/s" if best else ""
+            so_far = f", best {rate_text(best)} requests/s" if best else ""
             steps.update(f"{what}{so_far}", done, of)
 
         search.on_progress = report
+        search.summarize = lambda records: summarize(Fleet(records))
         found = search.run()
     commands = _commands(search, found)
     devices = f"{config.nodes} x {config.cluster.devices_per_node} {config.hardware.name}"
@@ -69,25 +73,25 @@ def run(config: TuneConfig, search: Search, run_dir: Path, launcher: Launcher | 
     write_figures(run_dir / "figures", drawn)
 
     console.print(Text(f"{title}: {asked}", "bold"), soft_wrap=True)
-    for rows, name in (
-        (tables.misfit_rows(found), "What does not fit"),
-        (tables.grid_rows(found), "Grids"),
-        (tables.chunk_rows(found), "Which chunk size"),
-        (tables.finalist_rows(found.finalists), "The best settings"),
-        (tables.closest_rows(found.closest), "The closest settings"),
+    for table in (
+        tables.misfit_rows(found),
+        tables.grid_rows(found),
+        tables.chunk_rows(found),
+        tables.finalist_rows(found.finalists),
+        tables.closest_rows(found.closest),
     ):
-        if rows.rows:
-            console.print(terminal_table(rows, name, console.width))
+        if table.rows:
+            console.print(table)
     print_words(console, Text(page.tried_note(found)))
     notes = {"error": page.error_note(found)}
     if found.winner is None:
         print_words(console, Text(unmet_note(found.closest), "bold"))
     else:
-        rate = tables.rate_text(found.winner.interval.mean)
+        rate = rate_text(found.winner.interval.mean)
         best = f"{found.winner.candidate.label}: {rate} requests/s, {page.interval_note(found)}"
         notes = {"best": best, "ties": page.ties_note(found), "next": page.lead_note(found), **notes}
         if found.asked is not None:
-            notes["asked"] = f"{tables.rate_text(found.asked)} requests/s: {page.asked_note(found)}"
+            notes["asked"] = f"{rate_text(found.asked)} requests/s: {page.asked_note(found)}"
     for name, note in notes.items():
         if note:
             print_words(console, Text.assemble((f"{name:9}", "bold"), note))
@@ -99,7 +103,7 @@ def run(config: TuneConfig, search: Search, run_dir: Path, launcher: Launcher | 
 
 
 def _commands(search: Search, found: SearchResult) -> dict[str, str]:
-    """Return the commands that run the winner, each under what it does."""
+    """Return the commands that run the winner, by description."""
     winner = found.winner
     if winner is None:
         return {}
@@ -118,8 +122,8 @@ def _commands(search: Search, found: SearchResult) -> dict[str, str]:
 
 def _numbers(search: Search, found: SearchResult, commands: dict[str, str]) -> dict[str, Any]:
     """Return the contents of `tune.json`; rates are requests/s."""
-    from ..runtime.tuning import page
-    from ..runtime.tuning.lead import lead_of
+    from ..runtime.analysis.report.tuning import page
+    from ..runtime.simulation.tuning.lead import lead_of
 
     lead = lead_of(found.finalists)
 

@@ -1,4 +1,4 @@
-"""The runs of a comparison: policies and repeats in their order, with labels, folders, plans and requests."""
+"""The runs of a comparison: policies and repeats in order, with labels, folders, plans and requests."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ..conf.workloads import WorkloadConfig
 
 if TYPE_CHECKING:
     from ..runtime.engine.plan import Plan
-    from ..runtime.workload import Workload
+    from ..runtime.simulation.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One run of one policy; `folder` is relative to the benchmark's own."""
+    """One run of one policy; `folder` is relative to the comparison's folder."""
 
     label: str
     policy: SchedulerConfig
@@ -41,42 +41,42 @@ def make_plans(config: ComparisonConfig) -> dict[SchedulerConfig, Plan]:
 
 
 def requests(config: ComparisonConfig, plans: Mapping[SchedulerConfig, Plan] | None = None) -> tuple[Workload, int]:
-    """Make the requests of a comparison; return them, and the most tokens of one under any of its policies.
+    """Make the requests of a comparison; return them and the maximum tokens of one under any policy.
 
     Args:
         config: of the comparison.
         plans: of each policy; None: they are made here.
 
     Raises:
-        ConfigError: the workload cannot be read or made, or a plan, as `make_plan`.
+        ConfigError: an invalid workload, or as `make_plan`.
     """
     of_policies = list((plans or make_plans(config)).values())
     context, plan = max(plan.room for plan in of_policies), of_policies[0]
     return requests_of(config.workload, plan.tokenizer, plan.arch.vocab_size, context), context
 
 
-@lru_cache(maxsize=2)  # several runs of one workload share it
+@lru_cache(maxsize=2)  # shared by the runs of a workload
 def requests_of(workload: WorkloadConfig, tokenizer: str | None, vocab_size: int, context: int) -> Workload:
-    """Make the requests of a workload: ids of a vocabulary, of at most `context` tokens, by the tokenizer at a path."""
+    """Make the requests of a workload, of at most `context` tokens; `tokenizer` is a path."""
     from ..models.tokenizer import load_tokenizer
-    from ..runtime.workload import make_workload
+    from ..runtime.simulation.workload import make_workload
 
     encoder = load_tokenizer(tokenizer, vocab_size)
     return make_workload(workload, vocab_size=vocab_size, context=context, tokenizer=encoder)
 
 
 def expected(config: WorkloadConfig, workload: Workload) -> int | None:
-    """Return how many requests a run will have; None where its time ends it."""
+    """Return the number of requests of a run; None if it is limited by time."""
     return len(workload) if config.duration_s is None else None
 
 
 def policies(config: ComparisonConfig) -> tuple[SchedulerConfig, ...]:
-    """Return the policies that are compared, at least one."""
+    """Return the compared policies, at least one."""
     return config.policies or (config.scheduler,)
 
 
 def turns(config: ComparisonConfig, *, interleave: bool) -> list[Turn]:
-    """Return the runs in their order: with `interleave` by turns (a b a b), else one after the other (a a b b)."""
+    """Return the runs in order: interleaved (a b a b), or one policy after the other (a a b b)."""
     named = list(zip(labels(policies(config)), policies(config), strict=True))
     if interleave:
         order = [(label, policy, repeat) for repeat in range(1, config.repeats + 1) for label, policy in named]
@@ -92,7 +92,7 @@ def turns(config: ComparisonConfig, *, interleave: bool) -> list[Turn]:
 def labels(compared: Sequence[SchedulerConfig]) -> list[str]:
     """Return a unique label for each policy.
 
-    It is the policy's name, with the keys in which those of one name differ (`sarathi chunk=128`).
+    It is the policy's name, with the keys in which policies of the same name differ (`sarathi chunk=128`).
     """
     names: list[str] = []
     for policy in compared:

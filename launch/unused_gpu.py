@@ -1,4 +1,4 @@
-"""A line for a run on CPUs of a machine that has an NVIDIA GPU."""
+"""A hint for CPU runs on a machine with an NVIDIA GPU."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from .oversubscription import are_here
 
 
 def unused_gpu(config: EngineConfig, devices: Path = Path("/dev"), torch: str | None = None) -> str | None:
-    """Return one line that says why a GPU of this machine is idle and how to use it; torch is not imported.
+    """Return a one-line hint why a GPU is unused and how to use it, without importing torch.
 
     Args:
         config: of the run.
-        devices: the folder of the device files: `nvidia0`, and `dxg` under WSL.
-        torch: its version; None: the installed one.
+        devices: folder of device files: `nvidia0`, and `dxg` under WSL.
+        torch: version; None: the installed one.
 
     Returns:
-        None if there is no GPU, the run uses it, or its ranks may be elsewhere.
+        None if there is no GPU, the run uses it, or its ranks may run elsewhere.
     """
     if config.hardware.device != "cpu" or not are_here(config.parallel):
         return None
@@ -27,6 +27,6 @@ def unused_gpu(config: EngineConfig, devices: Path = Path("/dev"), torch: str | 
         return None
     version = torch or metadata.version("torch")
     has_cuda = not version.endswith("+cpu")
-    how = "hardware=h100 or hardware.device=cuda uses it" if has_cuda else "docs/install.md has the build for CUDA"
+    how = "hardware=h100 or hardware.device=cuda uses it" if has_cuda else "see docs/install.md for the CUDA build"
     why = f"hardware={config.hardware.name}" if has_cuda else f"torch {version} has no CUDA"
-    return f"this machine has a GPU ({found[0]}), and this run computes on the CPU ({why}): {how}"
+    return f"this run uses the CPU ({why}), but the machine has a GPU ({found[0]}): {how}"

@@ -1,8 +1,8 @@
-"""Ends what a driver's local Ray leaves behind: its processes, and its folder in the temporary directory.
+"""Cleans up after a driver's local Ray: kills its processes and removes its temporary folder.
 
-Run as a script beside the driver: `python watchdog.py FOLDER DRIVER_PID`. It begins when the driver closes the pipe to
-its standard input, or dies in whatever way. Every process of a Ray has a file of its folder open or names the folder in
-its command line.
+Runs as a script alongside the driver: `python watchdog.py FOLDER DRIVER_PID`. It acts when the driver closes the pipe
+to its standard input, or dies in any way. Every Ray process has a file in the folder open or the folder in its command
+line.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _POLL_S = 0.25
-_KILL_S = 10.0  # then the folder is removed even if a process holds it
+_KILL_S = 10.0  # then the folder is removed even if still in use
 
 
 def wait_for_end(driver: int) -> None:
-    """Wait until the driver has closed the pipe or is gone. A child of the driver may hold the pipe open for longer."""
+    """Wait until the driver closes the pipe or dies. A child of the driver may keep the pipe open for longer."""
     while os.getppid() == driver:
         if select.select([0], [], [], _POLL_S)[0] and not os.read(0, 1):
             return
 
 
 def users_of(folder: str) -> Iterator[int]:
-    """Yield the processes that have a file of the folder open, or name the folder in their command line."""
+    """Yield the processes that have a file of the folder open or the folder in their command line."""
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it ended, or is another user's
+        with contextlib.suppress(OSError):  # it has exited, or is another user's
             if folder.encode() in (process / "cmdline").read_bytes() or any(
                 os.readlink(file).startswith(folder + "/") for file in (process / "fd").iterdir()
             ):
@@ -39,7 +39,7 @@ def users_of(folder: str) -> Iterator[int]:
 
 
 def main(folder: str, driver: int) -> None:
-    """Wait until the process `driver` ends; then kill all that use `folder`, and delete it."""
+    """Wait for the end of the process `driver`, then kill all processes that use `folder`, and delete it."""
     wait_for_end(driver)
     deadline = time.monotonic() + _KILL_S
     while (left := set(users_of(folder)) - {driver, os.getpid()}) and time.monotonic() < deadline:

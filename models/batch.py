@@ -1,4 +1,4 @@
-"""A micro-batch as a stage computes it: one ragged batch, chunks first, then decodes."""
+"""A micro-batch as input of a stage: one ragged batch, chunks first, then decodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Ints = np.ndarray  # of int64
 class Segment:
     """Consecutive tokens of one request: a chunk, or a decode (length 1).
 
-    `start` tokens of the request lie in the KV cache already; this segment adds `length` at positions start ..
+    `start` tokens of the request are in the KV cache already; this segment adds `length` at positions start ..
     start + length - 1. `blocks` lists the request's KV blocks in order, enough for `start + length` tokens.
     """
 
@@ -30,7 +30,7 @@ class Segment:
 
 
 def tables_of(segments: Sequence[Segment]) -> np.ndarray:
-    """Return the KV blocks of each segment as a row, [segments, most blocks] int32, with zeros after its last one."""
+    """Return the block tables of segments, [segments, most blocks] int32, padded with zeros."""
     tables = np.zeros((len(segments), max((len(s.blocks) for s in segments), default=0)), dtype=np.int32)
     for row, segment in zip(tables, segments, strict=True):
         row[: len(segment.blocks)] = segment.blocks
@@ -39,10 +39,10 @@ def tables_of(segments: Sequence[Segment]) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Decodes:
-    """The B decodes of a micro-batch by column. Iterating gives a `Segment` each.
+    """The B decodes of a micro-batch as arrays. Iterating yields one `Segment` per decode.
 
-    `starts` has the tokens that lie in the KV cache already, [B] int64. `tables` has the KV blocks, [B, M] int32: row b
-    begins with those of decode b, in order; what follows them in the row is not read.
+    `starts` is the number of tokens already in the KV cache, [B] int64. `tables` are the block tables, [B, M] int32:
+    row b starts with the blocks of decode b, in order; the rest of the row is not read.
     """
 
     starts: np.ndarray
@@ -50,7 +50,7 @@ class Decodes:
 
     @classmethod
     def of(cls, segments: Sequence[Segment]) -> Decodes:
-        """Make columns of segments of length 1."""
+        """Convert segments of length 1."""
         assert all(segment.length == 1 for segment in segments)
         return cls(np.array([s.start for s in segments], dtype=np.int64), tables_of(segments))
 
@@ -63,12 +63,12 @@ class Decodes:
 
 @dataclass(frozen=True, slots=True)
 class RaggedBatch:
-    """T tokens of several requests, fused for the linear layers, apart for attention (paper 4.3.1).
+    """T tokens of several requests, fused for the linear layers, separate for attention (paper 4.3.1).
 
-    Rows 0 .. T-1 are the chunks' tokens in order, then one row a decode. `sample_rows` are the rows whose logits are
-    wanted, ascending: each decode's, the last row of each chunk that ends its prompt, and all rows of a chunk whose
-    prompt's log-probabilities are wanted. Where layers have windows, `others` has the same rows with the blocks of each
-    further group of layers.
+    Rows 0 .. T-1 are the chunks' tokens in order, then one row per decode. `sample_rows` are the rows that need logits,
+    ascending: all decodes, the last row of each chunk that completes its prompt, and all rows of a chunk whose prompt
+    log-probabilities are requested. With sliding-window layers, `others` has the same rows with the block tables of the
+    other layer groups.
     """
 
     token_ids: Ints  # [T]
@@ -81,7 +81,7 @@ class RaggedBatch:
     def of(
         cls, token_ids: Sequence[int], chunks: Sequence[Segment], decodes: Sequence[Segment], sample_rows: Sequence[int]
     ) -> RaggedBatch:
-        """Make a batch of lists."""
+        """Make a batch from lists."""
         ids, rows = (np.array(numbers, dtype=np.int64) for numbers in (token_ids, sample_rows))
         return cls(ids, chunks, Decodes.of(decodes), rows)
 
@@ -92,7 +92,7 @@ class RaggedBatch:
 
     @property
     def num_chunk_tokens(self) -> int:
-        """The tokens of all chunks, which come before those of the decodes."""
+        """The number of tokens of all chunks. Their rows precede the decodes."""
         return len(self.token_ids) - len(self.decodes)
 
     @property
@@ -102,7 +102,7 @@ class RaggedBatch:
         return [slice(first, last) for first, last in pairwise(ends)]
 
     def sampled(self) -> RaggedBatch:
-        """Return the batch of `sample_rows` alone, in their order: of a chunk the last rows, and each decode."""
+        """Return the batch of only `sample_rows`, in order: the last rows of chunks, and all decodes."""
         chunks: list[Segment] = []
         if self.chunks:
             ends = np.cumsum([chunk.length for chunk in self.chunks])

@@ -1,4 +1,4 @@
-"""What the layers of a stage share of a micro-batch."""
+"""Inputs of a micro-batch that the layers of a stage share."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class BatchContext:
-    """The inputs of a micro-batch that all layers of a stage share, or those of the last layer of all."""
+    """The inputs of a micro-batch that the layers of a stage share. The model's last layer may have its own."""
 
     slots: Tensor  # [T] the KV slot that each token is written to
     rope: tuple[Tensor, Tensor] | None  # cosines and sines
-    plan: Any  # of the rows whose attention is computed, from the attention backend
-    rows: Tensor | None = None  # [R] the only ones whose attention and feed-forward are computed; None: all T
+    plan: Any  # the attention backend's plan for the computed rows
+    rows: Tensor | None = None  # [R] rows whose attention and feed-forward are computed; None: all T
 
     @property
     def is_empty(self) -> bool:
-        """Whether the layer computes no row, and only writes keys and values."""
+        """Whether the layer only writes keys and values, and computes no rows."""
         return self.rows is not None and not len(self.rows)

@@ -1,8 +1,8 @@
-"""Groups of layers that share a block table, so that blocks wholly behind a layer's window can be freed.
+"""Groups of layers that share a block table, so that blocks outside a sliding window can be freed.
 
-A block id stands for the keys and values of `block_size` tokens in the layers of one group. On each stage an id has the
-memory of as many layers as the stage's largest group, whichever group it is given to: one pool serves all groups, and
-the same ids hold on every stage. vLLM's hybrid KV cache manager groups layers in this way.
+A block id represents the keys and values of `block_size` tokens in the layers of one group. On each stage every id has
+memory for as many layers as the stage's largest group. So one pool serves all groups, and ids are the same on every
+stage. vLLM's hybrid KV cache manager groups layers in this way.
 
 This file imports no torch.
 """
@@ -16,31 +16,31 @@ from itertools import product
 
 from ..conf.architecture import Architecture
 
-Windows = tuple[int | None, ...]  # of each group; None: full attention
+Windows = tuple[int | None, ...]  # per group; None: full attention
 ONE_TABLE: Windows = (None,)  # for all layers: no block is freed before its request ends
 
-_MOST_GROUPS = 8  # each has a table of its own, in the coordinator and on each rank
-_FEW_KINDS = 3  # of windows, for which all numbers of groups are tried
-_WORTH = 1.05  # a group more must save 5% of the memory
+_MOST_GROUPS = 8  # each has its own table, in the coordinator and on each rank
+_FEW_KINDS = 3  # up to this many window sizes, all numbers of groups are tried
+_WORTH = 1.05  # more groups must save 5% of the memory
 
 
 def most_blocks(window: int | None, block_size: int) -> int:
-    """Return the most blocks that a request is promised in a group: those of its window and as many tokens ahead."""
+    """Return the maximum blocks reserved for a request in a group: its window, and as many tokens ahead."""
     return sys.maxsize if window is None else -(-(2 * window - 1) // block_size) + 1
 
 
 def blocks_held(num_tokens: int, windows: Windows, block_size: int) -> int:
-    """Return the blocks, over all groups, of a request that has come to `num_tokens` tokens by chunks."""
+    """Return the blocks over all groups of a request of `num_tokens` tokens with chunked prefill."""
     blocks = -(-num_tokens // block_size)
     return sum(min(blocks, most_blocks(window, block_size)) for window in windows)
 
 
 def places(layers: Iterable[int | None], windows: Windows) -> list[tuple[int, int]]:
-    """Return the group of each layer of a stage, and its place among the stage's layers of the group.
+    """Return the group of each layer of a stage, and its index among the stage's layers of the group.
 
     Args:
         layers: window of each layer.
-        windows: of the groups. A layer whose own is not among them is of the first group, which frees less.
+        windows: of the groups. A layer with any other window goes to the first group, which frees less.
     """
     counts = [0] * len(windows)
     found = []
@@ -53,14 +53,14 @@ def places(layers: Iterable[int | None], windows: Windows) -> list[tuple[int, in
 
 
 def layers_of_a_block(arch: Architecture, layers: range, windows: Windows) -> int:
-    """Return the layers whose keys and values a block id has memory for on the stage that holds `layers`."""
+    """Return how many layers' keys and values a block id has memory for, on the stage with `layers`."""
     return 1 + max((place for _, place in places([arch.kind(i).window for i in layers], windows)), default=-1)
 
 
 def group_windows(arch: Architecture, split: Sequence[range]) -> Windows:
-    """Return the window of each group of layers, full attention first, for stages that hold `split`.
+    """Return the window of each layer group, full attention first, for stages with the layers `split`.
 
-    They are those with which the longest request takes the least memory.
+    Minimizes the memory of the longest request; an extra group has to save at least 5%.
     """
     longest = arch.max_position
     kinds = Counter(arch.kind(i).window for layers in split for i in layers)

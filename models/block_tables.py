@@ -1,4 +1,4 @@
-"""The KV blocks of all requests of a rank, in one array."""
+"""The block tables of all requests of a rank, in one array."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-_ROWS = _COLUMNS = 64  # at first; both double
+_ROWS = _COLUMNS = 64  # initially; both double as needed
 
 
 class BlockTables:
-    """The KV blocks of each request in their order, a row of an array for each, so that many are read at once."""
+    """The KV blocks of each request in order, one array row per request, so that many are read at once."""
 
     def __init__(self) -> None:
         self._blocks = np.zeros((_ROWS, _COLUMNS), dtype=np.int32)
@@ -19,7 +19,7 @@ class BlockTables:
         self._length: dict[int, int] = {}
 
     def add(self, request: int) -> None:
-        """Start a request without blocks. It must not be known."""
+        """Add a new request without blocks."""
         assert request not in self._row, request
         if not self._free:
             rows = len(self._blocks)
@@ -28,12 +28,12 @@ class BlockTables:
         self._row[request], self._length[request] = self._free.pop(), 0
 
     def drop(self, request: int) -> None:
-        """Forget a request. It must be known."""
+        """Remove an existing request."""
         self._free.append(self._row.pop(request))
         del self._length[request]
 
     def append(self, request: int, blocks: Sequence[int] | np.ndarray) -> None:
-        """Add blocks after those that the request has."""
+        """Append blocks to a request's table."""
         first = self._length[request]
         last = self._length[request] = first + len(blocks)
         while last > self._blocks.shape[1]:
@@ -47,7 +47,7 @@ class BlockTables:
     def of_each(self, requests: Sequence[int], most: int) -> np.ndarray:
         """Return a copy of the first `most` blocks of each request, [requests, most] int32.
 
-        After the last block of a request that has fewer its row has any numbers.
+        Entries after a request's last block are undefined.
         """
         assert most <= self._blocks.shape[1]
         return self._blocks[[self._row[request] for request in requests], :most]

@@ -1,4 +1,4 @@
-"""The chat template of a checkpoint: jinja, in a sandbox, as `transformers` renders it."""
+"""The chat template of a checkpoint: sandboxed Jinja, rendered like in `transformers`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _TEXT_PARTS = {
     "output_text": "text",
     "refusal": "refusal",
 }  # the key of each type
-_REASONING = ("reasoning_content", "thinking", "reasoning")  # names of it; templates read the first, or the second
-_DEFAULT = "default"  # the template that needs no name
+_REASONING = ("reasoning_content", "thinking", "reasoning")  # accepted keys; templates read the first or the second
+_DEFAULT = "default"  # name of the default template
 _CLASS_TOKENS = {  # bos, eos, unk and pad of tokenizer classes in `transformers` 5.23, unless a file names them
     "GPT2Tokenizer": (*["<|endoftext|>"] * 3, None),
     "GPTNeoXTokenizer": (*["<|endoftext|>"] * 3, "<|padding|>"),
@@ -36,22 +36,22 @@ _CLASS_TOKENS = {  # bos, eos, unk and pad of tokenizer classes in `transformers
     "GemmaTokenizer": ("<bos>", "<eos>", "<unk>", "<pad>"),
     "CohereTokenizer": ("<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>", "<UNK>", "<PAD>"),
 }
-_CALLS = (  # keys of a call that is not, and is, of a `custom` tool
+_CALLS = (  # keys of function calls and of `custom` tool calls
     ("function", "arguments", "the text of a JSON object"),
     ("custom", "input", "a text"),
 )
 LONGEST_S = 2.0  # of processor time, to compile a template or to render a chat
 _PROCESS = LimitedProcess(1 << 29)
-_END = "END_OF_THE_FINAL_MESSAGE "  # marks where it ends, to find the place in the prompt
+_END = "END_OF_THE_FINAL_MESSAGE "  # marks its end in the rendered prompt
 
 
 class ChatTemplateError(ValueError):
-    """The template refuses these messages, or fails on them."""
+    """The template rejects these messages, or fails on them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages, each with a `role` and a `content`, of which the model's chat template makes a prompt."""
+    """Messages, each with a `role` and a `content`, that the chat template renders to a prompt."""
 
     messages: Sequence[Mapping[str, Any]]
 
@@ -60,9 +60,9 @@ class ChatTemplate:
     """Renders messages to a prompt.
 
     Args:
-        source: jinja, which stays to be read.
-        variables: further names that the template knows, as `bos_token`.
-        named: the sources of the checkpoint's further templates, such as `tool_use` and `rag`.
+        source: Jinja source, kept as an attribute.
+        variables: additional template variables, such as `bos_token`.
+        named: sources of the checkpoint's named templates, such as `tool_use` and `rag`.
     """
 
     def __init__(self, source: str, variables: dict[str, Any], named: Mapping[str, str] | None = None) -> None:
@@ -71,7 +71,7 @@ class ChatTemplate:
         self.named = {name: ChatTemplate(text, variables) for name, text in (named or {}).items()}
 
     def pick(self, has_tools: bool, name: str | None = None) -> ChatTemplate:
-        """Return the template called `name`; without a name `tool_use` for a chat with tools, else the default.
+        """Return the template called `name`. Without a name, `tool_use` if the chat has tools, else the default.
 
         Raises:
             ChatTemplateError: the checkpoint has no template of this name.
@@ -88,7 +88,7 @@ class ChatTemplate:
 
     @cached_property
     def reads_tools(self) -> bool:
-        """Whether the template writes the tools of a chat into the prompt.
+        """Whether the template renders tools.
 
         Raises:
             ChatTemplateError: it does not compile within the limits.
@@ -96,7 +96,7 @@ class ChatTemplate:
         return bool(self._run(partial(_reads_tools, self.source)))
 
     def check(self) -> None:
-        """Raise `ConfigError` if the template is not jinja, or does not compile within the limits."""
+        """Raise `ConfigError` if the template is not valid Jinja, or does not compile within the limits."""
         for each in (self, *self.named.values()):
             try:
                 _ = each.reads_tools
@@ -111,18 +111,18 @@ class ChatTemplate:
         *,
         continue_final_message: bool = False,
     ) -> str:
-        """Return the prompt of a chat, as `apply_chat_template` of `transformers` does.
+        """Return the prompt of a chat, like `apply_chat_template` of `transformers`.
 
-        A process of its own renders it: a template is a program of the checkpoint's, which may never end.
+        Rendered in a separate process, since a template is untrusted code that may loop forever.
 
         Args:
             messages: of the chat, in order.
-            add_generation_prompt: whether the prompt ends where the assistant's answer begins.
-            further: names that this request sets (`chat_template_kwargs`).
-            continue_final_message: whether the prompt ends within the last message, which the model goes on with.
+            add_generation_prompt: append the start of the assistant's answer.
+            further: variables set by this request (`chat_template_kwargs`).
+            continue_final_message: leave the last message open, for the model to continue.
 
         Raises:
-            ChatTemplateError: the template refuses the messages or exceeds a limit, or nothing can be continued.
+            ChatTemplateError: the template rejects the messages or exceeds a limit, or no message can be continued.
         """
         if continue_final_message and add_generation_prompt:
             raise ChatTemplateError("continue_final_message: not together with add_generation_prompt")
@@ -135,7 +135,7 @@ class ChatTemplate:
         before, found, after = text.rpartition(_END.strip())
         if not found:
             raise ChatTemplateError("continue_final_message: the model's chat template drops the last message's end")
-        return before if after.startswith(" ") else before.rstrip()  # else it trims messages, and this one's end too
+        return before if after.startswith(" ") else before.rstrip()  # otherwise the template trims messages
 
     def _run(self, task: Callable[[], object]) -> object:
         try:
@@ -160,7 +160,7 @@ def _render(source: str, names: Mapping[str, Any], messages: Sequence[Mapping[st
             raise
         except Exception as error:
             if not calls_as_text and isinstance(error, TypeError | UndefinedError):
-                return filled(True)  # as DeepSeek-R1's, which adds the arguments to a text
+                return filled(True)  # for example DeepSeek-R1's, which concatenates arguments to a string
             raise ChatTemplateError(f"the model's chat template: {error}") from error
 
     return filled(False)
@@ -178,7 +178,7 @@ def _compiled(source: str) -> Any:
 
 @lru_cache
 def _reads_parts(source: str) -> bool:
-    """Return whether the template loops over a message's content. Others take it as one text."""
+    """Return whether the template loops over a message's content parts. Others expect a string."""
     from jinja2 import nodes
 
     def is_content(node: nodes.Node) -> bool:
@@ -193,7 +193,7 @@ def _reads_parts(source: str) -> bool:
 
 
 def _reads_tools(source: str) -> bool:
-    """Return whether a template reads `tools`. Raise `ConfigError` if it is not jinja."""
+    """Return whether a template reads `tools`. Raises `ConfigError` if it is not valid Jinja."""
     from jinja2 import meta
 
     _ = _compiled(source)
@@ -201,12 +201,12 @@ def _reads_tools(source: str) -> bool:
 
 
 def _as_read(message: Mapping[str, Any], calls_as_text: bool, reads_parts: bool) -> dict[str, Any]:
-    """Return a message as templates expect it: without nulls, with the arguments of calls as objects.
+    """Return a message as templates expect it: without nulls, with call arguments as objects.
 
     Args:
         message: of a chat.
-        calls_as_text: whether calls are as OpenAI's API has them: arguments as text, and a content of null.
-        reads_parts: whether the template takes a content of several parts as such.
+        calls_as_text: use OpenAI's format for calls: arguments as text, and a null content.
+        reads_parts: the template accepts content in parts; otherwise parts are joined.
     """
     found = {key: value for key, value in message.items() if value is not None}
     if found.get("tool_calls") == []:
@@ -223,13 +223,13 @@ def _as_read(message: Mapping[str, Any], calls_as_text: bool, reads_parts: bool)
 
 
 def _environment() -> Any:
-    """Make jinja's environment as `transformers` does: its filter, its globals, its tag."""
+    """Make the Jinja environment of `transformers`: its filter, globals and tag."""
     from jinja2 import nodes
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """Marks what the assistant wrote, for training. The text is that without the tags."""
+        """Marks assistant text for training. Rendering drops only the tags."""
 
         tags = {"generation"}  # noqa: RUF012
 
@@ -247,7 +247,7 @@ def _environment() -> Any:
 
 
 class _Arguments(dict[str, Any]):
-    """The arguments of a call: an object that a template can also print, or add to a text, as JSON."""
+    """Call arguments: an object that renders and concatenates as JSON text."""
 
     def __init__(self, arguments: Mapping[str, Any], text: str) -> None:
         super().__init__(arguments)
@@ -264,7 +264,7 @@ class _Arguments(dict[str, Any]):
 
 
 def _read_call(call: Any, as_text: bool) -> Any:
-    """Return a call with its arguments as an object, or as the JSON text of one; what is neither stays."""
+    """Return a call with its arguments as an object, or as JSON text; invalid arguments are unchanged."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         return call
@@ -282,10 +282,10 @@ def _read_call(call: Any, as_text: bool) -> Any:
 
 
 def _ending_with(message: dict[str, Any], end: str) -> dict[str, Any]:
-    """Return a message with `end` behind its text.
+    """Return a message with `end` appended to its text.
 
     Raises:
-        ChatTemplateError: it has no text.
+        ChatTemplateError: it has no text, or has tool calls.
     """
     content = message.get("content")
     if message.get("tool_calls"):
@@ -302,10 +302,10 @@ def load_chat_template(tokenizer: str | None, chosen: str | None = None) -> Chat
 
     Args:
         tokenizer: a folder, a file in it, a GGUF file, or `none`.
-        chosen: name of the one of them that is always used, or a file with another.
+        chosen: name of the template to always use, or a file with another one.
 
     Raises:
-        ConfigError: a file that cannot be read, or is not jinja, or `chosen` is neither a name nor a file.
+        ConfigError: a file cannot be read or is not valid Jinja, or `chosen` is neither a name nor a file.
     """
     sources: dict[str, str] = {}
     tokens: dict[str, Any] = {}
@@ -328,10 +328,10 @@ def load_chat_template(tokenizer: str | None, chosen: str | None = None) -> Chat
 
 
 def checked_messages(messages: Any, name: str = "messages") -> list[dict[str, Any]]:
-    """Return the messages of a conversation, with each content a text or a list of parts with the type `text`.
+    """Return validated messages, with each content a text or a list of parts of the type `text`.
 
     Raises:
-        ConfigError: they are no list of objects with a `role` and such a `content`. It names the place, from `name` on.
+        ConfigError: not a list of objects with a `role` and such a `content`. It has the path, starting at `name`.
     """
     if not isinstance(messages, list | tuple) or not messages:
         raise ConfigError(f'{name}: must be a list such as [{{"role": "user", "content": "..."}}]')
@@ -350,14 +350,14 @@ def _checked_message(where: str, message: Any) -> dict[str, Any]:
             "content": [_checked_part(f"{place}[{number}]", part) for number, part in enumerate(content)],
         }
     if content is None and not message.get("tool_calls") and message["role"] in ("assistant", "tool"):
-        return {**message, "content": ""}  # as an answer that is reasoning alone
+        return {**message, "content": ""}  # for example an answer with only reasoning
     if content is not None or message["role"] in ("system", "developer", "user"):
         _check_text(place, content, "a text, or a list of parts of type text")
     return dict(message)
 
 
 def _checked_calls(where: str, calls: Any) -> list[dict[str, Any]]:
-    """Return the calls of a message, those of `custom` tools as of functions with the one argument `input`."""
+    """Return the calls of a message. `custom` tool calls become function calls with the only argument `input`."""
     if not isinstance(calls, list):
         raise ConfigError(f"{where}: must be a list of calls")
     found = []
@@ -411,7 +411,7 @@ def _read_folder(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
     if not (sources := _sources(folder, config)):
         return {}, {}
     special = config.copy()
-    if "added_tokens_decoder" not in config:  # the newer form of both files
+    if "added_tokens_decoder" not in config:  # present in newer files, which need no special_tokens_map.json
         special |= {name: token for name, token in read_if_there(folder / "special_tokens_map.json").items() if token}
     special = {name: value for name, value in special.items() if name.endswith("_token")}
     if isinstance(named := config.get("extra_special_tokens"), dict):
@@ -424,7 +424,7 @@ def _read_folder(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
 
 
 def _sources(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Return the templates of a folder: files come before what tokenizer_config.json has."""
+    """Return the templates of a folder: separate files take precedence over tokenizer_config.json."""
     files = {file.stem: file for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     if (file := folder / "chat_template.jinja").is_file():
         files[_DEFAULT] = file
@@ -449,7 +449,7 @@ def _read_jinja(file: Path) -> str:
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """Return JSON without jinja's escapes for HTML, as `transformers` has it."""
+    """Return JSON without Jinja's HTML escaping, like `transformers`."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

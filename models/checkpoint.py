@@ -1,316 +1,178 @@
-"""Reads the tensors of a checkpoint: checks headers, then reads slice by slice. Here: safetensors."""
+"""A model's checkpoint: a safetensors folder, a GGUF file, or random weights."""
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from safetensors import SafetensorError, safe_open
 
 from ..conf.architecture import Architecture
-from ..conf.errors import ConfigError, reason
-from ..kernels.weight_format import SHORT, WeightFormat
-from .json_file import read_object, refuse_pointer
-from .layout import deciding_keys, names_of, tensor_shapes
+from ..conf.errors import ConfigError
+from ..conf.schema import Dtype, ModelConfig
+from ..kernels.processor import multiplies_bfloat16
+from ..kernels.weight_format import WeightFormat
+from .find_weights import find_weights
+from .gguf.config import config_values
+from .gguf.file import open_gguf
+from .gguf.weights import GgufTensors
+from .layout import linear_weights, tensor_shapes
+from .model_config import ModelValues
+from .quantization.config import read_quantization
+from .quantization.folder import QuantizedFolder
+from .quantization.formats import FormatOf, rounded_formats
+from .read_architecture import read_architecture
+from .safetensors_folder import SafetensorsFolder, TensorSource
 
-if TYPE_CHECKING:
-    import torch
-
-    from ..kernels.quantized_matrix import QuantizedMatrix
-
-# The first is PEFT's, in a model that it merged; the third stands before the text model of one that reads images.
-_PREFIXES = ("base_model.model.", "model.", "language_model.", "model.", "transformer.")
-_MAX_MAPPED_BYTES = 16 << 20  # then the file is reopened: pages of a mapped file count as memory of this process
-FLOATS = ("F64", "F32", "BF16", "F16")  # smaller types are quantized weights, whose scales are separate tensors
-_SHARD = re.compile(r"(.+)-(\d+)-of-(\d+)\.safetensors")
-_OTHERS = ("consolidated", "adapter_")  # Mistral's own layout of the same weights, and weights to be added to them
-_OTHER_INPUT = ("vision_tower.", "multi_modal_projector.")  # what reads images, in models of which text is computed
-# Frequencies and masks, which are computed here.
-_MASKS = tuple(f".{part}.{of}" for part in ("attn", "attention") for of in ("bias", "masked_bias"))
-_BUFFERS = (*(f"rotary_emb.{of}" for of in ("inv_freq", "cos_cached", "sin_cached")), *_MASKS)
-# How quantized weights call their parts: GPTQ and AWQ, compressed-tensors and FP8, bitsandbytes.
-_QUANTIZED = ("qweight", "qzeros", "scales", "g_idx", "weight_", "absmax", "nested_", "quant_", "SCB")
-_QUANTIZED_ENDS = ("_scale", "_blocks", "_scales")  # the last two are MXFP4's
+_SIZE_FIELDS = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "ffn_size")
+_SHORT = ("bfloat16", "float16", "half")
+_LONG_GGUF = (0, 28)  # F32 and F64
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """What a tensor of a checkpoint must be: its shape, and the names that safetensors has for its types."""
+@dataclass(frozen=True)
+class Checkpoint:
+    """The files of a model, found once.
 
-    shape: tuple[int, ...]
-    types: tuple[str, ...] = FLOATS
-    optional: bool = False
-
-
-class TensorSource:
-    """A source of tensors by name, from which a rank reads only the slices that it holds."""
-
-    def shape(self, name: str) -> tuple[int, ...] | None:
-        """Return the shape of the whole tensor; None where there is no tensor of this name."""
-        raise NotImplementedError
-
-    def read(self, name: str, rows: slice, columns: slice | None) -> torch.Tensor:
-        """Read a slice to the CPU, in the source's own type. `columns` is None for a vector."""
-        raise NotImplementedError
-
-    def format(self, name: str) -> WeightFormat | None:
-        """Return the format in which the source has a weight's numbers; None where they are float32 or it has none."""
-        return None
-
-    def read_quantized(self, name: str, rows: slice, columns: slice) -> QuantizedMatrix:
-        """Read a slice of the [out, in] weight in that format, in smaller groups where the columns cut some."""
-        raise AssertionError(f"{name} is not quantized")
-
-    def check(self, arch: Architecture, names: Collection[str]) -> None:
-        """Check that files have the tensors `names` in the shapes of `arch`, and no unknown tensors.
-
-        Raises:
-            ConfigError: a tensor is missing, has the wrong shape or type, or is not part of the architecture.
-        """
-
-    def close(self) -> None:
-        """Close what is open."""
-
-
-def check_shape(
-    names: str,
-    where: str,
-    found: tuple[int, ...] | None,
-    expected: tuple[int, ...],
-    *,
-    may_be_longer: bool,
-    why: Callable[[], str] = lambda: "",
-) -> None:
-    """Check the shape of a tensor, which is called `names` in the file `where`.
-
-    Args:
-        names: the tensor's name, for errors.
-        where: the file, for errors.
-        found: the tensor's shape; None where it is missing.
-        expected: the shape that the architecture has.
-        why: the reason of the shape, for errors.
-        may_be_longer: whether it may have more rows, as positions where model.max_model_len is below the checkpoint's.
-
-    Raises:
-        ConfigError: it is missing or has another shape.
-    """
-    if found is None:
-        raise ConfigError(f"{where}: tensor {names}, of shape {list(expected)}, is missing{why()}")
-    fits = found == expected
-    if may_be_longer:
-        fits = len(found) == 2 and found[0] >= expected[0] and found[1] == expected[1]
-    if not fits:
-        raise ConfigError(f"{where}: tensor {names} has shape {list(found)}, not {list(expected)}{why()}")
-
-
-class SafetensorsFolder(TensorSource):
-    """The tensors of a Hugging Face folder, in one safetensors file or several.
-
-    A tensor is found under its name with or without a leading `base_model.model.`, `model.` or `transformer.`.
-
-    Raises:
-        ConfigError: a file is missing or is no safetensors file.
+    Attributes:
+        model: names them.
+        path: the Hugging Face folder or the GGUF file; None for random weights.
+        has_tensors: whether tensors were asked for; a simulation needs only a folder's config.json.
     """
 
-    other_quantized = "quantized weights, of which config.json has no quantization_config"
+    model: ModelConfig
+    path: Path | None
+    has_tensors: bool
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._files: dict[str, tuple[Path, str]] = {}
-        self._open_as: tuple[Path, str] | None = None
-        self._handle: Any = None
-        self._mapped_bytes = 0
-        for file, keys in _tensors_by_file(folder).items():
-            for key in keys:
-                other = self._files.setdefault(bare_name(key), (folder / file, key))
-                if other != (folder / file, key):
-                    raise ConfigError(f"{folder / file}: tensor {key} stands in {other[0]} too, as {other[1]}")
-
-    def check(self, arch: Architecture, names: Collection[str]) -> None:
-        """See `TensorSource.check`."""
-        shapes = tensor_shapes(arch)
-        parts = {name: self.parts(name, shape) for name, shape in shapes.items()}
-        self._check_others(arch, {_stored(tensor) for each in parts.values() for tensor in each})
-        wanted = [(tensor, part, name) for name in names for tensor, part in parts[name].items()]
-        for tensor, part, name in sorted(wanted, key=lambda each: self.where(each[0])):
-            longer, why = name == names_of(arch).positions, partial(deciding_keys, arch, name)
-            if part.optional and not self.has(tensor):
-                continue
-            found = self.shape(tensor, part.types)
-            if math.prod(part.shape) == 1 and found is not None and math.prod(found) == 1:
-                continue
-            check_shape(tensor, self.where(tensor), found, part.shape, may_be_longer=longer, why=why)
-
-    def _check_others(self, arch: Architecture, known: Collection[str]) -> None:
-        """Check that all tensors are among those that are `known`, by their bare names."""
-        further = _further_layers(arch)
-        others = [
-            name
-            for name in self._files
-            if not (name in known or further(name) or name.endswith(_BUFFERS) or name.startswith(_OTHER_INPUT))
-        ]
-        for name in sorted(others, key=lambda name: not _is_quantized(name)):
-            file, key = self._files[name]
-            if _is_quantized(name):
-                raise ConfigError(f"{file}: tensor {key}: {self.other_quantized}")
-            if ".lora_" in name or ".base_layer." in name or key.startswith("base_model."):
-                raise ConfigError(f"{file}: tensor {key} is of a LoRA adapter; merge it into its base model first")
-            why = deciding_keys(arch, name) or " in config.json"
-            raise ConfigError(f"{file}: tensor {key} is not part of the architecture{why}")
-
-    def parts(self, name: str, shape: tuple[int, ...]) -> dict[str, StoredTensor]:
-        """Return the tensors that hold the numbers of one of the architecture's."""
-        return {name: StoredTensor(shape)}
-
-    def shape(self, name: str, types: Collection[str] = FLOATS) -> tuple[int, ...] | None:
-        """Return the shape of the whole tensor; None where there is no tensor of this name.
+    @classmethod
+    def open(cls, model: ModelConfig, *, tensors: bool = True) -> Checkpoint:
+        """Find a model's files.
 
         Raises:
-            ConfigError: the tensor is of another type than these.
+            ConfigError: the folder or file is missing, or lacks what loading needs.
         """
-        if _stored(name) not in self._files:
+        return cls(model, find_weights(model, tensors=tensors), tensors)
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether it is a GGUF file."""
+        return self.path is not None and self.path.is_file()
+
+    @property
+    def tokenizer(self) -> str | None:
+        """The path of the tokenizer; None: UTF-8 bytes."""
+        return self.model.tokenizer or (None if self.path is None else str(self.path))
+
+    @cached_property
+    def config(self) -> ModelValues | None:
+        """What config.json says, or a GGUF header in its keys; None for random weights.
+
+        Raises:
+            ConfigError: a file is not valid JSON or GGUF.
+        """
+        if self.path is None:
             return None
-        tensor = self._slice(name)
-        if tensor.get_dtype() not in types:
-            why = f" ({self.other_quantized})" if types is FLOATS else ""
-            found = f"{self.where(name)}: tensor {name} has type {tensor.get_dtype()}"
-            raise ConfigError(f"{found}; must be one of {', '.join(types)}{why}")
-        shape = tuple(tensor.get_shape())
-        return shape if _part(name) is None else shape[1:]
+        if self.is_gguf:
+            return ModelValues(self.path, config_values(open_gguf(self.path)))
+        return ModelValues.read(self.path / "config.json")
 
-    def read(self, name: str, rows: slice, columns: slice | None) -> torch.Tensor:
-        """See `TensorSource.read`."""
-        return self.tensor(name, rows, columns)
+    @cached_property
+    def arch(self) -> Architecture:
+        """The architecture, of `model.architecture` for random weights; `model.max_model_len` is its `max_position`.
 
-    def format(self, name: str) -> WeightFormat | None:
-        """See `TensorSource.format`."""
-        return SHORT.get(self._slice(name).get_dtype()) if self.has(name) else None
-
-    def has(self, name: str) -> bool:
-        """Return whether the files have a tensor of this name."""
-        return _stored(name) in self._files
-
-    def tensor(self, name: str, rows: slice | None = None, columns: slice | None = None) -> torch.Tensor:
-        """Read a slice of one of the files' tensors, or all of it, in its own type.
-
-        A file is opened anew once much of it has been read, to release its memory.
+        Raises:
+            ConfigError: it is unknown, has a feature that is not supported, or contradicts `model`.
         """
-        tensor, part = self._slice(name, "pt"), _part(name)
-        shape = tensor.get_shape() if part is None else tensor.get_shape()[1:]
-        if rows is None and columns is None:
-            whole: torch.Tensor = self._handle.get_tensor(self._files[bare_name(name)][1])
-            return whole
-        rows = rows or slice(0, shape[0])
-        self._mapped_bytes += (rows.stop - rows.start) * math.prod(shape[1:]) * 4
-        at = (rows,) if columns is None else (rows, columns)
-        share: torch.Tensor = tensor[at if part is None else (part, *at)]
-        return share
+        model = self.model
+        if self.path is None:
+            assert model.architecture is not None
+            arch = model.architecture
+        else:
+            assert self.config is not None
+            arch = read_architecture(self.path, self.config, tensors=self.has_tensors)
+            if model.architecture is not None:
+                self._check_sizes(model.architecture, arch)
+        if model.max_model_len is None:
+            return arch
+        if model.max_model_len > arch.max_position:
+            raise ConfigError(
+                f"model.max_model_len={model.max_model_len}: must be at most the model's {arch.max_position}"
+            )
+        return replace(arch, max_position=model.max_model_len)
 
-    def where(self, name: str) -> str:
-        """Return the file that holds a tensor, or the folder where none does: for errors."""
-        known = self._files.get(_stored(name))
-        return str(known[0] if known else self.folder)
+    def _check_sizes(self, given: Architecture, found: Architecture) -> None:
+        for size in _SIZE_FIELDS:
+            if getattr(given, size) != getattr(found, size):
+                raise ConfigError(
+                    f"model.architecture.{size}={getattr(given, size)}: {self.path} says {getattr(found, size)}; leave "
+                    "model.architecture out for a folder or file"
+                )
 
-    def close(self) -> None:
-        """Close the open file, which unmaps it."""
-        self._handle = None
-        self._open_as = None
-        self._mapped_bytes = 0
+    @property
+    def is_short(self) -> bool:
+        """Whether it declares weights of 16 bits or fewer; random weights have 32."""
+        if self.path is None or self.config is None:
+            return False
+        if self.is_gguf:
+            places = open_gguf(self.path).tensors.values()
+            return any(place.type not in _LONG_GGUF for place in places if len(place.shape) > 1)
+        if read_quantization(self.config) is not None:
+            return True
+        return str(self.config.get("dtype", self.config.get("torch_dtype"))).removeprefix("torch.") in _SHORT
 
-    def _slice(self, name: str, framework: str | None = None) -> Any:
-        """Return a lazy slice of a tensor. If another file is open, close it and open the tensor's file.
+    def dtype(self, device: str) -> Dtype:
+        """Return the dtype of activations and unquantized weights, resolving `model.dtype=auto` on this machine.
 
-        `framework` is "pt" to read torch tensors. For shapes and types None is enough, which any open file satisfies.
+        `auto` is bfloat16 on CUDA. On a CPU it is bfloat16 if the weights have 16 bits or fewer and the processor
+        multiplies bfloat16; else float32.
         """
-        path, key = self._files[_stored(name)]
-        is_open = self._open_as is not None and self._open_as[0] == path and framework in (None, self._open_as[1])
-        if not is_open or self._mapped_bytes > _MAX_MAPPED_BYTES:
-            self.close()
-            self._open_as = (path, framework or "np")
-            self._handle = _open(*self._open_as)
-        return self._handle.get_slice(key)
+        if self.model.dtype != "auto":
+            return self.model.dtype
+        is_fast = device.startswith("cuda") or (multiplies_bfloat16() and self.is_short)
+        return "bfloat16" if is_fast else "float32"
 
+    def tensors(self, arch: Architecture, seed: int = 0) -> TensorSource:
+        """Open the tensors, quantized on load where `model.quantization` says so. Random weights come from `seed`.
 
-def _stored(name: str) -> str:
-    """Return the bare name of the stored tensor; `NAME[3]` is the fourth part of one, along its first dimension."""
-    return bare_name(name).partition("[")[0]
+        Raises:
+            ConfigError: a file is missing or has the wrong format, its quantization is unknown, or
+                `model.quantization` is set for weights that are quantized already.
+        """
+        if self.path is None:
+            from .random_weights import RandomTensors
 
+            source: TensorSource = RandomTensors(tensor_shapes(arch), seed)
+        elif self.is_gguf:
+            source = GgufTensors(self.path, arch)
+        else:
+            assert self.config is not None
+            scheme_of = read_quantization(self.config)
+            folder = self.path
+            source = SafetensorsFolder(folder) if scheme_of is None else QuantizedFolder(folder, arch, scheme_of)
+        quantization = self.model.quantization
+        if quantization is None:
+            return source
+        held = (source.format(name) for name in linear_weights(arch))
+        if any(format is not None and format.bits < 16 for format in held):
+            raise ConfigError(
+                f"model.quantization={quantization}: {self.path} has quantized weights, which stay as they are; "
+                "must be null"
+            )
+        from .quantization.rounding import RoundedTensors
 
-def _part(name: str) -> int | None:
-    """Return which part of a stored tensor it is; None: all of it."""
-    return int(name[:-1].partition("[")[2]) if name.endswith("]") else None
+        return RoundedTensors(source, arch, quantization)
 
+    def stated_formats(self, arch: Architecture) -> FormatOf:
+        """Return the formats of the weights from only the config or the GGUF header, for simulations."""
+        if self.model.quantization is not None:
+            return rounded_formats(self.model.quantization, arch)
+        if self.path is not None and self.is_gguf:
+            return GgufTensors(self.path, arch).format
+        scheme_of = None if self.config is None else read_quantization(self.config)
+        shapes, transposed = tensor_shapes(arch), linear_weights(arch)
 
-def _further_layers(arch: Architecture) -> Callable[[str], bool]:
-    """Return what says of a bare name whether it is of a layer that only predicts further tokens."""
-    names = names_of(arch)
-    layer = re.compile(re.escape(bare_name(names.layer)).replace(r"\{\}", r"(\d+)"))
+        def format_of(name: str) -> WeightFormat | None:
+            if scheme_of is None or name not in transposed:
+                return None
+            scheme = scheme_of(name.removesuffix(".weight"))
+            return None if scheme is None else scheme.format(shapes[name][0 if transposed[name] else 1])
 
-    def is_further(name: str) -> bool:
-        found = layer.match(name)
-        return names.further_layers and (name.startswith("mtp_") if found is None else int(found[1]) >= arch.num_layers)
-
-    return is_further
-
-
-def bare_name(name: str) -> str:
-    """Return the name without what some checkpoints put before it, as `model.` or `transformer.`."""
-    for prefix in _PREFIXES:
-        name = name.removeprefix(prefix)
-    return name
-
-
-def _is_quantized(name: str) -> bool:
-    return any(part.startswith(_QUANTIZED) or part.endswith(_QUANTIZED_ENDS) for part in name.split("."))
-
-
-def _tensors_by_file(folder: Path) -> dict[str, list[str]]:
-    """Return tensor names by file: of model.safetensors, else of the index's shards, else of all safetensors files."""
-    index = folder / "model.safetensors.index.json"
-    if (folder / "model.safetensors").is_file():
-        return _open_all(folder, ["model.safetensors"])
-    if not index.is_file():
-        return _open_all(folder, _without_index(folder))
-    weight_map = read_object(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise ConfigError(f"{index}: not an index of safetensors files (weight_map={str(weight_map)[:60]})")
-    for file in weight_map.values():
-        if not isinstance(file, str) or Path(file).name != file or "\0" in file:
-            raise ConfigError(f"{index}: {file!r} must be the name of a file in this folder, without a path")
-        if not (folder / file).is_file():
-            raise ConfigError(f"{folder / file}: missing, though {index.name} names it")
-    files = _open_all(folder, dict.fromkeys(weight_map.values()))
-    held = {(file, key) for file, keys in files.items() for key in keys}
-    for key, file in weight_map.items():
-        if (file, key) not in held:
-            raise ConfigError(f"{folder / file}: tensor {key} is missing, though {index.name} names it")
-    return files
-
-
-def _without_index(folder: Path) -> list[str]:
-    """Return the safetensors files of a folder, whose shards must be all of one save."""
-    names = sorted(path.name for path in folder.glob("*.safetensors") if not path.name.startswith(_OTHERS))
-    shards = [match for name in names if (match := _SHARD.fullmatch(name))]
-    if len({(shard[1], shard[3]) for shard in shards}) > 1:
-        raise ConfigError(f"{folder}: shards of several saves ({shards[0][0]}, {shards[-1][0]}); keep those of one")
-    if shards and len(shards) != int(shards[0][3]):
-        raise ConfigError(f"{folder}: {len(shards)} of {int(shards[0][3])} shards ({shards[0][0]}); fetch the others")
-    return names
-
-
-def _open_all(folder: Path, files: Iterable[str]) -> dict[str, list[str]]:
-    return {file: list(_open(folder / file).keys()) for file in files}
-
-
-def _open(path: Path, framework: str = "np") -> Any:
-    """Open a safetensors file. The framework `np` reads names and shapes without importing torch."""
-    refuse_pointer(path)
-    try:
-        return safe_open(path, framework=framework, device="cpu")
-    except (SafetensorError, OSError) as error:
-        raise ConfigError(f"{path}: not a readable safetensors file; is it cut short? ({reason(error)})") from error
+        return format_of

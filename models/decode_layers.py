@@ -2,43 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from ctypes import Array, Structure, byref, c_double, c_int64, c_void_p, cast
+from collections.abc import Sequence
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..kernels.cpp_library import addresses, find
 from ..kernels.cpp_product import CppProduct
+from ..kernels.decoder import DecoderWeights, StageDecoder, decode_tables
+from ..kernels.operators.base import Kernels
+from ..kernels.operators.cpp import CppKernels
 from ..parallel.groups import Groups
 from ..parallel.layers import ColumnParallelLinear, RowParallelLinear
 from .attention.cpp import CppBackend, CppPlan
 from .batch_context import BatchContext
 from .decoder import Attention, DecoderLayer, FeedForward
-from .head_norm import HeadNorm, WidthNorm
-from .kernels.cpp import CppKernels, cache_arguments
-from .kernels.kernels import Kernels
 from .kv_cache import KVCache
 from .norm import Norm
-
-_OPERATORS = ("add_and_norm", "gated_silu", "rotate_and_write", "attend_decodes")
-
-
-class _Stage(Structure):
-    """`Stage` of `decoder.cpp`."""
-
-    _fields_ = (
-        *((name, c_void_p) for name in (*_OPERATORS, "layers")),
-        *((name, c_int64) for name in ("num_layers", "H", "K", "G", "D", "F")),
-        *((name, c_int64) for name in ("cache_kind", "cache_head", "block_size")),
-        *((name, c_double) for name in ("eps", "head_eps")),
-    )
-
-
-def _words(numbers: Iterable[int | None]) -> Array[c_int64]:
-    """Return a struct whose fields are pointers and int64."""
-    words = [number or 0 for number in numbers]
-    return (c_int64 * len(words))(*words)
+from .width_norm import WidthNorm
 
 
 class DecodeLayers:
@@ -60,31 +40,32 @@ class DecodeLayers:
         kernels: CppKernels,
         groups: Groups,
     ) -> None:
-        library = find("decoder", kernels.dtype, decode="ppppi:i")
-        assert library is not None
-        self._decode, self._dtype, self._groups = library.decode, kernels.dtype, groups
+        self._dtype, self._groups = kernels.dtype, groups
         own = list(dict.fromkeys(kinds))
-        self._firsts = [kinds.index(kind) for kind in own]  # the first layer of each
+        self._firsts = [kinds.index(kind) for kind in own]  # first layer of each kind
         backends = [_parts(layers[first])[0].backend for first in self._firsts]
         self._windows = [backend.window for backend in backends if isinstance(backend, CppBackend)]
-        self._products = [linear.packed for layer in layers for linear in _linears(layer)]
-        self._most_rows = min(each.most_rows for each in self._products if isinstance(each, CppProduct))
-        of_layers = zip(layers, kinds, cache.keys, cache.values, strict=True)
-        self._layers = _words(
-            word
-            for layer, kind, keys, values in of_layers
-            for word in (*_layer_words(layer, groups), *addresses(keys, values), own.index(kind))
-        )
+        caches = zip(cache.keys, cache.values, strict=True)
+        weights = [
+            _weights(layer, groups, of_layer, own.index(kind))
+            for layer, kind, of_layer in zip(layers, kinds, caches, strict=True)
+        ]
+        self._most_rows = min(product.most_rows for layer in weights for product, _ in layer.products)
         attention, ffn = _parts(layers[0])
         norm, head_norm, (_, K, E, D) = layers[0].attention_norm, attention.qk_norm, attention.shape
         assert isinstance(norm, Norm)
-        operators = dict.fromkeys(_OPERATORS, kernels.library) | {"attend_decodes": kernels.attention}
-        functions = [cast(getattr(library, name), c_void_p).value for name, library in operators.items()]
-        cache_kind, _, _, cache_head = cache_arguments(cache.keys[0], cache.values[0])
-        sizes = (len(layers), len(norm.weight), K, E - 2, D, ffn.size // ffn.tp, cache_kind, cache_head)
-        eps = norm.eps, 0.0 if head_norm is None else head_norm.eps
-        layers_at = cast(self._layers, c_void_p)
-        self._stage = _Stage(*functions, layers_at, *sizes, attention.backend.sizes.block_size, *eps)
+        self._decode = StageDecoder(
+            kernels,
+            weights,
+            H=len(norm.weight),
+            K=K,
+            G=E - 2,
+            D=D,
+            F=ffn.size // ffn.tp,
+            block_size=attention.backend.sizes.block_size,
+            eps=norm.eps,
+            head_eps=0.0 if head_norm is None else head_norm.eps,
+        )
 
     def takes(self, rows: int, contexts: Sequence[BatchContext]) -> bool:
         """Return whether `compute` supports a micro-batch of `rows` rows: decodes only, and not too many."""
@@ -99,11 +80,9 @@ class DecodeLayers:
         for first, window in zip(self._firsts, self._windows, strict=True):
             context = contexts[first]
             decodes = context.plan.decodes
-            at = decodes.starts.ctypes.data, decodes.tables.ctypes.data, decodes.tables.shape[1]
-            words += [*addresses(context.slots, *(context.rope or (None, None))), *at, window]
+            words += decode_tables(context.slots, context.rope, decodes.starts, decodes.tables, window)
         x_TH, shared = x_TH.contiguous(), self._groups.shared
-        ranks = None if shared is None else byref(shared.reduction(self._dtype))
-        late = self._decode(byref(self._stage), _words(words), ranks, x_TH.data_ptr(), len(x_TH))
+        late = self._decode(x_TH, words, None if shared is None else shared.reduction(self._dtype))
         if shared is not None:
             shared.check(late)
         return x_TH
@@ -150,17 +129,15 @@ def _linears(layer: DecoderLayer) -> list[ColumnParallelLinear | RowParallelLine
     return [attention.qkv, attention.out, ffn.fc1, ffn.fc2]
 
 
-def _layer_words(layer: DecoderLayer, groups: Groups) -> list[int | None]:
-    """Return the fields of `Layer` in `decoder.cpp`, up to its KV cache."""
-    words: list[int | None] = []
+def _weights(layer: DecoderLayer, groups: Groups, cache: tuple[Tensor, Tensor], tables: int) -> DecoderWeights:
+    products, norms = list[tuple[CppProduct, Tensor | None]](), list[tuple[Tensor, Tensor | None]]()
     for linear in _linears(layer):
-        packed = linear.packed
-        assert isinstance(packed, CppProduct)
+        assert isinstance(linear.packed, CppProduct)
         is_added_here = isinstance(linear, ColumnParallelLinear) or groups.mesh.tp_rank == 0
-        words += [packed.function, packed.weight, *addresses(linear.bias if is_added_here else None)]
+        products.append((linear.packed, linear.bias if is_added_here else None))
     for norm in (layer.attention_norm, layer.ffn_norm):
         assert isinstance(norm, Norm)
-        words += addresses(norm.weight, norm.bias)
+        norms.append((norm.weight, norm.bias))
     head_norm = _parts(layer)[0].qk_norm
-    own = (head_norm.query_weight, head_norm.key_weight) if isinstance(head_norm, HeadNorm) else (None, None)
-    return [*words, *addresses(*own)]
+    assert not isinstance(head_norm, WidthNorm)
+    return DecoderWeights(products, norms, head_norm, cache, tables)

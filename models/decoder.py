@@ -1,8 +1,8 @@
 """One decoder layer: attention and a feed-forward network, each behind a norm and added to the residual stream.
 
 Linear layers compute all tokens of a micro-batch together; only attention treats chunks and decodes separately (paper
-4.3.1). Queries, keys and values come from one matrix product. Its rows are interleaved by KV group as in Megatron: G
-query heads, their key head, their value head.
+4.3.1). Queries, keys and values come from one GEMM. Its rows are interleaved by KV group as in Megatron: G query heads,
+their key head, their value head.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..conf.architecture import LayerKind
+from ..kernels.head_norm import HeadNorm
 from ..parallel.layers import Parts, RowParallelLinear
 from .attention.backend import AttentionBackend
 from .attention.latent import LatentBackend
@@ -21,18 +22,17 @@ from .attention.scores import ScoresBackend
 from .attention.tiled import TiledBackend
 from .batch_context import BatchContext
 from .experts.block import Experts
-from .head_norm import HeadNorm, WidthNorm
 from .latent_attention import LatentAttention
 from .layer_build import LayerBuild
 from .layout import norm_places
 from .quantization.formats import LayerFormats
+from .width_norm import WidthNorm
 
 
 class Attention(nn.Module):
     """Self-attention over this rank's heads: K KV heads with G query heads each.
 
-    A layer calls its parts one by one, `project`, `attend` and `out`: CUDA graphs hold what lies between two layers'
-    attention.
+    A layer calls `project`, `attend` and `out` separately, since piecewise CUDA graphs are split at attention.
     """
 
     def __init__(self, build: LayerBuild, backend: AttentionBackend, formats: LayerFormats) -> None:
@@ -56,7 +56,7 @@ class Attention(nn.Module):
     def project(
         self, x_TH: Tensor, context: BatchContext, keys_SKD: Tensor, values_SKD: Tensor, out_TKGD: Tensor | None = None
     ) -> Tensor:
-        """Write keys and values of all T tokens to the cache, and return the queries [T, K, G, D], in `out_TKGD`."""
+        """Write keys and values of all T tokens to the cache. Returns queries [T, K, G, D], in `out_TKGD` if given."""
         qkv = self.qkv(x_TH).view(self.shape)
         head_norm = self.qk_norm
         if isinstance(head_norm, WidthNorm):
@@ -67,7 +67,7 @@ class Attention(nn.Module):
         return queries if self.query_factor == 1.0 else queries.mul_(self.query_factor)
 
     def attend(self, queries: Tensor, context: BatchContext, keys_SKD: Tensor, values_SKD: Tensor) -> Tensor:
-        """Return what the queries [T, K, G, D] attend to, [T or R, K * G * D]."""
+        """Return the attention output of the queries [T, K, G, D], [T or R, K * G * D]."""
         if context.rows is not None:
             queries = queries[context.rows]
         if self.sinks is None:
@@ -92,7 +92,7 @@ class FeedForward(nn.Module):
 
     Its inner width is `size`; None: the model's.
 
-    Where it is gated, it is fc2(act(gate(x)) * up(x)), and fc1 holds this rank's rows [gate; up].
+    A gated network is fc2(act(gate(x)) * up(x)); fc1 contains this rank's rows [gate; up].
     """
 
     def __init__(self, build: LayerBuild, formats: LayerFormats, size: int | None = None) -> None:
@@ -117,7 +117,7 @@ class FeedForward(nn.Module):
         return self.fc2.product(self._hidden(x_TH))
 
     def partial(self, x_TH: Tensor) -> Tensor:
-        """Return this rank's part of fc2(act(fc1(x))), [T, H]."""
+        """Return this rank's partial fc2(act(fc1(x))), before the all-reduce, [T, H]."""
         return self.fc2.partial(self._hidden(x_TH))
 
     def _hidden(self, x_TH: Tensor) -> Tensor:
@@ -132,16 +132,18 @@ class FeedForward(nn.Module):
         return hidden if self.factor == 1.0 else hidden.mul_(self.factor)
 
 
-def _sum(x_TH: Parts) -> Tensor:
-    """Return the sum of both parts, which is written to the first."""
-    return x_TH[0] if x_TH[1] is None else x_TH[0].add_(x_TH[1])
+def _sum(residual_TH: Tensor, hidden_TH: Tensor | None) -> Tensor:
+    """Add the hidden state to the residual in place, and return it."""
+    return residual_TH if hidden_TH is None else residual_TH.add_(hidden_TH)
 
 
 class DecoderLayer(nn.Module):
-    """One decoder layer. Maps [T, H] to [T, H], or to [R, H] of `context.rows`, and writes to its input.
+    """One decoder layer. Maps (residual, hidden), each [T, H], to the same, or to [R, H] of `context.rows`.
 
-    `arch.norms` says which of the norms there are, and `kind` whether it has experts: whole ones on each rank where
-    `whole_experts`, else a slice of each.
+    Modifies its input: both are summed in place.
+
+    `arch.norms` determines its norms, and `kind` whether it has experts. With `whole_experts` each rank has some whole
+    experts, otherwise a shard of every expert.
     """
 
     def __init__(
@@ -177,36 +179,50 @@ class DecoderLayer(nn.Module):
             shared = FeedForward(build, formats.shared, size) if size else None
             self.ffn = Experts(arch, build.groups, shared, whole=whole_experts, dtype=dtype, formats=formats.experts)
 
-    def forward(self, x_TH: Parts, context: BatchContext, keys_SKD: Tensor, values_SKD: Tensor) -> Parts:
+    def forward(
+        self,
+        residual_TH: Tensor,
+        hidden_TH: Tensor | None,
+        context: BatchContext,
+        keys_SKD: Tensor,
+        values_SKD: Tensor,
+    ) -> Parts:
         """Compute the layer for `context.rows` (None: all); write the keys and values of all tokens to the cache."""
-        queries = self.before_attention(x_TH, context, keys_SKD, values_SKD)
-        residual = x_TH[0] if context.rows is None else x_TH[0][context.rows]
+        queries = self.before_attention(residual_TH, hidden_TH, context, keys_SKD, values_SKD)
+        if context.rows is not None:
+            residual_TH = residual_TH[context.rows]
         if context.is_empty:
-            return residual, None
-        return self.after_attention(self.attention.attend(queries, context, keys_SKD, values_SKD), residual)
+            return residual_TH, None
+        return self.after_attention(self.attention.attend(queries, context, keys_SKD, values_SKD), residual_TH)
 
     def before_attention(
-        self, x_TH: Parts, context: BatchContext, keys_SKD: Tensor, values_SKD: Tensor, out_TKGD: Tensor | None = None
+        self,
+        residual_TH: Tensor,
+        hidden_TH: Tensor | None,
+        context: BatchContext,
+        keys_SKD: Tensor,
+        values_SKD: Tensor,
+        out_TKGD: Tensor | None = None,
     ) -> Tensor:
-        """Make x one part in place, write keys and values to the cache, and return the queries [T, K, G, D]."""
-        normed = _sum(x_TH) if self.attention_norm is None else self.attention_norm(*x_TH)
-        return self.attention.project(normed, context, keys_SKD, values_SKD, out_TKGD)
+        """Add hidden to residual in place, write keys and values to the cache, and return the queries [T, K, G, D]."""
+        norm = _sum if self.attention_norm is None else self.attention_norm
+        return self.attention.project(norm(residual_TH, hidden_TH), context, keys_SKD, values_SKD, out_TKGD)
 
     def after_attention(self, attended: Tensor, residual: Tensor) -> Parts:
-        """Return the layer's output of the same rows. The residual is what `before_attention` left of x."""
+        """Return the layer's output for the same rows. The residual is that which `before_attention` has added to."""
         if self.is_parallel:
             norm = self.attention_norm if self.ffn_norm is None else self.ffn_norm
             assert norm is not None
-            return self._add(self.attention.out, attended, None, _sum(self.ffn(norm(residual), residual)))
-        x = self._add(self.attention.out, attended, self.attention_norm_after, residual)
-        normed = _sum(x) if self.ffn_norm is None else self.ffn_norm(*x)
-        return self._add(self.ffn, normed, self.ffn_norm_after, x[0])
+            return self._add(self.attention.out, attended, None, _sum(*self.ffn(norm(residual), residual)))
+        residual, hidden = self._add(self.attention.out, attended, self.attention_norm_after, residual)
+        normed = _sum(residual, hidden) if self.ffn_norm is None else self.ffn_norm(residual, hidden)
+        return self._add(self.ffn, normed, self.ffn_norm_after, residual)
 
     @staticmethod
     def _add(
         block: RowParallelLinear | FeedForward | Experts, x: Tensor, norm_after: nn.Module | None, residual: Tensor
     ) -> Parts:
-        """Return `residual` plus what the block makes of x, normed where there is a norm after it."""
+        """Return `residual` + block(x), with `norm_after` applied to the block's output if there is one."""
         if norm_after is not None:
             return residual, norm_after(block.product(x))
         out: Parts = block(x, residual)

@@ -1,13 +1,13 @@
-"""Draws tokens at random: inverts the CDF of the tokens that min-p, top-k and top-p keep, at one number a row.
+"""Random sampling: inverts the CDF of the tokens that min-p, top-k and top-p keep, at one random number per row.
 
-A token's weight is its probability over that of the best one: computed in float32, then an integer of 43 bits. Sums of
-integers do not depend on the order of addition, so a row's token does not depend on the rows beside it, nor on how many
-threads or blocks add them up. The tokens that are kept are chosen by their logits, which no rounding changes. A row
-needs one number, where the Gumbel trick needs one for each token of the vocabulary.
+A token's weight is its probability relative to the most likely token, computed in float32 and converted to a 43-bit
+integer. Integer sums do not depend on the order of addition, so sampling is batch-invariant, and independent of the
+number of threads or blocks. Tokens are kept by their unrounded logits. A row needs one random number, whereas the
+Gumbel trick needs one per vocabulary token.
 
-A large vocabulary is never sorted. Top-k selects its tokens. So does top-p alone on a CPU, where the best few reach p.
-Else weights are added up by the upper 16 bits of the logit, and those where they reach p by the lower 16, which gives
-the last logit that is kept.
+A large vocabulary is never sorted. Top-k uses selection. So does top-p alone on a CPU, if the 512 best tokens reach p.
+Otherwise a radix search finds the last logit to keep: weights are summed by the upper 16 bits of the logit, then by the
+lower 16 bits within the bin that reaches p.
 
 Shapes: S rows, V vocabulary, N tokens of a row (all, or the best k). Columns are [S, 1].
 """
@@ -23,11 +23,11 @@ from .ranking import best_tokens, order_keys, slices
 from .work_memory import DIGITS, FEW_TOKENS
 
 _MASK64 = (1 << 64) - 1
-_WEIGHT_BITS = 43  # so that an int64 holds the sum of the weights of 2**19 tokens
+_WEIGHT_BITS = 43  # so that the sum of the weights of 2**19 tokens fits into an int64
 _DIGIT_BITS = DIGITS.bit_length() - 1
-_BEST = 512  # tokens that are selected first; a trained model's top-p is seldom of more
+_BEST = 512  # tokens that are selected first; top-p of a trained model rarely needs more
 _LEAST, _MOST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
-Drawn = tuple[int, SamplingParams, float]  # a row, its parameters and its number
+Drawn = tuple[int, SamplingParams, float]  # a row, its parameters and its random number
 
 
 def _splitmix64(x: int) -> int:
@@ -39,12 +39,12 @@ def _splitmix64(x: int) -> int:
 
 
 def uniform(seed: int, index: int) -> float:
-    """Return the number in [0, 1) that picks the output token `index` of a request with `seed`."""
+    """Return the random number in [0, 1) for the output token `index` of a request with `seed`."""
     return (_splitmix64(_splitmix64(seed & _MASK64) ^ index) >> 11) * 2.0**-53
 
 
 class Draw:
-    """Rows whose tokens are drawn in the same way: each with its parameters, and its number in [0, 1)."""
+    """Rows that are sampled by the same algorithm, each with its parameters and its random number in [0, 1)."""
 
     def __init__(self, drawn: list[Drawn], vocab_size: int, is_selected: bool) -> None:
         rows, params, numbers = zip(*drawn, strict=True)
@@ -56,7 +56,7 @@ class Draw:
         self.arrays = [np.array(rows, dtype=np.int64), np.array(columns, dtype=np.float64).reshape(-1)]
 
     def tokens(self, logits_RV: Tensor, top_R: Tensor, rows_S: Tensor, columns: Tensor) -> Tensor:
-        """Return a token for each row, [S]: any where the highest logit, `top_R`, is not finite.
+        """Return one token per row, [S]; undefined if the highest logit, `top_R`, is not finite.
 
         `rows_S` and `columns` are `arrays` on the device of the logits.
         """
@@ -80,7 +80,7 @@ class Draw:
 
 
 def draws_of(drawn: list[Drawn], vocab_size: int, device: torch.device) -> list[Draw]:
-    """Group rows that are not greedy by the way in which their tokens are drawn."""
+    """Group non-greedy rows by sampling algorithm."""
     groups: dict[tuple[bool, bool], list[Drawn]] = {}
     for each in drawn:
         has_top_p = each[1].top_p < 1.0
@@ -94,31 +94,31 @@ def draws_of(drawn: list[Drawn], vocab_size: int, device: torch.device) -> list[
 
 
 def _weights(logits_SN: Tensor, top: Tensor, temperature: Tensor, min_p: Tensor | None) -> Tensor:
-    share = (logits_SN - top).div_(temperature).exp_().nan_to_num_(nan=0.0)  # NaN only in rows that give no token
+    share = (logits_SN - top).div_(temperature).exp_().nan_to_num_(nan=0.0)  # NaN only in rows that yield NO_TOKEN
     if min_p is not None:
         share.mul_(share >= min_p)
     return share.mul_(2.0**_WEIGHT_BITS).long()
 
 
 def _enough(total: Tensor, top_p: Tensor) -> Tensor:
-    """Return the sum of weights that `top_p` asks for."""
+    """Return the sum of weights that `top_p` requires."""
     return torch.minimum((top_p * total).ceil().long(), total)
 
 
 def _pick(weights_SN: Tensor, number: Tensor) -> Tensor:
-    """Return the place in each row whose share of the CDF a number in [0, 1) lies in, [S, 1]."""
+    """Return the index in each row at which the CDF exceeds a number in [0, 1), [S, 1]."""
     cdf = weights_SN.cumsum(dim=-1)
     total = cdf[:, -1:]
     return torch.searchsorted(cdf, torch.minimum((number * total).long(), total - 1), right=True)
 
 
 def _nucleus(weights_SV: Tensor, logits_SV: Tensor, top_p: Tensor) -> Tensor:
-    """Return the weights, changed in place: those that `top_p` leaves out are zero.
+    """Zero the weights of tokens that `top_p` excludes, in place.
 
-    Kept are the tokens in descending order of logits, ascending order of ids on ties, until they have enough weight.
+    Tokens are kept in descending order of logits, by ascending id on ties, until they reach the required weight.
     """
     enough = _enough(weights_SV.sum(dim=-1, keepdim=True), top_p)
-    if weights_SV.is_cuda:  # the host does not wait to know which rows need more than the best
+    if weights_SV.is_cuda:  # avoids a synchronization to find the rows that need more than the best
         return _nucleus_by_digits(weights_SV, logits_SV, enough)
     ids = best_tokens(logits_SV, _BEST)
     best = weights_SV.gather(-1, ids)
@@ -130,8 +130,8 @@ def _nucleus(weights_SV: Tensor, logits_SV: Tensor, top_p: Tensor) -> Tensor:
 
 
 def _nucleus_by_digits(weights_SV: Tensor, logits_SV: Tensor, enough: Tensor) -> Tensor:
-    """Do the same by sums of weights; `enough` is what `_enough` says."""
-    keys = order_keys(logits_SV).bitwise_not_()  # ascending where logits descend
+    """Like `_nucleus`, by radix search. `enough` is the result of `_enough`."""
+    keys = order_keys(logits_SV).bitwise_not_()  # in descending order of logits
     half = DIGITS // 2
     sums, inside = weights_SV.new_zeros(len(keys), 2 * half), weights_SV
     last = []

@@ -10,7 +10,7 @@ from ..conf.build import build
 from ..conf.errors import ConfigError
 from ..conf.sampling import SamplingParams
 from ..conf.schema import ModelConfig
-from .huggingface import resolve_weights
+from .find_weights import find_weights
 from .json_file import read_if_there, read_object
 
 _log = logging.getLogger(__name__)
@@ -20,18 +20,18 @@ _NAMES["max_new_tokens"] = "max_tokens"
 
 
 def sampling_defaults(model: ModelConfig) -> dict[str, Any]:
-    """Return the sampling parameters in generation_config.json that vLLM takes over, by their names here.
+    """Return the sampling parameters in generation_config.json that vLLM also applies, by their names here.
 
-    `model.generation_config` names the file. Values out of their range are left out, with a warning. A GGUF file and
-    random weights have none. What is found is logged.
+    `model.generation_config` names the file. Out-of-range values are ignored with a warning. GGUF files and random
+    weights have no defaults. The result is logged.
 
     Raises:
-        ConfigError: a file that is named is missing, or a file cannot be read as a JSON object.
+        ConfigError: a named file is missing, or a file is not a JSON object.
     """
     if model.generation_config is None:
         return {}
     is_own = model.generation_config == "auto"
-    where = resolve_weights(model, tensors=False) if is_own else Path(model.generation_config)
+    where = find_weights(model, tensors=False) if is_own else Path(model.generation_config)
     if where is None:
         return {}
     file = where / _FILE if is_own or where.is_dir() else where

@@ -1,4 +1,4 @@
-"""Compiles structured outputs to matchers, which say after each token which tokens may follow. By llguidance."""
+"""Compiles structured outputs to llguidance matchers, which compute the allowed next tokens."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     import llguidance
     from llguidance._lib import JsonCompileOptions
 
-MOST_COMPILED = 64  # grammars that are kept
-_MOST_SEARCHED = 100  # beginnings of outputs, of those that may not exist
+MOST_COMPILED = 64  # cached grammars
+_MOST_SEARCHED = 100  # output prefixes that `admits` tries
 _LONGEST_ERROR = 300  # characters
-_ONE_OF = (  # llguidance's words, with an option that no request has
+_ONE_OF = (  # llguidance's message names an option that requests do not have
     "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf",
     "oneOf: its branches may overlap, which cannot be enforced; use anyOf",
 )
-_SPECIAL = b"\xff"  # what llguidance begins special tokens with
+_SPECIAL = b"\xff"  # llguidance's prefix of special tokens
 
 
 class Grammars:
-    """Compiles structured outputs for one model. Any thread may call it.
+    """Compiles structured outputs for one model. Thread-safe.
 
     Args:
         vocab_size: V of the model, which may have more ids than the tokenizer.
-        eos_token_ids: the tokens that end an output, allowed where the text is complete.
+        eos_token_ids: the tokens that end an output, allowed once the text is complete.
 
     Raises:
         ConfigError: the model has no tokenizer or no end-of-sequence token, or the tokenizer is of an unknown kind.
@@ -49,19 +49,19 @@ class Grammars:
 
     @property
     def vocab_size(self) -> int:
-        """The number of tokens that a mask has: at least V."""
+        """The number of tokens in a mask: at least V."""
         return self._as_guidance.vocab_size
 
     def detokenizer(self) -> Detokenizer:
-        """Return what makes text of an output's tokens, special ones too."""
+        """Return a detokenizer for an output, including special tokens."""
         return Detokenizer(self.tokenizer, skip_special=False)
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a text that stands within an output."""
+        """Return the token ids of a text within an output, without added special tokens."""
         return self.tokenizer.encode(text, add_special=False)
 
     def matcher(self, wanted: StructuredOutputs) -> llguidance.LLMatcher:
-        """Return a matcher at the beginning of a text.
+        """Return a matcher in its initial state.
 
         Raises:
             ConfigError: the schema, expression or grammar is invalid, or too complex, or no text matches it.
@@ -87,13 +87,13 @@ class Grammars:
         return compiled.deep_copy()
 
     def check(self, wanted: StructuredOutputs) -> None:
-        """Compile structured outputs, as `matcher` does."""
+        """Compile structured outputs, like `matcher`."""
         self.matcher(wanted)
 
     def admits(self, wanted: StructuredOutputs, params: SamplingParams) -> bool:
-        """Return whether an output may match and follow the other limits of `params`; yes if that takes long to find.
+        """Return whether some output can match within the other limits of `params`; true if the search takes too long.
 
-        Searches token by token for an output that ends.
+        Searches token by token for a complete output.
 
         Raises:
             ConfigError: see `matcher`.
@@ -108,7 +108,7 @@ class Grammars:
         for _ in range(_MOST_SEARCHED):
             bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
             if matcher.is_error():
-                return True  # too complex: the engine says so if it comes to that
+                return True  # too complex: the engine reports it if generation reaches this state
             found = np.unpackbits(bits, bitorder="little").astype(bool) & may
             out = [ids[-1] for ids in params.bad_words_ids if list(ids[:-1]) == output[len(output) - len(ids) + 1 :]]
             found[out] = False
@@ -144,7 +144,7 @@ def _make_tokenizer(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequen
 
 
 class _Bytes:
-    """UTF-8 bytes as llguidance reads a tokenizer. The ids above them have no text."""
+    """A UTF-8 byte tokenizer in llguidance's interface. Ids above 255 have no text."""
 
     bos_token_id = None
 
@@ -160,7 +160,7 @@ class _Bytes:
 
 
 def _grammar(wanted: StructuredOutputs) -> str:
-    """Write structured outputs as llguidance reads them.
+    """Convert structured outputs to an llguidance grammar.
 
     Raises:
         ConfigError: the grammar is invalid.
@@ -176,7 +176,7 @@ def _grammar(wanted: StructuredOutputs) -> str:
         if wanted.regex is not None:
             return llguidance.grammar_from("regex", wanted.regex)
         if wanted.choice:
-            # One terminal compiles several times as fast as a rule of as many.
+            # One terminal with all texts compiles several times faster than a rule with one terminal per text.
             texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in wanted.choice)
             return llguidance.grammar_from("grammar", f"start: CHOICE\nCHOICE: {texts}")
         assert wanted.grammar is not None
@@ -190,6 +190,6 @@ def _invalid(wanted: StructuredOutputs, error: str) -> ConfigError:
 
 
 def _line(text: str) -> str:
-    """Return the beginning of a text on one line."""
+    """Return a text on one line, truncated."""
     text = " ".join(text.split()).replace(*_ONE_OF)
     return text if len(text) <= _LONGEST_ERROR else f"{text[:_LONGEST_ERROR]} …"

@@ -1,11 +1,11 @@
-"""A stage over buffers that stay where they are, so that its work can be captured as CUDA graphs and replayed.
+"""A stage with static buffers, so that its work can be captured as CUDA graphs and replayed.
 
-A micro-batch of decodes alone is one graph where the attention backend has plans over such buffers too. Any other is
-cut at attention: each piece between is a graph, and attention itself runs as it does without graphs, on the rows that
-are there, since what it reads varies with each request's length.
+A decode-only micro-batch is one full graph if the attention backend has plans over static buffers too. All others use
+piecewise graphs, split at attention. Attention itself runs eagerly, without padding rows, since its reads depend on the
+requests' lengths.
 
-Rows are padded to a few numbers of them. A padding row computes with what the buffers held before, and writes its key
-and value to a slot that no request owns. Layers compute row by row, so it reaches no other row.
+Rows are padded to a few bucket sizes. A padding row computes with stale buffer contents, and writes its key and value
+to a slot that no request owns. Layers compute rows independently, so it affects no other row.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from .work_memory import MAX_GRAPH_ROWS
 
 Work = Callable[[], None]
 
-# Powers of two while a product's time is that of reading its weights, then tiles of 128 rows, to which the device pads
-# its products anyway. A stage computes more rows without graphs: the host is ahead of the device by then.
+# Powers of two while GEMMs are bound by reading weights, then multiples of 128 rows, the tile size to which the device
+# pads GEMMs anyway. More rows run without graphs: launch overhead is hidden by then.
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, MAX_GRAPH_ROWS)
 
 
 def bucket(num_rows: int) -> int | None:
-    """Return the number of rows, of `BUCKETS`, that `num_rows` are padded to. None: there is none as large."""
+    """Return the bucket that `num_rows` are padded to. None: it is larger than all `BUCKETS`."""
     place = bisect_left(BUCKETS, num_rows)
     return BUCKETS[place] if place < len(BUCKETS) else None
 
 
 class GraphedStage:
-    """Computes the micro-batches of a stage, up to the largest bucket of rows, by works over fixed buffers.
+    """Computes a stage's micro-batches, up to the largest bucket of rows, by captured works over static buffers.
 
-    For each bucket a stage with L layers has L + 1 pieces. Piece 0 is what precedes the first layer's attention, piece
-    i what lies between that of layers i and i + 1, counted from 1, and piece L what follows the last layer's. With
-    plans over buffers it has a work of all layers too, for each of their bounds. Final norm and LM head stay outside:
-    their output is large, and they are a few operators alone.
+    Per bucket, a stage with L layers has L + 1 pieces. Piece 0 precedes the first layer's attention, piece i is between
+    the attention of layers i and i + 1, counted from 1, and piece L follows the last layer's attention. With fixed
+    attention plans there is also one work of all layers per bound. Final norm and LM head are not captured: they are
+    only a few operators, with a large output.
 
     Args:
-        stage: has its weights, which must stay where they are.
-        capture: returns, for each work, a function that does on the device what the work does. It may call works.
-            The largest come first.
+        stage: has its weights loaded, at fixed addresses.
+        capture: returns for each work a function that does the same on the device. It may call the works. The largest
+            come first.
     """
 
     def __init__(self, stage: Stage, capture: Callable[[Sequence[Work]], Sequence[Work]]) -> None:
@@ -73,7 +73,7 @@ class GraphedStage:
         if len(stage.attentions) == len(self._slots) == 1:
             plans = stage.attention.fixed_plans(N, min(arch.max_position, num_slots), num_slots // block_size)
         self._plans: FixedFlashPlans | None = plans
-        works: dict[tuple[str, int, int], Work] = {}  # by rows, and by place of a piece, or by bound of the plans
+        works: dict[tuple[str, int, int], Work] = {}  # by kind, rows, and index of a piece or bound of the plans
         for rows in reversed(BUCKETS):
             if plans is not None:
                 works |= {("all", rows, bound): self._all_layers(rows, plans.of(rows, bound)) for bound in plans.bounds}
@@ -82,11 +82,11 @@ class GraphedStage:
             self._works = dict(zip(works, capture(list(works.values())), strict=True))
 
     def drop(self) -> None:
-        """Drop what was captured. Nothing can be computed any more."""
+        """Free the captured graphs. `forward` must not be called afterwards."""
         self._works.clear()
 
     def _inputs(self, rows: int, plan: object) -> StageInputs:
-        """Return the buffers of `rows` rows as the inputs of a micro-batch."""
+        """Return the first `rows` rows of the buffers as a micro-batch's inputs."""
         ropes = {kind: (cos[:rows], sin[:rows]) for kind, (cos, sin) in self._ropes.items()}
         contexts = [
             BatchContext(self._slots[group][:rows], ropes.get(rotation(kind)), plan)
@@ -95,7 +95,7 @@ class GraphedStage:
         return StageInputs(rows, self._token_ids[:rows], self._positions[:rows], contexts, contexts[-1])
 
     def _all_layers(self, rows: int, plan: object) -> Work:
-        """Return the work of all layers for `rows` decodes. As a piece, it leaves nothing but the buffers."""
+        """Return the work of all layers for `rows` decodes. Like a piece, it allocates nothing that outlives it."""
         inputs, hidden = self._inputs(rows, plan), self._hidden[:rows]
 
         def all_layers() -> None:
@@ -104,36 +104,36 @@ class GraphedStage:
         return all_layers
 
     def _piece(self, rows: int, place: int) -> Work:
-        """Return piece `place` for `rows` rows. What it allocates it frees: only the buffers outlive it."""
-        hidden, queries, attended = self._hidden[:rows], self._queries[:rows], self._attended[:rows]
+        """Return piece `place` for `rows` rows. It allocates nothing that outlives it."""
+        residual, queries, attended = self._hidden[:rows], self._queries[:rows], self._attended[:rows]
         inputs, cache = self._inputs(rows, plan=None), self.stage.cache
 
         def piece() -> None:
-            added = None
+            hidden = None
             if place > 0:
-                x, added = self._layers[place - 1].after_attention(attended, hidden)
-                self._keep(hidden, x)
+                own, hidden = self._layers[place - 1].after_attention(attended, residual)
+                self._keep(residual, own)
             elif self.stage.mesh.is_first:
-                hidden.copy_(self.stage.embed(inputs.token_ids, inputs.positions))
+                residual.copy_(self.stage.embed(inputs.token_ids, inputs.positions))
             if place < len(self._layers):
                 layer, keys, values = self._layers[place], cache.keys[place], cache.values[place]
-                layer.before_attention((hidden, added), inputs.contexts[place], keys, values, queries)
+                layer.before_attention(residual, hidden, inputs.contexts[place], keys, values, queries)
             else:
-                self._keep(hidden, hidden, added)
+                self._keep(residual, residual, hidden)
 
         return piece
 
     @staticmethod
-    def _keep(hidden: Tensor, x: Tensor, added: Tensor | None = None) -> None:
-        """Write x + added to the buffer `hidden`, which x may be."""
-        if x is not hidden:
-            hidden.copy_(x)
-        if added is not None:
-            hidden.add_(added)
+    def _keep(buffer: Tensor, residual: Tensor, hidden: Tensor | None = None) -> None:
+        """Write residual + hidden to a buffer, which may be the residual itself."""
+        if residual is not buffer:
+            buffer.copy_(residual)
+        if hidden is not None:
+            buffer.add_(hidden)
 
     @torch.inference_mode()
     def forward(self, inputs: StageInputs, hidden_TH: Tensor | None = None) -> Tensor:
-        """Compute a micro-batch as `Stage.forward` does."""
+        """Compute a micro-batch, like `Stage.forward`."""
         T, rows = inputs.num_tokens, bucket(inputs.num_tokens)
         if rows is None:
             out: Tensor = self.stage(inputs, hidden_TH)
@@ -146,7 +146,7 @@ class GraphedStage:
             self._works["all", rows, bound]()
         else:
             T = self._run_pieces(inputs, rows)
-        # The next micro-batch writes to the buffer while the transport may still read what is returned.
+        # Clone, since the next micro-batch may overwrite the buffer while the transport still reads it.
         return self.stage.finish(self._hidden[:T] if self.stage.mesh.is_last else self._hidden[:T].clone())
 
     def _run_pieces(self, inputs: StageInputs, rows: int) -> int:

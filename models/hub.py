@@ -1,6 +1,6 @@
-"""Finds models of the Hugging Face Hub by name: in the cache of `huggingface_hub`, else they are fetched into it.
+"""Finds Hugging Face Hub models by name in the cache of `huggingface_hub`, or downloads them into it.
 
-Its environment variables hold: HF_HOME or HF_HUB_CACHE (where the cache lies), HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE.
+Its environment variables apply: HF_HOME or HF_HUB_CACHE (the cache folder), HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ _ELSEWHERE = ("original/*", "*/*.safetensors", "consolidated*.safetensors")  # t
 
 @cache
 def snapshot(name: str, revision: str | None, *, tensors: bool = True) -> Path:
-    """Return the folder of a model's snapshot. Only files that are read are fetched, with a progress bar each.
+    """Return the folder of a model's snapshot. Downloads only the files that are needed, with progress bars.
 
     Args:
         name: `ORGANISATION/MODEL`.
         revision: a branch, tag or commit; None for the main branch.
-        tensors: fetch the weights too; a simulation needs config.json alone.
+        tensors: download the weights too; a simulation needs only config.json.
 
     Raises:
-        ConfigError: there is no such model or revision, it may not be read, or the hub does not answer and the cache
-            does not hold it.
+        ConfigError: there is no such model or revision, access is denied, or the hub is unreachable and the model is
+            not in the cache.
     """
     from huggingface_hub import constants, errors, snapshot_download
 
@@ -51,12 +51,12 @@ def snapshot(name: str, revision: str | None, *, tensors: bool = True) -> Path:
 
 
 def of_cache_folder(folder: Path) -> Path:
-    """Return the newest snapshot in a model's folder of the cache, or in the `snapshots` there; else the folder.
+    """Return the snapshot of a model's cache folder, or of its `snapshots` folder; any other folder is returned as is.
 
-    Such a folder is called `models--ORGANISATION--MODEL`.
+    Cache folders are named `models--ORGANISATION--MODEL`. `refs/main` names the snapshot, else there must be only one.
 
     Raises:
-        ConfigError: the folder names no snapshot that it holds.
+        ConfigError: the snapshot is ambiguous or missing.
     """
     snapshots = folder if folder.name == "snapshots" else folder / "snapshots"
     if not snapshots.is_dir():

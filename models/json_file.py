@@ -1,4 +1,4 @@
-"""Reads JSON files of a checkpoint, and knows the pointers that Git LFS leaves in place of files."""
+"""Reads a checkpoint's JSON files and detects Git LFS pointers in place of files."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _POINTER = b"version https://git-lfs.github.com/spec/"  # https://github.com/git
 
 
 def refuse_pointer(path: Path) -> None:
-    """Check that a file holds its own contents.
+    """Check that a file is not a Git LFS pointer.
 
     Raises:
-        ConfigError: it is a pointer of Git LFS, or cannot be read.
+        ConfigError: it is a Git LFS pointer, or cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -31,7 +31,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file.
 
     Raises:
-        ConfigError: the file cannot be read, is a pointer of Git LFS, or holds something else.
+        ConfigError: the file cannot be read, is a Git LFS pointer, or is not a JSON object.
     """
     refuse_pointer(path)
     try:
@@ -46,5 +46,5 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_if_there(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file as `read_object` does; an empty one where there is no file."""
+    """Return the JSON object in a file, like `read_object`; empty if there is no file."""
     return read_object(path) if path.is_file() else {}

@@ -1,4 +1,4 @@
-"""The paged KV cache of one rank: the keys and values of its layers, stored in blocks that requests own."""
+"""The paged KV cache of one rank: the keys and values of its layers, in blocks owned by requests."""
 
 from __future__ import annotations
 
@@ -6,25 +6,27 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from ..kernels.cache_rows import CACHE_DTYPES
 from .batch import RaggedBatch
-from .cache_rows import empty_rows
+from .memory import kv_row_width
 
 
 class KVCache:
-    """Keys and values by layer, each [S, K, D], where S is the number of slots.
+    """Keys and values by layer, each [S, K, D] with S slots.
 
     The token at `offset` in `block` has the slot block * block_size + offset. The memory is not initialized: slots that
-    were never written must not be read. Beyond the blocks that requests may own lies one more, for rows that only pad a
-    micro-batch: all of them are written to `scratch_slot`, and nothing reads it.
+    were never written must not be read. One extra block is for padding rows of a micro-batch: they all write to
+    `scratch_slot`, which is never read.
 
     Args:
-        places: by layer which of the tensors holds its keys, and its values. Layers of different groups share one, and
-            lie in blocks of their own (`models/block_groups.py`).
-        num_blocks: those that requests may own.
-        cache_dtype: `cache.dtype`. In 8 bits a row is longer than D, since its scale is part of it
-            (`models/cache_rows.py`): whatever moves or keeps rows has their scales too.
-        has_values: there are values apart from keys; false: what is cached as keys stands for both.
+        places: per layer, the index of its key and value tensors. Layers of different groups share a tensor, in
+            separate blocks (`models/block_groups.py`).
+        num_blocks: number of blocks that requests may own.
+        cache_dtype: `cache.dtype`. An 8-bit row is longer than D, since it includes its scale
+            (`kernels/cache_rows.py`): moving or saving a row includes the scale.
+        has_values: values are cached separately from keys; false (MLA): `values` are the same tensors as `keys`.
     """
 
     def __init__(
@@ -55,8 +57,20 @@ class KVCache:
         self.values = [values[place] for place in places]
 
 
+def empty_rows(
+    num_kv_heads: int, num_slots: int, head_dim: int, *, dtype: torch.dtype, cache_dtype: str, device: torch.device
+) -> Tensor:
+    """Make an uninitialized cache of keys or values, [S, K, D], or [S, K, width] for 8-bit rows."""
+    stored = CACHE_DTYPES.get(cache_dtype, dtype)
+    width = kv_row_width(head_dim, cache_dtype)
+    if device.type == "cpu":
+        # A head's keys are contiguous in memory, which makes memory-bound decodes twice as fast.
+        return torch.empty(num_kv_heads, num_slots, width, dtype=stored, device=device).transpose(0, 1)
+    return torch.empty(num_slots, num_kv_heads, width, dtype=stored, device=device)
+
+
 def slots_of(blocks: Sequence[int] | np.ndarray, first: int, last: int, block_size: int) -> range | np.ndarray:
-    """Return the slots of positions first .. last-1 of a request, as a range where its blocks are consecutive."""
+    """Return the slots of positions first .. last-1 of a request, as a range if its blocks are consecutive."""
     lo, hi = first // block_size, -(-last // block_size)
     assert hi <= len(blocks), (last, block_size, len(blocks))
     owned, offset = np.asarray(blocks[lo:hi], dtype=np.int64), first % block_size
@@ -68,7 +82,7 @@ def slots_of(blocks: Sequence[int] | np.ndarray, first: int, last: int, block_si
 
 
 def slot_mapping(batch: RaggedBatch, block_size: int) -> np.ndarray:
-    """Return the slot that each token's key and value are written to, [T] int64."""
+    """Return the KV slot to write for each token, [T] int64."""
     parts = [np.asarray(slots_of(c.blocks, c.start, c.context, block_size), dtype=np.int64) for c in batch.chunks]
     starts, tables = batch.decodes.starts, batch.decodes.tables
     blocks = tables[np.arange(len(starts)), starts // block_size].astype(np.int64) if len(starts) else starts

@@ -1,8 +1,8 @@
-"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434).
+"""MLA: multi-head latent attention (DeepSeek-V2, arXiv 2405.04434).
 
-The keys and values of all heads are made of one latent for each token, and the cache holds that alone, beside the part
-of the key that turns. A score q . (W_k latent) is (W_k^T q) . latent, and a sum of values W_v latent is W_v times a sum
-of latents. So decodes attend to latents as they lie in the cache, and no key or value is made.
+The cache contains one compressed KV vector c per token, shared by all heads, and the rotary part of the key. The
+projections can be absorbed: a score q . (W_k c) is (W_k^T q) . c, and a sum of values W_v c is W_v times a sum of c. So
+decodes attend to the compressed KV in the cache without expanding keys or values.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..kernels.cache_rows import read_rows
+from ..kernels.operators.base import rotate
 from ..kernels.weight_format import WeightFormat
 from ..parallel.layers import ReplicatedLinear
 from .attention.latent import LatentBackend, LatentPlan
 from .attention.sdpa import SegmentPlan
 from .batch_context import BatchContext
-from .cache_rows import read_rows
 from .layer_build import LayerBuild
 from .norm import Norm
-from .rope import rotate
 
-_NORM_EPS = 1e-6  # of the latents' norms, whatever the model's
+_NORM_EPS = 1e-6  # of the norms of compressed queries and KV, for all models
 
 
 class LatentAttention(nn.Module):
-    """Attention over this rank's N heads, each of E elements of which the last R turn. C: elements cached for a token.
+    """MLA over this rank's N heads of E elements, the last R of them rotary. C: elements cached per token.
 
-    Its parts are called one by one, as those of `Attention`. `format` is that of the output projection.
+    Its parts are called separately, like those of `Attention`. `format` applies to the output projection.
     """
 
     def __init__(self, build: LayerBuild, backend: LatentBackend, format: WeightFormat | None = None) -> None:
@@ -51,7 +51,7 @@ class LatentAttention(nn.Module):
         self.query_norm = norm(self.query_rank) if self.query_rank else None
         self.norm = norm(latent.rank)
         self.query = build.column(self.query_rank or H, N * latent.query_dim, bias=False)
-        # These make keys and values of latents.
+        # These expand the compressed KV to keys and values.
         self.up_key = build.empty(self.heads, latent.head_dim, latent.rank)
         self.up_value = build.empty(self.heads, latent.value_dim, latent.rank)
         self.out = build.row(N * latent.value_dim, H, bias=arch.attention_out_bias, format=format)
@@ -60,7 +60,7 @@ class LatentAttention(nn.Module):
     def project(
         self, x_TH: Tensor, context: BatchContext, keys_S1C: Tensor, values_S1C: Tensor, out: Tensor | None = None
     ) -> Tensor:
-        """Write the latents and rotated keys of all T tokens to the cache, and return the queries [T, N, E]."""
+        """Write the compressed KV and rotated keys of all T tokens to the cache, and return the queries [T, N, E]."""
         assert out is None, "no CUDA graph holds it"
         assert context.rope is not None
         cos, sin = (each.squeeze(1) for each in context.rope)  # [T, 1, R / 2]
@@ -76,7 +76,7 @@ class LatentAttention(nn.Module):
         return queries
 
     def attend(self, queries: Tensor, context: BatchContext, keys_S1C: Tensor, values_S1C: Tensor) -> Tensor:
-        """Return what the queries [T, N, E] attend to, [T or R, N * value_dim]."""
+        """Return the attention output of the queries [T, N, E], [T or len(context.rows), N * value_dim]."""
         if context.rows is not None:
             queries = queries[context.rows]
         plan: LatentPlan = context.plan
@@ -88,7 +88,7 @@ class LatentAttention(nn.Module):
         return out.flatten(1)
 
     def _expanded(self, queries: Tensor, keys_S1C: Tensor, segment: SegmentPlan) -> Tensor:
-        """Return the attention of one chunk, [rows, N, value_dim], with keys and values made of the latents."""
+        """Return the attention of one chunk, [rows, N, value_dim], with keys and values expanded."""
         latent = self.latent
         cached = read_rows(keys_S1C, segment.slots, latent.cached, queries.dtype)[:, 0]  # [context, C]
         rank, width = latent.rank, latent.head_dim
@@ -108,14 +108,14 @@ class LatentAttention(nn.Module):
         return attended[0].transpose(0, 1)
 
     def _absorbed(self, queries: Tensor, keys_S1C: Tensor, plan: LatentPlan) -> Tensor:
-        """Return the attention of the plan's other rows, [rows, N, value_dim], over latents."""
+        """Return the attention of the plan's other rows, [rows, N, value_dim], with absorbed projections."""
         latent, rows = self.latent, len(queries)
         own = queries.new_empty(rows, self.heads, latent.cached)
         made_of = torch.bmm(queries[..., : latent.head_dim].transpose(0, 1), self.up_key)
         own[..., : latent.rank] = made_of.transpose(0, 1)
         own[..., latent.rank :] = queries[..., latent.head_dim :]
         own.mul_(self.scale * latent.cached**0.5)  # the backend divides by the root of its head's size
-        # Heads are told to be of several KV heads, which are the same, where rows alone are too few for all threads.
+        # With fewer rows than threads, repeat the KV head, so that the backend parallelizes over heads too.
         threads = torch.get_num_threads() if own.device.type == "cpu" else 1
         parts = gcd(self.heads, threads) if rows < threads else 1
         shared = keys_S1C.expand(-1, parts, -1)

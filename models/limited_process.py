@@ -1,4 +1,4 @@
-"""A process that runs tasks within limits of time and memory, so that none can hang, crash or fill its parent."""
+"""A process that runs tasks within time and memory limits, so that they cannot hang, crash or exhaust the parent."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
-_SLACK_S = 30.0  # on a machine that has other work; the limit itself counts processor time
+_SLACK_S = 30.0  # for busy machines: the limit itself counts processor time
 _MAIN = "from gapless.models.limited_process import main; main()"
 
 
 class LimitError(ValueError):
-    """A task took more time or memory than it may, or crashed its process."""
+    """A task exceeded its time or memory limit, or crashed its process."""
 
 
 class LimitedProcess:
-    """Runs one task at a time, of any thread. Its process starts with the first task and after one that ended it.
+    """Runs one task at a time. Thread-safe. The process starts on the first task and restarts after a task killed it.
 
     Args:
-        memory: most bytes of data that the process may have; None: any number.
+        memory: limit of the process's data in bytes; None: no limit.
     """
 
     def __init__(self, memory: int | None = None) -> None:
@@ -40,11 +40,11 @@ class LimitedProcess:
 
         Args:
             task: what to run.
-            seconds: of processor time that it may take.
+            seconds: limit of processor time.
 
         Raises:
-            LimitError: it takes longer, or too much memory.
-            ValueError, RecursionError: `task` raised it, or is nested too deep to be sent.
+            LimitError: it exceeds the time or memory limit, or crashes.
+            ValueError, RecursionError: `task` raised it, or is nested too deeply to be pickled.
         """
         request = task if isinstance(task, bytes) else pickle.dumps(task, pickle.HIGHEST_PROTOCOL)
         with self._lock:
@@ -56,7 +56,7 @@ class LimitedProcess:
             except (EOFError, OSError):
                 pass
             finally:
-                if answer is None:  # also where a signal interrupts the wait
+                if answer is None:  # also if a signal interrupts the wait
                     self._end()
         if answer is None:
             raise LimitError(f"{seconds:g} s of processor time" + self._memory_words)
@@ -66,7 +66,7 @@ class LimitedProcess:
         return found
 
     def close(self) -> None:
-        """End the process; a task that runs ends with it."""
+        """Kill the process and the running task."""
         if (process := self._process) is not None:
             process.kill()
         with self._lock:
@@ -94,16 +94,16 @@ class LimitedProcess:
 
 
 def main() -> None:
-    """Be the process: run each task and answer with its error, or None, and what it returned."""
+    """Entry point of the process: run each task and send its error, or None, and its result."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection, memory = Connection(int(sys.argv[1])), int(sys.argv[2])
     if memory:
         resource.setrlimit(resource.RLIMIT_DATA, (memory, resource.getrlimit(resource.RLIMIT_DATA)[1]))
-    with suppress(EOFError, OSError, MemoryError):  # the parent has ended, or a task takes too much
+    with suppress(EOFError, OSError, MemoryError):  # the parent exited, or a task exceeded its memory
         while True:
             request, seconds = connection.recv()
             task = pickle.loads(request)
-            signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends the process
+            signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal kills the process
             answer: tuple[Exception | None, Any]
             try:
                 answer = None, task()

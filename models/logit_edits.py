@@ -1,6 +1,6 @@
-"""What a request's parameters and past tokens change in its logits, for all rows of a micro-batch at once.
+"""Logits processing for all rows of a micro-batch at once: allowed tokens, bias, penalties, bad words, min_tokens.
 
-Shapes: R rows, V vocabulary. A place is an element of logits [R, V]: row * V + token.
+Shapes: R rows, V vocabulary. A place is a flat index into logits [R, V]: row * V + token.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ def _ints(values: Iterable[int]) -> np.ndarray:
 
 
 class _BadWords:
-    """The sequences of tokens that an output may not hold, and the end of the output so far."""
+    """The token sequences that an output may not contain, and the last tokens of the output so far."""
 
     __slots__ = ("_after", "_always", "_tail")
 
     def __init__(self, sequences: Sequence[tuple[int, ...]]) -> None:
         self._always = [last for *others, last in sequences if not others]
-        self._after: dict[int, list[tuple[list[int], int]]] = {}  # by the last of the tokens before the banned one
+        self._after: dict[int, list[tuple[list[int], int]]] = {}  # by the token before the banned one
         for *others, last in sequences:
             if others:
                 self._after.setdefault(others[-1], []).append((others, last))
@@ -40,7 +40,7 @@ class _BadWords:
 
     @property
     def banned(self) -> list[int]:
-        """The tokens that may not come next."""
+        """The tokens that are not allowed next."""
         if not self._tail or self._tail[-1] not in self._after:
             return self._always
         tail = list(self._tail)
@@ -48,7 +48,7 @@ class _BadWords:
 
 
 class History:
-    """One request's parameters, and the past tokens that its penalties and bad words go by."""
+    """One request's parameters, and its past tokens for penalties and bad words."""
 
     __slots__ = ("bad_words", "counts", "length", "masked", "params", "places", "prompt_len", "seed", "seen")
 
@@ -56,15 +56,15 @@ class History:
         self.params = params
         self.seed = seed
         self.prompt_len = prompt_len
-        self.masked = masked  # tokens, until there are min_tokens output tokens
+        self.masked = masked  # tokens masked until there are min_tokens output tokens
         self.length = 0  # positions 0 .. length - 1 are recorded
         self.seen = array("q")  # tokens of prompt and output, in the order of their first occurrence
-        self.counts = array("q")  # how often each of them is in the output
-        self.places: dict[int, int] = {}  # of each in `seen`
+        self.counts = array("q")  # occurrences in the output, by index in `seen`
+        self.places: dict[int, int] = {}  # index in `seen` by token
         self.bad_words = _BadWords(params.bad_words_ids) if params.bad_words_ids else None
 
     def feed(self, start: int, tokens: Sequence[int]) -> None:
-        """Record those of `tokens`, which stand from position `start` on, that are not recorded yet."""
+        """Record the part of `tokens` that is new. The first of them is at position `start`."""
         assert start <= self.length, f"positions {self.length} .. {start - 1} were never fed"
         for position, token in enumerate(tokens[self.length - start :], self.length):
             place = self.places.setdefault(token, len(self.seen))
@@ -79,12 +79,12 @@ class History:
 
     @property
     def is_plain(self) -> bool:
-        """Whether each token is the argmax of its logits, and nothing is asked beside it."""
+        """Whether sampling is plain argmax: greedy, without log-probabilities or logit edits."""
         return self.params.is_greedy and self.params.logprobs is None and not self.is_edited(self.prompt_len)
 
     @property
     def needs_past(self) -> bool:
-        """Whether logits are edited by the tokens that came before."""
+        """Whether logit edits depend on past tokens."""
         return self.params.has_penalties or self.bad_words is not None
 
     def is_edited(self, position: int) -> bool:
@@ -92,21 +92,21 @@ class History:
         return self.needs_past or self.params.edits_logits or bool(self.ends(position))
 
     def ends(self, position: int) -> list[int]:
-        """Return the tokens that may not stand at `position`, since they would end the output too early."""
+        """Return the tokens masked at `position` because of `min_tokens`."""
         return self.masked if position - self.prompt_len < self.params.min_tokens else []
 
 
 class LogitEdits:
-    """The edits of a micro-batch's logits: collected row by row on the host, applied to all rows by few operators."""
+    """The logit edits of a micro-batch: collected per row on the host, applied to all rows by a few operators."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._parts: list[list[np.ndarray]] = [[] for _ in range(8)]
 
     def add(self, row: int, history: History, position: int, structured: np.ndarray | None) -> None:
-        """Collect the edits of a row of logits, those of the token at `position`.
+        """Collect the edits of one row of logits, for the token at `position`.
 
-        `structured` says which tokens structured outputs allow, [V]; None: all.
+        `structured` is the mask of tokens that structured outputs allow, [V]; None: all.
         """
         params, first = history.params, row * self._vocab_size
         only, kept, biased, biases, seen, factors, amounts, masked = self._parts
@@ -132,7 +132,7 @@ class LogitEdits:
                 rest = structured.copy()
                 rest[out] = False
                 if not rest.any():
-                    continue  # structured outputs, which allow no other token, prevail
+                    continue  # structured outputs take precedence if nothing else remains
                 structured = rest
             masked.append(_ints(out) + first)
 
@@ -141,7 +141,7 @@ class LogitEdits:
         return [np.concatenate(parts) for parts in self._parts if parts]
 
     def apply(self, logits_RV: Tensor, uploaded: Iterator[Tensor]) -> None:
-        """Edit logits, which are contiguous, in place; take `arrays` from what is on their device."""
+        """Edit contiguous logits in place. `uploaded` yields the device copies of `arrays`."""
         flat = logits_RV.view(-1)
         only, _, biased, _, seen, _, _, masked = self._parts
         if only:

@@ -1,4 +1,4 @@
-"""How far an output has come on its way to what a grammar matches: through its reasoning, to a text, token by token."""
+"""Tracks an output through its reasoning and an optional trigger text to the part that a grammar constrains."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 class MaskProgress:
     """A request's output, matched up to the token at position `length - 1`.
 
-    First may come reasoning, then text up to `wanted.after`; nothing is masked there but at the end of a budget of
-    reasoning. What follows is the matcher's.
+    Reasoning may come first, then text up to `wanted.after`. Nothing is masked there, except when the reasoning budget
+    is used up. Everything after that goes to the matcher.
 
     Args:
-        wanted: what the output matches; None: anything.
-        reasoning: the reasoning before it; None: none.
+        wanted: the structured outputs to match; None: anything.
+        reasoning: the reasoning before them; None: none.
     """
 
     __slots__ = ("_after", "_detokenizer", "_end_ids", "_grammars", "_reasoned", "_reasoning", "_text", "length",
@@ -36,14 +36,14 @@ class MaskProgress:
         self._after = "" if wanted is None else wanted.after
         self._reasoning = reasoning
         self._detokenizer = grammars.detokenizer()
-        self._text = ""  # that a text may begin in which is waited for
+        self._text = ""  # may end with a prefix of the awaited text
         self._reasoned = 0  # tokens
         limited = reasoning is not None and reasoning.max_tokens is not None
         self._end_ids = grammars.encode(reasoning.end) if reasoning is not None and limited else []
 
     @property
     def forced(self) -> int | None:
-        """The only token that may come next, where a budget of reasoning is used up; else None."""
+        """The token that must come next once the reasoning budget is used up; else None."""
         reasoning = self._reasoning
         if reasoning is None or reasoning.max_tokens is None or not self._has_begun(reasoning):
             return None
@@ -52,11 +52,11 @@ class MaskProgress:
 
     @property
     def is_matching(self) -> bool:
-        """Whether the matcher says which tokens may come next."""
+        """Whether the matcher determines the allowed tokens."""
         return self.matcher is not None and self._reasoning is None and not self._after
 
     def feed(self, start: int, tokens: Sequence[int]) -> None:
-        """Take those of `tokens`, which stand from position `start` on, that are new."""
+        """Process the part of `tokens` that is new. The first of them is at position `start`."""
         assert start <= self.length or not tokens, f"positions {self.length} .. {start - 1} were never fed"
         new = tokens[max(0, self.length - start) :]
         self.length += len(new)
@@ -68,7 +68,7 @@ class MaskProgress:
                 self._look(token)
 
     def _look(self, token: int) -> None:
-        """Look for the texts that are waited for. What stands behind the last of them is matched."""
+        """Look for the awaited texts. The text after the last of them goes to the matcher."""
         self._text += self._detokenizer.push(token)
         if (reasoning := self._reasoning) is not None:
             self._reasoned += 1
@@ -92,7 +92,7 @@ class MaskProgress:
         return not reasoning.begin or self._text.lstrip().startswith(reasoning.begin)
 
     def _found(self, text: str) -> bool:
-        """Return whether a text has come, and keep what stands behind it; else what it may begin in."""
+        """Return whether a text has appeared, and keep the text after it; otherwise keep the possible prefix."""
         before, found, behind = self._text.partition(text)
         if found:
             self._text = behind

@@ -1,10 +1,10 @@
-"""The memory model: the bytes of a rank's weights and of a token's keys and values, and how many tokens fit.
+"""The memory model: bytes of a rank's weights, bytes of a token's keys and values, and how many tokens fit.
 
-A real run on CUDA keeps room for its work memory too (`models/work_memory.py`), from what is left for keys and values.
+A real run on CUDA also reserves work memory (`models/work_memory.py`), which reduces the KV cache.
 
 The paper's formula (4.3.1) is B = floor((M_G - M_S) / (L * m_kv)). M_G is the memory that a rank may use, M_S the
 memory of its weights, L the length of the longest sequence, and m_kv the memory of one token's keys and values. Stages
-with fewer layers have room for more sequences, so B is the minimum over the stages.
+with fewer layers fit more sequences, so B is the minimum over the stages.
 
 This file imports no torch.
 """
@@ -17,13 +17,11 @@ from dataclasses import dataclass, replace
 
 from ..conf.architecture import Architecture, LayerKind
 from ..conf.errors import ConfigError
-from ..conf.schema import Dtype, HardwareConfig, ModelConfig, ParallelConfig
-from ..kernels.processor import multiplies_bfloat16
+from ..conf.schema import HardwareConfig, ParallelConfig
 from ..kernels.weight_format import WeightFormat
 from ..parallel.mesh import Mesh
 from ..parallel.split import split_layers
 from .block_groups import ONE_TABLE, Windows, blocks_held, layers_of_a_block
-from .huggingface import has_short_weights
 from .quantization.formats import LayerFormats, ModelFormats, plain_formats
 from .work_memory import graph_bytes, sampler_bytes
 
@@ -32,23 +30,8 @@ _MAX_REPLICA_SHARE = 0.02  # of a rank's memory, for the rest of the embedding
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-def resolve_dtype(model: ModelConfig, device: str) -> Dtype:
-    """Return `float32`, `bfloat16` or `float16`, which a config's `auto` comes to on this machine.
-
-    That is bfloat16 on CUDA, and on a CPU where the checkpoint has 16 bits or fewer and the processor multiplies
-    bfloat16; else float32.
-
-    Raises:
-        ConfigError: the checkpoint cannot be read.
-    """
-    if model.dtype != "auto":
-        return model.dtype
-    is_fast = device.startswith("cuda") or (multiplies_bfloat16() and has_short_weights(model))
-    return "bfloat16" if is_fast else "float32"
-
-
 def kv_row_width(head_dim: int, cache_dtype: str) -> int:
-    """Return the elements of a head's key or value in the cache: with those of its scale, 4 bytes, if it has 8 bits."""
+    """Return the elements of a head's key or value in the cache; 8-bit rows include a 4-byte scale."""
     return head_dim if cache_dtype == "auto" else -(-head_dim // 4) * 4 + 4
 
 
@@ -62,8 +45,8 @@ def kv_bytes_per_token(
 ) -> int:
     """Return m_kv: the bytes of one token's keys and values on one rank of a stage with `num_layers` layers.
 
-    `dtype_bytes` are those of the model's elements, `cache_dtype` is `cache.dtype`. Of latent attention each rank holds
-    the whole latent, and nothing beside it.
+    `dtype_bytes` is the size of the model's elements, `cache_dtype` is `cache.dtype`. With MLA each rank caches the
+    whole compressed KV and nothing else.
     """
     if arch.latent is not None:
         return num_layers * kv_row_bytes(arch.latent.cached, dtype_bytes, cache_dtype)
@@ -79,13 +62,13 @@ def weight_bytes(
     replicate_embedding: bool = False,
     formats: ModelFormats | None = None,
 ) -> int:
-    """Return M_S: the bytes of the weights of the rank `mesh.rank`, whose stage holds `layers`.
+    """Return M_S: the bytes of the weights of the rank `mesh.rank`, whose stage has `layers`.
 
-    `formats` are those of quantized matrices; None: there are none.
+    `formats`: formats of quantized matrices; None: there are none.
 
-    Tied embeddings count on the first and on the last stage, but only once where there is one stage. A rank holds as
-    many parameters of experts whether it has a slice of each or whole ones. Each rank holds whole routers and whole
-    projections to latents, and one KV head where there are fewer of them than ranks.
+    Tied embeddings count on the first and on the last stage, but only once if there is one stage. Expert parameters per
+    rank are the same with shards of every expert as with whole experts. Routers and MLA down-projections are
+    replicated, and KV heads if there are fewer of them than ranks.
     """
     formats = formats or plain_formats(arch)
     total = sum(_layer_bytes(arch, arch.kind(i), mesh.tp, formats.layers[i], dtype_bytes) for i in layers)
@@ -114,7 +97,7 @@ def expert_bytes(arch: Architecture, layers: range, dtype_bytes: int, formats: M
 
 
 def _layer_bytes(arch: Architecture, kind: LayerKind, tp: int, formats: LayerFormats, dtype_bytes: int) -> int:
-    """Return the bytes of a rank's share of a decoder layer of a kind."""
+    """Return the bytes of a rank's shard of a decoder layer of a kind."""
     H, K, whole = arch.hidden_size, arch.num_kv_heads, arch.replicated_attention_params
     router = arch.router_params_of(kind)
     out = H * arch.value_dim * arch.num_heads
@@ -143,11 +126,11 @@ class MemoryModel:
         arch: of the whole model.
         parallel: the grid of ranks, and the split of the layers.
         stages: the hardware of each stage's ranks.
-        dtype_bytes: of one element of weights that are not quantized, and of the KV cache where `cache_dtype` is auto.
-        max_rows: the most rows that are sampled at once; 0: no work memory is counted, as on a CPU.
+        dtype_bytes: per element of unquantized weights, and of the KV cache if `cache_dtype` is auto.
+        max_rows: the maximum number of rows sampled at once; 0: no work memory is counted, as on a CPU.
         formats: of quantized matrices; None: there are none.
         cache_dtype: `cache.dtype`.
-        windows: of the groups of layers that have block tables of their own.
+        windows: attention windows of the layer groups, each with its own block table.
     """
 
     arch: Architecture
@@ -165,7 +148,7 @@ class MemoryModel:
         The paper counts no work memory.
 
         Raises:
-            ConfigError: the weights do not fit, or no sequence fits beside them.
+            ConfigError: the weights do not fit, or no sequence fits alongside them.
         """
         return replace(self, max_rows=0)._fit(blocks_held(self.arch.max_position, self.windows, 1))
 
@@ -173,21 +156,21 @@ class MemoryModel:
         """Return how many KV blocks of `block_size` tokens fit.
 
         Raises:
-            ConfigError: the weights do not fit, or no sequence of `arch.max_position` tokens fits beside them.
+            ConfigError: the weights do not fit, or no sequence of `arch.max_position` tokens fits alongside them.
         """
         self._fit(blocks_held(self.arch.max_position, self.windows, block_size) * block_size)
         return self._fit(block_size)
 
     def check_blocks(self, block_size: int, num_blocks: int) -> None:
-        """Check that the `num_blocks` KV blocks that the config asks for fit.
+        """Check that the `num_blocks` KV blocks of the config fit.
 
         Raises:
-            ConfigError: the weights do not fit, or the blocks do not fit beside them.
+            ConfigError: the weights do not fit, or the blocks do not fit alongside them.
         """
         self._fit(num_blocks * block_size, f"{num_blocks} KV blocks of {block_size} tokens", "cache.num_blocks")
 
     def most_layers(self, num_tokens: int) -> list[int]:
-        """Return how many layers fit into each stage, beside their keys and values of `num_tokens` tokens."""
+        """Return how many layers fit into each stage, including their keys and values for `num_tokens` tokens."""
         found = []
         for stage, own in enumerate(self.stages):
             fixed, with_one = (self._fixed(stage, range(count)) for count in (0, 1))
@@ -196,10 +179,10 @@ class MemoryModel:
         return found
 
     def replicates_embedding(self, stage: int = 0) -> bool:
-        """Return whether each rank of the first stage, on `stage`'s hardware, holds the whole embedding, not a slice.
+        """Return whether the first stage's embedding is replicated on each rank, on `stage`'s hardware, not sharded.
 
-        With one stage, or one rank a stage, none does. Otherwise `parallel.replicate_embedding` decides. If that is
-        null, ranks hold the whole embedding where all beyond their slice takes at most 2% of their memory.
+        Never with one stage, or one rank per stage. Otherwise `parallel.replicate_embedding` decides. If that is null,
+        the embedding is replicated if this takes at most 2% more of each rank's memory.
         """
         parallel = self.parallel
         if parallel.pp == 1 or parallel.tp == 1:
@@ -228,12 +211,12 @@ class MemoryModel:
         return kv_bytes_per_token(self.arch, num_layers, self.parallel.tp, self.dtype_bytes, self.cache_dtype)
 
     def _fit(self, num_tokens: int, content: str = "", key_to_lower: str = "model.max_model_len") -> int:
-        """Return how often the blocks of `num_tokens` tokens fit beside the rest, on the fullest stage.
+        """Return how many times the blocks of `num_tokens` tokens fit on the fullest stage.
 
-        The error describes those tokens as `content`, and names `key_to_lower`, the config key that makes them fewer.
+        The error describes the tokens as `content`, and names `key_to_lower`, the config key that reduces them.
 
         Raises:
-            ConfigError: they do not fit once.
+            ConfigError: they do not fit even once.
         """
         fits = []
         split = split_layers(self.arch, self.parallel.pp, self.parallel.layer_counts(self.arch.num_layers))

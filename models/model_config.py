@@ -1,4 +1,4 @@
-"""The values of a config.json. Each is read with a check, and what nobody reads is refused by name."""
+"""The values of a config.json. Each is checked when read; unread keys raise an error."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .json_file import read_object
 class ModelValues:
     """The values of a config.json, or of an object in it, by key.
 
-    `asked` has the keys that were read. An error names the key and the file. Where `transformers` takes no null for a
-    key, null is an error here too. `within` begins the keys of an object in the file, for errors: `rope_scaling.`.
+    `asked` contains the keys that were read. Errors name the key and the file. If `transformers` does not accept null
+    for a key, null is an error here too. `within` is the prefix of an inner object's keys in errors: `rope_scaling.`.
     """
 
     def __init__(self, path: Path, values: dict[str, Any], within: str = "") -> None:
@@ -26,16 +26,16 @@ class ModelValues:
 
     @classmethod
     def read(cls, path: Path) -> ModelValues:
-        """Read a file. Raises `ConfigError` as `read_object`."""
+        """Read a file. Raises `ConfigError` like `read_object`."""
         return cls(path, read_object(path))
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the value of a key, or `default` where the key is missing or null."""
+        """Return the value of a key, or `default` if the key is missing or null."""
         value = self._raw(key, default)
         return default if value is None else value
 
     def first(self, *keys: str) -> str:
-        """Return the first of a value's names that is in the file, else the last one."""
+        """Return the first of `keys` that is in the file, else the last one."""
         self.asked.update(keys)
         return next((key for key in keys if key in self.values), keys[-1])
 
@@ -78,7 +78,7 @@ class ModelValues:
         return value
 
     def names(self, key: str) -> list[str]:
-        """Return a list of names; an empty one where it is missing or null."""
+        """Return a list of names; empty if it is missing or null."""
         value = self.get(key, [])
         if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
             raise self.wrong(key, "a list of names")
@@ -92,7 +92,7 @@ class ModelValues:
         return value
 
     def tokens(self, key: str) -> list[int]:
-        """Return a token id or a list of them; an empty list where there are none."""
+        """Return a token id or list of ids as a list; empty if there are none."""
         value = self.get(key, [])
         ids = value if isinstance(value, list) else [value]
         if not all(type(i) is int for i in ids):
@@ -100,7 +100,7 @@ class ModelValues:
         return ids
 
     def part(self, key: str) -> ModelValues:
-        """Return an object in the file; an empty one where it is missing or null."""
+        """Return an object in the file; empty if it is missing or null."""
         value = self.get(key, {})
         if not isinstance(value, dict):
             raise self.wrong(key, "an object")

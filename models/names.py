@@ -1,4 +1,4 @@
-"""The names of a checkpoint's tensors, and how the tensors are laid out in it. Imports no torch."""
+"""The names and layouts of a checkpoint's tensors. Imports no torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentNames:
-    """The tensor names of multi-head latent attention."""
+    """The tensor names of MLA."""
 
     query: str = "self_attn.q_proj"  # without a query rank
     query_down: str = "self_attn.q_a_proj"
@@ -22,8 +22,8 @@ class LatentNames:
 class Names:
     """The tensor names of a family of checkpoints.
 
-    Where names are alike, one tensor holds the parts below each other: q, k and v, or gate and up. An empty name
-    stands for what no model of the family has.
+    Equal names mean that one tensor contains the parts concatenated by rows: q, k and v, or gate and up. An empty name
+    means that no model of the family has this tensor.
     """
 
     embedding: str
@@ -45,21 +45,21 @@ class Names:
     down: str
     router: str = "mlp.gate"
     correction: str = "mlp.gate.e_score_correction_bias"
-    expert: str = "mlp.experts.{}."  # prefix of an expert's tensors, with {} for its number; in the names where empty
+    expert: str = "mlp.experts.{}."  # prefix of an expert's tensors, with {} for its index; empty: see the names below
     expert_gate: str = "gate_proj"
     expert_up: str = "up_proj"
     expert_down: str = "down_proj"
-    fused_experts: str = ""  # prefix of tensors that hold all experts of a layer, stored as [in, out], gate by up
+    fused_experts: str = ""  # prefix of tensors of all experts of a layer, stored as [in, out], gate and up interleaved
     shared: str = "mlp.shared_experts."  # prefix of the shared expert's tensors
     shared_gate: str = "mlp.shared_expert_gate.weight"
     latent: LatentNames = LatentNames()
     final_norm: str
     head: str = "lm_head.weight"
     transposed: bool = False  # linear weights are stored as [in, out]
-    grouped: bool = False  # the tensor of q, k and v has them by KV group: its queries, its key, its value
-    neighbours_turn: bool = False  # rotary positions turn elements 2 i and 2 i + 1 of a head, not i and i + D / 2
-    further_layers: bool = False  # after the model's, there may be layers that predict further tokens
-    norm_offset: float = 0.0  # of norm weights: those of the checkpoint lack it (Gemma)
+    grouped: bool = False  # the fused q, k and v tensor is ordered by KV group: queries, key, value
+    neighbours_turn: bool = False  # rotary pairs are elements 2 i and 2 i + 1 of a head (GPT-J), not i and i + D / 2
+    further_layers: bool = False  # there may be multi-token-prediction (MTP) layers after the model's
+    norm_offset: float = 0.0  # to add to the checkpoint's norm weights (Gemma)
 
     @property
     def head_bias(self) -> str:
@@ -78,7 +78,7 @@ class Names:
 
 
 def weight_of(name: str) -> str:
-    """Return the name of a projection's weight; `NAME[3]`, a part of a tensor, is one itself."""
+    """Return the name of a projection's weight. `NAME[3]`, an index into a tensor, already is a weight."""
     return name if name.endswith("]") else f"{name}.weight"
 
 

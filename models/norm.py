@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .kernels.kernels import Kernels
+from ..kernels.operators.base import Kernels
 
 
 class Norm(nn.Module):
-    """The norm that `Architecture.norm` names, over the last dimension, as `Kernels.norm` computes it."""
+    """The norm of `Architecture.norm` over the last dimension, computed by `Kernels.norm`."""
 
     def __init__(
         self, size: int, eps: float, kernels: Kernels, *, kind: str = "rms", dtype: torch.dtype, device: torch.device
@@ -22,5 +22,5 @@ class Norm(nn.Module):
         self.eps = eps
 
     def forward(self, x_TH: Tensor, added_TH: Tensor | None = None) -> Tensor:
-        """Add `added_TH` to x, in place, and return the sum's norm, [T, H]."""
+        """Add `added_TH` to x in place, and return the normalized sum, [T, H]."""
         return self.kernels.norm(x_TH, added_TH, self.weight, self.bias, self.eps)

@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens: those of a prompt, under the logits of the rows before them."""
+"""Log-probabilities of given tokens, for prompt log-probabilities."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PendingLogprobs:
         logits_RV: float32, V wide.
         rows: rows of the logits.
         tokens: the token of each row.
-        num_tops: how many of the most probable tokens each row asks for.
+        num_tops: the number of most likely tokens to return per row.
     """
 
     def __init__(self, logits_RV: Tensor, rows: Sequence[int], tokens: Sequence[int], num_tops: Sequence[int]) -> None:
@@ -33,7 +33,7 @@ class PendingLogprobs:
             self._downloads.append(Download(computed))
 
     def read(self) -> list[SampledToken]:
-        """Wait for them, and return each row's token with them. Any thread may call it."""
+        """Wait for the device, and return each row's token with its log-probabilities. Thread-safe."""
         columns = [[array.tolist() for array in download.read()] for download in self._downloads]
         each = (row for part in columns for row in zip(*part, strict=True))
         return [SampledToken.of(*given) for given in zip(self._tokens, self._num_tops, each, strict=True)]

@@ -1,4 +1,4 @@
-"""Makes random weights from a seed, slice by slice. They are the same on every mesh."""
+"""Generates random weights from a seed, shard by shard. They are the same on every mesh."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from .checkpoint import TensorSource
+from .safetensors_folder import TensorSource
 
 _BLOCK_ELEMENTS = 1 << 20
 _WEIGHT_STD = 0.02
@@ -17,8 +17,8 @@ _WEIGHT_STD = 0.02
 class RandomTensors(TensorSource):
     """Random tensors from a seed: normal matrices with a standard deviation of 0.02, norms of 1, biases of 0.
 
-    Each block of rows has a generator of its own, seeded by the tensor's name and the block. So a
-    rank makes only the blocks that it holds, and the model is the same on every mesh.
+    Each block of rows has its own generator, seeded by the tensor's name and the block. So a rank generates only the
+    blocks that it needs, and the model is the same on every mesh.
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], seed: int) -> None:
@@ -27,11 +27,11 @@ class RandomTensors(TensorSource):
         self._last: tuple[str, int, Tensor] | None = None
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """Return the shape of a tensor, None if the architecture has none of this name."""
+        """Return the shape of a tensor; None if the architecture has no such tensor."""
         return self._shapes.get(name)
 
     def read(self, name: str, rows: slice, columns: slice | None) -> Tensor:
-        """Draw a tensor's rows and columns; they are the same however the tensor is cut."""
+        """Generate a slice of a tensor. The values do not depend on how the tensor is sliced."""
         if columns is None:
             return torch.full((rows.stop - rows.start,), 0.0 if name.endswith("bias") else 1.0)
         per_block = max(1, _BLOCK_ELEMENTS // self._shapes[name][1])

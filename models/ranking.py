@@ -1,4 +1,4 @@
-"""The order of tokens by their logits, the lowest id first on ties; and their log-probabilities.
+"""Ranks tokens by logits, the lowest id first on ties, and computes log-probabilities.
 
 Shapes: S rows, V vocabulary.
 """
@@ -14,19 +14,19 @@ from .work_memory import SLICE_ELEMENTS
 
 ID_BITS = 19  # of a token id: bounds the vocabulary
 MASKED_LOGIT = float("-inf")
-NO_TOKEN = -1  # in place of a token: of one whose row's logits are not finite, or of a masked one
+NO_TOKEN = -1  # instead of a token: the row's logits are not finite, or the token is masked
 _LAST_ID = (1 << ID_BITS) - 1
-_MAX_ELEMENTS = {"cpu": 1 << 19, "cuda": SLICE_ELEMENTS}  # of a work tensor; more rows are computed in slices
+_MAX_ELEMENTS = {"cpu": 1 << 19, "cuda": SLICE_ELEMENTS}  # of a work tensor; more rows are processed in several parts
 
 
 def slices(rows: list[Any], vocab_size: int, device: torch.device) -> list[list[Any]]:
-    """Cut rows into parts of which each has room at once: on a CPU in its cache, on CUDA in about 2 GB."""
+    """Split rows into parts whose work memory fits: into the CPU cache, or into about 2 GB on CUDA."""
     size = max(1, _MAX_ELEMENTS[device.type] // vocab_size)
     return [rows[i : i + size] for i in range(0, len(rows), size)]
 
 
 def order_keys(logits: Tensor) -> Tensor:
-    """Return int32 that are in the order of the float32 logits, and equal where these are."""
+    """Map float32 logits to int32 keys with the same order and ties."""
     bits = (logits + 0.0).view(torch.int32)  # + 0.0: no -0.0
     return (bits >> 31).bitwise_and_(0x7FFFFFFF).bitwise_xor_(bits)
 
@@ -40,10 +40,10 @@ def best_tokens(logits_SV: Tensor, k: int) -> Tensor:
 
 
 def logprobs_of(logits_SV: Tensor, tokens_S: Tensor, num_top: int) -> list[Tensor]:
-    """Return the logprob and the rank of each row's token, and ids and logprobs of its `num_top` best, by id on ties.
+    """Return the logprob and rank of each row's token, and ids and logprobs of its `num_top` best, by id on ties.
 
-    They are float64 [S], int64 [S], int64 [S, num_top] and float64 [S, num_top]. In place of the id of a token that is
-    masked there is `NO_TOKEN`.
+    The types are float64 [S], int64 [S], int64 [S, num_top] and float64 [S, num_top]. Ids of masked tokens are
+    `NO_TOKEN`.
     """
     tokens = tokens_S.unsqueeze(-1)
     chosen = logits_SV.gather(-1, tokens)

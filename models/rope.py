@@ -2,7 +2,7 @@
 
 Sources: RoFormer (arXiv 2104.09864) for the rotation, in the half-split layout of the published LLaMA checkpoints;
 position interpolation (arXiv 2306.15595) for `linear`; the LLaMA 3.1 model card for `llama3`; YaRN (arXiv
-22309.00071) and LongRoPE (arXiv 2402.13753), as transformers computes them; llama.cpp's `rope_freqs` for `factors`.
+2309.00071) and LongRoPE (arXiv 2402.13753), as transformers computes them; llama.cpp's `rope_freqs` for `factors`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from ..conf.architecture import Architecture, LayerKind, RopeScaling
 
 
 def inverse_frequencies(kind: LayerKind, turned: int, max_position: int = 1) -> Tensor:
-    """Return the radians by which each pair of `turned` elements turns per position, [turned / 2] float32.
+    """Return the rotation of each pair of `turned` elements in radians per position, [turned / 2] float32.
 
-    `max_position` decides which factors of a longrope scaling hold.
+    `max_position` selects the short or long factors of longrope.
     """
     exponents = torch.arange(0, turned, 2, dtype=torch.int64).float() / turned
     frequencies, scaling = 1.0 / (kind.rope_theta**exponents), kind.rope_scaling
@@ -35,7 +35,7 @@ def inverse_frequencies(kind: LayerKind, turned: int, max_position: int = 1) -> 
 
 
 def _llama3(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """Divide low frequencies by `factor`, keep high ones, and blend those between."""
+    """Divide low frequencies by `factor`, keep high ones, and interpolate in between."""
     waves_in_context = scaling.original_max_position * frequencies / (2 * math.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     kept = ((waves_in_context - low) / (high - low)).clamp(0.0, 1.0)
@@ -43,10 +43,10 @@ def _llama3(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
 
 
 def _yarn(base: float, D: int, scaling: RopeScaling) -> Tensor:
-    """Divide the frequencies that turn slowly in the training's context by `factor`, and blend by a linear ramp."""
+    """Divide frequencies with few rotations in the training context by `factor`, with a linear ramp to the others."""
 
     def element(turns: float) -> float:
-        """Return the element of a head, as a fraction of it, that turns so many times in the training's context."""
+        """Return the fractional index of the frequency that makes `turns` rotations in the training context."""
         return D * math.log(scaling.original_max_position / (turns * 2 * math.pi)) / (2 * math.log(base))
 
     low, high = element(scaling.beta_fast), element(scaling.beta_slow)
@@ -59,13 +59,14 @@ def _yarn(base: float, D: int, scaling: RopeScaling) -> Tensor:
     return 1.0 / (scaling.factor * periods) * (1 - kept) + 1.0 / periods * kept
 
 
-_FIRST_POSITIONS = 2048  # of the table, which doubles
+_FIRST_POSITIONS = 2048  # initial table size; doubled as needed
 
 
 class RotaryEmbedding:
     """Looks up the cosines and sines of a micro-batch's positions, once for all layers of a kind.
 
-    Pairs of elements that do not turn come last (`turning_order` of `models/weights.py`), with an angle of 0.
+    With partial rotary embedding, unrotated pairs come last (`turning_order` of `models/weights.py`), with an angle of
+    0.
     """
 
     def __init__(self, arch: Architecture, kind: LayerKind, *, dtype: torch.dtype, device: torch.device) -> None:
@@ -89,13 +90,3 @@ class RotaryEmbedding:
         positions = torch.arange(end, device=self.frequencies.device, dtype=torch.float32)
         angles = (positions[:, None] * self.frequencies)[:, None, None]
         return (angles.cos() * self._scale).to(self.dtype), (angles.sin() * self._scale).to(self.dtype)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate [T, ..., D] by position. Element i of a head pairs with element i + D / 2."""
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    a, b = x.chunk(2, dim=-1)
-    out_a, out_b = out.chunk(2, dim=-1)
-    torch.mul(a, cos, out=out_a).addcmul_(b, sin, value=-1)
-    torch.mul(b, cos, out=out_b).addcmul_(a, sin)
-    return out

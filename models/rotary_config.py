@@ -1,4 +1,4 @@
-"""Reads rotary positions from a config.json, by the rules of transformers 5.
+"""Reads the rotary embedding's parameters from a config.json, by the rules of transformers 5.
 
 Source: `convert_rope_params_to_dict` and `standardize_rope_params` of `modeling_rope_utils.py` in transformers.
 """
@@ -13,29 +13,29 @@ from ..conf.architecture import RopeScaling
 from ..conf.errors import ConfigError
 from .model_config import ModelValues
 
-_HARMLESS = ("finetuned",)  # of the first YaRN models
+_HARMLESS = ("finetuned",)  # in early YaRN models
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """The rotary positions of a model, or of its layers of a kind."""
+    """The rotary embedding of a model, or of its layers of a kind."""
 
     theta: float
     scaling: RopeScaling | None
-    turned: float = 1.0  # the share of a head's elements that turn
+    turned: float = 1.0  # rotary fraction of a head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeKeys:
-    """How a family writes its rotary positions down.
+    """A family's keys and defaults for the rotary embedding.
 
     Attributes:
-        theta: the key of theta beside the scaling.
-        default_theta: where there is none.
-        turned: the key beside the scaling of the share of a head that turns.
-        default_turned: where there is none; None: the family turns whole heads.
-        original: the context length of the training where no key says it; None: the model's own.
-        kinds: names of `rope_type` and what they mean; None: those of `RopeScaling`, by their own names.
+        theta: top-level key of theta.
+        default_theta: if the key is missing.
+        turned: top-level key of the rotary fraction of a head.
+        default_turned: if the key is missing; None: the family rotates whole heads.
+        original: the training context length if no key specifies it; None: the model's maximum.
+        kinds: names of `rope_type` and their meanings; None: the names of `RopeScaling`.
     """
 
     theta: str = "rope_theta"
@@ -47,10 +47,10 @@ class RopeKeys:
 
 
 def read_rope(config: ModelValues, keys: RopeKeys, *, max_position: int) -> Rope:
-    """Read theta, the scaling and the share that turns.
+    """Read theta, the scaling and the rotary fraction.
 
-    `rope_scaling` goes before `rope_parameters` (transformers 5), and what is inside before what is beside them.
-    `dynamic` changes nothing up to `max_position`, and longer prompts are not taken.
+    `rope_scaling` takes precedence over `rope_parameters` (transformers 5), and keys inside it over top-level keys.
+    `dynamic` is ignored: it changes nothing up to `max_position`, and longer prompts are rejected.
     """
     old, new = config.part("rope_scaling"), config.part("rope_parameters")
     rope = old if old.values else new
@@ -66,7 +66,7 @@ def read_rope(config: ModelValues, keys: RopeKeys, *, max_position: int) -> Rope
 
 
 def read_scaling(config: ModelValues, rope: ModelValues, keys: RopeKeys, *, max_position: int) -> Rope:
-    """Read theta and the scaling from the object `rope`, or what is beside it; the scaling is None for none."""
+    """Read theta and the scaling from the object `rope`, or theta from the top level. The scaling may be None."""
     theta = rope.number("rope_theta", config.number(keys.theta, keys.default_theta))
     kind = str(rope.values.get("rope_type", rope.values.get("type", "default")))
     rope.asked |= {"rope_type", "type"}
@@ -108,7 +108,7 @@ def _scaling(
 
 
 def _original(config: ModelValues, rope: ModelValues, keys: RopeKeys, max_position: int) -> int:
-    """Return the context length of the training: beside the scaling, else in it, else the family's or model's."""
+    """Return the training context length: from the top level, else the family's, else from `rope`, else the model's."""
     inside = rope.positive("original_max_position_embeddings", max_position)
     return config.positive("original_max_position_embeddings", keys.original or inside)
 

@@ -1,18 +1,18 @@
-"""The sampler: chooses tokens from logits, for each request by its own parameters and independently of its batch.
+"""The sampler: batch-invariant, with per-request parameters.
 
 Each rank of the last stage samples a share of a micro-batch's rows. Semantics are vLLM's, in this order:
 
 1. mask the tokens that structured outputs and `allowed_token_ids` do not allow; add `logit_bias`; apply the repetition
    penalty (over prompt and output), then frequency and presence penalties (over output only);
 2. mask end-of-sequence and stop tokens until there are `min_tokens` output tokens, and the last token of each of
-   `bad_words_ids` where the output ends with the others; structured outputs that allow no other token prevail;
+   `bad_words_ids` if the output ends with the others; structured outputs take precedence if they allow no other token;
 3. at temperature 0, take the argmax (the lowest id on ties);
 4. apply temperature, then `min_p`, then `top_k`, then `top_p` (the smallest set that reaches it, lowest ids first on
    ties);
 5. invert the CDF, in token-id order, at one uniform number that depends on the seed and the output token's index.
 
-Logprobs are those after step 2. All rows of a micro-batch are sampled at once: the number of operators does not grow
-with the rows, and what they need of the host is uploaded in one copy. Shapes: R rows, V vocabulary.
+Logprobs are computed after step 2. All rows of a micro-batch are sampled at once: the number of operators does not
+grow with the rows, and their inputs are uploaded in one copy. Shapes: R rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .transfers import Download, upload
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """One sampled token. Where a request asks for `logprobs=k`, it has the other fields too."""
+    """One sampled token. The other fields are set if the request has `logprobs=k`."""
 
     token: int
     logprob: float | None = None
@@ -46,13 +46,13 @@ class SampledToken:
 
     @classmethod
     def of(cls, token: int, k: int, row: Sequence[Any]) -> SampledToken:
-        """Make a token with the logprobs of its row, as `logprobs_of` returns them, of which `k` were asked for."""
+        """Make a token with its row's logprobs, as returned by `logprobs_of`, limited to the `k` best."""
         score, rank, ids, scores = row
         return cls(token, score, rank, [(i, s) for i, s in zip(ids[:k], scores, strict=False) if i != NO_TOKEN])
 
 
 class Sampler:
-    """Samples tokens, and records for each request the past tokens that its penalties need.
+    """Samples tokens, and records each request's past tokens if penalties or bad words need them.
 
     A token depends on its row of logits, on its request's parameters, seed and past tokens, and on its position. It
     never depends on other rows: weights are summed as integers, so that the order of addition does not matter.
@@ -62,44 +62,44 @@ class Sampler:
         assert vocab_size <= 1 << ID_BITS, vocab_size
         self.vocab_size = vocab_size  # V; logits may be wider (padded to a multiple of tp)
         self._requests: dict[int, History] = {}
-        self._special: set[int] = set()  # requests for which more is to be done than to take the argmax
+        self._special: set[int] = set()  # requests that need more than argmax
 
     def add(
         self, request: int, params: SamplingParams, seed: int, prompt_len: int, eos_token_ids: tuple[int, ...]
     ) -> None:
-        """Start a request. If it is known, its past tokens are forgotten."""
+        """Add a request, or reset an existing one."""
         masked = sorted({i for i in (*eos_token_ids, *params.stop_token_ids) if 0 <= i < self.vocab_size})
         history = self._requests[request] = History(params, seed, prompt_len, masked)
         (self._special.discard if history.is_plain else self._special.add)(request)
 
     def drop(self, request: int) -> None:
-        """Forget a request, if it is known."""
+        """Remove a request, if it exists."""
         self._requests.pop(request, None)
         self._special.discard(request)
 
     def params(self, request: int) -> SamplingParams:
-        """Return the parameters of a request that is known."""
+        """Return the parameters of an existing request."""
         return self._requests[request].params
 
     @property
     def keeps_past(self) -> bool:
-        """Whether the past tokens of any request may matter."""
+        """Whether any request may need its past tokens."""
         return bool(self._special)
 
     def feed(self, request: int, start: int, tokens: Sequence[int]) -> None:
-        """Record the tokens that a micro-batch computes, from position `start` on. Known positions are skipped."""
+        """Record a micro-batch's tokens, starting at position `start`. Recorded positions are skipped."""
         history = self._requests[request]
         if history.needs_past:
             history.feed(start, tokens)
 
     def sample(self, logits_RV: Tensor, requests: Sequence[int], positions: Sequence[int]) -> list[SampledToken]:
-        """Sample one token for each row, as `queue` does, and wait for them."""
+        """Sample one token per row, like `queue`, and wait for them."""
         return self.queue(logits_RV, requests, positions).read()
 
     def queue(
         self, logits_RV: Tensor, requests: Sequence[int], positions: Sequence[int], masks: RowMasks | None = None
     ) -> PendingTokens:
-        """Queue on the device the sampling of one token for each row. The host waits for nothing.
+        """Queue the sampling of one token per row on the device, without synchronization.
 
         Args:
             logits_RV: float32, on any device, at least `vocab_size` wide. It is not modified.
@@ -108,7 +108,7 @@ class Sampler:
             masks: of rows with structured outputs.
 
         Returns:
-            What has the tokens. It is `NO_TOKEN` for a row that holds NaN or infinity, or no logit above -infinity.
+            The pending tokens. `NO_TOKEN` for a row with NaN or +infinity, or with only -infinity.
         """
         if not requests:
             return PendingTokens([], [])
@@ -137,7 +137,7 @@ class Sampler:
         if edited:
             logits = logits.contiguous() if masks is not None else logits.clone(memory_format=torch.contiguous_format)
             edits.apply(logits, uploaded)
-        top, best = logits.max(dim=-1)  # NaN, if the row holds one
+        top, best = logits.max(dim=-1)  # NaN if the row has one
         for draw in draws:
             rows_S = next(uploaded)
             best.index_copy_(0, rows_S, draw.tokens(logits, top, rows_S, next(uploaded)))
@@ -149,14 +149,14 @@ class Sampler:
 
 
 class PendingTokens:
-    """Tokens that are being sampled on the device. `read` waits for them; any thread may call it.
+    """Tokens that are being sampled on the device. `read` waits for them; it is thread-safe.
 
     Args:
-        computed: the tokens of all rows, then what `logprobs_of` returns for each of `logprobs`; or nothing.
-        logprobs: the rows of each, and for each row how many of the best tokens it asks for.
+        computed: the tokens of all rows, then the result of `logprobs_of` for each part of `logprobs`; or nothing.
+        logprobs: by part, the rows and their numbers of top tokens.
 
     Attributes:
-        tokens_R: the tokens on the device; None where no row samples.
+        tokens_R: the tokens on the device; None if no row is sampled.
     """
 
     def __init__(self, computed: Sequence[Tensor], logprobs: Sequence[list[tuple[int, int]]]) -> None:
@@ -165,7 +165,7 @@ class PendingTokens:
         self._logprobs = logprobs
 
     def read(self) -> list[SampledToken]:
-        """Wait for the device; return a token for each row that samples, with the log-probabilities asked for."""
+        """Wait for the device, and return one token per sampled row, with the requested log-probabilities."""
         if self._download is None:
             return []
         tokens, *columns = (array.tolist() for array in self._download.read())

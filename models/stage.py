@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..conf.architecture import Architecture, LayerKind
+from ..conf.architecture import LayerKind
 from ..kernels import huge_pages
+from ..kernels.operators.select import make_kernels
 from ..kernels.processor import multiplies_bfloat16
 from ..parallel.groups import Groups
 from ..parallel.layers import LMHead, Packable, Parts, ReplicatedEmbedding, VocabParallelEmbedding
@@ -19,101 +20,114 @@ from .attention.backend import AttentionBackend, AttentionSizes
 from .attention.select import make_backend
 from .batch import RaggedBatch
 from .batch_context import BatchContext
-from .block_groups import ONE_TABLE, Windows, places
+from .block_groups import places
 from .decode_layers import DecodeLayers, find_decode_layers
 from .decoder import DecoderLayer
 from .experts.routed import RoutedExperts
 from .experts.router import ExpertRouter
-from .kernels.select import make_kernels
 from .kv_cache import KVCache, positions, slot_mapping
 from .layer_build import LayerBuild
 from .quantization.formats import ModelFormats, plain_formats
 from .rope import RotaryEmbedding
+from .stage_spec import StageSpec
 from .transfers import upload
 
 
 def rotation(kind: LayerKind) -> LayerKind | None:
-    """Return the kind by its rotary positions alone; None where it has none."""
+    """Return the kind without its window, as key of its rotary embedding; None if it has no rotary embedding."""
     return replace(kind, window=None) if kind.rope else None
 
 
 @dataclass(frozen=True, slots=True)
 class StageInputs:
-    """What a stage needs of a micro-batch beside the previous stage's activation, on the stage's device."""
+    """A micro-batch's inputs to a stage, other than the previous stage's activation, on the stage's device."""
 
     num_tokens: int
     token_ids: Tensor | None  # [T], on the first stage
     positions: Tensor  # [T]
-    contexts: Sequence[BatchContext]  # by layer of the stage, the same one for layers of a kind and group
-    last_context: BatchContext  # of the stage's last layer, where it computes fewer rows
+    contexts: Sequence[BatchContext]  # by layer of the stage; layers of a kind and group share one
+    last_context: BatchContext  # of the stage's last layer, which may compute fewer rows
 
 
 class Stage(nn.Module):
-    """This rank's slice of a stage: the layers `layers` of the model, and their KV cache.
+    """This rank's shard of a stage: the layers of `spec`, and their KV cache.
 
-    `windows` are those of the groups of layers that have block tables of their own (`models/block_groups.py`).
+    `formats` are those of the rank's quantized matrices; None: none are quantized.
     """
 
-    def __init__(
-        self,
-        arch: Architecture,
-        groups: Groups,
-        layers: range,
-        *,
-        dtype: torch.dtype,
-        attention: str,
-        num_blocks: int,
-        block_size: int,
-        replicate_embedding: bool = False,
-        kernels: str = "auto",
-        whole_experts: bool = False,
-        formats: ModelFormats | None = None,
-        cache_dtype: str = "auto",
-        windows: Windows = ONE_TABLE,
-    ) -> None:
+    def __init__(self, spec: StageSpec, groups: Groups, formats: ModelFormats | None = None) -> None:
         super().__init__()
-        formats = formats or plain_formats(arch)
-        self.dtype = dtype  # of the weights and the activations
-        self.arch = arch
+        self.spec = spec
+        self.arch = arch = spec.arch
         self.mesh = groups.mesh
-        self.layers = layers
+        self.layers = range(*spec.layers)
         self.device = groups.device
-        H, device = arch.hidden_size, groups.device
+        assert spec.model.dtype != "auto", "the checkpoint knows it"
+        self.dtype: torch.dtype = getattr(torch, spec.model.dtype)  # of the weights and the activations
+        self.kinds = [arch.kind(layer) for layer in self.layers]
+        self._ranks = groups
+        self._kernels = make_kernels(spec.model.kernels, dtype=self.dtype, device=self.device)
+        self.fallback_reason = self._kernels.fallback_reason
+        self.decodes: DecodeLayers | None = None  # once the weights are packed
+        build, formats = LayerBuild(arch, groups, self._kernels, self.dtype), formats or plain_formats(arch)
+        self._add_embedding(formats)
+        self._add_cache()
+        self._add_attention()
+        self.decoder = nn.ModuleList(
+            DecoderLayer(build, kind, self.attentions[kind.window], formats.layers[i], whole_experts=spec.whole_experts)
+            for i, kind in zip(self.layers, self.kinds, strict=True)
+        )
+        self._add_head(build, formats)
+        self.requires_grad_(False)
+        self.eval()
+
+    def _add_embedding(self, formats: ModelFormats) -> None:
+        """Make the embedding, and learned positions where there are any, on the first stage."""
+        arch, dtype, device = self.arch, self.dtype, self.device
         self.embedding: VocabParallelEmbedding | ReplicatedEmbedding | None = None
         self.position_embedding: nn.Parameter | None = None
-        if self.mesh.is_first:
-            kind = ReplicatedEmbedding if replicate_embedding else VocabParallelEmbedding
-            self.embedding = kind(arch.vocab_size, H, dtype=dtype, groups=groups, format=formats.embedding)
-            if arch.position == "learned":
-                self.position_embedding = nn.Parameter(torch.empty(arch.max_position, H, dtype=dtype, device=device))
-        self.kinds = [arch.kind(layer) for layer in layers]
-        found = places([kind.window for kind in self.kinds], windows)
+        # Models with scaled embeddings were trained with the factor rounded to the weights' type.
+        self._embedding_scale = torch.tensor(arch.embedding_scale, dtype=dtype).item()
+        if not self.mesh.is_first:
+            return
+        kind = ReplicatedEmbedding if self.spec.replicate_embedding else VocabParallelEmbedding
+        H, groups, format = arch.hidden_size, self._ranks, formats.embedding
+        self.embedding = kind(arch.vocab_size, H, dtype=dtype, groups=groups, format=format)
+        if arch.position == "learned":
+            self.position_embedding = nn.Parameter(torch.empty(arch.max_position, H, dtype=dtype, device=device))
+
+    def _add_cache(self) -> None:
+        """Allocate the KV cache, and find the layer group and the place in its blocks of each layer."""
+        spec, arch = self.spec, self.arch
+        found = places([kind.window for kind in self.kinds], spec.windows)
         self.groups = [group for group, _ in found]  # by layer
         self.cache = KVCache(
             places=[place for _, place in found],
-            num_blocks=num_blocks,
-            block_size=block_size,
+            num_blocks=spec.num_blocks,
+            block_size=spec.block_size,
             num_kv_heads=arch.num_kv_heads // self.mesh.tp if arch.latent is None else 1,
             head_dim=arch.head_dim,
-            dtype=dtype,
-            device=device,
-            cache_dtype=cache_dtype,
+            dtype=self.dtype,
+            device=self.device,
+            cache_dtype=spec.cache_dtype,
             has_values=arch.latent is None,
         )
-        own = make_kernels(kernels, dtype=dtype, device=device)
-        self.fallback_reason = own.fallback_reason
+
+    def _add_attention(self) -> None:
+        """Make a backend for each attention window, and a rotary embedding for each kind of layer."""
+        spec, arch = self.spec, self.arch
         sizes = AttentionSizes(
-            block_size=block_size,
+            block_size=spec.block_size,
             num_blocks=self.cache.num_blocks,
             head_dim=arch.head_dim,
-            dtype=dtype,
-            device=device,
-            cache_dtype=cache_dtype,
+            dtype=self.dtype,
+            device=self.device,
+            cache_dtype=spec.cache_dtype,
         )
         self.attentions = {
             window: make_backend(
-                attention,
-                own,
+                spec.model.attention,
+                self._kernels,
                 replace(sizes, window=window),
                 softcap=arch.attention_softcap,
                 has_sinks=arch.attention_sinks,
@@ -121,35 +135,32 @@ class Stage(nn.Module):
             )
             for window in dict.fromkeys(kind.window for kind in self.kinds)
         }
-        self._kernels, self._ranks = own, groups
-        self.decodes: DecodeLayers | None = None  # once the weights are packed
-        build = LayerBuild(arch, groups, own, dtype)
-        self.decoder = nn.ModuleList(
-            DecoderLayer(build, kind, self.attentions[kind.window], formats.layers[i], whole_experts=whole_experts)
-            for i, kind in zip(layers, self.kinds, strict=True)
-        )
         turning = dict.fromkeys(map(rotation, self.kinds if arch.position == "rope" else ()))
         self.ropes: dict[LayerKind | None, RotaryEmbedding] = {
-            kind: RotaryEmbedding(arch, kind, dtype=dtype, device=device) for kind in turning if kind is not None
+            kind: RotaryEmbedding(arch, kind, dtype=self.dtype, device=self.device)
+            for kind in turning
+            if kind is not None
         }
-        # Models that scale the embeddings were trained with a factor of the weights' type.
-        self._embedding_scale = torch.tensor(arch.embedding_scale, dtype=dtype).item()
+
+    def _add_head(self, build: LayerBuild, formats: ModelFormats) -> None:
+        """Make the final norm and the LM head, on the last stage."""
+        arch = self.arch
         self.final_norm: nn.Module | None = None
         self.head: LMHead | None = None
         self.head_bias: nn.Parameter | None = None
-        if self.mesh.is_last:
-            self.final_norm = build.norm()
-            self.head = LMHead(H, arch.vocab_size, dtype=dtype, groups=groups, format=formats.head)
-            if arch.tie_embeddings and self.embedding is not None:
-                assert isinstance(self.embedding, VocabParallelEmbedding), "the head holds a slice of the vocabulary"
-                self.head.tie(self.embedding)
-            if arch.head_bias:
-                self.head_bias = nn.Parameter(torch.empty(arch.vocab_size, device=device))
-        self.requires_grad_(False)
-        self.eval()
+        if not self.mesh.is_last:
+            return
+        self.final_norm = build.norm()
+        H, groups, format = arch.hidden_size, self._ranks, formats.head
+        self.head = LMHead(H, arch.vocab_size, dtype=self.dtype, groups=groups, format=format)
+        if arch.tie_embeddings and self.embedding is not None:
+            assert isinstance(self.embedding, VocabParallelEmbedding), "the head holds a slice of the vocabulary"
+            self.head.tie(self.embedding)
+        if arch.head_bias:
+            self.head_bias = nn.Parameter(torch.empty(arch.vocab_size, device=self.device))
 
     def pack(self) -> None:
-        """Lay the loaded weights of linear layers out for the products of this device. They cannot be loaded again."""
+        """Pack the loaded weights for this device's GEMMs. They cannot be loaded again."""
         for module in self.modules():
             if isinstance(module, Packable | ExpertRouter | RoutedExperts):
                 module.pack()
@@ -160,32 +171,32 @@ class Stage(nn.Module):
 
     @property
     def is_slow(self) -> bool:
-        """Whether this stage's type is bfloat16, and its processor does not multiply that."""
+        """Whether this stage computes in bfloat16 on a processor without bfloat16 instructions."""
         return self.device.type == "cpu" and self.dtype == torch.bfloat16 and not multiplies_bfloat16()
 
     @property
     def attention(self) -> AttentionBackend:
-        """The backend of the first layer's attention."""
+        """The first layer's attention backend."""
         return self.attentions[self.kinds[0].window]
 
     @property
     def runs_as_graphs(self) -> bool:
-        """Whether CUDA graphs may hold what lies between two layers' attention.
+        """Whether the stage can run as CUDA graphs.
 
-        Latent attention has other buffers than theirs, and experts that are not held in bfloat16 wait for the device.
+        Not with MLA, whose buffers differ, nor with experts in types other than bfloat16, which synchronize.
         """
         waits = any(isinstance(module, RoutedExperts) and module.waits for module in self.modules())
         return self.device.type == "cuda" and self.arch.latent is None and not waits
 
     @torch.inference_mode()
     def prepare(self, batch: RaggedBatch, sampled_R: Tensor | None = None) -> StageInputs:
-        """Make what can be made of a micro-batch before the previous stage's activation arrives.
+        """Prepare a micro-batch before the previous stage's activation arrives.
 
-        It waits for nothing, so that several micro-batches may be prepared ahead, in another thread too. On CUDA it
+        Does not synchronize, so that several micro-batches can be prepared ahead, also in another thread. On CUDA it
         must run on the stream of `forward`.
 
-        `sampled_R` are tokens on the device, on the first stage. A token id of -1 - r stands for the r-th of them, or
-        for 0 where that one is `NO_TOKEN`.
+        `sampled_R`: tokens on the device, on the first stage. A token id of -1 - r is a placeholder for the r-th of
+        them; `NO_TOKEN` is replaced by 0.
         """
         at, tables, used = positions(batch), [batch, *batch.others], dict.fromkeys(self.groups)
         arrays = [at, *(slot_mapping(tables[group], self.cache.block_size) for group in used)]
@@ -224,11 +235,11 @@ class Stage(nn.Module):
     def forward(self, inputs: StageInputs, hidden_TH: Tensor | None = None) -> Tensor:
         """Compute a micro-batch, and write its keys and values to the cache.
 
-        The last layer of the last stage computes attention and feed-forward for the rows that sample alone.
+        The last layer of the last stage computes attention and feed-forward only for `sample_rows`.
 
         Args:
-            inputs: the micro-batch's tables.
-            hidden_TH: the activation from the previous stage, which may be written to; None on the first stage.
+            inputs: from `prepare`.
+            hidden_TH: the activation from the previous stage, which may be modified; None on the first stage.
 
         Returns:
             The activation [T, H] for the next stage. On the last stage, the logits, float32, of this rank's share
@@ -237,18 +248,18 @@ class Stage(nn.Module):
         return self.finish(*self.compute_layers(inputs, hidden_TH))
 
     def compute_layers(self, inputs: StageInputs, hidden_TH: Tensor | None = None) -> Parts:
-        """Compute the embedding, on the first stage, and all layers, as `forward` does. The sum is their output."""
+        """Compute the embedding (first stage) and all layers. The output is the sum of (residual, hidden)."""
         assert (hidden_TH is None) == self.mesh.is_first, self.mesh
         first = self.embed(inputs.token_ids, inputs.positions) if hidden_TH is None else hidden_TH
         contexts = [*inputs.contexts[:-1], inputs.last_context]
         if self.decodes is not None and self.decodes.takes(inputs.num_tokens, contexts):
             return self.decodes.compute(first, contexts), None
-        x_TH: Parts = first, None
+        residual, hidden = first, None
         for layer, context, keys, values in zip(
             self.decoder, contexts, self.cache.keys, self.cache.values, strict=True
         ):
-            x_TH = layer(x_TH, context, keys, values)
-        return x_TH
+            residual, hidden = layer(residual, hidden, context, keys, values)
+        return residual, hidden
 
     def embed(self, token_ids_T: Tensor | None, positions_T: Tensor) -> Tensor:
         """Return the first layer's input [T, H], on the first stage."""
@@ -260,11 +271,11 @@ class Stage(nn.Module):
             x_TH = x_TH + F.embedding(positions_T, self.position_embedding)
         return x_TH
 
-    def finish(self, x_TH: Tensor, added_TH: Tensor | None = None) -> Tensor:
-        """Return the last layer's output, x + added, or its logits, float32, on the last stage."""
+    def finish(self, residual_TH: Tensor, hidden_TH: Tensor | None = None) -> Tensor:
+        """Return the last layer's output, the sum of both; on the last stage its logits, float32."""
         if self.head is None or self.final_norm is None:
-            return x_TH if added_TH is None else x_TH.add_(added_TH)
-        logits: Tensor = self.head(self.final_norm(x_TH, added_TH))
+            return residual_TH if hidden_TH is None else residual_TH.add_(hidden_TH)
+        logits: Tensor = self.head(self.final_norm(residual_TH, hidden_TH))
         if self.head_bias is not None:
             logits.add_(self.head_bias)
         if self.arch.logit_scale != 1.0:

@@ -1,8 +1,8 @@
-"""Which tokens may come next in structured outputs, by request: computed in a thread while the stages compute.
+"""Token masks of structured outputs, computed in a thread that overlaps with the stages' computation.
 
-A micro-batch names the tokens that were sampled before it. So a request's matcher is advanced, and its next mask made,
-as soon as the message is there; the mask is needed only when the last stage has its logits. A request that comes again
-after a preemption brings the tokens of its output in its chunks, and its new matcher consumes them there.
+A micro-batch's message contains the tokens sampled before it. So a request's matcher advances and computes its next
+mask as soon as the message arrives; the mask is needed only once the last stage has its logits. After a preemption, a
+request's chunks contain its output tokens, and a new matcher consumes them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 class RowMasks:
-    """The tokens that some rows of a micro-batch's logits may not take.
+    """Token masks for some rows of a micro-batch's logits.
 
     Args:
         rows: ascending.
-        is_masked: 1 for each token that a row may not take, [S, W] uint8. W is a multiple of 8 and at least V.
+        is_masked: 1 for each masked token, [S, W] uint8. W is a multiple of 8 and at least V.
     """
 
     def __init__(self, rows: list[int], is_masked: np.ndarray) -> None:
@@ -39,12 +39,12 @@ class RowMasks:
         self._places = {row: place for place, row in enumerate(rows)}
 
     def allowed(self, row: int, vocab_size: int) -> np.ndarray | None:
-        """Return whether a row may take each token, [V]; None for a row that may take all."""
+        """Return the allowed tokens of a row, [V] bool; None if all are allowed."""
         place = self._places.get(row)
         return None if place is None else self._is_masked[place, :vocab_size] == 0
 
     def apply(self, logits_RV: Tensor) -> Tensor:
-        """Return logits in which the tokens that rows may not take are -infinity."""
+        """Return the logits with masked tokens set to -infinity."""
         V, S = logits_RV.shape[1], len(self.rows)
         if S == 0:
             return logits_RV
@@ -59,13 +59,13 @@ _New = tuple[int, StructuredOutputs | None, Reasoning | None, int]
 
 
 class TokenMasks:
-    """The matchers of the requests with structured outputs or a budget of reasoning, on each rank of the last stage.
+    """The matchers of requests with structured outputs or a reasoning budget, on each rank of the last stage.
 
-    Micro-batches must come in their order, from one thread.
+    Micro-batches must be passed in order, from one thread.
 
     Args:
-        load: makes the compiler of grammars, when the first such request comes.
-        threads: that make masks at once.
+        load: creates the grammar compiler, on the first such request.
+        threads: number of threads that compute masks.
     """
 
     def __init__(self, load: Callable[[], Grammars], threads: int) -> None:
@@ -73,7 +73,7 @@ class TokenMasks:
         self._num_threads = threads
         self._grammars: Grammars | None = None
         self._executor: llguidance.LLExecutor | None = None
-        self._progress: dict[int, MaskProgress] = {}  # of the thread alone
+        self._progress: dict[int, MaskProgress] = {}  # accessed only by the thread
         self._thread = ThreadPoolExecutor(1, "masks")
         self._failure: Exception | None = None
         self._known: set[int] = set()
@@ -81,11 +81,11 @@ class TokenMasks:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no request has structured outputs."""
+        """Whether there are no such requests."""
         return not self._known
 
     def drop(self, request: int) -> None:
-        """Forget a request, if it is known."""
+        """Remove a request, if it exists."""
         if request in self._known:
             self._known.discard(request)
             self._thread.submit(self._progress.pop, request, None)
@@ -93,21 +93,21 @@ class TokenMasks:
     def add(
         self, request: int, wanted: StructuredOutputs | None, prompt_len: int, reasoning: Reasoning | None = None
     ) -> None:
-        """Start a request, which is not known. Its first tokens come in the same micro-batch."""
+        """Add a new request. Its first tokens must be in the next `advance`."""
         self._known.add(request)
         self._new.append((request, wanted, reasoning, prompt_len))
 
     def advance(
         self, segments: Iterable[tuple[int, int, Sequence[int]]], sampled: Sequence[int]
     ) -> Future[RowMasks] | None:
-        """Consume the tokens of a micro-batch, and make the masks of the tokens that it samples.
+        """Consume the tokens of a micro-batch, and compute the masks of the tokens that it samples.
 
         Args:
             segments: request, position of the first token, and tokens.
-            sampled: the request of each row of logits, by row.
+            sampled: the request of each row of logits.
 
         Returns:
-            What will have the masks, or the error of this micro-batch or one before it; None where no row needs a mask.
+            A future of the masks, or of the error in this or an earlier micro-batch; None if no row needs a mask.
         """
         own = [segment for segment in segments if segment[0] in self._known]
         rows = [(row, request) for row, request in enumerate(sampled) if request in self._known]
@@ -142,7 +142,7 @@ class TokenMasks:
         words = np.zeros((len(matched) + len(forced), width), dtype=np.int32)
         self._fill([matcher for _, matcher in matched], words, width)
         for place, (_, matcher) in enumerate(matched):
-            if matcher.is_error():  # it came to a limit; llguidance would let the output end
+            if matcher.is_error():  # it reached a limit; llguidance would allow the output to end
                 words[place] = 0
         bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
         for place, (_, token) in enumerate(forced, len(matched)):

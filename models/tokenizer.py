@@ -1,7 +1,7 @@
 """Converts text to token ids and back, by a `tokenizer.json` (through the `tokenizers` library) or as UTF-8 bytes.
 
-Ids are the same as those of `transformers` for the same file. The file's post-processor may add special tokens, such as
-BOS. A special token that is written out in a prompt becomes its id.
+Ids match `transformers` for the same file. The file's post-processor may add special tokens, such as BOS. The text of a
+special token in a prompt is encoded as its id.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from .tokenizer_folder import read_tokenizer
 if TYPE_CHECKING:
     import tokenizers
 
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what incomplete or invalid UTF-8 decodes to
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # decoded from incomplete or invalid UTF-8
 _NUM_BYTES = 256
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 class Tokenizer:
-    """The tokenizer that the engine uses. As it stands here no text can be encoded, and no token has any.
+    """Base class of tokenizers. By itself it encodes no text, and decodes tokens to no text.
 
     Args:
         vocab_size: all ids are below it.
 
     Attributes:
         eos_token_ids: from the tokenizer's own files; the checkpoint may have more.
-        has_byte_runs: whether bytes of invalid UTF-8 change the text of those beside them.
+        has_byte_runs: whether invalid UTF-8 bytes change the text of adjacent bytes.
     """
 
     eos_token_ids: tuple[int, ...] = ()
@@ -44,23 +44,23 @@ class Tokenizer:
         self.vocab_size = vocab_size
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
-        """Return the token ids of a prompt, with the special tokens that the tokenizer adds only if `add_special`.
+        """Return the token ids of a prompt. `add_special`: let the tokenizer add special tokens.
 
         Raises:
-            ConfigError: the model has no embedding for an id, since tokenizer and weights do not belong together.
+            ConfigError: an id is outside the model's vocabulary, since tokenizer and weights do not match.
         """
         raise ConfigError("model.tokenizer=none: prompts must be token ids; set model.tokenizer for text")
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
-        """Return the text of token ids. Ids that the tokenizer does not know are skipped."""
+        """Return the text of token ids. Unknown ids are skipped."""
         return ""
 
     def token_bytes(self, token: int) -> bytes | None:
-        """Return the bytes that a token adds to the text, in UTF-8; None where they depend on its neighbours."""
+        """Return the UTF-8 bytes that a token adds to the text; None if they depend on its neighbours."""
         return b""
 
     def is_partial(self, token: int) -> bool:
-        """Return whether the text of this token may change with the tokens after it."""
+        """Return whether later tokens may change the text of this token."""
         return False
 
     def is_silent(self, token: int, skip_special: bool = True) -> bool:
@@ -73,7 +73,7 @@ class NoTokenizer(Tokenizer):
 
 
 class ByteTokenizer(Tokenizer):
-    """A tokenizer for models that have none: ids 0 to 255 are UTF-8 bytes. Other ids decode to no text.
+    """A tokenizer for models without one: ids 0 to 255 are UTF-8 bytes. Other ids decode to no text.
 
     Raises:
         ConfigError: the model's vocabulary is smaller than 256.
@@ -88,19 +88,19 @@ class ByteTokenizer(Tokenizer):
             )
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
-        """Return the bytes of the text in UTF-8; there are no special tokens."""
+        """Return the UTF-8 bytes of the text; there are no special tokens."""
         return list(_valid(text).encode())
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
-        """Return the text of the bytes; those that are no UTF-8 become replacement characters."""
+        """Return the text of the bytes; invalid UTF-8 becomes replacement characters."""
         return bytes(i for i in ids if i < _NUM_BYTES).decode("utf-8", errors="replace")
 
     def token_bytes(self, token: int) -> bytes:
-        """Return the byte that the token is; nothing for an id above 255."""
+        """Return the token's byte; empty for an id above 255."""
         return bytes((token,)) if token < _NUM_BYTES else b""
 
     def is_partial(self, token: int) -> bool:
-        """Return whether the byte is a part of a character of several bytes."""
+        """Return whether the byte is part of a multi-byte character."""
         return 0x80 <= token < _NUM_BYTES
 
     def is_silent(self, token: int, skip_special: bool = True) -> bool:
@@ -141,7 +141,7 @@ class FileTokenizer(Tokenizer):
         return text
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
-        """See `Tokenizer.encode`. Other threads go on meanwhile, as they would not during the library's `encode`."""
+        """See `Tokenizer.encode`. Releases the GIL, unlike the library's `encode`."""
         ids: list[int] = self._inner.encode_batch_fast([_valid(text)], add_special_tokens=add_special)[0].ids
         if ids and (largest := max(ids)) >= self._arch_vocab_size:
             raise ConfigError(
@@ -156,7 +156,7 @@ class FileTokenizer(Tokenizer):
         return text
 
     def token_bytes(self, token: int) -> bytes | None:
-        """See `Tokenizer.token_bytes`. Byte-level tokenizers know them, and others those of `<0xE2>`."""
+        """See `Tokenizer.token_bytes`. Known for byte-level tokenizers and byte-fallback tokens such as `<0xE2>`."""
         content = self._inner.id_to_token(token) or ""
         if self._byte_level is None:
             is_byte = self.has_byte_runs and _BYTE.fullmatch(content)
@@ -178,13 +178,13 @@ class FileTokenizer(Tokenizer):
 
 
 def load_tokenizer(source: str | Path | None, arch_vocab_size: int) -> Tokenizer:
-    """Load the tokenizer of a Hugging Face folder, of a `tokenizer.json` or of a GGUF file.
+    """Load the tokenizer of a Hugging Face folder, a `tokenizer.json` or a GGUF file.
 
-    A folder may hold `vocab.json` and `merges.txt` of GPT-2 or Qwen2 instead. A `source` of None gives a
-    `ByteTokenizer`, and one of "none" a `NoTokenizer`.
+    A folder may contain `vocab.json` and `merges.txt` of GPT-2 or Qwen2 instead. A `source` of None means
+    `ByteTokenizer`, "none" means `NoTokenizer`.
 
     Raises:
-        ConfigError: there is no tokenizer that can be read, or the vocabulary is too small for bytes.
+        ConfigError: there is no readable tokenizer, or the vocabulary is too small for bytes.
     """
     if source is None:
         return ByteTokenizer(arch_vocab_size)
@@ -231,8 +231,8 @@ def _decoder_kinds(inner: tokenizers.Tokenizer) -> list[str]:
 def _byte_level_table() -> dict[str, int]:
     """Return the byte of each character in GPT-2's byte alphabet.
 
-    A byte is written as its Latin-1 character where that is printable. The other bytes are written as the characters
-    from U+0100 on.
+    A byte is represented by its Latin-1 character if that is printable. The other bytes are represented by characters
+    starting at U+0100.
     """
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [b for b in range(_NUM_BYTES) if b not in set(printable)]
@@ -240,17 +240,17 @@ def _byte_level_table() -> dict[str, int]:
 
 
 class Detokenizer:
-    """Decodes one request's tokens as they come. `push` returns text that no later token changes, `flush` the rest.
+    """Incremental detokenizer of one request. `push` returns text that no later token changes, `flush` the rest.
 
-    The texts that `push` and `flush` return, joined, are the `decode` of all tokens. Byte-level tokenizers decode token
+    The concatenated results of `push` and `flush` equal the `decode` of all tokens. Byte-level tokenizers decode token
     by token. Others decode a window: the tokens whose text was returned last, then the tokens whose text is not final.
-    The former are there since a decoder may drop a space at the beginning of a text. A run of byte-fallback tokens is
+    The former are needed since a decoder may drop a space at the start of a text. A run of byte-fallback tokens is
     held back until it ends, since one invalid byte turns the whole run into replacement characters.
 
     Args:
         tokenizer: of the model.
-        skip_special: whether the text is without special tokens.
-        shown: special tokens whose text stays nevertheless.
+        skip_special: omit special tokens from the text.
+        shown: special tokens to keep regardless.
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool = True, shown: Sequence[int] = ()) -> None:
@@ -263,7 +263,7 @@ class Detokenizer:
         self._final_text = ""  # decode(window[:num_final])
 
     def push(self, token: int) -> str:
-        """Add a token and return the text that became final with it: often a word, sometimes nothing."""
+        """Add a token and return the text that it makes final: often a word, sometimes nothing."""
         tokenizer = self._tokenizer
         if tokenizer.is_silent(token, self._skip_special and token not in self._shown):
             return ""
@@ -273,7 +273,7 @@ class Detokenizer:
         return "" if tokenizer.is_partial(token) else self._advance()
 
     def flush(self) -> str:
-        """Return the text that is still held back. No token may follow."""
+        """Return the remaining text. No token may follow."""
         return self._utf8.decode(b"", final=True) + self._advance()
 
     def _advance(self) -> str:

@@ -1,4 +1,4 @@
-"""Makes the tokenizer of a Hugging Face folder, with what lies beside its vocabulary, by the rules of transformers 5.
+"""Builds the tokenizer of a Hugging Face folder from all its files, by the rules of transformers 5.
 
 Source: `_from_pretrained` of `tokenization_utils_base.py` and `TokenizersBackend` in transformers.
 """
@@ -20,22 +20,22 @@ _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_
 _EXTRA = ("additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens")
 _FLAGS = {"content", "single_word", "lstrip", "rstrip", "normalized", "special"}  # of an added token
 _LLAMA = ("LlamaTokenizer", "CodeLlamaTokenizer")
-_ENDS = {  # bos_token and eos_token of the classes that have some by themselves
+_ENDS = {  # default bos_token and eos_token of tokenizer classes
     **dict.fromkeys(_LLAMA, ("<s>", "</s>")),
     **dict.fromkeys(("GPT2Tokenizer", "GPTNeoXTokenizer"), ("<|endoftext|>", "<|endoftext|>")),
     "Qwen2Tokenizer": ("", "<|endoftext|>"),
     "GemmaTokenizer": ("<bos>", "<eos>"),
     "CohereTokenizer": ("<BOS_TOKEN>", "<|END_OF_TURN_TOKEN|>"),
 }
-_LLAMA_TYPES = ("llama", "minicpm")  # of models; for others of these classes, transformers takes the tokenizer.json
-# How Qwen2 splits a text: each digit alone.
+_LLAMA_TYPES = ("llama", "minicpm")  # model types; for others with these classes, transformers uses the tokenizer.json
+# Qwen2's pre-tokenizer: splits each digit.
 _QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
 def read_tokenizer(folder: Path, file: Path) -> tuple[tokenizers.Tokenizer, list[str]]:
-    """Return a folder's tokenizer, and the text of its end-of-sequence token if it names one.
+    """Return a folder's tokenizer, and the text of its end-of-sequence token if it has one.
 
     Args:
         folder: has `vocab.json` and `merges.txt` if there is no `file`, and may have `tokenizer_config.json`,
@@ -43,9 +43,9 @@ def read_tokenizer(folder: Path, file: Path) -> tuple[tokenizers.Tokenizer, list
         file: a `tokenizer.json`, which may be missing.
 
     Raises:
-        ConfigError: a file cannot be read, or says what is not supported.
+        ConfigError: a file cannot be read, or has an unsupported setting.
     """
-    from tokenizers import Tokenizer  # imported here since it takes a tenth of a second
+    from tokenizers import Tokenizer  # imported here since the import takes 0.1 s
 
     settings, config = _read(folder / "tokenizer_config.json"), _read(folder / "config.json")
     kind = str(settings.get("tokenizer_class") or config.get("tokenizer_class") or config.get("model_type") or "gpt2")
@@ -71,7 +71,7 @@ def read_tokenizer(folder: Path, file: Path) -> tuple[tokenizers.Tokenizer, list
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Return the object in a file; an empty one where there is no file."""
+    """Return the object in a file; empty if there is no file."""
     try:
         return read_if_there(file)
     except ConfigError as error:
@@ -79,7 +79,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _byte_level(folder: Path, settings: dict[str, Any], kind: str) -> tokenizers.Tokenizer:
-    """Make a byte-level BPE tokenizer from `vocab.json` and `merges.txt`, which splits texts as GPT-2 or Qwen2 does."""
+    """Make a byte-level BPE tokenizer from `vocab.json` and `merges.txt`, with GPT-2's or Qwen2's pre-tokenizer."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     vocab, merges = folder / "vocab.json", folder / "merges.txt"
@@ -107,14 +107,14 @@ def _byte_level(folder: Path, settings: dict[str, Any], kind: str) -> tokenizers
             "them as tokenizer.json, once, with transformers: "
             f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}')"
         )
-    end = "<|endoftext|>"  # of both, where no file names others
+    end = "<|endoftext|>"  # default of both families
     if inner.token_to_id(end) is not None:
         inner.add_special_tokens([end])
     return inner
 
 
 def _check_prefix_space(inner: tokenizers.Tokenizer, settings: dict[str, Any], folder: Path) -> None:
-    """Refuse an `add_prefix_space` that contradicts the tokenizer.json's byte level."""
+    """Raise `ConfigError` if `add_prefix_space` contradicts the tokenizer.json's byte-level pre-tokenizer."""
     wanted = settings.get("add_prefix_space")
     state = json.loads(inner.pre_tokenizer.__getstate__()) if inner.pre_tokenizer is not None else {}
     for part in state.get("pretokenizers", [state]):
@@ -123,10 +123,10 @@ def _check_prefix_space(inner: tokenizers.Tokenizer, settings: dict[str, Any], f
 
 
 def _as_llama(inner: tokenizers.Tokenizer, settings: dict[str, Any], kind: str, model_type: str) -> None:
-    """Split and join texts as the classes of Llama do, which read nothing but the vocabulary of a tokenizer.json."""
+    """Replace pre-tokenizer and decoder like the Llama classes, which use only the vocabulary of a tokenizer.json."""
     from tokenizers import decoders, models, pre_tokenizers
 
-    is_bytes = "ByteLevel" in str(inner.pre_tokenizer)  # of Llama 3, under the name of this class
+    is_bytes = "ByteLevel" in str(inner.pre_tokenizer)  # Llama 3 with this class name
     if kind not in _LLAMA or model_type not in _LLAMA_TYPES or is_bytes or not isinstance(inner.model, models.BPE):
         return
     scheme = "always" if settings.get("legacy") and kind == _LLAMA[0] else "first"
@@ -138,7 +138,7 @@ def _as_llama(inner: tokenizers.Tokenizer, settings: dict[str, Any], kind: str, 
 
 
 def _add_tokens(inner: tokenizers.Tokenizer, folder: Path, settings: dict[str, Any]) -> dict[str, str]:
-    """Add the tokens that the files beside the vocabulary name, and return the text of each special one by its role."""
+    """Add the tokens that the config files list, and return the special tokens' texts by role."""
     from tokenizers import AddedToken
 
     where = f"model.tokenizer={folder}"
@@ -188,9 +188,9 @@ def _added(inner: tokenizers.Tokenizer) -> set[str]:
 
 
 def _set_ends(inner: tokenizers.Tokenizer, settings: dict[str, Any], named: dict[str, str]) -> None:
-    """Let the tokenizer add `bos_token` and `eos_token` to a text where `tokenizer_config.json` says so.
+    """Make the tokenizer add `bos_token` and `eos_token` to texts as set in `tokenizer_config.json`.
 
-    A tokenizer.json says itself what is added.
+    Not needed with a tokenizer.json, which has its own post-processor.
     """
     from tokenizers import processors
 

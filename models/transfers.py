@@ -1,7 +1,6 @@
-"""Copies between the host and the device, of which the host waits for none until it needs what is copied.
+"""Asynchronous copies between host and device.
 
-On CUDA such copies need page-locked memory. torch's allocator of it reuses it once the copies that were queued are
-done.
+On CUDA they need pinned memory. torch's pinned-memory allocator reuses a block once its queued copies are done.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ from torch import Tensor
 
 
 def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
-    """Return each of `arrays`, 1-D int64 or float64, as a tensor on the device. On a CPU they share their memory.
+    """Return `arrays`, 1-D int64 or float64, as tensors on the device. On a CPU they share the arrays' memory.
 
-    On CUDA they are views of one tensor, copied once, in the order of the current stream: what is queued there later
-    may read them.
+    On CUDA they are views of one tensor, copied once on the current stream, so that later work on this stream may read
+    them.
     """
     assert all(array.dtype in (np.int64, np.float64) and array.ndim == 1 for array in arrays)
     tensors = [torch.from_numpy(array) for array in arrays]
@@ -29,7 +28,7 @@ def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
 
 
 class Download:
-    """The copy of tensors, int64 or float64, to the host: queued when it is made, waited for when it is read."""
+    """An asynchronous copy of int64 or float64 tensors to the host: the constructor queues it, `read` waits for it."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = list(tensors)

@@ -1,7 +1,7 @@
-"""Loads a rank's weights: maps slices of the tensors in a Hugging Face checkpoint to this rank's parameters.
+"""Loads a rank's weights: maps slices of a Hugging Face checkpoint's tensors to this rank's parameters.
 
-Parameters have Megatron's layouts: QKV rows are interleaved by KV group, and fc1 is [gate; up] of each rank. A rank
-reads only its own slices, a few MB at a time.
+Parameters have Megatron's layouts: QKV rows are interleaved by KV group, and fc1 is [gate; up] per rank. A rank reads
+only its own shards, a few MB at a time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from ..conf.architecture import Architecture
 from ..kernels.quantized_matrix import QuantizedMatrix
 from ..parallel.layers import Packable, ReplicatedEmbedding, RowParallelLinear, padded_vocab
 from ..parallel.mesh import Mesh
-from .checkpoint import TensorSource
 from .decoder import Attention, DecoderLayer, FeedForward
 from .experts.block import Experts
 from .experts.routed import RoutedExperts
@@ -24,6 +23,7 @@ from .latent_attention import LatentAttention
 from .layout import names_of, norm_places
 from .names import Names, weight_of
 from .quantization.matrices import converted
+from .safetensors_folder import TensorSource
 from .stage import Stage
 
 _BLOCK_BYTES = 4 << 20
@@ -31,11 +31,11 @@ _BLOCK_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A slice of a checkpoint's tensor, and the view of a parameter that it is loaded into.
+    """A slice of a checkpoint's tensor, and the view of a parameter to load it into.
 
-    The target is [G, rows, columns], or [G, rows] for a vector; each tensor of a quantized matrix is such a view. The
-    slice has G groups of rows, one after the other or `stride` rows apart, and as many columns. Rows and columns are
-    those of the [out, in] matrix, also where the file has it transposed.
+    The target is [G, rows, columns], or [G, rows] for a vector; for a quantized matrix each of its tensors is such a
+    view. The slice has G groups of rows, contiguous or `stride` rows apart, and the same columns. Rows and columns are
+    those of the [out, in] matrix, even if the file has it transposed.
     """
 
     name: str
@@ -43,14 +43,14 @@ class Piece:
     row: int = 0  # the first
     column: int = 0  # the first
     transposed: bool = False  # the file has [in, out]
-    stride: int = 0  # rows from the first of a group to the first of the next; 0: as many as it has
-    order: Tensor | None = None  # of each head's elements among the rows, as the target has them; None: as read
+    stride: int = 0  # rows between the starts of two groups; 0: contiguous groups
+    order: Tensor | None = None  # permutation of each head's rows for the target; None: as read
     scale: float = 1.0  # the target is the slice times this
     offset: float = 0.0  # plus this
 
     @property
     def size(self) -> int:
-        """The number of bytes or more that it loads."""
+        """The number of elements of the target, or bytes if it is quantized."""
         return self._shape.numel()
 
     def load(self, source: TensorSource) -> None:
@@ -75,7 +75,7 @@ class Piece:
             self.target.mul_(self.scale).add_(self.offset)
 
     def _reorder(self, rows: Tensor) -> Tensor:
-        """Put the rows of each head in order, in place."""
+        """Permute the rows of each head in place."""
         assert self.order is not None
         D = len(self.order)
         heads = rows.unflatten(1, (-1, D))
@@ -122,17 +122,17 @@ class Piece:
 
 
 def _blocks(G: int, R: int, step: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the group, the first row and the last one plus 1 of each block of up to `step` rows."""
+    """Yield the group, the first row and one past the last row of each block of up to `step` rows."""
     return ((g, first, min(first + step, R)) for g in range(G) for first in range(0, R, step))
 
 
 def _view(layer: Packable, of: Callable[[Tensor], Tensor]) -> Tensor | QuantizedMatrix:
-    """Return a view of some rows of a layer's weight, which `of` makes of a matrix with these rows."""
+    """Return a view of some rows of a layer's weight, selected by `of`."""
     return _of(layer.weight if layer.quantized is None else layer.quantized, of)
 
 
 def _of(matrix: Tensor | QuantizedMatrix, view: Callable[[Tensor], Tensor]) -> Tensor | QuantizedMatrix:
-    """Return a view of some rows of a matrix, which `view` makes of each of its tensors."""
+    """Return a view of some rows of a matrix, by applying `view` to each of its tensors."""
     if isinstance(matrix, Tensor):
         return view(matrix)
     offsets = None if matrix.offsets is None else view(matrix.offsets)
@@ -166,7 +166,7 @@ def plan_pieces(stage: Stage) -> Iterator[Piece]:
 
 
 def _vocab_rows(name: str, layer: Packable, arch: Architecture, mesh: Mesh) -> Iterator[Piece]:
-    """Yield this rank's rows of the vocabulary, and set the rows of its padding to zero."""
+    """Yield this rank's rows of the vocabulary, and zero its padding rows."""
     total = padded_vocab(arch.vocab_size, mesh.tp) // mesh.tp
     first = mesh.tp_rank * total
     count = min(arch.vocab_size - first, total)
@@ -181,10 +181,10 @@ def _norm_pieces(name: str, norm: nn.Module, offset: float) -> Iterator[Piece]:
 
 
 def turning_order(arch: Architecture, names: Names) -> Tensor | None:
-    """Return the order of a head's elements in which element i turns with element i + D / 2, and the last stay.
+    """Return the permutation of a head that pairs element i with i + D / 2, with unrotated elements last in each half.
 
-    Kernels turn whole heads so; elements that stay are turned by an angle of 0. Scores do not change if queries and
-    keys have their elements in another order. None: it is the checkpoint's own order.
+    Kernels rotate whole heads in this layout, unrotated elements by an angle of 0. Attention scores do not change if
+    queries and keys are permuted alike. None: the checkpoint already has this order.
     """
     D, turned = arch.head_dim, arch.turned
     if arch.position != "rope" or (turned == D and not names.neighbours_turn):
@@ -218,10 +218,10 @@ def _layer_pieces(layer: DecoderLayer, names: Names, prefix: str, arch: Architec
 def _ffn_pieces(
     ffn: FeedForward, names: Sequence[str], arch: Architecture, rank: int, transposed: bool
 ) -> Iterator[Piece]:
-    """Yield the pieces of a feed-forward network whose tensors are `names`: of fc1, if gated in two parts, and fc2."""
+    """Yield the pieces of a feed-forward network with the tensors `names`: fc1 (gate and up if gated), then fc2."""
     *parts, down = names
     F = ffn.size // ffn.tp
-    before: dict[str, int] = {}  # by tensor: rows of the parts before, where one tensor holds gate and up
+    before: dict[str, int] = {}  # by tensor: rows of preceding parts, if one tensor contains gate and up
     for i, name in enumerate(parts):
         rows, row = slice(i * F, (i + 1) * F), before.get(name, 0) + rank * F
         before[name] = before.get(name, 0) + F * ffn.tp
@@ -238,7 +238,7 @@ def _ffn_pieces(
 def _row_pieces(
     name: str, linear: RowParallelLinear, arch: Architecture, column: int, transposed: bool
 ) -> Iterator[Piece]:
-    """Yield the columns, from one on, of a weight whose inputs the ranks share, and its bias."""
+    """Yield this rank's columns of a row-parallel weight, starting at `column`, and its bias."""
     weight = _view(linear, _alone)
     yield Piece(f"{name}.weight", weight, column=column, transposed=transposed)
     if linear.bias is not None:
@@ -246,7 +246,7 @@ def _row_pieces(
 
 
 def _expert_pieces(ffn: Experts, names: Names, prefix: str, arch: Architecture, mesh: Mesh) -> Iterator[Piece]:
-    """Yield the pieces of the router, of this rank's experts or its slices of them, and of the shared expert."""
+    """Yield the pieces of the router, of this rank's experts or shards of experts, and of the shared expert."""
     router, routed = ffn.router, ffn.routed
     yield Piece(f"{prefix}{names.router}.weight", router.weight[None])
     if router.bias is not None:
@@ -254,7 +254,7 @@ def _expert_pieces(ffn: Experts, names: Names, prefix: str, arch: Architecture, 
     if router.correction is not None:
         yield Piece(prefix + names.correction, router.correction[None])
     F = routed.width
-    first = 0 if arch.expert_size == F else mesh.tp_rank * F  # of an expert's rows
+    first = 0 if arch.expert_size == F else mesh.tp_rank * F  # first row of each expert
     if names.fused_experts:
         yield from _fused_pieces(routed, prefix + names.fused_experts, first)
     for e in range(0 if names.fused_experts else routed.count):
@@ -264,7 +264,7 @@ def _expert_pieces(ffn: Experts, names: Names, prefix: str, arch: Architecture, 
             def of_half(matrix: Tensor, i: int = i) -> Tensor:
                 return matrix[None, i * F : (i + 1) * F]
 
-            before = i * arch.expert_size if own[0] == own[1] else 0  # rows of the gate, in one tensor with up
+            before = i * arch.expert_size if own[0] == own[1] else 0  # rows of the gate, if fused with up
             yield Piece(prefix + weight_of(name), _of(gate_up, of_half), row=before + first)
         yield Piece(prefix + weight_of(own[2]), _of(down, _alone), column=first)
     if ffn.shared is not None:
@@ -276,9 +276,9 @@ def _expert_pieces(ffn: Experts, names: Names, prefix: str, arch: Architecture, 
 
 
 def _fused_pieces(routed: RoutedExperts, prefix: str, first: int) -> Iterator[Piece]:
-    """Yield the experts of tensors that hold all, in which the columns of gate and up take turns.
+    """Yield this rank's experts from tensors of all experts, with interleaved gate and up columns.
 
-    `first` is that of an expert's rows of the gate that this rank holds.
+    `first` is this rank's first gate row of each expert.
     """
     assert routed.gate_up_bias is not None
     assert routed.down_bias is not None
@@ -296,7 +296,7 @@ def _qkv_pieces(attention: Attention, names: Names, prefix: str, arch: Architect
     """Yield the rows of each KV group's queries, keys and values, and the norms of queries and keys."""
     K, G, D = arch.num_kv_heads // mesh.tp, arch.num_heads // arch.num_kv_heads, arch.head_dim
     rank, order = mesh.tp_rank, turning_order(arch, names)
-    before: dict[str, int] = {}  # by tensor: rows of the parts before, where one tensor holds q, k and v
+    before: dict[str, int] = {}  # by tensor: rows of preceding parts, if one tensor contains q, k and v
     heads = (slice(0, G), slice(G, G + 1), slice(G + 1, G + 2))  # of a KV group: queries, key, value
     for name, part in zip((names.q, names.k, names.v), heads, strict=True):
         count, own = part.stop - part.start, order if part.start <= G else None
@@ -324,11 +324,11 @@ def _qkv_pieces(attention: Attention, names: Names, prefix: str, arch: Architect
 
 
 def _latent_pieces(attention: LatentAttention, names: Names, prefix: str, rank: int) -> Iterator[Piece]:
-    """Yield the projections to latents and queries, and this rank's heads of what is made of them."""
+    """Yield MLA's down-projections and queries, and this rank's heads of the up-projections."""
     own, latent, width = names.latent, attention.latent, attention.query_rank
 
     def order(still: int) -> Tensor | None:
-        """Return the order of `still` elements and those that turn, in which halves turn together."""
+        """Return the permutation that keeps `still` elements, and pairs rotary elements by halves."""
         if not latent.neighbours_turn:
             return None
         return torch.cat([torch.arange(still), still + torch.arange(latent.rotary_dim).view(-1, 2).T.flatten()])
@@ -345,7 +345,7 @@ def _latent_pieces(attention: LatentAttention, names: Names, prefix: str, rank: 
     name = own.query_up if width else own.query
     yield Piece(f"{prefix}{name}.weight", query[None], row=rank * len(query), order=order(latent.head_dim))
     yield Piece(prefix + own.norm, attention.norm.weight[None])
-    row, stride = 0, latent.head_dim + latent.value_dim  # of each head the rows of its key, then those of its value
+    row, stride = 0, latent.head_dim + latent.value_dim  # per head: key rows, then value rows
     for up in (attention.up_key, attention.up_value):
         yield Piece(f"{prefix}{own.up}.weight", up, row=rank * len(up) * stride + row, stride=stride)
         row += up.shape[1]
@@ -359,7 +359,7 @@ def load_stage(stage: Stage, source: TensorSource, on_piece: Callable[[], None] 
     """
     pieces = list(plan_pieces(stage))
     source.check(stage.arch, {piece.name for piece in pieces})
-    pieces.sort(key=lambda piece: piece.size, reverse=True)  # the largest need the most memory for a block
+    pieces.sort(key=lambda piece: piece.size, reverse=True)  # largest first: they need the most memory per block
     for piece in pieces:
         on_piece()
         piece.load(source)

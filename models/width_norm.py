@@ -1,35 +1,16 @@
-"""RMSNorm over queries and keys: over each head (Qwen3), or over all heads together (OLMo 2)."""
+"""RMSNorm over all query heads of a token together, and over all its key heads (OLMo 2)."""
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..conf.architecture import Architecture
 from ..parallel.groups import Groups
 
 
-class HeadNorm(nn.Module):
-    """RMSNorm over each head of [T, K, G + 1, D]. The G query heads share one weight; their key head has another."""
-
-    def __init__(self, head_dim: int, eps: float, *, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__()
-        self.query_weight = nn.Parameter(torch.empty(head_dim, dtype=dtype, device=device))
-        self.key_weight = nn.Parameter(torch.empty(head_dim, dtype=dtype, device=device))
-        self.shape = (head_dim,)
-        self.eps = eps
-
-    def forward(self, qk: Tensor) -> Tensor:
-        """Normalize each head of queries and keys, [T, K, G + 1, D]; the last head of each group is the key."""
-        normed = F.rms_norm(qk, self.shape, None, self.eps)
-        normed[:, :, :-1] *= self.query_weight
-        normed[:, :, -1] *= self.key_weight
-        return normed
-
-
 class WidthNorm(nn.Module):
-    """RMSNorm over all query heads of a token together, and over all its key heads, also those of other ranks."""
+    """RMSNorm over all query heads of a token together, and over all its key heads, across tensor-parallel ranks."""
 
     def __init__(self, arch: Architecture, groups: Groups, *, dtype: torch.dtype) -> None:
         super().__init__()

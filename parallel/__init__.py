@@ -1,1 +1,1 @@
-"""Answers where a run computes: the rank mesh, process groups, Megatron layers, stage-to-stage transport, placement."""
+"""Distributed execution: the rank mesh, process groups, Megatron layers, stage-to-stage transport, placement."""

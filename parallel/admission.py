@@ -1,6 +1,6 @@
-"""The admission of ranks at the control port: who connects must send the run's secret.
+"""The admission of ranks at the control port: a connecting rank must send the run's secret.
 
-One loop serves all handshakes side by side, so that strangers who say nothing, or say it slowly, keep no rank out.
+One loop serves all handshakes concurrently, so that silent or slow strangers do not block any rank.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from .frames import JOIN, PING, REFUSED, STORE, WELCOME, FrameSocket
 
-_MAX_FRAME_BYTES = 512  # of one who has not shown the secret
+_MAX_FRAME_BYTES = 512  # before the secret has been sent
 _MAX_STRANGERS = 128
 _SECRET_TIMEOUT_S = 5.0
 _CLOCK_ROUNDS = 16
@@ -26,7 +26,7 @@ _CLOCK_ROUNDS = 16
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A connection of a rank that was admitted: its control connection, or that of the store.
+    """An admitted rank's connection: its control or its store connection.
 
     `clock_offset` is the rank's monotonic clock minus ours, in seconds, measured on its control connection.
     """
@@ -55,10 +55,10 @@ def boot_id() -> str:
 
 
 class Admission:
-    """Admits both connections of each of `ranks` once, whatever else connects.
+    """Admits both connections of each of `ranks` once, regardless of other connections.
 
-    At most 128 connections wait that have not sent the secret yet, for 5 seconds each. Beyond that the oldest is
-    closed. A rank that is closed so tries again.
+    At most 128 connections may wait without having sent the secret, for 5 seconds each. Beyond that the oldest is
+    closed. A rank whose connection is closed this way retries.
     """
 
     def __init__(self, host: str, ranks: Iterable[int], secret: str) -> None:
@@ -74,7 +74,7 @@ class Admission:
 
     @property
     def address(self) -> tuple[str, int]:
-        """The host and the port at which ranks connect."""
+        """The host and port to which ranks connect."""
         host, port = self._listener.getsockname()[:2]
         return host, port
 
@@ -84,7 +84,7 @@ class Admission:
         return not (self._awaited or self._members or self._admitted)
 
     def next(self, timeout: float) -> Member | None:
-        """Wait for the next connection that is admitted. None: there was none within `timeout` seconds."""
+        """Wait for the next admitted connection. None: there was none within `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while not self._admitted:
             now = time.monotonic()
@@ -103,7 +103,7 @@ class Admission:
         for _ in range(_MAX_STRANGERS):
             try:
                 sock, _ = self._listener.accept()
-            except OSError:  # nobody is left, or whoever it was has gone again
+            except OSError:  # no more connections, or the peer has already left
                 return
             sock.setblocking(False)
             candidate = _Candidate(FrameSocket(sock, _MAX_FRAME_BYTES), time.monotonic() + _SECRET_TIMEOUT_S)
@@ -127,10 +127,10 @@ class Admission:
             self._close(candidate)
 
     def _handshake(self, candidate: _Candidate) -> _Handshake:
-        """Run one handshake, which is sent the frames of its connection.
+        """Run one handshake, a generator that is sent the frames of its connection.
 
         Raises:
-            ValueError: the candidate is no rank that is awaited.
+            ValueError: the candidate is not an awaited rank.
         """
         connection = candidate.connection
         kind, payload = yield
@@ -175,7 +175,7 @@ class Admission:
         candidate.connection.socket.close()
 
     def close(self) -> None:
-        """Close the port, and all connections that were not admitted. A second call does nothing."""
+        """Close the port, and all connections not yet handed out by `next`. A second call does nothing."""
         for candidate in [*self._strangers, *self._members]:
             self._close(candidate)
         for member in self._admitted:

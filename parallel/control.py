@@ -1,10 +1,10 @@
-"""The control plane: one TCP connection between the coordinator and each rank, which carries frames of bytes.
+"""The control plane: one TCP connection per rank to the coordinator, which carries frames.
 
-A second one beside it carries the rank's questions to the store of torch.distributed (`parallel/store.py`).
+A second connection per rank carries its requests to torch.distributed's store (`parallel/store.py`).
 
 When one side dies, its connection closes, and the other side notices at once, under any launcher. The coordinator
-listens on the address that it is given until all ranks have joined, and again while it awaits others in the place of
-some; a rank that connects must know the secret.
+listens on the given address until all ranks have joined, and again while it waits for replacements. A connecting rank
+must know the secret.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _RETRY_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The address at which the coordinator listens, and the secret with which a rank joins."""
+    """The address on which the coordinator listens, and the secret that a rank needs to join."""
 
     host: str
     port: int
@@ -56,17 +56,17 @@ class ControlServer:
         self._ranks: dict[int, FrameSocket] = {}
         self._store = StoreServer()
         self._selector = selectors.DefaultSelector()
-        self.is_woken = False  # the last `poll` found what `wake_on` watches readable
+        self.is_woken = False  # whether a `wake_on` descriptor was readable in the last `poll`
         self.node: dict[int, str] = {}  # by rank: the boot id of its node
         self.clock_offset: dict[int, float] = {}  # by rank: its monotonic clock minus ours, in seconds
 
     @property
     def connected(self) -> set[int]:
-        """The ranks whose connection stands."""
+        """The ranks that are connected."""
         return set(self._ranks)
 
     def accept(self, timeout: float) -> bool:
-        """Wait up to `timeout` seconds for a rank's next connection. Returns whether all ranks have joined.
+        """Wait up to `timeout` seconds for a rank's next connection. Return whether all ranks have joined.
 
         The port is closed once they have.
         """
@@ -83,14 +83,14 @@ class ControlServer:
         return len(self._ranks) == self._world_size
 
     def renumber(self, world_size: int, secret: str) -> None:
-        """Let go of all ranks, and await `world_size` at a new `endpoint`."""
+        """Disconnect all ranks, and accept `world_size` ranks at a new `endpoint`."""
         self._world_size = world_size
         self.node.clear()
         self.clock_offset.clear()
         self.replace(self.connected, secret)
 
     def replace(self, ranks: Iterable[int], secret: str) -> None:
-        """Let go of `ranks`, and await others in their place at a new `endpoint`."""
+        """Disconnect `ranks`, and accept replacements at a new `endpoint`."""
         for rank in set(ranks) & self.connected:
             self._disconnect(rank)
         self._admission.close()
@@ -100,7 +100,7 @@ class ControlServer:
             self._admission.close()
 
     def publish(self, payload: bytes, to: Iterable[int] | None = None) -> None:
-        """Send one frame to every rank, or to those in `to`. Ranks that are gone are skipped; `poll` reports them."""
+        """Send one frame to every rank, or to the ranks in `to`. Lost ranks are skipped; `poll` reports them."""
         frame = pack(DATA, payload)
         for rank in list(self._ranks) if to is None else to:
             try:
@@ -121,7 +121,7 @@ class ControlServer:
             if rank is None:
                 self.is_woken = True
                 continue
-            if rank not in self._ranks:  # let go of since
+            if rank not in self._ranks:  # disconnected meanwhile
                 continue
             try:
                 received += [(rank, payload) for _, payload in self._ranks[rank].receive_once()]
@@ -153,7 +153,7 @@ class ControlClient:
 
     def __init__(self, endpoint: Endpoint, rank: int, timeout: float) -> None:
         self._sending = threading.Lock()
-        self._unread: list[bytes] = []  # payloads that came together with the welcome
+        self._unread: list[bytes] = []  # payloads received together with the welcome
         self.store_connection = self._join(STORE, endpoint, rank, timeout)
         try:
             self._connection = self._join(JOIN, endpoint, rank, timeout)
@@ -162,7 +162,7 @@ class ControlClient:
             raise
 
     def _join(self, kind: bytes, endpoint: Endpoint, rank: int, timeout: float) -> FrameSocket:
-        """Connect and wait for the welcome. Where strangers crowd us out before it, try again."""
+        """Connect and wait for the welcome. Retry if the connection is closed first, as when strangers crowd us out."""
         deadline = time.monotonic() + timeout
         while True:
             sock = socket.create_connection((endpoint.host, endpoint.port), max(0.1, deadline - time.monotonic()))
@@ -183,7 +183,7 @@ class ControlClient:
             return connection
 
     def _await_welcome(self, connection: FrameSocket, deadline: float) -> bool:
-        """Answer the coordinator until it welcomes this rank, or refuses it: False."""
+        """Answer the coordinator until it welcomes this rank (True) or refuses it (False)."""
         answer = None
         while answer is None:
             for kind, payload in connection.receive(deadline - time.monotonic()):
@@ -224,7 +224,7 @@ class ControlClient:
         return payloads
 
     def is_cut_off(self) -> bool:
-        """Return whether the coordinator has closed the connection, and sent nothing before that is still unread."""
+        """Return whether the coordinator has closed the connection and no data is left unread."""
         try:
             return not self._connection.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -233,6 +233,6 @@ class ControlClient:
             return True
 
     def close(self) -> None:
-        """Close the control connection and that of the store."""
+        """Close the control connection and the store connection."""
         self._connection.socket.close()
         self.store_connection.socket.close()

@@ -1,4 +1,4 @@
-"""The times at which a device reaches points of its work, on the host's monotonic clock.
+"""Timestamps of a device's work, on the host's monotonic clock.
 
 On a CPU work is done when its call returns, so a moment is the clock's time. On CUDA work is queued: a moment is an
 event on a stream, and its time is known once the device has passed it.
@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-_RENEW_S = 10.0  # an event's time since the base is a float32 in ms: after 10 s it is known to a microsecond
+_RENEW_S = 10.0  # an event's time since the base is a float32 in ms: after 10 s its precision is 1 us
 
 
 class DeviceClock:
-    """Marks moments of a device's work, and tells their times. As it stands it is a CPU's: a moment is a time."""
+    """Marks moments of a device's work, and returns their times. The base class is for CPUs: a moment is a time."""
 
     def mark(self) -> Any:
-        """Return the moment at which the device has done all that was queued so far on the current stream."""
+        """Return the moment at which the device has finished all work queued so far on the current stream."""
         return time.monotonic()
 
     def seconds(self, moment: Any) -> float:
@@ -29,7 +29,7 @@ class DeviceClock:
 
 @dataclass(frozen=True, slots=True)
 class _Base:
-    """An event whose time on the host is known to some 20 microseconds."""
+    """An event whose host time is known to within about 20 microseconds."""
 
     event: torch.cuda.Event
     seconds: float
@@ -39,11 +39,11 @@ class CudaClock(DeviceClock):
     """The clock of a CUDA device. One thread marks; any thread may ask for the time of a moment."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device)  # of its own, so that a base does not wait for other work
+        self._stream = torch.cuda.Stream(device)  # separate, so that a base does not wait for other work
         self._base = self._now()
 
     def mark(self) -> tuple[torch.cuda.Event, _Base]:
-        """Record an event on the current stream, to ask for its time later."""
+        """Record an event on the current stream; `seconds` returns its time later."""
         if time.monotonic() - self._base.seconds > _RENEW_S:
             self._base = self._now()
         event = torch.cuda.Event(enable_timing=True)
@@ -65,5 +65,5 @@ class CudaClock(DeviceClock):
 
 
 def device_clock(device: torch.device) -> DeviceClock:
-    """Return the clock of a device, by its type."""
+    """Return the clock for a device's type."""
     return CudaClock(device) if device.type == "cuda" else DeviceClock()

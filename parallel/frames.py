@@ -1,4 +1,4 @@
-"""Frames of bytes over a socket: a length, one byte of kind, a payload."""
+"""Length-prefixed frames over a socket: a length, a one-byte kind, a payload."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import struct
 import time
 
 JOIN, PING, PONG, WELCOME, REFUSED, DATA = b"j", b"p", b"q", b"w", b"r", b"d"  # kinds of frames
-STORE = b"s"  # joins, and asks, on a connection of the store
+STORE = b"s"  # joins and requests on the store connection
 
 _LENGTH_PREFIX = struct.Struct("!I")
 _MAX_FRAME_BYTES = 1 << 30
@@ -16,7 +16,7 @@ _RECEIVE_BYTES = 1 << 18
 
 
 class ConnectionLost(ConnectionError):  # noqa: N818
-    """Raised when the other side of a control connection is gone."""
+    """Raised when the peer of a control connection is gone."""
 
 
 def pack(kind: bytes, payload: bytes) -> bytes:
@@ -25,14 +25,14 @@ def pack(kind: bytes, payload: bytes) -> bytes:
 
 
 class FrameBuffer:
-    """Puts frames together from the pieces that come."""
+    """Assembles frames from received data."""
 
     def __init__(self, max_frame_bytes: int = _MAX_FRAME_BYTES) -> None:
         self.max_frame_bytes = max_frame_bytes
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[tuple[bytes, bytes]]:
-        """Take the next piece; return the (kind, payload) of each frame that is now complete.
+        """Add received data; return the (kind, payload) of each frame that is now complete.
 
         Raises:
             ConnectionLost: a frame has an impossible length.
@@ -55,7 +55,7 @@ class FrameBuffer:
 
 
 class FrameSocket:
-    """Sends and receives frames over a socket. `max_frame_bytes` bounds what it takes in."""
+    """Sends and receives frames over a socket. `max_frame_bytes` limits the size of received frames."""
 
     def __init__(self, sock: socket.socket, max_frame_bytes: int = _MAX_FRAME_BYTES) -> None:
         if sock.family != socket.AF_UNIX:
@@ -64,7 +64,7 @@ class FrameSocket:
         self._frames = FrameBuffer(max_frame_bytes)
 
     def trust(self) -> None:
-        """Take in frames of any size from now on, and block."""
+        """Accept frames of up to the default limit from now on, and make the socket blocking."""
         self._frames.max_frame_bytes = _MAX_FRAME_BYTES
         self.socket.setblocking(True)
 
@@ -76,7 +76,7 @@ class FrameSocket:
         """Receive once from the socket and return the (kind, payload) of each frame that is now complete.
 
         Raises:
-            ConnectionLost: the connection ended, or sent a frame of an impossible length.
+            ConnectionLost: the connection was closed, or a frame has an impossible length.
         """
         try:
             data = self.socket.recv(min(_RECEIVE_BYTES, self._frames.max_frame_bytes))
@@ -92,7 +92,7 @@ class FrameSocket:
         """Block until at least one frame is complete; return the complete ones.
 
         Raises:
-            ConnectionLost: the connection ended.
+            ConnectionLost: the connection was closed.
             TimeoutError: no frame was complete within `timeout` seconds.
         """
         deadline = time.monotonic() + timeout

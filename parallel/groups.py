@@ -1,4 +1,4 @@
-"""A rank's process groups. Only this file starts and ends torch.distributed and Megatron's parallel state."""
+"""A rank's process groups. Only this file initializes and destroys torch.distributed and Megatron's parallel state."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from .rendezvous import Rendezvous
 from .shared_memory import SharedMemory
 
 _SIOCGIFADDR = 0x8915  # Linux's ioctl request for an interface's address
-_ABORT_S = 5.0  # in which NCCL must have aborted all communicators
-_HEARING_S = 2.0  # in which `abort` should follow on `end`
+_ABORT_S = 5.0  # limit for NCCL to abort all communicators
+_HEARING_S = 2.0  # in which `abort` should follow `end`
 
 
 class Groups:
-    """The groups of this rank: `tp` holds the ranks of its stage, `pp` the ranks with its slice, one on each stage.
+    """The groups of this rank: `tp` has the ranks of its stage, `pp` the ranks with its tp rank, one per stage.
 
-    A group's connections stay open for as long as anybody holds the group, so nobody else keeps one.
+    A group's connections stay open as long as it is referenced, so no other object keeps a reference.
     """
 
     def __init__(
@@ -44,17 +44,17 @@ class Groups:
         self._shared: SharedMemory | None = None
         self._starting = threading.Lock()
         self._aborting: threading.Thread | None = None
-        self._may_abort = threading.Event()  # no CUDA graph holds a communicator any more
+        self._may_abort = threading.Event()  # no CUDA graph uses a communicator any more
 
     @property
     def tp(self) -> dist.ProcessGroup:
-        """The group of the ranks of this stage, once `connect` has been called."""
+        """The group of this stage's ranks. Valid only while connected."""
         assert self._connected is not None
         return self._connected[0]
 
     @property
     def pp(self) -> dist.ProcessGroup:
-        """The group of the ranks of all stages that hold this rank's slice, once `connect` has been called."""
+        """The group of all stages' ranks with this tp rank. Valid only while connected."""
         assert self._connected is not None
         return self._connected[1]
 
@@ -72,7 +72,7 @@ class Groups:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         if mesh.world_size == 1 and parallel_state.model_parallel_is_initialized():
-            # This process holds a model already. Groups of one rank never communicate, so both models can share them.
+            # This process already has a model. Groups of one rank never communicate, so both models can share them.
             world = dist.group.WORLD
             assert world is not None
             assert world.size() == 1, "this process is a rank of a larger mesh"
@@ -82,7 +82,7 @@ class Groups:
         return groups
 
     def restart(self, rendezvous: Rendezvous, timeout_s: float) -> None:
-        """Connect anew, where some ranks are others than before; as `start`, in place."""
+        """Reconnect after some ranks have been replaced: like `start`, in place."""
         assert self._owned
         self.close()
         self._may_abort.clear()
@@ -90,10 +90,10 @@ class Groups:
         self._meet(timeout_s)
 
     def _meet(self, timeout_s: float) -> None:
-        """Share memory with the ranks of the stage, on a CPU, and exchange a word with each that this one will talk to.
+        """Open shared memory within the stage, on a CPU, and exchange a message with each rank that this one talks to.
 
-        NCCL connects two ranks at their first word, and blocks meanwhile. Stages take turns, so that no stage waits for
-        more than its neighbours.
+        NCCL connects two ranks at their first message, and blocks meanwhile. Stages take turns, so that no stage waits
+        for more than its neighbours.
         """
         if self.mesh.tp > 1 and self.device.type == "cpu":
             self._shared = SharedMemory.open(self.tp, timeout_s)
@@ -108,10 +108,10 @@ class Groups:
             torch.cuda.synchronize(self.device)
 
     def end(self) -> None:
-        """Have the collectives that wait for other ranks fail. Any thread may call it; `abort` must follow in another.
+        """Make collectives that wait for other ranks fail. Any thread may call it; another must then call `abort`.
 
         On gloo a send or receive fails when the other rank closes its groups. NCCL's communicators are aborted once
-        `abort` is called, or after a while, since that thread may itself wait for the device.
+        `abort` is called, or after 2 s, since that thread may itself be waiting for the device.
         """
         if self._shared is not None:
             self._shared.end()
@@ -119,7 +119,7 @@ class Groups:
             self._start_abort()
 
     def abort(self) -> None:
-        """Destroy the groups, whatever the other ranks do. CUDA graphs that captured a collective must be gone.
+        """Destroy the groups without the other ranks. CUDA graphs that captured a collective must have been dropped.
 
         Raises:
             RuntimeError: NCCL did not abort in time. This process cannot join another rank again.
@@ -143,7 +143,7 @@ class Groups:
         self._may_abort.wait(_HEARING_S)
         torch.cuda.set_device(self.device)
         if dist.is_initialized():
-            if self._connected is not None:  # no graph captures it, and the device, and so the host, may wait for it
+            if self._connected is not None:  # first: no graph uses it, and the device may wait for it
                 dist.distributed_c10d._abort_process_group(self.pp)
             dist.distributed_c10d._abort_process_group()
 
@@ -199,7 +199,7 @@ class Groups:
         return x
 
     def all_gather(self, x_RV: Tensor) -> Tensor:
-        """Return the tensors [R, V] of the stage's ranks side by side, [R, tp * V]."""
+        """Return the stage's [R, V] tensors concatenated along the columns, [R, tp * V]."""
         if self.mesh.tp == 1 or not len(x_RV):
             return x_RV if self.mesh.tp == 1 else x_RV.new_empty(0, self.mesh.tp * x_RV.shape[1])
         if self._shared is not None and x_RV.shape[1] * x_RV.itemsize % 4 == 0:
@@ -210,9 +210,9 @@ class Groups:
         return parts.view(self.mesh.tp, R, V).transpose(0, 1).reshape(R, self.mesh.tp * V)
 
     def deal_rows(self, x_RV: Tensor) -> Tensor:
-        """Return this rank's rows (`Mesh.share_of`) of what `all_gather` returns, [share, tp * V].
+        """Return this rank's rows (`Mesh.share_of`) of the `all_gather` result, [share, tp * V].
 
-        A rank is sent the columns of its own rows only.
+        This is an all-to-all: a rank receives only its own rows' columns, except over gloo.
         """
         mesh, (R, V) = self.mesh, x_RV.shape
         if mesh.tp == 1:
@@ -249,9 +249,9 @@ def _destroy() -> None:
 
 
 def _bind_to(host: str) -> None:
-    """Make gloo and NCCL use the network interface of the address `host`, not that of this machine's name.
+    """Make gloo and NCCL use the network interface with the address `host`, not the default by hostname.
 
-    The setting stays for the life of the process, since NCCL reads it only when a communicator is first used.
+    The setting stays for the lifetime of the process, since NCCL reads it only when a communicator is first used.
     """
     if interface := interface_of(host):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)

@@ -1,7 +1,7 @@
 """Megatron's parallel layers for inference: they shard and store weights as Megatron does, but skip autograd.
 
 Megatron's own `forward` calls autograd functions that only a backward pass needs. At the sizes that one CPU core
-serves, they cost as much as the matrix product itself.
+serves, they cost as much as the GEMM itself.
 
 Shapes: T tokens, H hidden size, R rows that need a token, V vocabulary. Inputs and outputs are 2-D.
 """
@@ -26,16 +26,16 @@ from ..kernels.weight_format import WeightFormat
 from .groups import Groups
 from .megatron import ModelParallelConfig, tensor_parallel
 
-# A sum in two parts: the norm that follows adds the second to the first, in place. None: the first is all of it.
+# (residual, hidden): the next norm adds the hidden state to the residual stream in place. None: it has been added.
 Parts = tuple[Tensor, Tensor | None]
 
-Format = WeightFormat | None  # of a layer's weight; None: numbers of the layer's type
+Format = WeightFormat | None  # of a layer's weight; None: unquantized, in the layer's dtype
 
-_TENSOR_CORE_ALIGNMENT = 8  # a rank's rows of the vocabulary are a multiple of it
+_TENSOR_CORE_ALIGNMENT = 8  # a rank's vocabulary rows are a multiple of it
 
 
 def padded_vocab(vocab_size: int, tp: int) -> int:
-    """Return the vocabulary size, padded so that each of `tp` ranks holds an equal, aligned share."""
+    """Return the vocabulary size, padded so that each of `tp` ranks has an equal, aligned shard."""
     multiple = _TENSOR_CORE_ALIGNMENT * tp
     return -(-vocab_size // multiple) * multiple
 
@@ -44,7 +44,7 @@ def _config(groups: Groups, dtype: torch.dtype) -> ModelParallelConfig:
     return ModelParallelConfig(
         tensor_model_parallel_size=groups.mesh.tp,
         params_dtype=dtype,
-        use_cpu_initialization=groups.device.type == "cpu",  # where False, Megatron allocates on the CUDA device
+        use_cpu_initialization=groups.device.type == "cpu",  # if False, Megatron allocates on the CUDA device
         perform_initialization=False,
     )
 
@@ -54,15 +54,15 @@ def _no_init(weight: Tensor) -> Tensor:
 
 
 def _forget_group(layer: Any) -> None:
-    """Have a built layer forget its group, which would live for as long as the layer does (see `Groups`)."""
+    """Drop a built layer's reference to its group, which would keep the group alive (see `Groups`)."""
     layer.tp_group = None
 
 
 class Packable:
-    """A layer whose weight is laid out for the products of this device once it is loaded.
+    """A layer whose weight is packed for this device's GEMM kernels once it is loaded.
 
-    With a format, `quantized` is the weight, to be filled, until `pack` lays it out, and `weight` has no rows. Where
-    the format is one of 16-bit floats, `weight` has that type.
+    With a quantized format, `quantized` is the weight, to be filled, until `pack` packs it, and `weight` is empty. With
+    a 16-bit float format, `weight` has that type.
     """
 
     weight: nn.Parameter
@@ -70,11 +70,11 @@ class Packable:
     quantized: QuantizedMatrix | None = None
 
     def pack(self) -> None:
-        """Lay the weight out for the products of this device, if there is something to gain."""
+        """Pack the weight for this device's GEMM kernels, if that is faster."""
         raise NotImplementedError
 
     def _hold(self, out_size: int, in_size: int, format: Format) -> None:
-        """Hold the weight in a format, if there is one, in place of numbers."""
+        """Allocate the weight in a format, if there is one, in place of the layer's dtype."""
         self.dtype = self.weight.dtype
         if format is not None and (short := short_type(format)) is not None:
             self.weight = nn.Parameter(self.weight.new_empty(out_size, in_size, dtype=short), requires_grad=False)
@@ -83,7 +83,7 @@ class Packable:
             self._free()
 
     def _lay_out(self, *, is_table: bool = False) -> TableProduct | None:
-        """Return the weight laid out, and free it; None: it stays, in the type of activations."""
+        """Return the packed weight, and free the original; None: it stays, in the activation dtype."""
         short = keep_short(self.weight, self.dtype)
         packed = short or pack(self.weight.to(self.dtype), is_table=is_table)
         if packed is not None:
@@ -107,7 +107,7 @@ class _Linear(Packable):
             self.packed = self._lay_out()
 
     def _multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Return x @ weight.T + bias by the packed weight, if there is one."""
+        """Return x @ weight.T + bias, using the packed weight if there is one."""
         return F.linear(x, self.weight, bias) if self.packed is None else self.packed.linear(x, bias)
 
 
@@ -115,12 +115,12 @@ class _Table(Packable):
     packed: TableProduct | None = None
 
     def pack(self) -> None:
-        """Lay quantized rows out; others stay as they are."""
+        """Pack quantized rows; others stay as they are."""
         if self.quantized is not None:
             self.packed, self.quantized = make_table(self.quantized, self.dtype), None
 
     def pack_for_head(self) -> None:
-        """Lay the weight out for the products of a head too, if there is something to gain."""
+        """Pack the weight for the LM head's GEMM too, if that is faster."""
         self.pack()
         if self.packed is None:
             self.packed = self._lay_out(is_table=True)
@@ -130,7 +130,7 @@ class _Table(Packable):
 
 
 class ColumnParallelLinear(_Linear, tensor_parallel.ColumnParallelLinear):
-    """Maps [T, in] to [T, out / tp]. Each rank holds a share of the output features."""
+    """Maps [T, in] to [T, out / tp]. Each rank has a shard of the output features."""
 
     def __init__(
         self, in_size: int, out_size: int, *, bias: bool, dtype: torch.dtype, groups: Groups, format: Format = None
@@ -142,11 +142,11 @@ class ColumnParallelLinear(_Linear, tensor_parallel.ColumnParallelLinear):
         self._hold(self.output_size_per_partition, in_size, format)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return this rank's share of the output features, [T, out / tp], with their bias."""
+        """Return this rank's shard of the output features, [T, out / tp], with bias."""
         return self._multiply(x, self.bias)
 
     def gated_silu(self, x: Tensor) -> Tensor | None:
-        """Return silu(gate) * up of this rank's outputs [gate; up]; None where the weight's product has no such end."""
+        """Return silu(gate) * up of this rank's outputs [gate; up]; None if the kernel has no such fused epilogue."""
         packed = self.packed
         if not isinstance(packed, TiledWeight) or self.bias is not None or not packed.has_whole_halves:
             return None
@@ -154,10 +154,10 @@ class ColumnParallelLinear(_Linear, tensor_parallel.ColumnParallelLinear):
 
 
 class RowParallelLinear(_Linear, tensor_parallel.RowParallelLinear):
-    """Maps [T, in / tp] to [T, out], which is to be added to a residual of that shape.
+    """Maps [T, in / tp] to [T, out], to be added to a residual of that shape.
 
-    Each rank holds a share of the input features; the results are summed. Groups of a `format` lie within a rank's
-    inputs; one for all is one for each rank's.
+    Each rank has a shard of the input features; the results are all-reduced. Quantization groups of a `format` lie
+    within a rank's inputs; a single group for all inputs becomes one per rank.
     """
 
     def __init__(
@@ -181,24 +181,24 @@ class RowParallelLinear(_Linear, tensor_parallel.RowParallelLinear):
         self._hold(out_size, own_inputs, format)
 
     def forward(self, x: Tensor, residual: Tensor) -> Parts:
-        """Return the sum of residual, bias and all ranks' products, [T, out]; the product adds the first if it can."""
+        """Return residual + bias + all-reduced GEMM, [T, out]; the GEMM adds the residual itself if it can."""
         if self._groups.mesh.tp == 1 and self.packed is not None:
             return self.packed.linear(x, self.bias, residual), None
         return residual, self.product(x)
 
     def product(self, x: Tensor) -> Tensor:
-        """Return the sum of bias and all ranks' products, [T, out]."""
+        """Return the all-reduced GEMM with bias, [T, out]."""
         part = self.partial(x)
         return self._groups.all_reduce(part) if self._groups.mesh.tp > 1 else part
 
     def partial(self, x: Tensor) -> Tensor:
-        """Return this rank's part of that sum, [T, out]."""
-        bias = self.bias if self._groups.mesh.tp_rank == 0 else None  # once in the sum, and within a product
+        """Return this rank's partial sum, [T, out], before the all-reduce."""
+        bias = self.bias if self._groups.mesh.tp_rank == 0 else None  # once in the sum, fused into the GEMM
         return self._multiply(x, bias)
 
 
 class VocabParallelEmbedding(_Table, tensor_parallel.VocabParallelEmbedding):
-    """Maps token ids [T] to [T, H]. Each rank holds a share of the padded vocabulary; the results are summed."""
+    """Maps token ids [T] to [T, H]. Each rank has a shard of the padded vocabulary; the results are all-reduced."""
 
     def __init__(
         self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, groups: Groups, format: Format = None
@@ -215,7 +215,7 @@ class VocabParallelEmbedding(_Table, tensor_parallel.VocabParallelEmbedding):
         self._hold(self.num_embeddings_per_partition, hidden_size, format)
 
     def forward(self, token_ids_T: Tensor) -> Tensor:
-        """Return the embeddings [T, H], summed over the ranks: each adds those of its own share."""
+        """Return the embeddings [T, H], all-reduced: each rank contributes the rows of its own shard."""
         if self._groups.mesh.tp == 1:
             return self._look_up(token_ids_T)
         absent_T = (token_ids_T < self.vocab_start_index) | (token_ids_T >= self.vocab_end_index)
@@ -224,7 +224,7 @@ class VocabParallelEmbedding(_Table, tensor_parallel.VocabParallelEmbedding):
 
 
 class ReplicatedEmbedding(_Table, nn.Module):
-    """Maps token ids [T] to [T, H]. Each rank holds the whole vocabulary, so that ranks need not communicate."""
+    """Maps token ids [T] to [T, H]. Each rank has the whole vocabulary, so that ranks need not communicate."""
 
     def __init__(
         self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, groups: Groups, format: Format = None
@@ -239,7 +239,7 @@ class ReplicatedEmbedding(_Table, nn.Module):
 
 
 class ReplicatedLinear(_Linear, nn.Module):
-    """Maps [T, in] to [T, out]. Each rank holds the whole weight."""
+    """Maps [T, in] to [T, out]. Each rank has the whole weight."""
 
     def __init__(self, in_size: int, out_size: int, *, bias: bool, dtype: torch.dtype, groups: Groups) -> None:
         super().__init__()
@@ -253,7 +253,7 @@ class ReplicatedLinear(_Linear, nn.Module):
 
 
 class LMHead(ColumnParallelLinear):
-    """Maps [R, H] to logits over the whole vocabulary, without its padding, of the rows that this rank samples."""
+    """Maps [R, H] to logits of the rows that this rank samples, over the whole vocabulary without padding."""
 
     def __init__(
         self, hidden_size: int, vocab_size: int, *, dtype: torch.dtype, groups: Groups, format: Format = None
@@ -265,12 +265,12 @@ class LMHead(ColumnParallelLinear):
         self._tied: list[VocabParallelEmbedding] = []
 
     def tie(self, embedding: VocabParallelEmbedding) -> None:
-        """Take the embedding's weight for this head's own, before and after both are packed."""
+        """Tie this head's weight to the embedding's, both before and after packing."""
         self.weight, self.quantized = embedding.weight, None
-        self._tied = [embedding]  # in a list, so that it is not one of this module's parts
+        self._tied = [embedding]  # in a list, so that it is not registered as a submodule
 
     def pack(self) -> None:
-        """Lay the weight out; a tied one for the embedding too, or else choose the product of one as it was loaded."""
+        """Pack the weight, jointly with a tied embedding; a tied weight may also be used as loaded."""
         if not self._tied:
             super().pack()
             return
@@ -279,10 +279,10 @@ class LMHead(ColumnParallelLinear):
         self.packed, self.weight = embedding.packed or take_rows(embedding.weight), embedding.weight
 
     def forward(self, x_RH: Tensor) -> Tensor:
-        """Return the logits, float32, of this rank's share of the rows (`Mesh.share_of`), [share, V].
+        """Return the float32 logits of this rank's share of the rows (`Mesh.share_of`), [share, V].
 
-        Products of a CPU's own sum and write them in float32. Others write the weights' type, in which likely tokens of
-        16 bits are often equal, and which is exchanged.
+        Our CPU kernels accumulate and write float32. Other GEMMs write and exchange the weights' dtype; in 16 bits the
+        logits of likely tokens are often equal.
         """
         packed = self.packed
         logits = (

@@ -1,7 +1,7 @@
 """Imports megatron.core quickly and without warnings. `groups.py` and `layers.py` import it from here.
 
-On import, megatron.core decorates functions with `torch.compile`. We call none of them, and its import of the compiler
-takes 0.8 s of a core for each rank. It also warns about missing GPU packages that inference does not need.
+On import, megatron.core decorates functions with `torch.compile`. We call none of them, and importing the compiler
+takes 0.8 s of CPU time per rank. It also warns about missing GPU packages that inference does not need.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The rank grid: maps a rank to its pipeline stage and its tensor-parallel slice."""
+"""The rank grid: maps a rank to its pipeline stage and its tensor-parallel rank."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """A grid of `pp` stages of `tp` ranks each, and the place of `rank` in it.
+    """A grid of `pp` stages with `tp` ranks each, and the position of `rank` in it.
 
     rank = stage * tp + tp_rank: the ranks of a stage are adjacent, so that they share a node.
     """
@@ -31,23 +31,23 @@ class Mesh:
 
     @property
     def tp_rank(self) -> int:
-        """The place of this rank in its stage, from 0."""
+        """The rank within its stage, from 0."""
         return self.rank % self.tp
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank is of the first stage, which embeds tokens."""
+        """Whether this rank is on the first stage, which embeds tokens."""
         return self.stage == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether this rank is of the last stage, which computes logits."""
+        """Whether this rank is on the last stage, which computes logits."""
         return self.stage == self.pp - 1
 
     def share_of(self, num_rows: int, tp_rank: int | None = None) -> range:
-        """Return the rows, of `num_rows`, that rank `tp_rank` of the last stage samples; None: this rank.
+        """Return which of `num_rows` rows the last stage's rank `tp_rank` samples; None: this rank.
 
-        The shares follow each other and are even. Where there are rows, the first rank has some.
+        The shares are contiguous and even. If there are any rows, the first rank has some.
         """
         place = self.tp_rank if tp_rank is None else tp_rank
         first, end = (-(-num_rows * i // self.tp) for i in (place, place + 1))
@@ -55,12 +55,12 @@ class Mesh:
 
     @property
     def previous(self) -> int:
-        """The rank with the same slice on the previous stage."""
+        """The rank with the same tp rank on the previous stage."""
         return self.rank - self.tp
 
     @property
     def next(self) -> int:
-        """The rank with the same slice on the next stage."""
+        """The rank with the same tp rank on the next stage."""
         return self.rank + self.tp
 
     @property
@@ -70,5 +70,5 @@ class Mesh:
 
     @property
     def pp_groups(self) -> list[list[int]]:
-        """The ranks with each slice, in the order of their stages."""
+        """The ranks with each tp rank, in stage order."""
         return [list(range(t, self.world_size, self.tp)) for t in range(self.tp)]

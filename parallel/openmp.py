@@ -1,4 +1,4 @@
-"""How torch's threads wait for each other. To be imported, and called, before torch is."""
+"""Configures how torch's OpenMP threads wait for each other. Must be imported and called before torch is imported."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ import time
 
 from ..kernels import cores
 
-# What a user may have set: of OpenMP, of GNU's library (torch's packages for CPUs have it), of Intel's and LLVM's.
+# Variables a user may have set: OpenMP's, GNU libgomp's (used by torch's CPU packages), and Intel's and LLVM's.
 _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
-_SHORT_SPIN = "10000"  # looks, some tens of microseconds: less than it takes to wake a thread, more than most waits
+_SHORT_SPIN = "10000"  # spins, some tens of microseconds: less than waking a thread, more than most waits
 _LOOKS, _BETWEEN_S = 5, 0.004
 
 
 def choose_waiting() -> None:
-    """Let a thread that waits for others spin for a moment if cores are free, else sleep.
+    """Let waiting threads spin briefly if cores are free, else sleep.
 
-    By itself GNU's library has it spin for milliseconds. On free cores a short spin saves the time of waking up, which
-    is a third of a small model's. On shared cores a spin takes the time that the awaited threads need. What the user
-    has chosen stays.
+    By default libgomp spins for milliseconds. On free cores a short spin saves the wake-up latency, a third of a small
+    model's time. On shared cores spinning takes CPU time from the threads that are waited for. The user's own settings
+    are kept.
     """
     if not any(name in os.environ for name in _WAITING):
         os.environ.update(waiting(others_running(), cores.threads(), os.cpu_count() or 1))
 
 
 def waiting(others: int, own: int, cores: int) -> dict[str, str]:
-    """Return the variables for `own` threads on a machine of `cores` cores on which `others` more threads run."""
+    """Return the variables for `own` threads on a machine with `cores` cores and `others` other running threads."""
     return {"GOMP_SPINCOUNT": _SHORT_SPIN} if others + own <= cores else {"OMP_WAIT_POLICY": "passive"}
 
 
 def others_running() -> int:
-    """Return how many threads of the machine ran beside this one at each of a few looks; 0 if that is not known."""
+    """Return the minimum number of other running threads on the machine over a few samples; 0 if unknown."""
     seen = []
     for _ in range(_LOOKS):
         try:

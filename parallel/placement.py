@@ -17,7 +17,7 @@ class StageLink:
     Attributes:
         between_nodes: at least one rank sends to another node.
         between_racks: at least one rank sends to another rack.
-        per_adapter: most messages that share a network adapter one way in a full pipeline; 1 or more.
+        per_adapter: maximum messages that share a network adapter in one direction in a full pipeline; 1 or more.
         per_uplink: the same for a link between racks, if that link is as fast as an adapter.
     """
 
@@ -28,9 +28,9 @@ class StageLink:
 
 
 def nodes_of_stages(pp: int, tp: int, devices_per_node: int, replica: int = 0) -> list[list[int]]:
-    """Return the nodes that hold each stage's ranks, where replicas and their stages fill nodes in order.
+    """Return the nodes of each stage's ranks, if replicas and their stages fill nodes in order.
 
-    A stage that fits into a node is not split. One that does not takes as few whole nodes as it needs.
+    A stage that fits into a node is not split. A larger stage takes as few whole nodes as possible.
     """
     stages = range(replica * pp, (replica + 1) * pp)
     if tp <= devices_per_node:
@@ -41,17 +41,17 @@ def nodes_of_stages(pp: int, tp: int, devices_per_node: int, replica: int = 0) -
 
 
 def nodes_of_a_stage(tp: int, devices_per_node: int) -> int:
-    """Return how many nodes hold the ranks of one stage."""
+    """Return the number of nodes that one stage's ranks need."""
     return -(-tp // devices_per_node)
 
 
 def rack_of(node: int, cluster: ClusterConfig) -> int:
-    """Return the rack of a node, where nodes fill racks in order."""
+    """Return the rack of a node, if nodes fill racks in order."""
     return 0 if cluster.nodes_per_rack is None else node // cluster.nodes_per_rack
 
 
 def stages_span_racks(pp: int, tp: int, cluster: ClusterConfig, replicas: int = 1) -> list[bool]:
-    """Return for each stage whether its ranks lie in several racks, in at least one replica."""
+    """Return for each stage whether its ranks span several racks in at least one replica."""
     spans = [False] * pp
     if cluster.nodes_per_rack is not None and tp > cluster.devices_per_node:
         for replica in range(replicas):
@@ -61,11 +61,11 @@ def stages_span_racks(pp: int, tp: int, cluster: ClusterConfig, replicas: int = 
 
 
 def stage_links(pp: int, tp: int, cluster: ClusterConfig, replicas: int = 1) -> list[list[StageLink]]:
-    """Return for each replica the links from each stage to the next, where replicas and stages fill nodes in order.
+    """Return for each replica the links from each stage to the next, if replicas and stages fill nodes in order.
 
     In a full pipeline all stages send at the same time. So the messages that leave a node share its adapters, and so do
-    those that arrive; links are full duplex. A stage over several nodes is also always in an all-reduce, which is one
-    more message at the adapters for each of its ranks.
+    arriving messages; links are full duplex. A stage that spans several nodes is also always in an all-reduce, which
+    adds one message per rank at the adapters.
     """
     per_node = cluster.devices_per_node
     placed = [nodes_of_stages(pp, tp, per_node, replica) for replica in range(replicas)]
@@ -81,7 +81,7 @@ def stage_links(pp: int, tp: int, cluster: ClusterConfig, replicas: int = 1) -> 
             if rack != next_rack:
                 out_of_rack[rack] += ranks
                 into_rack[next_rack] += ranks
-    of_a_rank = 1.0 if tp <= per_node else 2.0  # messages: its send, and an all-reduce if the stage spans nodes
+    of_a_rank = 1.0 if tp <= per_node else 2.0  # messages per rank: its send, plus an all-reduce if a stage spans nodes
     uplinks = cluster.uplinks
 
     def link(before: Sequence[int], after: Sequence[int]) -> StageLink:
@@ -97,5 +97,5 @@ def stage_links(pp: int, tp: int, cluster: ClusterConfig, replicas: int = 1) -> 
 
 
 def _crossings(before: Sequence[int], after: Sequence[int]) -> list[tuple[int, int]]:
-    """Return (source, target) of the messages that leave their place, where places are nodes or racks."""
+    """Return (source, target) of the messages that leave their place (a node or a rack)."""
     return [(a, b) for a, b in zip(before, after, strict=True) if a != b]

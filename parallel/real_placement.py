@@ -1,4 +1,4 @@
-"""How the ranks of a real run are put on nodes and racks, and whether that came out well. Imports no torch."""
+"""Placement of a real run's ranks on nodes and racks, and checks of its quality. Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rank runs: the id of its node, and the name of its rack where that is known."""
+    """Where a rank runs: the id of its node, and the name of its rack if known."""
 
     node: str
     rack: str | None = None
 
 
 def stages_together(pp: int, tp: int, devices_per_node: int, rooms: Sequence[int]) -> list[int]:
-    """Return how many consecutive stages are to share a node: the numbers to try, the largest first, 1 last.
+    """Return candidates for the number of consecutive stages per node, the largest first, 1 last.
 
     Args:
         pp: number of stages.
-        tp: ranks of a stage.
-        devices_per_node: ranks on a node, at most.
-        rooms: how many ranks each node has room for.
+        tp: ranks per stage.
+        devices_per_node: maximum number of ranks per node.
+        rooms: number of ranks that each node has room for.
     """
     found = []
     for stages in range(min(pp, min(devices_per_node, max(rooms, default=0)) // tp), 1, -1):
@@ -32,11 +32,11 @@ def stages_together(pp: int, tp: int, devices_per_node: int, rooms: Sequence[int
 
 
 def in_order(places: Sequence[Place], last: Place | None = None) -> list[int]:
-    """Return the numbers of `places` so that each node's follow each other, and each rack's nodes.
+    """Return the indices of `places`, grouped by rack and by node.
 
     Args:
-        places: in any order.
-        last: where the one behind them is; its node and its rack come last.
+        places: places in any order.
+        last: the place that follows them; its node and its rack come last.
     """
     where = last or Place("")
 
@@ -49,7 +49,7 @@ def in_order(places: Sequence[Place], last: Place | None = None) -> list[int]:
 
 
 def split_stages(node_of_rank: Mapping[int, str], tp: int) -> dict[int, list[int]]:
-    """Return the stages whose ranks are on several nodes, each with the first of its ranks on each node."""
+    """Return the stages that span several nodes, each with its first rank on each node."""
     first: dict[int, dict[str, int]] = {}
     for rank in sorted(node_of_rank):
         first.setdefault(rank // tp, {}).setdefault(node_of_rank[rank], rank)
@@ -57,5 +57,5 @@ def split_stages(node_of_rank: Mapping[int, str], tp: int) -> dict[int, list[int
 
 
 def changes(where: Sequence[Hashable]) -> tuple[int, int]:
-    """Return how often consecutive stages are at different places, and how often that would do in a better order."""
+    """Return how often consecutive stages are at different places, and the minimum over all orders."""
     return sum(a != b for a, b in pairwise(where)), len(set(where)) - 1

@@ -1,4 +1,4 @@
-"""The rendezvous of the ranks: all that a rank needs to connect with the others, the same under every launcher."""
+"""The rendezvous of the ranks: all that a rank needs to connect to the others, the same under every launcher."""
 
 from __future__ import annotations
 

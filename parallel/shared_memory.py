@@ -1,6 +1,6 @@
-"""Collectives of the ranks of a stage through memory that they share, where all of them are on one node's CPU.
+"""Shared-memory collectives for the ranks of a stage, if all of them run on one node's CPU.
 
-Through gloo an all-reduce of 256 tokens of 768 floats takes milliseconds, which is longer than the product before it.
+Through gloo an all-reduce of 256 tokens of 768 floats takes milliseconds, longer than the preceding GEMM.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 import secrets
 from collections.abc import Sequence
 from ctypes import c_int64
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -20,30 +19,20 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..kernels.cpp_library import ELEMENTS, NoLibraryError, load
+from ..kernels.shared_memory import SHARED_MEMORY, Reduction
 from .frames import ConnectionLost
 
 _FOLDER = Path("/dev/shm")
 _COUNTER_BYTES = 64
-_CAPACITY = 1 << 16  # floats of a buffer, so that the pieces of a sum stay in the cache
+_CAPACITY = 1 << 16  # floats per buffer, so that the chunks of an all-reduce stay in the cache
 _NAME_BYTES = 16
-
-
-class Reduction(ctypes.Structure):
-    """`Ranks` of `decoder.cpp`: the arguments of an all-reduce that C++ calls."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("all_reduce", "base")),
-        *((name, c_int64) for name in ("rank", "size", "capacity")),
-        *((name, ctypes.c_void_p) for name in ("ended", "round")),
-        ("timeout_s", ctypes.c_double),
-    )
 
 
 class SharedMemory:
     """The shared memory of a group of ranks. All of them call its methods in the same order."""
 
     def __init__(self, memory: mmap.mmap, rank: int, size: int, capacity: int, timeout_s: float) -> None:
-        self._memory = memory  # stays mapped for as long as this object lives
+        self._memory = memory  # stays mapped as long as this object lives
         self._round = c_int64(0)
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self._ended = c_int64(0)
@@ -54,17 +43,17 @@ class SharedMemory:
 
     @classmethod
     def open(cls, group: dist.ProcessGroup, timeout_s: float) -> SharedMemory | None:
-        """Share memory with the ranks of `group`, which all call this. None, on all of them, where one cannot.
+        """Share memory with the ranks of `group`, which must all call this. None on all ranks if any rank cannot.
 
         Args:
             group: The ranks, connected by gloo.
-            timeout_s: How long a rank waits for another one.
+            timeout_s: How long a rank waits for another rank.
         """
         rank, size, capacity = group.rank(), group.size(), _CAPACITY
         name, has_library, memory = torch.zeros(_NAME_BYTES, dtype=torch.uint8), False, None
         num_bytes = size * (_COUNTER_BYTES + 2 * capacity * 4)
         with contextlib.suppress(NoLibraryError, OSError):
-            has_library = all(_library(dtype) for dtype in ELEMENTS)
+            has_library = all(load(SHARED_MEMORY, dtype) for dtype in ELEMENTS)
             if rank == 0:
                 token = secrets.token_bytes(_NAME_BYTES)
                 memory = _map(token, num_bytes, os.O_CREAT | os.O_EXCL)
@@ -77,55 +66,55 @@ class SharedMemory:
         opened = torch.tensor([has_library and memory is not None], dtype=torch.int32)
         dist.all_reduce(opened, op=dist.ReduceOp.MIN, group=group)
         if rank == 0:
-            _path(token).unlink(missing_ok=True)  # the memory lives until the last rank lets go
+            _path(token).unlink(missing_ok=True)  # the memory lives until the last rank unmaps it
         if not opened.item():
             return None
         assert memory is not None
         return cls(memory, rank, size, capacity, timeout_s)
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Sum the contiguous tensor `x`, of a type of `ELEMENTS`, in place; the same to the bit on all ranks.
+        """Sum the contiguous tensor `x`, of a type in `ELEMENTS`, in place; bitwise identical on all ranks.
 
         Raises:
-            RuntimeError: a rank did not come in time.
+            RuntimeError: a rank did not arrive in time.
         """
-        self.check(_library(x.dtype).all_reduce(*self._common, x.data_ptr(), x.numel(), self._timeout_s))
+        self.check(load(SHARED_MEMORY, x.dtype).all_reduce(*self._common, x.data_ptr(), x.numel(), self._timeout_s))
         return x
 
     def all_gather(self, x_RV: Tensor) -> Tensor:
-        """Return the ranks' tensors [R, V], whose rows are whole words of 4 bytes, side by side, [R, size * V].
+        """Return the ranks' [R, V] tensors, whose rows are whole 4-byte words, column-concatenated, [R, size * V].
 
         Raises:
-            RuntimeError: a rank did not come in time.
+            RuntimeError: a rank did not arrive in time.
         """
         return self._gather(x_RV, [range(len(x_RV))], 0)
 
     def deal_rows(self, x_RV: Tensor, shares: Sequence[range]) -> Tensor:
-        """Return this rank's of the `shares` of rows, which follow each other, of what `all_gather` returns.
+        """Return this rank's share of the rows of the `all_gather` result; `shares` are contiguous row ranges.
 
         Raises:
-            RuntimeError: a rank did not come in time.
+            RuntimeError: a rank did not arrive in time.
         """
         return self._gather(x_RV, shares, self._rank)
 
     def _gather(self, x_RV: Tensor, shares: Sequence[range], own: int) -> Tensor:
-        """Return the rows of one of the shares."""
-        x_RW = x_RV.contiguous().view(torch.float32)  # words, which are copied and not read
+        """Return the all-gathered rows of share `own`."""
+        x_RW = x_RV.contiguous().view(torch.float32)  # words, which are only copied
         W, ends = x_RW.shape[1], (c_int64 * (len(shares) + 1))(0, *(share.stop for share in shares))
         out = x_RW.new_empty(len(shares[own]), self._size * W)
         given = (x_RW.data_ptr(), ends, len(shares), own, W, self._timeout_s, out.data_ptr())
-        self.check(_library(torch.float32).gather(*self._common, *given))
+        self.check(load(SHARED_MEMORY, torch.float32).gather(*self._common, *given))
         return out.view(x_RV.dtype)
 
     def end(self) -> None:
-        """Have a collective that waits for other ranks fail now. Any thread may call it."""
+        """Make a collective that waits for other ranks fail now. Any thread may call it."""
         self._ended.value = 1
 
     def reduction(self, dtype: torch.dtype) -> Reduction:
         """Return the arguments for an all-reduce called from C++, whose return code goes to `check`."""
         base, rank, size, capacity, _, _ = self._common
         state = ctypes.addressof(self._ended), ctypes.addressof(self._round)
-        function = ctypes.cast(_library(dtype).all_reduce, ctypes.c_void_p)
+        function = ctypes.cast(load(SHARED_MEMORY, dtype).all_reduce, ctypes.c_void_p)
         return Reduction(function, base, rank, size, capacity, *state, self._timeout_s)
 
     def check(self, late: int) -> None:
@@ -134,18 +123,6 @@ class SharedMemory:
             raise ConnectionLost("the pipeline is being restarted")
         if late:
             raise RuntimeError(f"timed out: a rank of this stage did not come within {self._timeout_s:g} s")
-
-
-@cache
-def _library(dtype: torch.dtype) -> ctypes.CDLL:
-    """Return the collectives of words of 4 bytes, and the sum of elements of a type.
-
-    Raises:
-        NoLibraryError: they cannot be compiled here.
-    """
-    common = "piii" + "ppp"
-    gather = common + "piii" + "dp" + ":i"
-    return load("shared_memory", dtype, all_reduce=common + "id:i", gather=gather)
 
 
 def _path(token: bytes) -> Path:

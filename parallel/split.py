@@ -13,12 +13,12 @@ from ..conf.schema import ParallelConfig
 
 
 def check_parallel(arch: Architecture, parallel: ParallelConfig, *, copies_heads: bool = False) -> None:
-    """Check that `arch` can be split into `pp` stages of `tp` slices.
+    """Check that `arch` can be split into `pp` stages with `tp` shards each.
 
-    In a simulation of a model with experts, `copies_heads`, several ranks may hold the same KV head.
+    With `copies_heads` (simulations of MoE models), several ranks may have the same KV head.
 
     Raises:
-        ConfigError: it cannot. The error names the key and the values that it may have.
+        ConfigError: it cannot. The error names the key and its valid values.
     """
     pp, tp, layers = parallel.pp, parallel.tp, parallel.layers
     if pp > arch.num_layers:
@@ -61,16 +61,16 @@ def split_layers(
     """Return the layers of each stage, as consecutive ranges of layer indices.
 
     In a balanced split the slowest stage is as fast as possible. Among stages of equal time, if layers are alike, the
-    one that needs less memory takes a layer; the embedding and the LM head add to the memory of the first and of the
-    last stage.
+    stage that needs less memory takes the next layer; the embedding and the LM head add to the memory of the first and
+    the last stage.
 
     Args:
         arch: The model's shape.
         pp: Number of stages.
         layers: Number of layers of each stage. None: a balanced split.
-        speeds: Speed of each stage's devices, relative to each other. None: all alike.
-        most: Layers that fit into each stage's memory, which a balanced split keeps to where it can. None: no bound.
-        times: Time of each layer, the first with the embedding's and the last with the LM head's. None: all alike.
+        speeds: Relative speed of each stage's devices. None: all equal.
+        most: Layers that fit into each stage's memory, which a balanced split respects if possible. None: no limit.
+        times: Time of each layer; the first includes the embedding, the last the LM head. None: all equal.
     """
     if layers is None:
         room = most if most is not None and sum(most) >= arch.num_layers and min(most) >= 1 else [arch.num_layers] * pp
@@ -79,14 +79,14 @@ def split_layers(
             return _split_by_time(times, speeds, room)
         counts, one = [1] * pp, times[len(times) // 2]
         time, memory = [0.0] * pp, [0.0] * pp
-        for stage in (0, -1):  # in quarters of a layer: times are not known better, and memory decides among equal ones
+        for stage in (0, -1):  # in quarters of a layer: times are no more precise, and memory breaks ties
             time[stage] += max(0.0, round(4 * (times[stage] / one - 1)) / 4)
         head = arch.embedding_params / arch.layer_params
         memory[0] += head
         memory[-1] += head if pp > 1 or not arch.tie_embeddings else 0.0
         for _ in range(arch.num_layers - pp):
             open_stages = [s for s in range(pp) if counts[s] < room[s]]
-            # The one that is done first with a layer more.
+            # The stage that would finish first with one more layer.
             stage = min(open_stages, key=lambda s: ((time[s] + counts[s] + 1) / speeds[s], memory[s] + counts[s]))
             counts[stage] += 1
     else:
@@ -97,26 +97,25 @@ def split_layers(
 
 
 def _split_by_time(times: Sequence[float], speeds: Sequence[float], room: Sequence[int]) -> list[range]:
-    """Return a split whose slowest stage is fastest, of layers that take `times`, and whose stages are much alike.
+    """Return a split that minimizes the time of the slowest stage and keeps the stages similar.
 
     Args:
-        times: of each layer.
-        speeds: of each stage.
-        room: most layers of each stage.
+        times: time of each layer.
+        speeds: relative speed of each stage.
+        room: maximum number of layers per stage.
     """
     pp, num_layers = len(speeds), len(times)
     before = [0.0, *accumulate(times)]  # time of all layers before one
 
     def ends(stage: int, first: int) -> range:
-        """Return where a stage that begins with a layer may end, one layer being left for each stage after it."""
+        """Return the possible ends of a stage that starts at layer `first`, leaving a layer for each later stage."""
         return range(first + 1, min(first + room[stage], num_layers - (pp - 1 - stage)) + 1)
 
     def slowest(stage: int, first: int, end: int) -> float:
-        """Return the time of the slowest stage from one on, which has the layers from `first` to `end`."""
+        """Return the time of the slowest stage from `stage` on, if `stage` has the layers `first` to `end` - 1."""
         return max((before[end] - before[first]) / speeds[stage], best[stage + 1][end])
 
-    # By stage and layer: the time of the slowest stage, if the layers from this one on are split best among the stages
-    # from this one on.
+    # By stage and layer: the slowest stage's time in the best split of the remaining layers over the remaining stages.
     best = [[inf] * (num_layers + 1) for _ in range(pp)] + [[inf] * num_layers + [0.0]]
     for stage in reversed(range(pp)):
         for first in range(stage, num_layers):
@@ -124,7 +123,7 @@ def _split_by_time(times: Sequence[float], speeds: Sequence[float], room: Sequen
     bound = best[0][0] * (1 + 1e-9)
     layer, split = 0, []
     for stage in range(pp):
-        share = speeds[stage] / sum(speeds[stage:]) * (before[-1] - before[layer])  # of what is left
+        share = speeds[stage] / sum(speeds[stage:]) * (before[-1] - before[layer])  # of the remaining time
         target, first = before[layer] + share, layer
         possible = [end for end in ends(stage, first) if slowest(stage, first, end) <= bound]
         layer = min(possible, key=lambda end: abs(before[end] - target))

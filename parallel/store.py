@@ -1,7 +1,7 @@
-"""The store through which torch.distributed's processes find each other, kept by the coordinator.
+"""The store through which torch.distributed's processes find each other, hosted by the coordinator.
 
-torch's own `TCPStore` takes reads and writes from whoever connects. Here each rank asks over a connection of its own
-that has shown the run's secret.
+torch's own `TCPStore` accepts reads and writes from anyone who connects. Here each rank uses its own connection,
+authenticated by the run's secret.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.distributed import Store
 from .frames import STORE, ConnectionLost, FrameSocket
 from .store_server import Operation, Question
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05  # between two looks for a key that is awaited
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05  # between polls for an awaited key
 _answer = msgspec.msgpack.Decoder(bytes | int | bool | None)
 
 
@@ -25,12 +25,12 @@ class ControlStore(Store):
 
     Args:
         connection: to the coordinator.
-        timeout: of a wait for a key.
-        prefix: of every key. torch takes off a `PrefixStore` for what NCCL's watchdogs tell each other.
+        timeout: limit on a wait for a key.
+        prefix: prefix of every key. torch strips a `PrefixStore` for messages between NCCL watchdogs.
 
     Raises:
-        ConnectionLost: the coordinator is gone, or the store was ended.
-        TimeoutError: nobody set a key that is awaited within `timeout`.
+        ConnectionLost: the coordinator is gone, or `end` was called.
+        TimeoutError: an awaited key was not set within `timeout`.
     """
 
     def __init__(self, connection: FrameSocket, timeout: timedelta, prefix: str = "") -> None:
@@ -43,7 +43,7 @@ class ControlStore(Store):
         self._is_ended = threading.Event()
 
     def end(self) -> None:
-        """Have those who wait for a key fail now. Any thread may call it."""
+        """Make waits for keys fail now. Any thread may call it."""
         self._is_ended.set()
 
     def _ask(
@@ -64,31 +64,31 @@ class ControlStore(Store):
         self._ask("set", [key], value.encode() if isinstance(value, str) else value)
 
     def get(self, key: str) -> bytes:
-        """Wait until a rank has set the key; return its value. Raises as `wait`."""
+        """Wait until a rank has set the key; return its value. Raises the same errors as `wait`."""
         self.wait([key])
         value = self._ask("get", [key])
         assert isinstance(value, bytes), key
         return value
 
     def add(self, key: str, amount: int) -> int:
-        """Add `amount` to the integer of a key, 0 at first; return the sum."""
+        """Add `amount` to a key's integer, initially 0; return the sum."""
         total = self._ask("add", [key], amount=amount)
         assert isinstance(total, int)
         return total
 
     def check(self, keys: list[str]) -> bool:
-        """Return whether all of the keys have been set."""
+        """Return whether all keys have been set."""
         return bool(self._ask("check", keys))
 
     def delete_key(self, key: str) -> bool:
-        """Delete a key; return whether there was one."""
+        """Delete a key; return whether it existed."""
         return bool(self._ask("delete", [key]))
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Wait until all of the keys have been set.
+        """Wait until all keys have been set.
 
         Raises:
-            TimeoutError: after `timeout`, or the store's own.
+            TimeoutError: after `timeout`, or the store's own timeout.
             ConnectionLost: the pipeline is being restarted.
         """
         limit = self._patience if timeout is None else timeout

@@ -1,4 +1,4 @@
-"""The coordinator's side of the store (`parallel/store.py`): keys and values, asked for by the ranks."""
+"""The coordinator's side of the store (`parallel/store.py`): a key-value store that ranks query."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Operation = Literal["set", "get", "add", "check", "delete"]
 
 
 class Question(msgspec.Struct, frozen=True, array_like=True):
-    """What a rank asks of the store. A number is held as its decimal digits, as torch's stores do."""
+    """A rank's request to the store. Numbers are stored as decimal digits, as in torch's stores."""
 
     operation: Operation
     keys: list[str]
@@ -28,24 +28,24 @@ _question = msgspec.msgpack.Decoder(Question)
 
 
 class StoreServer:
-    """Answers the ranks' questions in a thread of its own, since NCCL asks in the middle of a run too."""
+    """Answers the ranks' requests in its own thread, since NCCL also sends them in the middle of a run."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
         self._selector = selectors.DefaultSelector()
-        self._added: queue.SimpleQueue[FrameSocket | None] = queue.SimpleQueue()  # None: the end
+        self._added: queue.SimpleQueue[FrameSocket | None] = queue.SimpleQueue()  # None: stop
         self._is_closed = False
         self._waking, self._woken = socket.socketpair()
         self._selector.register(self._woken, selectors.EVENT_READ)
         threading.Thread(target=self._serve, name="store", daemon=True).start()
 
     def add(self, connection: FrameSocket) -> None:
-        """Answer a rank on this connection from now on."""
+        """Serve a rank on this connection from now on."""
         self._added.put(connection)
         self._waking.send(b"+")
 
     def close(self) -> None:
-        """Close all connections, and end the thread. A second call does nothing."""
+        """Close all connections, and stop the thread. A second call does nothing."""
         if self._is_closed:
             return
         self._is_closed = True

@@ -1,14 +1,14 @@
 """Sends activations from stage to stage through torch.distributed.
 
-A rank posts its receives ahead, so that they run while the stage computes. It sends without waiting.
+A rank posts its receives ahead, so that they overlap with compute. Sends do not block.
 
-With `tp > 1`, each rank sends one slice of the activation to the rank with the same slice on the next stage. The next
-stage then gathers the slices over its tensor-parallel group (Megatron-LM's scatter-gather). So the slow link between
-nodes carries every byte only once.
+With `tp > 1`, each rank sends one shard of the activation to the rank with the same tp rank on the next stage. The next
+stage then all-gathers the shards over its tensor-parallel group (Megatron-LM's scatter-gather). So the slow link
+between nodes carries every byte only once.
 
-On CUDA, NCCL keeps a communicator and a stream for each pair of ranks, so that sends, receives and compute run side by
-side. What NCCL starts waits for the stream that is current: a receive is posted from a stream of its own, or it would
-wait for the compute that is queued. No call here makes the host wait for the device.
+On CUDA, NCCL keeps a communicator and a stream per pair of ranks, so that sends, receives and compute overlap. NCCL
+operations wait for the current stream, so a receive is posted from its own stream; otherwise it would wait for queued
+compute. No call here makes the host wait for the device.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Arrival:
     def wait(self, clock: DeviceClock) -> tuple[Tensor, Any]:
         """Return the activation [T, H], and the moment of its arrival.
 
-        On a CPU this waits for it. On CUDA the current stream does, and the host goes on.
+        On a CPU the host waits for it. On CUDA only the current stream waits.
         """
         if self._stream is None:
             self._work.wait()
@@ -95,6 +95,6 @@ class Transport:
             self._sending.popleft()[0].wait()
 
     def drain(self) -> None:
-        """Wait until the next stage has received all that was sent."""
+        """Wait until the next stage has received everything that was sent."""
         while self._sending:
             self._sending.popleft()[0].wait()

@@ -1,4 +1,4 @@
-"""When does it compute? Requests, schedulers, coordinator, pipelines real and simulated, ledger, reports.
+"""When does it compute? Requests, schedulers, coordinator, pipelines; simulated runs, and where the time of a run went.
 
 Import this before torch: it chooses how torch's threads wait.
 """

@@ -87,7 +87,7 @@ def install() -> None:
     if not root.is_dir():
         return
     if why := damage(root):
-        text = "the sources run, their compiled twin is damaged: %s; python -m gapless.launch.compile mends it"
+        text = "running uncompiled: the compiled files are damaged: %s; python -m gapless.launch.compile repairs them"
         _log.warning(text, why)
     else:
         sys.meta_path.insert(0, _Finder(root))

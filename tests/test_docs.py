@@ -25,7 +25,7 @@ from gapless.launch import compose
 from gapless.launch.cli import main
 from gapless.launch.commands import COMMANDS
 from gapless.launch.serve_arguments import as_overrides
-from gapless.runtime.ledger.causes import CAUSES
+from gapless.runtime.analysis.ledger.causes import CAUSES
 from tests.support.forked import execute, finish
 
 ROOT = Path(__file__).parent.parent

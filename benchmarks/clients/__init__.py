@@ -1,1 +1,1 @@
-"""The clients of others, driven against `gapless serve`: `make test-clients`."""
+"""Third-party clients, driven against `gapless serve`: `make test-clients`."""

@@ -1,7 +1,7 @@
-"""Install each client of clients.toml in a place of its own, drive it against a server, and write docs/clients.md.
+"""Installs each client of clients.toml separately, drives it against a server, and writes docs/clients.md.
 
-A scripted model answers. Its output depends on the case that the prompt names, and on whether the result of a tool has
-come back. A client passes a case if it exits with 0 and prints "drizzles", which only the last answer contains.
+A scripted model answers. Its output depends on the case that the prompt names, and on whether a tool's result has come
+back. A client passes a case if it exits with 0 and prints "drizzles", which only the last answer contains.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ TEMPLATE = """\
 
 
 def table() -> dict[str, dict[str, Any]]:
-    """Return what clients.toml says of each client."""
+    """Return the table of clients.toml, by client."""
     read: dict[str, dict[str, Any]] = tomllib.loads((HERE / "clients.toml").read_text())
     return read
 
 
 def scripts_of(client: Mapping[str, Any]) -> dict[str, str]:
-    """Return the model's outputs for a client, by case, with 0 appended before the tool's result and 1 after it."""
+    """Return the model's outputs for a client by case; suffix 0 before a tool's result, 1 after it."""
     tool, arguments = client.get("tool", ["get_weather", {"city": "Paris"}])
     return {
         "loop0": "<tool_call>\n" + json.dumps({"name": tool, "arguments": arguments}) + "\n</tool_call>",
@@ -67,7 +67,7 @@ def scripts_of(client: Mapping[str, Any]) -> dict[str, str]:
 
 @contextmanager
 def server_of(client: Mapping[str, Any], folder: Path) -> Iterator[str]:
-    """Serve the scripted model of a client; yields the server's URL."""
+    """Serve a client's scripted model; yield the server's URL."""
     scripted_model(folder / "model", scripts_of(client), "", template=TEMPLATE, context=CONTEXT)
     limits = ("parallel.threads=1", f"cache.num_blocks={CONTEXT // 8}", "serve.model_name=model")
     with serving(folder, "model=./model", *limits) as server:
@@ -75,7 +75,7 @@ def server_of(client: Mapping[str, Any], folder: Path) -> Iterator[str]:
 
 
 def installed(name: str, client: Mapping[str, Any], cache: Path) -> Path:
-    """Return the folder with a client's programs, which is installed unless it is there."""
+    """Return the folder of a client's programs; install them if missing."""
     folder = cache / name
     if (folder / "done").exists() and (folder / "done").read_text() == repr(client["packages"]):
         return folder
@@ -93,7 +93,7 @@ def installed(name: str, client: Mapping[str, Any], cache: Path) -> Path:
 
 
 def drive(client: Mapping[str, Any], case: str, url: str, programs: Path) -> str:
-    """Run one case of a client in a home of its own; returns "yes", or what it printed or did instead."""
+    """Run one case of a client in its own home; return "yes", or what it printed or did instead."""
     words = client.get(case) or client["run"]
     if words == ["-"]:
         return "—"
@@ -120,14 +120,14 @@ def drive(client: Mapping[str, Any], case: str, url: str, programs: Path) -> str
         try:
             ran = subprocess.run(command, cwd=home, env=env, timeout=90, **pipes)
         except subprocess.TimeoutExpired as late:
-            return "goes on for 90 s: " + _last(str(late.stderr or late.stdout or ""))
+            return "still runs after 90 s: " + _last(str(late.stderr or late.stdout or ""))
     said = ran.stdout + ran.stderr
     if os.environ.get("SHOW"):
         print(said[-6000:], file=sys.stderr)
     if case != "overflow":
         return "yes" if "drizzles" in said and not ran.returncode else f"no ({ran.returncode}): {_last(said)}"
     told = re.search(r"context (length|window|limit)|context_length|too long", said, re.IGNORECASE)
-    return ("says so" if told else "says nothing of it") + f", ends with {ran.returncode}"
+    return ("reports it" if told else "reports nothing") + f", exits with {ran.returncode}"
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:
@@ -174,7 +174,7 @@ def main() -> None:
     if not asked.only and asked.cases == CASES:
         date = datetime.datetime.now(datetime.UTC).date().isoformat()
         (HERE.parents[1] / "docs" / "clients.md").write_text(page(rows, date))
-    if any(value.startswith(("no", "goes on")) for row in rows.values() for value in row.values()):
+    if any(value.startswith(("no", "still runs")) for row in rows.values() for value in row.values()):
         sys.exit(1)
 
 

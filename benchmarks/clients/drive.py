@@ -1,4 +1,4 @@
-"""Drive a library: `drive.py CLIENT CASE URL PROMPT`. Prints the last answer, or the error, as the library has it."""
+"""Drives a library: `drive.py CLIENT CASE URL PROMPT`. Prints the last answer, or the library's error."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TOOL = {
 
 
 def chat(create: Any) -> None:
-    """Drive what has OpenAI's shape of chat completions."""
+    """Drive an OpenAI-compatible chat completions function."""
     if CASE == "loop":
         message = create(messages=MESSAGES, tools=[TOOL]).choices[0].message
         (call,) = message.tool_calls

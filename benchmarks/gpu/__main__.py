@@ -1,12 +1,12 @@
-"""Measures GPUs: `python -m benchmarks.gpu first`, `two` or `figures`, each in nine minutes; `gather` comes before.
+"""Measures GPUs: `python -m benchmarks.gpu first`, `two` or `figures`, each in nine minutes; `gather` prepares for it.
 
-`first` is for the first contact with a GPU: versions, attention, tokens, CUDA graphs, what the host waits for, the
-sampler, and shares of what the device reaches. `two` needs two GPUs: ranks that start, generate, end and die. `figures`
-has the paper's Table 2 and Figures 3, 4, 7, 8 and 13, a profile folder and simulations with it. Weights are random.
+`first` is for the first run on a GPU: versions, attention, tokens, CUDA graphs, host synchronizations, the sampler, and
+shares of the device's best rates. `two` needs two GPUs: ranks that start, generate, stop and die. `figures` has the
+paper's Table 2 and Figures 3, 4, 7, 8 and 13, a profile folder and simulations with it. Weights are random.
 
-Each part has a limit and a process of its own, and none stops the others. What the time does not reach fails.
-`--device cpu --small` runs a list at tiny sizes without a GPU. It exits with 1 if a part or a check fails, and without
-CUDA.
+Each part has a time limit and its own process, so a failure does not stop the others. A part for which no time is left
+fails. `--device cpu --small` runs a list at tiny sizes without a GPU. Exits with 1 if a part or a check fails, and
+without CUDA.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from . import gather
 
 
 def main() -> int:
-    if sys.argv[1:2] == ["gather"]:  # by a Python that may have nothing but pip
+    if sys.argv[1:2] == ["gather"]:  # this Python may have only pip
         return gather.main(sys.argv[2:])
     from . import measure
 

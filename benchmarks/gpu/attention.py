@@ -1,4 +1,4 @@
-"""Each attention backend beside SDPA in float32, on micro-batches as a run has them, with what it costs the host."""
+"""Compares each attention backend with SDPA in float32 on realistic micro-batches, and times host and device."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LONGEST = 1024
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A micro-batch, and the blocks that its cache has."""
+    """A micro-batch and the number of blocks of its cache."""
 
     name: str
     batch: RaggedBatch
@@ -34,7 +34,7 @@ class Case:
 
 
 def cases(block_size: int, small: bool) -> list[Case]:
-    """Return decodes alone, chunks alone and both. Neither contexts nor starts nor blocks are in ascending order."""
+    """Return decodes alone, chunks alone and both. Contexts, starts and blocks are unordered."""
     longest = LONGEST // 8 if small else LONGEST
     decodes = (1, 4) if small else (1, 2, 4, 8, 16, 32, 64, 128, 256)
     chunk = longest // 4
@@ -62,7 +62,7 @@ def _case(name: str, block_size: int, chunks: list[tuple[int, int]], decodes: in
 
 
 def attention(task: Task) -> Iterator[Row]:
-    """Compare every backend, and time its plan, its calls and the device."""
+    """Compare every backend, and time its plan, its calls and its kernels."""
     for name in backend_names(task.device):
         for head_dim in (64, 128):
             try:
@@ -90,7 +90,7 @@ def _tensors(task: Task, case: Case, block_size: int, group: int, head_dim: int)
 
 
 def _compared(task: Task, name: str, head_dim: int, group: int, block_size: int, window: int | None) -> Row:
-    """Return the largest error over all cases; the note names the case."""
+    """Return the row of the largest error over all cases; its note names the case."""
     worst, where = 0.0, ""
     for case in cases(block_size, task.small):
         sizes = {"head_dim": head_dim, "num_blocks": case.num_blocks, "block_size": block_size, "window": window}
@@ -109,7 +109,7 @@ def _compared(task: Task, name: str, head_dim: int, group: int, block_size: int,
 
 
 def _timed(task: Task, name: str) -> Iterator[Row]:
-    """Time one layer with groups of 8 heads of 128: microseconds of the host to plan and to call, and of the device."""
+    """Time one layer with groups of 8 heads of 128: host microseconds to plan and to call, and device microseconds."""
     wanted = ("4 decodes",) if task.small else ("1 decodes", "16 decodes", "256 decodes", "3 chunks and 128 decodes")
     for case in cases(16, task.small):
         if case.name not in wanted:

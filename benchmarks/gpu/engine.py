@@ -1,4 +1,4 @@
-"""One process from prompts to tokens: with every sampling parameter those of a CPU, and without a wait of the host."""
+"""Generates in one process: tokens must equal a CPU's for every sampling parameter, without host synchronization."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
 
 
 def engine(task: Task) -> Iterator[Row]:
-    """Generate in float32 on the device and on a CPU."""
+    """Compare float32 generation on the device and on a CPU."""
     exact, (texts, params) = {"model.dtype": "float32", "scheduler.chunk": 64}, _requests(task)
     with LLM(**_options(task, **exact, hardware="cpu")) as llm:
         expected = llm.generate(texts, params)
@@ -52,14 +52,14 @@ def engine(task: Task) -> Iterator[Row]:
     with LLM(**_options(task, **exact)) as llm:
         yield figure("engine", "start, float32 (s)", "", time.monotonic() - began)
         llm.generate(texts, params)
-        found = llm.generate(texts, params)  # from the prefix cache
+        found = llm.generate(texts, params)  # with prefix cache hits
     for name, here, there in zip(SAMPLING, found, expected, strict=True):
         wrong = sum(a.token_ids != b.token_ids for a, b in zip(here.outputs, there.outputs, strict=True))
         yield checked("engine", "outputs other than a CPU's, float32", name, wrong, 0)
 
 
 def waits(task: Task) -> Iterator[Row]:
-    """Generate as by default, in bfloat16 with CUDA graphs, while torch raises where the host waits for the device."""
+    """Generate in bfloat16 with CUDA graphs, while torch raises on any host synchronization."""
     (texts, params), began = _requests(task), time.monotonic()
     with LLM(**_options(task)) as llm:
         yield figure("waits", "start (s)", "", time.monotonic() - began)
@@ -78,7 +78,7 @@ def waits(task: Task) -> Iterator[Row]:
 
 
 def _decode(task: Task, llm: LLM, how: str) -> Iterator[Row]:
-    """Decode many requests, and sum up how long the device waits from one micro-batch of decodes to the next."""
+    """Decode many requests, and measure the device's idle time between micro-batches of decodes."""
     number, length = (4, 8) if task.small else (64, 64)
     prompts, params = _requests(task)[0][:4] * (number // 4), SamplingParams(max_tokens=length, ignore_eos=True)
     llm.generate(prompts, params)
@@ -95,7 +95,7 @@ def _decode(task: Task, llm: LLM, how: str) -> Iterator[Row]:
 
 @contextmanager
 def no_waits(device: str) -> Iterator[None]:
-    """Have torch raise where the host would wait for the device. Nothing waits on a CPU."""
+    """Make torch raise when the host synchronizes with the device. No effect on a CPU."""
     if device == "cuda":
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error")
@@ -107,7 +107,7 @@ def no_waits(device: str) -> Iterator[None]:
 
 
 def place_of(error: BaseException) -> str:
-    """Return file and line of the project's newest frame of an error, or of what caused it."""
+    """Return file and line of the innermost frame of ours in an error or its cause."""
     frames = traceback.extract_tb((error.__cause__ or error).__traceback__)
     frame = [frame for frame in frames if "torch/" not in frame.filename][-1]
     return f"{frame.filename.removeprefix(f'{ROOT}/').rpartition('site-packages/')[2]}:{frame.lineno}"
@@ -118,7 +118,7 @@ def _options(task: Task, **more: Any) -> dict[str, Any]:
 
 
 def _requests(task: Task) -> tuple[list[list[int]], list[SamplingParams]]:
-    """Make a prompt of bytes for each of `SAMPLING`; some begin alike, so that the prefix cache has hits."""
+    """Make a prompt for each of `SAMPLING`; some share a prefix, so that the prefix cache has hits."""
     number, longest = (8, 40) if task.small else (24, 200)
     draw = random.Random(1)
     alike = [draw.randrange(97, 123) for _ in range(longest // 2)]

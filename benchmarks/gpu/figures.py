@@ -25,7 +25,7 @@ from .parts import Task
 from .rows import Row, of_paper
 
 LEAST_BATCH = 4  # of Figure 8
-KV_SHARE = 0.4  # of the free memory, for the KV cache of one layer; a backend may gather it into a copy
+KV_SHARE = 0.4  # share of free memory for the KV cache of one layer; a backend may gather it into a copy
 
 
 def table2(task: Task) -> Iterator[Row]:
@@ -59,7 +59,7 @@ def figure4(task: Task) -> Iterator[Row]:
             "figure4", layer_rows("a layer of llama-13b", prompts, batches), f"up to {max(batches)} decodes"
         )
         del layer
-        gc.collect()  # its hooks refer to it
+        gc.collect()  # its hooks form reference cycles
         wide = replace(architecture("gpt3-175b", task.small), num_layers=1)
         layer = MeasuredTimes(random_stage(wide, groups, max(TOKENS) + BLOCK), 1)
         chunks = {tokens: throughput(layer, prefill(tokens), tokens) for tokens in TOKENS}
@@ -67,14 +67,14 @@ def figure4(task: Task) -> Iterator[Row]:
 
 
 def figure7(task: Task) -> Iterator[Row]:
-    """Time iterations of one prompt, a token more than whole tiles among them."""
+    """Time iterations of one prompt, including one token more than whole tiles."""
     yield from of_paper("figure7", figure7_rows(_times(task.device, task.small)), _layers(task))
 
 
 def figure8(task: Task) -> Iterator[Row]:
-    """Time decodes that ride along with a chunk of 256, at each length and batch of the paper from four on.
+    """Time decodes piggybacked on a chunk of 256, at each length and batch of the paper from four on.
 
-    What they cost is a difference of two iterations. With one or two of them it is lost in the noise.
+    Their cost is the difference of two iterations, which is below the noise for one or two decodes.
     """
     times = _times(task.device, task.small)
     found = {
@@ -107,6 +107,6 @@ def _times(device: str, small: bool) -> MeasuredTimes:
 
 
 def _layers(task: Task) -> str:
-    """Say how many of the model's layers the times are of."""
+    """Describe how many of the model's layers were measured."""
     there, model = llama_13b(task.device, task.small).arch.num_layers, architecture("llama-13b", task.small).num_layers
     return f"{there} of {model} layers" + (f", times {model / there:.3g}" if there < model else "")

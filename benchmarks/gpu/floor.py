@@ -1,4 +1,4 @@
-"""What the device can do at best: the rate of its matrix products, and of its memory."""
+"""The device's best rates: GEMM and memory bandwidth."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .rows import Row
 from .timing import seconds_of
 
 ROWS = 512
-LONG = (0.5, 1000)  # patience in seconds and runs: enough for a GPU that was idle to raise its clock
-COPIES = 4  # weights of each shape, used in turn, so that they do not come from a cache
+LONG = (0.5, 1000)  # seconds and runs: enough for an idle GPU to raise its clock
+COPIES = 4  # of the weights of each shape, used in turn so that they are cold
 GEMM = "GEMM (TFLOP/s)"
 BANDWIDTH = "bandwidth (GB/s)"
 
 
 def floor(task: Task) -> Iterator[Row]:
-    """Time `torch.mm` of a layer's shapes over 512 rows, and large copies and reads; the best of each is the floor."""
+    """Time `torch.mm` with a layer's shapes and 512 rows, and large copies and reads; the best of each is the floor."""
     rates = list[float]()
     for name, (inputs, outputs) in linear_shapes(architecture("llama-13b", task.small)).items():
         rate = _gemm_rate(task.device, inputs, outputs)
@@ -37,7 +37,7 @@ def floor(task: Task) -> Iterator[Row]:
 
 
 def linear_shapes(arch: Architecture) -> dict[str, tuple[int, int]]:
-    """Return the inputs and outputs of a layer's linear operators, by the names of the paper's Table 1."""
+    """Return the inputs and outputs of a layer's linear operators, by their names in the paper's Table 1."""
     H, N, K, D = arch.hidden_size, arch.num_heads, arch.num_kv_heads, arch.head_dim
     gate = 2 if arch.gated_ffn else 1
     return {
@@ -49,7 +49,7 @@ def linear_shapes(arch: Architecture) -> dict[str, tuple[int, int]]:
 
 
 def _gemm_rate(device: str, inputs: int, outputs: int) -> float:
-    """Return TFLOP/s of `torch.mm` over 512 rows, the weights laid out as a stage's: [outputs, inputs]."""
+    """Return TFLOP/s of `torch.mm` over 512 rows, with weights in a stage's layout: [outputs, inputs]."""
     where, dtype = torch.device(device), dtype_of(device)
     x = torch.randn(ROWS, inputs, device=where, dtype=dtype)
     weights = [torch.randn(outputs, inputs, device=where, dtype=dtype).t() for _ in range(COPIES)]
@@ -64,7 +64,7 @@ def _gemm_rate(device: str, inputs: int, outputs: int) -> float:
 
 
 def _memory_rates(device: str, size: int) -> tuple[float, float]:
-    """Return GB/s of a copy of `size` bytes, which reads and writes them, and of a read."""
+    """Return GB/s of a copy (reads and writes) and of a read of `size` bytes."""
     where = torch.device(device)
     source = torch.ones(size // 4, device=where)
     target = torch.empty_like(source)

@@ -1,6 +1,6 @@
-"""Gathers the wheels that `first` needs, for a machine with a GPU and without a network.
+"""Gathers the wheels that `first` needs, for a GPU machine without a network.
 
-`python -m benchmarks.gpu gather FOLDER`, by the Python that the machine has; it says their size, and how to install.
+`python -m benchmarks.gpu gather FOLDER`, with that machine's Python version; it prints sizes and how to install.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pathlib import Path
 
 from ..support.results import ROOT
 
-# Of the project's requirements: neither ranks over Ray, nor figures, nor a server.
-NOT_NEEDED = ("ray", "matplotlib", "fastapi", "uvicorn", "httptools", "prometheus_client")
-THERE = "+there"  # the local version of a package that is there: no index has it
-MORE = ("pytest", "hypothesis", "transformers")  # for the project's tests, and other models' tokens
+# Requirements that are only for Ray, figures or a server.
+NOT_NEEDED = ("ray", "matplotlib", "starlette", "pydantic", "uvicorn", "httptools", "prometheus_client")
+THERE = "+there"  # local version of an installed package; no index has it
+MORE = ("pytest", "hypothesis", "transformers")  # for the tests, and tokenizers
 
 
 def main(arguments: list[str]) -> int:
-    """Gather the wheels. Returns 1 where pip could not."""
+    """Gather the wheels. Return 1 if pip failed."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu gather", description=(__doc__ or "").splitlines()[0]
     )
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
         "--there",
         default="",
         metavar="NAME==VERSION,...",
-        help="what the machine has: it and what it alone needs are left out, and the others must fit it",
+        help="installed packages; they and their own requirements are left out, and the others must be compatible",
     )
     options = parser.parse_args(arguments)
     there = [pin for pin in options.there.split(",") if pin]
@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> int:
 
 
 def requirements(is_cuda12: bool) -> list[str]:
-    """Return what `first` needs of the project's requirements, and of its tests'."""
+    """Return the requirements of `first`: of the project and of its tests."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     tests = [text for text in extras["test"] if name_of(text) in MORE]
@@ -77,7 +77,7 @@ def requirements(is_cuda12: bool) -> list[str]:
 
 
 def constraints(path: Path, there: list[str]) -> list[str]:
-    """Return the pins of a file and of those that it includes, but for the packages that are there."""
+    """Return the pins of a file and its includes, except for installed packages."""
     names, pins = {name_of(pin) for pin in there}, list[str]()
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("-c "):
@@ -88,14 +88,14 @@ def constraints(path: Path, there: list[str]) -> list[str]:
 
 
 def name_of(requirement: str) -> str:
-    """Return the package of a requirement, its name as wheels spell it."""
+    """Return a requirement's package name, normalized as in wheel names."""
     found = re.match(r"[A-Za-z0-9._-]+", requirement)
     assert found is not None, requirement
     return re.sub(r"[-_.]+", "_", found[0]).lower()
 
 
 def stub(pin: str, folder: Path) -> str:
-    """Write an empty wheel of a package that is there, so that pip reckons with its version; return its name."""
+    """Write an empty wheel of an installed package, so that pip resolves against its version; return its name."""
     name, version = name_of(pin), pin.partition("==")[2].strip() + THERE
     info, wheel = f"{name}-{version}.dist-info", f"{name}-{version}-py3-none-any.whl"
     with zipfile.ZipFile(folder / wheel, "w") as file:

@@ -1,4 +1,4 @@
-"""How near a stage comes to the floor, and what a decode costs that rides along with a chunk."""
+"""Compares a stage with the device's best rates, and measures the cost of piggybacked decodes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from gapless.conf.architecture import Architecture
 from gapless.models.stage import Stage, StageInputs
-from gapless.runtime.cost.stage_costs import MicroBatchShape
+from gapless.runtime.simulation.cost.stage_costs import MicroBatchShape
 
 from ..paper.one_gpu import CHUNK, LLAMA_13B_BATCHES, decodes
 from .floor import BANDWIDTH, GEMM, linear_shapes
@@ -20,7 +20,7 @@ from .timing import host_seconds_of, seconds_of
 
 PREFILL_SHARE = 0.65  # of the floor's GEMM rate
 DECODE_SHARE = 0.80  # of the floor's bandwidth
-RIDING_SHARE = 0.1  # of a decode-only decode's time
+RIDING_SHARE = 0.1  # of the time of a decode in a decode-only batch
 LENGTH = 1024
 
 
@@ -38,7 +38,7 @@ def goals(task: Task) -> Iterator[Row]:
 
 
 def _measure(part: str, task: Task, stage: Stage, forward: Callable[[StageInputs], torch.Tensor]) -> Iterator[Row]:
-    """Time chunks, decodes and both together; the last layer computes the rows that sample alone, as in a run."""
+    """Time chunks, decodes and both; the last layer computes only sampled rows, as in a run."""
     arch, element = stage.arch, dtype_of(task.device).itemsize
     gemm, bandwidth = task.value("floor", GEMM), task.value("floor", BANDWIDTH)
     layers = f"{arch.num_layers} layers"
@@ -88,9 +88,9 @@ def _measure(part: str, task: Task, stage: Stage, forward: Callable[[StageInputs
 
 
 def flops(arch: Architecture, shape: MicroBatchShape) -> float:
-    """Return the FLOPs of a chunk on a stage with embedding and LM head, whose last layer computes sampled rows alone.
+    """Return the FLOPs of a chunk on a stage with embedding and LM head, whose last layer computes only sampled rows.
 
-    Counted are matrix products and causal attention.
+    Counts GEMMs and causal attention.
     """
     ((length, prefix),) = shape.chunks
     sizes = {name: inputs * outputs for name, (inputs, outputs) in linear_shapes(arch).items()}
@@ -103,7 +103,7 @@ def flops(arch: Architecture, shape: MicroBatchShape) -> float:
 
 
 def bytes_read(arch: Architecture, shape: MicroBatchShape, element: int) -> float:
-    """Return the bytes of weights, keys and values that decodes read at the least; `element`: bytes of a number."""
+    """Return the minimum bytes of weights, keys and values that decodes read; `element`: bytes per element."""
     weights = arch.num_layers * sum(inputs * outputs for inputs, outputs in linear_shapes(arch).values())
     cache = 2.0 * arch.num_layers * shape.context * arch.num_kv_heads * arch.head_dim
     return element * (weights + cache + arch.hidden_size * arch.vocab_size)

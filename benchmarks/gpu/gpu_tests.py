@@ -1,4 +1,4 @@
-"""The project's own tests that need a GPU, by pytest."""
+"""Runs the project's GPU tests with pytest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MARK = "pytest.mark.gpu"
 
 
 def gpu_tests(task: Task) -> Iterator[Row]:
-    """Run them in a process of its own. On a GPU none may be skipped."""
+    """Run them in a separate process. On a GPU none may be skipped."""
     files = sorted(path for path in (ROOT / "tests").rglob("test_*.py") if MARK in path.read_text(encoding="utf-8"))
     command = (sys.executable, "-m", "pytest", "-m", "gpu", "--all", "-rfEs", "-p", "no:cacheprovider")
     done = subprocess.run((*command, *map(str, files)), cwd=ROOT, capture_output=True, text=True, check=False)

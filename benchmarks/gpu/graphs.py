@@ -1,4 +1,4 @@
-"""Capture and replay of CUDA graphs."""
+"""Measures capture and replay of CUDA graphs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from gapless.models.graphed_stage import BUCKETS, GraphedStage
 from gapless.models.work_memory import PAGE_STEP
-from gapless.runtime.cost.stage_costs import MicroBatchShape
+from gapless.runtime.simulation.cost.stage_costs import MicroBatchShape
 
 from ..paper.one_gpu import decodes
 from .model import BLOCK, architecture, batch_of, layers_that_fit, random_stage, slots_of, start, with_graphs
@@ -20,17 +20,17 @@ from .rows import Row, checked, figure, missing
 from .timing import host_seconds_of
 
 LAYERS = 41
-KV_TOKENS = 34 * 1024  # of 64 decodes and a chunk, and no more: the layers take 26 GiB
-ROUNDING = 0.05  # of bfloat16 through all layers: deviation of the logits' error over theirs
+KV_TOKENS = 34 * 1024  # just enough for 64 decodes and a chunk: the layers take 26 GiB
+ROUNDING = 0.05  # bfloat16 through all layers: standard deviation of the error over that of the logits
 
 
 def graphs(task: Task) -> Iterator[Row]:
-    """Capture the graphs of 41 layers as wide as LLaMA-13B's; replays must equal the same pieces without graphs."""
+    """Capture graphs of 41 layers of LLaMA-13B's width; replays must equal eager execution of the same pieces."""
     yield from _captured(task, "graphs", BLOCK)
 
 
 def decode_graphs(task: Task) -> Iterator[Row]:
-    """Do the same with keys that are read by pages, so that decodes alone are one graph."""
+    """Do the same with paged decode attention, so that decodes alone are one graph."""
     yield from _captured(task, "decode_graphs", PAGE_STEP)
 
 
@@ -71,7 +71,7 @@ def _captured(task: Task, part: str, block_size: int) -> Iterator[Row]:
 
 
 def _free(device: str) -> int:
-    """Return the free memory in bytes, once the device has done all; 0 on a CPU."""
+    """Return the free memory in bytes after synchronizing; 0 on a CPU."""
     if device != "cuda":
         return 0
     torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""Runs the parts of a list: the command line, the time that is left, and the table."""
+"""Runs the parts of a list: command line, time limits and table."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from .parts import LISTS, Part, Task, chosen
 from .rows import Row, json_tables, missing, page, summary, table
 from .worker import Worker
 
-LEAST_S = 5.0  # less is not worth a start
-ON_A_CPU = 4  # times as long as on a GPU may a part and a list take
+LEAST_S = 5.0  # minimum time for starting a part
+ON_A_CPU = 4  # factor on time limits
 
 
 def main(description: str) -> int:
-    """Run the list that the command line names; return 1 where something failed or the GPUs are not there."""
+    """Run the list of the command line; return 1 if something failed or GPUs are missing."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=description)
     parser.add_argument("list", choices=[*LISTS, "gather"], help="gather FOLDER: the wheels that first needs")
-    parser.add_argument("--only", default="", metavar="NAME,...", help="some parts of the list, and what they need")
+    parser.add_argument("--only", default="", metavar="NAME,...", help="only these parts, and those that they need")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write table and JSON there, named after the device")
-    parser.add_argument("--seconds", type=float, help="that the list may take, in place of its own")
+    parser.add_argument("--seconds", type=float, help="time limit of the list, instead of its own")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--small", action="store_true", help="tiny sizes, for a CPU")
     parser.add_argument("--runs", type=Path, default=Path("runs/gpu"), metavar="FOLDER", help="for profiles and runs")
@@ -52,7 +52,7 @@ def main(description: str) -> int:
     for row in run(parts, task, arguments.seconds or stretch * wanted.total_s):
         rows.append(row)
         _say("  " + "  ".join(cell for cell in row.cells[1:] if cell))
-        if arguments.out is not None:  # after each row, since a machine may go away
+        if arguments.out is not None:  # after each row, since the machine may be lost
             arguments.out.mkdir(parents=True, exist_ok=True)
             write_json(arguments.out / f"{name}.json", "gpu", json_tables(rows), machine)
             (arguments.out / f"{name}.md").write_text(page(arguments.out / f"{name}.json", rows), encoding="utf-8")
@@ -61,7 +61,7 @@ def main(description: str) -> int:
 
 
 def run(parts: list[Part], task: Task, seconds: float) -> Iterator[Row]:
-    """Run parts one after the other and yield their rows. A part that the time does not reach yields a failure."""
+    """Run parts in order and yield their rows. A part for which no time is left yields a failure."""
     end, worker, rows = time.monotonic() + seconds, Worker(), list[Row]()
     try:
         for part in parts:
@@ -79,10 +79,10 @@ def run(parts: list[Part], task: Task, seconds: float) -> Iterator[Row]:
 
 
 def found(device: str, devices: int) -> tuple[str, str]:
-    """Return the device's name, and with it the versions in one line.
+    """Return the device's name, and a line with the name and versions.
 
     Raises:
-        LookupError: As many CUDA devices are not there.
+        LookupError: there are fewer CUDA devices.
     """
     import torch
 

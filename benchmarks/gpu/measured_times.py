@@ -1,4 +1,4 @@
-"""Measures the iterations of a stage by operator, in the form in which the cost model predicts them."""
+"""Measures a stage's iterations by operator, through the interface of the cost model."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from statistics import median
 import torch
 
 from gapless.models.stage import Stage
-from gapless.runtime.cost.operators import LAYER_LINEARS
-from gapless.runtime.cost.stage_costs import MicroBatchShape
-from gapless.runtime.profiling.probe import Probe
+from gapless.runtime.simulation.cost.operators import LAYER_LINEARS
+from gapless.runtime.simulation.cost.stage_costs import MicroBatchShape
+from gapless.runtime.simulation.profiling.probe import Probe
 
 from .model import batch_of, slots_of
 from .timing import repeated
@@ -20,20 +20,20 @@ OF_A_STAGE = ("embedding", "step", "head")
 
 
 class MeasuredTimes:
-    """The seconds of a stage's iterations, each shape measured when it is first asked for.
+    """Seconds of a stage's iterations; each shape is measured on first use.
 
-    They stand for a model of `num_layers` layers: a layer's operators count that many times, however many layers the
-    stage holds. All layers compute all rows, as in the paper, and the LM head the rows that sample.
+    They represent a model of `num_layers` layers: the operators of a layer count that many times, whatever the number
+    of layers in the stage. All layers compute all rows, as in the paper, and the LM head the sampled rows.
 
     Args:
-        stage: It gets hooks, which stay.
+        stage: It gets permanent hooks.
         num_layers: Layers of the model.
     """
 
     def __init__(self, stage: Stage, num_layers: int) -> None:
         self._stage = stage
         self._num_layers = num_layers
-        self._slots = stage.cache.scratch_slot  # the first that no request owns
+        self._slots = stage.cache.scratch_slot  # the first that belongs to no request
         self._found: dict[tuple[object, ...], dict[str, float]] = {}
         self._sampled: torch.Tensor | None = None
         if stage.final_norm is not None:
@@ -44,7 +44,7 @@ class MeasuredTimes:
         return tuple(None if part is None else part[self._sampled] for part in args)
 
     def fits(self, shape: MicroBatchShape) -> bool:
-        """Return whether the KV cache holds the requests of a shape."""
+        """Return whether the requests of a shape fit into the KV cache."""
         return slots_of(shape) <= self._slots
 
     def seconds(self, shape: MicroBatchShape) -> list[float]:
@@ -52,10 +52,10 @@ class MeasuredTimes:
         return [sum(self.breakdown(shape, 0).values())]
 
     def breakdown(self, shape: MicroBatchShape, stage: int = 0) -> dict[str, float]:
-        """Return the seconds by operator, all layers together; they add up to the iteration's.
+        """Return the seconds by operator over all layers; they sum to the iteration's time.
 
         Raises:
-            ValueError: The KV cache is too small.
+            ValueError: the KV cache is too small.
         """
         key = shape.chunks, shape.decodes, shape.context, shape.sampled
         if key not in self._found:

@@ -1,4 +1,4 @@
-"""The loop of a middle stage of a pipeline, on one GPU: the other stages are torch's fake process group."""
+"""Measures the loop of a middle pipeline stage on one GPU, with torch's fake process group as the other stages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gapless.parallel.groups import Groups
 from gapless.parallel.megatron import parallel_state
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.transport import Transport
-from gapless.runtime.cost.stage_costs import MicroBatchShape
+from gapless.runtime.simulation.cost.stage_costs import MicroBatchShape
 
 from ..paper.one_gpu import decodes
 from .engine import no_waits, place_of
@@ -31,7 +31,7 @@ ROUNDS = 20
 
 
 def middle(task: Task) -> Iterator[Row]:
-    """Receive, compute and send as stage 1 of 4, with CUDA graphs, and nothing that waits."""
+    """Receive, compute and send as stage 1 of 4, with CUDA graphs and without host synchronization."""
     arch = replace(architecture("llama-13b", task.small), num_layers=2 if task.small else 10)
     device, mesh = torch.device(task.device, 0) if task.device == "cuda" else torch.device("cpu"), Mesh(STAGES, 1, 1)
     dist.init_process_group("fake", store=FakeStore(), rank=mesh.rank, world_size=mesh.world_size)

@@ -1,4 +1,4 @@
-"""The model that is measured: LLaMA-13B with as many of its layers as fit the device, and random weights."""
+"""The measured model: LLaMA-13B with random weights and as many layers as fit on the device."""
 
 from __future__ import annotations
 
@@ -12,28 +12,29 @@ from gapless.conf.architecture import Architecture
 from gapless.conf.build import build, load_group
 from gapless.conf.schema import ModelConfig
 from gapless.models.batch import RaggedBatch, Segment
+from gapless.models.checkpoint import Checkpoint
 from gapless.models.cuda_graphs import capture_graphs
 from gapless.models.graphed_stage import GraphedStage
-from gapless.models.huggingface import resolve_architecture
 from gapless.models.memory import kv_bytes_per_token
 from gapless.models.stage import Stage
+from gapless.models.stage_spec import StageSpec
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.rendezvous import Rendezvous
-from gapless.runtime.cost.stage_costs import MicroBatchShape
+from gapless.runtime.simulation.cost.stage_costs import MicroBatchShape
 
 from ..paper.one_gpu import LLAMA_13B_BATCHES
 
 BLOCK = 16
-MEMORY_SHARE = 0.85  # of the device's free memory, for weights and KV cache; activations take of the rest
-CPU_BYTES = 1 << 30  # what a CPU's "device" has
+MEMORY_SHARE = 0.85  # share of the device's free memory for weights and KV cache; the rest is for activations
+CPU_BYTES = 1 << 30  # "device" memory of a CPU
 STD = 0.02
-KV_TOKENS = max(batch * length for length, batch in LLAMA_13B_BATCHES.items()) + 512  # and a chunk
+KV_TOKENS = max(batch * length for length, batch in LLAMA_13B_BATCHES.items()) + 512  # plus a chunk
 
 
 def architecture(name: str, small: bool) -> Architecture:
-    """Return the shape of a model of `conf/model/`; if `small`, with the same number of layers at a tiny width."""
-    arch = resolve_architecture(build(ModelConfig, load_group("model", name), "model"))
+    """Return the architecture of a model of `conf/model/`; if `small`, a tiny one with two layers."""
+    arch = Checkpoint.open(build(ModelConfig, load_group("model", name), "model")).arch
     if not small:
         return arch
     return replace(
@@ -47,20 +48,20 @@ def dtype_of(device: str) -> torch.dtype:
 
 
 def free_bytes(device: str) -> int:
-    """Return the bytes that weights and KV cache may take."""
+    """Return the bytes available for weights and KV cache."""
     return int(MEMORY_SHARE * (torch.cuda.mem_get_info()[0] if device == "cuda" else CPU_BYTES))
 
 
 def start(device: str) -> Groups:
-    """Start the groups of one rank."""
+    """Start the process groups of one rank."""
     return Groups.start(Rendezvous(0, 1, "", "cuda:0" if device == "cuda" else "cpu"), Mesh(1, 1), 120)
 
 
 def layers_that_fit(arch: Architecture, device: str, kv_tokens: int) -> int:
-    """Return how many layers, at most the model's, fit with embedding, LM head and their KV cache.
+    """Return how many of the model's layers fit, with embedding, LM head and their KV cache.
 
     Raises:
-        MemoryError: Not even one does.
+        MemoryError: not even one fits.
     """
     element = dtype_of(device).itemsize
     layer = arch.layer_params * element + kv_tokens * kv_bytes_per_token(arch, 1, 1, element)
@@ -71,16 +72,15 @@ def layers_that_fit(arch: Architecture, device: str, kv_tokens: int) -> int:
 
 
 def random_stage(arch: Architecture, groups: Groups, kv_tokens: int, block_size: int = BLOCK) -> Stage:
-    """Build a stage of all layers of `arch`, its weights drawn on the device, and a KV cache of `kv_tokens` tokens."""
-    stage = Stage(
-        arch,
-        groups,
-        range(arch.num_layers),
-        dtype=dtype_of(groups.device.type),
-        attention="auto",
+    """Build a stage of all layers of `arch` with random weights and a KV cache of `kv_tokens` tokens."""
+    spec = StageSpec(
+        model=ModelConfig(architecture=arch, dtype="bfloat16" if groups.device.type == "cuda" else "float32"),
+        arch=arch,
+        layers=(0, arch.num_layers),
         num_blocks=-(-kv_tokens // block_size),
         block_size=block_size,
     )
+    stage = Stage(spec, groups)
     torch.manual_seed(0)
     for module in stage.modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -98,7 +98,7 @@ def random_stage(arch: Architecture, groups: Groups, kv_tokens: int, block_size:
 
 @cache
 def llama_13b(device: str, small: bool) -> Stage:
-    """Build LLaMA-13B, or as many of its layers as fit. The process keeps it."""
+    """Build LLaMA-13B, or as many of its layers as fit, once per process."""
     arch = architecture("llama-13b", small)
     groups = start(device)
     layers = layers_that_fit(arch, device, KV_TOKENS)
@@ -106,12 +106,12 @@ def llama_13b(device: str, small: bool) -> Stage:
 
 
 def with_graphs(stage: Stage) -> GraphedStage:
-    """Return the stage as a run on CUDA computes it, by CUDA graphs. On a CPU the same works run without them."""
+    """Return the stage with CUDA graphs, as in a run on CUDA. On a CPU the same pieces run eagerly."""
     return GraphedStage(stage, capture_graphs if stage.device.type == "cuda" else list)
 
 
 def batch_of(shape: MicroBatchShape, block_size: int = BLOCK) -> RaggedBatch:
-    """Make a micro-batch of a shape. Its requests own consecutive KV blocks; the first chunks that may sample do."""
+    """Make a micro-batch of a shape. Requests have consecutive KV blocks; the first chunks are those that sample."""
     chunks, decodes, rows, block, row = list[Segment](), list[Segment](), list[int](), 0, 0
 
     def blocks(tokens: int) -> range:
@@ -132,7 +132,7 @@ def batch_of(shape: MicroBatchShape, block_size: int = BLOCK) -> RaggedBatch:
 
 
 def slots_of(shape: MicroBatchShape, block_size: int = BLOCK) -> int:
-    """Return the KV slots that the requests of a shape own."""
+    """Return the number of KV slots of the requests of a shape."""
     sizes = [length + prefix for length, prefix in shape.chunks]
     sizes += [shape.context // shape.decodes] * shape.decodes if shape.decodes else []
     return sum(-(-size // block_size) * block_size for size in sizes)

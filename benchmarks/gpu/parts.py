@@ -1,4 +1,4 @@
-"""The parts of each list, in their order, each with the time that it may take."""
+"""The parts of each list in order, each with its time limit."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Part:
     Attributes:
         name: Its name, for `--only`.
         function: Its code, a `Measure`: `module:function`. Only the process that runs it imports the module.
-        budget_s: Seconds after which it is ended, the start of its process included.
-        process: The process that it shares with its neighbours of the same name; what they build on the device stays.
-            Without one it has its own.
-        needs: Parts whose rows it reads; they run before it, asked for or not.
+        budget_s: Time limit in seconds, including the start of its process.
+        process: Name of a process shared by consecutive parts, which keeps what they build on the device. Empty: its
+            own process.
+        needs: Parts whose rows it reads; they always run before it.
     """
 
     name: str
@@ -37,13 +37,13 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a part gets to know.
+    """The input of a part.
 
     Attributes:
         device: `cuda` or `cpu`.
-        small: Whether sizes are tiny, for a CPU.
-        folder: Where it may write files.
-        found: The rows of the parts before.
+        small: Whether to use tiny sizes, for a CPU.
+        folder: For its files.
+        found: Rows of the previous parts.
     """
 
     device: str
@@ -52,10 +52,10 @@ class Task:
     found: tuple[Row, ...]
 
     def value(self, part: str, quantity: str) -> float:
-        """Return a number that a part before found.
+        """Return a value from a previous part.
 
         Raises:
-            LookupError: It found none.
+            LookupError: there is none.
         """
         for row in self.found:
             if row.part == part and row.quantity == quantity and row.value is not None:
@@ -68,12 +68,12 @@ Measure = Callable[[Task], Iterator[Row]]
 
 @dataclass(frozen=True, slots=True)
 class PartList:
-    """Parts that run one after the other.
+    """Parts that run in order.
 
     Attributes:
-        parts: In order of their worth: those that the time does not reach are left out.
-        total_s: Seconds that all of them may take together.
-        devices: GPUs that they need.
+        parts: Most important first, since the last ones may run out of time.
+        total_s: Time limit of all parts together, in seconds.
+        devices: Number of GPUs needed.
     """
 
     parts: tuple[Part, ...]
@@ -129,10 +129,10 @@ LISTS = {
 
 
 def chosen(name: str, names: list[str]) -> list[Part]:
-    """Return the parts of a list that have these names, and what they need, in order; all parts without names.
+    """Return the named parts of a list and those that they need, in order; all parts if `names` is empty.
 
     Raises:
-        ValueError: There is no part of such a name.
+        ValueError: a name is unknown.
     """
     parts = LISTS[name].parts
     by_name = {part.name: part for part in parts}

@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Iterator
 
 from gapless.launch.cli import main as gapless
-from gapless.runtime.cost.profile_folder import ProfileFolder
-from gapless.runtime.profiling.prediction_error import held_out_errors
+from gapless.runtime.simulation.cost.profile_folder import ProfileFolder
+from gapless.runtime.simulation.profiling.prediction_error import held_out_errors
 
 from ..paper import config_of
 from ..paper.run import run
@@ -16,8 +16,8 @@ from .parts import Task
 from .rows import Row, of_paper
 
 PROFILE, RUNS = "profile", "simulate"  # below a task's folder
-LAYERS = 4  # of the profile; their weights are larger than a GPU's cache
-# The nearest config of a device by what its name holds; a profile takes no constant of it but the tile.
+LAYERS = 4  # of the profile; enough that weights exceed a GPU's cache
+# The closest hardware config by device name; a profile uses only its tile size.
 HARDWARE = {"H200": "h200", "H100": "h100", "A100": "a100-80g", "A6000": "a6000"}
 LONGEST = 4096  # tokens; the figure has requests of 3K
 POLICIES = ("orca_best", "sarathi", "equal_time")
@@ -85,7 +85,7 @@ def simulate(task: Task) -> Iterator[Row]:
 
 
 def _model(task: Task) -> tuple[str, ...]:
-    """Return the overrides of the model and the device, fewer layers where the memory does not hold all."""
+    """Return the overrides of model and device, with fewer layers if not all fit into memory."""
     if task.small:
         return (
             "model=tiny",
@@ -117,7 +117,7 @@ def _gapless(*command: str) -> None:
     """Run a command of gapless.
 
     Raises:
-        RuntimeError: It failed, and has said why.
+        RuntimeError: it failed; it has printed why.
     """
     if code := gapless(command):
         raise RuntimeError(f"gapless {command[0]} ended with {code}; standard error says why")

@@ -1,4 +1,4 @@
-"""Ranks on two GPUs under torchrun: start, tokens and the end, the death of a rank, and who has a context where."""
+"""Runs ranks on two GPUs under torchrun: start, tokens and exit, the death of a rank, and CUDA contexts."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from .rows import Row, checked, figure
 CONTEXTS = ("nvidia-smi", "--query-compute-apps=pid,gpu_uuid", "--format=csv,noheader")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "gapless.launch.torchrun")
 LOOK_S = 0.2
-MARK = "GAPLESS_BENCHMARK"  # in the environment of what a part starts: its process
+MARK = "GAPLESS_BENCHMARK"  # environment variable with the process ID of the part
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a command left: its outputs by prompt, its summary, its seconds, and the devices of each process."""
+    """Results of a command: outputs by prompt, summary, seconds, and the devices of each process."""
 
     tokens: list[list[int]]
     summary: dict[str, Any]
@@ -36,7 +36,7 @@ class Done:
 
 
 def one(task: Task) -> Iterator[Row]:
-    """Run one rank, whose outputs are what the others' must be."""
+    """Run one rank, whose outputs are the reference."""
     path = task.folder / "one.json"
     path.unlink(missing_ok=True)
     done = _run(task, "local", "float32")
@@ -66,7 +66,7 @@ def kill_pp2(task: Task) -> Iterator[Row]:
 
 
 def _generate(task: Task, parallel: str, killed: int | None = None) -> Iterator[Row]:
-    """Compare float32 tokens with those of one rank; where no rank is killed, run as by default too."""
+    """Compare float32 tokens with those of one rank; without a kill, also run with the default type."""
     part, setting = parallel if killed is None else f"kill_{parallel}", f"{parallel}, float32"
     expected = json.loads((task.folder / "one.json").read_text(encoding="utf-8"))
     found = _run(task, parallel, "float32", killed)
@@ -93,10 +93,10 @@ def _generate(task: Task, parallel: str, killed: int | None = None) -> Iterator[
 
 
 def _run(task: Task, parallel: str, dtype: str, killed: int | None = None) -> Done:
-    """Run `gapless generate` on prompts of which the first end early; kill rank `killed` when one has ended.
+    """Run `gapless generate` on prompts, the first of which finish early; kill rank `killed` after the first output.
 
     Raises:
-        RuntimeError: The command failed; the text is its last line.
+        RuntimeError: the command failed; the message is its last line.
     """
     lengths = [16, 16, *[200 if task.small else 800] * 6]
     with tempfile.TemporaryDirectory() as name:
@@ -140,13 +140,13 @@ def _size(path: Path) -> int:
 
 
 def _rank_process(rank: int) -> int:
-    """Return the process of a rank that torchrun started for this part, by its environment."""
+    """Return the process of a rank of this part, found by its environment."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             environment = (folder / "environ").read_bytes().split(b"\0")
             wanted = {b"GAPLESS_ROLE=rank", f"RANK={rank}".encode(), f"{MARK}={os.getpid()}".encode()}
             if wanted <= set(environment):
                 return int(folder.name)
-        except OSError:  # it has ended, or is another user's
+        except OSError:  # exited, or another user's
             continue
     raise RuntimeError(f"no process of rank {rank} is there")

@@ -1,4 +1,4 @@
-"""A row of the table: one quantity, with the paper's number or the goal beside it."""
+"""Rows of the result table: one quantity each, with the paper's number or a goal."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ HEAD = ("part", "quantity", "setting", "value", "paper, A6000", "goal", "")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One quantity that a part found.
+    """One quantity measured by a part.
 
     Attributes:
-        part: The part that found it.
-        quantity: What it is, with its unit.
-        setting: The setting that it is of.
-        value: The number; None where there is none.
+        part: The part.
+        quantity: The quantity, with its unit.
+        setting: The setting.
+        value: The number, or None.
         paper: The paper's number, of LLaMA-13B on an A6000.
         goal: The number to reach.
         relation: Whether `value` must be at least (`>=`) or at most (`<=`) the goal or the paper's number.
-        status: `ok` or `FAIL` of a check, `met` or `missed` of a goal, `skip` where something did not run, else empty.
-        note: What else there is to say, as an error's text.
+        status: `ok` or `FAIL` of a check, `met` or `missed` of a goal, `skip` if something did not run, else empty.
+        note: A remark, e.g. an error's text.
     """
 
     part: str
@@ -73,7 +73,7 @@ def aimed(part: str, quantity: str, setting: str, value: float, goal: float, rel
 
 
 def of_paper(part: str, rows: Iterable[PaperRow], note: str = "") -> list[Row]:
-    """Make rows of an experiment's rows."""
+    """Convert an experiment's rows."""
     return [
         Row(
             part=part,
@@ -89,12 +89,12 @@ def of_paper(part: str, rows: Iterable[PaperRow], note: str = "") -> list[Row]:
 
 
 def figure(part: str, quantity: str, setting: str, value: float) -> Row:
-    """Make the row of a number that nothing is demanded of."""
+    """Make the row of a number without a requirement."""
     return Row(part=part, quantity=quantity, setting=setting, value=value)
 
 
 def missing(part: str, quantity: str, setting: str, reason: str) -> Row:
-    """Make the row of something that has to be there and is not."""
+    """Make the FAIL row of something required but missing."""
     return Row(
         part=part,
         quantity=quantity,
@@ -105,7 +105,7 @@ def missing(part: str, quantity: str, setting: str, reason: str) -> Row:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Write the rows as one table; columns that no row fills are left out."""
+    """Format the rows as a table without empty columns."""
     lines = [HEAD, *(row.cells for row in rows)]
     filled = [column for column in range(len(HEAD)) if any(row.cells[column] for row in rows)]
     widths = {column: max(len(line[column]) for line in lines) for column in filled}
@@ -119,7 +119,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """Count what passed, what failed, goals and figures, in one line."""
+    """Count passed and failed checks, goals and figures, in one line."""
     words = {"ok": "passed", "FAIL": "failed", "met": "goals met", "missed": "goals missed", "skip": "skipped"}
     counts = {word: sum(row.status == status for row in rows) for status, word in words.items()}
     counts["figures"] = sum(not row.status for row in rows)
@@ -136,7 +136,7 @@ def json_tables(rows: Iterable[Row]) -> dict[str, list[dict[str, Any]]]:
 
 
 def page(numbers: Path, rows: Sequence[Row]) -> str:
-    """Write the page of a result beside its numbers, a JSON file of `benchmarks/support/results.py`."""
+    """Return the page of a result; `numbers` is its JSON file from `benchmarks/support/results.py`."""
     result = json.loads(numbers.read_text(encoding="utf-8"))
     (measurement,) = result["measurements"]
     when = f"Measured {measurement['date']} at commit `{measurement['commit']}` on {measurement['machine']}."

@@ -1,4 +1,4 @@
-"""The sampler by rows and vocabulary: whether tokens follow the rules that leave no choice, and what they cost."""
+"""Measures the sampler by rows and vocabulary: correctness where sampling is deterministic, and cost."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def sampler(task: Task) -> Iterator[Row]:
 
 
 def _queue(vocabulary: int, rows: int, params: SamplingParams, logits: torch.Tensor) -> partial[PendingTokens]:
-    """Return a call that queues a token for each row, of requests with some tokens behind them."""
+    """Return a call that samples a token for each row, for requests with some previous tokens."""
     made = Sampler(vocabulary)
     for request in range(rows):
         made.add(request, params, seed=request, prompt_len=len(PAST) - 8, eos_token_ids=(2,))

@@ -1,4 +1,4 @@
-"""Matrix products while a kernel holds some multiprocessors, as NCCL's do that wait for another rank."""
+"""GEMMs while a kernel occupies some multiprocessors, as NCCL kernels do that wait for another rank."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ extern "C" __global__ void spin(int milliseconds, unsigned* sink) {
 
 
 def spinning(task: Task) -> Iterator[Row]:
-    """Time a layer's product over 512 rows with 0 to 16 multiprocessors held."""
+    """Time a layer's GEMM over 512 rows with 0 to 16 multiprocessors occupied."""
     where, dtype = torch.device(task.device), dtype_of(task.device)
     inputs, outputs = linear_shapes(architecture("llama-13b", task.small))["ffn_ln1"]
     x, weight = (torch.randn(*shape, device=where, dtype=dtype) for shape in ((ROWS, inputs), (inputs, outputs)))
@@ -40,7 +40,7 @@ def spinning(task: Task) -> Iterator[Row]:
         return
     compiled = torch.cuda._compile_kernel(SOURCE, "spin")
     shared = int(torch.cuda.get_device_properties(where).shared_memory_per_block_optin * 0.9) // 1024 * 1024
-    compiled.set_shared_memory_config(shared)  # so that no block of a product fits beside one of these
+    compiled.set_shared_memory_config(shared)  # leaves no room for a GEMM block on the same multiprocessor
     sink, stream = torch.zeros(1, device=where, dtype=torch.int32), torch.cuda.Stream()
     for held in HELD:
         torch.cuda.synchronize()

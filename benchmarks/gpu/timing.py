@@ -14,7 +14,7 @@ LEAST_RUNS = 3
 
 
 def repeated(measure: Callable[[], T], patience_s: float = 0.1, most: int = 20) -> list[T]:
-    """Call `measure` 3 times, then up to `most` times while the calls take less than `patience_s` seconds together."""
+    """Call `measure` 3 times, then up to `most` times while the total time is below `patience_s`."""
     began, found = time.perf_counter(), list[T]()
     while len(found) < LEAST_RUNS or (len(found) < most and time.perf_counter() - began < patience_s):
         found.append(measure())
@@ -22,7 +22,7 @@ def repeated(measure: Callable[[], T], patience_s: float = 0.1, most: int = 20) 
 
 
 def seconds_of(run: Callable[[], object], device: torch.device, patience_s: float = 0.1, most: int = 20) -> float:
-    """Return the median seconds of `run`, from when the device was idle until it is idle again; one run warms up."""
+    """Return the median seconds of `run` from idle device to idle device, after one warm-up run."""
     run()
     return median(repeated(lambda: _once(run, device), patience_s, most))
 
@@ -42,7 +42,7 @@ def _once(run: Callable[[], object], device: torch.device) -> float:
 
 
 def host_seconds_of(run: Callable[[], object], device: torch.device) -> float:
-    """Return the median seconds until `run` returns, with the device idle before; its work may go on after that."""
+    """Return the median seconds until `run` returns, starting from an idle device; its work may still be queued."""
 
     def once() -> float:
         if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""The versions of what runs, the device, and which attention backends run on it."""
+"""Reports versions, the device, and which attention backends run on it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import torch
 import gapless
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import ModelConfig
+from gapless.kernels.operators.select import make_kernels
 from gapless.models.attention.backend import AttentionBackend, AttentionSizes
 from gapless.models.attention.sdpa import SdpaBackend
 from gapless.models.attention.select import make_backend
-from gapless.models.kernels.select import make_kernels
 
 from .parts import Task
 from .rows import Row, missing
@@ -27,7 +27,7 @@ PACKAGES = ("torch", "triton", "xformers", "megatron-core", "transformers", "num
 
 
 def backend_names(device: str) -> list[str]:
-    """Return what `model.attention` can be on a device, but `auto`; each of them must run."""
+    """Return the values of `model.attention` for a device except `auto`; each must run."""
     names = [name for name in get_args(get_type_hints(ModelConfig)["attention"]) if name != "auto"]
     return names if device == "cuda" else [name for name in names if name == "sdpa"]
 
@@ -45,7 +45,7 @@ def backend(
     """Make a backend as a stage does.
 
     Raises:
-        ConfigError: It does not run here.
+        ConfigError: it does not run here.
     """
     where = torch.device(device)
     dtype = dtype or (torch.bfloat16 if device == "cuda" else torch.float32)
@@ -59,12 +59,12 @@ def backend(
 
 
 def is_expected(name: str) -> bool:
-    """Return whether a backend must run: xformers where it is installed beside a torch for CUDA 12, as its wheel is."""
+    """Return whether a backend must run; xformers only if installed, with torch for CUDA 12 like its wheel."""
     return name != "xformers" or (str(torch.version.cuda).startswith("12.") and find_spec("xformers") is not None)
 
 
 def versions(task: Task) -> Iterator[Row]:
-    """List versions and the device, then try each attention backend; one that does not run fails."""
+    """List versions and the device, then try each attention backend; one that does not run is a failure."""
     yield _fact("Python", f"{platform.python_version()}, {platform.platform()}")
     yield _fact("gapless", ", ".join(sorted({str(Path(path)) for path in gapless.__path__})))
     for package in PACKAGES:

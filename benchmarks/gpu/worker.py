@@ -1,4 +1,4 @@
-"""Runs parts in a process of their own, so that a part that hangs or breaks the device spoils no other."""
+"""Runs parts in separate processes, so that a part that hangs or breaks the device does not affect others."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .rows import Row
 
 
 class Worker:
-    """A process that runs parts one after another.
+    """A process that runs parts in order.
 
-    It ends with the first part that fails, since an error of CUDA may spoil all calls after it, and with the first
-    that needs another process. The next part starts a new one.
+    It is replaced after a part that fails, since a CUDA error may affect all later calls, and for a part that needs
+    another process.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Worker:
         self._name = ""
 
     def run(self, part: Part, task: Task) -> Iterator[Row]:
-        """Run a part, and yield its rows as they come. A part that fails yields a row that says so."""
+        """Run a part and yield its rows as they arrive; if it fails, yield a FAIL row."""
         end = time.monotonic() + part.budget_s
         if self._name != (part.process or part.name):
             self.stop()
@@ -55,14 +55,14 @@ class Worker:
             yield Row(part=part.name, quantity=part.name, status="FAIL", note=failure)
 
     def stop(self) -> None:
-        """End the process and what it started."""
+        """Kill the process and its children."""
         if self._process is None or self._connection is None:
             return
         self._connection.close()
         assert self._process.pid is not None
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:  # it leads no group yet
+        except ProcessLookupError:  # not a group leader yet
             self._process.kill()
         self._process.join()
         self._process, self._connection, self._name = None, None, ""
@@ -78,9 +78,9 @@ class Worker:
 
 
 def _serve(connection: Connection) -> None:
-    """Run parts until the connection closes. The answer to a part is its rows, then its error; "" for none."""
-    os.setsid()  # the whole group ends with it; Ctrl-C goes to the parent, which ends the group
-    os.dup2(2, 1)  # standard output is for the table
+    """Run parts until the connection closes. Send a part's rows, then its error, or "" without one."""
+    os.setsid()  # the parent kills the whole group; Ctrl-C reaches only the parent
+    os.dup2(2, 1)  # standard output is reserved for the table
     while True:
         try:
             part, task = connection.recv()
@@ -89,7 +89,7 @@ def _serve(connection: Connection) -> None:
         try:
             for row in part.load()(task):
                 connection.send(row)
-        except Exception as error:  # whatever an operator or a missing package raises belongs in the table
+        except Exception as error:  # any error becomes a row of the table
             text = (f"{type(error).__name__}: {error}".splitlines() or [""])[0]
             connection.send(text[:160])
             sys.exit(1)

@@ -41,10 +41,10 @@ EXPERIMENTS: dict[str, Experiment] = {
 
 
 def config_of(name: str, overrides: Sequence[str] = ()) -> SimulateConfig:
-    """Return the config of an experiment, with keys that hold over its own.
+    """Return the config of an experiment, with overrides.
 
     Raises:
-        ConfigError: there is no such experiment, a key is wrong, or it is one that the experiment sets itself.
+        ConfigError: unknown experiment, a wrong key, or a key that the experiment sets itself.
     """
     if name not in EXPERIMENTS:
         raise ConfigError(f"{name}: unknown{nearest(name, EXPERIMENTS)}")

@@ -1,8 +1,8 @@
-"""Runs the paper's experiments and makes `docs/paper.md` of them: `python -m benchmarks.paper [NAME] [KEY=VALUE] ...`.
+"""Runs the paper's experiments and writes `docs/paper.md`: `python -m benchmarks.paper [NAME] [KEY=VALUE] ...`.
 
-Each experiment prints its table, and leaves `paper.json`, `paper.md` and its plots in `runs/paper/NAME`; without names
-all of them run. Keys are those of `gapless simulate`, over the experiment's own; such runs go to `runs/paper_other`.
-Without keys, the page and its pictures are then made of these folders. `--write` only makes the page.
+Each experiment prints its table and writes `paper.json`, `paper.md` and its plots to `runs/paper/NAME`; without names
+all of them run. Keys are overrides of `gapless simulate`; such runs go to `runs/paper_other`. Without keys, the page
+and its pictures are then made from these folders. `--write` only writes the page.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ from . import EXPERIMENTS, Row, config_of
 from .run import run
 
 RUNS = Path("runs/paper")
-OTHER_RUNS = Path("runs/paper_other")  # with keys of the user's own, which no page is made of
+OTHER_RUNS = Path("runs/paper_other")  # with overrides, not used for the page
 PAGE = Path("docs/paper.md")
 IMAGES = Path("docs/images")
 
 HEAD = """\
 # The paper's evaluation, simulated
 
-SARATHI's tables and figures ([arXiv 2308.16369](https://arxiv.org/abs/2308.16369), sections 3 to 5), run again by this
-project's coordinator, schedulers and ledger over simulated GPUs. In a clone of the repository `make paper` runs all
-and writes this page; one is
+SARATHI's tables and figures ([arXiv 2308.16369](https://arxiv.org/abs/2308.16369), sections 3 to 5), reproduced with
+this project's coordinator, schedulers and ledger on simulated GPUs. In a clone of the repository, `make paper` runs
+all experiments and writes this page. To run one:
 
 ```sh
 python -m benchmarks.paper figure12
 ```
 
-which prints its table, and leaves the same as `paper.json` with the plots in `runs/paper/figure12`. Keys of `gapless
-simulate` hold over the experiment's own, and the files are then in `runs/paper_other`: `workload.num_prompts=500` is a
-quick look.
+This prints its table, and writes `paper.json` and the plots into `runs/paper/figure12`. Keys of `gapless simulate`
+override the experiment's own, and the files are then in `runs/paper_other`. For a quick look, add
+`workload.num_prompts=500`.
 
-**How to read it.** The paper's numbers are those of its text and tables; of what only its plots show there is no number
-here. Ours come from the cost model ([cost_model.md](cost_model.md)). The A100's constants are fitted to published
-measurements of operators, to nothing on this page. The A6000's are fitted to Table 2 and Figure 7 themselves, as
-`conf/hardware/a6000.yaml` says line by line: those two show the fit, the other figures what it foretells. Unless a row
-says otherwise the host's overhead is left out. A row without a number of the paper stands beside the others for
-comparison; where the paper's is a bound (≤, ≥), ours holds or the deviation says by how much it does not.
+**How to read it.** The paper's numbers come from its text and tables; values that only its plots show are not
+included. Ours come from the cost model ([cost_model.md](cost_model.md)). The A100's constants are fitted to published
+measurements of operators, not to this page. The A6000's are fitted to Table 2 and Figure 7, as documented line by line
+in `conf/hardware/a6000.yaml`: these two show the fit, the other figures are predictions. Host overhead is left out
+unless a row states otherwise. Rows without a paper value are for comparison. If the paper's value is a bound (≤, ≥),
+the deviation shows by how much ours violates it.
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m benchmarks.paper", description=__doc__.partition(":")[0])
     parser.add_argument("names", nargs="*", metavar="NAME or KEY=VALUE", help=", ".join(EXPERIMENTS))
-    parser.add_argument("--write", action="store_true", help="make the page of runs that are there")
+    parser.add_argument("--write", action="store_true", help="only write the page, from existing runs")
     given = parser.parse_intermixed_args(arguments)
     overrides = [word for word in given.names if "=" in word]
     names = [word for word in given.names if "=" not in word]
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def page() -> str:
-    """Return the text of the page, all experiments in the paper's order; copies their pictures to `docs/images`."""
+    """Return the page's text, with all experiments in the paper's order; copy their pictures to `docs/images`."""
     sections = []
     for name in EXPERIMENTS:
         folder = RUNS / name
@@ -86,7 +86,7 @@ def page() -> str:
 
 
 def overview() -> str:
-    """Return a table of how far our numbers are from the paper's, by artifact."""
+    """Return a table of our deviations from the paper, by artifact."""
     lines = ["| | numbers of the paper | deviation of ours, median | largest |", "| --- | ---: | ---: | ---: |"]
     for name in EXPERIMENTS:
         rows = [Row(**row) for row in json.loads((RUNS / name / "paper.json").read_text(encoding="utf-8"))]

@@ -1,4 +1,4 @@
-"""The result of an experiment: the paper's numbers beside ours, charts and notes."""
+"""The result of an experiment: the paper's numbers and ours, charts and notes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Literal
 
 from gapless.conf.schema import SimulateConfig
+from gapless.runtime.analysis.drawing.chart import Chart
+from gapless.runtime.analysis.drawing.png import write_figures
 from gapless.runtime.core.run_record import RunRecord
-from gapless.runtime.drawing.chart import Chart
-from gapless.runtime.drawing.png import write_figures
-from gapless.runtime.run_folder.files import write_text
+from gapless.runtime.core.whole_file import write_text
 
 Relation = Literal["=", "<=", ">="]
-# Simulates a config and returns the record of each replica. The name is shown with its progress.
+# Simulates a config and returns the record of each replica; the name is for the progress display.
 Simulate = Callable[[SimulateConfig, str], Sequence[RunRecord]]
 
 
@@ -26,8 +26,8 @@ class Row:
 
     Attributes:
         artifact: The figure or table: "Table 2", "Figure 12".
-        quantity: What is compared, with its unit.
-        setting: The setting that it is of.
+        quantity: The quantity, with its unit.
+        setting: The setting.
         paper: The paper's number, from its text or tables; None if they give none.
         ours: Our number.
         relation: Whether the paper's number is the value itself, or its upper (`<=`) or lower (`>=`) bound.
@@ -57,7 +57,7 @@ class Artifact:
 
     Attributes:
         title: Its heading.
-        rows: The quantities that are compared.
+        rows: The compared quantities.
         charts: Its charts.
         notes: Paragraphs in Markdown: how it was run, where our numbers differ and why.
     """

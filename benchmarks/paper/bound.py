@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from gapless.runtime.core.micro_batch_columns import Ints
-from gapless.runtime.cost.operators import Operators
-from gapless.runtime.cost.stage_costs import MicroBatchShape, StageCosts
+from gapless.runtime.simulation.cost.operators import Operators
+from gapless.runtime.simulation.cost.stage_costs import MicroBatchShape, StageCosts
 
-SIZE_STEP = 8  # tokens between two sizes of a micro-batch that are tried
+SIZE_STEP = 8  # tokens between two micro-batch sizes to try
 MAX_PROMPTS = 16  # whole prompts in a micro-batch
-CHUNKS = (128, 256, 512, 1024, 2048)  # sizes that are tried for the attention of a prompt, tokens
+CHUNKS = (128, 256, 512, 1024, 2048)  # tokens, tried for the attention of a prompt
 
 
 def bubble_free_seconds(costs: StageCosts, inputs: Ints, outputs: Ints, batch: int) -> float:

@@ -1,4 +1,4 @@
-"""The two charts that experiments draw: lines by a number, and stacked bars by operator."""
+"""The two charts of the experiments: lines, and stacked bars by operator."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from gapless.runtime.drawing.chart import Axis, Chart, Series, series_colour, stacked_bars
+from gapless.runtime.analysis.drawing.chart import Axis, Chart, Series, series_colour, stacked_bars
 
 
 def line_chart(name: str, title: str, x: Axis, y: Axis, lines: Mapping[str, Mapping[int, float]]) -> Chart:
-    """Make a chart of `lines`: by label the values by their place on x."""
+    """Make a chart of `lines`: values by x, by label."""
     series = tuple(
         Series(label, np.array(list(by), np.float64), np.array(list(by.values())), series_colour(place))
         for place, (label, by) in enumerate(lines.items())
@@ -19,6 +19,6 @@ def line_chart(name: str, title: str, x: Axis, y: Axis, lines: Mapping[str, Mapp
 
 
 def bar_chart(name: str, title: str, axis: Axis, bars: Mapping[str, Mapping[str, float]]) -> Chart:
-    """Make a chart of stacked bars: by category the lengths of its parts, which are the same ones in each."""
+    """Make a chart of stacked bars: lengths by part, by category; all categories have the same parts."""
     colours = {part: series_colour(place) for place, part in enumerate(next(iter(bars.values())))}
     return stacked_bars(name, title, axis, list(bars.items()), colours)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gapless.conf.schema import SimulateConfig
-from gapless.runtime.drawing.chart import Axis
+from gapless.runtime.analysis.drawing.chart import Axis
 
 from .artifact import Artifact, Row, Simulate
 from .charts import bar_chart
@@ -60,7 +60,7 @@ def figure10(config: SimulateConfig, simulate: Simulate) -> Artifact:
     axis = Axis("time of a request's operators", "s")
     charts = tuple(bar_chart(f"figure10_{chunk}", f"Figure 10: chunk {chunk}", axis, by) for chunk, by in bars.items())
     notes = (
-        "P:D = C / (B - 1), so that all decodes ride along (5.1.3). The paper's ranges are over its own settings, "
+        "P:D = C / (B - 1), so that all decodes are piggybacked (5.1.3). The paper's ranges are over its own settings, "
         "whose batches its text does not list; here they are "
         + "; ".join(f"{', '.join(map(str, by))} at {length // 1024}K" for length, by in BATCHES.items())
         + ".",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gapless.conf.policies import OrcaBestConfig
 from gapless.conf.schema import SimulateConfig
-from gapless.runtime.drawing.chart import Axis
+from gapless.runtime.analysis.drawing.chart import Axis
 
 from .artifact import Artifact, Row, Simulate
 from .charts import line_chart

@@ -10,13 +10,13 @@ import numpy as np
 from gapless.conf.policies import EqualTimeConfig, OrcaBestConfig
 from gapless.conf.schema import SimulateConfig
 from gapless.models.memory import BYTES, MemoryModel
-from gapless.runtime.drawing.chart import Axis, Chart, Series, series_colour
-from gapless.runtime.drawing.distributions import Quantity, cdf
-from gapless.runtime.drawing.formatting import time_unit
-from gapless.runtime.drawing.thinning import thin
+from gapless.runtime.analysis.drawing.chart import Axis, Chart, Series, series_colour
+from gapless.runtime.analysis.drawing.distributions import Quantity, cdf
+from gapless.runtime.analysis.drawing.formatting import time_unit
+from gapless.runtime.analysis.drawing.thinning import thin
+from gapless.runtime.analysis.ledger.causes import BUBBLES, CAUSES, UNEVEN_WORK, Cause
 from gapless.runtime.engine.plan import make_plan
-from gapless.runtime.ledger.causes import BUBBLES, CAUSES, UNEVEN_WORK, Cause
-from gapless.runtime.simulation.make_costs import make_costs
+from gapless.runtime.simulation.pipeline.make_costs import make_costs
 
 from .artifact import Artifact, Row, Simulate, markdown_table, number
 from .bound import bubble_free_seconds
@@ -115,7 +115,7 @@ def _completions_chart(ours: Mapping[str, RunOutcome]) -> Chart:
 
 
 def _notes(ours: Mapping[str, RunOutcome], least: float) -> tuple[str, ...]:
-    """Report the outcomes with the stated parameters side by side; `least` is the makespan's bound, in seconds."""
+    """Compare the outcomes with the stated parameters; `least` is the lower bound of the makespan, in seconds."""
     outer = [cause for cause in CAUSES if cause not in BUBBLES]
     each = list(ours.values())
     over = ["-" if name == TENSOR else f"{outcome.seconds / least:.3f}" for name, outcome in ours.items()]
@@ -142,7 +142,7 @@ def _notes(ours: Mapping[str, RunOutcome], least: float) -> tuple[str, ...]:
 
 
 def _orca_note(orca: RunOutcome, fast: RunOutcome) -> str:
-    """Explain Orca's makespan beside SARATHI's, `fast`."""
+    """Explain Orca's makespan compared with SARATHI's, `fast`."""
     whole_ms, decodes_ms = 1e3 * orca.with_chunk.seconds, 1e3 * orca.decodes_only.seconds
     return (
         f"Orca's compute alone, on its busiest stage, would take {number(orca.busiest)} s, "

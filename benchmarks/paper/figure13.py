@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gapless.conf.schema import SimulateConfig
-from gapless.runtime.cost.stage_costs import MicroBatchShape
-from gapless.runtime.drawing.chart import Axis
+from gapless.runtime.analysis.drawing.chart import Axis
+from gapless.runtime.simulation.cost.stage_costs import MicroBatchShape
 
 from .artifact import Artifact, Relation, Row, Simulate
 from .charts import line_chart
@@ -23,7 +23,7 @@ GAINS = {64: 1.0, 128: 1.16}  # throughput over the baseline's, by chunk; the pa
 
 
 def figure13(config: SimulateConfig, simulate: Simulate) -> Artifact:
-    """Add up prefills chunk by chunk, and simulate whole runs at each chunk's best P:D ratio."""
+    """Sum prefills chunk by chunk, and simulate whole runs at each chunk's best P:D ratio."""
     costs = costs_of(config)
     attention, whole = chunked_over_whole(costs)
     batch = LLAMA_13B_BATCHES[1024]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gapless.conf.schema import SimulateConfig
-from gapless.runtime.cost.stage_costs import MicroBatchShape
-from gapless.runtime.drawing.chart import Axis
+from gapless.runtime.analysis.drawing.chart import Axis
+from gapless.runtime.simulation.cost.stage_costs import MicroBatchShape
 
 from .artifact import Artifact, Row, Simulate
 from .charts import bar_chart

@@ -9,11 +9,11 @@ from gapless.conf.architecture import Architecture
 from gapless.conf.build import build, load_group, load_hardware
 from gapless.conf.schema import HardwareConfig, ModelConfig, SimulateConfig
 from gapless.models.memory import BYTES
-from gapless.runtime.cost.operators import LAYER_LINEARS
-from gapless.runtime.cost.stage_costs import MicroBatchShape, StageCosts
-from gapless.runtime.drawing.chart import Axis
+from gapless.runtime.analysis.drawing.chart import Axis
 from gapless.runtime.engine.plan import Plan, make_plan
-from gapless.runtime.simulation.make_costs import make_operators
+from gapless.runtime.simulation.cost.operators import LAYER_LINEARS
+from gapless.runtime.simulation.cost.stage_costs import MicroBatchShape, StageCosts
+from gapless.runtime.simulation.pipeline.make_costs import make_operators
 
 from .artifact import Artifact, Row, Simulate
 from .charts import line_chart

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gapless.conf.schema import SimulateConfig
-from gapless.runtime.drawing.chart import Axis
+from gapless.runtime.analysis.drawing.chart import Axis
 
 from .artifact import Artifact, Row, Simulate
 from .charts import line_chart

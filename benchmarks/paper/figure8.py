@@ -1,9 +1,9 @@
-"""Figure 8: the speedup of decodes that ride along with a chunk, by batch and sequence length."""
+"""Figure 8: the speedup of decodes piggybacked on a chunk, by batch and sequence length."""
 
 from __future__ import annotations
 
 from gapless.conf.schema import SimulateConfig
-from gapless.runtime.drawing.chart import Axis
+from gapless.runtime.analysis.drawing.chart import Axis
 
 from .artifact import Artifact, Row, Simulate
 from .charts import line_chart

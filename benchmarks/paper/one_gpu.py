@@ -1,4 +1,4 @@
-"""What the single-GPU experiments (5.1, 5.2, 5.4) share: iterations by the cost model, and runs of equal requests."""
+"""Shared by the single-GPU experiments (5.1, 5.2, 5.4): iterations by the cost model, and runs of equal requests."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Protocol
 from gapless.conf.policies import OrcaWorstConfig, SarathiConfig, SchedulerConfig
 from gapless.conf.schema import SimulateConfig
 from gapless.conf.workloads import FixedConfig
+from gapless.runtime.analysis.ledger.ledger import Ledger
 from gapless.runtime.core.run_record import RunRecord
-from gapless.runtime.cost.operators import LAYER_LINEARS
-from gapless.runtime.cost.stage_costs import MicroBatchShape, StageCosts
 from gapless.runtime.engine.plan import make_plan
-from gapless.runtime.ledger.ledger import Ledger
-from gapless.runtime.simulation.make_costs import make_costs
+from gapless.runtime.simulation.cost.operators import LAYER_LINEARS
+from gapless.runtime.simulation.cost.stage_costs import MicroBatchShape, StageCosts
+from gapless.runtime.simulation.pipeline.make_costs import make_costs
 
 from .artifact import Simulate
 
-CHUNK = 256  # tokens, in all experiments that do not vary it (5.1.2, 5.3)
+CHUNK = 256  # tokens, in all experiments with a fixed chunk (5.1.2, 5.3)
 # By length of requests: the largest batches that fit LLaMA-13B on an A6000 at 1K, 2K and 3K (Figure 11).
 LLAMA_13B_BATCHES = {1024: 18, 2048: 10, 3072: 6}
 
@@ -30,15 +30,15 @@ class IterationTimes(Protocol):
         ...
 
     def breakdown(self, shape: MicroBatchShape, stage: int) -> dict[str, float]:
-        """Return the seconds by operator, all layers together; they add up to the iteration's."""
+        """Return the seconds by operator over all layers; they sum to the iteration's time."""
         ...
 
 
 def costs_of(config: SimulateConfig) -> StageCosts:
-    """Return the costs of the one stage that `config` describes.
+    """Return the costs of the single stage of `config`.
 
     Raises:
-        ConfigError: The model does not fit, or there are no times of the hardware.
+        ConfigError: the model does not fit, or the hardware has no costs.
     """
     return make_costs(config, make_plan(config))
 
@@ -90,7 +90,7 @@ def balanced(batch: int, chunk: int = CHUNK) -> float:
 
 
 def full_batches(config: SimulateConfig) -> int:
-    """Return how many full batches of the baseline make a run."""
+    """Return the number of full baseline batches of a run."""
     return max(1, (config.workload.num_prompts or 100) // max(LLAMA_13B_BATCHES.values()))
 
 

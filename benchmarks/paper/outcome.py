@@ -1,4 +1,4 @@
-"""What Figure 12 reads from a run: when requests finished, their bubble time, and how stages spent their time."""
+"""Measurements of a run for Figure 12: completion times, bubble times, and use of stage time."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gapless.runtime.analysis.drawing.chart_data import fleet_chart_data
+from gapless.runtime.analysis.ledger.causes import Cause
+from gapless.runtime.analysis.ledger.fleet import Fleet
 from gapless.runtime.core.micro_batch_columns import Floats, Ints, values_at
 from gapless.runtime.core.run_record import RunRecord
-from gapless.runtime.drawing.chart_data import fleet_chart_data
-from gapless.runtime.ledger.causes import Cause
-from gapless.runtime.ledger.fleet import Fleet
 
 
 @dataclass(frozen=True, slots=True)

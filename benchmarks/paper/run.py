@@ -16,9 +16,9 @@ from gapless.conf.schema import SimulateConfig
 from gapless.launch.progress import Steps, print_files
 from gapless.launch.turns import requests
 from gapless.runtime.core.run_record import RunRecord
-from gapless.runtime.cost.error import error_text
-from gapless.runtime.simulation.run import simulated
-from gapless.runtime.simulation.setting import make_setting
+from gapless.runtime.simulation.cost.error import error_text
+from gapless.runtime.simulation.pipeline.run import simulated
+from gapless.runtime.simulation.pipeline.setting import make_setting
 
 from . import EXPERIMENTS
 from .artifact import Artifact, Row, cells, write_artifact
@@ -49,7 +49,7 @@ def run(name: str, config: SimulateConfig, folder: Path) -> Artifact:
 
 
 def table(title: str, rows: Sequence[Row]) -> Table:
-    """Make the table of the paper's numbers beside ours."""
+    """Make the table that compares the paper's numbers with ours."""
     made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     for name in ("quantity", "setting"):
         made.add_column(name)

@@ -1,4 +1,4 @@
-"""What each experiment sets: keys of `gapless simulate`, as the paper states them."""
+"""Overrides of `gapless simulate` for each experiment, as the paper states them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OPERATORS = {
     "simulation.last_layer": "all",
     "simulation.host": "false",
 }
-# Whole runs there. Of the 48 GB: weights and 10 requests of 2K, as the paper runs them, take 39.9 GiB.
+# Whole runs on it. Of the 48 GB, weights and the paper's 10 requests of 2K take 39.9 GiB.
 _REQUESTS = {**_OPERATORS, "workload": "fixed", "hardware.memory_gib": "42.0", "workload.num_prompts": "360"}
 # GPT-3 over 8 x 8 A100s, with the parameters that the paper states (5.3). B is of one micro-batch, eight in flight:
 # 64 GPUs hold 27 x 8 requests of 4K beside the weights.

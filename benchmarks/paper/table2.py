@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gapless.conf.schema import SimulateConfig
-from gapless.runtime.cost.stage_costs import MicroBatchShape
-from gapless.runtime.drawing.chart import Axis
+from gapless.runtime.analysis.drawing.chart import Axis
+from gapless.runtime.simulation.cost.stage_costs import MicroBatchShape
 
 from .artifact import Artifact, Row, Simulate, number
 from .charts import bar_chart
@@ -35,7 +35,7 @@ def table2(config: SimulateConfig, simulate: Simulate) -> Artifact:
     }
     chart = bar_chart("table2", "Table 2: one iteration", Axis("time", "ms"), bars)
     notes = (
-        "The table speaks of 4 prompts of 1024, but its 0.229 ms a token is 234.8 ms over 1,024 tokens: one prompt, as "
+        "The table states 4 prompts of 1024, but its 0.229 ms per token is 234.8 ms over 1,024 tokens: one prompt, as "
         "here. The paper's total is linear operators and attention; all else (norms, activations, embedding, LM head) "
         f"takes {number(rest['prefill-only'])}, {number(rest['decode-only'])} and {number(rest['decode-maximal'])} ms "
         "more here.",

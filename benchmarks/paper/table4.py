@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gapless.conf.build import build, load_group, load_hardware
 from gapless.conf.schema import ModelConfig, SimulateConfig
-from gapless.runtime.drawing.chart import Axis
+from gapless.runtime.analysis.drawing.chart import Axis
 
 from .artifact import Artifact, Row, Simulate
 from .charts import line_chart
@@ -64,8 +64,8 @@ def table4(config: SimulateConfig, simulate: Simulate) -> Artifact:
         f"{full_batches(config)} full batches, all requests alike and there at the start; the paper does not say how "
         "long its runs were.",
         "Decode speedups of LLaMA-33B are above the paper's the longer the context: the A100's attention here is that "
-        "of FlashAttention as microsoft/vidur measured it, the paper's is xformers' in nanoGPT, and a decode that "
-        "rides along costs little else. A throughput gain hangs on what a chunk of 256 costs beside a decode-only "
+        "of FlashAttention as microsoft/vidur measured it, the paper's is xformers' in nanoGPT, and a piggybacked "
+        "decode costs little else. A throughput gain hangs on what a chunk of 256 costs beside a decode-only "
         "iteration, as under Figure 9.",
     )
     return Artifact("Table 4: peak gains on one GPU", tuple(rows), (chart,), notes)

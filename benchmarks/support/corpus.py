@@ -1,4 +1,4 @@
-"""Reads the corpus of the shipped model: Python's standard library of the interpreter that runs this."""
+"""Reads the corpus of the shipped model: the Python standard library of the running interpreter."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SKIPPED_FILES = {
 
 
 def corpus_files(stdlib: Path) -> list[Path]:
-    """Return the modules worth learning from, in a stable order."""
+    """Return the modules to learn from, in a stable order."""
     found = []
     for path in sorted(stdlib.rglob("*.py")):
         rel = path.relative_to(stdlib)
@@ -54,7 +54,7 @@ def tidy(text: str) -> str:
 
 
 def docstring_pages(module: str, tree: ast.Module) -> str:
-    """Set out the docstrings of one module as a documentation page."""
+    """Format the docstrings of one module as a documentation page."""
     parts: list[str] = []
 
     def visit(node: ast.AST, prefix: str) -> None:
@@ -80,7 +80,7 @@ def docstring_pages(module: str, tree: ast.Module) -> str:
 
 
 def is_validation(name: str) -> bool:
-    """Choose 1 file in 50 by a hash of its name, so the split never moves."""
+    """Select about 1 file in 50 by a hash of its name, so the split is stable."""
     return int(hashlib.sha256(name.encode()).hexdigest(), 16) % 50 == 35
 
 

@@ -1,4 +1,4 @@
-"""Faults of a running pipeline: a process killed or stopped, a connection between two processes cut. Linux only."""
+"""Injects faults into a running pipeline: kills or stops a process, cuts a connection. Linux only."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from .processes import descendants_of
+from tests.support.processes import descendants_of
 
-_PIDFD_GETFD = 438  # the number of Linux's system call, which the standard library does not offer
+_PIDFD_GETFD = 438  # Linux system call number; the standard library lacks it
 _libc = ctypes.CDLL(None, use_errno=True)
 _LISTEN = "0A"  # the state in /proc/net/tcp
 
 
 @dataclass(frozen=True)
 class Socket:
-    """A descriptor of the process, and its ends in the kernel's hexadecimal words."""
+    """A socket descriptor of a process; addresses are the kernel's hexadecimal strings."""
 
     descriptor: int
     local: str
@@ -34,7 +34,7 @@ class Socket:
 
 
 def sockets_of(pid: int, tables: tuple[str, ...] = ("tcp", "tcp6")) -> list[Socket]:
-    """Return the sockets of a process that are in these tables of `/proc/PID/net`."""
+    """Return the sockets of a process that are listed in these tables of `/proc/PID/net`."""
     by_inode: dict[str, list[str]] = {}
     for table in tables:
         for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
@@ -50,7 +50,7 @@ def sockets_of(pid: int, tables: tuple[str, ...] = ("tcp", "tcp6")) -> list[Sock
 
 
 def ranks_below(pid: int) -> list[int]:
-    """Return the processes below `pid` that run a rank under Ray, spares not included."""
+    """Return the descendants of `pid` that run a rank under Ray, without spares."""
     found = []
     for child in descendants_of(pid):
         with suppress(OSError):
@@ -60,7 +60,7 @@ def ranks_below(pid: int) -> list[int]:
 
 
 def ray_s_own_below(pid: int, name: str) -> int:
-    """Return the process of Ray's own below `pid` whose program or title ends with this name, such as `raylet`."""
+    """Return Ray's own process below `pid` whose program or title ends with `name`, e.g. `raylet`."""
     for child in descendants_of(pid):
         with suppress(OSError):
             if Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")[0].rstrip().endswith(name.encode()):
@@ -69,23 +69,23 @@ def ray_s_own_below(pid: int, name: str) -> int:
 
 
 def kill(pid: int) -> None:
-    """End a process at once."""
+    """Kill a process (SIGKILL)."""
     os.kill(pid, signal.SIGKILL)
 
 
 def stop(pid: int) -> None:
-    """Have a process hang: its connections stay, and it does nothing."""
+    """Make a process hang (SIGSTOP): its connections stay open."""
     os.kill(pid, signal.SIGSTOP)
 
 
 def cut(one: int, other: int) -> int:
-    """Cut the TCP connections between two processes of one user, as a switch would that resets them.
+    """Reset the TCP connections between two processes of one user, as a network switch might.
 
     Returns:
-        How many there were.
+        The number of connections.
 
     Raises:
-        OSError: the system does not let this process reach into another one (`kernel.yama.ptrace_scope`).
+        OSError: this process may not access the other one (`kernel.yama.ptrace_scope`).
     """
     peers = {(end.local, end.remote) for end in sockets_of(other)}
     pidfd = os.pidfd_open(one)

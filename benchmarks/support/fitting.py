@@ -1,4 +1,4 @@
-"""Fits the constants of a device to times of its operators, and says how far they are off."""
+"""Fits a device's cost constants to measured operator times, and reports their errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ...conf.costs import (
+from gapless.conf.costs import (
     AttentionConfig,
     AttentionFamilies,
     CostsConfig,
@@ -18,15 +18,16 @@ from ...conf.costs import (
     LinkConfig,
     PointwiseConfig,
 )
-from ...conf.experts import ExpertsConfig
-from ...kernels.weight_format import WeightFormat
-from ..cost.attention import AttentionCost
-from ..cost.experts import ExpertProducts, Routing
-from ..cost.gemm import Gemm
-from ..cost.link import Link
-from ..cost.pointwise import Pointwise
+from gapless.conf.experts import ExpertsConfig
+from gapless.kernels.weight_format import WeightFormat
+from gapless.runtime.simulation.cost.attention import AttentionCost
+from gapless.runtime.simulation.cost.experts import ExpertProducts, Routing
+from gapless.runtime.simulation.cost.gemm import Gemm
+from gapless.runtime.simulation.cost.link import Link
+from gapless.runtime.simulation.cost.pointwise import Pointwise
+
 from .least_squares import Array, FreeConstants, Kind, fit
-from .measurements import (
+from .operator_tables import (
     ELEMENT,
     ChunkKernel,
     DecodeKernel,
@@ -38,14 +39,14 @@ from .measurements import (
 )
 
 Row = dict[str, Any]
-FORMATS = {  # of weights whose products have a rate of their own
+FORMATS = {  # weight formats with a GEMM rate of their own
     "fp8_rate": WeightFormat(8, 1 << 30, is_float=True),
     "fp8_block_rate": WeightFormat(8, 128, is_float=True),
 }
 
 
 def free(text: str) -> dict[str, Kind]:
-    """Return the constants that vary and how each is bounded, `NAME:KIND`; without a kind it is positive."""
+    """Parse the free constants and their bounds, `NAME:KIND`; the default kind is positive."""
     parts = [word.partition(":") for word in text.split()]
     return {name: kind or "positive" for name, _, kind in parts}  # type: ignore[misc]
 
@@ -64,8 +65,8 @@ DECODES = free(
     "decode_token_ns decode_tokens"
 )
 LINK = free("least_us ramp_us gigabytes_per_s knee:above_one")
-SHARED = ("launch_us", "element_ns")  # constants that all row-by-row kernels share
-SAMPLE_SIZE = 1200  # matrix products on which the starts of a fit are compared
+SHARED = ("launch_us", "element_ns")  # constants that all row-wise kernels share
+SAMPLE_SIZE = 1200  # GEMMs on which the starting points of a fit are compared
 STARTS = 4
 LINKS = {
     "all_reduce": "all-reduce",
@@ -78,13 +79,13 @@ LINKS = {
 def products_seconds(
     config: GemmConfig, products: Sequence[MatrixProduct], multiprocessors: int, weights: WeightFormat | None = None
 ) -> Array:
-    """Predict the seconds of matrix products."""
+    """Predict the seconds of GEMMs."""
     rows, inputs, outputs = (np.array([p[at] for p in products], float) for at in (4, 5, 6))
     return Gemm(config, multiprocessors, ELEMENT, weights).seconds(rows, inputs, outputs)
 
 
 def rows_seconds(config: PointwiseConfig, rows: Sequence[RowKernel]) -> Array:
-    """Predict the seconds of kernels that compute row by row."""
+    """Predict the seconds of row-wise kernels."""
 
     def one(row: RowKernel) -> float:
         return Pointwise(config, [(row.width, row.moved, getattr(config, f"{row.operator}_gigabytes_per_s"))]).seconds(
@@ -95,7 +96,7 @@ def rows_seconds(config: PointwiseConfig, rows: Sequence[RowKernel]) -> Array:
 
 
 def chunks_seconds(config: AttentionConfig, chunks: Sequence[ChunkKernel], multiprocessors: int) -> Array:
-    """Predict the seconds of attention of chunks."""
+    """Predict the seconds of chunk attention."""
     by_heads = _attention(config, chunks, multiprocessors)
 
     def one(c: ChunkKernel) -> float:
@@ -106,13 +107,13 @@ def chunks_seconds(config: AttentionConfig, chunks: Sequence[ChunkKernel], multi
 
 
 def decodes_seconds(config: AttentionConfig, decodes: Sequence[DecodeKernel], multiprocessors: int) -> Array:
-    """Predict the seconds of attention of decodes."""
+    """Predict the seconds of decode attention."""
     by_heads = _attention(config, decodes, multiprocessors)
     return np.array([by_heads[d[:3]].decodes(d.requests, d.requests * d.context) for d in decodes])
 
 
 def experts_seconds(costs: CostsConfig, layers: Sequence[ExpertLayer]) -> Array:
-    """Predict the seconds of layers of experts, with their activation and the sum of their outputs."""
+    """Predict the seconds of MoE layers, with activation and the sum of expert outputs."""
     gemm, rates = Gemm(costs.gemm, costs.multiprocessors, ELEMENT), costs.pointwise
 
     @functools.cache
@@ -179,7 +180,7 @@ def fit_all(measured: OperatorTables, base: CostsConfig) -> CostsConfig:
 
 
 def fit_attention(base: CostsConfig, measured: OperatorTables) -> AttentionFamilies:
-    """Fit the constants of the libraries that were measured, from those of any library where it has none."""
+    """Fit the constants of the measured libraries; a library without constants starts from another's."""
     cores, found = base.multiprocessors, base.attention
     for kernels in measured.chunks.keys() | measured.decodes.keys():
         config = found.of(kernels if kernels in found.known else found.known[0])
@@ -194,7 +195,7 @@ def fit_attention(base: CostsConfig, measured: OperatorTables) -> AttentionFamil
 
 
 def fit_gemm(base: GemmConfig, products: Sequence[MatrixProduct], multiprocessors: int) -> GemmConfig:
-    """Fit a sample from several starts, then all from the best: the choice of kernels makes many local optima.
+    """Fit a sample from several starts, then all from the best: the choice of kernels causes many local optima.
 
     Each hidden size has the same weight, however many models have it.
     """
@@ -224,9 +225,9 @@ def fit_link(base: LinkConfig, files: dict[str, list[Message]], name: str) -> Li
 
 
 def _kept(files: dict[str, list[Message]], name: str) -> list[str]:
-    """Return the files that a link is fitted to: for sends those by hidden size, if there are any.
+    """Return the files to fit a link to: for sends, those by hidden size, if there are any.
 
-    The other file of sends measures another network between nodes, and kernels without their launch within a node.
+    Other files of sends measure another network between nodes, and within a node kernels without their launch.
     """
     return [file for file in files if "all_reduce" in name or "hidden_size" in file] or list(files)
 
@@ -238,7 +239,7 @@ def _fit(
     predict: Callable[[Any, Sequence[Any]], Array],
     weights: Array | None = None,
 ) -> Any:
-    """Fit from `base` and from starts around it, and take the best: curves that join two times have local optima."""
+    """Fit from `base` and from random starts around it, and return the best: curves with a knee have local optima."""
     space, random = FreeConstants(base, free), np.random.default_rng(0)
     middle = space.vector(base)
     starts = [base, *(space.config(middle + random.normal(0, 0.5, len(middle))) for _ in range(STARTS - 1))]
@@ -251,7 +252,7 @@ def _seconds(measured: Sequence[Any]) -> Array:
 
 
 def errors(name: str, predicted: Array, measured: Sequence[Any]) -> list[Row]:
-    """Return a row of errors, none without measurements."""
+    """Return one row of errors; none without measurements."""
     if not len(measured):
         return []
     off = np.abs(predicted / _seconds(measured) - 1)
@@ -300,7 +301,7 @@ def errors_of(costs: CostsConfig, measured: OperatorTables) -> list[Row]:
 
 
 def errors_of_products(predicted: Array, products: Sequence[MatrixProduct]) -> list[Row]:
-    """Return rows of errors by model, by operator and by TP; none of what tables do not tell apart."""
+    """Return rows of errors by model, by operator and by TP; none if the tables name no models."""
     names = (lambda p: f"{p.model}", lambda p: f"  {p.operator}", lambda p: f"  tp {p.tp}")
     return [row for name in names for row in errors_by(name, predicted, products)] if products[0].model else []
 

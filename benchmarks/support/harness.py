@@ -1,7 +1,7 @@
-"""What the commands share: options, runs by turns, medians, tables, and the file of `--json`.
+"""Shared parts of the benchmark commands: options, interleaved runs, medians, tables, and the `--json` file.
 
-A column's name ends with its unit, and says how its numbers are shown: `p99_ttft_s` is a column `p99 ttft` of seconds,
-`bubble_share` one of percent.
+A column's name ends with its unit, which determines how numbers are printed: `p99_ttft_s` is a column `p99 TTFT` in
+seconds, `bubble_share` one in percent.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ _SHORT = ("ttft", "tbt", "tpot", "kv", "cpu", "pd")
 
 
 class Benchmark:
-    """A command: its options, and the rows that it finds, which `end` prints and writes.
+    """A benchmark command: its options, and its result rows, which `end` prints and writes.
 
     Args:
-        doc: the docstring of the command's module; the first line is its help.
-        positional: arguments without a name, in order, each with its type, or a dict that is `add_argument`'s.
-        overrides: whether words `KEY=VALUE` for gapless may follow.
-        options: defaults by name. A list is given with commas, False by the name alone; a dict is `add_argument`'s.
+        doc: the docstring of the command's module, printed by `--help`.
+        positional: positional arguments, each with its type or a dict of keywords for `add_argument`.
+        overrides: whether `KEY=VALUE` overrides for gapless may follow.
+        options: defaults by name. A list default makes a comma-separated option, False a flag; a dict holds keywords
+            for `add_argument`.
 
     Attributes:
-        given: the options, and `overrides`, a list.
+        given: the parsed options, with the overrides as the list `overrides`.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Benchmark:
         self.tables: dict[str, list[Row]] = {}
 
     def row(self, table: str, **columns: Any) -> Row:
-        """Keep a row of a table, say it on standard error, and return it."""
+        """Add a row to a table, print it to standard error, and return it."""
         self.tables.setdefault(table, []).append(columns)
         say(f"{table}: " + ", ".join(f"{heading(key)} {_cells(key, [value])[0]}" for key, value in columns.items()))
         return columns
@@ -71,7 +72,7 @@ class Benchmark:
         hidden: Iterable[str] = (),
         columns: Mapping[str, Sequence[str]] | None = None,
     ) -> int:
-        """Print the tables but for the `hidden` ones, all `columns` or these; write all; return the exit status."""
+        """Print the tables except `hidden`, all or only `columns`; write all to `--json`; return the exit status."""
         for name, rows in self.tables.items():
             if name not in hidden:
                 print(f"\n{name.replace('_', ' ')}\n{table(rows, (columns or {}).get(name, ()))}")
@@ -93,7 +94,7 @@ def _option(default: Any) -> dict[str, Any]:
 
 
 def table(rows: Sequence[Row], columns: Sequence[str] = ()) -> str:
-    """Lay rows out as text: all columns, or these."""
+    """Format rows as a text table of all columns, or of `columns`."""
     keys = columns or list(dict.fromkeys(key for row in rows for key in row))
     cells = [[heading(key), *_cells(key, [row.get(key) for row in rows])] for key in keys]
     widths = [max(map(len, column)) for column in cells]
@@ -111,12 +112,12 @@ def heading(key: str) -> str:
 
 
 def _unit(key: str) -> str:
-    """Return the end of a column's name that says its unit."""
+    """Return the unit suffix of a column's name."""
     return next((end for end in _UNITS if key.endswith(end) and not key.endswith("_per_s")), "")
 
 
 def _cells(key: str, values: Sequence[Any]) -> list[str]:
-    """Return a column's values as text; its numbers have as many decimals as show four digits of the largest."""
+    """Format a column's values, with four significant digits of the largest number."""
     unit = _UNITS.get(_unit(key), "")
     scale = 100.0 if unit == "%" else 1.0
     numbers = [abs(scale * value) for value in values if isinstance(value, float) and math.isfinite(value)]
@@ -141,7 +142,7 @@ def say(*lines: str) -> None:
 
 
 def by_turns(rounds: int, variants: Mapping[K, Callable[[], T]]) -> dict[K, list[T]]:
-    """Call each variant once a round, in every other round from the last to the first; return what each returned."""
+    """Call each variant once per round, in reverse order every other round; return the results by variant."""
     found: dict[K, list[T]] = {name: [] for name in variants}
     for number in range(rounds):
         for name in list(variants)[:: -1 if number % 2 else 1]:
@@ -152,13 +153,13 @@ def by_turns(rounds: int, variants: Mapping[K, Callable[[], T]]) -> dict[K, list
 
 
 def spread(values: Iterable[float], unit: str = "s") -> dict[str, float]:
-    """Return the median, least and most of values as columns."""
+    """Return median, minimum and maximum as columns."""
     found = list(values)
     return {f"median_{unit}": statistics.median(found), f"least_{unit}": min(found), f"most_{unit}": max(found)}
 
 
 def medians(rows: Sequence[Mapping[str, float]], *names: str) -> dict[str, float]:
-    """Return the median of each column, or of these."""
+    """Return the median of each column, or of the columns `names`."""
     return {name: statistics.median(row[name] for row in rows) for name in names or rows[0]}
 
 
@@ -173,7 +174,7 @@ _FIGURES = {
 
 
 def figures(summary: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Return figures of a run's `summary.json` by the names of columns, as `makespan_s`, `p99_tbt_ms`, `p99_ttft_s`."""
+    """Return values of a run's `summary.json` by column name, e.g. `makespan_s`, `p99_tbt_ms`, `p99_ttft_s`."""
     found = {}
     for name in names:
         key = _FIGURES.get(name) or name.replace("tbt", "itl").replace("e2e", "e2el")
@@ -182,7 +183,7 @@ def figures(summary: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 
 def words(*texts: str) -> list[str]:
-    """Return the words `KEY=VALUE` of all texts; a value may hold blanks."""
+    """Split texts into `KEY=VALUE` words; a value may contain spaces."""
     return [word for text in texts for word in re.split(r"\s+(?=[+~]?[\w./]+=)", text)]
 
 
@@ -190,7 +191,7 @@ def run_gapless(*command: str) -> None:
     """Run a command of gapless in this process.
 
     Raises:
-        SystemExit: it failed, and has said why.
+        SystemExit: it failed; it has printed why.
     """
     if code := gapless(list(command)):
         raise SystemExit(f"gapless {' '.join(command)} ended with {code}")
@@ -198,6 +199,6 @@ def run_gapless(*command: str) -> None:
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """Make a folder that is there for a while."""
+    """Context manager of a temporary folder."""
     with tempfile.TemporaryDirectory(prefix="gl") as name:
         yield Path(name)

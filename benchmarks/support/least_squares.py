@@ -1,4 +1,4 @@
-"""Fits the constants of a config to measured times: least squares of log ratios, with less weight for outliers."""
+"""Fits the constants of a config to measured times: least squares of log ratios, robust to outliers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 C = TypeVar("C")
 Array = npt.NDArray[np.float64]
 Kind = Literal["positive", "share", "above_one", "above_half"]
-_OUTLIER_AT = 0.08  # the log ratio beyond which a measurement's pull no longer grows
+_OUTLIER_AT = 0.08  # Huber threshold of the log ratio
 
 
 class FreeConstants(Generic[C]):
@@ -26,12 +26,12 @@ class FreeConstants(Generic[C]):
         self._free = dict(free)
 
     def vector(self, config: C) -> Array:
-        """Return the free constants of a config as numbers without bounds."""
+        """Return the free constants of a config as unbounded numbers."""
         parts = [_TO[kind](np.atleast_1d(getattr(config, name))) for name, kind in self._free.items()]
         return np.concatenate(parts)
 
     def config(self, vector: Array) -> C:
-        """Return the config whose free constants are those of `vector`."""
+        """Return the base config with the free constants of `vector`."""
         values: dict[str, Any] = {}
         at = 0
         for name, kind in self._free.items():

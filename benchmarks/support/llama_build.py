@@ -1,4 +1,4 @@
-"""Builds llama.cpp for a level of instruction sets, in an environment of its own that is kept in the user's cache."""
+"""Builds llama.cpp for an instruction-set level, in its own environment in the user's cache."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gapless.conf.user_path import user_cache
 from gapless.kernels.processor import Level
 
 VERSION = "0.3.36"  # of llama-cpp-python
-# What llama.cpp calls the extensions of a level, by Linux's names.
+# llama.cpp's names of instruction-set extensions, by Linux's names.
 _OPTIONS = {
     "avx2": ("AVX", "AVX2"),
     "bmi2": ("BMI2",),
@@ -28,7 +28,7 @@ _OPTIONS = {
 
 
 def cmake_arguments(level: Level | None) -> str:
-    """Return the words that build for a level; None: for the processor of this machine."""
+    """Return the CMake arguments for a level; None: for this machine's processor."""
     if level is None:
         return "-DGGML_NATIVE=ON"
     if level.machine != "x86_64":
@@ -38,7 +38,7 @@ def cmake_arguments(level: Level | None) -> str:
 
 
 def build(level: Level | None) -> Path:
-    """Return the Python of an environment with llama.cpp for a level, which is made if there is none."""
+    """Return the Python of an environment with llama.cpp for a level; build it if missing."""
     folder = user_cache() / f"llama-{VERSION}-{'native' if level is None else level.name}"
     python = folder / "bin" / "python"
     done = folder / "built"

@@ -3,7 +3,7 @@
 The folder of a device (`a100`, `h100`) holds `mlp_MODEL`, `attention_*` (of FlashAttention),
 `attention_flashinfer_*`, `dgx_all_reduce`, `dgx_send_recv`,
 `all_reduce_by_hidden_size`, `send_intra_node_by_hidden_size` and `send_inter_node_by_hidden_size`. A file that is
-missing counts as one without rows. Times are returned in seconds.
+missing counts as empty. Times are returned in seconds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
-from gapless.runtime.profiling.measurements import (
+from .operator_tables import (
     ELEMENT,
     ChunkKernel,
     DecodeKernel,
@@ -51,17 +51,17 @@ def read(folder: Path) -> OperatorTables:
 
 
 def _found(**by_kernels: Any) -> Any:
-    """Return the libraries of which there are measurements."""
+    """Return only libraries with measurements."""
     return {kernels: rows for kernels, rows in by_kernels.items() if rows}
 
 
 def models(folder: Path) -> list[str]:
-    """Return the models whose linear operators were measured on a device."""
+    """Return the models with measured linear operators."""
     return sorted(path.name.removeprefix("mlp_").split(".csv")[0] for path in folder.glob("mlp_*.csv*"))
 
 
 def read_linear(folder: Path, model: str) -> tuple[list[MatrixProduct], list[RowKernel]]:
-    """Read the matrix products and the row-by-row kernels of one model."""
+    """Read the GEMMs and the row-wise kernels of one model."""
     products, rows = [], []
     for line in _lines(folder, f"mlp_{model}"):
         H, heads, kv_heads, ffn, tp, tokens = (
@@ -94,7 +94,7 @@ def read_linear(folder: Path, model: str) -> tuple[list[MatrixProduct], list[Row
 
 
 def read_flashinfer(folder: Path) -> tuple[list[ChunkKernel], list[DecodeKernel]]:
-    """Read attention of FlashInfer: of chunks and of decodes. The files have rows of one model and no sizes of it."""
+    """Read FlashInfer attention of chunks and of decodes. The files are of one model each and lack its sizes."""
     chunks, decodes = [], []
     for path in sorted(folder.glob("attention_flashinfer_*.csv*")):
         name = path.name.split(".csv")[0]
@@ -109,7 +109,7 @@ def read_flashinfer(folder: Path) -> tuple[list[ChunkKernel], list[DecodeKernel]
 
 
 def read_attention(folder: Path) -> tuple[list[ChunkKernel], list[DecodeKernel], list[RowKernel]]:
-    """Read FlashAttention of chunks, of decodes, and the copies of its outputs; heads are those of one rank."""
+    """Read FlashAttention of chunks and of decodes, and the copies of its outputs; heads are per rank."""
     chunks, decodes, copies = [], [], []
     for path in sorted(folder.glob("attention_*.csv*")):
         if "_flashinfer_" in path.name:
@@ -130,7 +130,7 @@ def read_attention(folder: Path) -> tuple[list[ChunkKernel], list[DecodeKernel],
 
 
 def read_all_reduce(folder: Path) -> dict[str, list[Message]]:
-    """Read all-reduces within a node, by file."""
+    """Read intra-node all-reduces, by file."""
     found = {
         "dgx_all_reduce": (
             (int(line["num_workers"]), int(line["size"]), line)
@@ -146,7 +146,7 @@ def read_all_reduce(folder: Path) -> dict[str, list[Message]]:
 
 
 def read_send(folder: Path, *, between_nodes: bool) -> dict[str, list[Message]]:
-    """Read sends from rank to rank, by file. Each tensor-parallel rank sends its slice of the hidden states."""
+    """Read sends between ranks, by file. Each tensor-parallel rank sends its shard of the hidden states."""
     name = f"send_{'inter' if between_nodes else 'intra'}_node_by_hidden_size"
     found = {
         "dgx_send_recv": (
@@ -191,7 +191,7 @@ def _median(line: dict[str, str], column: str) -> float | None:
 
 
 def _medians(timed: Iterable[T]) -> list[T]:
-    """Return each measurement once, with its median seconds: files hold it once for each rank or run."""
+    """Merge repeated measurements (one per rank or run) into their median."""
     found = defaultdict(list)
     for each in timed:
         found[each._replace(seconds=0.0)].append(each.seconds)

@@ -1,17 +1,17 @@
-"""Times of single operators on one device, as tables of others hold them."""
+"""Times of single operators on one device, as in published tables."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
-from ...conf.costs import AttentionKernels
+from gapless.conf.costs import AttentionKernels
 
-ELEMENT = 2  # bytes: all are of half precision, but for weights that are quantized
+ELEMENT = 2  # bytes: half precision, except for quantized weights
 
 
 class MatrixProduct(NamedTuple):
-    """A matrix product: [rows, inputs] x [inputs, outputs]."""
+    """A GEMM: [rows, inputs] x [inputs, outputs]."""
 
     model: str
     hidden: int  # the model's hidden size; measurements of each have the same weight in a fit
@@ -24,7 +24,7 @@ class MatrixProduct(NamedTuple):
 
 
 class RowKernel(NamedTuple):
-    """A kernel that computes row by row: `width` elements a row; it reads and writes `moved` bytes a row."""
+    """A row-wise kernel of `width` elements per row, which reads and writes `moved` bytes per row."""
 
     model: str
     operator: str
@@ -48,7 +48,7 @@ class ChunkKernel(NamedTuple):
 
 
 class DecodeKernel(NamedTuple):
-    """Attention of one decode of each of `requests` requests, each over `context` tokens."""
+    """Attention of `requests` decodes, each over `context` tokens."""
 
     heads: int
     kv_heads: int
@@ -59,10 +59,10 @@ class DecodeKernel(NamedTuple):
 
 
 class ExpertLayer(NamedTuple):
-    """The experts of a layer for `rows` tokens, both products with activation and routing, evenly routed."""
+    """The experts of an MoE layer for `rows` evenly routed tokens: both grouped GEMMs, activation and routing."""
 
     hidden: int
-    width: int  # of an expert on the rank
+    width: int  # an expert's FFN size on the rank
     experts: int
     picked: int
     rows: int
@@ -82,9 +82,9 @@ class OperatorTables:
     """All measurements of a device.
 
     Attributes:
-        attention: chunks and decodes, by the library that computed them.
-        experts: layers of experts, of bfloat16.
-        quantized: products of weights of 8 bits by the constant of their rate, `fp8_rate` say.
+        chunks, decodes: attention, by the library that computed it.
+        experts: MoE layers in bfloat16.
+        quantized: GEMMs with 8-bit weights, by the constant of their rate, such as `fp8_rate`.
         all_reduce, graph_all_reduce, node, network: messages by file.
     """
 

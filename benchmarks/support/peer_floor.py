@@ -1,4 +1,4 @@
-"""Measures the products of a model's layers; `benchmarks/peer.py` takes their rate. Its argument is a job, as JSON."""
+"""Measures the GEMM rate of a model's layers for `benchmarks/peer.py`. The argument is a job in JSON."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from gapless.conf.schema import ModelConfig
 from gapless.kernels.packed import pack
 from gapless.kernels.quantized import Product, make_product
 from gapless.kernels.quantized_matrix import QuantizedMatrix, WeightFormat
-from gapless.models.huggingface import resolve_architecture
+from gapless.models.checkpoint import Checkpoint
 
 ROWS, ROUNDS = 256, 7
 MOST_LAYERS = 12
 
 
 class Products:
-    """The matrix products of a model's layers, one layer after the other, so that weights are cold.
+    """The GEMMs of a model's layers, run layer by layer so that weights are cold.
 
-    With a `format`, weights are quantized; a group of 0 is a whole row.
+    With a `format`, weights are quantized; group 0 is a whole row.
     """
 
     def __init__(
         self, arch: Architecture, dtype: torch.dtype = torch.float32, format: WeightFormat | None = None
     ) -> None:
         H, heads, width = arch.hidden_size, arch.num_heads * arch.head_dim, arch.ffn_size
-        if arch.experts is not None:  # those that a token is routed to, as if they were one
+        if arch.experts is not None:  # the routed experts of a token, as one
             width = arch.experts.experts_per_token * arch.expert_size
         self.shapes = [
             ((arch.num_heads + 2 * arch.num_kv_heads) * arch.head_dim, H),
@@ -58,12 +58,12 @@ class Products:
 
     @property
     def elements(self) -> int:
-        """Weights of a layer."""
+        """Weight elements of a layer."""
         return sum(out * size for out, size in self.shapes)
 
     @torch.inference_mode()
     def seconds(self, rows: int) -> float:
-        """Return the least seconds that the products of one layer took, of `rows` rows."""
+        """Return the minimum seconds of one layer's GEMMs with `rows` rows."""
         inputs = [torch.randn(rows, size).to(self.dtype) for _, size in self.shapes]
         best = float("inf")
         for _ in range(ROUNDS):
@@ -77,7 +77,7 @@ class Products:
 
 def main() -> None:
     job = json.loads(sys.argv[1])
-    arch = resolve_architecture(ModelConfig(weights=job["model"]))
+    arch = Checkpoint.open(ModelConfig(weights=job["model"])).arch
     products = Products(arch, getattr(torch, job["dtype"]))
     flops = 2 * products.elements
     rate = flops * ROWS / products.seconds(ROWS)

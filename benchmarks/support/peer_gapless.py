@@ -1,6 +1,6 @@
-"""One run of gapless for `benchmarks/peer.py`. Its argument is the job, as JSON.
+"""One run of gapless for `benchmarks/peer.py`. The argument is a job in JSON.
 
-`rounds` is a file with rounds of requests; one begins when the one before is done.
+`rounds` is a file with rounds of requests, which run one after another.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One run of llama.cpp for `benchmarks/peer.py`, by its batched calls, under a Python that has `llama-cpp-python`.
+"""One run of llama.cpp for `benchmarks/peer.py`, with batched calls, under a Python that has `llama-cpp-python`.
 
-Its argument is the job, as JSON. Prompts are computed first, `chunk` tokens at a time, then all decodes at once. Only a
-prompt's last token has logits, and the greedy token is numpy's. Its threads spin: nothing else may run.
+The argument is a job in JSON. Prompts are computed first, `chunk` tokens at a time, then all decodes together. Only the
+last token of a prompt gets logits; numpy selects greedy tokens. llama.cpp's threads spin, so nothing else may run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SILENT = llama.llama_log_callback(lambda *_: None)
 
 
 class Sequences:
-    """Requests that one context of llama.cpp computes together."""
+    """Requests batched in one llama.cpp context."""
 
     def __init__(self, path: str, *, most: int, length: int, chunk: int, threads: int) -> None:
         llama.llama_log_set(_SILENT, ctypes.c_void_p())
@@ -39,7 +39,7 @@ class Sequences:
         self._vocabulary = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
 
     def generate(self, prompts: list[list[int]], output: int) -> list[list[int]]:
-        """Return each request's greedy tokens, `output` of them."""
+        """Return `output` greedy tokens for each request."""
         llama.llama_memory_clear(llama.llama_get_memory(self._context), True)
         tokens: list[list[int]] = [[] for _ in prompts]
         pending = [

@@ -1,6 +1,6 @@
 """One run of vLLM's CPU build for `benchmarks/peer.py` and `vllm_trace.py`, under vLLM's Python.
 
-Its argument is the job, as JSON. `rounds` is a file with rounds of requests; one begins when the one before is done.
+The argument is a job in JSON. `rounds` is a file with rounds of requests, which run one after another.
 """
 
 from __future__ import annotations

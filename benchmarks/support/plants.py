@@ -1,7 +1,7 @@
 """Simulated runs with one planted problem each, their controls, and healthy runs, as overrides of `gapless simulate`.
 
-A plant costs about 8 to 15% (small), 20 to 40% (medium) or more than 50% (large) of the run: the planted run less its
-control, which is the same run without the problem.
+A plant costs about 8 to 15% (small), 20 to 40% (medium) or more than 50% (large) of the run. Its cost is the planted
+run less its control, the same run without the problem.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from gapless.runtime.explain.roots import Root
+from gapless.runtime.analysis.explain.roots import Root
 
 from .harness import words
 
 SIZES = ("small", "medium", "large")
-ROOTS = {  # by kind: roots that name the problem
+ROOTS = {  # by kind: causes that count as right
     "link": {Root.TRANSPORT},
     "split": {Root.UNEVEN_LAYERS},
     "slow card": {Root.SLOW_STAGE},
@@ -49,11 +49,11 @@ class Plant:
     Attributes:
         kind: of `ROOTS`.
         size: of `SIZES`.
-        base: overrides that the run and its control share.
-        problem: overrides that make the problem.
-        control: overrides in their place.
-        undo: overrides of the run's own command that undo the problem; empty if no key does.
-        metric: of `METRICS`, in which the truth is measured.
+        base: overrides common to the run and its control.
+        problem: overrides that cause the problem.
+        control: overrides in place of `problem`.
+        undo: override that undoes the problem; empty if no key does.
+        metric: of `METRICS`, in which the true cost is measured.
     """
 
     kind: str
@@ -86,7 +86,7 @@ def _folder() -> TemporaryDirectory[str]:
 
 
 def trace(name: str, prompts: Sequence[int], output: int) -> str:
-    """Write requests that arrive together as a trace, and return the overrides that read it."""
+    """Write a trace of requests that arrive together, and return the overrides that read it."""
     path = Path(_folder().name) / f"{name}.csv"
     with path.open("w", newline="") as file:
         rows = csv.writer(file)
@@ -95,13 +95,8 @@ def trace(name: str, prompts: Sequence[int], output: int) -> str:
     return f"workload=trace workload.path={path} workload.request_rate=inf"
 
 
-def _links(base: str, name: str, least_us: float, ramp_us: float, knee: float, *rates: float) -> list[tuple[str, str]]:
-    keys = f"cluster.{name}={{least_us:{least_us},ramp_us:{ramp_us},knee:{knee},gigabytes_per_s:"
-    return [(base, f"{keys}{rate}}}") for rate in rates]
-
-
 def among(prompt: int, count: int, long: int, every: int, output: int) -> tuple[str, str]:
-    """Return the overrides for usual prompts with some long ones among them, and for usual ones only."""
+    """Return the overrides for usual prompts with a long one every so often, and for usual prompts only."""
     several = [long if number % every == every // 2 else prompt for number in range(count)]
     name = f"{prompt}_{count}_{long}_{every}_{output}"
     return trace(name, several, output), trace(f"{name}_usual", [prompt] * count, output)
@@ -123,11 +118,11 @@ def _network(rate: float) -> str:
 def plants() -> list[Plant]:
     """Return the plants of all kinds and sizes."""
     found = [
-        # A link far slower than the hardware's own.
+        # A link far slower than the hardware's.
         Plant("link", "small", f"{LLAMA_33B} {EQUAL}", _node(0.16)),
         Plant("link", "medium", f"{LLAMA_70B} {EQUAL}", _network(0.07)),
         Plant("link", "large", f"{LLAMA_13B} {SHORT} {EQUAL}", _node(0.045)),
-        # Layers that are split unevenly.
+        # An uneven layer split.
         *(
             Plant("split", size, base, f"parallel.layers={layers}", undo="parallel.layers=null")
             for size, base, layers in (
@@ -136,7 +131,7 @@ def plants() -> list[Plant]:
                 ("large", f"{LLAMA_33B} scheduler=token_budget", "[9,9,9,33]"),
             )
         ),
-        # One stage on a slower card, with as many layers as the others.
+        # One stage on a slower GPU with as many layers as the others.
         Plant(
             "slow card",
             "small",
@@ -157,23 +152,23 @@ def plants() -> list[Plant]:
             f"{LLAMA_13B} {SHORT} {EQUAL} parallel.layers=[20,20] cache.num_blocks=2700",
             "simulation.devices=[a6000,a100-80g]",
         ),
-        # Chunks that are too small for the devices.
+        # Chunks too small to saturate the devices.
         *(
             Plant("small chunk", size, base, f"{key}={less}", f"{key}={usual}", f"{key}={usual}")
             for size, base, key, less, usual in (
-                ("small", f"{LLAMA_33B} scheduler=token_budget", "scheduler.budget", 112, 256),
+                ("small", f"{LLAMA_33B} scheduler=token_budget", "scheduler.max_batched_tokens", 112, 256),
                 ("medium", f"{LLAMA_33B} {SARATHI}", "scheduler.chunk", 64, 256),
                 (
                     "large",
                     "model=llama2-70b hardware=a100-80g cluster=ethernet-100g parallel=tp8_pp2 scheduler=token_budget "
                     "workload=fixed workload.input_len=1800 workload.output_len=20 workload.num_prompts=60",
-                    "scheduler.budget",
+                    "scheduler.max_batched_tokens",
                     128,
                     4096,
                 ),
             )
         ),
-        # Chunks that leave the pipeline without enough micro-batches.
+        # Chunks so large that the pipeline lacks micro-batches.
         *(
             Plant("large chunk", size, base, f"{key}={more}", f"{key}={usual}", f"{key}={usual}")
             for size, base, key, more, usual in (
@@ -181,7 +176,7 @@ def plants() -> list[Plant]:
                     "small",
                     "model=llama3-8b hardware=a100-80g parallel=pp4 scheduler=token_budget workload=fixed "
                     "workload.input_len=2000 workload.output_len=30 workload.num_prompts=48",
-                    "scheduler.budget",
+                    "scheduler.max_batched_tokens",
                     8192,
                     1024,
                 ),
@@ -197,7 +192,7 @@ def plants() -> list[Plant]:
                     "large",
                     "model=llama3-8b hardware=a100-80g parallel=pp8 scheduler=token_budget workload=fixed "
                     "workload.input_len=1500 workload.output_len=16 workload.num_prompts=60",
-                    "scheduler.budget",
+                    "scheduler.max_batched_tokens",
                     32_768,
                     1024,
                 ),
@@ -213,7 +208,7 @@ def plants() -> list[Plant]:
                 ("large", f"{LLAMA_13B} {SHORT} {EQUAL}", 8),
             )
         ),
-        # More requests than are served.
+        # A request rate above capacity.
         *(
             Plant("overload", size, f"{base} workload.request_rate={rate}", "", "simulation.replicas=8")
             for size, base, rate in (
@@ -227,7 +222,7 @@ def plants() -> list[Plant]:
                 ("large", f"{LLAMA_13B} {SHORT} {EQUAL}", 60),
             )
         ),
-        # A KV cache for which requests wait.
+        # A KV cache so small that requests wait for admission.
         *(
             Plant("small KV", size, base, f"cache.num_blocks={blocks}", undo="cache.num_blocks=null")
             for size, base, blocks in (
@@ -236,12 +231,12 @@ def plants() -> list[Plant]:
                 (
                     "large",
                     f"model=llama-7b hardware=a100-80g parallel=pp4 scheduler=token_budget {PROMPTS} "
-                    "scheduler.budget=2048 workload.num_prompts=150",
+                    "scheduler.max_batched_tokens=2048 workload.num_prompts=150",
                     240,
                 ),
             )
         ),
-        # A KV cache so small that requests are preempted and computed again.
+        # A KV cache so small that requests are preempted.
         *(
             Plant("preemption", size, base, f"cache.num_blocks={blocks}", undo="cache.num_blocks=null")
             for size, base, blocks in (
@@ -259,7 +254,7 @@ def plants() -> list[Plant]:
                 ),
             )
         ),
-        # Other work on the devices: stage times that are longer now and then.
+        # Other work on the devices: some stage times are longer.
         Plant(
             "hog",
             "small",
@@ -277,7 +272,11 @@ def plants() -> list[Plant]:
     llama_8b = "model=llama3-8b hardware=a100-80g cluster=pcie model.architecture.max_position=131072"
     for size, base, lengths in (
         ("small", f"{llama_8b} parallel=pp2 {EQUAL} scheduler.chunk=2048", (600, 200, 7_000, 100, 40)),
-        ("medium", f"{llama_8b} parallel=pp4 scheduler=token_budget scheduler.budget=512", (800, 150, 30_000, 75, 60)),
+        (
+            "medium",
+            f"{llama_8b} parallel=pp4 scheduler=token_budget scheduler.max_batched_tokens=512",
+            (800, 150, 30_000, 75, 60),
+        ),
         ("large", f"{llama_8b} parallel=pp4 {EQUAL} scheduler.chunk=1024", (500, 150, 60_000, 50, 50)),
     ):
         problem, control = among(*lengths)
@@ -299,7 +298,7 @@ def plants() -> list[Plant]:
 
 
 def healthy() -> dict[str, str]:
-    """Return the overrides of runs that no change makes much shorter, by name."""
+    """Return the overrides of runs that no change improves much, by name."""
     llama_8b = "model=llama3-8b hardware=a100-80g parallel=pp1"
     return {
         "offline, pp4": f"{LLAMA_33B} {EQUAL} workload.num_prompts=80",

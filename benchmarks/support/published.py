@@ -1,9 +1,9 @@
-"""Reads tables of operators that others publish: aiconfigurator's (ai-dynamo/aiconfigurator, Apache-2.0).
+"""Reads published operator tables: aiconfigurator's (ai-dynamo/aiconfigurator, Apache-2.0).
 
-Its folder of a device and an engine holds `gemm_perf`, `context_attention_perf`, `generation_attention_perf`,
-`moe_perf`, `custom_allreduce_perf` and `nccl_perf`, as text with commas or as parquet, with milliseconds as `latency`.
-A copy with fewer columns holds `GPU_gemm`, `GPU_context_attention`, `GPU_generation_attention`, `GPU_moe` and
-`GPU_collectives` as CSV, with microseconds as `latency_us`. Files may be gzipped, and lie in folders of the folder.
+Its folder for a device and an engine contains `gemm_perf`, `context_attention_perf`, `generation_attention_perf`,
+`moe_perf`, `custom_allreduce_perf` and `nccl_perf`, as CSV text or parquet, with `latency` in milliseconds. A copy with
+fewer columns contains `GPU_gemm`, `GPU_context_attention`, `GPU_generation_attention`, `GPU_moe` and `GPU_collectives`
+as CSV, with `latency_us` in microseconds. Files may be gzipped and in subfolders.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ...conf.costs import AttentionKernels
-from ...conf.errors import ConfigError
-from .measurements import ChunkKernel, DecodeKernel, ExpertLayer, MatrixProduct, Message, OperatorTables
+from gapless.conf.costs import AttentionKernels
+from gapless.conf.errors import ConfigError
 
-TABLES = {  # by what the file is called: in aiconfigurator, in the copy
+from .operator_tables import ChunkKernel, DecodeKernel, ExpertLayer, MatrixProduct, Message, OperatorTables
+
+TABLES = {  # file names in aiconfigurator and in the copy
     "products": ("gemm_perf", "gemm"),
     "chunks": ("context_attention_perf", "context_attention"),
     "decodes": ("generation_attention_perf", "generation_attention"),
@@ -32,11 +33,11 @@ TABLES = {  # by what the file is called: in aiconfigurator, in the copy
 }
 RATES = {"fp8": "fp8_rate", "fp8_block": "fp8_block_rate"}
 _SUFFIXES = (".txt", ".csv", ".parquet", ".txt.gz", ".csv.gz")
-_LEAST_SIDE = 256  # inputs and outputs of a product that a model's layer may have
+_LEAST_SIDE = 256  # minimum inputs and outputs of a GEMM in a model's layer
 _MOST_ROWS = 8192
-_LEAST_BLOCK_FLOP = 1e11  # below, times of products with a scale a block hold the host's launch
+_LEAST_BLOCK_FLOP = 1e11  # below it, times of block-scaled GEMMs include the host's launch
 _LEAST_TOKENS = 64  # of a prompt
-_LEAST_CONTEXT, _MOST_REQUESTS = 256, 256  # of decodes; others are not what engines have
+_LEAST_CONTEXT, _MOST_REQUESTS = 256, 256  # of decodes; others do not occur in engines
 _HEAD_DIM = 128
 _Line = Mapping[str, Any]
 
@@ -47,7 +48,7 @@ def read_published(folder: Path, kernels: AttentionKernels, device: str = "") ->
     Args:
         folder: of the tables.
         kernels: the library that computed attention.
-        device: what the names of the copy's files begin with; empty: any.
+        device: prefix of the copy's file names; empty: any.
 
     Raises:
         ConfigError: no tables, several of one kind, or one that is damaged.
@@ -55,7 +56,7 @@ def read_published(folder: Path, kernels: AttentionKernels, device: str = "") ->
     found = OperatorTables()
     files = {name: _file(folder, *names, device) for name, names in TABLES.items()}
     if not any(files.values()):
-        raise ConfigError(f"{folder}: no table there; aiconfigurator's are called {TABLES['products'][0]}.txt, say")
+        raise ConfigError(f"{folder}: contains no table; aiconfigurator's are named {TABLES['products'][0]}.txt, say")
 
     def read(name: str, parse: Callable[[_Line], Any]) -> Iterator[Any]:
         path = files[name]
@@ -96,7 +97,7 @@ def _file(folder: Path, name: str, copy: str, device: str) -> Path | None:
     wanted = [f"{stem}{suffix}" for stem in (name, f"{device or '*'}_{copy}") for suffix in _SUFFIXES]
     paths = sorted({path for pattern in wanted for path in folder.rglob(pattern)})
     if len(paths) > 1:
-        raise ConfigError(f"{folder}: several tables {name}, {paths[0]} and {paths[1]}; name the folder of one")
+        raise ConfigError(f"{folder}: several tables {name}, {paths[0]} and {paths[1]}; give the folder of one")
     return paths[0] if paths else None
 
 
@@ -106,13 +107,13 @@ def _lines(path: Path) -> Iterator[_Line]:
         try:
             import polars
         except ImportError:
-            raise ConfigError(f"{path}: reading parquet takes polars: pip install polars") from None
+            raise ConfigError(f"{path}: parquet needs polars: pip install polars") from None
         yield from polars.read_parquet(path).iter_rows(named=True)
         return
     data = path.read_bytes()
     text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
     if text.startswith("version https://git-lfs"):
-        raise ConfigError(f"{path}: a pointer of Git LFS, not the table; git lfs pull fetches it")
+        raise ConfigError(f"{path}: a Git LFS pointer, not the table; fetch it with git lfs pull")
     yield from csv.DictReader(io.StringIO(text))
 
 
@@ -125,7 +126,7 @@ def _product(line: _Line) -> tuple[str, int, int, int] | None:
 
 
 def _heads(line: _Line) -> tuple[int, int, int] | None:
-    """Return the sizes of attention; None where it is not of bfloat16, full contexts and heads of 128."""
+    """Return the sizes of attention; None unless it is half precision, without a window and with head size 128."""
     plain = line["kv_cache_dtype"] in ("bfloat16", "float16") and int(line.get("window_size") or 0) <= 0
     if not plain or int(line.get("head_dim") or _HEAD_DIM) != _HEAD_DIM:
         return None
@@ -157,20 +158,20 @@ def _experts(line: _Line) -> ExpertLayer | None:
 
 
 def _own(line: _Line) -> Message | None:
-    """Return an all-reduce by an engine's kernel in a graph."""
+    """Return an all-reduce by an engine's kernel in a CUDA graph; None for others."""
     by = str(line.get("by") or line.get("kernel_source"))
     return None if "eager" in by or "nccl" in by.lower() else _message(line)
 
 
 def _library(line: _Line) -> Message | None:
-    """Return an all-reduce by NCCL."""
+    """Return an all-reduce by NCCL; None for others."""
     if (line.get("op") or line.get("op_name")) != "all_reduce" or line.get("by", "nccl") != "nccl":
         return None
     return _message(line)
 
 
 def _message(line: _Line) -> Message | None:
-    """Return an all-reduce. Tables of aiconfigurator give its elements, of two bytes each; the copy bytes."""
+    """Return an all-reduce. aiconfigurator's tables give its two-byte elements, the copy its bytes."""
     if line.get("op", "all_reduce") != "all_reduce":
         return None
     size = int(line["bytes"]) if "bytes" in line else 2 * int(line["message_size"])

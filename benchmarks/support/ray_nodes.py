@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes on this machine, whose nodes a benchmark takes away and gives back."""
+"""A Ray cluster of several nodes on this machine, whose nodes can be lost and replaced."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from .faults import ranks_below
 
-# Ray's default takes many seconds to see that a node is gone.
+# By default Ray takes many seconds to detect a lost node.
 _SOON = {
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 200,
@@ -21,7 +21,7 @@ _BACK_AFTER_S = 5.0
 
 
 class RayNodes:
-    """A head without room for ranks, and `count` nodes of `num_cpus` each.
+    """A head node without CPUs, and `count` nodes of `num_cpus` each.
 
     Attributes:
         address: for `parallel.ray_address`.
@@ -32,18 +32,18 @@ class RayNodes:
 
         self._num_cpus = num_cpus
         head = {"num_cpus": 0, "include_dashboard": False, "_system_config": _SOON}
-        # Its hooks for the end would be signal handlers, which only the main thread may set; `close` ends all nodes.
+        # Shutdown hooks set signal handlers, which only the main thread may do; `close` stops all nodes.
         self._cluster: Any = Cluster(initialize_head=True, head_node_args=head, shutdown_at_exit=False)
         self.address: str = self._cluster.address
         for _ in range(count):
             self._cluster.add_node(num_cpus=num_cpus)
 
     def ranks(self) -> list[int]:
-        """Return the processes on all nodes that run a rank."""
+        """Return the rank processes of all nodes."""
         return sorted(pid for node in self._cluster.worker_nodes for pid in self._ranks_of(node))
 
     def lose_one(self, rng: random.Random) -> None:
-        """Take away a node that holds a rank, and add another one some seconds later."""
+        """Remove a node that runs a rank, and add another node some seconds later."""
         node = rng.choice([node for node in self._cluster.worker_nodes if self._ranks_of(node)])
         ranks = self._ranks_of(node)
         self._cluster.remove_node(node, allow_graceful=False)

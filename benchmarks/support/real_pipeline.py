@@ -1,8 +1,8 @@
-"""Runs of `gapless bench` by turns on the real pipeline.
+"""Interleaved runs of `gapless bench` on the real pipeline.
 
-In `SETTING` a LLaMA of about 160M parameters with random weights serves requests of 256 to 1,024 tokens in all, over
-two stages of one thread each. Up to 8 requests share a micro-batch, few enough that every slot is refilled several
-times in a run.
+In `SETTING` a LLaMA of about 160M parameters with random weights serves requests of 256 to 1,024 tokens (prompt and
+output) over two stages of one thread each. A micro-batch has up to 8 requests, few enough to refill every slot several
+times during a run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SETTING = (
     f"{MACHINE} hardware.memory_gib=6 scheduler.batch=8 workload=zipf workload.theta=0 workload.min_len=256 "
     "workload.max_len=1024"
 )
-Turn = dict[str, dict[str, Any]]  # the summary of each policy
+Turn = dict[str, dict[str, Any]]  # summary.json by policy
 
 
 def bench_by_turns(
@@ -30,18 +30,18 @@ def bench_by_turns(
     overrides: Sequence[str],
     run: bool = True,
 ) -> dict[str, list[Turn]]:
-    """Run the policies on one started pipeline for each case, round after round, into folders of `out`.
+    """Run all policies on one pipeline per case and round.
 
     Args:
-        out: for the run folders.
-        rounds: how often each case runs.
+        out: parent of the run folders.
+        rounds: runs of each case.
         policies: their names.
         cases: overrides by name.
-        overrides: of all cases.
-        run: whether to run; else only the runs that are there are read.
+        overrides: for all cases.
+        run: False: only read existing runs.
 
     Returns:
-        By case, the turns that all policies had.
+        The complete turns, by case.
     """
     for number in range(rounds) if run else ():
         for name, keys in cases.items():

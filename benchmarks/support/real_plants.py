@@ -34,14 +34,14 @@ if rank == 1:
         return out
     StageWorker.forward = slow
 """
-_SLEEPS = {  # of the second rank after a computation
+_SLEEPS = {  # of the second rank after each forward pass, in seconds
     _SLOW: "0.6 * steps[-1]",
-    _DISK: "1.0 if len(steps) <= 3 else 0.0",  # as its weights come from a disk while it computes for the first time
+    _DISK: "1.0 if len(steps) <= 3 else 0.0",  # as if its weights were still being read from disk
 }
 
 
 def real_plants() -> list[Plant]:
-    """Return the plants; what no override makes is made by `real_run`."""
+    """Return the plants. `real_run` makes the problems that no override can."""
     long, usual = among(256, 40, 1600, 7, 24)
     return [
         Plant(_HOG, "real", _BASE, ""),
@@ -58,7 +58,7 @@ def real_plants() -> list[Plant]:
 
 
 def real_healthy() -> list[Plant]:
-    """Return runs that no change makes much shorter: their controls are what counts."""
+    """Return runs that no change improves much, as plants without a problem."""
     fixed = "workload=fixed workload.range_ratio=0.5"
     several = {
         "as it comes": f"{fixed} workload.input_len=256 workload.output_len=24 workload.num_prompts=40",
@@ -75,7 +75,7 @@ def real_healthy() -> list[Plant]:
 
 
 def real_run(plant: Plant, *, is_control: bool) -> tuple[RunRecord, BenchConfig]:
-    """Run a plant or its control on ranks of their own."""
+    """Run a plant or its control on its own ranks."""
     from tests.support.process_launcher import ProcessLauncher
 
     config = compose_one(plant.without if is_control else plant.planted, BenchConfig, "bench")
@@ -95,7 +95,7 @@ def real_run(plant: Plant, *, is_control: bool) -> tuple[RunRecord, BenchConfig]
 
 @contextmanager
 def hogs(count: int) -> Iterator[None]:
-    """Keep cores busy for a while."""
+    """Keep `count` cores busy."""
     several = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield

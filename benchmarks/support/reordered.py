@@ -1,4 +1,4 @@
-"""Writes SmolLM2-135M as a folder in bfloat16, with its channels in another order, which computes the same."""
+"""Writes SmolLM2-135M as a bfloat16 folder with permuted channels; outputs are the same."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from safetensors.torch import save_file
 
 from gapless.conf.architecture import Architecture
 from gapless.conf.schema import ModelConfig
+from gapless.models.checkpoint import Checkpoint
 from gapless.models.gguf.config import config_values
 from gapless.models.gguf.file import open_gguf
 from gapless.models.gguf.smollm2 import smollm2
-from gapless.models.huggingface import resolve_architecture
 from gapless.models.layout import names_of, tensor_shapes
-from gapless.models.open_checkpoint import open_checkpoint
 
 
 def write_reordered(folder: Path) -> Path:
-    """Write the model and return the folder. No group of its weights is one that the GGUF file has rounded."""
+    """Write the model and return the folder. Its quantization groups differ from those of the GGUF file."""
     file = smollm2()
-    arch = resolve_architecture(ModelConfig(weights=str(file)))
-    source, names = open_checkpoint(file, arch), names_of(arch)
+    arch = Checkpoint.open(ModelConfig(weights=str(file))).arch
+    source, names = Checkpoint.open(ModelConfig(weights=str(file))).tensors(arch), names_of(arch)
     generator = torch.Generator().manual_seed(0)
     hidden, inner = (torch.randperm(n, generator=generator) for n in (arch.hidden_size, arch.ffn_size))
     of_values, of_outputs = _head_orders(arch)
@@ -47,7 +46,7 @@ def write_reordered(folder: Path) -> Path:
 
 
 def _head_orders(arch: Architecture) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return orders of the elements of each head, of the rows of values and of the columns of the output."""
+    """Return permutations within heads: of the V rows, and of the output projection's columns."""
     D, K = arch.head_dim, arch.num_kv_heads
     within = torch.stack([torch.randperm(D, generator=torch.Generator().manual_seed(k)) for k in range(K)])
     of_heads = within.repeat_interleave(arch.num_heads // K, dim=0)

@@ -1,4 +1,4 @@
-"""Writes a GGUF file's matrices as another type, by the package `gguf`."""
+"""Converts the matrices of a GGUF file to another type, with the package `gguf`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _FILE_TYPE = "general.file_type"
 
 
 def requantize(source: Path, kind: gguf.GGMLQuantizationType, target: Path) -> Path:
-    """Write a file with the fields of `source`, and its matrices, rounded to the nearest, as `kind`."""
+    """Write a copy of `source` with its matrices quantized (round to nearest) to `kind`."""
     found = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(target, found.fields["general.architecture"].contents())
     for name, field in found.fields.items():

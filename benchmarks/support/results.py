@@ -1,7 +1,7 @@
 """Writes a benchmark's numbers as JSON: `--json FILE` of the commands, and `benchmarks/results/NAME.json`.
 
-A file names the benchmark and its command and holds a list of measurements. A measurement says its commit, date and
-machine, and holds tables: lists of rows by name. The end of a key is its unit; a `_share` of 1 is 100%.
+A file contains the benchmark, its command and a list of measurements. A measurement has a commit, date, machine and
+tables: lists of rows by name. The suffix of a key is its unit; a `_share` of 1 is 100%.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def add_json_option(parser: argparse.ArgumentParser) -> None:
 def write_json(
     path: Path | None, benchmark: str, tables: Mapping[str, Sequence[Mapping[str, Any]]], device: str = ""
 ) -> None:
-    """Write the tables of one measurement; does nothing without a path. `device`: what computed, if not the CPU."""
+    """Write the tables of one measurement, if `path` is given. `device` is the accelerator, if any."""
     if path is None:
         return
     where = f"{device}; {machine()}" if device else machine()
@@ -39,11 +39,11 @@ def write_json(
 
 
 def commit() -> str:
-    """Return the commit that is checked out, with a `+` if files differ from it."""
+    """Return the checked-out commit, with a `+` if the tree is dirty."""
     describe = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
     try:
         found = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True, check=False)
-    except FileNotFoundError:  # a machine without git
+    except FileNotFoundError:  # no git
         return "unknown"
     return found.stdout.strip() or "unknown"
 

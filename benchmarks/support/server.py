@@ -1,4 +1,4 @@
-"""Servers that a benchmark starts, each a process of its own, and asks over HTTP."""
+"""Starts servers as separate processes and queries them over HTTP."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ANSWER_S = 30
 
 @dataclass(frozen=True)
 class Server:
-    """A server that takes requests."""
+    """A server that accepts requests."""
 
     host: str
     port: int
@@ -42,7 +42,7 @@ class Server:
         return text.decode()
 
     def metrics(self, name: str) -> list[tuple[dict[str, str], float]]:
-        """Return the values of one of gapless's metrics, each with its labels."""
+        """Return the samples of one of gapless's metrics, each with its labels."""
         found = re.findall(rf"^gapless:{name}(?:\{{(.*)\}})? (\S+)$", self.get("/metrics"), re.MULTILINE)
         return [(dict(re.findall(r'(\w+)="([^"]*)"', labels)), float(value)) for labels, value in found]
 
@@ -51,16 +51,16 @@ class Server:
         return sum(value for _, value in self.metrics(name))
 
     def left(self) -> int:
-        """Return how many requests run or wait."""
+        """Return the number of running and waiting requests."""
         return round(self.gauge("num_requests_running") + self.gauge("num_requests_waiting"))
 
 
 @contextmanager
 def gapless_server(overrides: Sequence[str]) -> Iterator[Server]:
-    """Start `gapless serve` on a free port; yield it once it takes requests.
+    """Start `gapless serve` on a free port; yield it once it accepts requests.
 
     Raises:
-        SystemExit: it does not start.
+        SystemExit: it did not start.
     """
     command = [sys.executable, "-m", "gapless.launch.cli", "serve", *words("model=shipped", "serve.port=0", *overrides)]
     with logged(command) as (process, log):
@@ -72,9 +72,9 @@ def gapless_server(overrides: Sequence[str]) -> Iterator[Server]:
 def logged(
     command: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """Start a process in an empty folder; yield it and the file of all that it prints. At the end it is terminated.
+    """Start a process in an empty folder; yield it and its log file. Terminate it at the end.
 
-    It prints to a file, as a pipe that nobody reads holds it up once it is full.
+    A file, since a process blocks on a pipe that nobody reads.
     """
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
@@ -94,10 +94,10 @@ def logged(
 
 
 def await_line(process: subprocess.Popen[bytes], log: Path, pattern: str) -> re.Match[str]:
-    """Wait until a process has printed what matches `pattern`.
+    """Wait until a process has printed a match of `pattern`.
 
     Raises:
-        SystemExit: it ends without that, or takes more than 5 minutes.
+        SystemExit: it ended first, or 5 minutes have passed.
     """
     deadline = time.monotonic() + _START_S
     while not (found := re.search(pattern, text := log.read_text(errors="replace"))):

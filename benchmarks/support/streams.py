@@ -1,4 +1,4 @@
-"""Clients that read streams of completions, and note when each token came. Any server of OpenAI's form will do."""
+"""Clients that stream completions from an OpenAI-compatible server and record when each token arrived."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .server import Server
 
 @dataclass
 class Stream:
-    """One request: seconds since the load began at which it was due, and at which each of its tokens came."""
+    """One request: due time and arrival time of each token, in seconds since the load started."""
 
     due: float
     token_times: list[float] = field(default_factory=list)
@@ -24,23 +24,23 @@ class Stream:
 
     @property
     def ttft(self) -> float:
-        """Seconds from when it was due to its first token, what the client itself was late by included."""
+        """Seconds from the due time to the first token; includes any delay in the client."""
         return self.token_times[0] - self.due
 
     @property
     def gaps(self) -> list[float]:
-        """Seconds between its tokens; 0 between those that came in one event."""
+        """Seconds between tokens; 0 between tokens of one event."""
         return [after - before for before, after in pairwise(self.token_times)]
 
 
 def stream_all(server: Server, prompts: Sequence[Sequence[int]], tokens: int, due: Sequence[float]) -> list[Stream]:
-    """Send a request for each prompt when it is due, whatever became of those before; return them when all have ended.
+    """Send a request for each prompt when it is due (open loop); return all streams once they have ended.
 
     Args:
-        server: is under way already.
+        server: running.
         prompts: token ids.
-        tokens: of each output.
-        due: seconds from the beginning, ascending.
+        tokens: output tokens of each request.
+        due: seconds from the start, ascending.
     """
     return asyncio.run(_stream_all(server, prompts, tokens, due))
 
@@ -62,7 +62,7 @@ async def _stream_all(
 
 
 def request_of(prompt: str | Sequence[int], tokens: int, **sampling: float) -> bytes:
-    """Return the bytes of a request for a stream of `tokens` tokens, greedy unless `sampling` says otherwise."""
+    """Return the bytes of a request that streams `tokens` tokens, greedy by default."""
     how = {"ignore_eos": True, "temperature": 0, "stream": True, "return_token_ids": True, **sampling}
     text = prompt if isinstance(prompt, str) else list(prompt)
     return http_post("/v1/completions", json.dumps({"prompt": text, "max_tokens": tokens, **how}).encode())
@@ -76,7 +76,7 @@ def http_post(path: str, body: bytes) -> bytes:
 
 
 async def read(server: Server, request: bytes, stream: Stream, began: float) -> list[tuple[float, bytes]]:
-    """Read a stream to its end; return its events with their seconds. They are decoded once all streams have ended."""
+    """Read a stream to its end; return its undecoded events with their times. Decoding waits for all streams to end."""
     events: list[tuple[float, bytes]] = []
     try:
         reader, writer = await asyncio.open_connection(server.host, server.port, limit=1 << 20)
@@ -96,7 +96,7 @@ async def read(server: Server, request: bytes, stream: Stream, began: float) -> 
 
 
 def note(stream: Stream, events: list[tuple[float, bytes]], tokens: int) -> None:
-    """Enter the tokens of `events` into their stream, and an error where they are not `tokens`."""
+    """Add the tokens of `events` to their stream, and an error unless there are `tokens`."""
     for seconds, line in events:
         event = json.loads(line.removeprefix(b"data: "))
         ids = event["choices"][0]["token_ids"] if "choices" in event else []

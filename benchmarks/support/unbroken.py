@@ -1,7 +1,7 @@
-"""Clients that have streams open all the time, and check each against what it was without faults.
+"""Clients that keep streams open and compare each output with the output without faults.
 
-Where two tokens are as good as equally likely, sums in another order may choose the other one, and the order depends on
-what else is in the micro-batch. Such a difference is told from a wrong one: `is_rounding`.
+Where two tokens are almost equally likely, a different summation order may select the other one, and the order depends
+on the rest of the micro-batch. `is_rounding` distinguishes such a difference from a wrong token.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from gapless.models.draws import uniform
 from .server import Server
 from .streams import Stream, note, read, request_of
 
-_FIRST_TOKEN, _LAST_TOKEN = 5, 300  # of prompts; every model has them
+_FIRST_TOKEN, _LAST_TOKEN = 5, 300  # of prompts; in every vocabulary
 _TEMPERATURE, _TOP_K = 0.8, 20
-_TIE = 1e-4  # in log-probability, or in probability where a token is sampled; float32 gives a hundredth of it
+_TIE = 1e-4  # in log-probability, or in probability if sampled; float32 rounding is a hundredth of it
 _ANSWER_S = 30
 
 
@@ -43,7 +43,7 @@ class Question:
 
 
 def questions(count: int, prompt: int, output: int) -> list[Question]:
-    """Draw `count` requests, every other one sampled with a seed of its own; lengths vary by half."""
+    """Draw `count` requests; every other one is sampled with its own seed. Lengths vary by half."""
     rng = np.random.default_rng(0)
     found = []
     for number in range(count):
@@ -69,7 +69,7 @@ def is_rounding(server: Server, question: Question, expected: list[int], found: 
     if question.seed is None:
         return bool(abs(logprobs[pair[0]] - logprobs[pair[1]]) < _TIE)
     ranked = sorted(logprobs, key=logprobs.__getitem__, reverse=True)
-    if logprobs[ranked[_TOP_K - 1]] - logprobs[ranked[_TOP_K]] < _TIE:  # either may be among the most likely
+    if logprobs[ranked[_TOP_K - 1]] - logprobs[ranked[_TOP_K]] < _TIE:  # rounding decides which is in the top k
         return True
     likely = sorted(ranked[:_TOP_K])
     weights = [math.exp(logprobs[token] / _TEMPERATURE) for token in likely]
@@ -81,17 +81,17 @@ def is_rounding(server: Server, question: Question, expected: list[int], found: 
 
 @dataclass
 class Outcome:
-    """What became of the requests. Times are `time.monotonic()`."""
+    """Outcomes of the requests. Times are `time.monotonic()`."""
 
     done: int = 0
-    lost: list[str] = field(default_factory=list)  # ended with an error or too early, each with its reason
-    doubled: int = 0  # had more tokens than it asked for
+    lost: list[str] = field(default_factory=list)  # reasons of those that ended early or with an error
+    doubled: int = 0  # got more tokens than requested
     others: list[tuple[Question, list[int], list[int]]] = field(default_factory=list)  # question, expected, found
     token_times: list[float] = field(default_factory=list)
 
 
 class Clients:
-    """Each sends one request after the other, drawn from `all_questions`, until `end`."""
+    """Clients that each send random requests of `all_questions` back to back until `end`."""
 
     def __init__(self, server: Server, all_questions: list[Question]) -> None:
         self._server = server
@@ -101,10 +101,10 @@ class Clients:
         self.outcome = Outcome()
 
     async def learn(self) -> None:
-        """Ask each question once, and keep the answers as the right ones.
+        """Send each question once and keep the answers as expected outputs.
 
         Raises:
-            SystemExit: one failed.
+            SystemExit: a request failed.
         """
         streams = await asyncio.gather(*map(self._ask, self.questions))
         for stream in streams:
@@ -113,7 +113,7 @@ class Clients:
         self.expected = [stream.token_ids for stream in streams]
 
     def end(self) -> None:
-        """Have clients send nothing more. `run` returns when their last streams have ended."""
+        """Stop sending. `run` returns once the last streams have ended."""
         self._is_ending = True
 
     async def run(self, clients: int) -> None:
@@ -141,9 +141,9 @@ class Clients:
             outcome.others.append((question, expected, stream.token_ids))
 
     def split_others(self) -> tuple[int, int]:
-        """Return how many texts are another than without faults by rounding, and how many are wrong.
+        """Return how many outputs differ from the expected ones by rounding, and how many are wrong.
 
-        The server must run.
+        Queries the server.
         """
         ties = sum(is_rounding(self._server, *other) for other in self.outcome.others)
         return ties, len(self.outcome.others) - ties

@@ -1,4 +1,4 @@
-"""Runs Vidur in processes of its own: its interpreter executes `benchmarks/support/vidur_script.py`."""
+"""Runs Vidur in its own processes: its interpreter executes `benchmarks/support/vidur_script.py`."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gapless.runtime.workload import Workload
+from gapless.runtime.simulation.workload import Workload
 
 SCRIPT = Path(__file__).parent / "vidur_script.py"
 TP = 2
 MAX_CONTEXT = 4096  # tokens, the longest context whose attention was measured
 MAX_TOKENS = 65_536  # the largest micro-batch that Vidur learns times for
-ATTENTION = "attention_codellama-34b_tp2"  # the heads of both models
+ATTENTION = "attention_codellama-34b_tp2"  # both models have these heads
 REVISION = "0" * 40
 DATE = "2023-01-01"  # Vidur replays traces of one date; any date will do
-_TASK: dict[str, object] = {  # what `vidur_script.py` takes, where nothing else is said
+_TASK: dict[str, object] = {  # defaults of a task for `vidur_script.py`
     "seed": 0,
     "tp": TP,
     "block_size": 16,
@@ -67,13 +67,13 @@ LLAMA = Model("70B", "meta-llama/Llama-2-70b-hf", "mlp_llama-2-70b-hf", "model=l
 
 
 class Vidur:
-    """Lays out measurements where Vidur looks for downloads, and runs it.
+    """Puts measurements where Vidur looks for downloads, and runs it.
 
     Args:
-        python: an interpreter that has Vidur.
-        data: the folder of a device's measurements.
-        cache: the folder of measurements and of what Vidur learns from them.
-        scratch: a folder for files of a run.
+        python: an interpreter with Vidur.
+        data: folder of a device's measurements.
+        cache: folder of measurements and of what Vidur learns from them.
+        scratch: folder for the files of a run.
     """
 
     def __init__(self, python: Path, data: Path, cache: Path, scratch: Path) -> None:
@@ -108,7 +108,7 @@ class Vidur:
     ) -> list[dict[str, float]]:
         """Predict the milliseconds of each operator of a layer for each micro-batch.
 
-        A micro-batch is a list of (new tokens, context with them), one pair for each request.
+        A micro-batch is a list of (new tokens, context including them), one pair per request.
         """
         times: list[dict[str, float]] = self._run(model, pp, micro_batches=micro_batches)["times"]
         return times

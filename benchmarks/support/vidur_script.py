@@ -1,9 +1,9 @@
-"""Simulates with Vidur, or predicts times of single micro-batches; run by Vidur's interpreter for `benchmarks.vidur`.
+"""Simulates with Vidur or predicts times of micro-batches; `benchmarks.vidur` runs it with Vidur's interpreter.
 
     PYTHON -I benchmarks/support/vidur_script.py TASK.json RESULT.json
 
-Imports nothing of gapless and changes nothing in Vidur (microsoft/vidur, MIT): it configures Vidur's own classes, with
-plots and traces off. Vidur finds the measurements where it keeps its downloads.
+Imports nothing of gapless and does not modify Vidur (microsoft/vidur, MIT): it configures Vidur's classes, with plots
+and traces off. The measurements are in Vidur's download cache.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main(task_file: str, result_file: str) -> None:
 def simulate(task: dict[str, Any]) -> dict[str, Any]:
     """Simulate; returns `seconds` of CPU and, for each request, arrival, first token and end in simulated seconds.
 
-    The CPU time includes writing metrics, if any, but not the set-up, which learns or reads the times of operators.
+    The CPU time includes writing metrics, if any, but not the setup, which learns or reads operator times.
     """
     simulator = Simulator(configuration(task))
     requests = [event._request for _, event in simulator._event_queue]

@@ -1,4 +1,4 @@
-"""Draws which policy has the shortest tails in each cell of a grid of clusters, workloads and loads."""
+"""Draws which policy has the shortest tail latencies for each cluster, workload and load."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _DPI = 110
 
 
 def draw_winners(path: Path, cells: Sequence[Mapping[str, Any]], policies: Sequence[str]) -> None:
-    """Write a PNG with a panel for each cluster, a row for each workload and a column for each load.
+    """Write a PNG with a panel per cluster, a row per workload and a column per load.
 
-    The left triangle of a square has the colour of the policy with the shortest p99 TTFT among those that carry 99% of
-    the most requests/s, the right one that of the shortest p99 TBT.
+    The left triangle of a square has the colour of the policy with the shortest p99 TTFT among those that reach 99% of
+    the highest requests/s, the right triangle that of the policy with the shortest p99 TBT.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -33,7 +33,7 @@ PAGES: Mapping[str, tuple[str, str, Mapping[str, tuple[str, ...]]]] = {
         {
             "Policies": (
                 f"{ROOM}.scheduler.base.Scheduler",
-                f"{ROOM}.scheduler.base.Limits",
+                f"{ROOM}.scheduler.limits.Limits",
                 "gapless.conf.policies.Depth",
                 "gapless.conf.policies.SchedulerConfig",
                 f"{ROOM}.scheduler.waiting.WaitingQueue",
@@ -63,11 +63,11 @@ PAGES: Mapping[str, tuple[str, str, Mapping[str, tuple[str, ...]]]] = {
                 f"{ROOM}.core.request_record.RequestRecord",
             ),
             "The ledger": (
-                f"{ROOM}.ledger.ledger.Ledger",
-                f"{ROOM}.ledger.causes.Cause",
-                f"{ROOM}.ledger.idle.IdleInterval",
-                f"{ROOM}.ledger.idle.IdleColumns",
-                f"{ROOM}.ledger.fleet.Fleet",
+                f"{ROOM}.analysis.ledger.ledger.Ledger",
+                f"{ROOM}.analysis.ledger.causes.Cause",
+                f"{ROOM}.analysis.ledger.idle.IdleInterval",
+                f"{ROOM}.analysis.ledger.idle.IdleColumns",
+                f"{ROOM}.analysis.ledger.fleet.Fleet",
             ),
         },
     ),

@@ -1,6 +1,6 @@
 // Attention on a CPU over the paged KV cache, for queries of `Element`. `cpp.py` loads this file and calls it.
 //
-// Sizes and flags as in kernels.cpp.
+// Sizes and flags as in operators.cpp.
 
 #include <algorithm>
 #include <limits>

@@ -1,7 +1,7 @@
-// Runs a decode-only micro-batch through all decoder layers of a stage in one call, for `decode_layers.py`.
+// Runs a decode-only micro-batch through all decoder layers of a stage in one call, for `kernels/decoder.py`.
 //
 // For one row, calling a layer's operators from Python takes longer than computing them. The computation is that of
-// `decoder.py`, in the same order.
+// `models/decoder.py`, in the same order.
 
 #include <cmath>
 #include <vector>

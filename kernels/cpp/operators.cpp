@@ -1,4 +1,4 @@
-// Operators of a decoder layer on a CPU, for tensors of `Element`. `cpp.py` loads this file and calls it.
+// Operators of a decoder layer on a CPU, for tensors of `Element`. `operators/cpp.py` loads this file and calls it.
 //
 // Sizes as in the Python sources: T tokens, B decodes, K KV heads with G query heads each, D elements of a head, F
 // elements of the feed-forward network. Strides are in elements. The last dimension is always contiguous.

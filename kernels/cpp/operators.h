@@ -1,4 +1,4 @@
-// The operators of a decoder layer that `decoder.cpp` calls; `kernels.cpp` and `attention.cpp` say what they do.
+// The operators of a decoder layer that `decoder.cpp` calls; `operators.cpp` and `attention.cpp` say what they do.
 
 #pragma once
 

@@ -1,23 +1,23 @@
-"""A layer's small operators: torch's own, which run on any device, and what others must compute too."""
+"""A layer's norm, activation and rotary operators: the interface and its torch implementation for any device."""
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..cache_rows import write_rows
 from ..head_norm import HeadNorm
-from ..rope import rotate
 
 
 class Kernels:
-    """Computes what a layer does between its matrix products and attention, by torch's operators.
+    """The operators of a layer other than GEMM and attention, by torch.
 
-    Sizes: T tokens, H hidden size, F feed-forward size, K KV heads with G query heads each, D elements of a head, S
-    slots of the KV cache.
+    Sizes: T tokens, H hidden size, F feed-forward size, K KV heads with G query heads each, D head dimension, S slots
+    of the KV cache.
 
-    `fallback_reason` says why torch's operators stand in for faster ones that this device could run: C++ on a CPU,
-    Triton's on CUDA. Empty: nothing stands in.
+    `fallback_reason` is why torch's operators replace faster ones for this device: C++ on a CPU, Triton on CUDA. Empty:
+    no fallback.
     """
 
     fallback_reason = ""
@@ -51,13 +51,13 @@ class Kernels:
         """Rotate queries and keys by position, and write keys and values to their slots of the cache.
 
         Args:
-            qkv_TKED: For each KV group G queries, their key and their value: E = G + 2.
-            head_norm: Normalizes queries and keys first; None: nothing does.
+            qkv_TKED: Per KV group, G queries, their key and their value: E = G + 2.
+            head_norm: Normalizes queries and keys first; None: no normalization.
             rope: Cosines and sines, each [T, 1, 1, D / 2]; None: no rotation.
             slots_T: The slot of each token in the cache.
             key_cache_SKD: Keys of all slots, to write to.
             value_cache_SKD: Values of all slots, to write to.
-            out_TKGD: Where to write the queries; None: anywhere.
+            out_TKGD: Where to write the queries; None: a new tensor or a view of `qkv_TKED`.
 
         Returns:
             The queries, [T, K, G, D].
@@ -72,7 +72,17 @@ class Kernels:
 
 
 class TorchKernels(Kernels):
-    """Calls torch's operators alone."""
+    """Calls only torch's operators."""
 
     def __init__(self, fallback_reason: str = "") -> None:
         self.fallback_reason = fallback_reason
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate [T, ..., D] by position. Element i of a head pairs with element i + D / 2."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    a, b = x.chunk(2, dim=-1)
+    out_a, out_b = out.chunk(2, dim=-1)
+    torch.mul(a, cos, out=out_a).addcmul_(b, sin, value=-1)
+    torch.mul(b, cos, out=out_b).addcmul_(a, sin)
+    return out

@@ -1,21 +1,24 @@
-"""The small operators in C++, for float32 and bfloat16 on a CPU."""
+"""The norm, activation and rotary operators in C++, for float32 and bfloat16 on a CPU."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from ...kernels.cpp_build import compile_for
-from ...kernels.cpp_library import ELEMENTS, addresses, load
-from ..cache_rows import CACHE_DTYPES
+from ..attention import PagedAttention
+from ..cache_rows import CPP_CACHE, cpp_cache
+from ..cpp_build import compile_for
+from ..cpp_library import ELEMENTS, CppFile, addresses, load
 from ..head_norm import HeadNorm
-from .kernels import Kernels
+from .base import Kernels
 
-_CACHE = "ippi"  # kind of its numbers, keys, values, stride of a head
-_HEADS = "pii"  # queries and keys, or values, with strides of a token and of a head
-_ROTATE_AND_WRITE = _CACHE + 2 * _HEADS + "ppf" + 4 * "p" + 4 * "i"
-_DECODES, _CHUNK = _CACHE + "ppp" + "iii" + "p" + 4 * "i" + "f", _CACHE + "pp" + "iiii" + "p" + "iii" + "f"
-_KINDS = {CACHE_DTYPES["int8"]: 1, CACHE_DTYPES["fp8"]: 2}  # others are the library's elements
+_HEADS = "pii"  # queries and keys, or values, with token and head strides
+_FILE = CppFile(
+    "operators",
+    add_and_norm="pppppiif",
+    gated_silu="ppii",
+    rotate_and_write=CPP_CACHE + 2 * _HEADS + "ppf" + 4 * "p" + 4 * "i",
+)
 
 
 class CppKernels(Kernels):
@@ -24,15 +27,13 @@ class CppKernels(Kernels):
     The KV cache must be laid out as [K, S, D].
 
     Raises:
-        NoLibraryError: they cannot be compiled here.
+        NoLibraryError: the operators cannot be compiled here.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
         compile_for(ELEMENTS[dtype])
-        self.library = load(
-            "kernels", dtype, add_and_norm="pppppiif", gated_silu="ppii", rotate_and_write=_ROTATE_AND_WRITE
-        )
-        self.attention = load("attention", dtype, attend_decodes=_DECODES, attend_chunk=_CHUNK)
+        self.library = load(_FILE, dtype)
+        self.attention = PagedAttention(dtype)
         self.dtype = dtype
 
     def norm(self, x_TH: Tensor, term_TH: Tensor | None, weight_H: Tensor, bias_H: Tensor | None, eps: float) -> Tensor:
@@ -71,16 +72,10 @@ class CppKernels(Kernels):
         turning = (None, None) if rope is None else (rope[0].data_ptr(), rope[1].data_ptr())
         norm = (None, None, 0.0) if own is None else (*addresses(own.query_weight, own.key_weight), own.eps)
         self.library.rotate_and_write(
-            *cache_arguments(key_cache_SKD, value_cache_SKD),
+            *cpp_cache(key_cache_SKD, value_cache_SKD),
             *(qkv_TKED.data_ptr(), *qkv_TKED.stride()[:2], values_TKD.data_ptr(), *values_TKD.stride()[:2]),
             *norm,
             *turning,
             *(slots_T.data_ptr(), queries.data_ptr(), T, K, E - 2, D),
         )
         return queries
-
-
-def cache_arguments(keys_SKD: Tensor, values_SKD: Tensor) -> tuple[int, int, int, int]:
-    """Return what the operators are told of a layer's cache, as `_CACHE` has it."""
-    assert keys_SKD.stride()[::2] == values_SKD.stride()[::2] == (keys_SKD.shape[2], 1)
-    return _KINDS.get(keys_SKD.dtype, 0), keys_SKD.data_ptr(), values_SKD.data_ptr(), keys_SKD.stride(1)

@@ -5,20 +5,20 @@ from __future__ import annotations
 import torch
 
 from ...conf.errors import ConfigError
-from ...kernels import processor
-from ...kernels.cpp_library import ELEMENTS, NoLibraryError
+from .. import processor
+from ..cpp_library import ELEMENTS, NoLibraryError
+from .base import Kernels, TorchKernels
 from .cpp import CppKernels
-from .kernels import Kernels, TorchKernels
 
 _HELP = "install a wheel that has kernels for this processor, or GCC"
 _FOR = {"cpp": "float32 and bfloat16 on a CPU", "triton": "CUDA"}
 
 
 def make_kernels(name: str, *, dtype: torch.dtype, device: torch.device) -> Kernels:
-    """Make the operators `cpp`, `triton` or `torch`. `auto` is the one of the first two that runs, else torch.
+    """Make the operators `cpp`, `triton` or `torch`. `auto` is cpp or triton if one runs here, else torch.
 
     Raises:
-        ConfigError: cpp or triton was asked for and does not run here.
+        ConfigError: cpp or triton was requested and does not run here.
     """
     reason = ""
     if name in ("auto", "cpp") and device.type == "cpu" and dtype in ELEMENTS:
@@ -31,7 +31,7 @@ def make_kernels(name: str, *, dtype: torch.dtype, device: torch.device) -> Kern
             from .triton import TritonKernels
 
             return TritonKernels(device)
-        except Exception as error:  # its own, or that of the import, of a compiler or of the driver
+        except Exception as error:  # raised by Triton, its import, a compiler or the driver
             reason = f"Triton does not run here ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
     if name in _FOR:
         raise ConfigError(f"model.kernels={name}: {reason or f'they are for {_FOR[name]}'}; torch runs anywhere")

@@ -1,9 +1,9 @@
-"""The small operators in Triton, for CUDA: each is one kernel where torch launches two to eleven.
+"""The norm, activation and rotary operators in Triton, for CUDA: one kernel each, versus two to eleven in torch.
 
-The number of tokens is the size of a kernel's grid and never an argument, so that each kernel is compiled once for a
-model, whatever the sizes of its micro-batches. What the compiler takes as constants are sizes of the model.
+The number of tokens is only the grid size, never an argument, so that each kernel is compiled once per model for any
+micro-batch size. Compile-time constants are sizes of the model.
 
-Kernels compute in float32 and round what they write. The sum of a norm is rounded before it is normalized.
+Kernels compute in float32 and round on write. A norm's sum with the residual is rounded before it is normalized.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..cache_rows import CACHE_DTYPES
 from ..head_norm import HeadNorm
-from .kernels import Kernels
+from .base import Kernels
 
 _GATE_BLOCK = 1024  # elements of a gate that one program computes
 
@@ -52,7 +52,7 @@ def _gated_silu(hidden, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _heads(source, query_weight, key_weight, eps, head, at, inside, G: tl.constexpr, D: tl.constexpr):
-    """Load the elements `at` of queries and key, normalized where there are weights. `at` has each of D once."""
+    """Load the elements `at` of queries and key, normalized if there are weights. `at` has each index of D once."""
     x = tl.load(source + head * D + at, mask=inside, other=0.0).to(tl.float32)
     if query_weight is not None:
         of_query = tl.load(query_weight + at, mask=inside & (head < G), other=0.0).to(tl.float32)
@@ -61,7 +61,7 @@ def _heads(source, query_weight, key_weight, eps, head, at, inside, G: tl.conste
     return x
 
 
-# Slots lie at any place of an upload, so that their address is now and then a multiple of 16.
+# Slots are at any offset of an upload: specializing on alignment would compile the kernel twice.
 @triton.jit(do_not_specialize_on_alignment=["slots"])
 def _rotate_and_write(
     qkv,
@@ -103,8 +103,8 @@ class TritonKernels(Kernels):
     The KV cache must be laid out as [S, K, D].
 
     Raises:
-        Exception: Triton does not run here. It says so when a kernel is first launched: it needs the device's driver
-            and, for some versions, a C compiler.
+        Exception: Triton does not run here. The first kernel launch fails without the device's driver or, for some
+            versions, a C compiler.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -139,7 +139,7 @@ class TritonKernels(Kernels):
         value_cache_SKD: Tensor,
         out_TKGD: Tensor | None = None,
     ) -> Tensor:
-        """See `Kernels.rotate_and_write`. Rows of 8 bits are written by torch's operators."""
+        """See `Kernels.rotate_and_write`. An 8-bit cache is written by torch's operators."""
         if key_cache_SKD.dtype in CACHE_DTYPES.values():
             return super().rotate_and_write(
                 qkv_TKED, head_norm, rope, slots_T, key_cache_SKD, value_cache_SKD, out_TKGD

@@ -1,4 +1,4 @@
-"""What is kept of each request once it is answered: a line in the log, counters, and a trace."""
+"""Access log, metrics and trace of each answered request."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ if TYPE_CHECKING:
     from .tracing import Traces
 
 _log = logging.getLogger(__name__)
-_QUIET = ("/", "/health", "/health/live", "/health/ready", "/load", "/metrics", "/page/{name}", "/version")
 
 
 class Access:
-    """Takes note of each exchange that is over."""
+    """Logs, counts and traces each finished exchange."""
 
     def __init__(self, keys: Keys, metrics: Metrics, limits: RateLimits, traces: Traces | None) -> None:
         self._keys = keys
@@ -29,10 +28,10 @@ class Access:
         self._traces = traces
 
     def note(self, exchange: Exchange) -> None:
-        """Note an exchange."""
+        """Record a finished exchange."""
         exchange.ended = time.monotonic()
         key = self._keys.shown(exchange.holder)
-        self._metrics.answered(exchange.method, exchange.route or "other", exchange.status)
+        self._metrics.answered(exchange.method, exchange.label, exchange.status)
         if exchange.call is not None:
             self._limits.spend(exchange.holder, exchange.output_tokens)
             self._metrics.used(key, exchange.prompt_tokens, exchange.output_tokens)
@@ -41,17 +40,17 @@ class Access:
         _write(exchange, key)
 
     def close(self) -> None:
-        """Send the traces that wait."""
+        """Flush pending traces."""
         if self._traces is not None:
             self._traces.close()
 
 
 def _write(exchange: Exchange, key: str) -> None:
-    """Write the line of an exchange."""
+    """Write the log line of an exchange."""
     level = logging.INFO
-    if exchange.route in _QUIET:
+    if exchange.route is not None and exchange.route.is_quiet:
         level = logging.DEBUG
-    elif exchange.status >= 500 and exchange.status != 501:  # of a method that is none
+    elif exchange.status >= 500 and exchange.status != 501:  # 501: unknown method
         level = logging.ERROR
     elif exchange.status in REFUSED:
         level = logging.WARNING

@@ -1,4 +1,4 @@
-"""What the bodies of all requests share."""
+"""Base class of all request bodies."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from .fields import GUIDED, current, whole
 
 
 class Body(BaseModel):
-    """Null is as absent, for each field. A number without a fraction is an integer, as JSON has one kind of number.
+    """Null fields count as absent. Numbers without a fraction count as integers, because JSON has one number type.
 
-    `fields.py` says what becomes of other fields.
+    `fields.py` specifies which other fields are ignored or refused.
     """
 
     model_config = ConfigDict(strict=True, extra="ignore")
-    not_computed: ClassVar[frozenset[str]] = frozenset()  # inherited fields that this path does not have
+    not_computed: ClassVar[frozenset[str]] = frozenset()  # inherited fields that this path does not support
 
     @model_validator(mode="before")
     @classmethod
@@ -28,6 +28,6 @@ class Body(BaseModel):
 
     @classmethod
     def computed(cls) -> frozenset[str]:
-        """Return the names of the fields that the path computes."""
+        """Return the names of the fields that the path supports."""
         older = GUIDED if "structured_outputs" in cls.model_fields else ()
         return (frozenset(cls.model_fields) | frozenset(older)) - cls.not_computed

@@ -1,4 +1,4 @@
-"""A bound on the size of a request's body, and its decompression."""
+"""Size limit and decompression of request bodies."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING
 from starlette.datastructures import Headers
 
 from .errors import ApiError
+from .routes import error_response
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _PLAIN = ("", "identity")
-_WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # zlib's word for the form: gzip's or its own
+_WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # zlib's wbits: gzip or zlib format
 
 
 class BodyLimit:
-    """Answers 413 to a body of more than `max_bytes`, before it is all read, and decompresses `gzip` and `deflate`.
+    """Answers 413 to a body of more than `max_bytes`, before reading all of it, and decompresses `gzip` and `deflate`.
 
-    The bound is on the body as it came, and on what becomes of it. Other encodings get 415. A thread decompresses.
+    The limit applies both before and after decompression. Other encodings get 415. A thread decompresses.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
@@ -28,21 +29,21 @@ class BodyLimit:
         self._max_bytes = max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on to the application, or answer that its body is not taken."""
+        """Pass a request on to the application, or refuse its body."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         text = f"the body is larger than serve.max_body_mib={self._max_bytes / (1 << 20):g}"
-        too_large = ApiError(413, text, headers={"connection": "close"})  # what is left of the body is not read
+        too_large = ApiError(413, text, headers={"connection": "close"})  # the rest of the body is not read
         headers = Headers(scope=scope)
         length, encoding = headers.get("content-length", "0"), headers.get("content-encoding", "").strip().lower()
         if length.isdigit() and int(length) > self._max_bytes:
-            await too_large.response(scope)(scope, receive, send)
+            await error_response(too_large, scope)(scope, receive, send)
             return
         if encoding not in (*_PLAIN, *_WINDOWS):
             taken = {"accept-encoding": "gzip, deflate", "connection": "close"}
-            text = f"Content-Encoding: {encoding}: this server takes gzip and deflate"
-            await ApiError(415, text, headers=taken).response(scope)(scope, receive, send)
+            text = f"Content-Encoding: {encoding}: must be gzip or deflate"
+            await error_response(ApiError(415, text, headers=taken), scope)(scope, receive, send)
             return
         inflated = None if encoding in _PLAIN else _Inflated(encoding)
         came = 0
@@ -65,7 +66,7 @@ class BodyLimit:
 
 
 class _Inflated:
-    """A body that is decompressed as it comes."""
+    """Streaming decompression of a body."""
 
     def __init__(self, encoding: str) -> None:
         self._encoding = encoding
@@ -73,10 +74,10 @@ class _Inflated:
         self.size = 0  # bytes so far
 
     def next(self, data: bytes, most: int, is_last: bool) -> bytes:
-        """Return the next piece. Of more than `most` bytes in all there is one more, and no further.
+        """Return the next piece. Decompression stops one byte after `most` bytes in total.
 
         Raises:
-            ApiError: it is not of that encoding, or cut.
+            ApiError: the body is not in that encoding, or is truncated.
         """
         found = b""
         try:
@@ -89,8 +90,8 @@ class _Inflated:
         except zlib.error as error:
             raise self._wrong(str(error)) from error
         if is_last and self.size <= most and not self._inflater.eof and self.size + len(data):
-            raise self._wrong("it is cut")
+            raise self._wrong("it is truncated")
         return found
 
     def _wrong(self, why: str) -> ApiError:
-        return ApiError(400, f"the body is not {self._encoding}, as Content-Encoding says: {why}")
+        return ApiError(400, f"the body is not valid {self._encoding}, which Content-Encoding specifies: {why}")

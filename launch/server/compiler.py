@@ -1,4 +1,4 @@
-"""Writes and compiles grammars in a process of its own, so that none of them can hang or crash the server."""
+"""Builds and compiles grammars in a separate process, so that none can hang or crash the server."""
 
 from __future__ import annotations
 
@@ -17,47 +17,47 @@ from ...models.limited_process import LimitedProcess, LimitError
 from ...models.tokenizer import load_tokenizer
 
 _LONGEST_S = 1.0  # of processor time
-LONGEST_WRITING_S = 4.0  # where the schema of each of many tools is compiled by itself
+LONGEST_WRITING_S = 4.0  # if the schemas of many tools are compiled one by one
 _START_S = 60.0
 _MOST_KNOWN = 256
-_MOST_BYTES = 64 << 20  # of requests whose answers are known
+_MOST_BYTES = 64 << 20  # of cached requests
 Model = tuple[str | None, int, tuple[int, ...]]  # tokenizer, vocabulary size, end-of-sequence tokens
 T = TypeVar("T")
 Task = Callable[[Grammars], T]  # a `partial` of a function at the top level of a module
 
 
 class Compiler:
-    """Does what needs grammars within a limit of time. Its process starts anew where one has ended."""
+    """Runs grammar tasks with a time limit. Its process is restarted if it has ended."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
         self._known: OrderedDict[bytes, tuple[int, object]] = OrderedDict()  # bytes of a request, its answer
-        self._num_bytes = 0  # of requests that are known
+        self._num_bytes = 0  # of cached requests
         self._lock = asyncio.Lock()
         self._process = LimitedProcess()
 
     async def check(self, wanted: StructuredOutputs) -> None:
-        """Compile structured outputs, once each of those that come again soon.
+        """Compile structured outputs; recent results are cached.
 
         Raises:
-            ConfigError: they are invalid, or too complex.
+            ConfigError: they are invalid or too complex.
         """
         await self.ask(partial(Grammars.check, wanted=wanted), wanted.kind)
 
     async def ask(self, task: Task[T], kind: str, seconds: float = _LONGEST_S) -> T:
-        """Return what `task` returns, from memory where it was asked for lately.
+        """Run `task` in the process, or return its cached result.
 
         Args:
-            task: what to do.
-            kind: which of the structured outputs it is for.
-            seconds: of processor time that it may take.
+            task: the task.
+            kind: the kind of structured output, for errors.
+            seconds: limit of processor time.
 
         Raises:
             ConfigError: `task` raised it, or takes too long.
         """
         request = pickle.dumps(partial(_with_grammars, self._model, task))
         key = hashlib.sha256(request).digest()
-        if key not in self._known:  # what is known never waits for what is being compiled
+        if key not in self._known:  # cached results never wait for a compilation
             async with self._lock:
                 if key not in self._known:
                     answer = await asyncio.to_thread(self._do, request, kind, seconds)
@@ -70,7 +70,7 @@ class Compiler:
         return answer  # type: ignore[return-value]
 
     def start(self) -> None:
-        """Start the process, and wait until it can compile.
+        """Start the process and wait until it can compile.
 
         Raises:
             ConfigError: the model's tokenizer does not allow structured outputs.
@@ -78,7 +78,7 @@ class Compiler:
         try:
             self._process.run(partial(_load, self._model), _START_S)
         except LimitError as error:
-            raise ConfigError("sampling.structured_outputs: their compiler does not start") from error
+            raise ConfigError("sampling.structured_outputs: the grammar compiler did not start") from error
 
     def close(self) -> None:
         """End the process."""
@@ -89,7 +89,7 @@ class Compiler:
         try:
             return self._process.run(request, seconds)
         except LimitError as error:
-            text = f"too complex: it does not compile within {seconds:g} s; simplify it"
+            text = f"too complex: the grammar did not compile within {seconds:g} s; simplify it"
             raise ConfigError(f"sampling.structured_outputs.{kind}: {text}") from error
 
 

@@ -1,4 +1,4 @@
-"""The front's side of the engine: starts its process, sends requests, hands tokens to those who wait for them."""
+"""Engine client of the HTTP front: starts the engine process, sends requests, and delivers tokens to waiting calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from ...conf.build import to_mapping
 from ...conf.sampling import SamplingParams
@@ -36,14 +36,27 @@ from ...runtime.serving.messages import (
     encoder,
     from_engine,
 )
+from ...runtime.serving.observer import Observer
+from ..installed import has_analysis
 from ..stderr_log import as_configured, messages_on_stderr
-from .last_minute import LastMinute
 from .prometheus import Metrics
 
 M = TypeVar("M", bound=FromEngine)
 State = Literal["starting", "ready", "recovering", "draining", "failed", "closed"]
-TAKES_REQUESTS: tuple[State, ...] = ("ready", "recovering")  # they wait while the pipeline is repaired
-_CLOSE_S = 15.0  # for the ranks to end
+TAKES_REQUESTS: tuple[State, ...] = ("ready", "recovering")  # requests wait while the pipeline recovers
+_CLOSE_S = 15.0  # for the ranks to exit
+
+
+class TokenTimes(Protocol):
+    """Counts tokens by when they came."""
+
+    def first_token(self, ttft: float) -> None:
+        """Count a request's first token, which came `ttft` seconds after its arrival."""
+        ...
+
+    def next_token(self, seconds: float) -> None:
+        """Count a token that came `seconds` after the previous one."""
+        ...
 
 
 class EngineError(RuntimeError):
@@ -52,10 +65,10 @@ class EngineError(RuntimeError):
 
 @dataclass(slots=True)
 class Delta:
-    """News of one output of a call: a token and the text that became final with it, its end, or both.
+    """An update of one output of a call: a token and the text that became final with it, the output's end, or both.
 
-    `token` is None where the output ended without one. `cached_tokens` of the prompt were found in the prefix cache;
-    the first token brings that number, and `prompt_logprobs`, if they were asked for.
+    `token` is None if the output ended without one. `cached_tokens`, the prompt's prefix-cache hits, and requested
+    `prompt_logprobs` come with the first token.
     """
 
     index: int
@@ -69,14 +82,14 @@ class Delta:
 
 
 class Call:
-    """The outputs of one HTTP request, and the news of them that nobody has taken yet.
+    """The outputs of one HTTP request, and their pending updates.
 
-    `prompt_logprobs`, by output: those of its prompt, where they were asked for. `on_settled` is called once nobody
-    waits for the answer any more: the client has it, or an error of its own, or has left.
+    `prompt_logprobs`, by output, are set if they were requested. `on_settled` is called once the client has the answer
+    or an error of its own, or has disconnected.
 
     Attributes:
-        user: whose share of the engine the outputs take.
-        cache_salt: only requests of the same one share KV blocks.
+        user: user whose fair share the outputs consume.
+        cache_salt: only requests with the same salt share KV blocks.
         deadline: when the first token is due, on this process's monotonic clock, in seconds.
         priority: lower is more urgent.
     """
@@ -95,10 +108,10 @@ class Call:
         self._error: Exception | None = None
 
     async def next(self) -> list[Delta]:
-        """Wait for news and return them.
+        """Wait for updates and return them.
 
         Raises:
-            Exception: what `fail` was given; no more will come.
+            Exception: the error passed to `fail`; no updates follow.
         """
         while not self._news:
             if self._error is not None:
@@ -117,12 +130,12 @@ class Call:
         return all(output.finished for output in self.outputs)
 
     def push(self, delta: Delta) -> None:
-        """Add a token's news, and wake the one that waits for it."""
+        """Add an update and wake the waiter."""
         self._news.append(delta)
         self._wake()
 
     def fail(self, error: Exception) -> None:
-        """Have the next wait for news raise `error`."""
+        """Make the next wait for updates raise `error`."""
         self._error = error
         self._wake()
 
@@ -132,7 +145,7 @@ class Call:
 
 
 class _Generation:
-    """A request of the engine: one output of a call."""
+    """An engine request: one output of a call."""
 
     __slots__ = ("call", "first", "index", "last", "outstanding", "prefill", "prompt", "text")
 
@@ -143,27 +156,27 @@ class _Generation:
         self.index = index
         self.text = text
         self.prompt = prompt
-        self.prefill = len(prompt) + num_output  # tokens that the first new one needs
-        self.outstanding = len(prompt) + max_tokens  # tokens that are not computed yet, of prompt and output
+        self.prefill = len(prompt) + num_output  # tokens to compute before the first new one
+        self.outstanding = len(prompt) + max_tokens  # prompt and output tokens not computed yet
         self.first: float | None = None  # when its first token came
         self.last: float | None = None  # when its newest token came
 
 
 class EngineClient:
-    """Runs the engine in a process of its own.
+    """Runs the engine in a separate process.
 
     Attributes:
-        state: what the engine does; `reason` says it in words.
+        state: the engine's state; `reason` describes it.
         snapshot: the newest state of the pipeline, None before the first.
-        outstanding_tokens: of unfinished requests, prompt tokens without an output yet and output tokens to come, at
-            most.
-        last_minute: what it did, second by second.
+        outstanding_tokens: upper bound of the prompt and output tokens that unfinished requests still need.
+        num_blocks: KV blocks of the pipeline.
+        token_times: is told of the tokens' times; None: nothing counts them.
 
     Args:
-        replica: which of several engines it is.
-        numbers: where requests get their numbers; several engines share it.
-        changed: set when the engine is ready, and when it is gone; several engines share it.
-        environment: variables of the engine's process, beside this one's.
+        replica: index of this engine among the replicas.
+        numbers: source of request numbers, shared by all replicas.
+        changed: set whenever the state changes; shared by all replicas.
+        environment: additional environment variables of the engine's process.
     """
 
     def __init__(
@@ -191,22 +204,23 @@ class EngineClient:
         self._process: multiprocessing.process.BaseProcess | None = None
         self._transport: asyncio.Transport | None = None
         self.state: State = "starting"
-        self.reason = "the engine's process is starting"
+        self.reason = "the engine process is starting"
         self.started: Started | None = None
         self.snapshot: Snapshot | None = None
         self.error: Failed | None = None
         self.changed = changed or asyncio.Event()
         metrics.ready[replica] = False
-        self.last_minute = LastMinute(metrics.num_blocks, time.monotonic())
+        self.num_blocks = metrics.num_blocks
+        self.token_times: TokenTimes | None = None
         self._listeners: dict[type, Callable[[Any, bytes], None]] = {}
 
     def listen(self, kind: type[M], listener: Callable[[M, bytes], None]) -> None:
-        """Have `listener` called with each message of a kind and its bytes, before anybody sees what it changed."""
+        """Register `listener` for messages of a kind. It gets each message and its bytes."""
         self._listeners[kind] = listener
 
     @property
     def replicas(self) -> Sequence[EngineClient]:
-        """Itself, as a `ReplicaSet` has several."""
+        """A list of itself, for symmetry with `ReplicaSet`."""
         return [self]
 
     @property
@@ -216,11 +230,11 @@ class EngineClient:
 
     @property
     def num_unfinished(self) -> int:
-        """The number of requests in the engine that have not ended; each output is one."""
+        """The number of unfinished engine requests; each output is one."""
         return len(self._generations)
 
     async def start(self) -> None:
-        """Start the engine's process; `state` says how far it is."""
+        """Start the engine's process; `state` shows its progress."""
         ours, theirs = socket.socketpair()
         context = multiprocessing.get_context("spawn")
         arguments = (to_mapping(self._config), theirs, self._environment)
@@ -233,9 +247,9 @@ class EngineClient:
         """Send a prompt to the engine, once for each of `params`; they become the next outputs of `call`.
 
         Args:
-            call: is told of all that comes of them.
+            call: receives the updates.
             prompt: token ids.
-            params: of each output.
+            params: sampling parameters of each output.
 
         Returns:
             The requests' numbers, for `abort`.
@@ -256,7 +270,7 @@ class EngineClient:
         return numbers
 
     def resume(self, call: Call, number: int, text: OutputText, prompt: Sequence[int], params: SamplingParams) -> None:
-        """Send an output of `call` to the engine that an engine before it has begun: `text` holds its tokens so far.
+        """Continue an output of `call` that an earlier engine began; `text` contains its tokens so far.
 
         Raises:
             EngineError: the engine is not ready.
@@ -276,7 +290,7 @@ class EngineClient:
         self._send(Submit(number, list(prompt), params, *of_call, list(output.token_ids), call.priority))
 
     def abort(self, numbers: Sequence[int]) -> None:
-        """End what is unfinished of these requests; nobody waits for them."""
+        """Abort these requests, unless they are finished."""
         unfinished = [number for number in numbers if number in self._generations]
         for number in unfinished:
             self._end(number, "abort")
@@ -284,20 +298,20 @@ class EngineClient:
             self._send(Abort(unfinished))
 
     def watch(self, is_on: bool) -> None:
-        """Say whether somebody wants the `LiveSpans`."""
+        """Turn the stream of `LiveSpans` on or off."""
         self._send(Watch(is_on))
 
     def record(self, is_on: bool) -> None:
-        """Begin a recording, or end it; its parts come as `Recorded`."""
+        """Start or stop a recording; its parts arrive as `Recorded`."""
         self._send(Record(is_on))
 
     def drain(self) -> None:
-        """Take no more requests; those that run go on."""
+        """Accept no more requests; running ones continue."""
         if self.state in ("starting", *TAKES_REQUESTS):
             self._become("draining", "the server is shutting down")
 
     async def close(self) -> None:
-        """End the engine and its ranks, whatever they do."""
+        """Shut down the engine and its ranks, by force after a timeout."""
         if self.state != "failed":
             self._become("closed", "the server is shut down")
         if self._transport is not None:
@@ -312,7 +326,7 @@ class EngineClient:
             self._process.join()
 
     def receive(self, payload: bytes) -> None:
-        """Take one message of the engine, encoded as it came."""
+        """Handle one encoded message from the engine."""
         message = from_engine.decode(payload)
         if isinstance(message, Tokens):
             self._take_tokens(message)
@@ -328,7 +342,7 @@ class EngineClient:
         elif isinstance(message, Started):
             self.started = message
             if self.state == "starting":
-                self._become("ready", "requests are taken")
+                self._become("ready", "requests are accepted")
         elif isinstance(message, Failed):
             self.error = message
             self._fail(message.error)
@@ -337,18 +351,18 @@ class EngineClient:
 
     def _take_recovery(self, message: Snapshot) -> None:
         if self.state in TAKES_REQUESTS and message.is_recovering:
-            reason = f"the pipeline recovers, and requests wait: {message.recovery.fault}"
+            reason = f"the pipeline is recovering; requests wait: {message.recovery.fault}"
             if reason != self.reason:
                 self._become("recovering", reason)
                 self._on_state(logging.WARNING, reason)
         elif self.state == "recovering" and not message.is_recovering:
-            self._become("ready", "requests are taken")
+            self._become("ready", "requests are accepted")
             self._on_state(logging.WARNING, "the pipeline has recovered")
 
     def lost(self) -> None:
-        """Fail all requests, since the engine's process has ended without being told to."""
+        """Fail all requests, because the engine process died."""
         if self.state not in ("failed", "closed"):
-            self._fail("the engine's process has died")
+            self._fail("the engine process died")
 
     def _become(self, state: State, reason: str) -> None:
         self.state, self.reason = state, reason
@@ -383,10 +397,12 @@ class EngineClient:
                     generation.first = message.time
                     generation.call.first = generation.call.first or message.time
                     metrics.first_token(generation.call.arrival, message.dispatched.get(place), message.time)
-                    self.last_minute.first_token(message.time - generation.call.arrival)
+                    if self.token_times is not None:
+                        self.token_times.first_token(message.time - generation.call.arrival)
                 else:
                     metrics.next_token(message.time - generation.last)
-                    self.last_minute.next_token(message.time - generation.last)
+                    if self.token_times is not None:
+                        self.token_times.next_token(message.time - generation.last)
                 generation.last = message.time
             piece, reason = text.add(sampled, message.logprobs.get(place), ended)
             if reason is not None:
@@ -423,14 +439,20 @@ class EngineClient:
 
 
 def _run_engine(mapping: dict[str, Any], sock: socket.socket, environment: Mapping[str, str]) -> None:
-    """Be the engine's process."""
+    """Entry point of the engine process."""
+    observe: Callable[[int], Observer] | None = None
+    if has_analysis():
+        from ...runtime.analysis.live.ledger_observer import LedgerObserver
+
+        observe = LedgerObserver
+
     serve = mapping["serve"]
     with messages_on_stderr(), as_configured(serve["log_level"], serve["log_format"]):
-        run_engine(mapping, sock, environment)
+        run_engine(mapping, sock, environment, observe)
 
 
 class _Frames(asyncio.Protocol):
-    """Puts the engine's frames together."""
+    """Reassembles the engine's frames."""
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client

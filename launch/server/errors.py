@@ -1,16 +1,16 @@
-"""Errors of the HTTP front, in the words, types and statuses that each API's maker uses: clients match them."""
+"""Errors of the HTTP front, with the texts, types and statuses of the original APIs, because clients match them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
-import msgspec
 from starlette.responses import Response
 
-TOO_LONG = "context_length_exceeded"  # OpenAI's code, at which clients cut the prompt and try again
+from .json_response import json_response
+
+Api = Literal["openai", "anthropic"]
+TOO_LONG = "context_length_exceeded"  # OpenAI's code; clients then shorten the prompt and retry
 _RESPONSES_FIRST = "Your input exceeds the context window of this model. "  # with `input`, by OpenAI
-_MESSAGES = "/v1/messages"
 _OVERLOADED = 529  # Anthropic's status for 503
 _OPENAI_TYPES = {429: "requests"}  # by status; else invalid_request_error, or server_error from 500 on
 _ANTHROPIC_TYPES = {
@@ -22,16 +22,16 @@ _DETAILS = {"thread": {"error_code": "thread_unsupported_request", "unsupported"
 
 
 class ApiError(Exception):
-    """Ends a request with a status and one line that says what is wrong.
+    """Ends a request with a status and a one-line message.
 
     Args:
         param: the field of the request that is wrong.
-        code: OpenAI's word for the error, if it has one.
-        anthropic: the line in Anthropic's words, if they differ.
-        is_overload: Anthropic's status is that of an overload.
+        code: OpenAI's error code, if any.
+        anthropic: Anthropic's message, if it differs.
+        is_overload: Anthropic's status is 529 (overloaded).
 
     Attributes:
-        request_id: of the request; Anthropic's form has it.
+        request_id: the request's id; part of Anthropic's format.
     """
 
     request_id = ""
@@ -58,7 +58,7 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, dict[str, str | None]]:
-        """The error in OpenAI's form."""
+        """The error in OpenAI's format."""
         kind = _OPENAI_TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         return {"error": {"message": _text(self.message), "type": kind, "param": self.param, "code": self.code}}
 
@@ -69,19 +69,18 @@ class ApiError(Exception):
 
     @property
     def anthropic_body(self) -> dict[str, object]:
-        """The error in Anthropic's form."""
+        """The error in Anthropic's format."""
         status = self.anthropic_status
         kind = _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
         error: dict[str, object] = {"type": kind, "message": _text(self.anthropic)}
         error |= {"details": _DETAILS[self.param]} if self.param in _DETAILS else {}
         return {"type": "error", "error": error, "request_id": self.request_id or None}
 
-    def response(self, scope: Mapping[str, Any]) -> Response:
-        """Return the answer to the request of an ASGI scope, in the form that belongs to its path."""
-        self.request_id = scope.get("state", {}).get("request_id", self.request_id)
-        is_anthropic = scope.get("path", "").startswith(_MESSAGES)
-        status, body = (self.anthropic_status, self.anthropic_body) if is_anthropic else (self.status, self.body)
-        return Response(msgspec.json.encode(body), status, self.headers, "application/json")
+    def response(self, api: Api = "openai") -> Response:
+        """Return the answer in the format of an API."""
+        if api == "anthropic":
+            return json_response(self.anthropic_body, self.anthropic_status, self.headers)
+        return json_response(self.body, self.status, self.headers)
 
 
 def _text(message: str) -> str:
@@ -89,15 +88,15 @@ def _text(message: str) -> str:
 
 
 def too_long(prompt: int, output: int, limit: int, field: str, length_field: str, cause: str = "") -> ApiError:
-    """Return the error of a prompt and an output that do not fit together, in the sentences that clients match.
+    """Return the error for a prompt and output that exceed the context, in the sentences that clients match.
 
     Args:
-        prompt: its tokens.
-        output: tokens that were asked for.
-        limit: tokens that there is room for.
-        field: that holds the prompt.
-        length_field: that bounds the output.
-        cause: a further sentence.
+        prompt: number of prompt tokens.
+        output: number of requested output tokens.
+        limit: maximum number of tokens.
+        field: the field with the prompt.
+        length_field: the field that limits the output.
+        cause: an additional sentence.
     """
     text = _RESPONSES_FIRST if field == "input" else ""
     text += (
@@ -111,17 +110,17 @@ def too_long(prompt: int, output: int, limit: int, field: str, length_field: str
         else f"prompt is too long: {prompt} tokens > {limit - 1} maximum"
     )
     cause = cause and f" {cause}"
-    param = length_field if output >= limit else field  # if no prompt is short enough
+    param = length_field if output >= limit else field  # then no prompt is short enough
     return ApiError(400, text + cause, param=param, code=TOO_LONG, anthropic=anthropic + cause)
 
 
 def given(item: dict[str, Any], key: str, kind: type | tuple[type, ...], where: str) -> Any:
-    """Return the value of a key of an item at a place of the body.
+    """Return the value of an item's key; `where` is the item's place in the body.
 
     Raises:
-        ApiError: it is missing, or of another kind.
+        ApiError: it is missing or has another type.
     """
     if not isinstance(value := item.get(key), kind):
-        words = "an object" if kind is dict else "a text"
-        raise ApiError(400, f"{where}.{key}: must be given, as {words}", param=f"{where}.{key}")
+        words = "an object" if kind is dict else "a string"
+        raise ApiError(400, f"{where}.{key}: required; must be {words}", param=f"{where}.{key}")
     return value

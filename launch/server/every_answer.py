@@ -1,4 +1,4 @@
-"""What every answer has, whatever its path: a request id, no body to HEAD, the origin that may read it, a note."""
+"""Middleware for all paths: request ids, HEAD, CORS, headers for ignored fields, and access notes."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, Any
 from starlette.middleware.cors import CORSMiddleware
 
 from .exchange import CLIENT_LEFT, Exchange
+from .routes import is_anthropic
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 REQUEST_ID = b"x-request-id"
-_ALSO = {"/v1/messages": (b"request-id",)}  # Anthropic's name
+_ANTHROPIC_ID = b"request-id"
 _IGNORED = {"ignored": b"x-ignored-fields", "ignored_tools": b"x-ignored-tools"}
-_PLAIN = re.compile(rb"[!-~](?:[ -~]{0,1022}[!-~])?")  # what a header may hold, in ASCII
+_PLAIN = re.compile(rb"[!-~](?:[ -~]{0,1022}[!-~])?")  # valid ASCII header values
 
 
 def request_id(headers: Sequence[tuple[bytes, bytes]]) -> str:
-    """Return the id that a request bears in its headers, whose names are in lower case; else a new one."""
+    """Return the request id from headers with lower-case names; else a new one."""
     given = next((value for name, value in headers if name == REQUEST_ID), b"")
     return given.decode() if _PLAIN.fullmatch(given) else secrets.token_hex(12)
 
@@ -29,14 +30,14 @@ def request_id(headers: Sequence[tuple[bytes, bytes]]) -> str:
 class EveryAnswer:
     """Wraps the whole application.
 
-    A request's id is `scope["state"]["request_id"]`. The header `x-ignored-fields` names the fields of its body that
-    the server does not know, which `scope["state"]["ignored"]` holds; `x-ignored-tools`, with `ignored_tools`, the
-    types of tools that it does not have and has left out. HEAD is answered as GET, without the body.
+    A request's id is `scope["state"]["request_id"]`. The header `x-ignored-fields` lists the unknown fields of its
+    body, from `scope["state"]["ignored"]`; `x-ignored-tools` lists the types of unsupported tools that were left out,
+    from `ignored_tools`. HEAD is answered like GET, without the body.
 
     Args:
         app: the application.
-        origins: pages of which sites may call the server from a browser; "*": of all.
-        note: is told of each exchange that is over.
+        origins: sites allowed to call the server from a browser (CORS); "*": all.
+        note: is called with each finished exchange.
     """
 
     def __init__(self, app: ASGIApp, origins: Sequence[str], note: Callable[[Exchange], None]) -> None:
@@ -53,7 +54,7 @@ class EveryAnswer:
             )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on."""
+        """Handle a request."""
         id, is_head, is_done = request_id(scope["headers"]), scope["method"] == "HEAD", False
         state = {**scope.get("state", {}), "request_id": id}
         own = {**scope, "state": state, "method": "GET" if is_head else scope["method"]}
@@ -70,7 +71,9 @@ class EveryAnswer:
             if is_done:
                 return
             if message["type"] == "http.response.start":
-                further = [(name, id.encode()) for name in (REQUEST_ID, *_ALSO.get(scope["path"], ()))]
+                further = [(REQUEST_ID, id.encode())]
+                if is_anthropic(scope["path"]):
+                    further.append((_ANTHROPIC_ID, id.encode()))
                 for key, header in _IGNORED.items():
                     if names := state.get(key):
                         further.append((header, ", ".join(names).encode()))
@@ -84,5 +87,5 @@ class EveryAnswer:
         finally:
             if is_whole or status >= 400:
                 exchange.status = state.get("failed", status)
-            exchange.route = getattr(own.get("route"), "path", "")
+            exchange.route = own.get("route")
             self._note(exchange)

@@ -1,4 +1,4 @@
-"""How an answer is framed for clients of which uvicorn assumes too much."""
+"""Answer framing for HTTP/1.0 clients and for `Expect: 100-continue`, beyond uvicorn's."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
 
 
 def framed(cycle: RequestResponseCycle) -> Callable[[Any], Awaitable[None]]:
-    """Return a `send` in place of the cycle's own.
+    """Return a replacement for the cycle's `send`.
 
-    HTTP/1.0 knows no chunks, so that the end of the connection ends an answer without a length. A client that is
-    answered while it waits for `100 Continue` may send its body or not (RFC 9110, 10.1.1): its connection is closed,
-    since what comes next could be either.
+    HTTP/1.0 has no chunked encoding, so an answer without a length ends by closing the connection. A client that is
+    answered while it waits for `100 Continue` may or may not send its body (RFC 9110, 10.1.1). Its connection is
+    closed, because the next bytes would be ambiguous.
     """
     send = cycle.send
     is_old = cycle.scope["http_version"] == "1.0"
-    if is_old:  # it knows no `100 Continue` either
+    if is_old:  # HTTP/1.0 has no `100 Continue` either
         cycle.waiting_for_100_continue = False
 
     async def framing(message: Any) -> None:

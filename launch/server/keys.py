@@ -14,18 +14,18 @@ _NAME = "key "
 
 
 class Keys:
-    """The keys of `serve.api_keys`; without any, everyone is let in.
+    """The keys of `serve.api_keys`; if there are none, everyone has access.
 
     Args:
-        entries: keys, and files as `@FILE` with a key a line, and its name behind it.
+        entries: keys, and files as `@FILE` with one key per line, optionally followed by its name.
 
     Raises:
-        ConfigError: a file cannot be read, or holds no key.
+        ConfigError: a file cannot be read, or contains no key.
     """
 
     def __init__(self, entries: Sequence[str]) -> None:
         self._keys: list[bytes] = []
-        self._names: dict[str, str] = {}  # those that files give, by holder
+        self._names: dict[str, str] = {}  # names from files, by holder
         for entry in entries:
             for key, name in _read(Path(entry[1:])) if entry.startswith("@") else [(entry, "")]:
                 if name:
@@ -38,9 +38,9 @@ class Keys:
         return bool(self._keys)
 
     def holder(self, authorization: str) -> str | None:
-        """Return the name of the key that this header bears: "key 0" for the first, "" where no key is asked for.
+        """Return the holder for an Authorization header: "key 0" for the first key, "" if no key is required.
 
-        The time that it takes tells nothing of how near a wrong key came. None: it bears none of the keys.
+        None: the key is invalid. The comparison takes constant time.
         """
         if not self._keys:
             return ""
@@ -49,18 +49,18 @@ class Keys:
         return f"{_NAME}{matches.index(True)}" if scheme.lower() == "bearer" and any(matches) else None
 
     def shown(self, holder: str) -> str:
-        """Return what the log and the metrics call a holder: the name that its file gives, else "key 0" and so on."""
+        """Return a holder's name in logs and metrics: the name from its file, else "key 0" and so on."""
         return self._names.get(holder, holder)
 
     def mark(self, holder: str) -> str:
-        """Return what stands for the key of that name in a file, also after keys were added or removed.
+        """Return a stable identifier of a holder's key for files, independent of other keys; "" for no key.
 
-        Nobody can tell the key from it. "" stands for none.
+        The key cannot be recovered from it.
         """
         return "" if not holder else _mark(self._keys[int(holder.removeprefix(_NAME))])
 
     def marked(self, mark: str) -> str:
-        """Return the name of the key that `mark` stands for: the mark itself where that key is gone."""
+        """Return the holder of the key with this `mark`; the mark itself if the key no longer exists."""
         return next((f"{_NAME}{number}" for number, key in enumerate(self._keys) if _mark(key) == mark), mark)
 
 
@@ -76,5 +76,5 @@ def _read(file: Path) -> list[tuple[str, str]]:
         raise ConfigError(f"serve.api_keys=[@{file}]: cannot be read ({reason(error)})") from error
     keys = [(key, name.strip()) for key, _, name in (line.strip().partition(" ") for line in lines) if key]
     if not keys:
-        raise ConfigError(f"serve.api_keys=[@{file}]: holds no key; write one a line")
+        raise ConfigError(f"serve.api_keys=[@{file}]: contains no key; write one key per line")
     return keys

@@ -1,4 +1,4 @@
-"""The transport of a connection that a client gets its answer from, even if it is still sending."""
+"""Transport with a lingering close, so that a client that is still sending gets its answer."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ _LINGER_S = 1.0
 
 
 class LingeringTransport:
-    """A transport that closes in two steps where a client may still be sending.
+    """A transport that closes in two steps if a client may still be sending.
 
-    To close a socket that holds unread bytes, or that gets more of them, resets the connection, and the client loses
-    the answer that it has not read by then. So the sending side ends first. What still comes is for the protocol to
-    drop, until the client closes its side or a second is over.
+    Closing a socket with unread or later incoming bytes resets the connection, and the client loses any answer that it
+    has not read yet. So the sending side is shut down first. The protocol drops further input until the client closes
+    its side or a second has passed.
 
     Args:
-        transport: of asyncio; what is not defined here is passed on to it.
-        must_linger: whether `close` takes two steps, asked when it is called.
+        transport: asyncio transport, to which other attributes are delegated.
+        must_linger: called by `close`; whether to close in two steps.
     """
 
     def __init__(self, transport: asyncio.Transport, must_linger: Callable[[], bool]) -> None:
@@ -30,19 +30,19 @@ class LingeringTransport:
         return getattr(self._transport, name)
 
     def is_closing(self) -> bool:
-        """Return whether no byte that comes or is written counts any more."""
+        """Return whether the transport is closing or lingering."""
         return self._is_lingering or self._transport.is_closing()
 
     def write(self, data: bytes) -> None:
-        """Send data; what comes after `close` is dropped."""
+        """Send data; data written after `close` is dropped."""
         if not self._is_lingering:
             self._transport.write(data)
 
     def close(self) -> None:
-        """Close at once; if the client may still be sending, send what is left and read on for `_LINGER_S` seconds."""
+        """Close now; if the client may still be sending, flush and keep reading for `_LINGER_S` seconds."""
         if self.is_closing():
             return
-        if not self._must_linger() or not self._transport.can_write_eof():  # TLS ends both sides at once
+        if not self._must_linger() or not self._transport.can_write_eof():  # TLS cannot half-close
             self._transport.close()
             return
         self._is_lingering = True

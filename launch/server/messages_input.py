@@ -1,4 +1,4 @@
-"""The body of Anthropic's `POST /v1/messages`, and its messages as those of a chat."""
+"""The body of Anthropic's `POST /v1/messages`, and its conversion to chat messages."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from .tools.hosted import is_block, kind_among, no_message
 from .tools.tool_set import Function, ToolSet, tool_set
 
 _MODEL = ("assistant",)
-_ROLES = {  # of which messages may have a block, by its type
+_ROLES = {  # roles whose messages may have a block, by block type
     **{"text": ("user", "assistant", "system"), "tool_result": ("user",), "tool_use": _MODEL},
     **{"thinking": _MODEL, "redacted_thinking": _MODEL},
 }
-_BILLING = re.compile(r"\Ax-anthropic-billing-header:.*\n*")  # an agent's note, new in each request: no prefix is known
+_BILLING = re.compile(r"\Ax-anthropic-billing-header:.*\n*")  # changes with each request and defeats prefix caching
 _CHOICES = {"any": "required", "tool": "required"}  # in OpenAI's words
 
 
 class MessageTool(Body):
-    """A tool of the client's."""
+    """A client tool."""
 
     type: Literal["custom"] = "custom"
     name: str
@@ -39,7 +39,7 @@ class MessageTool(Body):
 
 
 class MessageToolChoice(Body):
-    """Whether tools are called, and which."""
+    """The tool choice."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -47,21 +47,21 @@ class MessageToolChoice(Body):
 
 
 class Thinking(Body):
-    """Whether the model reasons, and for how many tokens at most."""
+    """Whether the model reasons, and the maximum number of reasoning tokens."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = Field(None, ge=1)
 
 
 class OutputConfig(Body):
-    """The form of the text, and how much the model reasons."""
+    """The output format and the reasoning effort."""
 
     effort: str | None = None
     format: TextFormat | None = None
 
 
 class MessagesBody(Offers):
-    """`POST /v1/messages`. Beside Anthropic's fields it takes those of sampling that the other paths take."""
+    """`POST /v1/messages`, with Anthropic's fields and the sampling fields of the other paths."""
 
     prompt_field = "messages"
     format_field = "output_config.format"
@@ -85,7 +85,7 @@ class MessagesBody(Offers):
     tool_choice: MessageToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    output_format: TextFormat | None = None  # its older place
+    output_format: TextFormat | None = None  # legacy place of `output_config.format`
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -101,22 +101,22 @@ class MessagesBody(Offers):
 
     @property
     def thinking_token_budget(self) -> int | None:
-        """Most tokens of reasoning."""
+        """Maximum number of reasoning tokens."""
         return self.thinking.budget_tokens if self.thinking is not None else None
 
     @property
     def continue_final_message(self) -> bool:
-        """Whether the model goes on with the last message, which is its own."""
+        """Whether the model continues the last message, because it is the assistant's."""
         return bool(self.chat[-1]["role"] == "assistant")
 
     @property
     def add_generation_prompt(self) -> bool:
-        """Whether the model begins a message."""
+        """Whether the model starts a new message."""
         return not self.continue_final_message
 
     @property
     def further(self) -> dict[str, Any]:
-        """The names that the template knows beside its own."""
+        """Additional variables for the chat template."""
         effort = self.output_config.effort if self.output_config is not None else None
         own: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
         return own | {"enable_thinking": self.include_reasoning} | (self.chat_template_kwargs or {})
@@ -126,7 +126,7 @@ class MessagesBody(Offers):
         """The tools that may be called; None: none.
 
         Raises:
-            ApiError: one is wrong.
+            ApiError: a tool is invalid.
         """
         offered, choice = {}, self.tool_choice
         for number, each in enumerate(self.tools or ()):
@@ -136,14 +136,14 @@ class MessagesBody(Offers):
         if choice is None:
             return tool_set(offered, None, hosted=self.hosted)
         if choice.type == "tool" and choice.name is None:
-            raise ApiError(400, "tool_choice.name: must be given", param="tool_choice.name")
+            raise ApiError(400, "tool_choice.name: required", param="tool_choice.name")
         name, word = choice.name if choice.type == "tool" else None, _CHOICES.get(choice.type, choice.type)
         is_parallel, word = not choice.disable_parallel_tool_use, "auto" if name else word
         return tool_set(offered, word, name, is_parallel, self.hosted)
 
     @property
     def ignored_tools(self) -> list[str]:
-        """See `Offers.ignored_tools`; also the blocks of messages that such tools have left."""
+        """See `Offers.ignored_tools`; also the message blocks of such tools."""
         blocks = [
             each for message in self.messages if isinstance(found := message.get("content"), list) for each in found
         ]
@@ -157,10 +157,10 @@ class MessagesBody(Offers):
 
     @cached_property
     def chat(self) -> list[dict[str, Any]]:
-        """The system prompt and the messages as those of a chat.
+        """The system prompt and the messages as chat messages.
 
         Raises:
-            ApiError, ConfigError: a block is of another kind or lacks something, or nothing follows the last calls.
+            ApiError, ConfigError: a block has an unsupported type or lacks a key, or the last calls have no results.
         """
         system = _BILLING.sub("", "\n\n".join(_texts(self.system, "system"))) if self.system else ""
         found: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
@@ -179,7 +179,7 @@ class MessagesBody(Offers):
 
 
 def _message(message: dict[str, Any], where: str) -> Iterator[dict[str, Any]]:
-    """Yield a message as one or several of a chat: results of tools are messages of their own, and come first."""
+    """Convert a message to chat messages. Tool results become separate messages and come first."""
     role, content = message.get("role"), message.get("content")
     if role not in _ROLES["text"]:
         raise ApiError(400, f"{where}.role: must be user, assistant or system", param=f"{where}.role")
@@ -189,7 +189,7 @@ def _message(message: dict[str, Any], where: str) -> Iterator[dict[str, Any]]:
         if is_block(str(kind)):
             continue
         if role not in _ROLES.get(str(kind), ()):
-            raise ApiError(400, f"{place}: this server takes no {kind} blocks of the {role}", param=place)
+            raise ApiError(400, f"{place}: {kind} blocks are not supported in {role} messages", param=place)
         if kind == "tool_result":
             result = "\n".join(_texts(block.get("content") or "", f"{place}.content"))
             yield {"role": "tool", "tool_call_id": given(block, "tool_use_id", str, place), "content": result}
@@ -211,16 +211,16 @@ def _blocks(content: Any, where: str) -> list[dict[str, Any]]:
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if content else []
     if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
-        raise ApiError(400, f"{where}: must be a text or a list of blocks", param=where)
+        raise ApiError(400, f"{where}: must be a string or a list of blocks", param=where)
     return content
 
 
 def _texts(content: Any, where: str) -> list[str]:
-    """Return the texts of content that holds nothing else."""
+    """Return the texts of text-only content."""
     found = []
     for number, block in enumerate(_blocks(content, where)):
         if block.get("type") != "text":
             place = f"{where}[{number}]"
-            raise ApiError(400, f"{place}: this server takes no {block.get('type')} blocks here", param=place)
+            raise ApiError(400, f"{place}: {block.get('type')} blocks are not supported here; use text", param=place)
         found.append(given(block, "text", str, f"{where}[{number}]"))
     return found

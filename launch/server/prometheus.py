@@ -1,9 +1,9 @@
-"""What `/metrics` says, under vLLM's names with the prefix `gapless:`, and the ledger's seconds by stage and cause."""
+"""Metrics of `/metrics`: vLLM's names with the prefix `gapless:`, and the ledger's seconds by stage and cause."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, get_args
 
@@ -12,7 +12,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from ...runtime.core.run_record import FaultReason
-from ...runtime.ledger.causes import CAUSES, Cause
 from ...runtime.serving.messages import TOKEN_BOUNDS, Snapshot
 
 _TTFT_S = (
@@ -26,16 +25,18 @@ _E2E_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240
 
 Labels = dict[str, str]
 _Kind = GaugeMetricFamily | CounterMetricFamily
+IdleByCause = Callable[[Snapshot, float], Sequence[Mapping[str, float]]]  # by stage, until a time
 _Read = Callable[[Snapshot], Mapping[Any, float]]  # a snapshot's values, by the values of a label
 _METHODS = ("GET", "HEAD", "OPTIONS", "POST", "-")
 
 
 class Metrics(Collector):
-    """Counts requests and tokens as the front sees them. What only the engines know is in `snapshots`.
+    """Counts requests and tokens as seen by the front. Engine metrics come from `snapshots`.
 
     Attributes:
-        snapshots: the newest of each replica.
-        ready: whether each replica takes requests.
+        snapshots: the newest snapshot of each replica.
+        ready: whether each replica accepts requests.
+        idle_by_cause: splits the idle seconds of a snapshot; None where nothing observes the engine.
     """
 
     def __init__(self, model_name: str, num_blocks: int) -> None:
@@ -44,7 +45,8 @@ class Metrics(Collector):
         self.ready: dict[int, bool] = {}
         self._model_name = model_name
         self.num_blocks = num_blocks
-        self._shown: dict[tuple[str, int, Cause], float] = {}  # idle seconds, which never fall
+        self.idle_by_cause: IdleByCause | None = None
+        self._shown: dict[tuple[str, int, str], float] = {}  # idle seconds, which never fall
 
         def counter(name: str, text: str) -> Counter:
             return Counter(f"gapless:{name}", text, ("model_name",), registry=self.registry).labels(model_name)
@@ -83,26 +85,26 @@ class Metrics(Collector):
             "request_prefill_time_seconds", "Seconds from the first chunk to the first token.", _E2E_S
         )
         self._decode = histogram("request_decode_time_seconds", "Seconds from the first token to the last.", _E2E_S)
-        self.longest_stall = 0.0  # seconds for which the event loop answered nobody
-        self.longest_own_stall = 0.0  # the same, less the time that its thread did not run
+        self.longest_stall = 0.0  # longest block of the event loop, in seconds
+        self.longest_own_stall = 0.0  # the same, without time in which its thread was descheduled
         self.registry.register(self)
 
     def answered(self, method: str, path: str, status: int) -> None:
-        """Count an answer. `path` has the names of its parts in place of what a client wrote."""
+        """Count an answer. `path` is the path template."""
         self._answers.labels(self._model_name, method if method in _METHODS else "other", path, str(status)).inc()
 
     def used(self, key: str, prompt_tokens: int, generation_tokens: int) -> None:
-        """Count what a request of an API key took."""
+        """Count the usage of one request by an API key."""
         used = {"requests": 1, "prompt_tokens": prompt_tokens, "generation_tokens": generation_tokens}
         for name, value in used.items():
             self._of_key[name].labels(self._model_name, key).inc(value)
 
     def accepted(self, prompt_tokens: int, requests: int) -> None:
-        """Count a prompt that was sent to the engine for as many outputs."""
+        """Count a prompt that was sent to the engine for `requests` outputs."""
         self._prompt_tokens.inc(prompt_tokens * requests)
 
     def first_token(self, arrival: float, dispatched: float | None, at: float) -> None:
-        """Count a request's first token: when the request came, when its first chunk was dispatched, when it came."""
+        """Count a request's first token, given the times of arrival, first dispatch and the token itself."""
         self._generation_tokens.inc()
         self._ttft.observe(at - arrival)
         if dispatched is not None:
@@ -110,19 +112,19 @@ class Metrics(Collector):
             self._prefill.observe(at - dispatched)
 
     def next_token(self, seconds: float) -> None:
-        """Count a token that came `seconds` after the one before."""
+        """Count a token that came `seconds` after the previous one."""
         self._generation_tokens.inc()
         self._itl.observe(seconds)
 
     def ended(self, reason: str, seconds: float, decoding: float | None) -> None:
-        """Count an end: seconds since the arrival, and between the first and the last token where there was one."""
+        """Count a finished request: seconds since arrival, and from the first to the last token, if any."""
         self._success.labels(self._model_name, reason).inc()
         self._e2e.observe(seconds)
         if decoding is not None:
             self._decode.observe(decoding)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield what the front and the newest snapshots say; prometheus_client calls this."""
+        """Yield the metrics of the front and of the newest snapshots; called by prometheus_client."""
         stalls = (("", self.longest_stall, ""), ("own_", self.longest_own_stall, " because it computed"))
         for name, seconds, why in stalls:
             text = f"Longest time for which the front's event loop answered nobody{why}."
@@ -135,14 +137,15 @@ class Metrics(Collector):
             usage, used = "Share of the KV blocks in use; 1 is all.", self.snapshots.items()
             shares = (({"replica": str(each)}, found.kv_blocks_used / self.num_blocks) for each, found in used)
             yield self._family(GaugeMetricFamily, "kv_cache_usage_perc", usage, shares)
-            yield self._idle()
+            if self.idle_by_cause is not None:
+                yield self._idle(self.idle_by_cause)
             yield self._shares("mfu", "Share of the GEMM rate of its ranks that a stage reaches, by phase.")
             text = "Share of the memory bandwidth of its ranks that a stage needs while it computes, by phase."
             yield self._shares("bandwidth_share", text)
             yield self._micro_batches()
 
     def _family(self, kind: type[_Kind], name: str, text: str, rows: Iterable[tuple[Labels, float]]) -> Metric:
-        """Make a metric of its values, each with its labels."""
+        """Build a metric from labelled values."""
         values = list(rows)
         names = list(values[0][0]) if values else []
         family = kind(f"gapless:{name}", text, labels=["model_name", *names])
@@ -151,7 +154,7 @@ class Metrics(Collector):
         return family
 
     def _of_engines(self, kind: type[_Kind], name: str, text: str, label: str, read: _Read) -> Metric:
-        """Make a metric of what the newest snapshot of each replica says, by a label or ""."""
+        """Build a metric from the newest snapshot of each replica, with an optional extra label."""
         rows = (
             ({"replica": str(replica)} | ({label: str(key)} if label else {}), value)
             for replica, found in self.snapshots.items()
@@ -159,20 +162,20 @@ class Metrics(Collector):
         )
         return self._family(kind, name, text, rows)
 
-    def _idle(self) -> Metric:
+    def _idle(self, by_cause: IdleByCause) -> Metric:
         rows: list[tuple[Labels, float]] = []
         for replica, found in self.snapshots.items():
-            for stage, lost in enumerate(found.idle_at(time.monotonic())):
-                for cause, value in zip(CAUSES, lost, strict=True):
+            for stage, lost in enumerate(by_cause(found, time.monotonic())):
+                for cause, value in lost.items():
                     key = str(replica), stage, cause
                     self._shown[key] = max(value, self._shown.get(key, 0.0))
-                    labels = {"replica": str(replica), "stage": str(stage), "cause": cause.value}
+                    labels = {"replica": str(replica), "stage": str(stage), "cause": cause}
                     rows.append((labels, self._shown[key]))
         text = "Seconds that a stage was idle, by the ledger's cause."
         return self._family(CounterMetricFamily, "stage_idle_seconds", text, rows)
 
     def _shares(self, name: str, text: str) -> Metric:
-        """Make a metric of a field of `ComputeShare`, where the rates of the machine are known."""
+        """Build a metric from a field of `ComputeShare`, if the machine's peak rates are known."""
         rows = (
             ({"replica": str(replica), "stage": str(each.stage), "phase": each.phase}, float(getattr(each, name)))
             for replica, found in self.snapshots.items()
@@ -185,6 +188,8 @@ class Metrics(Collector):
         family = HistogramMetricFamily("gapless:iteration_tokens_total", text, labels=labels)
         bounds = [*(str(float(bound)) for bound in TOKEN_BOUNDS), "+Inf"]
         for replica, found in self.snapshots.items():
+            if not found.by_tokens:  # nothing observes the engine
+                continue
             buckets = list(zip(bounds, accumulate(found.by_tokens), strict=True))
             family.add_metric([self._model_name, str(replica)], buckets, found.tokens)
         return family

@@ -1,4 +1,4 @@
-"""What an API key may ask for in a minute: requests, and tokens of prompts and outputs."""
+"""Rate limits per API key: requests per minute, and prompt and output tokens per minute."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Callable
 from .errors import ApiError
 
 _MINUTE_S = 60.0
-_ROUNDING_S = 1e-6  # so that who waits as long as told is let in
+_ROUNDING_S = 1e-6  # tolerance, so that a client that waits as long as Retry-After is admitted
 Clock = Callable[[], float]  # seconds
 
 
 class _Allowance:
-    """A bucket that holds a minute's worth and fills up evenly. It may be overdrawn."""
+    """A token bucket with a capacity of one minute. It may be overdrawn."""
 
     def __init__(self, most: int, now: float) -> None:
         self._rate = most / _MINUTE_S
@@ -23,7 +23,7 @@ class _Allowance:
         self._at = now
 
     def wait(self, now: float) -> float:
-        """Return the seconds until one is left, whatever is then taken."""
+        """Return the seconds until at least one unit is available."""
         self._left = min(self._most, self._left + (now - self._at) * self._rate)
         self._at = now
         return max(0.0, (1 - self._left) / self._rate)
@@ -33,15 +33,15 @@ class _Allowance:
 
 
 class RateLimits:
-    """Counts for each holder of a key; all share one count where no keys are set.
+    """Counts per key holder; if no keys are set, all clients share one count.
 
-    A request may begin while some tokens are left, and then takes those of its prompt; those of its output are taken
-    once they are there. So a long one overdraws, and the next one waits for longer.
+    A request is admitted while tokens are left. Its prompt tokens are taken then, its output tokens at the end. So a
+    long request may overdraw the bucket, and the next one waits longer.
 
     Args:
-        requests: most in a minute; None: no limit.
-        tokens: likewise.
-        clock: seconds.
+        requests: maximum per minute; None: no limit.
+        tokens: maximum per minute; None: no limit.
+        clock: time in seconds.
     """
 
     def __init__(self, requests: int | None = None, tokens: int | None = None, clock: Clock = time.monotonic) -> None:
@@ -54,10 +54,10 @@ class RateLimits:
         self._left: dict[tuple[str, str], _Allowance] = {}
 
     def admit(self, holder: str, prompt_tokens: int) -> None:
-        """Take a request of a holder.
+        """Admit a holder's request.
 
         Raises:
-            ApiError: 429; nothing is taken.
+            ApiError: 429; nothing is counted.
         """
         now = self._clock()
         found = {key: self._left.setdefault((key, holder), _Allowance(most, now)) for key, most in self._most.items()}
@@ -65,7 +65,7 @@ class RateLimits:
             if (seconds := allowance.wait(now)) > _ROUNDING_S:
                 raise ApiError(
                     429,
-                    f"Rate limit reached: {key}={self._most[key]} is used up. Please try again in {seconds:.1f}s.",
+                    f"Rate limit reached: {key}={self._most[key]} is exhausted. Please try again in {seconds:.1f}s.",
                     code="rate_limit_exceeded",
                     headers={"retry-after": str(math.ceil(seconds))},
                 )
@@ -73,6 +73,6 @@ class RateLimits:
             allowance.take(1 if key == "serve.requests_per_minute" else prompt_tokens)
 
     def spend(self, holder: str, output_tokens: int) -> None:
-        """Take the tokens of an output."""
+        """Count a request's output tokens."""
         if (allowance := self._left.get(("serve.tokens_per_minute", holder))) is not None:
             allowance.take(output_tokens)

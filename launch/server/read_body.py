@@ -1,4 +1,4 @@
-"""Reads the body of a request: bytes to JSON, JSON to the body that a path takes."""
+"""Reads the body of a request: from bytes to JSON, and to the body class of a path."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from .fields import check_fields
 
 M = TypeVar("M", bound=Body)
 _LARGE = 1 << 16  # bytes
-_MOST_QUOTED = 40  # characters of a value that is wrong
+_MOST_QUOTED = 40  # characters of an invalid value in an error
 _OBJECT = re.compile(r"dictionary( or instance of \w+)?")  # pydantic's words for it
 
 
 async def read(request: Request, kind: type[M]) -> M:
-    """Read the body of a request. `request.state.ignored` then has the names of fields that are unknown here.
+    """Read the body of a request, and store the names of unknown fields in `request.state.ignored`.
 
     Raises:
-        ApiError: it is no JSON, or not the body that this path takes; it names the first field that is wrong. Or the
-            client went before it was complete.
+        ApiError: it is not JSON or not a valid body for this path; the error names the invalid field. Or the client
+            disconnected before the body was complete.
     """
     try:
         content = await request.body()
     except ClientDisconnect as error:
         raise ApiError(408, "the connection ended before the body was complete") from error
-    if len(content) > _LARGE:  # a thread takes turns with the loop, whose streams would otherwise wait for all of it
+    if len(content) > _LARGE:  # in a thread, so that it does not block the event loop's streams
         return await asyncio.to_thread(_parse, request, kind, content)
     return _parse(request, kind, content)
 
@@ -49,12 +49,12 @@ def _parse(request: Request, kind: type[M], content: bytes) -> M:
 
 
 def decode(content: bytes) -> Any:
-    """Decode JSON, also with a byte order mark, in UTF-16 or UTF-32, and with halves of surrogate pairs.
+    """Decode JSON, also with a byte order mark, in UTF-16 or UTF-32, and with lone surrogates.
 
-    Such halves are no text: each becomes U+FFFD.
+    Each lone surrogate becomes U+FFFD.
 
     Raises:
-        ApiError: it is no JSON.
+        ApiError: it is not JSON.
     """
     try:
         text = content.decode(json.detect_encoding(content), errors="surrogatepass").removeprefix("\ufeff")
@@ -65,10 +65,10 @@ def decode(content: bytes) -> Any:
 
 
 def validated(kind: type[M], given: Any) -> M:
-    """Return a body that was decoded.
+    """Validate a decoded body.
 
     Raises:
-        ApiError: it is not the body that this path takes; it names the field that is wrong.
+        ApiError: it is not a valid body for this path; the error names the invalid field.
     """
     try:
         return kind.model_validate(given)
@@ -84,7 +84,7 @@ def validated(kind: type[M], given: Any) -> M:
 
 
 def _place(path: Sequence[str | int], given: Any, *, is_missing: bool) -> list[str | int]:
-    """Return the part of a path that the body has, without the names of the types that a field may be of."""
+    """Return the part of an error's path that exists in the body, without pydantic's names of union branches."""
     found: list[str | int] = []
     for part in path:
         is_list, is_dict = isinstance(given, list), isinstance(given, dict)

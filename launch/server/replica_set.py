@@ -1,4 +1,4 @@
-"""Several engines behind one front, each with a pipeline of its own."""
+"""Several engines behind one front, each with its own pipeline (data parallelism)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .router import Router
 
 
 class ReplicaSet:
-    """What `EngineClient` is to the front, over `serve.replicas` engines.
+    """Has the interface of `EngineClient`, for `serve.replicas` engines.
 
-    It takes requests while one of them does. Where an engine dies, its unfinished requests fail, and the others go on.
+    It accepts requests while any engine does. If an engine dies, its unfinished requests fail; the others continue.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ReplicaSet:
 
     @property
     def state(self) -> State:
-        """Closed or draining if any replica is, failed if all are, else the state of the one nearest to ready."""
+        """Failed if all replicas are, closed or draining if any is, else the state closest to ready."""
         states = {replica.state for replica in self.replicas}
         if states == {"failed"}:
             return "failed"
@@ -70,7 +70,7 @@ class ReplicaSet:
 
     @property
     def reason(self) -> str:
-        """The state in words, with what has failed."""
+        """The state in words, including failed replicas."""
         failed = self._in_state("failed")
         found = f"{len(failed)} of {len(self.replicas)} replicas failed: {failed[0].reason}" if failed else ""
         if self.state == "failed":
@@ -78,12 +78,12 @@ class ReplicaSet:
         others = self._in_state(self.state)
         rest = others[0].reason
         if self.state == "ready" and len(others) < len(self.replicas):
-            rest = f"requests are taken by {len(others)}"
+            rest = f"{len(others)} of {len(self.replicas)} accept requests"
         return "; ".join(text for text in (found, rest) if text)
 
     @property
     def error(self) -> Failed | None:
-        """What the first engine said of its end, where all have failed."""
+        """The first engine's failure, if all have failed."""
         return self.replicas[0].error if self.state == "failed" else None
 
     @property
@@ -97,12 +97,12 @@ class ReplicaSet:
         return sum(replica.num_unfinished for replica in self.replicas)
 
     async def start(self) -> None:
-        """Start the engines' processes; `state` says how far they are."""
+        """Start the engines' processes; `state` shows their progress."""
         for replica in self.replicas:
             await replica.start()
 
     def submit(self, call: Call, prompt: Sequence[int], params: Sequence[SamplingParams]) -> list[int]:
-        """Send a prompt to one of the engines, as `EngineClient.submit`.
+        """Send a prompt to one of the engines, like `EngineClient.submit`.
 
         Raises:
             EngineError: none takes requests.
@@ -110,7 +110,7 @@ class ReplicaSet:
         return self._choose(prompt, call.cache_salt).submit(call, prompt, params)
 
     def resume(self, call: Call, number: int, text: OutputText, prompt: Sequence[int], params: SamplingParams) -> None:
-        """Send an output that was begun before to one of the engines, as `EngineClient.resume`.
+        """Continue an earlier output on one of the engines, like `EngineClient.resume`.
 
         Raises:
             EngineError: none takes requests.
@@ -126,17 +126,17 @@ class ReplicaSet:
         return self.replicas[self._router.choose(prompt, loads, cache_salt)]
 
     def abort(self, numbers: Sequence[int]) -> None:
-        """End what is unfinished of these requests, whichever engines have them."""
+        """Abort these requests, unless they are finished, on any engine."""
         for replica in self.replicas:
             replica.abort(numbers)
 
     def drain(self) -> None:
-        """Take no more requests; those that run go on."""
+        """Accept no more requests; running ones continue."""
         for replica in self.replicas:
             replica.drain()
 
     async def close(self) -> None:
-        """End the engines and their ranks, whatever they do."""
+        """Shut down the engines and their ranks, by force after a timeout."""
         await asyncio.gather(*(replica.close() for replica in self.replicas))
 
     def _in_state(self, state: State) -> list[EngineClient]:

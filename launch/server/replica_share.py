@@ -1,4 +1,4 @@
-"""The share of this machine that each replica gets: its threads and its GPUs."""
+"""Divides this machine's threads and GPUs among replicas."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 def check_replicas(config: ServeConfig) -> None:
-    """Check that the replicas can stand side by side.
+    """Check that the replicas can run on this machine together.
 
     Raises:
         ConfigError: torchrun starts the ranks of one pipeline only, or this machine has too few GPUs.
@@ -37,10 +37,10 @@ def check_replicas(config: ServeConfig) -> None:
 
 
 def share_of(config: ServeConfig, replica: int) -> tuple[ServeConfig, dict[str, str]]:
-    """Return the config of a replica, and the environment variables that its engine gets.
+    """Return the config of a replica, and its engine's environment variables.
 
-    Ranks on this machine's CPUs share its cores evenly, unless `parallel.threads` is given. Replicas on its GPUs get
-    GPUs of their own. On a Ray cluster, Ray places them.
+    CPU ranks on this machine share its cores evenly, unless `parallel.threads` is given. GPU replicas get separate
+    GPUs. On a Ray cluster, Ray places the replicas.
     """
     replicas, parallel = config.serve.replicas, config.parallel
     if replicas == 1 or not are_here(parallel):

@@ -1,4 +1,4 @@
-"""The bodies of requests, under OpenAI's names and, for sampling, vLLM's further ones."""
+"""Request bodies, with OpenAI's fields and vLLM's additional sampling fields."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from .tools.hosted import refusal
 from .tools.tool_set import Function, ToolSet, tool_set
 
 _DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
-_SAME = (  # fields that are sampling parameters as they are
+_SAME = (  # fields with the names of sampling parameters
     *("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens"),
     *("stop_token_ids", "logit_bias", "allowed_token_ids", "bad_words", "include_stop_str_in_output", "ignore_eos"),
     *("skip_special_tokens", "seed", "top_k"),
@@ -47,14 +47,14 @@ _HALF = 1 << 63  # of all seeds
 
 
 class StreamOptions(Body):
-    """Options of a streamed answer: whether it ends with the counts of tokens, and whether each event has them."""
+    """Options of a stream: whether the last event, or each event, has token usage."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
 
 class JsonSchema(Body):
-    """A schema as OpenAI's `response_format` has it. Outputs always follow it, `strict` or not."""
+    """A JSON schema in OpenAI's `response_format`. It is always enforced, `strict` or not."""
 
     name: str | None = None
     schema_: dict[str, Any] = Field(default_factory=dict, alias="schema")
@@ -62,7 +62,7 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """OpenAI's word for structured outputs."""
+    """Structured outputs in OpenAI's form."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -70,22 +70,22 @@ class ResponseFormat(Body):
 
 
 class TextFormat(JsonSchema):
-    """The same in `text.format` of `/v1/responses`."""
+    """Structured outputs in `text.format` of `/v1/responses`."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
 
 
 class TextOptions(Body):
-    """The form of the text that `/v1/responses` generates."""
+    """Text options of `/v1/responses`."""
 
     format: TextFormat | None = None
 
 
 class SamplingBody(Body):
-    """What all paths that sample share."""
+    """Base class of bodies that generate outputs."""
 
-    prompt_field: ClassVar[str] = "prompt"  # that holds what the model reads
-    format_field: ClassVar[str] = "response_format"  # that says OpenAI's form of the output
+    prompt_field: ClassVar[str] = "prompt"  # the field with the model's input
+    format_field: ClassVar[str] = "response_format"  # the field with OpenAI's output format
 
     model: str | None = None
     n: int = Field(1, ge=1, le=128)
@@ -120,27 +120,27 @@ class SamplingBody(Body):
 
     @property
     def length_field(self) -> str:
-        """The field that bounds the output."""
+        """The field that limits the output's length."""
         names = ("max_output_tokens", "max_completion_tokens")
         return next((name for name in names if getattr(self, name, None) is not None), "max_tokens")
 
     @property
     def stops(self) -> Sequence[str]:
-        """The texts that end an output."""
+        """The stop strings."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     def sampling(
         self, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None = None, defaults: Defaults = None
     ) -> SamplingParams:
-        """Return the sampling parameters of one output; `defaults` are those of fields that the body lacks.
+        """Return the sampling parameters of one output; `defaults` apply to fields that the body lacks.
 
         Raises:
-            ApiError: a value out of its range, or one that this server cannot serve.
+            ApiError: a value is out of range or not supported.
         """
         if self.stream_options is not None and not self.stream:
-            raise ApiError(400, "stream_options: only with stream=true", param="stream_options")
+            raise ApiError(400, "stream_options: requires stream=true", param="stream_options")
         given = {name: value for name in _SAME if (value := getattr(self, name)) is not None}
-        if self.seed == -1:  # vLLM's word for any
+        if self.seed == -1:  # vLLM: random seed
             given["seed"] = None
         try:
             return SamplingParams(
@@ -154,7 +154,7 @@ class SamplingBody(Body):
             raise self.refusal(error) from error
 
     def refusal(self, error: ConfigError) -> ApiError:
-        """Return the answer to an error of the intake. It names the field that the request has."""
+        """Convert an intake error to an `ApiError` that names the request's field."""
         text = str(error)
         if isinstance(error, PromptTooLong):
             return too_long(error.prompt, error.output, error.limit, self.prompt_field, self.length_field, text)
@@ -167,7 +167,7 @@ class SamplingBody(Body):
         return ApiError(400, text, param=field)
 
     def truncated(self, prompt: list[int], longest: int) -> list[int]:
-        """Return the last `truncate_prompt_tokens` tokens of a prompt; its last `longest` where that is -1.
+        """Return the last `truncate_prompt_tokens` tokens of a prompt; the last `longest` tokens if that is -1.
 
         Raises:
             ApiError: it is 0.
@@ -180,28 +180,28 @@ class SamplingBody(Body):
         return prompt[-(longest if most == -1 else most) :]
 
     def _structured_outputs(self) -> StructuredOutputs | None:
-        """Return what the output must match, as OpenAI or vLLM words it.
+        """Return the structured outputs, given in OpenAI's or vLLM's form.
 
         Raises:
-            ApiError: both do.
-            ConfigError: it is wrong by itself.
+            ApiError: both forms are given.
+            ConfigError: they are invalid.
         """
         asked = self._format
         if self.structured_outputs is None:
             return asked
         if asked is not None:
-            raise ApiError(400, "structured_outputs: not together with a format", param="structured_outputs")
+            raise ApiError(400, "structured_outputs: cannot be combined with a format", param="structured_outputs")
         given_keys = {key: value for key, value in self.structured_outputs.items() if value is not None}
         return build(StructuredOutputs, given_keys, "sampling.structured_outputs")
 
     @property
     def grammar_field(self) -> str:
-        """The field that an output's grammar is made of, where it is not `structured_outputs`."""
+        """The field that determines an output's grammar, apart from `structured_outputs`."""
         return self.format_field
 
     @property
     def _format(self) -> StructuredOutputs | None:
-        """The output's form in OpenAI's words.
+        """The output format in OpenAI's form.
 
         Raises:
             ApiError: the schema is missing.
@@ -210,7 +210,7 @@ class SamplingBody(Body):
         if form is None:
             return None
         if form.type == "json_schema" and form.json_schema is None:
-            raise ApiError(400, "response_format.json_schema: must be given", param="response_format.json_schema")
+            raise ApiError(400, "response_format.json_schema: required", param="response_format.json_schema")
         return form_of(form.type, form.schema_ if form.json_schema is None else form.json_schema.schema_)
 
 
@@ -231,13 +231,13 @@ class CompletionBody(SamplingBody):
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """How many log-probabilities of each token of the prompt the answer has; None: none."""
+        """Number of log-probabilities per prompt token in the answer; None: none."""
         asked = [self.prompt_logprobs, self.logprobs if self.echo else None]
         return max((number for number in asked if number is not None), default=None)
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """The prompts, also where there is one.
+        """The prompts as a list.
 
         Raises:
             ApiError: there is none.
@@ -251,7 +251,7 @@ class CompletionBody(SamplingBody):
 
 
 class Templated(Body):
-    """What the chat template is told beside the messages."""
+    """Fields for the chat template, apart from the messages."""
 
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -262,19 +262,19 @@ class Templated(Body):
 
     @property
     def effort(self) -> str | None:
-        """How much the model is to reason, in a word."""
+        """The reasoning effort."""
         return self.reasoning_effort
 
     @property
     def further(self) -> dict[str, Any]:
-        """The names that the template knows beside its own."""
+        """Additional variables for the chat template."""
         own: dict[str, Any] = {"documents": self.documents, "reasoning_effort": self.effort}
         own |= {"enable_thinking": False} if self.effort == "none" else {}
         return {name: value for name, value in own.items() if value is not None} | (self.chat_template_kwargs or {})
 
 
 class Offers(SamplingBody):
-    """Tools, some of which this server may not have."""
+    """Base class of bodies with tools, including hosted tools, which this server does not have."""
 
     tools: list[Any] | None = None
 
@@ -283,33 +283,33 @@ class Offers(SamplingBody):
         """The tools that may be called; None: none.
 
         Raises:
-            ApiError: one is wrong.
+            ApiError: a tool is invalid.
         """
         raise NotImplementedError
 
     @property
     def hosted(self) -> dict[str, str]:
-        """The types of the tools that this server does not have, by name, or by type if they have none."""
+        """The types of hosted tools, by name, or by type if they have no name."""
         return {each.name or each.type: each.type for each in self.tools or () if isinstance(each, HostedTool)}
 
     @property
     def ignored_tools(self) -> list[str]:
-        """What of such tools is left out, by type."""
+        """The types of hosted tools in the request, which are ignored."""
         return list(dict.fromkeys(self.hosted.values()))
 
     @property
     def grammar_field(self) -> str:
-        """See `SamplingBody.grammar_field`. Beside tools, those of them that must be enforced have been checked."""
+        """See `SamplingBody.grammar_field`: `tools` if a call is required or there is no other format."""
         tools = self.tool_set
         return (
             "tools" if tools is not None and (tools.choice == "required" or self._format is None) else self.format_field
         )
 
     def offered(self, given: dict[str, Function], choice: object, is_parallel: bool) -> ToolSet | None:
-        """Return the tools that may be called, as `tool_set`, with the choice as OpenAI words it.
+        """Return the tools that may be called, like `tool_set`, given OpenAI's form of the choice.
 
         Raises:
-            ApiError: one is wrong, or a tool is forced that this server does not have.
+            ApiError: a tool is invalid, or the choice forces a tool that this server does not have.
         """
         some = choice.allowed_tools if isinstance(choice, ChatAllowedTools) else choice
         chosen = some.tools if isinstance(some, AllowedTools) else [choice]
@@ -328,7 +328,7 @@ class Offers(SamplingBody):
 
 
 class Reasons(Body):
-    """What a request for reasoning says of it."""
+    """Options of reasoning and parallel tool calls."""
 
     include_reasoning: bool = True
     thinking_token_budget: int | None = Field(None, ge=0)
@@ -336,7 +336,7 @@ class Reasons(Body):
 
 
 class ChatBody(Offers, Templated, Reasons):
-    """`POST /v1/chat/completions`. Keys of a message beside role and content reach the chat template as they are."""
+    """`POST /v1/chat/completions`. Additional keys of messages are passed to the chat template."""
 
     prompt_field = "messages"
 
@@ -351,9 +351,9 @@ class ChatBody(Offers, Templated, Reasons):
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many log-probabilities each token has; None: none. Raises `ApiError` for `top_logprobs` alone."""
+        """Number of log-probabilities per token; None: none. Raises `ApiError` if `top_logprobs` lacks `logprobs`."""
         if self.top_logprobs and not self.logprobs:
-            raise ApiError(400, "top_logprobs: only with logprobs=true", param="top_logprobs")
+            raise ApiError(400, "top_logprobs: requires logprobs=true", param="top_logprobs")
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
@@ -361,7 +361,7 @@ class ChatBody(Offers, Templated, Reasons):
         """The messages.
 
         Raises:
-            ConfigError: one is wrong.
+            ConfigError: a message is invalid.
         """
         return checked_messages(self.messages)
 
@@ -370,13 +370,13 @@ class ChatBody(Offers, Templated, Reasons):
         """The tools that may be called; None: none.
 
         Raises:
-            ApiError: one is wrong.
+            ApiError: a tool is invalid.
         """
         return self.offered(_functions(self.tools), self.tool_choice, self.parallel_tool_calls)
 
 
 class ReasoningOptions(Body):
-    """How much a model is to reason."""
+    """Options of reasoning in `/v1/responses`."""
 
     effort: str | None = None
     summary: str | None = None
@@ -384,7 +384,7 @@ class ReasoningOptions(Body):
 
 
 class ResponseBody(Offers, Templated, Reasons):
-    """`POST /v1/responses`, without state: each request brings the whole conversation."""
+    """`POST /v1/responses`. It is stateless: each request contains the whole conversation."""
 
     prompt_field = "input"
     format_field = "text.format"
@@ -422,27 +422,27 @@ class ResponseBody(Offers, Templated, Reasons):
 
     @property
     def ignored_tools(self) -> list[str]:
-        """See `Offers.ignored_tools`; also the items of the input that such tools have left."""
+        """See `Offers.ignored_tools`; also the input items of such tools."""
         return list(dict.fromkeys([*super().ignored_tools, *hosted_items(self.input)]))
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many log-probabilities each token of the answer has; None: none."""
+        """Number of log-probabilities per output token; None: none."""
         return (self.top_logprobs or 0) if self.top_logprobs or _LOGPROBS in (self.include or ()) else None
 
     @property
     def _format(self) -> StructuredOutputs | None:
         form = self.text.format if self.text is not None else None
         if form is not None and form.type == "json_schema" and "schema_" not in form.model_fields_set:
-            raise ApiError(400, "text.format.schema: must be given", param="text.format.schema")
+            raise ApiError(400, "text.format.schema: required", param="text.format.schema")
         return None if form is None else form_of(form.type, form.schema_)
 
     @property
     def chat(self) -> Sequence[dict[str, Any]]:
-        """The instructions and the input as the messages of a chat.
+        """The instructions and the input as chat messages.
 
         Raises:
-            ApiError, ConfigError: an item of the input is no message.
+            ApiError, ConfigError: an input item is invalid.
         """
         first = [{"role": "system", "content": self.instructions}] if self.instructions else []
         items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
@@ -479,20 +479,20 @@ class DetokenizeBody(Body):
 
 
 def _functions(tools: Sequence[object] | None) -> dict[str, Function]:
-    """Return the functions among the tools of a chat, by their places in the body."""
+    """Return the functions among a chat's tools, by their places in the body."""
     own = [(number, tool) for number, tool in enumerate(tools or ()) if isinstance(tool, ChatTool)]
     return {f"tools[{number}].function": tool.function.function for number, tool in own}
 
 
 def form_of(kind: str, schema: dict[str, Any] | None) -> StructuredOutputs | None:
-    """Return what an output of the form `kind` matches; None: anything."""
+    """Return the structured outputs of a response format; None: unconstrained text."""
     if kind == "json_schema" or (kind == "json_object" and schema):
         return StructuredOutputs(json=schema or {})
     return StructuredOutputs(json_object=True) if kind == "json_object" else None
 
 
 def each_output(params: SamplingParams, n: int) -> list[SamplingParams]:
-    """Return the parameters of each of `n` outputs: alike, but for their seeds, of 64 bits."""
+    """Return the parameters of each of `n` outputs, which differ only in their 64-bit seeds."""
     if params.seed is None:
         return [params] * n
     first = params.seed + _HALF

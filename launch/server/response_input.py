@@ -1,4 +1,4 @@
-"""Reads the input of `/v1/responses` as the messages of a chat."""
+"""Converts the input of `/v1/responses` to chat messages."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _ITEMS = (
 
 
 def response_messages(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages of a conversation. Reasoning, text and calls of one turn of the model are one message.
+    """Return the messages of a conversation. Reasoning, text and calls of one assistant turn form one message.
 
     Items of tools that this server does not have are left out.
 
     Raises:
-        ApiError: an item is of another kind, or lacks something, or none is left.
+        ApiError: an item has an unsupported type or lacks a key, or no item is left.
     """
     found: list[dict[str, Any]] = []
     for number, item in enumerate(items):
@@ -29,10 +29,10 @@ def response_messages(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if kind in ITEMS:
             continue
         if kind not in _ITEMS:
-            raise ApiError(400, f"{where}: this server takes no {kind} items, only {', '.join(_ITEMS)}", param=where)
+            raise ApiError(400, f"{where}: {kind} items are not supported; use {', '.join(_ITEMS)}", param=where)
         if kind == "message":
             if item.get("content") is None:
-                raise ApiError(400, f"{where}.content: must be given", param=f"{where}.content")
+                raise ApiError(400, f"{where}.content: required", param=f"{where}.content")
             message = {key: item[key] for key in item if key not in ("type", "id", "status", "phase")}
             turn = _turn(found) if item.get("role") == "assistant" else None
             if turn is None or turn["content"] is not None or turn.get("tool_calls"):
@@ -62,18 +62,18 @@ def response_messages(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def hosted_items(items: str | Sequence[dict[str, Any]]) -> list[str]:
-    """Return the types of the items that are left out, as tools that this server does not have wrote them."""
+    """Return the types of the items that are left out because they belong to unsupported tools."""
     return [] if isinstance(items, str) else [str(kind) for item in items if (kind := item.get("type")) in ITEMS]
 
 
 def _turn(found: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the newest message, if it is the model's."""
+    """Return the newest message if it is the assistant's."""
     return found[-1] if found and found[-1].get("role") == "assistant" else None
 
 
 def _reasoning(item: dict[str, Any], where: str) -> str:
-    """Return the text of an item of reasoning."""
+    """Return the text of a reasoning item."""
     parts = item.get("content") or item.get("summary") or []
     if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
-        raise ApiError(400, f"{where}.content: must be a list of texts", param=f"{where}.content")
+        raise ApiError(400, f"{where}.content: must be a list of text parts", param=f"{where}.content")
     return "\n".join(text for part in parts if isinstance(text := part.get("text"), str))

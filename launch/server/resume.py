@@ -1,4 +1,4 @@
-"""Takes up the requests of a journal, where the server before has left them."""
+"""Resumes the requests of a journal after a restart."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from ...runtime.engine.output_text import OutputText, named_prompt
 from ...runtime.engine.outputs import CompletionOutput
 from ...runtime.serving.journal import Progress, Saved
 from .answers import Asked
-from .endpoints import ROUTES, check, set_standing
 from .engine_client import Call
 from .errors import ApiError
+from .generate import check, set_standing
 from .journaling import Journaling, progress_of
 from .read_body import decode, validated
+from .routes import GENERATING
 from .service import Service
 
 
 async def resume(service: Service, journaling: Journaling, saved: Sequence[Saved]) -> list[Callable[[], None]]:
-    """Read the requests again, and put their outputs together as far as they have come.
+    """Parse the requests again, and restore their outputs so far.
 
     Returns:
-        By unfinished output, what sends it to the engine. They must run in this order once the engine takes requests,
-        before any other request is taken: their numbers are the lowest.
+        For each unfinished output, a function that submits it to the engine. Call them in order, once the engine
+        accepts requests and before it gets any others, because their numbers are the lowest.
     """
     submits: list[Callable[[], None]] = []
     for each in saved:
@@ -37,7 +38,7 @@ async def _take_up(service: Service, journaling: Journaling, saved: Saved) -> li
     call = Call()
     try:
         asked = await _ask(service, saved)
-    except ApiError as error:  # this server takes less than the one before
+    except ApiError as error:  # this server is configured more strictly than the previous one
         resumed = journaling.resume(accepted, call, lambda: saved.outputs.values())
         resumed.fail(error)
         return []
@@ -54,16 +55,18 @@ async def _take_up(service: Service, journaling: Journaling, saved: Saved) -> li
 
 
 async def _ask(service: Service, saved: Saved) -> Asked:
-    """Read a request as when it came.
+    """Parse a saved request as on arrival.
 
     Raises:
         ApiError: it would not be accepted now.
     """
-    route = ROUTES[saved.accepted.path]
+    route = GENERATING[saved.accepted.path]
+    assert route.body is not None
+    assert route.ask is not None
     try:
         body = validated(route.body, decode(saved.accepted.body))
     except ApiError as error:
-        raise ApiError(400, f"the journal's body of the request is not valid any more: {error}") from error
+        raise ApiError(400, f"the journaled request is no longer valid: {error}") from error
     asked = await check(service, await route.ask(service, body))
     asked.answer.id, asked.answer.created = saved.accepted.id, saved.accepted.created
     return asked
@@ -72,7 +75,7 @@ async def _ask(service: Service, saved: Saved) -> Asked:
 def _text(
     service: Service, call: Call, prompt: Sequence[int], params: SamplingParams, progress: Progress
 ) -> OutputText:
-    """Make the next output of a call, and add what it has got."""
+    """Create the next output of a call, and restore its progress."""
     tokenizer = service.intake.tokenizer
     output = CompletionOutput(len(call.outputs), cached_tokens=progress.cached)
     call.outputs.append(output)

@@ -1,4 +1,4 @@
-"""The answers to requests that a server took up again after a restart."""
+"""The answers to requests that a server resumed after a restart."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .streaming import body_of, until_gone
 
 
 class Resumed:
-    """A request that goes on without its client, who may ask for the answer. It comes to a body or an error."""
+    """A request that continues without its client, which may fetch the answer. It ends with a body or an error."""
 
     def __init__(self) -> None:
         self._ended = asyncio.Event()
@@ -22,19 +22,19 @@ class Resumed:
         self._following: asyncio.Task[None] | None = None
 
     def fail(self, error: ApiError) -> None:
-        """Say that it cannot go on."""
+        """Fail the request."""
         self._error = error
         self._ended.set()
 
     def follow(self, asked: Asked, call: Call) -> None:
-        """Make the answer once the outputs of `call` have ended."""
+        """Build the answer once the outputs of `call` have finished."""
         self._following = asyncio.create_task(self._follow(asked, call))
 
     async def body(self, request: Request) -> bytes:
-        """Wait for the answer, while the client that asks for it does. Any number of clients may ask, again too.
+        """Wait for the answer until the client disconnects. Several clients may fetch it, repeatedly.
 
         Raises:
-            ApiError: the request could not go on.
+            ApiError: the request could not be continued.
         """
         ended, gone = asyncio.create_task(self._ended.wait()), asyncio.create_task(until_gone(request.receive))
         try:

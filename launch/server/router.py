@@ -1,4 +1,4 @@
-"""Which replica a prompt goes to."""
+"""Routes prompts to replicas."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from itertools import islice, takewhile
 
 from ...runtime.core.prefix_cache import extend_hashes
 
-_UNEVEN = 1 / 4  # of a replica's KV cache: how much more load than the least a replica may have that knows a prompt
+_UNEVEN = 1 / 4  # most excess load of a replica with the prefix, as a share of its KV cache
 
 
 class Router:
-    """Chooses the replica with the least load; by turns among equals.
+    """Least-loaded routing, round-robin among equals, with optional prefix affinity.
 
-    With `by_prefix`, it prefers the replica that was sent the longest part of the prompt before, since the blocks of
-    that part may still be in its prefix cache. It does so unless that replica's load exceeds the least by more than a
-    quarter of the tokens that a KV cache holds.
+    With `by_prefix`, it prefers the replica that was sent the longest prefix of the prompt before, because its prefix
+    cache may still contain those blocks. It does so unless that replica's load exceeds the least load by more than a
+    quarter of the KV cache's tokens.
 
     Args:
-        block_size: tokens of a KV block.
-        kv_tokens: tokens that a replica's KV cache holds of long requests; as many of prompts are remembered for each.
+        block_size: tokens per KV block.
+        kv_tokens: capacity of a replica's KV cache in tokens; as many prompt tokens are remembered per replica.
     """
 
     def __init__(self, num_replicas: int, *, block_size: int, kv_tokens: int, by_prefix: bool) -> None:
@@ -29,15 +29,15 @@ class Router:
         self._by_prefix = by_prefix
         self._most_uneven = int(kv_tokens * _UNEVEN)
         self._sent = [_SentBlocks(kv_tokens // block_size) for _ in range(num_replicas)]
-        self._next = 0  # the replica whose turn it is among equals
+        self._next = 0  # the next replica in round-robin order
 
     def choose(self, prompt: Sequence[int], loads: Mapping[int, int], cache_salt: str = "") -> int:
-        """Return the replica for a prompt, and count on its going there.
+        """Return the replica for a prompt, and record the choice.
 
         Args:
             prompt: token ids.
-            loads: by replica that takes requests, the tokens that it has still to compute.
-            cache_salt: only requests of the same one share blocks.
+            loads: outstanding tokens of each replica that accepts requests.
+            cache_salt: only requests with the same salt share blocks.
         """
         assert loads
         hashes: list[bytes] = []
@@ -60,18 +60,18 @@ class Router:
 
 
 class _SentBlocks:
-    """The blocks of prompts that a replica was sent last."""
+    """The prompt blocks most recently sent to a replica (LRU)."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._hashes: OrderedDict[bytes, None] = OrderedDict()  # those used last at the end
+        self._hashes: OrderedDict[bytes, None] = OrderedDict()  # most recently used last
 
     def known(self, hashes: Sequence[bytes]) -> int:
-        """Return how many blocks at the beginning of a prompt it was sent."""
+        """Return how many leading blocks of a prompt the replica was sent."""
         return len(list(takewhile(self._hashes.__contains__, hashes)))
 
     def add(self, hashes: Sequence[bytes]) -> None:
-        # A prefix is of no use without its beginning, which is therefore forgotten last.
+        # A prefix is useless without its first blocks, so they are evicted last.
         for each in reversed(list(islice(hashes, self._most))):
             self._hashes[each] = None
             self._hashes.move_to_end(each)

@@ -1,4 +1,4 @@
-"""Answers whose outputs are still being sampled: as server-sent events, an event a token, or whole at the end."""
+"""Answers in progress: as server-sent events, one per token, or whole at the end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
 
-_LONG_TEXT = 10_000  # characters; the body of more is made in a thread, so that no other answer waits
+_LONG_TEXT = 10_000  # characters; longer bodies are built in a thread, so that they do not block other answers
 
 
 class ClientGone(Exception):  # noqa: N818
@@ -29,9 +29,9 @@ class ClientGone(Exception):  # noqa: N818
 
 
 class _Watched:
-    """Ends the requests of a call when the client goes, when its time is up, and at the end of the context.
+    """Context manager that aborts a call's requests on client disconnect, on timeout, and on exit.
 
-    Whoever waits for the call's news then gets `ClientGone` or an `ApiError`.
+    On disconnect or timeout, waiting for the call's updates raises `ClientGone` or `ApiError`.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ async def whole(
     """Wait for all outputs and answer with them.
 
     Raises:
-        ApiError: an output failed, or the time is up.
+        ApiError: an output failed or timed out.
     """
     try:
         with _Watched(client, call, numbers, timeout_s, request.receive):
@@ -84,7 +84,7 @@ async def whole(
 
 
 def body_of(answer: Answer, call: Call) -> bytes:
-    """Return the body of the answer to a call that has ended.
+    """Return the body of the answer to a finished call.
 
     Raises:
         ApiError: an output failed.
@@ -94,7 +94,7 @@ def body_of(answer: Answer, call: Call) -> bytes:
 
 
 class EventStream(Response):
-    """Server-sent events: those of `answer`, one for each token, then `[DONE]`."""
+    """Server-sent events: the events of `answer`, one per token, and its end marker such as `[DONE]`."""
 
     media_type = "text/event-stream"
 
@@ -108,7 +108,7 @@ class EventStream(Response):
         self._watched = partial(_Watched, client, call, numbers, timeout_s)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send all events. If the client goes before the end, the request is aborted."""
+        """Send all events. If the client disconnects before the end, the request is aborted."""
         is_settled = True
         with suppress(ClientGone), self._watched(receive):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -118,10 +118,10 @@ class EventStream(Response):
             self._call.on_settled()
 
     async def _send_events(self, send: Send, state: MutableMapping[str, Any]) -> bool:
-        """Send the whole answer, or what there is of it and the error that ended it, which `state` then has too.
+        """Send the answer; on failure, the partial answer and the error, which is also stored in `state`.
 
         Returns:
-            Whether the request has come to its end: not where the engine has.
+            Whether the request is settled; false if the engine failed.
         """
         failed: ApiError | None = None
         is_settled = True
@@ -158,9 +158,9 @@ def _check(call: Call, reasons: Iterable[str | None]) -> None:
     if "error" not in reasons:
         return
     if call.has_structured_outputs:
-        text = "structured_outputs: too complex after some of the text; simplify them (or the logits are not finite)"
+        text = "structured_outputs: too complex during generation; simplify them (or the logits are not finite)"
         raise ApiError(400, text, param="structured_outputs")
-    raise ApiError(500, "the model's logits are not finite (check its weights)")
+    raise ApiError(500, "the model's logits are not finite; check its weights")
 
 
 async def until_gone(receive: Receive) -> None:

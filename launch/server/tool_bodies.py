@@ -1,4 +1,4 @@
-"""Tools and the choice of them in bodies of requests, as each path words them."""
+"""Tools and tool choices in request bodies, in the format of each path."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class FunctionSpec(FunctionName):
 
     @property
     def function(self) -> Function:
-        """The function as it is written into prompts and grammars."""
+        """The function for prompts and grammars."""
         return Function(self.name, self.description, self.parameters, self.strict)
 
 
 class ChatToolChoice(Body):
-    """The one tool of a chat that is to be called."""
+    """The tool that a chat's answer must call."""
 
     type: Literal["function"]
     function: FunctionName
@@ -49,14 +49,14 @@ class ChatTool(ChatToolChoice):
 
 
 class HostedTool(Body):
-    """A tool, or the choice of one, that the maker of an API runs or defines and that this server does not have."""
+    """A hosted tool, or the choice of one: run or defined by an API provider, and not available on this server."""
 
     type: str = ""
     name: str | None = None
 
 
 class ResponseTool(FunctionSpec):
-    """A tool of `/v1/responses`: a function, or a `custom` one, whose input is a text."""
+    """A tool of `/v1/responses`: a function, or a `custom` tool with a text input."""
 
     type: Literal["function", "custom"]
     format: dict[str, Any] | None = None
@@ -75,7 +75,7 @@ class ResponseTool(FunctionSpec):
 
 
 class ResponseNamespace(Body):
-    """Tools of one name, as those of an MCP server."""
+    """Tools with a common prefix, such as those of an MCP server."""
 
     type: Literal["namespace"]
     name: str
@@ -83,7 +83,7 @@ class ResponseNamespace(Body):
 
 
 class ResponseToolChoice(Body):
-    """The same in `/v1/responses`."""
+    """The tool that a response must call."""
 
     type: Literal["function", "custom"]
     name: str
@@ -95,27 +95,27 @@ _Named = Annotated[ResponseToolChoice, Tag("<function>")] | Annotated[ResponseTo
 
 
 class AllowedTools(Body):
-    """The tools of a request that may be called, and whether one must be."""
+    """The tools that may be called, and whether a call is required."""
 
     mode: Literal["auto", "required"]
     tools: list[Any]
 
 
 class AllowedChatTools(AllowedTools):
-    """Those of a chat."""
+    """Allowed tools of a chat."""
 
     tools: list[Annotated[_Chosen | Hosted, Discriminator(kind_among("function"))]]
 
 
 class ChatAllowedTools(Body):
-    """Which tools of a chat may be called."""
+    """The choice of allowed tools in a chat."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedChatTools
 
 
 class ResponseAllowedTools(AllowedTools):
-    """Which tools of a response may be called."""
+    """The choice of allowed tools in `/v1/responses`."""
 
     type: Literal["allowed_tools"]
     tools: list[Annotated[_Named | Hosted, Discriminator(kind_among("function", "custom"))]]

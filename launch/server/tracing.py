@@ -1,4 +1,4 @@
-"""OpenTelemetry's traces: a span for each request for outputs, under the names of its conventions for GenAI."""
+"""OpenTelemetry traces: one span per generation request, with the GenAI semantic conventions."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from ...conf.errors import ConfigError
 if TYPE_CHECKING:
     from .exchange import Exchange
 
-_OPERATIONS = {"/v1/completions": "text_completion"}  # others with outputs are chats
 _KEY = "serve.otlp_endpoint"
 
 
 class Traces:
-    """Sends spans to `endpoint` from a thread, in batches. A request's `traceparent` is the parent of its span.
+    """Exports spans to `endpoint` from a thread, in batches. A request's `traceparent` is the parent of its span.
 
     Raises:
         ConfigError: OpenTelemetry is not installed.
@@ -37,7 +36,7 @@ class Traces:
         about = Resource.create({"service.name": "gapless", "service.version": version})
         self._provider = TracerProvider(resource=about, shutdown_on_exit=False)
         session = None
-        if re.match(r"https?://(localhost|127\.[\d.]+|\[::1\])[:/]", endpoint):  # no proxy leads there
+        if re.match(r"https?://(localhost|127\.[\d.]+|\[::1\])[:/]", endpoint):  # bypass proxies
             session = requests.Session()
             session.trust_env = False
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint, session=session)))
@@ -45,13 +44,13 @@ class Traces:
         self._model = model
 
     def note(self, exchange: Exchange) -> None:
-        """Make the span of an exchange that is over, if it asked for outputs."""
+        """Create the span of a finished exchange, if it is a generation request."""
         from opentelemetry.trace import SpanKind, Status, StatusCode
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        if exchange.asked is None:
+        if exchange.asked is None or exchange.route is None:
             return
-        operation = _OPERATIONS.get(exchange.route, "chat")
+        operation = exchange.route.operation
         span = self._tracer.start_span(
             f"{operation} {self._model}",
             TraceContextTextMapPropagator().extract(exchange.headers),
@@ -67,12 +66,12 @@ class Traces:
         span.end(_wall(exchange.ended))
 
     def close(self) -> None:
-        """Send what waits, and end the thread."""
+        """Flush pending spans and stop the thread."""
         self._provider.shutdown()
 
 
 def _wall(monotonic: float) -> int:
-    """Return the wall clock's nanoseconds at a time of the monotonic clock."""
+    """Convert monotonic seconds to wall-clock nanoseconds."""
     return time.time_ns() - int((time.monotonic() - monotonic) * 1e9)
 
 
@@ -93,7 +92,7 @@ def _attributes(exchange: Exchange, operation: str, model: str) -> dict[str, Any
         "gen_ai.response.id": asked.answer.id,
         "gen_ai.response.model": model,
         "http.request.method": exchange.method,
-        "http.route": exchange.route,
+        "http.route": exchange.label,
         "http.response.status_code": exchange.status,
         "gapless.request_id": exchange.id,
     }

@@ -1,4 +1,4 @@
-"""What a decoder layer computes attention through."""
+"""Base class of attention backends."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..batch import RaggedBatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSizes:
-    """What attention is computed over.
+    """Sizes, types and device of an attention computation.
 
     Attributes:
-        block_size: slots of a block of the KV cache.
-        num_blocks: of the KV cache.
+        block_size: slots per KV-cache block.
+        num_blocks: blocks of the KV cache.
         head_dim: D, of queries and keys.
         window: a token attends to itself and the window - 1 tokens before it; None: to all tokens before it.
-        dtype: of queries, and of the cache where `cache_dtype` is auto.
+        dtype: of queries, and of the cache if `cache_dtype` is auto.
         cache_dtype: `cache.dtype`.
     """
 
@@ -40,7 +40,7 @@ class AttentionSizes:
 class AttentionBackend:
     """Computes causal attention of a ragged batch over the paged KV cache, separately for chunks and for decodes.
 
-    `about` says in a line which backend it is, and why this one was chosen; empty on a CPU.
+    `about` is one line: the backend's name and why it was chosen; empty on a CPU.
     """
 
     def __init__(self, sizes: AttentionSizes) -> None:
@@ -48,19 +48,19 @@ class AttentionBackend:
         self.sizes = sizes
 
     def plan(self, batch: RaggedBatch) -> Any:
-        """Compute what the layers share for a micro-batch: slots and masks. Called once a micro-batch."""
+        """Compute the slots and masks that all layers share. Called once per micro-batch."""
         raise NotImplementedError
 
     def attend(self, q_TKGD: Tensor, keys_SKD: Tensor, values_SKD: Tensor, plan: Any) -> Tensor:
-        """Compute one layer's attention: queries [T, K, G, D], with G query heads a KV head, to [T, K * G * D].
+        """Compute one layer's attention: queries [T, K, G, D], with G query heads per KV head, to [T, K * G * D].
 
         The keys and values of this batch must be in the cache already.
         """
         raise NotImplementedError
 
     def fixed_plans(self, max_rows: int, max_keys: int, scratch_block: int) -> Any:
-        """Make `FixedFlashPlans` for up to `max_rows` decodes over up to `max_keys` keys each; None: there are none.
+        """Make `FixedFlashPlans` for up to `max_rows` decodes over up to `max_keys` keys each; None: not supported.
 
-        A row that pads reads a key of `scratch_block`, which no request owns.
+        Padding rows read a key of `scratch_block`, which no request owns.
         """
         return None

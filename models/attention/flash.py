@@ -1,7 +1,7 @@
 """Attention through the FlashAttention that torch is built with, on CUDA in half precision.
 
-One call of the operator computes all chunks of a micro-batch, another one all decodes. With a single query a request it
-reads the keys of a group of heads once, and divides long contexts over the device.
+One call computes all chunks of a micro-batch, a second one all decodes. With one query per request, the operator reads
+keys once per KV head and splits long contexts across multiprocessors.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ class FlashPlan:
     """The plan of a call for B requests. Query i of a request's n attends to its first `seqused_k` - n + 1 + i keys."""
 
     rows: slice  # of the batch
-    given: tuple[Any, ...]  # what the operator is given after queries, keys and values
+    given: tuple[Any, ...]  # the operator's arguments after queries, keys and values
     options: dict[str, Any]
-    gather: Tensor | None  # [keys] int32: slots that are copied together first; None: read in place
+    gather: Tensor | None  # [keys] int32: slots to copy into one tensor first; None: read in place
 
 
 class FlashBackend(AttentionBackend):
     """Calls FlashAttention once for all chunks and once for all decodes.
 
-    Keys and values are read where they lie if blocks are pages of the operator, or if each request's blocks follow each
-    other. Otherwise those of all requests of the call are copied together first.
+    Keys and values are read in place if the operator reads block tables, or if each request's blocks are contiguous.
+    Otherwise the keys and values of all requests are copied into one tensor first.
 
     Args:
-        paged: the operator reads block tables (`why_not_paged` says whether that runs).
+        paged: the operator reads block tables (`why_not_paged` checks whether it can).
     """
 
     def __init__(self, sizes: AttentionSizes, *, paged: bool) -> None:
@@ -51,7 +51,7 @@ class FlashBackend(AttentionBackend):
         self.paged = paged
 
     def plan(self, batch: RaggedBatch) -> list[FlashPlan]:
-        """Compute where the keys of all chunks, and those of all decodes, are read from. One copy to the device."""
+        """Compute where the keys of all chunks and of all decodes are read from, with one copy to the device."""
         row, calls = batch.num_chunk_tokens, []
         if batch.chunks:
             starts, lengths = np.array([(chunk.start, chunk.length) for chunk in batch.chunks], dtype=np.int64).T
@@ -65,10 +65,10 @@ class FlashBackend(AttentionBackend):
     def _plan(
         self, rows: slice, starts: np.ndarray, lengths: np.ndarray, tables: np.ndarray
     ) -> tuple[np.ndarray, Callable[[Tensor], FlashPlan]]:
-        """Plan a call, of `starts` and `lengths` [B] and KV blocks `tables` [B, M].
+        """Plan a call for requests with `starts` and `lengths` [B] and KV blocks `tables` [B, M].
 
         Returns:
-            Pairs of int32 as int64, and what makes the plan of their copy on the device.
+            The int32 values viewed as int64 for the upload, and a function that makes the plan from the device copy.
         """
         contexts, size, window, paged = starts + lengths, self.sizes.block_size, self.sizes.window, self.paged
         firsts = np.zeros_like(starts)  # positions of the first keys that are read
@@ -111,10 +111,10 @@ class FlashBackend(AttentionBackend):
         return torch.cat([_attention(q[each.rows], keys_SKD, values_SKD, each) for each in plan])
 
     def fixed_plans(self, max_rows: int, max_keys: int, scratch_block: int) -> FixedFlashPlans | None:
-        """See `AttentionBackend.fixed_plans`. There are some where keys are read by pages.
+        """See `AttentionBackend.fixed_plans`. Needs paged reads.
 
-        Where there is a window, their keys are so few that it hides none. Given a window the operator reads the keys of
-        a group of heads once for each of them.
+        With a sliding window, the plans hold at most `window` keys, so that no window is passed to the operator. With a
+        window it would read keys once per query head.
         """
         if not self.paged:
             return None
@@ -122,14 +122,14 @@ class FlashBackend(AttentionBackend):
 
 
 class FixedFlashPlans:
-    """Plans for decodes alone whose tensors stay where they are, so that a CUDA graph may hold attention.
+    """Plans for decode-only micro-batches with tensors at fixed addresses, so that CUDA graphs can capture attention.
 
-    They have constants in place of a micro-batch's numbers: a query a row, and `bound` keys. `bounds` has the most keys
-    of a row by plan, ascending.
+    Sizes are constants: one query per row, and at most `bound` keys. `bounds` lists each plan's maximum number of keys
+    per row, ascending.
 
-    By the bound the operator chooses into how many parts it splits keys, and how long these are
+    From the bound the operator derives the number and length of its KV splits
     (`set_params_splitkv` in torch's flash_api.cpp, `n_blocks_per_split` in FlashAttention's flash_fwd_kernel.h). A row
-    whose keys are far fewer fills few parts, and multiprocessors idle. So each bound is four times the one before.
+    with far fewer keys fills few splits, and multiprocessors idle. So each bound is four times the one before.
     """
 
     def __init__(self, max_rows: int, max_keys: int, sizes: AttentionSizes, scratch_block: int) -> None:
@@ -142,7 +142,7 @@ class FixedFlashPlans:
         self._tables = torch.full((max_rows, width), scratch_block, dtype=torch.int32, device=device)
 
     def of(self, rows: int, bound: int) -> list[FlashPlan]:
-        """Return the plan for `rows` rows of at most `bound` keys, which goes by what was loaded last."""
+        """Return the plan for `rows` rows of at most `bound` keys. It reads the data that `load` copied last."""
         ends = self._query_ends[: rows + 1]
         options = {"window_size_left": None, "seqused_k": self._used[:rows], "block_table": self._tables[:rows]}
         return [FlashPlan(slice(0, rows), (ends, ends, 1, bound, *_CONSTANTS), options, None)]
@@ -150,7 +150,7 @@ class FixedFlashPlans:
     def load(self, plan: list[FlashPlan], rows: int) -> int | None:
         """Copy a micro-batch's plan, padded to `rows` rows, and return its bound.
 
-        None: it is not of decodes alone, or exceeds the bounds. A chunk of one token is computed as a decode is.
+        None: the micro-batch is not decode-only, or exceeds the bounds. A chunk of one token counts as a decode.
         """
         _, _, max_queries, most, *_ = plan[0].given
         if len(plan) > 1 or max_queries > 1 or most > self.bounds[-1]:
@@ -166,14 +166,14 @@ class FixedFlashPlans:
 
 
 def _are_in_a_row(tables: np.ndarray, firsts: np.ndarray, lasts: np.ndarray) -> bool:
-    """Return whether each row's blocks follow each other from place `firsts[row]` to place `lasts[row]`."""
+    """Return whether each row's blocks are contiguous from index `firsts[row]` to index `lasts[row]`."""
     places = np.arange(tables.shape[1] - 1)
     counts = (places >= firsts[:, None]) & (places < lasts[:, None])
     return not (counts & (np.diff(tables, axis=1) != 1)).any()
 
 
 def _slots(tables: Tensor, firsts: Tensor, begins: Tensor, used: Tensor, total: int, size: int) -> Tensor:
-    """Return on the device the slots of `used` keys from position `firsts` on, request by request, [total] int32."""
+    """Return the slots of each request's `used` keys from position `firsts`, on the device, [total] int32."""
     device = tables.device
     request = torch.repeat_interleave(torch.arange(len(used), device=device), used, output_size=total)
     position = torch.arange(total, dtype=torch.int32, device=device) + (firsts - begins)[request]
@@ -181,7 +181,7 @@ def _slots(tables: Tensor, firsts: Tensor, begins: Tensor, used: Tensor, total: 
 
 
 def _attention(q: Tensor, keys: Tensor, values: Tensor, plan: FlashPlan) -> Tensor:
-    """Return what the queries [rows, heads, D] of a call attend to, [rows, heads * D]."""
+    """Return the attention output of a call's queries [rows, heads, D], [rows, heads * D]."""
     if plan.gather is not None:
         keys, values = keys.index_select(0, plan.gather), values.index_select(0, plan.gather)
     out: Tensor = torch.ops.aten._flash_attention_forward(q, keys, values, *plan.given, **plan.options)[0]
@@ -189,12 +189,12 @@ def _attention(q: Tensor, keys: Tensor, values: Tensor, plan: FlashPlan) -> Tens
 
 
 def why_not(sizes: AttentionSizes) -> str | None:
-    """Return why FlashAttention does not run here. None: it runs, and has computed small cases correctly."""
+    """Return why FlashAttention does not run here. None: it runs and passed a small numerical check."""
     return lacks_half(sizes) or probe(FlashBackend(probed_sizes(sizes, 16), paged=False))
 
 
 def why_not_paged(sizes: AttentionSizes) -> str | None:
-    """Return why it does not read block tables, where `why_not` is None. None: it does, and computes correctly."""
+    """Return why FlashAttention cannot read block tables, if `why_not` is None. None: it can, and passed the check."""
     if sizes.block_size % PAGE_STEP:
         return f"it reads pages in steps of {PAGE_STEP} tokens, and cache.block_size={sizes.block_size}"
     if "block_table" not in str(torch.ops.aten._flash_attention_forward.default._schema):

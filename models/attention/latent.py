@@ -1,4 +1,4 @@
-"""Plans multi-head latent attention: which chunks attend to latents, and which to keys and values made of them."""
+"""Plans MLA (multi-head latent attention): which chunks expand the compressed KV, and which absorb the projections."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from .sdpa import SdpaBackend, SegmentPlan
 class LatentPlan:
     """The plan for the attention of a micro-batch."""
 
-    expanded: list[SegmentPlan]  # chunks whose keys and values are made of their latents
-    rest: Any  # the plan of all other rows, which attend to latents; None: there are none
-    rows: slice | Tensor  # which these are
+    expanded: list[SegmentPlan]  # chunks whose compressed KV is expanded to keys and values
+    rest: Any  # the plan of all other rows, which attend to the compressed KV; None: there are none
+    rows: slice | Tensor  # the rows of `rest`
 
 
 def expands(latent: LatentConfig, chunk: Segment) -> bool:
-    """Return whether a chunk takes fewer products if keys and values are made of the latents of its context.
+    """Return whether a chunk takes fewer multiplications if the compressed KV of its context is expanded.
 
-    Otherwise its queries are turned into ones of latents, and what they attend to into values. The counts are those of
-    one head.
+    Otherwise the projections are absorbed: queries are projected to the latent dimension, and the attention output is
+    projected to values. Multiplications are counted per head.
     """
     n, context = chunk.length, chunk.context
     matrix = latent.rank * (latent.head_dim + latent.value_dim)
@@ -38,12 +38,12 @@ def expands(latent: LatentConfig, chunk: Segment) -> bool:
 
 
 class LatentBackend(AttentionBackend):
-    """Has `inner` attend to latents: they are keys and values of one KV head, whose queries are those of all heads.
+    """Runs absorbed MLA through `inner`: the compressed KV is the keys and values of one KV head, as in MQA.
 
     Args:
-        inner: of one KV head, of the latent and the rotated key.
-        latent: the model's sizes.
-        sdpa: plans the chunks that are expanded.
+        inner: a backend for one KV head of compressed KV and rotated key.
+        latent: the model's MLA sizes.
+        sdpa: plans the expanded chunks.
     """
 
     def __init__(self, inner: AttentionBackend, latent: LatentConfig, sdpa: SdpaBackend) -> None:
@@ -54,7 +54,7 @@ class LatentBackend(AttentionBackend):
         self.sdpa = sdpa
 
     def plan(self, batch: RaggedBatch) -> LatentPlan:
-        """Plan the chunks that are expanded apart from all other rows."""
+        """Plan the expanded chunks separately from all other rows."""
         expanded, kept, rows, row = [], [], [], batch.num_chunk_tokens
         for chunk, own_rows in zip(batch.chunks, batch.chunk_rows, strict=True):
             if expands(self.latent, chunk):
@@ -72,5 +72,5 @@ class LatentBackend(AttentionBackend):
         return LatentPlan(expanded, self.inner.plan(rest), where)
 
     def attend(self, q_TKGD: Tensor, keys_SKD: Tensor, values_SKD: Tensor, plan: Any) -> Tensor:
-        """Compute the attention of a plan's `rest`, as `inner` does."""
+        """Compute the attention of a plan's `rest` through `inner`."""
         return self.inner.attend(q_TKGD, keys_SKD, values_SKD, plan)

@@ -1,4 +1,4 @@
-"""Tries an attention backend on a small case, before a run relies on it."""
+"""Checks an attention backend on a small case before a run relies on it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BLOCKS = 8  # of the cache
 
 
 def lacks_half(sizes: AttentionSizes) -> str | None:
-    """Return what operators of half precision on CUDA lack, whose heads have at most 256 elements; None: nothing."""
+    """Return the unmet requirement of half-precision CUDA operators (head dimension up to 256); None: all are met."""
     dtype, head_dim = sizes.dtype, sizes.head_dim
     if sizes.device.type != "cuda":
         return "needs CUDA"
@@ -28,15 +28,15 @@ def lacks_half(sizes: AttentionSizes) -> str | None:
 
 
 def probed_sizes(sizes: AttentionSizes, block_size: int) -> AttentionSizes:
-    """Return the sizes of a backend that is to be probed."""
+    """Return the sizes for a backend to pass to `probe`."""
     return replace(sizes, block_size=block_size, num_blocks=_BLOCKS, window=None)
 
 
 def probe(backend: AttentionBackend) -> str | None:
     """Compare a backend of `probed_sizes` with SDPA in float32. Returns what is wrong, in one line, or None.
 
-    The batches have a chunk behind a prefix and two decodes, whose blocks lie in the cache out of order: those of each
-    request follow each other in the first batch, and are scattered in the second.
+    Each of two batches has a chunk after a prefix and two decodes. In the first batch each request's blocks are
+    contiguous, in the second they are scattered.
     """
     sizes = backend.sizes
     block_size, shape = sizes.block_size, (2, sizes.head_dim)
@@ -53,7 +53,7 @@ def probe(backend: AttentionBackend) -> str | None:
             batch = RaggedBatch.of([0] * 7, chunks, decodes, sample_rows=[])
             found = backend.attend(q, keys, values, backend.plan(batch)).float()
             expected = exact.attend(q.float(), keys.float(), values.float(), exact.plan(batch))
-            error += F.l1_loss(found, expected).item()  # NaN stays one
-    except Exception as problem:  # imports and operators may fail in any way; whichever it is, the backend does not run
+            error += F.l1_loss(found, expected).item()  # NaN propagates
+    except Exception as problem:  # imports and operators may fail in any way
         return f"{type(problem).__name__}: {' '.join(str(problem).split()) or 'no reason'}"
     return None if error < 0.01 else f"its result is wrong here (mean error {error:.2g})"

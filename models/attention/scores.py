@@ -1,4 +1,4 @@
-"""Attention whose scores are capped (Gemma 2) or have a sink (gpt-oss): by torch's products, scores in memory."""
+"""Attention with logit soft-capping (Gemma 2) or sinks (gpt-oss), by torch's GEMMs with scores in memory."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _MOST_SCORES = 1 << 23  # in memory at once, float32
 
 
 class ScoresBackend(SdpaBackend):
-    """Plans as `SdpaBackend` does, and computes scores apart from what becomes of them.
+    """Plans like `SdpaBackend`, but materializes the scores.
 
     Args:
-        softcap: scores s become softcap * tanh(s / softcap); None: they stay.
+        softcap: scores s become softcap * tanh(s / softcap); None: no capping.
     """
 
     def __init__(self, sizes: AttentionSizes, softcap: float | None) -> None:
@@ -26,7 +26,7 @@ class ScoresBackend(SdpaBackend):
     def attend(
         self, q_TKGD: Tensor, keys_SKD: Tensor, values_SKD: Tensor, plan: SdpaPlan, sinks: Tensor | None = None
     ) -> Tensor:
-        """See `AttentionBackend.attend`. `sinks`: of each of the K * G heads, a score that takes a share."""
+        """See `AttentionBackend.attend`. `sinks`: per head, [K * G], an extra score in the softmax without a value."""
         K, G = q_TKGD.shape[1:3]
         out, own_sinks = q_TKGD.new_empty(q_TKGD.shape), None if sinks is None else sinks.view(K, G, 1)
         decodes = [] if isinstance(plan.decodes, PaddedPlan) else plan.decodes
@@ -49,7 +49,7 @@ class ScoresBackend(SdpaBackend):
     def _weigh(
         self, q_BKGRD: Tensor, keys_BKSD: Tensor, values_BKSD: Tensor, mask: Tensor | None, sinks_KG1: Tensor | None
     ) -> Tensor:
-        """Return what R queries of each of G heads attend to, [B, K, G, R, D]. `mask` is added to [B, K, G, R, S]."""
+        """Return the attention output of R queries per head, [B, K, G, R, D]. `mask` is added to [B, K, G, R, S]."""
         B, K, G, R, D = q_BKGRD.shape
         scores = q_BKGRD.reshape(B, K, G * R, D) @ keys_BKSD.transpose(2, 3)
         scores = scores.view(B, K, G, R, -1).float().mul_(D**-0.5)

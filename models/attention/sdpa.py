@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...kernels.cache_rows import read_rows
 from ..batch import RaggedBatch, Segment
-from ..cache_rows import read_rows
 from ..kv_cache import slots_of
 from ..transfers import upload
 from .backend import AttentionBackend, AttentionSizes
@@ -18,12 +18,12 @@ from .backend import AttentionBackend, AttentionSizes
 
 @dataclass(frozen=True, slots=True)
 class SegmentPlan:
-    """The plan for the attention of one segment, which is a chunk or a decode."""
+    """The attention plan of one segment: a chunk or a decode."""
 
     rows: slice  # of the batch
     slots: slice | Tensor  # of the keys that the segment may attend to
     mask: Tensor | None = None  # additive [rows, keys]; None: every row attends to every key
-    is_causal: bool = False  # the mask is a triangle, since the chunk begins its request
+    is_causal: bool = False  # the mask is a triangle, since the chunk is its request's first
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,13 @@ class SdpaPlan:
 
 
 class SdpaBackend(AttentionBackend):
-    """Calls SDPA once for each chunk, and for decodes once each on a CPU or once for all on a GPU.
+    """Calls SDPA once per chunk, and once per decode on a CPU or once for all decodes on a GPU.
 
     On a CPU, decodes read views of the cache. On a GPU, they are padded to the longest.
     """
 
     def plan(self, batch: RaggedBatch) -> SdpaPlan:
-        """Compute the slots of each chunk's and each decode's keys, and the masks."""
+        """Compute the key slots of each chunk and decode, and the masks."""
         return SdpaPlan(self.plan_chunks(batch), self.plan_decodes(batch))
 
     def plan_chunks(self, batch: RaggedBatch) -> list[SegmentPlan]:
@@ -58,7 +58,7 @@ class SdpaBackend(AttentionBackend):
         return [self.plan_chunk(*each) for each in zip(batch.chunks, batch.chunk_rows, strict=True)]
 
     def plan_chunk(self, chunk: Segment, rows: slice) -> SegmentPlan:
-        """Compute the slots and the mask of a chunk that has these rows of the batch."""
+        """Compute the slots and the mask of the chunk at these rows of the batch."""
         first, window = self.sizes.first_key(chunk.start), self.sizes.window
         slots = self._slots(chunk, first)
         if chunk.length == 1:
@@ -68,7 +68,7 @@ class SdpaBackend(AttentionBackend):
         return SegmentPlan(rows, slots, chunk_mask(chunk.start, chunk.length, first, self.sizes))
 
     def plan_decodes(self, batch: RaggedBatch) -> list[SegmentPlan] | PaddedPlan:
-        """Compute the slots of each decode, or, on a GPU with several, of all of them padded to one length."""
+        """Compute the slots of each decode, or on a GPU with several, of all decodes padded to one length."""
         if self.sizes.device.type != "cpu" and len(batch.decodes) > 1:
             return self.plan_padded(batch)
         row = batch.num_chunk_tokens
@@ -78,7 +78,7 @@ class SdpaBackend(AttentionBackend):
         ]
 
     def plan_padded(self, batch: RaggedBatch) -> PaddedPlan:
-        """Plan all decodes as one call. Slots and mask are computed on the device, of the starts and the tables."""
+        """Plan all decodes as one call. Slots and mask are computed on the device from starts and block tables."""
         starts, tables = batch.decodes.starts, batch.decodes.tables
         B, size, device, window = len(starts), self.sizes.block_size, self.sizes.device, self.sizes.window
         firsts = np.zeros_like(starts) if window is None else (starts - window + 1).clip(0)
@@ -87,7 +87,7 @@ class SdpaBackend(AttentionBackend):
         starts_B, firsts_B, blocks = upload(arrays, device)
         positions_BM = firsts_B[:, None] + torch.arange(M, device=device)
         absent_BM = positions_BM > starts_B[:, None]
-        # Instead of a key that is absent, the first is read: slots that were never written may hold NaN.
+        # Padding reads the first key, since slots that were never written may contain NaN.
         positions_BM = torch.where(absent_BM, firsts_B[:, None], positions_BM)
         blocks_BM = blocks.view(B, -1).gather(1, positions_BM // size)
         slots_BM = blocks_BM * size + positions_BM % size
@@ -158,7 +158,7 @@ def attend_decodes(
 ) -> None:
     """Compute the attention of each decode into its row of `out`, [T, K * G * D].
 
-    The G queries of a KV head attend to the same keys, so that they are passed as G rows of one head.
+    The G queries of a KV head attend to the same keys, so they are passed as G rows of one head.
     """
     K, G, D = q_TKGD.shape[1:]
     if isinstance(plan, PaddedPlan):

@@ -1,4 +1,4 @@
-"""Chooses the attention backend of a run: the one that `model.attention` names, or the best that runs here."""
+"""Chooses the attention backend: the one that `model.attention` names, or the best that runs here."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import torch
 
 from ...conf.errors import ConfigError
 from ...conf.latent import LatentConfig
-from ..kernels.cpp import CppKernels
-from ..kernels.kernels import Kernels
+from ...kernels.operators.base import Kernels
+from ...kernels.operators.cpp import CppKernels
 from . import flash, tiled, xformers
 from .backend import AttentionBackend, AttentionSizes
 from .cpp import CppBackend
@@ -17,7 +17,7 @@ from .sdpa import SdpaBackend
 
 
 def why_not(name: str, sizes: AttentionSizes) -> str | None:
-    """Return in one line why the backend `flash`, `xformers` or `sdpa` does not run here. None: it does."""
+    """Return in one line why the backend `flash`, `xformers` or `sdpa` does not run here. None: it runs."""
     if name == "sdpa":
         return None
     return flash.why_not(sizes) if name == "flash" else xformers.why_not(sizes)
@@ -32,13 +32,13 @@ def make_backend(
     has_sinks: bool = False,
     latent: LatentConfig | None = None,
 ) -> AttentionBackend:
-    """Make the backend `flash`, `xformers` or `sdpa`. `auto` is flash or a C++ one where it runs, else sdpa.
+    """Make the backend `flash`, `xformers` or `sdpa`. `auto` is flash or a C++ backend if one runs here, else sdpa.
 
-    `latent` attention attends to latents through it. Of these only the one by AMX tiles caps scores and has sinks, else
-    torch's products do. Rows of 8 bits are read by sdpa and the other C++ one.
+    MLA (`latent`) wraps the backend. Logit soft-capping and sinks need the AMX backend (`tiled`), else `ScoresBackend`.
+    Only sdpa and `CppBackend` read an 8-bit KV cache.
 
     Raises:
-        ConfigError: the one that was asked for does not run here.
+        ConfigError: the requested backend does not run here.
     """
     if latent is not None:
         return LatentBackend(make_backend(name, kernels, sizes), latent, SdpaBackend(sizes))
@@ -57,7 +57,7 @@ def make_backend(
     backend: AttentionBackend = SdpaBackend(sizes)
     if reason is not None and isinstance(kernels, CppKernels):
         has_faster = sizes.dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported()
-        return CppBackend(kernels, sizes, SdpaBackend(sizes) if has_faster else None)
+        return CppBackend(kernels.attention, sizes, SdpaBackend(sizes) if has_faster else None)
     if reason is not None or wanted == "sdpa":
         about = "sdpa" if reason is None else f"sdpa, since flash does not run here: {reason}"
     elif wanted == "xformers":

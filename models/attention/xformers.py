@@ -21,8 +21,8 @@ from .sdpa import SdpaBackend, SegmentPlan, attend_chunks
 class PartPlan:
     """The plan for the attention of all chunks, or of all decodes, of a micro-batch.
 
-    Where the slots of every request are consecutive, the operator reads keys and values from the cache itself and
-    skips the gaps between requests. Otherwise they are copied together first.
+    If every request's slots are consecutive, the operator reads keys and values from the cache in place and skips the
+    gaps between requests. Otherwise they are copied into one tensor first.
     """
 
     rows: slice  # of the batch
@@ -35,13 +35,13 @@ class XformersPlan:
     """The plan for the attention of a micro-batch."""
 
     parts: list[PartPlan]
-    windowed: list[SegmentPlan]  # chunks, for SDPA, where one reaches past the window: no mask has gaps and a window
+    windowed: list[SegmentPlan]  # all chunks, if one exceeds the window: no xformers mask has both gaps and a window
 
 
 class XformersBackend(AttentionBackend):
     """Calls xformers once for all chunks and once for all decodes.
 
-    Where a chunk reaches past the sliding window, all chunks of the micro-batch go through SDPA instead.
+    If a chunk's context exceeds the sliding window, all chunks of the micro-batch go through SDPA instead.
     """
 
     def __init__(self, sizes: AttentionSizes) -> None:
@@ -49,7 +49,7 @@ class XformersBackend(AttentionBackend):
         self.sdpa = SdpaBackend(sizes)
 
     def plan(self, batch: RaggedBatch) -> XformersPlan:
-        """Compute the bias of all chunks and that of all decodes; chunks go to SDPA if a context exceeds the window."""
+        """Compute one bias for all chunks and one for all decodes; chunks use SDPA if a context exceeds the window."""
         parts: list[PartPlan] = []
         windowed: list[SegmentPlan] = []
         window = self.sizes.window
@@ -102,5 +102,5 @@ def _attention(q_TKGD: Tensor, keys_SKD: Tensor, values_SKD: Tensor, part: PartP
 
 
 def why_not(sizes: AttentionSizes) -> str | None:
-    """Return why xformers does not run here. None: it runs, and has computed small cases correctly."""
+    """Return why xformers does not run here. None: it runs and passed a small numerical check."""
     return lacks_half(sizes) or probe(XformersBackend(probed_sizes(sizes, 16)))

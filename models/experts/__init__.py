@@ -1,1 +1,1 @@
-"""Mixtures of experts: the router, and the products of the experts that it picks."""
+"""Mixture of experts (MoE): the router, and the GEMMs of the routed experts."""

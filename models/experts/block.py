@@ -1,4 +1,4 @@
-"""A layer's experts in place of its feed-forward network: router, routed experts and the shared one."""
+"""The MoE block of a layer: router, routed experts and shared expert."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from .router import ExpertRouter
 
 
 class SharedExpert(Protocol):
-    """The feed-forward network that computes every token."""
+    """The feed-forward network that every token passes through."""
 
     def partial(self, x_TH: Tensor) -> Tensor:
-        """Return this rank's part of its output, [T, H]."""
+        """Return this rank's partial output, before the all-reduce, [T, H]."""
         ...
 
 
 class Experts(nn.Module):
     """The experts of one layer, plus a residual. Maps [T, H] to [T, H].
 
-    All ranks of a stage have all tokens and route them alike. Each adds what its experts give, or its slices of them,
-    and its slice of the shared expert; one all-reduce sums the parts, and no token is sent to another rank.
+    All ranks of a stage have all tokens and route them identically. Each computes its experts, or its tensor-parallel
+    shard of every expert, and its shard of the shared expert. One all-reduce sums the partial outputs; there is no
+    all-to-all.
     """
 
     def __init__(
@@ -60,22 +61,22 @@ class Experts(nn.Module):
         self.shared_gate = nn.Parameter(torch.empty(1, H, dtype=dtype, device=device)) if has_gate else None
         self.factor = arch.residual_scale
         self.num_experts = arch.experts.num_experts
-        self.picked: Tensor | None = None  # [T, k], the experts of the newest tokens, on a CPU
+        self.picked: Tensor | None = None  # [T, k], the routed experts of the last micro-batch, on a CPU
         self._groups = groups
 
     def forward(self, x_TH: Tensor, residual: Tensor) -> Parts:
-        """Return `residual` + what the experts give, [T, H]."""
+        """Return `residual` + the experts' output, [T, H]."""
         if self._groups.mesh.tp == 1:
             return self._partial(x_TH, residual), None
         return residual, self.product(x_TH)
 
     def product(self, x_TH: Tensor) -> Tensor:
-        """Return what the experts give, [T, H]."""
+        """Return the experts' output, [T, H]."""
         part = self._partial(x_TH)
         return self._groups.all_reduce(part) if self._groups.mesh.tp > 1 else part
 
     def _partial(self, x_TH: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Return `residual` (None: zero) + this rank's part of what the experts give, [T, H]."""
+        """Return `residual` (None: zero) + this rank's partial output of the experts, [T, H]."""
         picked, weights = self.router(x_TH)
         self.picked = None if picked.is_cuda else picked
         if self.factor != 1.0:

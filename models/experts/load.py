@@ -1,4 +1,4 @@
-"""How evenly a stage's routers dealt the tokens of a micro-batch to the experts."""
+"""Expert load balance of a stage's micro-batches."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .block import Experts
 
 
 class ExpertLoad:
-    """Counts the tokens of each expert of the layers that a rank computes. On CUDA it counts none: the host would wait.
+    """Counts the tokens per expert in the layers of a rank. Does nothing on CUDA, to avoid a device synchronization.
 
     Args:
-        layers: numbers of the layers.
-        decoder: the layers, of which some have experts.
+        layers: layer indices.
+        decoder: the layers; some may have experts.
     """
 
     def __init__(self, layers: range, decoder: Iterable[nn.Module]) -> None:
@@ -23,7 +23,7 @@ class ExpertLoad:
         self._blocks = [(i, each) for i, layer in numbered for each in layer.modules() if isinstance(each, Experts)]
 
     def read(self) -> tuple[float, int, int] | tuple[()]:
-        """Return `expert_load`, `hot_layer` and `hot_expert` of a `Span`, for the micro-batch computed last."""
+        """Return `expert_load`, `hot_layer` and `hot_expert` of a `Span`, for the last micro-batch."""
         most = mean = hottest = 0.0
         layer = expert = 0
         for number, block in self._blocks:

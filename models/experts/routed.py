@@ -1,4 +1,4 @@
-"""The routed experts of a layer that one rank holds: a slice of every expert, or some whole ones."""
+"""One rank's routed experts of a layer: a tensor-parallel shard of every expert, or some whole experts."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from ...conf.experts import ExpertsConfig
 from ...kernels.cpp_product import CppProduct
+from ...kernels.experts import PackedExperts, SeparateExperts, runs_here
+from ...kernels.gated_activation import GatedActivation
 from ...kernels.quantized import DequantizedWeight, Product, make_product
 from ...kernels.quantized_matrix import QuantizedMatrix
 from ...kernels.short_weight import keep_short, short_type
 from ...kernels.weight_format import WeightFormat
 from ...parallel.mesh import Mesh
-from .activation import GatedActivation
-from .cpp import PackedExperts, SeparateExperts, runs_here
 
 Weights = Tensor | Sequence[Product]  # of all experts, [E, out, in]
 
@@ -27,9 +27,9 @@ class RoutedExperts(nn.Module):
     Args:
         hidden_size: H.
         ffn_size: inner width of a whole expert.
-        experts: of the model.
-        mesh: whose tensor-parallel ranks share the experts.
-        whole: this rank holds whole experts, num_experts / tp of them; else a slice of each, of width ffn_size / tp.
+        experts: the model's MoE configuration.
+        mesh: its tensor-parallel ranks share the experts.
+        whole: this rank has num_experts / tp whole experts; else a shard of every expert, of width ffn_size / tp.
         dtype: of the activations, and of weights if `formats` is None.
         device: of the weights.
         formats: of gate_up and down, both quantized (each expert's matrices are filled before `pack`) or both 16-bit.
@@ -51,9 +51,9 @@ class RoutedExperts(nn.Module):
         tp, H = mesh.tp, hidden_size
         E, width = (experts.num_experts // tp, ffn_size) if whole else (experts.num_experts, ffn_size // tp)
         self.count, self.width = E, width
-        self.first = mesh.tp_rank * E if whole else 0  # of the experts that this rank holds
+        self.first = mesh.tp_rank * E if whole else 0  # index of this rank's first expert
         self.activation = GatedActivation.of(experts)
-        self.adds_bias = whole or mesh.tp_rank == 0  # on the down projection: once in the sum over the ranks
+        self.adds_bias = whole or mesh.tp_rank == 0  # on the down projection: once per all-reduce
 
         def empty(*shape: int, dtype: torch.dtype = dtype) -> nn.Parameter:
             return nn.Parameter(torch.empty(*shape, dtype=dtype, device=device), requires_grad=False)
@@ -76,15 +76,15 @@ class RoutedExperts(nn.Module):
 
     @property
     def waits(self) -> bool:
-        """Whether the host waits for the device to say how many tokens each expert has."""
+        """Whether the host waits for the device's token counts per expert."""
         return bool(self._matrices) or self._laid_out is not None or self.gate_up.dtype != torch.bfloat16
 
     def weights(self, i: int) -> tuple[Tensor, Tensor] | tuple[QuantizedMatrix, QuantizedMatrix]:
-        """Return the gate_up and down of one of this rank's experts, to be loaded."""
+        """Return the gate_up and down weights of this rank's expert `i`, to be filled on load."""
         return self._matrices[i] if self._matrices else (self.gate_up[i], self.down[i])
 
     def pack(self) -> None:
-        """Lay the weights out for the products of this device, if there is something to gain."""
+        """Pack the weights for this device's GEMMs, if that is faster."""
         dtype, device = self._dtype, self.gate_up.device
         if self._matrices:
             self._take_products(dtype)
@@ -108,7 +108,7 @@ class RoutedExperts(nn.Module):
             setattr(self, name, nn.Parameter(self.gate_up.new_empty(0, dtype=self._dtype), requires_grad=False))
 
     def _take_products(self, dtype: torch.dtype) -> None:
-        """Lay each expert's matrices out, and free them."""
+        """Pack each expert's quantized matrices for the GEMM, and free them."""
         products: tuple[list[Product], list[Product]] = ([], [])
         while self._matrices:
             for matrix, own in zip(self._matrices.pop(0), products, strict=True):
@@ -116,12 +116,12 @@ class RoutedExperts(nn.Module):
         self._laid_out = products
 
     def forward(self, x_TH: Tensor, picked_Tk: Tensor, weights_Tk: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Return `residual` + what this rank's experts add to each token, [T, H].
+        """Return `residual` + the output of this rank's experts, [T, H].
 
         Args:
-            x_TH: the tokens.
-            picked_Tk: the experts of each token, of all the model's.
-            weights_Tk: float32, what the output of each counts.
+            x_TH: the tokens' hidden states.
+            picked_Tk: each token's top-k experts, as indices among all experts of the layer.
+            weights_Tk: float32, routing weights.
             residual: [T, H]; None: zero.
         """
         if self.packed is not None:
@@ -129,17 +129,17 @@ class RoutedExperts(nn.Module):
         T, k = picked_Tk.shape
         E = self.count
         local = picked_Tk.flatten() - self.first
-        local = torch.where((local >= 0) & (local < E), local, E)  # those of other ranks lie last
+        local = torch.where((local >= 0) & (local < E), local, E)  # experts of other ranks sort last
         order = local.argsort(stable=True)
         ends = (local[:, None] <= torch.arange(E, device=local.device)).sum(0, dtype=torch.int32)
         added = self._products(x_TH[order // k], ends, local[order])
         added = added.float() * weights_Tk.flatten()[order, None]
-        added = added.masked_fill((local[order] == E)[:, None], 0.0)  # rows that no product has written
+        added = added.masked_fill((local[order] == E)[:, None], 0.0)  # other ranks' experts: not written
         total = torch.empty_like(added).index_copy_(0, order, added).view(T, k, x_TH.shape[1]).sum(1).to(x_TH.dtype)
         return total if residual is None else residual + total
 
     def _products(self, x: Tensor, ends_E: Tensor, expert: Tensor) -> Tensor:
-        """Return each row's output of its expert. Rows are sorted by expert; `ends_E` is one past each one's last."""
+        """Return each row's expert output. Rows are sorted by expert; `ends_E` is one past each expert's last row."""
         is_own = expert.clamp(max=self.count - 1)
         gate_up, down = self._laid_out or (self.gate_up, self.down)
         hidden = _grouped_product(x, gate_up, ends_E, 2 * self.width)
@@ -156,7 +156,7 @@ def _lay_out(weight: Tensor, dtype: torch.dtype) -> Product:
 def _grouped_product(x: Tensor, weight: Weights, ends_E: Tensor, out_size: int) -> Tensor:
     """Return x @ weight[e].T for the rows of each expert e, [rows, out]; rows after the last end are not set.
 
-    On CUDA it is one kernel for bfloat16, and the host does not wait for the ends.
+    For bfloat16 on CUDA this is one grouped GEMM without a device synchronization.
     """
     if x.is_cuda and x.dtype == torch.bfloat16 and isinstance(weight, Tensor):
         return torch._grouped_mm(x, weight.transpose(1, 2), offs=ends_E)

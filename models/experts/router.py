@@ -1,34 +1,31 @@
-"""The router of a layer of experts: which of them compute a token, and how much each one's output counts."""
+"""The router of an MoE layer: each token's top-k experts and their routing weights."""
 
 from __future__ import annotations
-
-from ctypes import CDLL
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...conf.experts import ExpertsConfig
-from ...kernels.cpp_library import ELEMENTS, addresses, find
-from .cpp import pack_words
+from ...kernels.router import PackedRouter, pack_router
 
-_LEAST_SUM = 1e-20  # sigmoids may all be zero
+_LEAST_SUM = 1e-20  # avoids division by zero if all sigmoids are zero
 
 
 def route(logits_TE: Tensor, experts: ExpertsConfig, correction_E: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return each token's experts, [T, k] int64, and what each one's output counts, [T, k] float32.
+    """Return each token's top-k experts, [T, k] int64, and routing weights, [T, k] float32.
 
     Sources: DeepSeek-V2 (arXiv 2405.04434) for groups, DeepSeek-V3 (arXiv 2412.19437) for sigmoids with a correction.
 
     Args:
-        logits_TE: the router's product.
-        experts: the rule.
-        correction_E: is added to the scores for the choice alone.
+        logits_TE: the router logits.
+        experts: the routing rule.
+        correction_E: bias added to the scores for selection only.
     """
     k, logits_TE = experts.experts_per_token, logits_TE.float()
     if _is_plain(experts):
         highest, picked = logits_TE.topk(k)
-        weights = highest.softmax(-1)  # as good as dividing the softmax over all experts by its sum over these
+        weights = highest.softmax(-1)  # equals the softmax over all experts, renormalized over the top k
         return picked, weights if experts.scale == 1.0 else weights * experts.scale
     scores = logits_TE.softmax(-1) if experts.scores == "softmax" else logits_TE.sigmoid()
     choice = scores if correction_E is None else scores + correction_E
@@ -42,13 +39,13 @@ def route(logits_TE: Tensor, experts: ExpertsConfig, correction_E: Tensor | None
 
 
 def _is_plain(experts: ExpertsConfig) -> bool:
-    """Return whether weights are the softmax of the highest logits."""
+    """Return whether weights are the softmax of the top-k logits."""
     is_softmax = experts.scores == "softmax" and experts.normalized
     return is_softmax and experts.groups == 1 and not experts.correction_bias
 
 
 def _in_best_groups(choice_TE: Tensor, experts: ExpertsConfig) -> Tensor:
-    """Return the scores, -inf where an expert is not of a token's best groups."""
+    """Set the scores of experts outside a token's best groups to -inf."""
     grouped = choice_TE.unflatten(1, (experts.groups, -1))
     of_groups = grouped.amax(-1) if experts.group_score == "highest" else grouped.topk(2).values.sum(-1)
     best = of_groups.topk(experts.top_groups).indices
@@ -58,7 +55,7 @@ def _in_best_groups(choice_TE: Tensor, experts: ExpertsConfig) -> Tensor:
 
 
 class ExpertRouter(nn.Module):
-    """Picks each token's experts. Every rank holds all of it, so that all ranks of a stage pick the same ones."""
+    """Selects each token's top-k experts. Replicated, so that all ranks of a stage select the same experts."""
 
     def __init__(self, hidden_size: int, experts: ExpertsConfig, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -69,27 +66,16 @@ class ExpertRouter(nn.Module):
         has_correction = experts.correction_bias
         self.correction = nn.Parameter(torch.empty(E, device=device)) if has_correction else None
 
-        self._packed: Tensor | None = None
+        self._packed: PackedRouter | None = None
 
     def pack(self) -> None:
-        """Lay the weight out for the choice in C++, where there is one. The weight stays: it is small."""
-        weight = self.weight.detach()
-        fits = weight.device.type == "cpu" and weight.dtype in ELEMENTS and weight.shape[1] % 32 == 0
-        if fits and _is_plain(self.experts) and _library(weight.dtype) is not None:
-            self._packed = pack_words(weight[None, None], 64)
+        """Pack the weight for the C++ router, if available. The original weight is kept: it is small."""
+        if _is_plain(self.experts):
+            self._packed = pack_router(self.weight, self.bias)
 
     def forward(self, x_TH: Tensor) -> tuple[Tensor, Tensor]:
-        """Return each token's experts and their weights, as `route` does."""
+        """Return each token's experts and routing weights, like `route`."""
         if self._packed is None or x_TH.dtype != self.weight.dtype:
             return route(F.linear(x_TH.to(self.weight.dtype), self.weight, self.bias), self.experts, self.correction)
-        x_TH, E, k = x_TH.contiguous(), self.experts.num_experts, self.experts.experts_per_token
-        picked, weights = torch.empty(len(x_TH), k, dtype=torch.int64), torch.empty(len(x_TH), k)
-        library = _library(x_TH.dtype)
-        assert library is not None
-        x, *rest = addresses(x_TH, self._packed, self.bias)
-        library.route(x, *x_TH.shape, *rest, E, k, *addresses(picked, weights))
+        picked, weights = self._packed(x_TH, self.experts.experts_per_token)
         return picked, weights if self.experts.scale == 1.0 else weights * self.experts.scale
-
-
-def _library(dtype: torch.dtype) -> CDLL | None:
-    return find("router", dtype, route="piippiipp")

@@ -1,6 +1,6 @@
-"""The model families that are computed: for each a reader of its config.json and its tensors' names.
+"""Supported model families: for each, a reader of its config.json and its tensor names.
 
-The readers go by the rules of transformers 5. A feature that this package does not compute exactly is refused by name.
+The readers follow transformers 5. A feature that this package cannot compute exactly is rejected by name.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ READERS: dict[str, tuple[Family, Reader]] = {
 NAME_BY_MODEL_TYPE = {kind: name for family in FAMILIES.values() for kind, (name, _) in family.readers.items()}
 TEXT_MODELS = {name: kind for family in FAMILIES.values() for name, kind in family.text_of.items()}
 NOT_MODELLED = {
-    "Qwen3NextForCausalLM": "linear attention, which needs a state for each request beside the KV cache",
-    "HunYuanDenseV1ForCausalLM": "norms of queries and keys after they have turned",
-    "HunYuanMoEV1ForCausalLM": "norms of queries and keys after they have turned",
+    "Qwen3NextForCausalLM": "linear attention, which needs a per-request state in addition to the KV cache",
+    "HunYuanDenseV1ForCausalLM": "QK norm after RoPE",
+    "HunYuanMoEV1ForCausalLM": "QK norm after RoPE",
     "BloomForCausalLM": "ALiBi, and a norm of the embeddings",
-    "GPTJForCausalLM": "a reader of its own keys; no field is missing",
-    "OPTForCausalLM": "learned positions that begin at 2",
+    "GPTJForCausalLM": "a reader of its config keys; all needed fields exist",
+    "OPTForCausalLM": "learned positions with an offset of 2",
 }

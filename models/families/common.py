@@ -1,4 +1,4 @@
-"""What readers of several families share: activations, rotary positions, kinds of layers, experts."""
+"""Helpers shared by the family readers: activations, rotary positions, layer kinds, experts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from ...conf.architecture import LayerKind
+from ...conf.architecture import Architecture, LayerKind
 from ...conf.errors import ConfigError, nearest
 from ...conf.experts import ExpertsConfig
 from ..model_config import ModelValues
@@ -26,7 +26,7 @@ _ACTIVATIONS: dict[str, Activation] = {
     "relu": "relu",
     "relu2": "relu2",
 }
-# What transformers ignores when it computes logits: notes, training, sampling defaults, other heads.
+# Keys that do not affect the logits in transformers: metadata, training, sampling defaults, other heads.
 _HARMLESS = """
     _attn_implementation _attn_implementation_autoset _commit_hash _flash_attn_2_enabled _from_model_config
     _name_or_path _num_labels architectures attention_dropout attn_implementation attn_pdrop auto_map bad_words_ids
@@ -62,11 +62,11 @@ def activation(config: ModelValues, key: str, default: str) -> Activation:
 
 
 def attention_biases(config: ModelValues, key: str = "attention_bias", *, default: bool = False) -> dict[str, Any]:
-    """Read the key that says whether attention's projections have biases, all or none."""
+    """Read the key that gives all attention projections a bias, or none."""
     return dict.fromkeys(("qkv_bias", "attention_out_bias"), config.flag(key, default))
 
 
-def rotary(
+def rotary_decoder(
     config: ModelValues,
     *,
     default_max: int,
@@ -77,19 +77,19 @@ def rotary(
     act: tuple[str, str] = ("hidden_act", "silu"),
     tied: bool = False,
     sizes: Mapping[str, int] | None = None,
-) -> dict[str, Any]:
-    """Read the fields of an `Architecture` that models with rotary positions share.
+) -> Architecture:
+    """Read the part of an architecture that is common to models with rotary positions.
 
     Args:
-        config: of the model.
-        default_heads: KV heads where no key says it; None: as many as query heads, also for null.
-        default_head_dim: a head's size where no key says it; None: its share of hidden_size.
-        default_max: `max_position_embeddings` where no key says it.
-        rope: how rotary positions are written down.
+        config: the model's config.
+        default_heads: KV heads if the key is missing. None here, or null in the config: as many as query heads.
+        default_head_dim: head size if the key is missing; None: hidden_size / num_attention_heads.
+        default_max: `max_position_embeddings` if the key is missing.
+        rope: how the config specifies rotary positions.
         eps: the key of the norms' epsilon, and its default.
         act: the key of the activation function, and its default.
         tied: the default of `tie_word_embeddings`.
-        sizes: defaults of keys that most families have no default for.
+        sizes: defaults of keys for which most families have none.
     """
     sizes = sizes or {}
 
@@ -100,51 +100,63 @@ def rotary(
     head_dim = config.positive_or_null("head_dim", default_head_dim) or hidden // heads
     if head_dim % 2 or not head_dim:
         raise ConfigError(f"{config.path}: head_dim={head_dim}: must be even, for rotary positions turn pairs")
-    vocab, pad = size("vocab_size"), config.token("pad_token_id")
-    if pad is not None and not -vocab <= pad < vocab:
-        raise config.wrong("pad_token_id", f"null or below vocab_size={vocab}")
+    vocab = vocabulary(config, sizes.get("vocab_size"))
     max_position = config.positive("max_position_embeddings", default_max)
     kv_heads = config.positive_or_null("num_key_value_heads", default_heads) or heads
     if heads % kv_heads:
         raise ConfigError(f"{config.path}: num_key_value_heads={kv_heads}: must divide num_attention_heads={heads}")
     found = read_rope(config, rope, max_position=max_position)
-    scaling, turned = found.scaling, int(head_dim * found.turned)
-    of_head = f"of the {head_dim} of a head (hidden_size / num_attention_heads)"
-    if turned < 2 or turned % 2:
-        raise ConfigError(f"{config.path}: {rope.turned}={found.turned:g}: must turn an even number {of_head}")
-    if scaling is not None and scaling.type == "longrope":
-        for name, factors in (("long_factor", scaling.factors), ("short_factor", scaling.short_factors)):
-            if len(factors) != turned // 2:
-                right = f"{turned // 2} numbers, one a pair: {rope.turned} turns {turned} {of_head}"
-                raise ConfigError(f"{config.path}: {name}: must have {right}")
+    scaling, turned = found.scaling, _turned(config, rope, found, head_dim)
     if scaling is not None and scaling.type == "yarn":
         max_position = max(max_position, int(scaling.original_max_position * scaling.factor))
-    return {
-        "vocab_size": vocab,
-        "hidden_size": hidden,
-        "num_layers": size("num_hidden_layers"),
-        "num_heads": heads,
-        "num_kv_heads": kv_heads,
-        "head_dim": head_dim,
-        "ffn_size": size("intermediate_size"),
-        "max_position": max_position,
-        "norm_eps": config.number(*eps),
-        "rope_theta": found.theta,
-        "rope_scaling": scaling,
-        "rotary_dim": None if turned == head_dim else turned,
-        "activation": activation(config, *act),
-        "tie_embeddings": config.flag("tie_word_embeddings", tied),
-    }
+    return Architecture(
+        vocab_size=vocab,
+        hidden_size=hidden,
+        num_layers=size("num_hidden_layers"),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        ffn_size=size("intermediate_size"),
+        max_position=max_position,
+        norm_eps=config.number(*eps),
+        rope_theta=found.theta,
+        rope_scaling=scaling,
+        rotary_dim=None if turned == head_dim else turned,
+        activation=activation(config, *act),
+        tie_embeddings=config.flag("tie_word_embeddings", tied),
+    )
+
+
+def vocabulary(config: ModelValues, default: int | None = None) -> int:
+    """Read the size of the vocabulary, which has the padding token in it."""
+    size, pad = config.positive("vocab_size", default), config.token("pad_token_id")
+    if pad is not None and not -size <= pad < size:
+        raise config.wrong("pad_token_id", f"null or below vocab_size={size}")
+    return size
+
+
+def _turned(config: ModelValues, keys: RopeKeys, rope: Rope, head_dim: int) -> int:
+    """Return the rotary elements of a head: an even number, with a LongRoPE factor for each pair."""
+    turned = int(head_dim * rope.turned)
+    of_head = f"of the {head_dim} of a head (hidden_size / num_attention_heads)"
+    if turned < 2 or turned % 2:
+        raise ConfigError(f"{config.path}: {keys.turned}={rope.turned:g}: must turn an even number {of_head}")
+    if (scaling := rope.scaling) is not None and scaling.type == "longrope":
+        for name, factors in (("long_factor", scaling.factors), ("short_factor", scaling.short_factors)):
+            if len(factors) != turned // 2:
+                right = f"{turned // 2} numbers, one a pair: {keys.turned} turns {turned} {of_head}"
+                raise ConfigError(f"{config.path}: {name}: must have {right}")
+    return turned
 
 
 def by_layer(config: ModelValues, count: int, default: Callable[[int], str], window: int | None) -> list[int | None]:
-    """Return the window of each layer; None: full attention.
+    """Return each layer's window; None: full attention.
 
     Args:
-        config: its `layer_types` decide.
-        count: layers.
-        default: the kind of the layer of an index, without `layer_types`.
-        window: of layers with sliding attention.
+        config: its `layer_types` take precedence.
+        count: number of layers.
+        default: layer kind by index, used without `layer_types`.
+        window: window size of sliding-attention layers.
     """
     named = config.names("layer_types")
     if config.get("layer_types") is None:
@@ -161,46 +173,44 @@ def by_layer(config: ModelValues, count: int, default: Callable[[int], str], win
 
 def windows(
     config: ModelValues,
-    fields: dict[str, Any],
+    arch: Architecture,
     window: int | None,
     slides: Callable[[int], bool],
     *,
     full_turns: bool = True,
-) -> dict[str, Any]:
-    """Return the fields that say which layers have a window.
+) -> Architecture:
+    """Return the architecture with the window of each layer.
 
     Args:
-        config: its `layer_types` decide.
-        fields: of the architecture, as read so far.
-        window: of layers with sliding attention.
-        slides: whether the layer of an index has it, without `layer_types`.
-        full_turns: layers with full attention have rotary positions too.
+        config: its `layer_types` take precedence.
+        arch: the architecture read so far.
+        window: window size of sliding-attention layers.
+        slides: whether the layer at an index has sliding attention, used without `layer_types`.
+        full_turns: full-attention layers have rotary positions too.
     """
-    found = by_layer(
-        config, fields["num_layers"], lambda i: "sliding_attention" if slides(i) else "full_attention", window
-    )
-    turning = {"rope_theta": fields["rope_theta"], "rope_scaling": fields["rope_scaling"]}
-    return layers(LayerKind(window=each, rope=full_turns or each is not None, **turning) for each in found)
+    found = by_layer(config, arch.num_layers, lambda i: "sliding_attention" if slides(i) else "full_attention", window)
+    one = arch.kind(0)
+    return with_layers(arch, (replace(one, window=each, rope=full_turns or each is not None) for each in found))
 
 
-def layers(kinds: Iterable[LayerKind]) -> dict[str, Any]:
-    """Return the fields of layers of these kinds: one for all, where they are alike."""
+def with_layers(arch: Architecture, kinds: Iterable[LayerKind]) -> Architecture:
+    """Return the architecture with these layer kinds: one value for all layers if they are alike."""
     found = tuple(kinds)
     if len(set(found)) > 1 or not found[0].rope:
-        return {"layers": found}
+        return replace(arch, layers=found)
     one = found[0]
-    return {"sliding_window": one.window, "rope_theta": one.rope_theta, "rope_scaling": one.rope_scaling}
+    return replace(arch, sliding_window=one.window, rope_theta=one.rope_theta, rope_scaling=one.rope_scaling)
 
 
 def without_ropes(config: ModelValues) -> ModelValues:
-    """Return the values but for rotary positions. What is asked of them counts as asked of `config`."""
+    """Return the values without the RoPE keys. Keys read from the result count as read from `config`."""
     own = ModelValues(config.path, {k: v for k, v in config.values.items() if not k.startswith("rope_")})
     own.asked = config.asked
     return own
 
 
 def ropes_by_kind(config: ModelValues) -> tuple[ModelValues, ModelValues]:
-    """Return what says how layers with full attention turn, and those with a window."""
+    """Return the RoPE parameters of full-attention and of sliding-attention layers."""
     by_kind, old = config.part("rope_parameters"), config.part("rope_scaling")
     full, sliding = (by_kind.part(kind) for kind in ("full_attention", "sliding_attention"))
     by_kind.refuse_others(())
@@ -208,10 +218,12 @@ def ropes_by_kind(config: ModelValues) -> tuple[ModelValues, ModelValues]:
     return full, sliding
 
 
-def layers_with_ropes(found: Iterable[int | None], full: Rope, sliding: Rope) -> dict[str, Any]:
-    """Return the fields of layers of these windows, which turn by `sliding`, and by `full` where there is none."""
+def layers_with_ropes(arch: Architecture, found: Iterable[int | None], full: Rope, sliding: Rope) -> Architecture:
+    """Return the architecture for layers with these windows: RoPE is `sliding` with a window, `full` without."""
     kinds = [(window, full if window is None else sliding) for window in found]
-    return layers(LayerKind(window=w, rope_theta=rope.theta, rope_scaling=rope.scaling) for w, rope in kinds)
+    return with_layers(
+        arch, (LayerKind(window=w, rope_theta=rope.theta, rope_scaling=rope.scaling) for w, rope in kinds)
+    )
 
 
 def experts(
@@ -223,14 +235,14 @@ def experts(
     default_picked: int | None,
     **rule: Any,
 ) -> ExpertsConfig:
-    """Read the experts of a model.
+    """Read the MoE config.
 
     Args:
-        config: the file.
-        keys: of their number and of those picked, where these have names of the family.
-        default: their number, where the file does not say.
-        default_picked: of a token, the same.
-        rule: the other fields.
+        config: the model's config.
+        keys: the family's own keys for the number of experts and the top-k.
+        default: number of experts if the key is missing.
+        default_picked: experts per token (top-k) if the key is missing.
+        rule: the other fields of `ExpertsConfig`.
     """
     if activation(config, "hidden_act", "silu") != "silu":
         raise config.unsupported(f"hidden_act={config.get('hidden_act')} in a model of experts")
@@ -249,15 +261,15 @@ def experts(
 def experts_in_groups(
     config: ModelValues, *, default: int, default_picked: int | None, normalized: bool, width: int, shared: int
 ) -> ExpertsConfig:
-    """Read experts that are picked by sigmoids with corrections, from the best groups (DeepSeek V3).
+    """Read the MoE config with DeepSeek V3 routing: sigmoid scores, correction bias, group-limited top-k.
 
     Args:
-        config: the file.
-        default: as of `experts`.
-        default_picked: the same.
+        config: the model's config.
+        default: as in `experts`.
+        default_picked: as in `experts`.
         normalized: the default of `norm_topk_prob`.
-        width: inner width of an expert.
-        shared: inner width of the shared one.
+        width: intermediate size of an expert.
+        shared: intermediate size of the shared expert.
     """
     return experts(
         config,
@@ -276,18 +288,14 @@ def experts_in_groups(
     )
 
 
-def layers_of_experts(fields: dict[str, Any], has_experts: Callable[[int], bool]) -> dict[str, Any]:
-    """Return the fields with the layers named that have a feed-forward block in place of experts.
+def layers_of_experts(arch: Architecture, has_experts: Callable[[int], bool]) -> Architecture:
+    """Return the architecture with its dense layers marked, if there are any.
 
     Args:
-        fields: of the architecture, with windows as `kinds` reads them.
-        has_experts: whether the layer of an index has experts.
+        arch: the architecture, with its experts and windows.
+        has_experts: whether the layer at an index has experts.
     """
-    flags = [has_experts(i) for i in range(fields["num_layers"])]
+    flags = [has_experts(i) for i in range(arch.num_layers)]
     if all(flags):
-        return fields
-    turning = {"rope_theta": fields["rope_theta"], "rope_scaling": fields["rope_scaling"]}
-    alike = LayerKind(window=fields.get("sliding_window"), **turning)
-    layers = fields.get("layers") or (alike,) * fields["num_layers"]
-    named = tuple(replace(kind, experts=flag) for kind, flag in zip(layers, flags, strict=True))
-    return {**fields, "layers": named}
+        return arch
+    return replace(arch, layers=tuple(replace(arch.kind(i), experts=flag) for i, flag in enumerate(flags)))

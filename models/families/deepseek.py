@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3: latent attention, experts behind dense first layers; Kimi K2 is a V3 by another name."""
+"""DeepSeek V2 and V3: MLA, experts after dense first layers; Kimi K2 is a V3 by another name."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from ...conf.errors import ConfigError
+from ...conf.architecture import Architecture
 from ...conf.latent import LatentConfig
 from ..model_config import ModelValues
 from ..names import LLAMA
-from .common import experts, layers_of_experts, rotary
+from .common import experts, layers_of_experts, rotary_decoder
 from .family import EXPERT_KEYS, Family
 
-# Of training, of layers beyond the model's, and a sum of two other keys.
+# Keys for training and MTP layers, and one that is the sum of two others.
 _UNUSED = ("aux_loss_alpha", "seq_aux", "ep_size", "num_mtp_layers", "num_nextn_predict_layers", "qk_head_dim")
 
 
-def _deepseek_v2(config: ModelValues) -> dict[str, Any]:
+def _deepseek_v2(config: ModelValues) -> Architecture:
     config.asked |= {"topk_method", "n_group", "topk_group"}
     method = config.values.get("topk_method", "greedy")
     if method not in ("greedy", "group_limited_greedy"):
@@ -33,7 +33,7 @@ def _deepseek_v2(config: ModelValues) -> dict[str, Any]:
     return _deepseek(config, {"normalized": False, **grouped}, default_max=2048, scale=1.0)
 
 
-def _deepseek_v3(config: ModelValues) -> dict[str, Any]:
+def _deepseek_v3(config: ModelValues) -> Architecture:
     _only(config, "scoring_func", "sigmoid")
     _only(config, "topk_method", "noaux_tc")
     rule = {
@@ -49,7 +49,7 @@ def _deepseek_v3(config: ModelValues) -> dict[str, Any]:
 
 
 def _only(config: ModelValues, key: str, value: Any) -> None:
-    """Check that a key is missing or has the one value that is computed."""
+    """Check that a key is missing or has the only supported value."""
     if config.get(key, value) != value:
         raise config.unsupported(f"{key}={config.get(key)}")
 
@@ -62,7 +62,7 @@ def _deepseek(
     scale: float,
     default_heads: int | None = None,
     neighbours_turn: bool = True,
-) -> dict[str, Any]:
+) -> Architecture:
     for key in _UNUSED:
         config.get(key)
     _only(config, "moe_layer_freq", 1)
@@ -70,30 +70,28 @@ def _deepseek(
     turning = config.positive("qk_rope_head_dim", 64)
     if turning % 2:
         raise config.wrong("qk_rope_head_dim", "even, for rotary positions turn pairs")
-    fields = rotary(config, default_heads=default_heads, default_head_dim=turning, default_max=default_max)
-    if fields["num_kv_heads"] != fields["num_heads"]:
-        raise config.wrong("num_key_value_heads", f"num_attention_heads={fields['num_heads']}, or null")
+    arch = rotary_decoder(config, default_heads=default_heads, default_head_dim=turning, default_max=default_max)
+    if arch.num_kv_heads != arch.num_heads:
+        raise config.wrong("num_key_value_heads", f"num_attention_heads={arch.num_heads}, or null")
     width = config.positive("moe_intermediate_size")
     shared = config.positive_or_null("n_shared_experts", 0 if "n_shared_experts" in config.values else 1) or 0
-    try:
-        latent = LatentConfig(
-            rank=config.positive("kv_lora_rank", 512),
-            query_rank=config.positive_or_null("q_lora_rank", 1536),
-            head_dim=config.positive("qk_nope_head_dim", 128),
-            rotary_dim=turning,
-            value_dim=config.positive("v_head_dim", 128),
-            down_bias=bias,
-            neighbours_turn=neighbours_turn,
-        )
-    except ConfigError as error:
-        raise ConfigError(f"{config.path}: {error}") from error
-    fields |= {
-        "num_kv_heads": 1,
-        "head_dim": latent.cached,
-        "latent": latent,
-        "attention_scale": latent.query_dim**-0.5 * _grown(config) ** 2,
-        "attention_out_bias": bias,
-        "experts": experts(
+    latent = LatentConfig(
+        rank=config.positive("kv_lora_rank", 512),
+        query_rank=config.positive_or_null("q_lora_rank", 1536),
+        head_dim=config.positive("qk_nope_head_dim", 128),
+        rotary_dim=turning,
+        value_dim=config.positive("v_head_dim", 128),
+        down_bias=bias,
+        neighbours_turn=neighbours_turn,
+    )
+    arch = replace(
+        arch,
+        num_kv_heads=1,
+        head_dim=latent.cached,
+        latent=latent,
+        attention_scale=latent.query_dim**-0.5 * _grown(config) ** 2,
+        attention_out_bias=bias,
+        experts=experts(
             config,
             default=64,
             default_picked=8,
@@ -103,13 +101,13 @@ def _deepseek(
             scale=config.number("routed_scaling_factor", scale),
             **rule,
         ),
-    }
+    )
     dense = config.integer("first_k_dense_replace", 0 if rule["normalized"] is False else 3)
-    return layers_of_experts(fields, lambda i: i >= dense)
+    return layers_of_experts(arch, lambda i: i >= dense)
 
 
 def _grown(config: ModelValues) -> float:
-    """Return the factor by which YaRN has scores grow for queries, and again for keys."""
+    """Return YaRN's mscale, which applies to queries and again to keys."""
     old, new = config.part("rope_scaling"), config.part("rope_parameters")
     rope = old if old.values else new
     kind, share = rope.get("rope_type", rope.get("type", "default")), rope.get("mscale_all_dim", 0)
@@ -136,5 +134,5 @@ DEEPSEEK = Family(
         "latent.down_bias": "attention_bias",
     },
     about="DeepSeek V2 and V3, Kimi K2",
-    refused="layers that predict further tokens are left out",
+    refused="MTP layers are ignored",
 )

@@ -1,22 +1,23 @@
-"""dots.llm1: attention of Qwen 3, and experts of DeepSeek V3 behind dense first layers."""
+"""dots.llm1: Qwen 3 attention, and DeepSeek V3 experts after dense first layers."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
+from ...conf.architecture import Architecture
 from ..model_config import ModelValues
-from .common import attention_biases, experts_in_groups, layers_of_experts, rotary, windows
+from .common import attention_biases, experts_in_groups, layers_of_experts, rotary_decoder, windows
 from .family import EXPERT_KEYS, Family
 
-# Of published files, with the one value that is computed.
+# Keys of published configs, with the only supported value.
 _FIXED = {"moe_layer_freq": 1, "scoring_func": "noaux_tc", "topk_method": "noaux_tc"}
 
 
-def _dots1(config: ModelValues) -> dict[str, Any]:
+def _dots1(config: ModelValues) -> Architecture:
     for key, value in _FIXED.items():
         if config.get(key, value) != value:
             raise config.unsupported(f"{key}={config.get(key)}")
-    fields = rotary(config, default_heads=32, default_max=2048)
+    arch = rotary_decoder(config, default_heads=32, default_max=2048)
     width = config.positive("moe_intermediate_size", 1408)
     of = experts_in_groups(
         config,
@@ -26,11 +27,11 @@ def _dots1(config: ModelValues) -> dict[str, Any]:
         width=width,
         shared=config.positive("n_shared_experts") * width,
     )
-    fields |= {**attention_biases(config), "qk_norm": True, "experts": of}
+    arch = replace(arch, **attention_biases(config), qk_norm=True, experts=of)
     window, first = config.positive_or_null("sliding_window", 4096), config.integer("max_window_layers", 62)
-    fields |= windows(config, fields, window, lambda i: window is not None and i >= first)
+    arch = windows(config, arch, window, lambda i: window is not None and i >= first)
     dense = config.integer("first_k_dense_replace", 0)
-    return layers_of_experts(fields, lambda i: i >= dense)
+    return layers_of_experts(arch, lambda i: i >= dense)
 
 
 DOTS1 = Family(

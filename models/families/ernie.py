@@ -1,24 +1,24 @@
-"""ERNIE 4.5, dense and of experts: neighbouring elements of a head turn together, and one key says of all biases."""
+"""ERNIE 4.5, dense and MoE: interleaved (GPT-J style) RoPE, and one key for all biases."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
+from ...conf.architecture import Architecture
 from ..model_config import ModelValues
 from ..names import LLAMA
 from ..rotary_config import RopeKeys
-from .common import experts, layers_of_experts, rotary
+from .common import experts, layers_of_experts, rotary_decoder
 from .family import EXPERT_KEYS, KEYS, Family
 
-# Of published files: training, and layers that predict further tokens.
+# Keys of published configs for training and MTP layers.
 _UNUSED = {"moe_capacity", "num_nextn_predict_layers"}
 _FIXED = {"moe_gate": "topk", "moe_gate_act": "softmax", "moe_use_aux_free": True, "use_bias": False}
-_LEAST_SUM = 1e-9  # which a sum of picked scores does not fall below
+_LEAST_SUM = 1e-9  # the sum of the top-k scores never falls below it
 
 
-def _turning(config: ModelValues, heads: int, head_dim: int | None) -> dict[str, Any]:
-    return rotary(
+def _turning(config: ModelValues, heads: int, head_dim: int | None) -> Architecture:
+    return rotary_decoder(
         config,
         default_heads=heads,
         default_head_dim=head_dim,
@@ -29,17 +29,17 @@ def _turning(config: ModelValues, heads: int, head_dim: int | None) -> dict[str,
     )
 
 
-def _ernie(config: ModelValues) -> dict[str, Any]:
+def _ernie(config: ModelValues) -> Architecture:
     bias = config.flag("use_bias", False)
-    return {
-        **_turning(config, 2, 128),
-        "qkv_bias": bias,
-        "attention_out_bias": bias,
-        "ffn_bias": bias,
-    }
+    return replace(
+        _turning(config, 2, 128),
+        qkv_bias=bias,
+        attention_out_bias=bias,
+        ffn_bias=bias,
+    )
 
 
-def _ernie_moe(config: ModelValues) -> dict[str, Any]:
+def _ernie_moe(config: ModelValues) -> Architecture:
     config.asked |= _UNUSED
     for key, value in _FIXED.items():
         if config.values.get(key, value) != value or config.get(key, value) is None:
@@ -47,8 +47,8 @@ def _ernie_moe(config: ModelValues) -> dict[str, Any]:
     if config.number("moe_norm_min", 1e-12) > _LEAST_SUM:
         raise config.unsupported(f"moe_norm_min={config.get('moe_norm_min')}")
     config.positive("num_key_value_heads", 4)  # null is not allowed
-    fields, width = _turning(config, 4, None), config.positive("moe_intermediate_size", 1536)
-    fields["experts"] = experts(
+    arch, width = _turning(config, 4, None), config.positive("moe_intermediate_size", 1536)
+    of = experts(
         config,
         ("moe_num_experts", "moe_k"),
         default=64,
@@ -59,8 +59,8 @@ def _ernie_moe(config: ModelValues) -> dict[str, Any]:
         router_float32=True,
     )
     first, last = config.integer("moe_layer_start_index", 1), config.integer("moe_layer_end_index", -1)
-    last, step = fields["num_layers"] - 1 if last == -1 else last, config.positive("moe_layer_interval", 1)
-    return layers_of_experts(fields, lambda i: first <= i <= last and (i + 1) % step == 0)
+    last, step = arch.num_layers - 1 if last == -1 else last, config.positive("moe_layer_interval", 1)
+    return layers_of_experts(replace(arch, experts=of), lambda i: first <= i <= last and (i + 1) % step == 0)
 
 
 _NAMES = replace(LLAMA, neighbours_turn=True)
@@ -83,5 +83,5 @@ ERNIE_MOE = Family(
         "layers": "moe_layer_start_index, moe_layer_end_index or moe_layer_interval",
     },
     about="ERNIE 4.5 21B-A3B and 300B-A47B",
-    refused="images; layers that predict further tokens are left out",
+    refused="images; MTP layers are ignored",
 )

@@ -1,19 +1,19 @@
-"""Falcon: attention beside feed-forward; q, k and v by KV group in one tensor. 7B has one KV head for all queries."""
+"""Falcon: parallel attention and feed-forward; fused q, k and v, by KV group. 7B has multi-query attention."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
+from ...conf.architecture import Architecture
 from ...conf.errors import ConfigError
 from ..model_config import ModelValues
 from ..names import Names
 from ..rotary_config import RopeKeys, read_rope
-from .common import activation
+from .common import activation, vocabulary
 from .family import KEYS, Family
 
 
-def _falcon(config: ModelValues) -> dict[str, Any]:
+def _falcon(config: ModelValues) -> Architecture:
     if config.flag("alibi", False):
         raise config.unsupported("alibi=true")
     hidden, heads = config.positive("hidden_size", 4544), config.positive("num_attention_heads", 71)
@@ -31,33 +31,31 @@ def _falcon(config: ModelValues) -> dict[str, Any]:
     norms = config.positive_or_null("num_ln_in_parallel_attn") or (2 if is_new else 1)
     if norms > 2 or (norms == 2 and not is_new):
         raise config.unsupported(f"num_ln_in_parallel_attn={norms}, new_decoder_architecture={is_new}")
-    vocab, pad = config.positive("vocab_size", 65024), config.token("pad_token_id")
-    if pad is not None and not -vocab <= pad < vocab:
-        raise config.wrong("pad_token_id", f"null or below vocab_size={vocab}")
+    vocab = vocabulary(config, 65024)
     max_position = config.positive("max_position_embeddings", 2048)
     rope, bias = read_rope(config, RopeKeys(), max_position=max_position), config.flag("bias", False)
-    return {
-        "family": "falcon2" if norms == 2 else "falcon",
-        "vocab_size": vocab,
-        "hidden_size": hidden,
-        "num_layers": config.positive("num_hidden_layers", 32),
-        "num_heads": heads,
-        "num_kv_heads": kv_heads,
-        "head_dim": hidden // heads,
-        "ffn_size": config.positive_or_null("ffn_hidden_size") or 4 * hidden,
-        "max_position": max_position,
-        "norm": "layer",
-        "norms": "before" if not is_parallel else "parallel" if norms == 2 else "shared",
-        "norm_eps": config.number("layer_norm_epsilon", 1e-5),
-        "rope_theta": rope.theta,
-        "rope_scaling": rope.scaling,
-        "activation": activation(config, "activation", "gelu"),
-        "gated_ffn": False,
-        "qkv_bias": bias,
-        "attention_out_bias": bias,
-        "ffn_bias": bias,
-        "tie_embeddings": config.flag("tie_word_embeddings", True),
-    }
+    return Architecture(
+        family="falcon2" if norms == 2 else "falcon",
+        vocab_size=vocab,
+        hidden_size=hidden,
+        num_layers=config.positive("num_hidden_layers", 32),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=hidden // heads,
+        ffn_size=config.positive_or_null("ffn_hidden_size") or 4 * hidden,
+        max_position=max_position,
+        norm="layer",
+        norms="before" if not is_parallel else "parallel" if norms == 2 else "shared",
+        norm_eps=config.number("layer_norm_epsilon", 1e-5),
+        rope_theta=rope.theta,
+        rope_scaling=rope.scaling,
+        activation=activation(config, "activation", "gelu"),
+        gated_ffn=False,
+        qkv_bias=bias,
+        attention_out_bias=bias,
+        ffn_bias=bias,
+        tie_embeddings=config.flag("tie_word_embeddings", True),
+    )
 
 
 _FALCON = Names(
@@ -85,15 +83,16 @@ _KEYS = KEYS | {
 FALCON = Family(
     name="falcon",
     readers={"falcon": ("FalconForCausalLM", _falcon)},
+    variants=("falcon2",),
     names=_FALCON,
     keys=_KEYS,
-    about="Falcon 7B, whose one KV head keeps parallel.tp at 1, and RW without ALiBi",
+    about="Falcon 7B (one KV head, so parallel.tp=1), and RW without ALiBi",
     refused="ALiBi",
 )
 FALCON2 = Family(
     name="falcon2",
     names=replace(_FALCON, attention_norm="ln_attn", ffn_norm="ln_mlp"),
     keys=_KEYS,
-    about="Falcon 40B and 180B, Falcon 2 11B: two norms in a layer",
+    about="Falcon 40B and 180B, Falcon 2 11B (two norms per layer)",
     refused="ALiBi",
 )

@@ -1,17 +1,17 @@
-"""What a model family is made of. A file beside this one has one family each, or several that are alike."""
+"""Definition of a model family. Each other module here has one family, or several similar ones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
+from ...conf.architecture import Architecture
 from ..model_config import ModelValues
 from ..names import LLAMA, Names
 
-Reader = Callable[[ModelValues], dict[str, Any]]
+Reader = Callable[[ModelValues], Architecture]
 
-# The keys of a config.json that decide a tensor's presence or shape, by field of the architecture.
+# The config.json keys that determine a tensor's presence or shape, by architecture field.
 KEYS = {
     "vocab_size": "vocab_size",
     "hidden_size": "hidden_size",
@@ -40,17 +40,19 @@ class Family:
 
     Attributes:
         name: `model.architecture.family`.
-        readers: by `model_type` of config.json: the name in its `architectures`, and what reads the fields of an
-            `Architecture` from it.
-        names: of the tensors.
-        keys: of config.json, by field of the architecture, that decide tensors.
-        about: which published models these are, for docs/models.md.
-        refused: what of them is not computed, for docs/models.md.
-        text_of: the `model_type`, by name in `architectures`, of models whose text model (`text_config`) is of these.
+        readers: by `model_type` of config.json: the name in its `architectures`, and the reader.
+        variants: further families that its readers may return.
+        names: tensor names.
+        keys: config.json keys that determine tensors, by architecture field.
+        about: the published models of the family, for docs/models.md.
+        refused: unsupported models and features, for docs/models.md.
+        text_of: `model_type` by name in `architectures`, for multimodal models with a text model of this family
+            (`text_config`).
     """
 
     name: str
     readers: Mapping[str, tuple[str, Reader]] = field(default_factory=dict)
+    variants: Collection[str] = ()
     names: Names = LLAMA
     keys: Mapping[str, str] = field(default_factory=lambda: KEYS)
     about: str

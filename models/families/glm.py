@@ -1,24 +1,24 @@
-"""GLM-4: neighbouring elements of half a head turn together; GLM-4-0414 has norms before and after; GLM-4.5 experts."""
+"""GLM-4: interleaved RoPE on half of each head; GLM-4-0414 has pre- and post-norms; GLM-4.5 is MoE."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
+from ...conf.architecture import Architecture
 from ..model_config import ModelValues
 from ..names import LLAMA
 from ..rotary_config import RopeKeys
-from .common import experts_in_groups, layers_of_experts, rotary
+from .common import experts_in_groups, layers_of_experts, rotary_decoder
 from .family import EXPERT_KEYS, Family
 
 
-def _glm(config: ModelValues) -> dict[str, Any]:
+def _glm(config: ModelValues) -> Architecture:
     if not config.tokens("eos_token_id"):
         raise config.wrong("eos_token_id", "given")
     for key, default in (("num_key_value_heads", 2), ("head_dim", 128)):
         config.positive(key, default)  # null is not allowed
-    return {
-        **rotary(
+    return replace(
+        rotary_decoder(
             config,
             default_heads=2,
             default_head_dim=128,
@@ -26,18 +26,18 @@ def _glm(config: ModelValues) -> dict[str, Any]:
             rope=RopeKeys(default_turned=0.5),
             eps=("rms_norm_eps", 1.5625e-07),
         ),
-        "qkv_bias": config.flag("attention_bias", True),
-    }
+        qkv_bias=config.flag("attention_bias", True),
+    )
 
 
-def _glm4(config: ModelValues) -> dict[str, Any]:
-    return _glm(config) | {"norms": "both"}
+def _glm4(config: ModelValues) -> Architecture:
+    return replace(_glm(config), norms="both")
 
 
-def _glm4_moe(config: ModelValues) -> dict[str, Any]:
+def _glm4_moe(config: ModelValues) -> Architecture:
     for key in ("num_mtp_layers", "num_nextn_predict_layers"):
-        config.get(key)  # layers beyond the model's
-    fields = rotary(
+        config.get(key)  # MTP layers are not used
+    arch = rotary_decoder(
         config, default_heads=8, default_max=131072, rope=RopeKeys(default_turned=0.5), eps=("rms_norm_eps", 1e-5)
     )
     width = config.positive("moe_intermediate_size", 1408)
@@ -49,13 +49,14 @@ def _glm4_moe(config: ModelValues) -> dict[str, Any]:
         width=width,
         shared=config.positive("n_shared_experts", 1) * width,
     )
-    fields |= {
-        "qkv_bias": config.flag("attention_bias", False),
-        "qk_norm": config.flag("use_qk_norm", False),
-        "experts": of,
-    }
+    arch = replace(
+        arch,
+        qkv_bias=config.flag("attention_bias", False),
+        qk_norm=config.flag("use_qk_norm", False),
+        experts=of,
+    )
     dense = config.integer("first_k_dense_replace", 1)
-    return layers_of_experts(fields, lambda i: i >= dense)
+    return layers_of_experts(arch, lambda i: i >= dense)
 
 
 _GLM = replace(LLAMA, gate="mlp.gate_up_proj", up="mlp.gate_up_proj", neighbours_turn=True)
@@ -83,5 +84,5 @@ GLM4_MOE = Family(
     names=replace(LLAMA, further_layers=True),
     keys=EXPERT_KEYS | {"qk_norm": "use_qk_norm"},
     about="GLM-4.5 and 4.6, and their Air",
-    refused="images; layers that predict further tokens are left out",
+    refused="images; MTP layers are ignored",
 )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from ...conf.architecture import Architecture
 from ...conf.errors import ConfigError
 from ..model_config import ModelValues
 from ..names import Names
@@ -11,7 +10,7 @@ from .common import activation
 from .family import Family
 
 
-def _gpt2(config: ModelValues) -> dict[str, Any]:
+def _gpt2(config: ModelValues) -> Architecture:
     for key in ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"):
         if config.flag(key, False):
             raise config.unsupported(f"{key}=true")
@@ -21,25 +20,25 @@ def _gpt2(config: ModelValues) -> dict[str, Any]:
     hidden, heads = config.positive(config.first("hidden_size", "n_embd"), 768), config.positive(head_key, 12)
     if hidden % heads:
         raise ConfigError(f"{config.path}: {head_key}={heads}: must divide n_embd={hidden}")
-    return {
-        "vocab_size": config.positive("vocab_size", 50257),
-        "hidden_size": hidden,
-        "num_layers": config.positive(config.first("num_hidden_layers", "n_layer"), 12),
-        "num_heads": heads,
-        "num_kv_heads": heads,
-        "head_dim": hidden // heads,
-        "ffn_size": config.positive_or_null("n_inner") or 4 * hidden,
-        "max_position": config.positive(config.first("max_position_embeddings", "n_positions"), 1024),
-        "norm": "layer",
-        "norm_eps": config.number("layer_norm_epsilon", 1e-5),
-        "position": "learned",
-        "activation": activation(config, "activation_function", "gelu_new"),
-        "gated_ffn": False,
-        "qkv_bias": True,
-        "attention_out_bias": True,
-        "ffn_bias": True,
-        "tie_embeddings": config.flag("tie_word_embeddings", True),
-    }
+    return Architecture(
+        vocab_size=config.positive("vocab_size", 50257),
+        hidden_size=hidden,
+        num_layers=config.positive(config.first("num_hidden_layers", "n_layer"), 12),
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=hidden // heads,
+        ffn_size=config.positive_or_null("n_inner") or 4 * hidden,
+        max_position=config.positive(config.first("max_position_embeddings", "n_positions"), 1024),
+        norm="layer",
+        norm_eps=config.number("layer_norm_epsilon", 1e-5),
+        position="learned",
+        activation=activation(config, "activation_function", "gelu_new"),
+        gated_ffn=False,
+        qkv_bias=True,
+        attention_out_bias=True,
+        ffn_bias=True,
+        tie_embeddings=config.flag("tie_word_embeddings", True),
+    )
 
 
 GPT2 = Family(
@@ -69,5 +68,5 @@ GPT2 = Family(
         "tie_embeddings": "tie_word_embeddings",
     },
     about="GPT-2",
-    refused="scaling of scores by layer, cross-attention",
+    refused="per-layer attention scaling, cross-attention",
 )

@@ -1,35 +1,35 @@
-"""Granite 3, dense and of experts: a LLaMA with multipliers of embeddings, scores, what layers add, and logits."""
+"""Granite 3, dense and MoE: a LLaMA with multipliers for embeddings, attention scores, residuals and logits."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
+from ...conf.architecture import Architecture
 from ..model_config import ModelValues
 from ..names import LLAMA
-from .common import attention_biases, experts, rotary
+from .common import attention_biases, experts, rotary_decoder
 from .family import KEYS, Family
 
 
-def _granite(config: ModelValues) -> dict[str, Any]:
-    return _scaled(config) | {"ffn_bias": config.flag("mlp_bias", False)}
+def _granite(config: ModelValues) -> Architecture:
+    return replace(_scaled(config), ffn_bias=config.flag("mlp_bias", False))
 
 
-def _granite_moe(config: ModelValues) -> dict[str, Any]:
-    return _scaled(config) | {
-        "experts": experts(config, ("num_local_experts", "num_experts_per_tok"), default=8, default_picked=2)
-    }
+def _granite_moe(config: ModelValues) -> Architecture:
+    arch = _scaled(config)
+    of = experts(config, ("num_local_experts", "num_experts_per_tok"), default=8, default_picked=2)
+    return replace(arch, experts=of)
 
 
-def _scaled(config: ModelValues) -> dict[str, Any]:
-    return {
-        **rotary(config, default_max=2048),
+def _scaled(config: ModelValues) -> Architecture:
+    return replace(
+        rotary_decoder(config, default_max=2048),
         **attention_biases(config),
-        "embedding_scale": config.number("embedding_multiplier", 1.0),
-        "residual_scale": config.number("residual_multiplier", 1.0),
-        "attention_scale": config.number("attention_multiplier", 1.0),
-        "logit_scale": 1 / config.number("logits_scaling", 1.0),
-    }
+        embedding_scale=config.number("embedding_multiplier", 1.0),
+        residual_scale=config.number("residual_multiplier", 1.0),
+        attention_scale=config.number("attention_multiplier", 1.0),
+        logit_scale=1 / config.number("logits_scaling", 1.0),
+    )
 
 
 GRANITE = Family(

@@ -1,23 +1,24 @@
-"""InternLM 2 and 2.5: a LLaMA whose q, k and v are by KV group in one tensor.
+"""InternLM 2 and 2.5: a LLaMA with fused q, k and v, by KV group.
 
 Source: modeling_internlm2.py of internlm/internlm2_5-7b.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
+from ...conf.architecture import Architecture
 from ..model_config import ModelValues
 from ..names import Names
-from .common import attention_biases, rotary
+from .common import attention_biases, rotary_decoder
 from .family import Family
 
 
-def _internlm2(config: ModelValues) -> dict[str, Any]:
-    return {
-        **rotary(config, default_max=2048),
+def _internlm2(config: ModelValues) -> Architecture:
+    return replace(
+        rotary_decoder(config, default_max=2048),
         **attention_biases(config, "bias", default=True),
-    }
+    )
 
 
 INTERNLM2 = Family(

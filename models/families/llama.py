@@ -1,21 +1,22 @@
-"""LLaMA 1 to 3, models that were saved under its name (SmolLM2, Yi, Vicuna), Seed-OSS, AFM."""
+"""LLaMA 1 to 3, models saved under its name (SmolLM2, Yi, Vicuna), Seed-OSS, AFM."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
+from ...conf.architecture import Architecture
 from ...conf.errors import ConfigError
 from ..model_config import ModelValues
-from .common import attention_biases, rotary
+from .common import attention_biases, rotary_decoder
 from .family import KEYS, Family
 
 
-def _llama(config: ModelValues) -> dict[str, Any]:
-    return {
-        **rotary(config, default_max=2048),
+def _llama(config: ModelValues) -> Architecture:
+    return replace(
+        rotary_decoder(config, default_max=2048),
         **attention_biases(config),
-        "ffn_bias": config.flag("mlp_bias", False),
-    }
+        ffn_bias=config.flag("mlp_bias", False),
+    )
 
 
 LLAMA = Family(
@@ -25,25 +26,26 @@ LLAMA = Family(
 )
 
 
-def _seed_oss(config: ModelValues) -> dict[str, Any]:
-    return {
-        **rotary(config, default_heads=8, default_head_dim=128, default_max=524288),
-        "qkv_bias": config.flag("attention_bias", True),
-        "attention_out_bias": config.flag("attention_out_bias", False),
-        "ffn_bias": config.flag("mlp_bias", False),
-    }
+def _seed_oss(config: ModelValues) -> Architecture:
+    return replace(
+        rotary_decoder(config, default_heads=8, default_head_dim=128, default_max=524288),
+        qkv_bias=config.flag("attention_bias", True),
+        attention_out_bias=config.flag("attention_out_bias", False),
+        ffn_bias=config.flag("mlp_bias", False),
+    )
 
 
-def _arcee(config: ModelValues) -> dict[str, Any]:
-    fields = rotary(config, default_max=4096, eps=("rms_norm_eps", 1e-5), act=("hidden_act", "relu2"))
-    heads, hidden = fields["num_heads"], fields["hidden_size"]
+def _arcee(config: ModelValues) -> Architecture:
+    arch = rotary_decoder(config, default_max=4096, eps=("rms_norm_eps", 1e-5), act=("hidden_act", "relu2"))
+    heads, hidden = arch.num_heads, arch.hidden_size
     if hidden % heads:
         raise ConfigError(f"{config.path}: num_attention_heads={heads}: must divide hidden_size={hidden}")
-    return fields | {
-        "gated_ffn": False,
+    return replace(
+        arch,
+        gated_ffn=False,
         **attention_biases(config),
-        "ffn_bias": config.flag("mlp_bias", False),
-    }
+        ffn_bias=config.flag("mlp_bias", False),
+    )
 
 
 ARCEE = Family(

@@ -1,22 +1,22 @@
-"""MiniMax-M2: norms over all heads together, partly rotary positions, experts in every layer."""
+"""MiniMax-M2: QK norms over all heads together, partial RoPE, experts in every layer."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
+from ...conf.architecture import Architecture
 from ..model_config import ModelValues
 from ..names import LLAMA
 from ..rotary_config import RopeKeys
-from .common import experts, rotary
+from .common import experts, rotary_decoder
 from .family import KEYS, Family
 
-# Of published files: layers that predict further tokens, training, and MiniMax-01's kinds of layers, which M2 lacks.
+# Unused keys of published configs: MTP, training, and MiniMax-01 layer kinds that M2 lacks.
 _UNUSED = ("use_mtp", "num_mtp_modules", "mtp_transformer_layers", "mlp_intermediate_size", "shared_moe_mode")
 _BETAS = ("layernorm_full_attention_beta", "layernorm_linear_attention_beta", "layernorm_mlp_beta")
 
 
-def _minimax_m2(config: ModelValues) -> dict[str, Any]:
+def _minimax_m2(config: ModelValues) -> Architecture:
     for key in (*_UNUSED, *_BETAS):
         config.get(key)
     known = {"scoring_func": "sigmoid", "use_routing_bias": True, "use_qk_norm": True, "qk_norm_type": "per_layer"}
@@ -29,17 +29,18 @@ def _minimax_m2(config: ModelValues) -> dict[str, Any]:
     if config.get("shared_intermediate_size", 0):
         raise config.unsupported(f"shared_intermediate_size={config.get('shared_intermediate_size')}")
     rope = RopeKeys(default_theta=5e6, default_turned=1.0)
-    fields = rotary(config, default_heads=8, default_head_dim=128, default_max=196608, rope=rope)
+    arch = rotary_decoder(config, default_heads=8, default_head_dim=128, default_max=196608, rope=rope)
     turned = config.positive_or_null("rotary_dim")
-    if "partial_rotary_factor" in config.values:  # which goes first
+    if "partial_rotary_factor" in config.values:  # takes precedence
         turned = None
     rule = {"scores": "sigmoid", "correction_bias": True}
-    return fields | {
-        "rotary_dim": turned if turned is not None and turned != fields["head_dim"] else fields["rotary_dim"],
-        "qk_norm": True,
-        "qk_norm_over": "width",
-        "experts": experts(config, default=256, default_picked=8, **rule),
-    }
+    return replace(
+        arch,
+        rotary_dim=turned if turned is not None and turned != arch.head_dim else arch.rotary_dim,
+        qk_norm=True,
+        qk_norm_over="width",
+        experts=experts(config, default=256, default_picked=8, **rule),
+    )
 
 
 MINIMAX_M2 = Family(
@@ -59,5 +60,5 @@ MINIMAX_M2 = Family(
     ),
     keys=KEYS | {"experts.num_experts": "num_local_experts or num_experts"},
     about="MiniMax-M2",
-    refused="layers that predict further tokens are left out",
+    refused="MTP layers are ignored",
 )

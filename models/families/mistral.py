@@ -1,31 +1,31 @@
-"""Mistral, whose layers may have windows, and Mixtral, whose feed-forward blocks are experts."""
+"""Mistral, optionally with sliding windows, and its MoE variant Mixtral."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
+from ...conf.architecture import Architecture
 from ..model_config import ModelValues
 from ..names import LLAMA
 from ..rotary_config import RopeKeys
-from .common import experts, rotary, windows
+from .common import experts, rotary_decoder, windows
 from .family import KEYS, Family
 
 
-def _mistral(config: ModelValues) -> dict[str, Any]:
-    fields = rotary(config, default_heads=8, default_max=131072)
+def _mistral(config: ModelValues) -> Architecture:
+    arch = rotary_decoder(config, default_heads=8, default_max=131072)
     window = config.positive_or_null("sliding_window", 4096)
-    return fields | windows(config, fields, window, lambda i: window is not None)
+    return windows(config, arch, window, lambda i: window is not None)
 
 
-def _mixtral(config: ModelValues) -> dict[str, Any]:
-    return {
-        **rotary(
+def _mixtral(config: ModelValues) -> Architecture:
+    return replace(
+        rotary_decoder(
             config, default_heads=8, default_max=131072, rope=RopeKeys(default_theta=1e6), eps=("rms_norm_eps", 1e-5)
         ),
-        "sliding_window": config.positive_or_null("sliding_window"),
-        "experts": experts(config, default=8, default_picked=2),
-    }
+        sliding_window=config.positive_or_null("sliding_window"),
+        experts=experts(config, default=8, default_picked=2),
+    )
 
 
 MISTRAL = Family(

@@ -1,32 +1,32 @@
-"""Nemotron 3 and 4, Minitron: LayerNorm by 1 + weight, squared relu without gate, and half of each head turns."""
+"""Nemotron 3 and 4, Minitron: LayerNorm with 1 + weight, squared ReLU without gate, RoPE on half of each head."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
+from ...conf.architecture import Architecture
 from ..model_config import ModelValues
 from ..names import LLAMA
 from ..rotary_config import RopeKeys
-from .common import attention_biases, rotary
+from .common import attention_biases, rotary_decoder
 from .family import Family
 
 
-def _nemotron(config: ModelValues) -> dict[str, Any]:
+def _nemotron(config: ModelValues) -> Architecture:
     config.positive("num_key_value_heads")  # null is not allowed
-    return {
-        **rotary(
+    return replace(
+        rotary_decoder(
             config,
             default_max=4096,
             rope=RopeKeys(default_turned=0.5),
             eps=("norm_eps", 1e-5),
             act=("hidden_act", "relu2"),
         ),
-        "norm": "layer",
-        "gated_ffn": False,
+        norm="layer",
+        gated_ffn=False,
         **attention_biases(config),
-        "ffn_bias": config.flag("mlp_bias", False),
-    }
+        ffn_bias=config.flag("mlp_bias", False),
+    )
 
 
 NEMOTRON = Family(

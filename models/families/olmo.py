@@ -1,27 +1,27 @@
-"""OLMo: 1 and 2, 3 with windows in three of four layers, and OLMoE of experts."""
+"""OLMo 1, 2 and 3 (windows in three of four layers), and OLMoE (MoE)."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
+from ...conf.architecture import Architecture
 from ..model_config import ModelValues
 from ..names import LLAMA
 from ..rotary_config import RopeKeys, read_scaling
-from .common import attention_biases, by_layer, experts, layers_with_ropes, ropes_by_kind, rotary, without_ropes
+from .common import attention_biases, by_layer, experts, layers_with_ropes, ropes_by_kind, rotary_decoder, without_ropes
 from .family import KEYS, Family
 
 _THETA = 500000.0  # of OLMo 3
 
 
-def _olmo(config: ModelValues) -> dict[str, Any]:
+def _olmo(config: ModelValues) -> Architecture:
     _refuse_clip(config)
-    return {
-        **rotary(config, default_max=2048),
-        "norm": "layer_plain",
-        "norm_eps": 1e-5,  # whatever the file says
+    return replace(
+        rotary_decoder(config, default_max=2048),
+        norm="layer_plain",
+        norm_eps=1e-5,  # regardless of the config
         **attention_biases(config),
-    }
+    )
 
 
 def _refuse_clip(config: ModelValues) -> None:
@@ -29,49 +29,47 @@ def _refuse_clip(config: ModelValues) -> None:
         raise config.unsupported(f"clip_qkv={config.get('clip_qkv')}")
 
 
-def _normed(config: ModelValues, default_max: int) -> dict[str, Any]:
-    """Read what all later than 1 share: norms of queries and keys over all heads together."""
-    return {
-        **rotary(config, default_max=default_max, eps=("rms_norm_eps", 1e-5)),
-        "qk_norm": True,
-        "qk_norm_over": "width",
+def _normed(config: ModelValues, default_max: int) -> Architecture:
+    """Read the fields common to all but OLMo 1: QK norms over all heads together."""
+    return replace(
+        rotary_decoder(config, default_max=default_max, eps=("rms_norm_eps", 1e-5)),
+        qk_norm=True,
+        qk_norm_over="width",
         **attention_biases(config),
-    }
+    )
 
 
-def _olmo2(config: ModelValues) -> dict[str, Any]:
-    return _normed(config, 2048) | {"norms": "after"}
+def _olmo2(config: ModelValues) -> Architecture:
+    return replace(_normed(config, 2048), norms="after")
 
 
-def _olmo3(config: ModelValues) -> dict[str, Any]:
-    fields = _olmo2(without_ropes(config))
+def _olmo3(config: ModelValues) -> Architecture:
+    arch = _olmo2(without_ropes(config))
     found = by_layer(
         config,
-        fields["num_layers"],
+        arch.num_layers,
         lambda i: "sliding_attention" if (i + 1) % 4 else "full_attention",
         config.positive_or_null("sliding_window", 4096),
     )
-    thetas = config.number("rope_theta", _THETA), _THETA  # the file's is that of full attention alone
+    thetas = config.number("rope_theta", _THETA), _THETA  # the config's theta is for full attention only
     full, sliding = (
-        read_scaling(
-            ModelValues(config.path, {}), rope, RopeKeys(default_theta=theta), max_position=fields["max_position"]
-        )
+        read_scaling(ModelValues(config.path, {}), rope, RopeKeys(default_theta=theta), max_position=arch.max_position)
         for rope, theta in zip(ropes_by_kind(config), thetas, strict=True)
     )
-    return fields | layers_with_ropes(found, full, sliding)
+    return layers_with_ropes(arch, found, full, sliding)
 
 
-def _olmoe(config: ModelValues) -> dict[str, Any]:
+def _olmoe(config: ModelValues) -> Architecture:
     _refuse_clip(config)
     rule = {"normalized": config.flag("norm_topk_prob", False)}
-    return _normed(config, 4096) | {"experts": experts(config, default=64, default_picked=8, **rule)}
+    return replace(_normed(config, 4096), experts=experts(config, default=64, default_picked=8, **rule))
 
 
 OLMO = Family(
     name="olmo",
     readers={"olmo": ("OlmoForCausalLM", _olmo)},
     about="OLMo 1B and 7B",
-    refused="those that clip queries, keys and values (7B 0424)",
+    refused="QKV clipping (7B 0424)",
 )
 OLMOE = Family(
     name="olmoe",

@@ -1,36 +1,36 @@
-"""Phi 1, 1.5 and 2: attention beside feed-forward by one LayerNorm, biases everywhere, half of each head turns."""
+"""Phi 1, 1.5 and 2: parallel attention and feed-forward, one LayerNorm, all biases, RoPE on half of each head."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
+from ...conf.architecture import Architecture
 from ..model_config import ModelValues
 from ..names import LLAMA
 from ..rotary_config import RopeKeys
-from .common import rotary
+from .common import rotary_decoder
 from .family import Family
 
 
-def _phi(config: ModelValues) -> dict[str, Any]:
+def _phi(config: ModelValues) -> Architecture:
     if config.flag("qk_layernorm", False):
         raise config.unsupported("qk_layernorm=true (LayerNorm of queries and keys)")
-    return {
-        **rotary(
+    return replace(
+        rotary_decoder(
             config,
             default_max=2048,
             rope=RopeKeys(default_turned=0.5),
             eps=("layer_norm_eps", 1e-5),
             act=("hidden_act", "gelu_new"),
         ),
-        "norm": "layer",
-        "norms": "shared",
-        "gated_ffn": False,
-        "qkv_bias": True,
-        "attention_out_bias": True,
-        "ffn_bias": True,
-        "head_bias": True,
-    }
+        norm="layer",
+        norms="shared",
+        gated_ffn=False,
+        qkv_bias=True,
+        attention_out_bias=True,
+        ffn_bias=True,
+        head_bias=True,
+    )
 
 
 PHI = Family(

@@ -1,26 +1,26 @@
-"""Starcoder 2: LayerNorm, a feed-forward block without gate, a window, and one key that says of all biases."""
+"""Starcoder 2: LayerNorm, a feed-forward block without gate, a window, and one key for all biases."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
+from ...conf.architecture import Architecture
 from ..model_config import ModelValues
 from ..names import LLAMA
-from .common import rotary
+from .common import rotary_decoder
 from .family import KEYS, Family
 
-# Of published files; transformers goes by others (hidden_act, norm_epsilon).
+# Keys of published configs; transformers reads others (hidden_act, norm_epsilon).
 _UNUSED = {"activation_function", "layer_norm_epsilon", "mlp_type", "norm_type", "scale_attn_weights"}
 _UNUSED |= {"attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"}
 
 
-def _starcoder2(config: ModelValues) -> dict[str, Any]:
+def _starcoder2(config: ModelValues) -> Architecture:
     config.asked |= _UNUSED
     config.positive("num_key_value_heads", 2)  # null is not allowed
     bias = config.flag("use_bias", True)
-    return {
-        **rotary(
+    return replace(
+        rotary_decoder(
             config,
             default_heads=2,
             default_max=4096,
@@ -28,13 +28,13 @@ def _starcoder2(config: ModelValues) -> dict[str, Any]:
             act=("hidden_act", "gelu_pytorch_tanh"),
             tied=True,
         ),
-        "norm": "layer",
-        "gated_ffn": False,
-        "qkv_bias": bias,
-        "attention_out_bias": bias,
-        "ffn_bias": bias,
-        "sliding_window": config.positive_or_null("sliding_window"),
-    }
+        norm="layer",
+        gated_ffn=False,
+        qkv_bias=bias,
+        attention_out_bias=bias,
+        ffn_bias=bias,
+        sliding_window=config.positive_or_null("sliding_window"),
+    )
 
 
 STARCODER2 = Family(

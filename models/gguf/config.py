@@ -1,4 +1,4 @@
-"""Translates the fields of a GGUF file into those of a Hugging Face `config.json`. Imports no torch."""
+"""Translates GGUF fields into Hugging Face `config.json` keys. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .file import GgufFile
 _ROPE_FACTORS = "rope_freqs.weight"
 _LONG_FACTORS = {"long_factor": "rope_factors_long.weight", "short_factor": "rope_factors_short.weight"}
 _F32 = 0
-_LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}  # of the model that scales scores by another width
+_LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}  # only the 27B models scale scores by hidden_size / heads
 _NAMES = {
     "llama": "LlamaForCausalLM",  # Mistral and SmolLM too
     "qwen2": "Qwen2ForCausalLM",
@@ -59,13 +59,13 @@ _ALWAYS_EXPERTS = (
     "granitemoe",
 )
 OF_EXPERTS = {"llama": "MixtralForCausalLM", **{name: _NAMES[name] for name in _ALWAYS_EXPERTS}}
-_NOT_NORMALIZED = ("qwen2moe", "olmoe", "deepseek2", "dots1")  # scores of experts, unless the file says so
-_SIGMOID = 2  # of the scores of experts
+_NOT_NORMALIZED = ("qwen2moe", "olmoe", "deepseek2", "dots1")  # default of expert_weights_norm is false
+_SIGMOID = 2  # value of expert_gating_func
 _PARTLY_TURNED = ("phi3", "stablelm", "glm4", "glm4moe", "minimax-m2", "chatglm", "gptneox", "nemotron", "phi2")
 _LAYER_NORM = ("stablelm", "falcon", "gptneox", "command-r", "cohere2", "starcoder2", "nemotron", "olmo", "phi2")
 _EPS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
-_END_TOKENS = ("eos", "eot", "eom")  # of a text, of a turn, of a message
-# Fields by key, some with a default, which is None where the file decides that there is none.
+_END_TOKENS = ("eos", "eot", "eom")  # end of text, turn and message
+# GGUF field by config key, some with a default; with the default None, the field may be missing.
 _Fields = dict[str, str | tuple[str, Any]]
 _OF_EXPERT_FIELDS: _Fields = {
     "num_experts": "expert_count",
@@ -98,7 +98,7 @@ _OWN_FIELDS["granitemoe"] = _OWN_FIELDS["granite"]
 
 
 def config_values(file: GgufFile) -> dict[str, Any]:
-    """Return the file's architecture under the keys of `config.json`.
+    """Return the file's architecture as `config.json` values.
 
     Raises:
         ConfigError: the architecture or a feature of it is not supported, or a field is missing.
@@ -133,7 +133,7 @@ def _values(field: Callable[..., Any], fields: _Fields) -> dict[str, Any]:
 
 
 def _supported(file: GgufFile) -> str:
-    """Return the name of the file's architecture, which is one of those that are computed here."""
+    """Return the file's architecture name after checking that it is supported."""
     name = file.get("general.architecture")
     if name not in _NAMES:
         raise ConfigError(
@@ -162,7 +162,7 @@ def _rotary(file: GgufFile, name: str, field: Callable[..., Any]) -> dict[str, A
     head_dim = field("attention.key_length", hidden // heads if heads else hidden)
     turned = field("rope.dimension_count", head_dim)
     if name == "deepseek2":
-        head_dim = turned  # keys and values are made of latents, beside what turns
+        head_dim = turned  # MLA: the other dimensions come from the compressed KV
     if turned != head_dim and name not in _PARTLY_TURNED:
         raise ConfigError(f"{file.path}: rope.dimension_count={turned}: must be the size of a head, {head_dim}")
     share = (turned + 0.5) / head_dim if turned < head_dim else 1.0  # readers take the floor
@@ -192,7 +192,7 @@ def _rotary(file: GgufFile, name: str, field: Callable[..., Any]) -> dict[str, A
 
 
 def _layer_types(pattern: int | list[bool] | None, num_layers: int) -> dict[str, Any]:
-    """Return which layers have a window: in a run of so many all but the last, or one flag for each; None: unsaid."""
+    """Return which layers have a window. `pattern`: all but every n-th, or one flag per layer; None: not given."""
     if pattern is None:
         return {}
     if isinstance(pattern, int):
@@ -201,7 +201,7 @@ def _layer_types(pattern: int | list[bool] | None, num_layers: int) -> dict[str,
 
 
 def _scaling(file: GgufFile, field: Callable[..., Any]) -> dict[str, Any]:
-    """Return the scaling of the rotary frequencies: a factor each (LLaMA 3.1 and later), YaRN, or one for all."""
+    """Return the RoPE scaling: a factor per frequency (LLaMA 3.1 and later), LongRoPE, YaRN, linear or none."""
     if _ROPE_FACTORS in file.tensors:
         return {"rope_type": "factors", "factors": _vector(file, _ROPE_FACTORS)}
     if _LONG_FACTORS["long_factor"] in file.tensors:
@@ -226,7 +226,7 @@ def _scaling(file: GgufFile, field: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _vector(file: GgufFile, name: str) -> list[float]:
-    """Return the numbers of a tensor that says how positions turn."""
+    """Read a tensor of RoPE frequency factors."""
     _shape(file, name)
     place = file.tensors[name]
     if place.type != _F32 or len(place.shape) != 1:
@@ -236,7 +236,7 @@ def _vector(file: GgufFile, name: str) -> list[float]:
 
 
 def _experts(file: GgufFile, name: str, field: Callable[..., Any]) -> dict[str, Any]:
-    """Return what is said of experts; llama.cpp itself has whether their scores are normalized."""
+    """Return the MoE keys; llama.cpp hard-codes the defaults of score normalization."""
     scores = field("expert_gating_func", 0)
     if name in ("dots1", "glm4moe", "minimax-m2") and scores not in (0, _SIGMOID):
         raise ConfigError(f"{file.path}: {name}.expert_gating_func={scores} is not supported (supported: {_SIGMOID})")
@@ -248,10 +248,10 @@ def _experts(file: GgufFile, name: str, field: Callable[..., Any]) -> dict[str, 
 
 
 def _deepseek(file: GgufFile, field: Callable[..., Any]) -> dict[str, Any]:
-    """Return the sizes of latents. Where `attn_kv_b` is one tensor, as in older files, keys have their whole width."""
+    """Return the MLA keys. Older files, with one tensor `attn_kv_b`, have full widths in `attention.key_length`."""
     turned, scaling = field("rope.dimension_count"), _scaling(file, field)
     width = field("attention.key_length_mla", field("attention.key_length"))
-    if scaling["rope_type"] == "yarn":  # the multiplier is 0.1 of what the checkpoint says, twice
+    if scaling["rope_type"] == "yarn":  # the file stores 0.1 times the checkpoint's value
         grown = field("rope.scaling.yarn_log_multiplier") / 0.1
         scaling |= {"mscale": grown, "mscale_all_dim": grown}
     is_third = field("expert_gating_func", 0) == _SIGMOID
@@ -279,7 +279,7 @@ def _olmo2(file: GgufFile, field: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _gemma(file: GgufFile, field: Callable[..., Any]) -> dict[str, Any]:
-    """Return what the file leaves to the program: llama.cpp has the pattern of windows, and theta within them."""
+    """Return the Gemma keys, with llama.cpp's hard-coded values for those that a file may omit."""
     name = file.get("general.architecture")
     heads, head_dim = field("attention.head_count"), field("attention.key_length")
     is_27b, is_second = field("block_count") == _LAYERS_OF_27B[name], name == "gemma2"

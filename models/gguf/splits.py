@@ -1,8 +1,8 @@
-"""How byte-level tokenizers of GGUF files split a text before merging: a rule for each `tokenizer.ggml.pre`.
+"""Pre-tokenizer regexes of byte-level GGUF tokenizers, by `tokenizer.ggml.pre`.
 
 Source: `llm_tokenizer_bpe` in src/llama-vocab.cpp and src/unicode.cpp of llama.cpp, as in llama-cpp-python 0.3.36. The
-rules follow what llama.cpp computes, which departs from some models' tokenizer.json: it normalizes nothing, cuts
-capitals only in ASCII, and has categories of letters as one.
+rules follow llama.cpp, which differs from some models' tokenizer.json: it does not normalize, splits only at ASCII
+capitals, and does not distinguish letter categories.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MARKED_WORDS = rf"{_START}[\p{{L}}\p{{M}}]+(?:{_ENDS})?|"
 
 
 def _cased(letters: str, ends: str = "") -> str:
-    """Return the expression of words, in which a capital of ASCII begins a new one after other letters."""
+    """Return the regex for words; an ASCII capital after other letters starts a new word."""
     upper, lower = f"[{letters}&&[^a-z]]", f"[{letters}&&[^A-Z]]"
     return f"{_START}{upper}*{lower}+{ends}|{_START}{upper}+{lower}*{ends}|"
 
@@ -27,7 +27,7 @@ _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)
 _LLAMA3 = _WORDS + r"\p{N}{1,3}" + _OTHERS + _SPACES
 _QWEN2 = _WORDS + r"\p{N}" + _OTHERS + _SPACES
 _DEEPSEEK3 = r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+"
-_DEEPSEEK_LLM = (  # letters of two cases, but for scripts that DeepSeek's list leaves out
+_DEEPSEEK_LLM = (  # cased letters, except scripts that DeepSeek's list omits
     r"\s?[\p{Lu}\p{Ll}\p{Lt}&&[^\x{560}-\x{588}\x{10C7}-\x{10FF}\x{1C80}-\x{1C8A}\x{2D00}-\x{2D2D}\x{A790}-\x{A7FA}"
     r"\x{AB30}-\x{AB68}\x{10570}-\x{105BC}\x{10D50}-\x{10D85}\x{16E40}-\x{16E7F}\x{1D400}-\x{1DF2A}]]+"
 )
@@ -38,9 +38,9 @@ _HAN = (
     r"\x{2F800}-\x{2FA1F}"
 )
 _SENTENCES = r" ?[^(\s|.,!?\x{2026}\x{3002}\x{FF0C}\x{3001}\x{964}\x{6D4}\x{60C})]+"
-_THREES = r"\P{N}*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"  # of a run of digits, from its end on
-_LEFT = "(?=(?:[0-9]{3})*(?![0-9]))"  # digits that are left of a run
-# A text is cut by the first expression, each piece by the next, and so on.
+_THREES = r"\P{N}*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"  # digits in threes, counted from the end of a run
+_LEFT = "(?=(?:[0-9]{3})*(?![0-9]))"  # a multiple of three digits remains in the run
+# The first regex splits the text, the next splits each piece, and so on.
 _RULES: dict[tuple[str, ...], tuple[str, ...]] = {
     ("default",): (r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
     ("gpt-2", "phi-2", "olmo", "mpt", "jais", "trillion", "exaone4", "gigachat", "granite-docling"): (_GPT2,),

@@ -1,7 +1,7 @@
-"""Makes a tokenizer of the `tokenizers` library from the fields of a GGUF file.
+"""Builds a tokenizer of the `tokenizers` library from GGUF fields.
 
-Ids are those of llama.cpp: see `splits.py` for byte-level vocabularies. For SentencePiece, merges follow from the
-vocabulary in the order of the pieces' scores, as in the conversion that `transformers` documents.
+Token ids match llama.cpp; see `splits.py` for byte-level vocabularies. For SentencePiece, merges are derived from the
+vocabulary in score order, as in the conversion that `transformers` documents.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 
 
 def make_tokenizer(file: GgufFile) -> tokenizers.Tokenizer:
-    """Make the tokenizer that the file describes, with its special tokens and the BOS that it puts before a text.
+    """Make the file's tokenizer, with its special tokens and automatic BOS and EOS.
 
     Raises:
-        ConfigError: a kind of tokenizer that is not supported, or a field that is missing or does not fit.
+        ConfigError: the tokenizer type is not supported, or a field is missing or inconsistent.
     """
     kind = file.get("tokenizer.ggml.model")
     if kind not in ("gpt2", "llama"):
@@ -47,7 +47,7 @@ def make_tokenizer(file: GgufFile) -> tokenizers.Tokenizer:
 
 
 def special_tokens(file: GgufFile) -> dict[str, str]:
-    """Return the texts of the file's special tokens under the names of a chat template, as `bos_token`."""
+    """Return the file's special tokens under their chat-template names, such as `bos_token`."""
     tokens, _ = _tokens(file)
     ids = {name: file.get(f"tokenizer.ggml.{field}_token_id") for name, field in _TEMPLATE_NAMES.items()}
     return {name: tokens[i] for name, i in ids.items() if i is not None and 0 <= i < len(tokens)}
@@ -105,7 +105,7 @@ def _sentence_piece(file: GgufFile, tokens: Sequence[str]) -> tokenizers.Tokeniz
 
 
 def _merges(vocab: dict[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Return all pairs of pieces that make a piece: the pieces by falling score, the pairs of each by their ids."""
+    """Return all merges, ordered by the merged piece's falling score, then by the pair's ids."""
     merges: list[tuple[str, str]] = []
     for piece in sorted(vocab, key=lambda piece: scores[vocab[piece]], reverse=True):
         pairs = ((piece[:cut], piece[cut:]) for cut in range(1, len(piece)))
@@ -127,7 +127,7 @@ def _add_special_tokens(inner: tokenizers.Tokenizer, tokens: Sequence[str], kind
 
 
 def _set_ends(inner: tokenizers.Tokenizer, file: GgufFile, tokens: Sequence[str], begins: bool, ends: bool) -> None:
-    """Let the tokenizer add the BOS or EOS token that the file asks for; ids that it leaves out are llama.cpp's."""
+    """Add BOS and EOS automatically if the file asks for them; missing ids default to llama.cpp's."""
     from tokenizers import processors
 
     def token(role: str, usual: int) -> int:

@@ -1,6 +1,6 @@
-"""Reads tensors of a GGUF file slice by slice, under the names and in the layout of a Hugging Face checkpoint.
+"""Reads slices of GGUF tensors under the names and in the layout of a Hugging Face checkpoint.
 
-Quantized blocks are read as codes and scales (`blocks.py`), or as float32, by the package `gguf`.
+Quantized blocks are read as quantized values and scales (`blocks.py`), or as float32 by the package `gguf`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from ...conf.architecture import Architecture
 from ...conf.errors import ConfigError
 from ...kernels.weight_format import SHORT, WeightFormat
-from ..checkpoint import TensorSource, check_shape
 from ..layout import linear_weights, names_of, tensor_shapes
 from ..names import LatentNames, Names
 from ..quantization.formats import common_format
+from ..safetensors_folder import TensorSource, check_shape
+from .block_types import BLOCK_TYPES
 from .file import open_gguf
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ _LLAMA = Names(
     down="ffn_down",
     router="ffn_gate_inp",
     correction="exp_probs_b.bias",
-    expert="<{}>",  # `<` and `>` enclose an expert's number, or say that it is the shared one
+    expert="<{}>",  # `<` and `>` enclose an expert's number, or `shared`
     expert_gate="ffn_gate",
     expert_up="ffn_up",
     expert_down="ffn_down",
@@ -82,38 +83,23 @@ _OWN = {
     "granite-moe": replace(_LLAMA, expert_gate="ffn_gate_up", expert_up="ffn_gate_up"),
 }
 _JOINED = {"attn_qkv": ("attn_q", "attn_k", "attn_v"), "ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps")}
-_NEIGHBOURS_TURN = (  # architectures, in the file
+_NEIGHBOURS_TURN = (  # GGUF architectures with interleaved (GPT-J style) RoPE
     *("llama", "granite", "granitemoe", "smollm3", "mistral3", "arcee", "olmo", "minicpm", "internlm2"),
 )
-_COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # in the architecture
-FORMATS = {
-    "Q4_0": WeightFormat(4, 32),
-    "Q4_1": WeightFormat(4, 32, has_offsets=True),
-    "Q5_0": WeightFormat(8, 32),
-    "Q5_1": WeightFormat(8, 32, has_offsets=True),
-    "Q8_0": WeightFormat(8, 32),
-    "Q2_K": WeightFormat(4, 16, has_offsets=True, half_scales=True),
-    "Q3_K": WeightFormat(4, 16, half_scales=True),
-    "Q4_K": WeightFormat(4, 32, has_offsets=True, half_scales=True),
-    "Q5_K": WeightFormat(8, 32, has_offsets=True),
-    "Q6_K": WeightFormat(8, 16, half_scales=True),
-    "IQ4_NL": WeightFormat(4, 32, codebook="iq4_nl"),
-    "IQ4_XS": WeightFormat(4, 32, codebook="iq4_nl", half_scales=True),
-    "MXFP4": WeightFormat(4, 32, is_float=True),
-}
-_STATED = FORMATS | SHORT
-_TYPES = ("F32", "F16", "BF16", *FORMATS)
+_COMPUTED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # RoPE scaling factors
+_FORMATS = {name: type.format for name, type in BLOCK_TYPES.items()} | SHORT
+_TYPES = ("F32", "F16", "BF16", *BLOCK_TYPES)
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Some rows of a tensor of the file.
+    """A range of rows of a tensor in the file.
 
     Attributes:
-        name: of the tensor.
-        shape: of all of it.
-        first: of the rows, of all that come before the last dimension, or of a vector's numbers.
-        count: of the rows.
+        name: tensor name.
+        shape: shape of the whole tensor.
+        first: first row, with all but the last dimension flattened; a vector has one number per row.
+        count: number of rows.
         width: columns.
         by_head: the tensor is [heads, columns, rows], so that each head is transposed.
     """
@@ -128,14 +114,13 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """How the file has a tensor of the checkpoint: as the rows of parts, one below the other, in an order of its own.
+    """How the file stores a checkpoint tensor: as the concatenated rows of parts, possibly in another order.
 
     Attributes:
-        parts: of the file's tensors.
-        order: of the checkpoint's rows. Grouped: each KV group's queries, key and value; heads: each head's key, then
-            its value; turns: a row of each of two parts by turns.
-        turned: of so many rows, from the first on, neighbours turn together, where halves of a head do in the
-            checkpoint.
+        parts: parts of the file's tensors.
+        order: row order of the checkpoint. grouped: each KV group's queries, key and value; heads: each head's key,
+            then its value; turns: rows of two parts, interleaved.
+        turned: number of leading rows that the file stores for interleaved RoPE, the checkpoint for half-split RoPE.
         transposed: the checkpoint has [in, out].
     """
 
@@ -146,12 +131,12 @@ class _Stored:
 
 
 class GgufTensors(TensorSource):
-    """The tensors of a GGUF file, which stays closed between two reads.
+    """The tensors of a GGUF file, which is closed between reads.
 
-    llama.cpp's LLaMA turns neighbouring elements of a head, where the published checkpoints turn halves. So the file
-    has the rows of queries and keys in another order, which is undone here, as is that of Falcon and GPT-NeoX: all
-    queries, then all keys, then all values. The experts of a layer lie in one tensor, [E, out, in]. What is one tensor
-    in most files, as q, k and v of GPT-2, may be several in others, and the other way round.
+    llama.cpp's LLaMA has interleaved RoPE, the published checkpoints half-split (NeoX style) RoPE. The permuted query
+    and key rows are restored here, and so are the rows of Falcon and GPT-NeoX, which the file stores as all queries,
+    all keys, then all values. A layer's experts are one tensor, [E, out, in]. Tensors that are fused in most files,
+    such as q, k and v of GPT-2, may be separate in others, and vice versa.
     """
 
     def __init__(self, path: Path, arch: Architecture) -> None:
@@ -169,7 +154,7 @@ class GgufTensors(TensorSource):
         self._sizes = {int(kind): (kind.name, *GGML_QUANT_SIZES[kind]) for kind in GGMLQuantizationType}
 
     def _find(self, name: str, shape: tuple[int, ...], transposed: bool) -> _Stored:
-        """Return how the file has a tensor of the checkpoint, which is called `name` in most files."""
+        """Return how the file stores a checkpoint tensor; `name` is its usual GGUF name."""
         arch, tensors = self._arch, self._file.tensors
         N, K, D, F = arch.num_heads, arch.num_kv_heads, arch.head_dim, arch.expert_size
         expert, experts = 0, list[int]()
@@ -217,12 +202,12 @@ class GgufTensors(TensorSource):
         return _Stored(parts, order, turned, transposed)
 
     def check(self, arch: Architecture, names: Collection[str]) -> None:
-        """See `TensorSource.check`. A file that was cut short is refused too."""
+        """See `TensorSource.check`. A truncated file is rejected too."""
         known = {part.name for stored in self._stored.values() for part in stored.parts}
         for name in self._file.tensors.keys() - known - {*_COMPUTED, "output.weight"}:
             layer = _LAYER.match(name)
             if names_of(arch).further_layers and layer is not None and int(layer[1]) >= arch.num_layers:
-                continue  # it only predicts further tokens
+                continue  # an MTP layer
             where = self._file.tensors[name].path
             raise ConfigError(f"{where}: tensor {name} is not part of the architecture in its fields")
         for name in names:
@@ -246,7 +231,7 @@ class GgufTensors(TensorSource):
             raise ConfigError(f"{where}: tensor {part.name} lies beyond the end of the file; is it cut short?")
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """Return the shape of the whole tensor, as a Hugging Face checkpoint has it; None where it is missing."""
+        """Return the shape of the whole tensor in the Hugging Face layout; None if it is missing."""
         stored = self._stored.get(name)
         has_all = stored is not None and all(part.name in self._file.tensors for part in stored.parts)
         return self._shapes[name] if has_all else None
@@ -265,7 +250,7 @@ class GgufTensors(TensorSource):
         if self.shape(name) is None:
             return None
         parts = self._stored[name].parts
-        formats = [None if part.by_head else _STATED.get(self._kind(part)[0]) for part in parts]
+        formats = [None if part.by_head else _FORMATS.get(self._kind(part)[0]) for part in parts]
         return formats[0] if len(parts) == 1 else common_format(formats, parts[0].width)
 
     def read_quantized(self, name: str, rows: slice, columns: slice) -> QuantizedMatrix:
@@ -280,7 +265,7 @@ class GgufTensors(TensorSource):
         for which, part, at in self._by_part(name, rows):
             kind, block, block_bytes = self._kind(part)
             data = self._read_bytes(part, at, columns).reshape(len(at), -1, block_bytes)
-            found.append(read_blocks(kind, FORMATS[kind], data, block, columns))
+            found.append(read_blocks(BLOCK_TYPES[kind], data, block, columns))
             places.append(which)
         if len(found) == 1:
             return found[0]
@@ -292,11 +277,11 @@ class GgufTensors(TensorSource):
         return QuantizedMatrix(format, codes, scales, torch.cat(offsets)[order] if offsets else None)
 
     def _kind(self, part: _Part) -> tuple[str, int, int]:
-        """Return the name of a part's type, and the columns and bytes of a block."""
+        """Return the name of a part's type, and its columns and bytes per block."""
         return self._sizes.get(self._file.tensors[part.name].type, ("", 1, 1))
 
     def _order(self, name: str, rows: slice) -> torch.Tensor:
-        """Return the rows of the file's parts, one below the other, that are `rows` of the checkpoint."""
+        """Map the checkpoint's `rows` to rows of the concatenated parts."""
         import torch
 
         stored, row, arch = self._stored[name], torch.arange(rows.start, rows.stop), self._arch
@@ -316,7 +301,7 @@ class GgufTensors(TensorSource):
         return torch.where(row < stored.turned, row - within + within % (D // 2) * 2 + within // (D // 2), row)
 
     def _by_part(self, name: str, rows: slice) -> Iterator[tuple[torch.Tensor, _Part, torch.Tensor]]:
-        """Yield for each part that has some of the rows: which of them, and the rows of its tensor that these are."""
+        """For each part with some of the rows, yield their indices in `rows`, the part, and the rows in its tensor."""
         order, end = self._order(name, rows), 0
         for part in self._stored[name].parts:
             begin, end = end, end + part.count
@@ -352,7 +337,7 @@ class GgufTensors(TensorSource):
         return torch.from_numpy(np.ascontiguousarray(values[:, cut], dtype=np.float32))
 
     def _read_bytes(self, part: _Part, rows: torch.Tensor, columns: slice) -> npt.NDArray[np.uint8]:
-        """Read the blocks that rows and columns touch, [rows, bytes]."""
+        """Read the blocks that cover the rows and columns, [rows, bytes]."""
         import numpy as np
 
         place, (_, block, block_bytes) = self._file.tensors[part.name], self._kind(part)

@@ -1,1 +1,1 @@
-"""Quantized checkpoints: what their config says, how their tensors are packed, and what a stage holds of them."""
+"""Quantized checkpoints: their config, their tensor packing, and the formats that a rank holds."""

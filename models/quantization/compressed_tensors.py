@@ -1,7 +1,7 @@
 """Reads a `quantization_config` of compressed-tensors. Imports no torch.
 
-Weights are taken as they are stored. Activations of 8 bits are rounded by token as they come where the weights are INT8
-by channel: static scales are not used, which loses less, and zero points neither. Other activations stay as they are.
+Weights are used as stored. With INT8 weights per channel or tensor, 8-bit activations are quantized dynamically per
+token; their static scales, which are less accurate, and zero points are ignored. Other activations stay unquantized.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _EXTENTS: tuple[Extent, ...] = ("tensor", "channel", "group", "block")
 
 
 def read_compressed_tensors(values: ModelValues) -> SchemeOf:
-    """Return how each linear layer's weight is stored. Of its targets a name wins, then an expression, then a class.
+    """Return how each linear layer's weight is stored. Targets match by name first, then by regex, then by class.
 
     Raises:
-        ConfigError: a group has a format or a type that is not supported, or there is sparsity or a KV-cache scheme.
+        ConfigError: a group's format or type is not supported, or there is sparsity or a KV-cache scheme.
     """
     if values.get("kv_cache_scheme") is not None:
         raise values.unsupported(f"{values.within}kv_cache_scheme")
@@ -56,7 +56,7 @@ def read_compressed_tensors(values: ModelValues) -> SchemeOf:
 
 
 def check_patterns(values: ModelValues, key: str, patterns: list[str]) -> None:
-    """Check that each is an expression.
+    """Check that each pattern is a valid regex.
 
     Raises:
         ConfigError: one is not.
@@ -69,7 +69,7 @@ def check_patterns(values: ModelValues, key: str, patterns: list[str]) -> None:
 
 
 def _matches(name: str, target: str) -> bool:
-    """Return whether a target is a layer's name, a class that it has, or an expression after `re:`."""
+    """Return whether a target matches a layer: by its name, its class, or a regex after `re:`."""
     if target.startswith("re:"):
         return re.match(target.removeprefix("re:"), name) is not None
     return target in (name, "Embedding" if is_embedding(name) else "Linear")
@@ -109,7 +109,7 @@ def _scheme(group: ModelValues, stored: str) -> Scheme:
             raise weights.wrong("block_structure", "two sizes")
         block = (sizes[0], sizes[1])
     rounds = kind == "int" and inputs.get("num_bits") == 8 and inputs.get("type", "int") == "int"
-    by_row = extent in ("tensor", "channel")  # what an integer product can take out of its sum
+    by_row = extent in ("tensor", "channel")  # scales that an integer GEMM can apply after accumulating
     return Bytes(
         kind == "float", extent, block, is_symmetric=symmetric, int8_activations=rounds and by_row and symmetric
     )

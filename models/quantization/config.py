@@ -1,6 +1,6 @@
-"""Reads what a folder says of its quantized weights: `quantization_config` in config.json, or a file of older tools.
+"""Reads a folder's quantization config: `quantization_config` in config.json, or an older tool's file.
 
-What is not read is refused by name. This file imports no torch.
+Unsupported settings are rejected by name. This file imports no torch.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from ..model_config import ModelValues
 from .compressed_tensors import check_patterns, read_compressed_tensors
 from .schemes import Awq, Bytes, Gptq, Mxfp4Blocks, Scheme, SchemeOf, is_embedding
 
-_OF_GPTQ, _OF_AWQ = "quantize_config.json", "quant_config.json"  # beside a config.json without quantization_config
+_OF_GPTQ, _OF_AWQ = "quantize_config.json", "quant_config.json"  # if config.json has no quantization_config
 _OF_MODELOPT = "hf_quant_config.json"
 _HEAD = "lm_head"
 _RENAMED = {"w_bit": "bits", "q_group_size": "group_size"}  # in AutoAWQ's own file
 
 
 def read_quantization(config: ModelValues) -> SchemeOf | None:
-    """Return how each linear layer's weight is stored; None where no weights are quantized.
+    """Return how each linear layer's weight is stored; None if no weights are quantized.
 
     Args:
-        config: of config.json, in whose folder a file of an older tool may lie.
+        config: config.json, whose folder may contain an older tool's file.
 
     Raises:
         ConfigError: the method, or a feature of it, is not supported.
@@ -75,7 +75,7 @@ def _gptq(values: ModelValues) -> SchemeOf:
         if is_left(name):
             return None
         own = dict(values.values)
-        for pattern, changes in rules.items():  # GPTQModel's: `-:` leaves a layer as it is; others change keys
+        for pattern, changes in rules.items():  # GPTQModel: `-:` leaves a layer unquantized; others override keys
             if re.match(_bare(pattern), name):
                 if pattern.startswith("-:"):
                     return None
@@ -83,7 +83,7 @@ def _gptq(values: ModelValues) -> SchemeOf:
                 break
         return _gptq_scheme(ModelValues(values.path, own, values.within), 1 if stored == "gptq" else 0)
 
-    _gptq_scheme(values, 1)  # says at once what is wrong
+    _gptq_scheme(values, 1)  # raises errors early
     return scheme
 
 
@@ -133,7 +133,7 @@ def _fp8(values: ModelValues) -> SchemeOf:
     check_patterns(values, "modules_to_not_convert", kept)
 
     def is_kept(name: str) -> bool:
-        """Follow transformers: a name, the start of one up to a dot, its end, or an expression."""
+        """Match like transformers: by name, prefix up to a dot, suffix, or regex."""
         return any(re.match(rf"(?:{each})(?:(?<=\.)|(?=\.|$))", name) or name.endswith(each) for each in kept)
 
     return lambda name: None if _is_outer(name) or is_kept(name) else stored
@@ -148,7 +148,7 @@ def _size(value: object) -> int:
 
 
 def _mxfp4(values: ModelValues) -> SchemeOf:
-    """Return the scheme of gpt-oss's experts, each a part of a tensor."""
+    """Return the scheme of gpt-oss's experts, which share one tensor."""
     return lambda name: Mxfp4Blocks() if name.endswith("]") else None
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from ...conf.architecture import Architecture
 from ...conf.errors import ConfigError
-from ..checkpoint import SafetensorsFolder, StoredTensor, bare_name
 from ..layout import linear_weights, names_of, tensor_shapes
+from ..safetensors_folder import SafetensorsFolder, StoredTensor, bare_name
 from .schemes import Mxfp4Blocks, SchemeOf, StoredLayer
 
 if TYPE_CHECKING:
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from ...kernels.quantized_matrix import QuantizedMatrix
     from ...kernels.weight_format import WeightFormat
 
-_UNUSED = ("input_scale", "input_zero_point", "activation_scale")  # static ones of activations
-_ZEROS = ("bias", "weight_zero_point")  # that some tools write where there is none
-_UNIT = 32  # columns that begin no word or byte in the middle
+_UNUSED = ("input_scale", "input_zero_point", "activation_scale")  # static scales and zero points of activations
+_ZEROS = ("bias", "weight_zero_point")  # some tools write zeros if there is none
+_UNIT = 32  # multiples of it never split a word or byte
 
 
 class QuantizedFolder(SafetensorsFolder):
-    """A `SafetensorsFolder` in which `scheme_of` says how the weight of each linear layer is stored."""
+    """A `SafetensorsFolder` with quantized linear layers; `scheme_of` returns the storage scheme of each."""
 
     other_quantized = "quantized in another way than quantization_config says"
 
@@ -35,14 +35,14 @@ class QuantizedFolder(SafetensorsFolder):
         of_router = (f"{names_of(arch).router}.weight", names_of(arch).shared_gate)
         for name, transposed in linear_weights(arch).items():
             scheme = scheme_of(name.removesuffix(".weight"))
-            is_part = name.endswith("]")  # of a tensor of all experts, which is no linear layer to most tools
+            is_part = name.endswith("]")  # of an all-experts tensor; most tools quantize linear layers only
             if scheme is None or is_part != isinstance(scheme, Mxfp4Blocks):
                 continue
             rows, columns = shapes[name]
             size = (columns, rows) if transposed else (rows, columns)
             prefix, bracket, part = name.removesuffix("weight").partition("[")
             layer = StoredLayer(self, prefix, bracket + part, size, scheme, transposed)
-            # Most tools leave out what routes tokens, and do not say so in the config.
+            # Most tools leave routers unquantized without saying so in the config.
             if not name.endswith(of_router) or any(layer.has(part) for part in scheme.parts(*size) if part != "weight"):
                 self._layers[name] = layer
         named = {tensor for name, shape in shapes.items() for tensor in self.parts(name, shape)}
@@ -67,7 +67,7 @@ class QuantizedFolder(SafetensorsFolder):
         return {layer.tensor(part): what for part, what in layer.scheme.parts(*layer.shape).items()}
 
     def format(self, name: str) -> WeightFormat | None:
-        """See `TensorSource.format`. Columns in an order of their own (`desc_act`) are read as numbers."""
+        """See `TensorSource.format`. Layers with activation order (`desc_act`) are dequantized."""
         layer = self._layers.get(name)
         if layer is None:
             return super().format(name)
@@ -78,7 +78,7 @@ class QuantizedFolder(SafetensorsFolder):
         return self._layers[name].scheme.read(self._layers[name], rows, columns)
 
     def shape(self, name: str, types: Collection[str] | None = None) -> tuple[int, ...] | None:
-        """See `SafetensorsFolder.shape`; of a quantized weight, without `types`, that of its numbers."""
+        """See `SafetensorsFolder.shape`; without `types`, a quantized weight has its dequantized shape."""
         if types is not None:
             return super().shape(name, types)
         if (layer := self._layers.get(name)) is not None:
@@ -86,7 +86,7 @@ class QuantizedFolder(SafetensorsFolder):
         return super().shape(name)
 
     def read(self, name: str, rows: slice, columns: slice | None) -> torch.Tensor:
-        """See `TensorSource.read`: float32 where the tensor is quantized."""
+        """See `TensorSource.read`: float32 if the tensor is quantized."""
         if (layer := self._layers.get(name)) is None or columns is None:
             return super().read(name, rows, columns)
         if layer.is_transposed:

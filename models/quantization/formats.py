@@ -1,8 +1,8 @@
-"""The formats in which a rank holds its weights, by those of the checkpoint. Imports no torch.
+"""Derives the formats in which a rank holds its weights from the checkpoint's formats. Imports no torch.
 
-A matrix of several tensors, as q, k and v, takes what holds each of them exactly: the most bits and the largest groups
-that all have. Where tensor parallelism cuts groups, smaller ones repeat their scale. A matrix is held as numbers of the
-model's type where a part is not quantized, where parts are integers and floats, or where groups would be too small.
+A fused matrix, such as q, k and v, takes a format that holds each part exactly: the most bits and the largest common
+group size. If tensor parallelism splits groups, smaller groups repeat the scale. A matrix is held in the model's type
+if a part is not quantized, if integer and float parts are mixed, or if groups would be too small.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from ...kernels.processor import multiplies_bfloat16
 from ...kernels.weight_format import WeightFormat
 from ..layout import expert_weights, linear_weights, names_of, tensor_shapes
 
-_GROUP_UNIT = 16  # groups are whole numbers of it: products read as many columns at a time
+_GROUP_UNIT = 16  # group sizes are multiples of it: a GEMM reads this many columns at a time
 
-FormatOf = Callable[[str], WeightFormat | None]  # by the name of a weight, as `TensorSource.format`
+FormatOf = Callable[[str], WeightFormat | None]  # by weight name, like `TensorSource.format`
 
 
 @dataclass(frozen=True, slots=True)
 class LayerFormats:
-    """The formats of a decoder layer's matrices on a rank; None: numbers of the model's type.
+    """The formats of a decoder layer's matrices on a rank; None: the model's type.
 
-    Of a layer of experts, fc1 and fc2 are those of its routed experts, and there may be a shared expert beside them.
+    In an MoE layer, fc1 and fc2 are the formats of the routed experts, and there may be a shared expert.
     """
 
     qkv: WeightFormat | None = None
@@ -37,18 +37,18 @@ class LayerFormats:
 
     @property
     def experts(self) -> tuple[WeightFormat, WeightFormat] | None:
-        """Those of routed experts, which are quantized in both matrices or in none."""
+        """The formats of the routed experts, whose two matrices are either both quantized or neither."""
         return None if self.fc1 is None or self.fc2 is None else (self.fc1, self.fc2)
 
     @property
     def shared(self) -> LayerFormats:
-        """Those of the shared expert, as those of a feed-forward block."""
+        """The formats of the shared expert, as a dense feed-forward block."""
         return LayerFormats(fc1=self.shared_fc1, fc2=self.shared_fc2)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFormats:
-    """The formats of a rank's matrices: of each layer, the embedding and the head, which is the embedding's if tied."""
+    """The formats of a rank's layers, embedding and LM head; a tied head has the embedding's format."""
 
     layers: tuple[LayerFormats, ...]
     embedding: WeightFormat | None = None
@@ -56,7 +56,7 @@ class ModelFormats:
 
     @property
     def typical(self) -> WeightFormat | None:
-        """The format that most weights have: that of the feed-forward block in the layer in the middle."""
+        """The format of most weights, taken from the middle layer's feed-forward block."""
         return self.layers[len(self.layers) // 2].fc1
 
 
@@ -68,11 +68,11 @@ def plain_formats(arch: Architecture) -> ModelFormats:
 def model_formats(
     format_of: FormatOf, arch: Architecture, tp: int, device: str, *, whole_experts: bool = False
 ) -> ModelFormats:
-    """Return the formats of a rank's matrices, by those of the tensors.
+    """Return the formats of a rank's matrices, given the tensors' formats.
 
-    A CPU that does not multiply bfloat16 has products of floats of 4 and 16 bits. Another CPU
-    holds floats of 4 bits as integers of 8, and no others; indices of a codebook are held as these, also on CUDA. All
-    experts of a layer have one format. `whole_experts`: each rank holds whole ones, so that their groups are not cut.
+    CPUs without bfloat16 multiplication have GEMMs for 4-bit and 16-bit floats. Other CPUs convert 4-bit floats to
+    8-bit integers and keep no other floats quantized. They and CUDA convert codebook indices to 8-bit integers too. All
+    experts of a layer have one format. `whole_experts`: each rank holds whole experts, so their groups are not split.
     """
     names, H = names_of(arch), arch.hidden_size
 
@@ -118,7 +118,7 @@ def model_formats(
 
 
 def cut_too_small(format_of: FormatOf, arch: Architecture, tp: int, *, whole_experts: bool = False) -> str | None:
-    """Return a line on a weight that `tp` ranks cannot hold quantized, since they cut its groups; None: none is so."""
+    """Return a message about a weight that cannot stay quantized because `tp` splits its groups; None: no such one."""
     names = names_of(arch)
     for i in range(arch.num_layers):
         prefix = names.layer.format(i)
@@ -141,11 +141,11 @@ def cut_too_small(format_of: FormatOf, arch: Architecture, tp: int, *, whole_exp
 
 
 def rounded_formats(kind: str, arch: Architecture) -> FormatOf:
-    """Return the formats that `model.quantization` rounds to.
+    """Return the formats to which `model.quantization` quantizes.
 
-    int8 has a scale a row, and the product rounds activations too. int4 has a scale and an offset for each 32 inputs.
-    The embedding and the head have 8 bits in groups of 32 in both: each token reads the whole head, and 4 bits cost
-    more there than in a layer (`benchmarks/precision.py`). fp8 has a scale a row, and leaves these two as they are.
+    int8 has one scale per row, and the GEMM quantizes activations too. int4 has a scale and an offset per 32 inputs.
+    Both have an embedding and LM head of 8 bits in groups of 32: each token reads the whole head, and 4 bits cost more
+    there than in a layer (`benchmarks/precision.py`). fp8 has one scale per row, and leaves these two unquantized.
     """
     names, shapes, transposed = names_of(arch), tensor_shapes(arch), linear_weights(arch)
 
@@ -159,7 +159,7 @@ def rounded_formats(kind: str, arch: Architecture) -> FormatOf:
 
 
 def rounded_format(kind: str, in_size: int, *, is_table: bool) -> WeightFormat | None:
-    """Return the format that `model.quantization` rounds a weight to; `is_table`: of the embedding or the head."""
+    """Return the format to which `model.quantization` quantizes a weight; `is_table`: the embedding or LM head."""
     if is_table:
         return None if kind == "fp8" else WeightFormat(8, math.gcd(32, in_size))
     if kind == "int4":
@@ -168,7 +168,7 @@ def rounded_format(kind: str, in_size: int, *, is_table: bool) -> WeightFormat |
 
 
 def common_format(formats: list[WeightFormat | None], in_size: int) -> WeightFormat | None:
-    """Return the format that holds each of these exactly, for as many inputs; None where there is none."""
+    """Return a format that holds all of these exactly, for `in_size` inputs; None if there is none."""
     known = [each for each in formats if each is not None]
     group = math.gcd(in_size, *(each.group for each in known))
     if len(_kinds(known)) > 1:
@@ -188,10 +188,10 @@ def common_format(formats: list[WeightFormat | None], in_size: int) -> WeightFor
 
 
 def _kinds(formats: list[WeightFormat]) -> set[object]:
-    """Return the kinds of numbers that codes stand for."""
+    """Return the distinct value types of the formats."""
     return {((each.bits, each.is_half) if each.is_float else None, each.codebook) for each in formats}
 
 
 def _as_integers(format: WeightFormat) -> WeightFormat:
-    """Return the format of integers that holds floats of 4 bits, or entries of a codebook; others stay."""
+    """Return the 8-bit integer format that holds 4-bit floats or codebook entries; other formats are unchanged."""
     return WeightFormat(8, format.group) if format.has_table else format

@@ -1,4 +1,4 @@
-"""Cuts and converts quantized matrices. All of it is exact."""
+"""Slices and converts quantized matrices, without loss, and quantizes others."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _E4M3_MAX = 448.0
 
 
 def cut_groups(values: Tensor, group: int, columns: slice) -> tuple[Tensor, int]:
-    """Return the scales or offsets of a slice of columns, and the columns that each is for.
+    """Return the scales or offsets of a column slice, and its group size.
 
     Args:
-        values: [rows, groups], of the groups that the columns touch.
-        group: columns of a group of the whole matrix.
-        columns: of the whole matrix. Where they cut groups, smaller groups repeat their scales.
+        values: [rows, groups], for the groups that the columns touch.
+        group: group size of the whole matrix.
+        columns: slice of the whole matrix. If it splits groups, smaller groups repeat the scale.
     """
     width = columns.stop - columns.start
     if values.shape[1] == 1:
@@ -32,10 +32,10 @@ def cut_groups(values: Tensor, group: int, columns: slice) -> tuple[Tensor, int]
 
 
 def converted(matrix: QuantizedMatrix, format: WeightFormat) -> QuantizedMatrix:
-    """Return the same numbers in a format of as many bits or more, in groups as large or smaller.
+    """Return the same values in a format with at least as many bits and groups of at most the same size.
 
-    `int8_activations` says nothing of the numbers. An integer format without offsets has none to take. Floats of 4 bits
-    are halves of whole numbers, and entries of a codebook are whole numbers.
+    `int8_activations` does not affect the values. A format without offsets takes only matrices without offsets. Floats
+    of 4 bits are multiples of one half, and codebook entries are integers, so that both fit 8-bit integers.
     """
     if (matrix.format.is_float and not format.is_float) or (matrix.format.codebook and not format.codebook):
         matrix = _whole_numbers(matrix)
@@ -57,7 +57,7 @@ def converted(matrix: QuantizedMatrix, format: WeightFormat) -> QuantizedMatrix:
 
 
 def _whole_numbers(matrix: QuantizedMatrix) -> QuantizedMatrix:
-    """Return floats of 4 bits, or indices of a codebook, as integers of 8."""
+    """Convert 4-bit floats or codebook indices to 8-bit integers."""
     own, table = WeightFormat(8, matrix.format.group), whole_numbers(matrix.format)
     assert table is not None, matrix.format
     whole = torch.tensor([number + own.zero for number in table[0]], dtype=torch.uint8)
@@ -65,20 +65,20 @@ def _whole_numbers(matrix: QuantizedMatrix) -> QuantizedMatrix:
 
 
 def with_groups_of_one(codes: Tensor, bits: int, scales: Tensor, zeros: Tensor) -> QuantizedMatrix:
-    """Return the matrix of codes whose every column has scales and zeros [rows, columns] of its own."""
+    """Return a matrix with group size 1: scales and zeros are [rows, columns]."""
     format = WeightFormat(bits, 1, has_offsets=True)
     return QuantizedMatrix(format, codes, scales, -scales * zeros)
 
 
 def nibbles(data: Tensor) -> Tensor:
-    """Return the two halves of each byte of the last dimension, the lower one first."""
+    """Split each byte of the last dimension into its nibbles, low first."""
     return torch.stack((data & 15, data >> 4), dim=-1).flatten(-2)
 
 
 def round_to(numbers: Tensor, format: WeightFormat) -> QuantizedMatrix:
-    """Round numbers [out, in] to the nearest of a format, whose range covers each group.
+    """Quantize a matrix [out, in] with round-to-nearest and scales that cover each group's range.
 
-    Integers with offsets go from a group's least number to its greatest; others are symmetric about 0.
+    Integers with offsets span a group's minimum to maximum; other formats are symmetric about 0.
     """
     groups = numbers.float().unflatten(1, (-1, format.group))
     most, offsets = (1 << format.bits) - 1, None

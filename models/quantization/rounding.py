@@ -1,4 +1,4 @@
-"""Weights that are rounded as they are loaded: `model.quantization`."""
+"""Quantization of weights on load: `model.quantization`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import torch
 from ...conf.architecture import Architecture
 from ...kernels.quantized_matrix import QuantizedMatrix
 from ...kernels.weight_format import WeightFormat
-from ..checkpoint import TensorSource
 from ..layout import linear_weights
+from ..safetensors_folder import TensorSource
 from .formats import rounded_formats
 from .matrices import round_to
 
 
 class RoundedTensors(TensorSource):
-    """The tensors of another source, its matrices rounded as `rounded_formats` says.
+    """The tensors of another source, with matrices quantized to `rounded_formats`.
 
-    Each rank rounds what it holds: a row that is cut among ranks has a scale for each part.
+    Each rank quantizes its own shard: a row that is split across ranks has one scale per shard.
     """
 
     def __init__(self, source: TensorSource, arch: Architecture, kind: str) -> None:
@@ -37,7 +37,7 @@ class RoundedTensors(TensorSource):
         return self._formats(name)
 
     def read(self, name: str, rows: slice, columns: slice | None) -> torch.Tensor:
-        """See `TensorSource.read`: the numbers as they were, before they are rounded."""
+        """See `TensorSource.read`: the original values, before quantization."""
         return self._source.read(name, rows, columns)
 
     def read_quantized(self, name: str, rows: slice, columns: slice) -> QuantizedMatrix:

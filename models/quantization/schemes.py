@@ -1,6 +1,6 @@
-"""How checkpoints store a quantized weight: the tensors of a linear layer, and the matrix that they come to.
+"""How checkpoints store a quantized weight: the tensors of a linear layer, and the matrix that is read from them.
 
-Weights are [out, in] here, whatever the tensors' own order. A slice is unpacked by a few operations on whole tensors.
+Weights are [out, in] here, regardless of the tensors' layout. A slice is unpacked with a few vectorized operations.
 This file imports no torch until it reads.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from ...kernels.weight_format import WeightFormat
-from ..checkpoint import FLOATS, SafetensorsFolder, StoredTensor
+from ..safetensors_folder import FLOATS, SafetensorsFolder, StoredTensor
 
 if TYPE_CHECKING:
     import torch
@@ -27,13 +27,13 @@ _AWQ_NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 @dataclass(slots=True)
 class StoredLayer:
-    """The tensors of a linear layer whose weight is quantized, by their names within it.
+    """The tensors of a linear layer with a quantized weight.
 
     Attributes:
-        prefix: of the tensors' names in the folder.
-        suffix: which part of the tensors it is.
-        shape: of the weight, [out, in].
-        is_transposed: the checkpoint's weight would be [in, out].
+        prefix: prefix of the tensor names in the folder.
+        suffix: index of an expert in tensors of all experts, such as `[3]`; else empty.
+        shape: weight shape, [out, in].
+        is_transposed: an unquantized checkpoint stores the weight as [in, out].
     """
 
     folder: SafetensorsFolder
@@ -46,7 +46,7 @@ class StoredLayer:
 
     @property
     def is_ordered(self) -> bool:
-        """What `Scheme.is_ordered` returns of them."""
+        """The cached result of `Scheme.is_ordered`."""
         if self._is_ordered is None:
             self._is_ordered = self.scheme.is_ordered(self)
         return self._is_ordered
@@ -60,31 +60,31 @@ class StoredLayer:
         return self.folder.has(self.tensor(name))
 
     def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> torch.Tensor:
-        """Read a slice of a tensor, or all of it. One that is no matrix has neither rows nor columns."""
+        """Read a tensor, or a slice of it. Vectors and scalars have neither `rows` nor `columns`."""
         return self.folder.tensor(self.tensor(name), rows, columns)
 
 
 class Scheme:
-    """A way to store a quantized weight."""
+    """A storage scheme of quantized weights."""
 
     def parts(self, out_size: int, in_size: int) -> dict[str, StoredTensor]:
-        """Return the tensors that hold a weight, by their names within the linear layer."""
+        """Return the tensors that store a weight, by their names within the linear layer."""
         raise NotImplementedError
 
     def format(self, in_size: int) -> WeightFormat:
-        """Return the format in which the weight is held without loss."""
+        """Return the format that holds the weight without loss."""
         raise NotImplementedError
 
     def read(self, layer: StoredLayer, rows: slice, columns: slice) -> QuantizedMatrix:
-        """Read a slice of the weight. The columns begin and end at multiples of 16, or are all."""
+        """Read a slice of the weight. The columns start and stop at multiples of 16, or are all."""
         raise NotImplementedError
 
     def wrong(self, layer: StoredLayer) -> str | None:
-        """Return what is wrong with the contents of the tensors, beginning with a tensor's name; None: nothing."""
+        """Return an error in the tensors' contents, starting with a tensor name; None: no error."""
         return None
 
     def is_ordered(self, layer: StoredLayer) -> bool:
-        """Return whether columns have their groups in an order of their own (`desc_act`), and so cannot be cut."""
+        """Return whether columns are grouped in activation order (`desc_act`), which rules out slicing groups."""
         return False
 
 
@@ -95,14 +95,14 @@ def cover(part: slice, size: int) -> tuple[slice, slice]:
 
 
 def _bytes(words: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of words [..., n], [..., 4 * n]."""
+    """Return words [..., n] as bytes, [..., 4 * n]."""
     import torch
 
     return words.contiguous().view(torch.uint8)
 
 
 def _unpacked(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """Return the codes of words [..., n], the lowest bits first, [..., n * 32 / bits]."""
+    """Unpack words [..., n] into quantized values, the lowest bits first, [..., n * 32 / bits]."""
     from .matrices import nibbles
 
     return nibbles(_bytes(words)) if bits == 4 else _bytes(words)
@@ -116,7 +116,7 @@ def _sliced(
     scales: torch.Tensor,
     zeros: torch.Tensor | None = None,
 ) -> QuantizedMatrix:
-    """Return the matrix of codes, with the scales and zeros [rows, groups] of the groups that the columns touch."""
+    """Build a matrix from quantized values, with scales and zeros [rows, groups] of the groups that columns touch."""
     from ...kernels.quantized_matrix import QuantizedMatrix
     from .matrices import cut_groups
 
@@ -127,13 +127,13 @@ def _sliced(
 
 @dataclass(frozen=True, kw_only=True)
 class _InWords(Scheme):
-    """Codes of 4 or 8 bits in words along inputs, and zeros along outputs.
+    """4-bit or 8-bit values packed into words along inputs, with zeros packed along outputs.
 
     Attributes:
-        bits: of a code, 4 or 8.
-        group: inputs of a group; None: all.
-        is_symmetric: the code of zero is half the range everywhere.
-        needs_order: there must be a tensor `order`, which has the group of each input.
+        bits: per value, 4 or 8.
+        group: inputs per group; None: all.
+        is_symmetric: the zero point is always half the range.
+        needs_order: the tensor `order`, with the group of each input, is required.
     """
 
     bits: int
@@ -172,7 +172,7 @@ class _InWords(Scheme):
         return None if is_right else f"{self.order} names groups {low} to {high} of {most}"
 
     def is_ordered(self, layer: StoredLayer) -> bool:
-        """See `Scheme.is_ordered`. An order that is -1 everywhere was not used."""
+        """See `Scheme.is_ordered`. An order of only -1 is unused."""
         import torch
 
         if not layer.has(self.order):
@@ -189,7 +189,7 @@ class _InWords(Scheme):
         return -(-in_size // (self.group or in_size))
 
     def _words(self, layer: StoredLayer, rows: slice, words: slice) -> torch.Tensor:
-        """Read words of codes, [rows, words]."""
+        """Read packed words, [rows, words]."""
         raise NotImplementedError
 
     def _scales(self, layer: StoredLayer, rows: slice, groups: slice) -> torch.Tensor:
@@ -197,16 +197,16 @@ class _InWords(Scheme):
         raise NotImplementedError
 
     def _zeros(self, layer: StoredLayer, rows: slice, groups: slice) -> torch.Tensor:
-        """Read the codes of zero, [rows, groups]."""
+        """Read zero points, [rows, groups]."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gptq(_InWords):
-    """GPTQ's, with a word of eight inputs, or four, of each output.
+    """GPTQ: each word packs eight or four inputs of one output.
 
     Attributes:
-        zero_shift: what is added to the stored zeros: 1 for the format `gptq`, 0 for `gptq_v2`.
+        zero_shift: added to the stored zeros: 1 for the format `gptq`, 0 for `gptq_v2`.
     """
 
     zero_shift: int
@@ -243,7 +243,7 @@ class Gptq(_InWords):
 
 @dataclass(frozen=True, kw_only=True)
 class Packed(_InWords):
-    """The `pack-quantized` of compressed-tensors, with rows of words."""
+    """The format `pack-quantized` of compressed-tensors: each row of the weight is a row of words."""
 
     order = "weight_g_idx"
 
@@ -281,12 +281,12 @@ class Packed(_InWords):
 
 @dataclass(frozen=True, kw_only=True)
 class Awq(_InWords):
-    """AWQ's gemm layout: 4 bits, packed along outputs, eight a word in an order of its own."""
+    """AWQ's gemm layout: 4 bits, packed along outputs, eight per word in AWQ's interleaved order."""
 
     bits: int = 4
     is_symmetric: bool = False
     needs_order: bool = False
-    order = "g_idx"  # which no such checkpoint has
+    order = "g_idx"  # never present in AWQ checkpoints
 
     def parts(self, out_size: int, in_size: int) -> dict[str, StoredTensor]:
         """See `Scheme.parts`."""
@@ -317,13 +317,13 @@ Extent = Literal["tensor", "channel", "group", "block"]
 
 @dataclass(frozen=True, slots=True)
 class Bytes(Scheme):
-    """Numbers of 8 bits, one a byte: INT8 and FP8 of compressed-tensors, and the method `fp8`.
+    """8-bit values, one per byte: INT8 and FP8 of compressed-tensors, and the method `fp8`.
 
     Attributes:
-        is_float: they are E4M3, and not integers.
-        extent: what shares a scale.
+        is_float: E4M3 instead of integers.
+        extent: granularity of the scales.
         block: rows and columns of a group or block.
-        scale: the name of the scales.
+        scale: name of the scale tensor.
         is_symmetric: there are no zero points.
         int8_activations: see `WeightFormat`.
     """
@@ -369,9 +369,9 @@ class Bytes(Scheme):
         return _sliced(codes, self.format(layer.shape[1]), group, columns, scales, zeros)
 
     def _of_rows(self, layer: StoredLayer, name: str, rows: slice, columns: slice) -> torch.Tensor:
-        """Read the scales or zeros of each row and of the groups that the columns touch, [rows, groups]."""
+        """Read the scales or zeros of the rows, for the groups that the columns touch, [rows, groups]."""
         count = rows.stop - rows.start
-        if math.prod(self._grid(layer.shape)) == 1:  # some tools write a single number as no matrix
+        if math.prod(self._grid(layer.shape)) == 1:  # some tools do not store a single scale as a matrix
             return layer.read(name).float().reshape(1, 1).expand(count, 1)
         groups, _ = cover(columns, self._columns(layer.shape[1]))
         blocks, within = cover(rows, self.block[0])
@@ -389,7 +389,7 @@ class Bytes(Scheme):
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4(Scheme):
-    """MXFP4: E2M1, two a byte, with a power of two for each 32 inputs, whose exponent is stored plus 127."""
+    """MXFP4: E2M1, two per byte, with an E8M0 scale (power of two, bias 127) per 32 inputs."""
 
     def parts(self, out_size: int, in_size: int) -> dict[str, StoredTensor]:
         """See `Scheme.parts`."""
@@ -410,7 +410,7 @@ class Mxfp4(Scheme):
 
 
 class Mxfp4Blocks(Mxfp4):
-    """MXFP4 in blocks, a tensor for all experts: gpt-oss's."""
+    """MXFP4 of gpt-oss: blocks, with one tensor for all experts."""
 
     def parts(self, out_size: int, in_size: int) -> dict[str, StoredTensor]:
         """See `Scheme.parts`."""
@@ -429,8 +429,8 @@ class Mxfp4Blocks(Mxfp4):
 
 
 def is_embedding(name: str) -> bool:
-    """Return whether a layer is the embedding of tokens, by its name."""
+    """Return whether a layer is the token embedding, by its name."""
     return name.endswith(("embed_tokens", "wte"))
 
 
-SchemeOf = Callable[[str], Scheme | None]  # by the name of a linear layer, as `model.layers.0.mlp.up_proj`
+SchemeOf = Callable[[str], Scheme | None]  # by linear layer name, such as `model.layers.0.mlp.up_proj`

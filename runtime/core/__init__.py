@@ -1,1 +1,1 @@
-"""The data that all other rooms pass around: requests, micro-batches, messages, records of a run. Needs no torch."""
+"""Data types shared by all other packages: requests, micro-batches, messages, run records. Needs no torch."""

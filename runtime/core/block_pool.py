@@ -1,4 +1,4 @@
-"""The pool of KV blocks: which pages of the KV memory are free. Ranks have none: messages name new blocks."""
+"""The KV block allocator. It runs in the coordinator only: ranks get the numbers of new blocks in messages."""
 
 # Compiled (see runtime/compiled.py).
 
@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from .prefix_cache import PrefixCache
 from .request import Request
 
-_NUM_PROBES = 16  # places where `_gap` looks for a run of free blocks
+_NUM_PROBES = 16  # start positions from which `_gap` looks for a run of free blocks
 
 
 class CachedPrefix:
-    """The first `num_blocks` blocks of a prompt in the prefix cache: by group of layers, those still of use."""
+    """A prefix-cache hit of `num_blocks` blocks. `blocks`: per layer group, those within its window."""
 
     __slots__ = ("blocks", "num_blocks")
 
@@ -26,16 +26,16 @@ NOTHING_CACHED = CachedPrefix(0, [])
 
 
 class BlockPool:
-    """Hands out `num_blocks` pages of `block_size` tokens.
+    """Allocates `num_blocks` pages of `block_size` tokens.
 
-    The blocks of a request are mostly one contiguous run, which a CPU reads without a copy; correctness does not depend
-    on it. To that end a request grows into the block after its last one if that is free. A new request starts in an
-    unused lane of `lane_blocks` while there is one, then in the middle of a long run of free blocks.
+    A request's blocks are mostly contiguous, so that a CPU reads them without a copy; correctness does not depend on
+    it. A request grows into the block after its last one if that is free. A new request starts in an unused lane
+    (`lane_blocks` consecutive blocks) if there is one, else in the middle of a long run of free blocks.
 
-    With `prefix_caching` blocks may hold content that later requests take over (`cache`). Those that no request uses
-    count as free. They are evicted when there is no other free block.
+    With `prefix_caching`, later requests may reuse the content of blocks (`cache`). Cached blocks without a user count
+    as free, and are evicted when no other block is free.
 
-    A request has one table here. Where layers have windows it has `num_groups`, and the pool `slides`
+    A request has one block table here. In models with sliding windows it has `num_groups`, and the pool `slides`
     (`core/windowed_pool.py`).
     """
 
@@ -46,7 +46,7 @@ class BlockPool:
         self.num_groups = 1
         self.slides = False
         self.cache = PrefixCache(num_blocks) if prefix_caching else None
-        self._numbers = list(range(num_blocks))  # requests' lists of blocks are made of its slices, and share them
+        self._numbers = list(range(num_blocks))  # requests' block lists are made of its slices, to share the integers
         self._is_free = bytearray(b"\x01") * num_blocks
         self._lane_blocks = max(1, min(lane_blocks, num_blocks))
         num_lanes = num_blocks // self._lane_blocks
@@ -56,7 +56,7 @@ class BlockPool:
 
     @property
     def num_used(self) -> int:
-        """The blocks that requests own; those kept for the prefix cache alone are not among them."""
+        """The number of blocks that requests use, without idle blocks of the prefix cache."""
         return self.num_blocks - self.num_free
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -96,7 +96,7 @@ class BlockPool:
         return True
 
     def share(self, blocks: list[int], cached: Sequence[int]) -> None:
-        """Give a request that has no `blocks` those of the cache that it begins with."""
+        """Fill the empty `blocks` of a request with the cached blocks of its prefix."""
         assert self.cache is not None
         assert not blocks
         self.num_free -= self.cache.num_idle_of(cached)
@@ -104,7 +104,7 @@ class BlockPool:
         blocks += cached
 
     def release(self, blocks: list[int]) -> None:
-        """End a request's use of its blocks and empty the list."""
+        """Release a request's blocks and empty the list."""
         if self.cache is None:
             self.num_free += len(blocks)
             self._free_runs(blocks)
@@ -115,10 +115,10 @@ class BlockPool:
             self._free_runs(private)
         blocks.clear()
 
-    # What the scheduler calls for a request.
+    # The interface to the scheduler.
 
     def need(self, num_tokens: int, prefix: CachedPrefix) -> int:
-        """Return the free blocks that an admission takes on the way to `num_tokens`, beginning with a cached prefix."""
+        """Return how many free blocks a request takes to reach `num_tokens`, given its cached prefix."""
         need = self.blocks_for(num_tokens)
         if prefix.num_blocks:
             assert self.cache is not None
@@ -126,17 +126,17 @@ class BlockPool:
         return need
 
     def find(self, hashes: Sequence[bytes], most: int) -> CachedPrefix:
-        """Return the cached blocks, `most` at most, that a request with these hashes begins with."""
+        """Return the longest cached prefix of a request with these block hashes, up to `most` blocks."""
         assert self.cache is not None
         found = self.cache.match(hashes, most)
         return CachedPrefix(len(found), [found]) if found else NOTHING_CACHED
 
     def take_over(self, request: Request, prefix: CachedPrefix) -> None:
-        """Give a request without blocks a cached prefix, whose tokens it has as dispatched."""
+        """Give a request without blocks its cached prefix. Its `num_dispatched` includes the prefix already."""
         self.share(request.blocks, prefix.blocks[0])
 
     def reserve(self, request: Request, num_tokens: int) -> None:
-        """Give a request that is admitted its blocks for `num_tokens`."""
+        """Allocate the blocks of a newly admitted request for `num_tokens`."""
         self.grow(request.blocks, num_tokens)
 
     def extend(self, request: Request, num_tokens: int) -> bool:
@@ -144,33 +144,33 @@ class BlockPool:
         return self.grow(request.blocks, num_tokens)
 
     def cover(self, request: Request, length: int, spare: int) -> int:
-        """Return how many of the next `length` tokens of a prompt have blocks, leaving `spare` ones if they can."""
+        """Return how many of a prompt's next `length` tokens have blocks, with `spare` blocks left free if possible."""
         return length
 
     def slide(self, request: Request) -> None:
-        """Free what lies behind windows, once the tokens that it has dispatched are part of a micro-batch."""
+        """Free blocks that have left the window. Call it once the dispatched tokens are part of a micro-batch."""
 
     def num_of(self, request: Request) -> int:
         """Return the number of blocks that a request uses."""
         return len(request.blocks)
 
     def take_back(self, request: Request) -> list[int]:
-        """Take its blocks from a request. They are in use until they are released."""
+        """Detach a request's blocks and return them. They stay in use until released."""
         blocks, request.blocks = request.blocks, []
         return blocks
 
     def store(self, request: Request, stop: int) -> None:
-        """Cache a request's blocks up to number `stop` - 1 that have not been offered to the cache."""
+        """Cache a request's blocks from `num_blocks_hashed` up to `stop - 1`."""
         assert self.cache is not None
         self.cache.store(request.blocks, request.block_hashes, request.num_blocks_hashed, stop)
 
     def forget(self, request: Request) -> None:
-        """Let no further request take over what a request's blocks hold."""
+        """Hide the content of a request's blocks from later requests."""
         assert self.cache is not None
         self.cache.forget(request.blocks)
 
     def forget_content(self) -> None:
-        """Take note that no block holds what it held. No request may own any."""
+        """Clear the prefix cache, after the blocks have lost their content. No request may own blocks."""
         assert self.num_free == self.num_blocks
         if self.cache is not None:
             self._free_runs(self.cache.clear())
@@ -178,7 +178,7 @@ class BlockPool:
     def _free_runs(self, blocks: list[int]) -> None:
         """Mark blocks as free, run by run."""
         at = 0
-        if blocks and blocks == self._numbers[blocks[0] : blocks[0] + len(blocks)]:  # one run, as most are
+        if blocks and blocks == self._numbers[blocks[0] : blocks[0] + len(blocks)]:  # the common case: one run
             self._free(blocks[0], len(blocks))
             at = len(blocks)
         while at < len(blocks):
@@ -208,7 +208,7 @@ class BlockPool:
     def _next(self, blocks: list[int], need: int) -> int:
         """Return the free block from which the request that owns `blocks` grows.
 
-        From there on `need` blocks are free in a row, or as many as there are in any row.
+        This is the block after its last one, for a new request the start of an unused lane, or else from `_gap`.
         """
         if blocks:
             after = blocks[-1] + 1
@@ -223,9 +223,9 @@ class BlockPool:
         return self._gap(need)
 
     def _gap(self, need: int) -> int:
-        """Return the first of `need` blocks in the middle of the longest of some free runs.
+        """Return where to place `need` blocks in the middle of the longest of several free runs.
 
-        So the request whose blocks end before that run may grow too.
+        The request whose blocks end before that run can then grow too.
         """
         free, best, length = self._is_free, 0, 0
         for probe in range(_NUM_PROBES):

@@ -1,4 +1,4 @@
-"""The blocks of a request in one group of layers, where layers have windows (`models/block_groups.py`)."""
+"""A request's block table for one layer group, in models with sliding windows (`models/block_groups.py`)."""
 
 # Compiled (see runtime/compiled.py).
 
@@ -6,9 +6,9 @@ from __future__ import annotations
 
 
 class BlockTable:
-    """Blocks by place. Those before place `behind` lie behind the window, and are the request's no more.
+    """Block numbers by position. The first `behind` blocks have left the window, and no longer belong to the request.
 
-    Messages name a block by its number plus `offset`, by which ranks know the group.
+    Messages contain a block's number plus `offset`, which identifies the group.
     """
 
     __slots__ = ("behind", "blocks", "num_sent", "offset")
@@ -20,7 +20,7 @@ class BlockTable:
         self.num_sent = 0
 
     def take_new(self) -> list[int]:
-        """Return the names of the blocks that no message has named yet, and count them as sent."""
+        """Return the blocks that have not been sent yet, as messages number them, and mark them as sent."""
         offset = self.offset
         new = [block + offset for block in self.blocks[self.num_sent :]]
         self.num_sent = len(self.blocks)

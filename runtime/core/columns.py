@@ -1,6 +1,6 @@
-"""Columns of numbers: append, sum, iterate. Decodes are sent and recorded by column, as a run has millions of them.
+"""Integer columns: append, sum, iterate. Decodes are sent and recorded by column, as a run has millions of them.
 
-A packed column of integers is `bytes`, eight for each number; messages and records hold it in this form.
+A packed column is `bytes`, eight per integer; messages and records store it in this form.
 """
 
 # Compiled (see runtime/compiled.py).
@@ -24,12 +24,12 @@ class IntColumn:
         self._writer = BytesWriter()
 
     def append(self, value: i64) -> None:
-        """Append an integer of 64 bits."""
+        """Append a 64-bit integer."""
         write_i64_le(self._writer, value)
 
     @property
     def packed(self) -> bytes:
-        """The column as `pack` makes it: eight bytes for each integer."""
+        """The packed column, as from `pack`."""
         return self._writer.getvalue()
 
 
@@ -62,7 +62,7 @@ def total(column: bytes) -> int:
 def append_to_each(lists: list[list[T]], value: T) -> None:
     """Append `value` to each of `lists`.
 
-    They share one object, which saves memory: a micro-batch's end is appended for each of its tokens.
+    They share one object, which saves memory: a micro-batch's end time is appended once per token.
     """
     for values in lists:
         values.append(value)

@@ -1,4 +1,4 @@
-"""The features of a micro-batch that a stage's time is linear in."""
+"""Features of a micro-batch for the linear model of a stage's time."""
 
 # Compiled (see runtime/compiled.py).
 
@@ -12,10 +12,10 @@ from .run_record import MicroBatchRecord
 
 
 class Features(NamedTuple):
-    """A row of features of one micro-batch. The weights of a stage are such a row too, in seconds a unit.
+    """Features of one micro-batch. A stage's weights have the same fields, in seconds per unit.
 
-    Linear layers cost by token. Attention costs by pair of a token and a token that it sees. The LM head costs by row
-    that samples. Every micro-batch costs the constant, above all the reading of the weights.
+    Linear layers cost time per token, attention per (query, key) pair, and the LM head per sampled row. The constant
+    cost per micro-batch is mainly the time to read the weights.
     """
 
     constant: float  # 1
@@ -44,7 +44,7 @@ def features(micro_batch: MicroBatchRecord) -> Features:
 
 
 def weigh(weights: Sequence[float], row: Features) -> float:
-    """Return the seconds of a stage with these `weights`."""
+    """Return the predicted seconds of a stage with these `weights`."""
     seconds = 0.0
     for place, weight in enumerate(weights):
         seconds += weight * row[place]
@@ -52,5 +52,5 @@ def weigh(weights: Sequence[float], row: Features) -> float:
 
 
 def weigh_all(stages: Sequence[Sequence[float]], row: Features) -> list[float]:
-    """Return the seconds of each stage, given the weights of each."""
+    """Return the predicted seconds of each stage, given the weights of each."""
     return [weigh(weights, row) for weights in stages]

@@ -1,4 +1,4 @@
-"""Switches Python's garbage collector off while millions of records are made."""
+"""Disables Python's garbage collector while millions of records are created."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_FROZEN_BY_PYTHON = 1_000  # objects at most: 3.12 starts with 375, others with none; a program's gc.freeze() takes more
+_FROZEN_BY_PYTHON = 1_000  # upper bound: Python 3.12 starts with 375, others with 0; a program's gc.freeze() exceeds it
 
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """Switch the collector off: no record of a run is part of a cycle, yet it would traverse all of them repeatedly.
+    """Disable the collector: run records form no cycles, yet it would traverse all of them repeatedly.
 
-    Objects made meanwhile join the oldest generation, as if the collector had visited them.
+    Objects created meanwhile join the oldest generation, as if they had survived collections.
     """
     enabled = gc.isenabled()
     gc.disable()

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..core.micro_batch_columns import Floats
-from ..core.request_record import RequestRecord
-from ..core.run_record import RunRecord
+from .micro_batch_columns import Floats
+from .request_record import RequestRecord
+from .run_record import RunRecord
 
 NOT_COMPLETED = (None, "abort", "error")  # finish reasons of requests that count as failed
-GOES_ON = "goes_on"  # finish reason of a request that outlasts a recorded window: it has not failed either
+GOES_ON = "goes_on"  # finish reason of a request that outlasts a recorded window; not a failure
 
 
 def completed_requests(record: RunRecord) -> list[RequestRecord]:
-    """Return the requests that finished by themselves, in a recorded window also those that came before it."""
+    """Return the requests that finished normally, including those that arrived before a recorded window."""
     reasons = (*NOT_COMPLETED, GOES_ON)
     return [request for request in (*record.requests, *record.crossing) if request.finish_reason not in reasons]
 
 
 def time_to_first_token(request: RequestRecord) -> float | None:
-    """Return the seconds from arrival to the first token; None before it, and if that came before a window."""
+    """Return the seconds from arrival to the first token; None without one, or if it precedes a recorded window."""
     return request.token_times[0] - request.arrival if request.token_times and not request.earlier_tokens else None
 
 
@@ -31,8 +31,8 @@ def tokens_apart(request: RequestRecord) -> Floats:
 def latencies(requests: list[RequestRecord]) -> dict[str, Floats]:
     """Return the latencies by name, in milliseconds.
 
-    `ttft`, `tpot` and `e2el` hold a value for each request that has one, `itl` one for each pair of consecutive tokens.
-    Of a request that outlasts a recorded window there is no `e2el`.
+    `ttft`, `tpot` and `e2el` have one value per request (if defined), `itl` one per pair of consecutive tokens.
+    Requests that outlast a recorded window have no `e2el`.
     """
     gaps = [tokens_apart(request) for request in requests]
     ttft = [first for request in requests if (first := time_to_first_token(request)) is not None]
@@ -48,12 +48,12 @@ def latencies(requests: list[RequestRecord]) -> dict[str, Floats]:
 
 
 def p99(values: Floats) -> float:
-    """Return the 99th percentile of a latency; 0 where there is no value."""
+    """Return the 99th percentile of a latency; 0 if there are no values."""
     return float(np.percentile(values, 99)) if len(values) else 0.0
 
 
 def statistics(values: Floats) -> dict[str, float]:
-    """Return the statistics that a summary has of a latency; zeros where there is no value."""
+    """Return the summary statistics of a latency; zeros if there are no values."""
     if not len(values):
         values = np.zeros(1)
     p90, p99 = np.percentile(values, [90, 99])

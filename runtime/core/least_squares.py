@@ -1,19 +1,19 @@
-"""Least squares with weights that are not negative, as times of work are."""
+"""Non-negative least squares (NNLS)."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
-_RIDGE = 1e-9  # share of the diagonal, which decides between parts that always occurred together
+_RIDGE = 1e-9  # relative to the diagonal; breaks ties between collinear features
 _TOLERANCE = 1e-10
 
 
 def non_negative(gram: npt.NDArray[np.float64], moment: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the x >= 0 that minimizes x'Gx - 2 m'x for each system, by Lawson and Hanson's active sets.
+    """Return the x >= 0 that minimizes x'Gx - 2 m'x for each system, by Lawson and Hanson's active-set method.
 
     Args:
-        gram: G of [..., n, n], symmetric and not negative.
+        gram: G of [..., n, n], symmetric positive semidefinite.
         moment: m of [..., n].
     """
     shape, n = moment.shape, moment.shape[-1]
@@ -29,13 +29,13 @@ def non_negative(gram: npt.NDArray[np.float64], moment: npt.NDArray[np.float64])
         )[:, :, 0]
         negative = free & (found <= 0.0)
         blocked = negative.any(axis=1)
-        # Go towards the minimum over the free parts, as far as none turns negative; the first that would is fixed at 0.
+        # Step towards the minimum over the free variables until the first of them reaches 0, and fix that one at 0.
         room = np.where(negative, x / np.maximum(x - found, 1e-300), np.inf)
         x += np.where(blocked, room.min(axis=1), 1.0)[:, None] * (found - x)
         free[systems[blocked], room.argmin(axis=1)[blocked]] = False
         free &= x > 0.0
         x = np.where(free, x, 0.0)
-        # At the minimum over them, the part that improves it most becomes free too.
+        # At that minimum, free the variable with the steepest descent.
         slope = np.where(free, -np.inf, moment - (gram @ x[:, :, None])[:, :, 0])
         enters = ~blocked & (slope.max(axis=1) > tolerance)
         free[systems[enters], slope.argmax(axis=1)[enters]] = True

@@ -1,8 +1,8 @@
 """Messages between the coordinator and the ranks: ids only, as msgpack, never pickle.
 
-The coordinator publishes one `MicroBatchMessage` to all ranks for each micro-batch. Each rank derives from it what it
-needs: its receives, its block tables, its sampler's history. `MicroBatchResult`s come back: spans from every stage,
-tokens from the last.
+The coordinator publishes one `MicroBatchMessage` per micro-batch to all ranks. Each rank derives its receives, its
+block tables and its sampler's history from it. `MicroBatchResult`s return spans from every stage, and tokens from the
+last one.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ UNSEEN_TOKEN: Final = -1
 
 
 class NewRequest(msgspec.Struct, frozen=True, array_like=True):
-    """What the ranks need to know of a request, sent with its first chunk. `seed` is resolved: never None.
+    """What the ranks need to know about a request, sent with its first chunk. `seed` is resolved: never None.
 
-    `past` are the tokens before that chunk, which no chunk brings, as they came from the prefix cache. They are sent
-    where sampling goes by them.
+    `past` are the tokens before that chunk, from the prefix cache. They are sent only if sampling depends on them.
     """
 
     request: int
@@ -37,9 +36,9 @@ class NewRequest(msgspec.Struct, frozen=True, array_like=True):
 class SegmentMessage(msgspec.Struct, frozen=True, array_like=True):
     """Tokens of one request in a micro-batch: a chunk, or a decode.
 
-    `start` tokens of the request lie in the KV cache already. `blocks` are the KV blocks that the request has got since
-    its last message. `targets` are tokens of the prompt that follow the first rows of a chunk, one a row: the last
-    stage returns their log-probabilities.
+    `start` tokens of the request are already in the KV cache. `blocks` are the KV blocks allocated since its last
+    message. `targets` are the prompt tokens that follow the first rows of a chunk, one per row: the last stage returns
+    their log-probabilities.
     """
 
     request: int
@@ -56,12 +55,12 @@ class SegmentMessage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DecodesMessage(msgspec.Struct, frozen=True, array_like=True):
-    """The decodes of a micro-batch by column (`core/columns.py`), one entry a row.
+    """The decodes of a micro-batch by column (`core/columns.py`), one entry per row.
 
-    Iterating gives a `SegmentMessage` each. `blocks`, by request: the KV blocks that it has got since its last message;
+    Iterating yields one `SegmentMessage` per row. `blocks`: KV blocks allocated since the last message, by request;
     most decodes need none. A request's draft tokens follow its newest token as rows of the same request; `drafts` is
-    their number over all requests. Where a pipeline looks ahead, a token may be `UNSEEN_TOKEN`: it stands for the one
-    that the micro-batch before samples for the request.
+    their total number. If the pipeline looks ahead (async scheduling), a token may be `UNSEEN_TOKEN`: a placeholder for
+    the token that the previous micro-batch samples for the request.
     """
 
     requests: bytes = b""
@@ -74,7 +73,7 @@ class DecodesMessage(msgspec.Struct, frozen=True, array_like=True):
     def of(
         cls, requests: Sequence[int], starts: Sequence[int], tokens: Sequence[int], blocks: dict[int, list[int]]
     ) -> DecodesMessage:
-        """Pack columns of one integer a decode; `blocks` has the new blocks of some rows."""
+        """Pack columns of one integer per row; `blocks` has the new blocks, by request."""
         return cls(pack(requests), pack(starts), pack(tokens), blocks)
 
     def __len__(self) -> int:
@@ -103,37 +102,37 @@ class MicroBatchMessage(msgspec.Struct, frozen=True, array_like=True, tag="step"
 
     @property
     def num_tokens(self) -> int:
-        """The tokens of all chunks and decodes, which are rows of the activation."""
+        """The tokens of all chunks and decodes, i.e. the rows of the activation."""
         return sum(c.num_tokens for c in self.chunks) + len(self.decodes)
 
 
 class Compile(msgspec.Struct, frozen=True, array_like=True, tag="compile"):
-    """Has the ranks of the last stage compile structured outputs of requests to come. One answers with `Compiled`."""
+    """Makes the last stage's ranks compile structured outputs of coming requests. One rank replies with `Compiled`."""
 
     number: int
     wanted: StructuredOutputs
 
 
 class Compiled(msgspec.Struct, frozen=True, array_like=True, tag="compiled"):
-    """What `Compile` of the same number asked for is done, as far as it can be."""
+    """Reply to the `Compile` of the same number: the compilation has ended."""
 
     number: int
 
 
 class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
-    """Ends the ranks, once they have run what was published before."""
+    """Shuts down the ranks, after they have run everything published before it."""
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """When a stage computed a micro-batch, in seconds on the coordinator's clock.
 
-    `ready`: from then on the stage waited for this input; `input`: the input was there; `begin`, `end`: of the
-    computation; `sent`: the send had been handed over (equal to `end` on the last stage). `contended_before`: seconds
-    until `begin` in which the rank's threads waited for a processor, all together; `contended`: seconds of the
-    computation in which its thread did. Both are 0 where they were not measured.
+    `ready`: the stage began to wait for this input; `input`: the input had arrived; `begin`, `end`: of the computation;
+    `sent`: the send had been handed over (equal to `end` on the last stage). `contended_before`: seconds before `begin`
+    in which the rank's threads waited for a CPU, summed over threads; `contended`: seconds of the computation in which
+    its thread did. Both are 0 if not measured.
 
-    `expert_load`: tokens of the busiest expert over the mean of all, over the stage's layers; 0 without experts, and
-    where nothing was counted. `hot_expert` of layer `hot_layer` had the most tokens.
+    `expert_load`: tokens of the busiest expert over the mean of all experts, over the stage's layers; 0 without experts
+    or counts. `hot_expert` of layer `hot_layer` had the most tokens.
     """
 
     micro_batch: int
@@ -164,12 +163,12 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 class Sampled(msgspec.Struct, frozen=True, array_like=True):
     """The tokens that a micro-batch sampled, in its order.
 
-    There is one for each chunk that ends its prompt, then one for each row of its decodes. A token of -1 says that the
-    logits were not finite.
+    There is one per chunk that ends its prompt, then one per decode row. A token of -1 means that the logits were not
+    finite.
 
-    `logprobs`, by place in `tokens`, and `prompt_logprobs`, of a chunk's targets by its place among the chunks: for
-    requests that asked for them. A rank of the last stage sends those of the rows that it sampled, as one of
-    `num_shares`; in a message to the coordinator there is one.
+    `logprobs`, keyed by index in `tokens`, and `prompt_logprobs` of a chunk's targets, keyed by chunk index, are for
+    requests that asked for them. A rank of the last stage sends the results of the rows that it sampled, as one of
+    `num_shares`; a message to the coordinator has a single share.
     """
 
     tokens: list[int]
@@ -179,9 +178,9 @@ class Sampled(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MicroBatchResult(msgspec.Struct, frozen=True, array_like=True, tag="result"):
-    """Spans of a micro-batch, one from the tensor-parallel rank 0 of each stage that reports.
+    """Spans of a micro-batch, one from tensor-parallel rank 0 of each stage that reports.
 
-    Only the last stage sends `sampled`, each rank of it for its rows. With all of them the micro-batch is over.
+    Only ranks of the last stage send `sampled`, each for its own rows. With all of them the micro-batch is complete.
     """
 
     epoch: int
@@ -196,4 +195,4 @@ class RankFailure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
     rank: int
     stage: int
     error: str
-    secondary: bool = False  # most likely the echo of another rank's death (a broken connection)
+    secondary: bool = False  # most likely a consequence of another rank's failure (a broken connection)

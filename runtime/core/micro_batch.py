@@ -1,4 +1,4 @@
-"""A micro-batch as a scheduler fills it: chunks of prompts and decodes of requests."""
+"""A micro-batch as a scheduler fills it: prompt chunks and decodes."""
 
 # Compiled (see runtime/compiled.py).
 
@@ -19,32 +19,32 @@ class Chunk:
 
     @property
     def ends_prefill(self) -> bool:
-        """Whether the chunk is its prompt's last one."""
+        """Whether this is the prompt's last chunk."""
         return self.start + self.length == self.request.prefill_target
 
 
 class MicroBatch:
-    """The chunks and decodes that a stage runs at once. A request is in it once at most.
+    """The chunks and decodes that a stage runs in one pass. Each request occurs at most once.
 
-    `drafts`, by request: tokens that are guessed to follow its newest one. They are verified in the same pass, each as
-    one more row of its decode.
+    The `draft_tokens` of a request follow its newest token. They are verified in the same pass, each as one more row of
+    the decode.
     """
 
-    __slots__ = ("chunks", "decodes", "drafts")
+    __slots__ = ("chunks", "decodes", "draft_tokens")
 
     def __init__(self) -> None:
         self.chunks: list[Chunk] = []
         self.decodes: list[Request] = []
-        self.drafts: dict[int, list[int]] = {}
+        self.draft_tokens: dict[int, list[int]] = {}
 
     @property
     def num_requests(self) -> int:
-        """The number of chunks and decodes, each of another request."""
+        """The number of requests, each with one chunk or one decode."""
         return len(self.chunks) + len(self.decodes)
 
     @property
     def sampled(self) -> list[Request]:
-        """The requests that it samples a token for: those of chunks that end their prompt, then the decodes'."""
+        """The requests that get a token: first the chunks that end their prompt, then the decodes."""
         ends = [chunk.request for chunk in self.chunks if chunk.ends_prefill]
         return ends + self.decodes if ends else self.decodes
 
@@ -54,14 +54,14 @@ class MicroBatch:
         return sum([c.length for c in self.chunks])
 
     @property
-    def num_drafts(self) -> int:
+    def num_draft_tokens(self) -> int:
         """The draft tokens of all decodes."""
-        return sum([len(tokens) for tokens in self.drafts.values()]) if self.drafts else 0
+        return sum([len(tokens) for tokens in self.draft_tokens.values()]) if self.draft_tokens else 0
 
     @property
     def num_tokens(self) -> int:
-        """The tokens that the stages compute: of chunks, decodes and drafts."""
-        return self.num_prefill_tokens + len(self.decodes) + self.num_drafts
+        """The tokens that the stages compute: of chunks, decodes and draft tokens."""
+        return self.num_prefill_tokens + len(self.decodes) + self.num_draft_tokens
 
     def __bool__(self) -> bool:
         return bool(self.chunks or self.decodes)

@@ -19,17 +19,17 @@ N = TypeVar("N", np.int64, np.float64)
 
 
 def values_at(column: npt.NDArray[N], places: Ints) -> npt.NDArray[N]:
-    """Return the column's values at `places`, and 0 where a place is -1."""
+    """Return the column's values at `places`, with 0 for a place of -1."""
     values, known = np.zeros(len(places), column.dtype), places >= 0
     values[known] = column[places[known]]
     return values
 
 
 class MicroBatchColumns:
-    """The micro-batches of a record by column: an entry for each, in their order.
+    """The micro-batches of a record by column, one entry per micro-batch, in order.
 
-    The columns are its number (`micro_batch`), its prompt tokens (`prefill`), its rows of `decodes`, and the sum of the
-    KV tokens that each of those rows attends to (`context`).
+    The columns are the number (`micro_batch`), prompt tokens (`prefill`), decode rows (`decodes`), and the KV tokens
+    that those rows attend to, summed (`context`).
     """
 
     def __init__(self, micro_batches: Sequence[MicroBatchRecord]) -> None:
@@ -53,12 +53,12 @@ class MicroBatchColumns:
 
     @cached_property
     def chunks(self) -> Ints:
-        """Numbers of chunks."""
+        """The number of chunks per micro-batch."""
         return np.array([len(s.chunks) for s in self._micro_batches], np.int64)
 
     @cached_property
     def chunk_prefix(self) -> Ints:
-        """Sums of the KV tokens before each chunk."""
+        """KV tokens before each chunk, summed per micro-batch."""
         return np.array([sum([c.start for c in s.chunks]) for s in self._micro_batches], np.int64)
 
     @cached_property
@@ -79,12 +79,12 @@ class MicroBatchColumns:
         return np.argsort(self.micro_batch, kind="stable")
 
     def places(self, numbers: Ints) -> Ints:
-        """Return the places of the micro-batches with these numbers, -1 for a number that none has."""
+        """Return the places of the micro-batches with these numbers, -1 for unknown numbers."""
         place = np.append(self.by_number, -1)[np.searchsorted(self.micro_batch, numbers, sorter=self.by_number)]
         return np.where(np.append(self.micro_batch, -1)[place] == numbers, place, -1)
 
     def by_request(self, values: Floats) -> dict[int, float]:
-        """Sum `values`, one a micro-batch, for each request over the micro-batches that carried it."""
+        """Sum `values`, one per micro-batch, over the micro-batches of each request."""
         chunks = [c.request for s in self._micro_batches for c in s.chunks]
         requests = b"".join([s.decodes.request_column for s in self._micro_batches])
         decoded, decodes_of = np.frombuffer(requests, np.int64), np.repeat(np.arange(len(values)), self.decodes)

@@ -1,4 +1,4 @@
-"""The sizes of micro-batches by which a stage's FLOPs and bytes are counted, as arrays."""
+"""Micro-batch sizes as arrays, to count a stage's FLOPs and bytes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ PHASES = ("prefill", "decode", "mixed")  # of a micro-batch: it has chunks only,
 
 
 class Sizes:
-    """The sizes of micro-batches on which FLOPs and bytes depend.
+    """The micro-batch sizes that FLOPs and bytes depend on.
 
     Args:
-        chunks: of each micro-batch: (length, prefix) of each chunk.
-        groups: of each micro-batch: groups of decodes that attend to as many tokens.
-        contexts: of each of all groups: KV tokens that one of its decodes attends to.
-        decodes: of each of all groups: how many there are.
-        sampled: of each micro-batch: rows whose logits are computed.
-        reads: of each micro-batch: share of its decodes that read the KV cache; draft tokens read none of their own.
+        chunks: per micro-batch, (length, prefix) of each chunk.
+        groups: per micro-batch, the number of groups of decodes with equal context.
+        contexts: per group, over all micro-batches: KV tokens that each of its decodes attends to.
+        decodes: per group, over all micro-batches: the number of its decodes.
+        sampled: per micro-batch, rows whose logits are computed.
+        reads: per micro-batch, the share of decode rows that read the KV cache; draft tokens add no reads.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class Sizes:
         )
 
     def attended(self, window: int | None) -> tuple[Floats, Floats, Floats]:
-        """Return pairs of a chunk's query and a key, KV tokens before chunks, and pairs of decodes, [N] each.
+        """Return (query, key) pairs of chunks, KV tokens before chunks, and (query, key) pairs of decodes, [N] each.
 
         Args:
-            window: most tokens that one attends to; None: all.
+            window: most tokens that a query attends to; None: all.
         """
         known = self._by_window.get(window)
         if known is None:

@@ -1,4 +1,4 @@
-"""The prefix cache: full KV blocks that a later request with the same first tokens takes over."""
+"""The prefix cache: full KV blocks that later requests with the same prefix reuse."""
 
 # Compiled (see runtime/compiled.py).
 
@@ -13,10 +13,10 @@ _DIGEST_BYTES = 16
 
 
 def extend_hashes(hashes: list[bytes], tokens: Sequence[int], block_size: int, salt: str) -> None:
-    """Append the hashes of the full blocks of `tokens`, which follow the blocks that `hashes` has.
+    """Append the hashes of the full blocks of `tokens`, which continue the blocks of `hashes`.
 
-    A block's hash is made of its tokens and of the hash of the block before it, so that equal hashes mean equal tokens
-    from the first on. The first block's is made of `salt` as well: requests of other salts never have it.
+    A block's hash covers its tokens and the hash of the previous block, so that equal hashes mean equal prefixes. The
+    first hash also covers `salt`, so that requests with different salts share no blocks.
     """
     parent = hashes[-1] if hashes else salt.encode()
     packed, width = array("q", tokens).tobytes(), 8 * block_size
@@ -26,15 +26,15 @@ def extend_hashes(hashes: list[bytes], tokens: Sequence[int], block_size: int, s
 
 
 class PrefixCache:
-    """Knows which blocks hold which tokens, who uses them, and which unused one has been so the longest.
+    """Maps block hashes to cached blocks, with reference counts and LRU eviction.
 
-    A block is in use by as many requests as share it. Without any it is idle: it keeps its content until its memory is
-    needed, and the block that has been idle the longest is evicted first. Of the blocks that a request leaves idle
-    the last is evicted first, since the others are of use without it.
+    A block without users is idle: it keeps its content until its memory is needed. The block that has been idle longest
+    is evicted first. Of the blocks that a request leaves idle, the last is evicted first, since the others are useful
+    without it.
 
     Attributes:
-        queries: prompt tokens of the requests that have been admitted.
-        hits: those of them that were taken over.
+        queries: prompt tokens of admitted requests.
+        hits: prompt tokens found in the cache.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -42,8 +42,8 @@ class PrefixCache:
         self.hits = 0
         self._block: dict[bytes, int] = {}
         self._hash: dict[int, bytes] = {}
-        self._users = [0] * num_blocks  # of cached blocks
-        self._idle: OrderedDict[int, None] = OrderedDict()  # the first has been idle the longest
+        self._users = [0] * num_blocks  # reference counts of cached blocks
+        self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first
 
     def __len__(self) -> int:
         """Return the number of cached blocks."""
@@ -51,11 +51,11 @@ class PrefixCache:
 
     @property
     def num_idle(self) -> int:
-        """The number of blocks that hold tokens but that no request uses."""
+        """The number of cached blocks without a user."""
         return len(self._idle)
 
     def match(self, hashes: Sequence[bytes], most: int) -> list[int]:
-        """Return the cached blocks, `most` at most, that a request with these hashes begins with."""
+        """Return the longest cached prefix of a request with these block hashes, up to `most` blocks."""
         found: list[int] = []
         blocks = self._block
         for digest in hashes[:most]:
@@ -71,7 +71,7 @@ class PrefixCache:
         return sum([users[block] == 0 for block in blocks])
 
     def take(self, blocks: Sequence[int]) -> None:
-        """Count one more user of each of these cached blocks."""
+        """Add a user to each of these cached blocks."""
         users, idle = self._users, self._idle
         for block in blocks:
             if users[block] == 0:
@@ -79,13 +79,13 @@ class PrefixCache:
             users[block] += 1
 
     def block_of(self, digest: bytes) -> int | None:
-        """Return the cached block of a hash."""
+        """Return the cached block with a hash, None without one."""
         return self._block.get(digest)
 
     def store(self, blocks: Sequence[int], hashes: Sequence[bytes], first: int, stop: int, group: bytes = b"") -> None:
-        """Cache a request's blocks number `first` .. `stop` - 1, which it uses. Known content stays where it is.
+        """Cache a request's blocks `first` .. `stop - 1`. Content that is cached already stays in its block.
 
-        `group` is appended to their hashes: blocks of the same tokens in other groups of layers hold something else.
+        `group` is appended to the hashes, since blocks of the same tokens differ between layer groups.
         """
         for number in range(first, stop):
             digest, block = hashes[number] + group if group else hashes[number], blocks[number]
@@ -95,7 +95,7 @@ class PrefixCache:
                 self._users[block] = 1
 
     def release(self, blocks: Sequence[int]) -> list[int]:
-        """Count one user less of each cached block. Return the blocks that are not cached."""
+        """Remove a user from each cached block. Return the blocks that are not cached."""
         users, cached = self._users, self._hash
         private: list[int] = []
         for place in range(len(blocks) - 1, -1, -1):
@@ -110,7 +110,7 @@ class PrefixCache:
         return private
 
     def evict(self, count: int) -> list[int]:
-        """Forget the `count` blocks that have been idle the longest, and return them."""
+        """Evict the `count` blocks that have been idle longest, and return them."""
         evicted: list[int] = []
         for _ in range(count):
             block = self._idle.popitem(last=False)[0]
@@ -121,12 +121,12 @@ class PrefixCache:
         return evicted
 
     def clear(self) -> list[int]:
-        """Forget all blocks, which nobody uses any more, and return them."""
+        """Evict all blocks, which must be idle, and return them."""
         assert len(self._idle) == len(self._hash)
         return self.evict(len(self._idle))
 
     def forget(self, blocks: Sequence[int]) -> None:
-        """Let no further request take over what these blocks hold. Those who use them keep them."""
+        """Hide these blocks from later requests. Current users keep them."""
         for block in blocks:
             digest = self._hash.get(block)
             if digest is not None and self._block.get(digest) == block:

@@ -1,4 +1,4 @@
-"""What a prompt of a trace begins with, where the trace says so: an id for each of its blocks."""
+"""Prefix block ids of a trace's prompts, if the trace has them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-_SHARED_STREAM, _OWN_STREAM = 3, 4  # of random numbers, beside those of `workload.py`
+_SHARED_STREAM, _OWN_STREAM = 3, 4  # random streams, in addition to those of `workload.py`
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixIds:
-    """Ids of a prompt's blocks of `block_size` tokens each. A partial block at the end may have one.
+    """Ids of a prompt's blocks of `block_size` tokens each. A partial last block may have one.
 
-    Prompts with the same id at the same place are equal up to the end of that block.
+    Prompts with the same id at the same position are equal up to the end of that block.
     """
 
     ids: list[int]
@@ -23,16 +23,16 @@ class PrefixIds:
     def block_hashes(self, num_tokens: int, block_size: int) -> list[bytes]:
         """Return the hashes of the full KV blocks of `block_size` tokens in the prompt's first `num_tokens` tokens.
 
-        A KV block that lies in two of the trace's blocks is shared where both are.
+        A KV block that spans two of the trace's blocks is shared if both are.
         """
         ids, own = self.ids, self.block_size
         ends = range(block_size, min(num_tokens, len(ids) * own) + 1, block_size)
         return [struct.pack("<qq", ids[(end - 1) // own], end) for end in ends]
 
     def tokens(self, num_tokens: int, vocab_size: int, seed: int, request: int) -> list[int]:
-        """Return random token ids for the prompt's first `num_tokens` tokens, alike where the ids are.
+        """Return random token ids for the prompt's first `num_tokens` tokens, equal for equal ids.
 
-        Tokens of a partial block without an id depend on the number of the request.
+        Tokens of a partial block without an id depend on the request's number.
         """
         size = self.block_size
         parts = [

@@ -1,4 +1,4 @@
-"""Prompt lookup: guesses a request's next tokens from what followed the same n-gram earlier in it."""
+"""Prompt lookup (n-gram speculation): drafts the tokens that followed the same n-gram earlier in the request."""
 
 # Compiled (see runtime/compiled.py).
 
@@ -7,17 +7,17 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-LONGEST = 3  # tokens of the n-gram that is looked up first
+LONGEST = 3  # tokens of the n-gram that is tried first
 SHORTEST = 2
-_BYTES = 4  # of a token
+_BYTES = 4  # per token
 
 
 class PromptLookup:
-    """The tokens of one request so far, prompt and output, to look n-grams up in.
+    """The tokens of one request so far, prompt and output, for n-gram lookup.
 
-    The method is prompt lookup decoding (Apoorv Saxena, 2023, github.com/apoorvumang/prompt-lookup-decoding). Of
-    several places the latest counts, as the text nearby is the likeliest to be repeated. A guess that reaches the end
-    goes on with its own tokens, so that a loop of any period is followed as far as is asked for.
+    The method is prompt lookup decoding (Apoorv Saxena, 2023, github.com/apoorvumang/prompt-lookup-decoding). The
+    latest match wins, as nearby text is the most likely to repeat. A guess that reaches the end continues with its own
+    tokens, so that it follows a loop of any period.
     """
 
     def __init__(self) -> None:
@@ -34,8 +34,8 @@ class PromptLookup:
         """Guess the next `most` tokens.
 
         Returns:
-            The length of the n-gram that was found earlier, the longest one, and the tokens; 0 and none if no n-gram of
-            `SHORTEST` tokens or more was there before.
+            The length of the longest n-gram with an earlier match, and the draft tokens; 0 and none if no n-gram of at
+            least `SHORTEST` tokens has a match.
         """
         tokens = self._tokens
         end = len(tokens)
@@ -45,7 +45,7 @@ class PromptLookup:
                 continue
             gram = tokens[end - size :]
             at = tokens.rfind(gram, 0, end - _BYTES)
-            while at >= 0 and at % _BYTES:  # across the bounds of tokens
+            while at >= 0 and at % _BYTES:  # not aligned to a token
                 at = tokens.rfind(gram, 0, at + size - 1)
             if at >= 0:
                 followed = array("i", bytes(tokens[at + size : at + size + most * _BYTES])).tolist()

@@ -1,4 +1,4 @@
-"""The numbers of a scheduler's queues at one moment."""
+"""A snapshot of a scheduler's queue sizes."""
 
 # Compiled (see runtime/compiled.py).
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class QueueSnapshot:
-    """What a chunk picker needs to know of the queues."""
+    """The queue sizes that a chunk picker needs."""
 
     depth: int  # micro-batches in flight
     backlog: int  # prompt tokens not yet dispatched
     num_waiting: int  # requests not admitted
     num_running: int  # requests admitted and not finished
-    num_prefilling: int  # of the running, those whose prompt is not wholly dispatched
-    num_admissible: float  # requests that slots and KV blocks have room for, beside the running
+    num_prefilling: int  # running requests whose prompt is not fully dispatched
+    num_admissible: float  # further requests that slots and KV blocks have room for
 
     @property
     def decodes_a_micro_batch(self) -> float:
-        """Decodes of a micro-batch while as many requests run as can."""
+        """Decodes per micro-batch if all admissible requests run."""
         return (self.num_running + self.num_admissible - self.num_prefilling) / self.depth

@@ -16,19 +16,19 @@ from .request_record import RequestRecord
 class Request:
     """A prompt with its sampling parameters, the tokens sampled for it, and its state.
 
-    Its tokens are `prompt` and then `output`. The KV of `num_completed` tokens is computed, that of `num_dispatched` is
-    computed or in flight. The request ends at `max_len` tokens (at most P + D), or with one of `stop_ids`.
-    `prefill_target` tokens enter as chunks: the prompt, or after a preemption all tokens known by then. A request that
-    comes with an `output`, of an engine before this one, goes on as after a preemption; in its record those tokens are
-    of the prompt. A prompt of `bytes`, as simulations have, takes a byte a token. Orders of admission read `user`,
-    `priority` and `deadline` (of the first token, in seconds on the coordinator's clock), and keep their sort key in
-    `order_key`.
-    `prompt_logprobs` are those of the prompt's tokens from its second on, as far as they are computed; None where they
-    are not asked for. `record` is the request's row in the run's record.
+    Its tokens are `prompt` followed by `output`. The KV of `num_completed` tokens is computed; the KV of
+    `num_dispatched` tokens is computed or in flight. The request ends at `max_len` tokens (at most P + D), or with one
+    of `stop_ids`. `prefill_target` tokens enter as chunks: the prompt, or after a preemption all tokens known by then.
+    A request that arrives with `output` tokens from an earlier engine continues as after a preemption; its record
+    counts them as prompt tokens. A prompt of `bytes` (in simulations) takes one byte per token. Admission orders read
+    `user`, `priority` and `deadline` (of the first token, in seconds on the coordinator's clock), and keep their sort
+    key in `order_key`.
+    `prompt_logprobs` cover the prompt's tokens from the second on, as far as computed; None if not requested. `record`
+    is the request's row in the run's record.
 
-    `block_hashes` are of its full blocks for the prefix cache, as far as they are known. Of its blocks the first
-    `num_blocks_hashed` have been offered to the cache. Requests of another `cache_salt` never share blocks with it.
-    Where layers have windows, `tables` has the blocks of each group of layers; those of the first are its `blocks`.
+    `block_hashes` are the prefix-cache hashes of its full blocks, as far as known. The first `num_blocks_hashed` of its
+    blocks have been offered to the cache. Requests with different `cache_salt` never share blocks. In models with
+    sliding windows, `tables` has one block table per layer group; `blocks` are the first table's.
     """
 
     __slots__ = (
@@ -112,12 +112,12 @@ class Request:
 
     @property
     def user(self) -> str:
-        """Who asked; "" where nobody says."""
+        """The user who sent the request; "" if not given."""
         return self.record.user
 
     @property
     def priority(self) -> int:
-        """How urgent it is: lower is more."""
+        """The priority; lower is more urgent."""
         return self.record.priority
 
     @property
@@ -138,7 +138,7 @@ class Request:
         return [*self.prompt[start:stop], *self.output[max(0, start - known) : stop - known]]
 
     def targets_of(self, start: int, length: int) -> Sequence[int]:
-        """Return the prompt tokens that follow those of a chunk, one each, where their log-probabilities are wanted."""
+        """Return the prompt token after each token of a chunk, if prompt log-probabilities are wanted."""
         found = self.prompt_logprobs
         if found is None or len(found) >= self.prompt_len - 1:
             return ()
@@ -151,7 +151,7 @@ class Request:
 
     @property
     def in_flight(self) -> bool:
-        """Whether some of its tokens are dispatched whose micro-batch has not come back."""
+        """Whether some of its tokens are in a micro-batch that has not completed."""
         return self.num_dispatched > self.num_completed
 
     @property
@@ -160,7 +160,7 @@ class Request:
         return self.finish_reason is not None
 
     def finish_reason_after(self, token: int) -> str | None:
-        """Return the reason for which the request ends with `token`, its newest; None if it goes on.
+        """Return the finish reason after `token`, its newest; None if the request continues.
 
         Stop strings are checked elsewhere (`engine/stopping.py`).
         """
@@ -169,16 +169,16 @@ class Request:
         return "length" if self.num_tokens >= self.max_len else None
 
     def hash_blocks(self, num_tokens: int, block_size: int) -> None:
-        """Bring `block_hashes` up to the full blocks of its first `num_tokens` tokens.
+        """Extend `block_hashes` to the full blocks of its first `num_tokens` tokens.
 
-        A simulated prompt has no tokens: its hashes come with it, or it has none.
+        A simulated prompt has no tokens to hash: its hashes are given, or it has none.
         """
         known = len(self.block_hashes) * block_size
         if num_tokens - known >= block_size and not isinstance(self.prompt, bytes):
             extend_hashes(self.block_hashes, self.tokens_in(known, num_tokens), block_size, self.cache_salt)
 
     def take_new_blocks(self) -> list[int]:
-        """Return the blocks that no message has named yet, and count them as sent."""
+        """Return the blocks that have not been sent yet, and mark them as sent."""
         new = self.blocks[self.num_blocks_sent :]
         if self.tables:
             new = [block for table in self.tables for block in table.take_new()]

@@ -20,12 +20,12 @@ class RequestRecord:
     finish_reason: str | None = None
     preemptions: int = 0
     cached_tokens: int = 0  # of the prompt, found in the prefix cache
-    kv_transfer: tuple[float, float] | None = None  # begin and end, where its KV came from another pipeline
-    user: str = ""  # who asked, where the workload or the client says
+    kv_transfer: tuple[float, float] | None = None  # begin and end, if its KV came from another pipeline
+    user: str = ""  # if the workload or the client specifies one
     priority: int = 0  # lower is more urgent
-    earlier_tokens: int = 0  # that it got before a recorded window; `token_times` are of the window then
+    earlier_tokens: int = 0  # received before a recorded window; `token_times` are then of the window
 
     @property
     def output_tokens(self) -> int:
-        """The number of tokens that the request got."""
+        """The number of tokens that the request received."""
         return len(self.token_times)

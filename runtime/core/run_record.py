@@ -1,4 +1,4 @@
-"""The record of a run, kept by the coordinator for the ledger: what each micro-batch held, and why stage 0 waited."""
+"""The record of a run, kept by the coordinator for the ledger: micro-batch contents, and why stage 0 waited."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from .messages import Span
 from .request_record import RequestRecord
 from .stage_floor import StageFloor
 
-# Why the coordinator could not dispatch: the depth was reached, the scheduler had nothing admissible, all requests that
-# ran waited for their KV from another pipeline, or the pipeline had failed and did not stand again.
-# In a run that was read from a trace the reason may be unknown, or that stage 0 was held up by its own send: in other
+# Why the coordinator could not dispatch: the depth was reached, the scheduler had nothing admissible, all running
+# requests waited for their KV from another pipeline, or a failed pipeline was not restored yet.
+# In a run read from a trace the reason may be unknown, or stage 0 may have been blocked in its own send: in other
 # engines a send may wait for its receiver.
 Blocked = Literal["depth_full", "no_request", "in_flight", "kv_full", "kv_transfer", "recovery", "unknown", "send"]
 
-# What the trace of another engine may not say: its requests, its stages, its KV cache, its queue, what each micro-batch
-# held, the KV tokens that decodes attend to. A micro-batch without tokens is one of which nothing is known.
+# What a trace from another engine may lack: requests, stages, KV cache, queue, the contents of micro-batches, the KV
+# tokens that decodes attend to. A micro-batch without tokens is one with unknown contents.
 Unknown = Literal["requests", "stages", "kv", "queue", "tokens", "context"]
 
-# What ended an epoch: a rank's process ended, one raised, nothing made progress, or a connection between ranks broke.
+# What ended an epoch: a rank's process exited, a rank raised, progress stopped, or a connection between ranks broke.
 FaultReason = Literal["process", "error", "hang", "connection"]
 
 
 class Wait(msgspec.Struct, frozen=True, gc=False):
-    """A time in which nothing could be dispatched, for `reason`; seconds on the coordinator's clock.
+    """An interval in which nothing could be dispatched, for `reason`; seconds on the coordinator's clock.
 
-    It ends when the last stage finished a micro-batch or a request arrived, not when the coordinator received word of
-    it: the rest until the dispatch is control time.
+    It ends when the last stage finished a micro-batch or a request arrived, not when the coordinator was notified: the
+    remaining time until the dispatch is control time.
     """
 
     start: float
@@ -41,7 +41,7 @@ class Wait(msgspec.Struct, frozen=True, gc=False):
 
 
 class SegmentRecord(msgspec.Struct, frozen=True, gc=False):
-    """Tokens of one request in a micro-batch: a chunk, or a decode. Before them `start` tokens lie in the KV cache."""
+    """Tokens of one request in a micro-batch: a chunk, or a decode. `start` earlier tokens are in the KV cache."""
 
     request: int
     start: int
@@ -49,9 +49,9 @@ class SegmentRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 class DecodesRecord(msgspec.Struct, frozen=True, gc=False):
-    """The decodes of a micro-batch by column (`core/columns.py`), an entry a row as in `DecodesMessage`.
+    """The decodes of a micro-batch by column (`core/columns.py`), one entry per row as in `DecodesMessage`.
 
-    Iterating gives a `SegmentRecord` for each.
+    Iterating yields one `SegmentRecord` per row.
     """
 
     request_column: bytes = b""
@@ -59,12 +59,12 @@ class DecodesRecord(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def at(cls, requests: Sequence[int] = (), starts: Sequence[int] = ()) -> DecodesRecord:
-        """Make the columns from lists: `starts[i]` tokens of `requests[i]` lie in the KV cache before."""
+        """Make the columns from lists: `starts[i]` earlier tokens of `requests[i]` are in the KV cache."""
         return cls(pack(requests), pack(starts))
 
     @classmethod
     def of(cls, parts: Iterable[SegmentRecord]) -> DecodesRecord:
-        """Make the columns of decodes that are recorded one by one."""
+        """Make the columns from decodes that were recorded one by one."""
         parts = list(parts)
         return cls.at([part.request for part in parts], [part.start for part in parts])
 
@@ -75,7 +75,7 @@ class DecodesRecord(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def starts(self) -> memoryview[int]:
-        """The position of each decode's token in its request, which is the number of tokens before it."""
+        """The position of each decode's token in its request, i.e. the number of tokens before it."""
         return unpack(self.start_column)
 
     @property
@@ -98,7 +98,7 @@ class DecodesRecord(msgspec.Struct, frozen=True, gc=False):
         return (SegmentRecord(request, start, 1) for request, start in zip(self.requests, self.starts, strict=True))
 
 
-@lru_cache(maxsize=64)  # the same requests decode in one micro-batch after the other
+@lru_cache(maxsize=64)  # consecutive micro-batches often decode the same requests
 def _distinct(request_column: bytes) -> tuple[int, ...]:
     return tuple(dict.fromkeys(unpack(request_column).tolist()))
 
@@ -110,15 +110,15 @@ class MicroBatchRecord(msgspec.Struct, gc=False):
     dispatched: float
     chunks: list[SegmentRecord]
     decodes: DecodesRecord
-    waits: list[Wait] = []  # since the dispatch of the micro-batch before
+    waits: list[Wait] = []  # since the previous dispatch
     completed: float | None = None
     kv_blocks_used: int = 0
     num_waiting: int = 0  # requests not yet admitted, at dispatch
     num_running: int = 0
-    sampled_rows: int = 0  # rows of decodes, and chunks that end their prompt
-    predicted: list[float] | None = None  # seconds by stage, by the scheduler's prediction at dispatch
-    drafts: int = 0  # rows of decodes that verify draft tokens
-    accepted: int = 0  # of the drafts: tokens that joined an output
+    sampled_rows: int = 0  # decode rows, and chunks that end their prompt
+    predicted: list[float] | None = None  # seconds per stage, predicted by the scheduler at dispatch
+    drafts: int = 0  # decode rows that verify draft tokens
+    accepted: int = 0  # draft tokens that were accepted
 
     @property
     def prefill_tokens(self) -> int:
@@ -127,7 +127,7 @@ class MicroBatchRecord(msgspec.Struct, gc=False):
 
     @property
     def decode_tokens(self) -> int:
-        """The number of decodes, each of which has one token."""
+        """The number of decode rows, each with one token."""
         return len(self.decodes)
 
     @property
@@ -144,25 +144,25 @@ class MicroBatchRecord(msgspec.Struct, gc=False):
 class FaultRecord(msgspec.Struct, gc=False):
     """A fault that ended an epoch of the pipeline, and its repair. Times are seconds on the coordinator's clock.
 
-    `parts` are the seconds of the repair, by name in their order ("stop", "start", "rendezvous", "weights"); they come
+    `parts` are the seconds of the repair by phase, in order ("stop", "start", "rendezvous", "weights"); they are set
     with `up`.
     """
 
-    epoch: int  # the one that began with this fault
+    epoch: int  # the epoch that began with this fault
     reason: FaultReason
-    text: str  # the fault in words
-    since: float  # of the last sign of progress before it
+    text: str  # description of the fault
+    since: float  # last sign of progress before it
     detected: float
-    up: float | None = None  # when stages stood again, or the repair met the next fault
+    up: float | None = None  # when the pipeline was restored, or the repair hit the next fault
     parts: dict[str, float] = {}
-    ranks: list[int] = []  # that were started again
-    requests: int = 0  # unfinished, which went back to the queue
-    tokens: int = 0  # of theirs that had been computed, and are computed again
-    stages: int | None = None  # that stand since, where one has no place any more
+    ranks: list[int] = []  # ranks that were restarted
+    requests: int = 0  # unfinished requests that returned to the queue
+    tokens: int = 0  # their computed tokens, which are recomputed
+    stages: int | None = None  # left after the repair, if a stage could not be placed
 
     @property
     def seconds(self) -> float | None:
-        """From the last sign of progress until stages stood again."""
+        """Seconds from the last sign of progress until `up`."""
         return None if self.up is None else self.up - self.since
 
 
@@ -175,25 +175,25 @@ class RunRecord:
     micro_batches: list[MicroBatchRecord] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
     requests: list[RequestRecord] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # the scheduler's own choices and why, a line each
-    stage_weights: list[list[float]] | None = None  # of `Features`, that it learned: [stages, features]
+    notes: list[str] = field(default_factory=list)  # the scheduler's own choices and why, one line each
+    stage_weights: list[list[float]] | None = None  # learned weights of `Features`: [stages, features]
     batch: int = 0  # B, most requests of a micro-batch
-    depth: int = 0  # most micro-batches in flight, without one that is ahead
+    depth: int = 0  # most micro-batches in flight, without the look-ahead one
     faults: list[FaultRecord] = field(default_factory=list)
-    floors: list[StageFloor] = field(default_factory=list)  # of each stage; empty where its machine is not known
-    unknown: list[Unknown] = field(default_factory=list)  # what a trace did not say; nothing, where gapless recorded
-    # Of a window of a server's run: requests that came before it or outlasted it, with their tokens of the window; and
-    # when it began and ended, each where no request was there then.
+    floors: list[StageFloor] = field(default_factory=list)  # per stage; empty if a machine is not known
+    unknown: list[Unknown] = field(default_factory=list)  # what a trace lacks; empty if gapless recorded the run
+    # In a recorded window of a server's run: requests that arrived before it or outlasted it, with their tokens of the
+    # window; and its begin and end, each None if a request was unfinished at that time.
     crossing: list[RequestRecord] = field(default_factory=list)
     window: tuple[float | None, float | None] = (None, None)
 
     @property
     def start(self) -> float:
-        """The first arrival, or the first compute where that is earlier, in seconds; 0 where there is neither."""
+        """The first arrival, or the first compute if that is earlier, in seconds; 0 without either."""
         begun = (span.begin for span in self.spans)
         return min([*begun, *(request.arrival for request in self.requests)], default=0.0)
 
     @property
     def standing_stages(self) -> int:
-        """How many stages there are now: fewer than `num_stages` where a fault has left no place for one."""
+        """The current number of stages: fewer than `num_stages` if a fault left no room for one."""
         return min([self.num_stages, *(fault.stages for fault in self.faults if fault.stages is not None)])

@@ -1,16 +1,20 @@
-"""What a stage must compute and read for a micro-batch at least, and what its machine gives. Data only."""
+"""The least FLOPs and bytes of a stage per micro-batch, and its machine's rates (a roofline). Data only."""
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
+
+LastLayer = Literal["sampled", "all"]  # the rows that the model's last layer computes
 
 
 class StageMachine(msgspec.Struct, frozen=True, array_like=True):
-    """The rates that a rank reached alone when it started, or those of a simulated device.
+    """The rates of a rank, measured alone at startup, or of a simulated device.
 
-    `gemm_tflops`: TFLOP/s of large GEMMs by the type of their inputs. `memory_gigabytes_per_s`: of reads from memory,
-    in GB/s. Nothing and 0 where they were not measured. `slow_reason` says why the rank lacks the kernels of its
-    processor; empty: it has them, or this is not known.
+    `gemm_tflops`: TFLOP/s of large GEMMs, by input dtype. `memory_gigabytes_per_s`: memory read bandwidth, in GB/s.
+    Empty and 0 if not measured. `slow_reason`: why the rank lacks the kernels for its processor; empty if it has them
+    or if this is not known.
     """
 
     gemm_tflops: dict[str, float] = {}
@@ -24,10 +28,10 @@ class StageMachine(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RowWork(msgspec.Struct, frozen=True, array_like=True):
-    """The linear layers that all rows of a kind pass, over all ranks of a stage.
+    """The linear layers for one kind of rows, over all ranks of a stage.
 
-    `flops` are those of a row. `bytes` of weights are read once for a micro-batch that has such rows, and of
-    `expert_bytes`, the weights of all routed experts, those of the experts that have a row.
+    `flops` are per row. `bytes` of weights are read once per micro-batch with such rows. `expert_bytes` are the weights
+    of all routed experts, of which a micro-batch reads only the experts that its rows are routed to.
     """
 
     flops: float = 0.0
@@ -36,9 +40,9 @@ class RowWork(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AttentionLayers(msgspec.Struct, frozen=True, array_like=True):
-    """Layers in which a token attends to as many others: `window`, or all before it (None).
+    """Layers with the same attention window: `window` tokens, or all previous ones (None).
 
-    `chunk_layers` compute all rows of chunks, `decode_layers` those of decodes.
+    `chunk_layers` compute all rows of chunks, `decode_layers` all rows of decodes.
     """
 
     window: int | None
@@ -47,12 +51,12 @@ class AttentionLayers(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StageFloor(msgspec.Struct, frozen=True, array_like=True):
-    """The work of a stage by a micro-batch's sizes (`core/micro_batch_sizes.py`), and the rates of its machine.
+    """The work of a stage as a function of micro-batch sizes (`core/micro_batch_sizes.py`), and its machine's rates.
 
-    All rows pass `rows`; those whose logits are computed pass `sampled` too: the LM head, and of the last layer what is
-    computed of them alone. `pair_flops` are those of a query and a key in one layer, `token_bytes` those of a token's
-    keys and values in one layer, both over all `ranks`. `expert_share`: the share of a layer's experts to which a token
-    is routed.
+    `rows` applies to all rows. `sampled` applies to rows whose logits are computed: the LM head, and the part of the
+    last layer that is computed for them only. `pair_flops` are per (query, key) pair and layer, `token_bytes` per
+    token's KV and layer, both over all `ranks`. `expert_share`: the share of a layer's experts that a token is routed
+    to.
     """
 
     machine: StageMachine

@@ -1,4 +1,4 @@
-"""Student's t, by which the mean of a few values is sure within a range."""
+"""Student's t quantiles, for small-sample confidence intervals."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 
 def t_quantile(level: float, freedom: int) -> float:
-    """Return what the absolute value of Student's t exceeds with the probability `level`."""
+    """Return the two-sided t quantile: |T| exceeds it with probability `level`."""
     assert 0.0 < level < 1.0
     low, high = 0.0, 1.0
     while _beyond(high, freedom) > level:

@@ -1,4 +1,4 @@
-"""The pool of KV blocks of a model with windows: each group of layers has a table of its own, over the same blocks."""
+"""The KV block allocator of models with sliding windows: one block table per layer group, over the same blocks."""
 
 # Compiled (see runtime/compiled.py).
 
@@ -14,18 +14,18 @@ from .request import Request
 
 
 class WindowedPool(BlockPool):
-    """Frees the blocks that lie wholly behind a group's window as a request moves on.
+    """Frees a request's blocks once they are entirely behind a group's window.
 
-    What a micro-batch leaves behind is free for the next one: stages compute micro-batches in their order, so that
-    whoever writes to it comes after those who read it.
+    Blocks freed after one micro-batch can be reused by the next: stages compute micro-batches in order, so that all
+    reads of a block precede the new writes.
 
-    A request is promised blocks for its window and for as many tokens ahead (`most_blocks`), so that it always goes on.
-    A longer chunk takes free blocks beyond that, as far as there are any. Blocks that others share do not come back
-    when a request leaves them behind; a chunk may then be cut short.
+    A request is promised blocks for its window and one more window ahead (`most_blocks`), so that it can always
+    continue. A longer chunk takes further free blocks if there are any. Blocks shared with other requests stay in use
+    when they leave a request's window; a chunk may then be cut short.
 
     Args:
-        windows: of each group of layers, full attention first; None: full attention.
-        whole: a request is promised blocks for all its tokens, by policies that do not cut prompts.
+        windows: per layer group, full attention first; None: full attention.
+        whole: promise a request blocks for all its tokens, for policies without chunked prefill.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class WindowedPool(BlockPool):
         self._keys = [bytes([group]) if group else b"" for group in range(len(windows))]  # of the prefix cache
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Return the most blocks that a request of `num_tokens` is promised."""
+        """Return how many blocks a request of `num_tokens` is promised at most."""
         return self.need(num_tokens, NOTHING_CACHED)
 
     def need(self, num_tokens: int, prefix: CachedPrefix) -> int:
@@ -61,13 +61,13 @@ class WindowedPool(BlockPool):
         return total
 
     def find(self, hashes: Sequence[bytes], most: int) -> CachedPrefix:
-        """Return the longest cached prefix: all its blocks for full attention, and those of each window at its end."""
+        """Return the longest cached prefix: all its blocks for full attention, the last window for the others."""
         end, group = min(most, len(hashes)), 0
         while end and group < self.num_groups:
             gap = self._missing(hashes, group, end)
             if gap < 0 or self._windows[group] == sys.maxsize:
                 group += 1
-            else:  # the other windows lie elsewhere now
+            else:  # a shorter prefix moves the other windows: check them again
                 group = self._windows.count(sys.maxsize)
             end = end if gap < 0 else gap
         if not end:
@@ -79,9 +79,9 @@ class WindowedPool(BlockPool):
         return CachedPrefix(end, found)
 
     def _missing(self, hashes: Sequence[bytes], group: int, end: int) -> int:
-        """Return the longest prefix of less than `end` blocks that may be cached for a group; -1: `end` blocks are."""
+        """Return -1 if a group has a prefix of `end` blocks, else the longest shorter prefix that it may have."""
         first = self._behind(group, end * self.block_size)
-        numbers = range(end) if first == 0 else range(end - 1, first - 1, -1)  # shorter ones lack the last gap as well
+        numbers = range(end) if first == 0 else range(end - 1, first - 1, -1)  # shorter prefixes lack the last gap too
         for number in numbers:
             if self._cached(hashes[number], group) is None:
                 return number
@@ -100,7 +100,7 @@ class WindowedPool(BlockPool):
         self._open(request, prefix.blocks)
 
     def reserve(self, request: Request, num_tokens: int) -> None:
-        """Give a request the blocks that it is promised on its way to `num_tokens`, as far as there are free ones."""
+        """Allocate the blocks that a request of `num_tokens` is promised, as far as there are free ones."""
         if not request.tables:
             self._open(request, [[] for _ in self._most])
         blocks = -(-num_tokens // self.block_size)
@@ -141,7 +141,7 @@ class WindowedPool(BlockPool):
         return sum([len(table.blocks) - table.behind for table in request.tables])
 
     def take_back(self, request: Request) -> list[int]:
-        """See `BlockPool.take_back`. Blocks of the same tokens follow each other."""
+        """See `BlockPool.take_back`. Blocks of the same tokens are adjacent."""
         most = max([len(table.blocks) for table in request.tables], default=0)
         tables, request.tables, request.blocks = request.tables, [], []
         return [t.blocks[place] for place in range(most) for t in tables if t.behind <= place < len(t.blocks)]
@@ -154,19 +154,19 @@ class WindowedPool(BlockPool):
             self.cache.store(table.blocks, request.block_hashes, first, stop, key)
 
     def forget(self, request: Request) -> None:
-        """See `BlockPool.forget`. Blocks behind windows, which others may have by now, are forgotten too."""
+        """See `BlockPool.forget`. This includes blocks behind windows, which other requests may have by now."""
         assert self.cache is not None
         for table in request.tables:
             self.cache.forget(table.blocks)
 
     def _open(self, request: Request, cached: list[list[int]]) -> None:
-        """Make the tables of a request whose dispatched tokens lie in `cached` blocks, or will come from elsewhere."""
+        """Make the tables of a request whose dispatched tokens are in `cached` blocks, or will be transferred."""
         behind = [self._behind(group, request.num_dispatched) for group in range(self.num_groups)]
         request.tables = [BlockTable(i * self.num_blocks, behind[i], own) for i, own in enumerate(cached)]
         request.blocks = request.tables[0].blocks
 
     def _behind(self, group: int, num_tokens: int) -> int:
-        """Return how many blocks of a request lie wholly behind the window of its token number `num_tokens`."""
+        """Return how many blocks of a request are entirely behind the window of its token `num_tokens`."""
         return max(0, num_tokens - self._windows[group] + 1) // self.block_size
 
     def _lacking(self, request: Request, blocks: int) -> int:

@@ -1,1 +1,1 @@
-"""The engine: it admits requests, keeps the pipeline filled, and hands tokens out."""
+"""The engine: admits requests, keeps the pipeline filled, and returns tokens."""

@@ -9,20 +9,20 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 
 from ...conf.workloads import WorkloadConfig
-from .workload import WorkItem
+from ..core.work_item import WorkItem
 
 
 class Clients:
-    """Says when each request of a workload is sent: in their order, when it arrives.
+    """Schedules when each request of a workload is sent: in order, at its arrival time.
 
-    In a closed loop (`max_concurrency`) one of so many clients sends it. Each waits for its answer, thinks, and then
-    sends the next. No request is sent once `duration_s` are over. Times are seconds on the clock that `start` is of.
+    In a closed loop there are `max_concurrency` clients. Each waits for its answer, thinks, and then sends the next
+    request. No request is sent after `duration_s`. Times are seconds on the same clock as `start`.
 
     Args:
-        items: in the order of their arrivals, which are seconds from the start.
-        config: of the workload; None: no closed loop, and no end but the last request.
-        start: when the first may be sent.
-        front: seconds from there until the engine has a request, and those that each prompt token adds.
+        items: in order of arrival, in seconds from the start.
+        config: of the workload; None: no closed loop, and no time limit.
+        start: when the first request may be sent.
+        front: front-end latency: seconds per request until the engine has it, plus seconds per prompt token.
     """
 
     def __init__(
@@ -39,14 +39,14 @@ class Clients:
         most = None if config is None else config.max_concurrency
         self._is_closed = most is not None
         self._unused = most or 0  # clients that have not sent anything yet
-        self._free: list[float] = []  # a heap: when each of the others that has its answer will have thought
+        self._free: list[float] = []  # a heap: when each answered client has finished thinking
         self._think_s = 0.0 if config is None else config.think_ms / 1e3
         seconds = None if config is None else config.duration_s
         self._end = math.inf if seconds is None else start + seconds
 
     @property
     def due(self) -> float:
-        """When the next request is at the engine; infinity where an answer must come first, and where none is left."""
+        """When the next request reaches the engine; infinity if an answer must come first, or if none is left."""
         if self._next is None:
             return math.inf
         due = self._start + self._next.arrival
@@ -66,11 +66,11 @@ class Clients:
 
     @property
     def are_done(self) -> bool:
-        """Whether no request will be sent any more. `due` finds out that the time is over."""
+        """Whether no more requests will be sent. Only `due` checks `duration_s`."""
         return self._next is None
 
     def take(self) -> WorkItem:
-        """Take the next request; call it when that is due."""
+        """Take the next request. Call this only when it is due."""
         item = self._next
         assert item is not None
         if self._unused:
@@ -81,7 +81,7 @@ class Clients:
         return item
 
     def answered(self, at: float, number: int = 1) -> None:
-        """Note that a `number` of requests ended at a time."""
+        """Record that `number` requests ended at time `at`."""
         if self._is_closed:
             for _ in range(number):
                 heappush(self._free, at + self._think_s)

@@ -1,6 +1,6 @@
 """The coordinator: fills the pipeline with the scheduler's micro-batches, and records why it could not dispatch.
 
-It knows a pipeline by the `Pipeline` protocol only, so the same code drives a real cluster and a simulated one.
+It uses only the `Pipeline` protocol, so the same code drives a real cluster and a simulated one.
 """
 
 # Compiled (see runtime/compiled.py).
@@ -30,9 +30,9 @@ from ..scheduler.base import Scheduler
 
 
 class TokenEvent:
-    """A request got a token, ended, or both (`token` is None when it ended without one).
+    """A request received a token, ended, or both (`token` is None if it ended without one).
 
-    A micro-batch that verified drafts gives several events of one request. With the one that `is_last` it ended.
+    A micro-batch that verified draft tokens yields several events per request. The event with `is_last` ends it.
     """
 
     __slots__ = ("is_last", "logprobs", "request", "time", "token")
@@ -47,7 +47,7 @@ class TokenEvent:
         self.is_last = is_last
 
 
-# Called with each new token, before the next dispatch. Returns a finish reason that is found in the text only (a stop
+# Called with each new token, before the next dispatch. Returns a finish reason that depends on the text (a stop
 # string), or None.
 StopCheck = Callable[[Request, int, TokenLogprobs | None], str | None]
 
@@ -55,17 +55,17 @@ StopCheck = Callable[[Request, int, TokenLogprobs | None], str | None]
 class Coordinator:
     """Drives one pipeline with one scheduler. Single-threaded: call `step` until `has_work` is false.
 
-    With `ends_only` there are events only for requests that end. The times of tokens are in the record either way.
+    With `ends_only`, events are emitted only for requests that end. Token times are recorded either way.
 
-    The coordinator owns `epoch`, the number of the pipeline that it drives, counted from 0. Every message to the ranks
-    carries it, every result brings it back, and a result of another epoch is dropped. Nothing else sets it.
+    The coordinator owns `epoch`, which counts restarts of the pipeline from 0. Every message and every result carries
+    it, and results of another epoch are dropped. Nothing else sets it.
 
-    A fault of the pipeline ends the epoch. What is in flight is dropped. Every request that was admitted waits again
-    for a prefill of its prompt and the tokens that it has got, as after a preemption. Nothing is dispatched until the
-    pipeline stands again. No token is lost or sent twice: a token that was accepted is part of that prefill.
+    A pipeline fault ends the epoch. Micro-batches in flight are dropped. Every admitted request returns to the queue,
+    to prefill its prompt and the tokens received so far, as after a preemption. Nothing is dispatched until the
+    pipeline is restored. No token is lost or sent twice, since accepted tokens are part of that prefill.
 
-    Where the pipeline stands again with fewer stages, `on_fewer_stages` makes the scheduler for so many, which goes on
-    with the requests.
+    If the pipeline is restored with fewer stages, `on_fewer_stages` makes a scheduler for them, which takes over the
+    requests.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Coordinator:
         self.begin_record()
 
     def begin_record(self) -> None:
-        """Begin a new record, while nothing is in flight. What scheduler and prefix cache know stays."""
+        """Begin a new record, while nothing is in flight. Scheduler state and prefix cache are kept."""
         assert not self._in_flight
         pipeline, limits = self.pipeline, self.scheduler.limits
         self.record = RunRecord(
@@ -121,20 +121,20 @@ class Coordinator:
         return bool(faults) and faults[-1].up is None
 
     def check_progress(self) -> None:
-        """Check that the run can go on; call it after a dispatch, when no more requests will arrive.
+        """Check that the run is not stalled. Call this after a dispatch, when no more requests will arrive.
 
         Raises:
-            PipelineError: the policy dispatches none of the unfinished requests though nothing is in flight.
+            PipelineError: the policy dispatches none of the unfinished requests, with nothing in flight.
         """
         if self.scheduler.has_work and not self._in_flight and not self.is_recovering:
             unfinished = self.scheduler.num_waiting + len(self.scheduler.running)
-            raise PipelineError(f"the policy takes none of {unfinished} unfinished requests, and nothing is in flight")
+            raise PipelineError(f"scheduler stalled: {unfinished} unfinished requests, none in flight")
 
     def add(self, request: Request, ready: float | None = None) -> None:
-        """Accept a request, which could not begin before `ready`; None: before its arrival.
+        """Accept a request that could start at `ready` at the earliest; None: at its arrival.
 
-        It must fit into an empty cache, and requests must be added in the order of their ids, but for those whose KV
-        comes from another pipeline, and those that were not ready when they arrived.
+        It must fit into an empty cache. Requests must be added in order of their ids, except those whose KV comes from
+        another pipeline and those that were not ready when they arrived.
         """
         assert self.scheduler.pool.blocks_for(request.max_len) <= self.scheduler.pool.num_blocks, request
         self._unblocked(request.arrival if ready is None else ready)
@@ -142,14 +142,14 @@ class Coordinator:
         self.scheduler.add(request)
 
     def abort(self, request: Request) -> None:
-        """End a request now. The tokens of its micro-batches in flight are dropped when their results come."""
+        """End a request now. Tokens from its micro-batches in flight are dropped when they arrive."""
         if not request.is_finished:
             self._finish(request, "abort", self.clock.now())
 
     def step(self, deadline: float, arrive: Callable[[], None] = lambda: None) -> list[TokenEvent]:
-        """Dispatch what is admissible, wait for results until `deadline`, dispatch again, return the new tokens.
+        """Dispatch admissible work, wait for results until `deadline`, dispatch again, and return the new tokens.
 
-        `arrive` is called before each dispatch, to add requests that have arrived meanwhile.
+        `arrive` is called before each dispatch, to add newly arrived requests.
         """
         arrive()
         self.dispatch()
@@ -159,7 +159,7 @@ class Coordinator:
         return events
 
     def collect(self, deadline: float) -> list[TokenEvent]:
-        """Wait for results until `deadline` and return the new tokens. What they make admissible is not dispatched."""
+        """Wait for results until `deadline` and return the new tokens, without dispatching."""
         events: list[TokenEvent] = []
         try:
             results = self.pipeline.wait(deadline)
@@ -173,9 +173,9 @@ class Coordinator:
         return events
 
     def _go_on_with_fewer_stages(self) -> None:
-        """Hand all requests, which wait, to a scheduler for the stages that are left."""
+        """Move all requests, which are waiting, to a new scheduler for the remaining stages."""
         self._num_stages = self.pipeline.num_stages
-        self._floors = self.record.floors = []  # of other layers
+        self._floors = self.record.floors = []  # the old ones no longer match the layer split
         assert self._on_fewer_stages is not None
         waiting = sorted(self.scheduler.waiting, key=lambda request: request.id)
         before = self.scheduler.pool.cache
@@ -187,7 +187,7 @@ class Coordinator:
             self.scheduler.add(request)
 
     def _recover(self, fault: PipelineFault) -> None:
-        """End the epoch: drop what is in flight, put requests back into the queue, have the pipeline repaired.
+        """End the epoch: drop micro-batches in flight, requeue requests, restart the pipeline.
 
         Raises:
             PipelineError: it cannot be repaired.
@@ -208,11 +208,11 @@ class Coordinator:
         self.pipeline.restart(faults[-1])
 
     def dispatch(self) -> None:
-        """Fill the pipeline up to its depth, and by one micro-batch more where the scheduler looks ahead."""
+        """Fill the pipeline up to its depth, plus one micro-batch if the scheduler looks ahead."""
         if self.is_recovering:
             self._block("recovery")
             return
-        while len(self._in_flight) < self.scheduler.depth + self.scheduler.looks_ahead:
+        while len(self._in_flight) < self.scheduler.depth + self.scheduler.limits.looks_ahead:
             batch = self.scheduler.next_batch()
             if batch is None:
                 self._block(self.scheduler.blocked)
@@ -228,7 +228,7 @@ class Coordinator:
         new: list[NewRequest] = []
         chunks: list[SegmentMessage] = []
         recorded_chunks: list[SegmentRecord] = []
-        sampled_rows = len(batch.decodes) + batch.num_drafts
+        sampled_rows = len(batch.decodes) + batch.num_draft_tokens
         for chunk in batch.chunks:
             chunks.append(_segment(chunk, now, new))
             recorded_chunks.append(SegmentRecord(chunk.request.id, chunk.start, chunk.length))
@@ -276,19 +276,19 @@ class Coordinator:
         self.scheduler.completed(batch)
         if sampled.prompt_logprobs:
             _accept_prompt_logprobs(batch.chunks, sampled.prompt_logprobs)
-        if batch.drafts:
-            record.accepted = self._accept_runs(batch.sampled, batch.drafts, sampled, now, events)
+        if batch.draft_tokens:
+            record.accepted = self._accept_runs(batch.sampled, batch.draft_tokens, sampled, now, events)
         else:
             self._accept(batch.sampled, sampled, now, events)
 
     def _observe(self, record: MicroBatchRecord, spans: list[Span]) -> None:
-        """Let the policy, and what decides on drafts, learn from spans."""
+        """Let the policy and its speculative decoding learn from spans."""
         self.scheduler.observe(record, spans)
-        if self.scheduler.drafts is not None:
-            self.scheduler.drafts.observe(record, spans)
+        if self.scheduler.speculative_decoding is not None:
+            self.scheduler.speculative_decoding.observe(record, spans)
 
     def _accept(self, requests: list[Request], sampled: Sampled, now: float, events: list[TokenEvent]) -> None:
-        """Append to each request its sampled token; finish those that end with it, resume the others."""
+        """Append to each request its sampled token; finish the requests that end with it, resume the others."""
         tokens, logprobs = sampled.tokens, sampled.logprobs
         assert len(requests) == len(tokens), (requests, tokens)
         rows: Sequence[int] = range(len(requests))
@@ -310,13 +310,13 @@ class Coordinator:
         now: float,
         events: list[TokenEvent],
     ) -> int:
-        """Do as `_accept` where decodes verify drafts.
+        """Like `_accept`, for speculative decodes.
 
-        Append to each request its tokens up to the first that its draft did not foresee. What the later rows sampled
-        has another past, and is dropped.
+        Append to each request its tokens up to and including the first that differs from the draft. Tokens of later
+        rows were conditioned on a rejected draft, and are dropped.
 
         Returns:
-            The number of draft tokens that joined an output.
+            The number of accepted draft tokens.
         """
         tokens, logprobs = sampled.tokens, sampled.logprobs
         total = end = 0
@@ -343,10 +343,10 @@ class Coordinator:
     def _append(
         self, request: Request, token: int, logprobs: TokenLogprobs | None, now: float, events: list[TokenEvent]
     ) -> bool:
-        """Append a sampled token to its request, and finish the request if it ends with it.
+        """Append a sampled token to its request, and finish the request if this token ends it.
 
         Returns:
-            Whether it ended.
+            Whether the request ended.
         """
         if token < 0:  # the model's logits were not finite
             self._finish(request, "error", now)
@@ -373,7 +373,7 @@ class Coordinator:
         self._blocked_by = reason  # type: ignore[assignment]
 
     def _unblocked(self, at: float) -> None:
-        """End the wait at `at`, when its reason ended. From then until the dispatch is the coordinator's own time."""
+        """End the wait at `at`, when its reason ended. The time from then until the dispatch is control time."""
         if self._blocked_since is not None:
             if at > self._blocked_since:
                 self._waits.append(Wait(self._blocked_since, at, self._blocked_by))
@@ -383,7 +383,7 @@ class Coordinator:
 def _segment(chunk: Chunk, now: float, new: list[NewRequest]) -> SegmentMessage:
     """Return the message for a chunk.
 
-    Where it is the first that the ranks get of its request, a `NewRequest` joins `new`.
+    If it is the first chunk of its request that the ranks receive, append a `NewRequest` to `new`.
     """
     request, start = chunk.request, chunk.start
     if request.num_blocks_sent == 0:
@@ -398,7 +398,7 @@ def _segment(chunk: Chunk, now: float, new: list[NewRequest]) -> SegmentMessage:
 
 
 def _accept_prompt_logprobs(chunks: list[Chunk], found: dict[int, list[TokenLogprobs]]) -> None:
-    """Keep log-probabilities of prompts with their requests. A prompt that was preempted brings them again."""
+    """Store prompt log-probabilities with their requests. After a preemption they are computed and stored again."""
     for place, logprobs in found.items():
         known = chunks[place].request.prompt_logprobs
         assert known is not None, chunks[place].request
@@ -409,7 +409,7 @@ def _decodes(batch: MicroBatch) -> DecodesMessage:
     """Return the message for the decodes of a micro-batch, whose newest tokens have just been counted as dispatched."""
     ids, starts, tokens = IntColumn(), IntColumn(), IntColumn()
     blocks: dict[int, list[int]] = {}
-    drafts = batch.drafts
+    drafts = batch.draft_tokens
     for request in batch.decodes:
         start = request.num_dispatched - 1
         ids.append(request.id)
@@ -423,4 +423,4 @@ def _decodes(batch: MicroBatch) -> DecodesMessage:
                 tokens.append(token)
         if len(request.blocks) > request.num_blocks_sent:
             blocks[request.id] = request.take_new_blocks()
-    return DecodesMessage(ids.packed, starts.packed, tokens.packed, blocks, batch.num_drafts)
+    return DecodesMessage(ids.packed, starts.packed, tokens.packed, blocks, batch.num_draft_tokens)

@@ -1,4 +1,4 @@
-"""The engine that `LLM` and the server share: a pipeline, and the coordinator that serves requests on it."""
+"""The engine core shared by `LLM` and the server: a pipeline and its coordinator."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from ...conf.schema import EngineConfig
 from ...models.memory import BYTES
 from ..core.request import Request
 from ..core.stage_floor import StageFloor
-from ..cost.floor import stage_floors
 from ..pipeline.protocol import LivePipeline
 from ..scheduler.base import Scheduler
 from ..scheduler.policies import make_scheduler
 from .coordinator import Coordinator, StopCheck
 from .fewer_stages import plan_fewer_stages
 from .plan import Plan, make_plan
+from .stage_floors import stage_floors
 
 
 class EngineCore:
-    """A pipeline under a coordinator.
+    """A pipeline and the coordinator that drives it.
 
-    Where a fault leaves no place for a stage, `config` and `plan` become those of the stages that are left, and the
-    coordinator goes on with a scheduler for so many.
+    If a fault leaves no room for a stage, `config` and `plan` are replaced for the remaining stages, and the
+    coordinator continues with a scheduler for them.
 
     Args:
         config: of the run.
-        plans: of `config` under each policy, as far as they have been made.
-        pipeline: that stands.
-        stop_check: as the coordinator takes it.
+        plans: plans of `config` by policy, as far as made already.
+        pipeline: running.
+        stop_check: passed to the coordinator.
     """
 
     def __init__(
@@ -50,10 +50,10 @@ class EngineCore:
     def reset(self, policy: SchedulerConfig | None = None, *, warm: bool = False) -> None:
         """Begin a new record, under another policy if one is given. All requests must have ended.
 
-        Where it is `warm`, the policy's state and its prefix cache are kept.
+        With `warm`, the policy's state and the prefix cache are kept.
         """
         last = self.coordinator
-        while last.has_work:  # aborted requests on their way through the pipeline
+        while last.has_work:  # aborted requests still in the pipeline
             last.step(last.clock.now() + 1.0)
         if warm:
             last.begin_record()
@@ -78,9 +78,9 @@ class EngineCore:
         priority: int = 0,
         output: Sequence[int] = (),
     ) -> Request:
-        """Make the request of one output; `index` counts those of a prompt that share a seed.
+        """Make the request for one output; `index` counts the outputs of a prompt that share a seed.
 
-        Without a seed in `params`, the run's seed and the request's number are its own.
+        Without a seed in `params`, the seed derives from the run's seed and the request's number.
         """
         return Request(
             number,
@@ -98,7 +98,7 @@ class EngineCore:
         )
 
     def _plan_of(self, policy: SchedulerConfig) -> Plan:
-        """Return the plan of a policy, on the pipeline that stands."""
+        """Return the plan of a policy, on the running pipeline."""
         if policy not in self._plans:
             self._plans[policy] = make_plan(replace(self.config, scheduler=policy), quiet=True)
         plan, pipeline = self._plans[policy], self.pipeline

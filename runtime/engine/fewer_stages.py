@@ -1,4 +1,4 @@
-"""The plan of a run whose pipeline goes on with fewer stages, since a fault has left no place for one."""
+"""Plans for continuing a run with fewer stages, after a fault left no room for one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .plan import Plan, make_plan
 
 
 def plan_fewer_stages(config: EngineConfig, plan: Plan, num_stages: int) -> tuple[EngineConfig, Plan]:
-    """Split the layers of a run anew over `num_stages` stages, and plan their KV blocks.
+    """Re-split the layers of a run over `num_stages` stages, and plan their KV blocks.
 
     Args:
-        config: of the run before.
-        plan: the same; requests that fitted into it must still fit.
+        config: of the run so far.
+        plan: of the run so far; requests that fit it must still fit.
         num_stages: of the smaller pipeline.
 
     Raises:
@@ -23,13 +23,13 @@ def plan_fewer_stages(config: EngineConfig, plan: Plan, num_stages: int) -> tupl
     """
     scheduler = config.scheduler
     if isinstance(scheduler, EqualTimeConfig):
-        scheduler = replace(scheduler, profile=None)  # it holds times of other stages
+        scheduler = replace(scheduler, profile=None)  # measured on the old stages
     parallel = replace(config.parallel, pp=num_stages, layers=None, stage_speeds=None)
     config = replace(config, parallel=parallel, scheduler=scheduler)
     new = make_plan(config, quiet=True)
     if new.room < plan.room:
         raise ConfigError(
-            f"parallel.pp={num_stages}: its KV cache holds requests of {new.room} tokens at most, and "
+            f"parallel.pp={num_stages}: its KV cache holds requests of at most {new.room} tokens, but "
             f"requests of up to {plan.room} were accepted"
         )
     return config, new

@@ -1,4 +1,4 @@
-"""Intake of prompts: encodes them and checks them against the model and the cache, before any is accepted."""
+"""Prompt intake: tokenizes prompts and checks them against the model and the cache, before any is accepted."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from .plan import Plan
 
 Prompt = str | Sequence[int] | Conversation | Mapping[str, Any]
 
-_CHARACTERS_A_TOKEN = 1024  # more than the longest token of any vocabulary has
+_CHARACTERS_A_TOKEN = 1024  # longer than any token of any vocabulary
 
 
 class PromptTooLong(ConfigError):  # noqa: N818
-    """The context or the cache cannot hold a prompt and its output.
+    """The prompt and its output do not fit into the context or the cache.
 
     Attributes:
         prompt: tokens of the prompt, at least.
         output: tokens of the output, at least.
-        limit: tokens that there is room for.
+        limit: most tokens that fit.
     """
 
     def __init__(self, text: str, prompt: int, output: int, limit: int) -> None:
@@ -39,7 +39,7 @@ class PromptTooLong(ConfigError):  # noqa: N818
 
 
 class Intake:
-    """Checks and encodes the prompts of one model on one plan. Needs no torch.
+    """Checks and tokenizes prompts for one model and plan. Needs no torch.
 
     `chat_template` is as in `load_chat_template`.
     """
@@ -54,11 +54,11 @@ class Intake:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[tuple[str | None, list[int], SamplingParams]]:
-        """Return each prompt's text, if it has one, its token ids and its params, after all have been checked.
+        """Check all prompts, and return each one's text (if it has one), token ids and params.
 
         Raises:
-            ConfigError: a prompt that is empty, too long, not of this vocabulary or larger than the cache, or messages
-                that the model takes none of, by number.
+            ConfigError: a prompt (named by number) is empty, too long, outside the vocabulary or larger than the cache,
+                or the model accepts no such messages.
         """
         many = [_plain(number, prompt) for number, prompt in enumerate(_as_list(prompts))]
         if params is None or isinstance(params, SamplingParams):
@@ -66,14 +66,14 @@ class Intake:
         else:
             each = list(params)
         if len(each) != len(many):
-            raise ConfigError(f"{len(many)} prompts, but {len(each)} sampling params: give one, or one each")
+            raise ConfigError(f"{len(many)} prompts, but {len(each)} sampling params: give one, or one per prompt")
         if wrong := [p for p in each if not isinstance(p, SamplingParams)]:
-            raise ConfigError(f"sampling params {wrong[0]!r}: must be SamplingParams, one or one a prompt")
+            raise ConfigError(f"sampling params {wrong[0]!r}: must be SamplingParams")
         texts = [self._text(number, prompt) for number, prompt in enumerate(many)]
         each = [self.resolve(params) for params in each]
         taken = []
         for number, (prompt, text, of_it) in enumerate(zip(many, texts, each, strict=True)):
-            is_chat = isinstance(prompt, Conversation)  # whose template writes the special tokens
+            is_chat = isinstance(prompt, Conversation)  # its template adds the special tokens
             ids = _ids(number, prompt) if text is None else self.tokenizer.encode(text, add_special=not is_chat)
             self.check(number, ids, of_it)
             wanted = of_it.structured_outputs
@@ -83,16 +83,16 @@ class Intake:
 
     @cached_property
     def chat_template(self) -> ChatTemplate | None:
-        """The model's chat template; None where it has none.
+        """The model's chat template; None if it has none.
 
         Raises:
-            ConfigError: it cannot be read, or is no jinja.
+            ConfigError: it cannot be read, or is not valid Jinja.
         """
         return load_chat_template(self._plan.tokenizer, self._chosen_template)
 
     @cached_property
     def tokenizer_config(self) -> dict[str, Any]:
-        """What tokenizer_config.json holds; at least its `tokenizer_class`.
+        """The contents of tokenizer_config.json; at least its `tokenizer_class`.
 
         Raises:
             ConfigError: it cannot be read as a JSON object.
@@ -102,10 +102,10 @@ class Intake:
         return {"tokenizer_class": type(self.tokenizer).__name__} | found
 
     def _text(self, number: int, prompt: Prompt) -> str | None:
-        """Return the text of a prompt, checked: that of messages by the chat template. Token ids have none."""
+        """Return the checked text of a prompt, None for token ids. Messages are rendered by the chat template."""
         if isinstance(prompt, Conversation):
             if self.chat_template is None:
-                raise ConfigError(f"prompt {number} is a conversation, and the model has no chat template")
+                raise ConfigError(f"prompt {number} is a conversation, but the model has no chat template")
             try:
                 prompt = self.chat_template.render(checked_messages(prompt.messages), add_generation_prompt=True)
             except ValueError as error:
@@ -116,30 +116,30 @@ class Intake:
         return prompt
 
     def resolve(self, params: SamplingParams) -> SamplingParams:
-        """Return params whose `bad_words` are token ids: of each word as it is, and of the word after a space.
+        """Return params with `bad_words` as token ids: of each word as is, and of the word after a space.
 
         Raises:
-            ConfigError: a word is no Unicode text, or the model has no tokenizer.
+            ConfigError: a word is not valid Unicode, or the model has no tokenizer.
         """
         if not params.bad_words:
             return params
         if isinstance(self.tokenizer, NoTokenizer):
             raise ConfigError("sampling.bad_words: the model has no tokenizer; use bad_words_ids")
         if not all(map(is_unicode, params.bad_words)):
-            raise ConfigError("sampling.bad_words: half of a surrogate pair is not text")
+            raise ConfigError("sampling.bad_words: contains a lone surrogate, which is not text")
         words = [word.lstrip() for word in params.bad_words]
         forms = [self.tokenizer.encode(prefix + word, add_special=False) for word in words for prefix in ("", " ")]
         sequences = dict.fromkeys((*params.bad_words_ids, *(tuple(ids) for ids in forms if ids)))
         return replace(params, bad_words=(), bad_words_ids=tuple(sequences))
 
     def check_text(self, number: int, text: str) -> None:
-        """Check a text before it is encoded, which takes seconds for each ten megabytes.
+        """Check a text before it is tokenized, which takes seconds per ten megabytes.
 
         Raises:
-            ConfigError: it is no Unicode text, or so long that no tokenizer brings it into the context.
+            ConfigError: it is not valid Unicode, or too long for the context with any tokenizer.
         """
         if not is_unicode(text):
-            raise ConfigError(f"prompt {number} holds half of a surrogate pair, which is not text")
+            raise ConfigError(f"prompt {number} contains a lone surrogate, which is not text")
         longest = self._plan.max_model_len * _CHARACTERS_A_TOKEN
         if len(text) > longest:
             raise PromptTooLong(
@@ -149,10 +149,10 @@ class Intake:
             )
 
     def check(self, number: int, ids: Sequence[int], params: SamplingParams) -> None:
-        """Check that the model and the cache can hold a request.
+        """Check that a request fits the model and the cache.
 
         Raises:
-            ConfigError: it cannot be served; it names the request by its number.
+            ConfigError: it cannot be served; the message names its number.
         """
         longest, vocab = self._plan.max_model_len, self._plan.arch.vocab_size
         if not ids:
@@ -164,7 +164,7 @@ class Intake:
                 *(len(ids), 1, longest),
             )
         if not 0 <= min(ids) <= max(ids) < vocab:
-            raise ConfigError(f"prompt {number} holds a token id outside 0 .. {vocab - 1}")
+            raise ConfigError(f"prompt {number} contains a token id outside 0 .. {vocab - 1}")
         for name in ("stop_token_ids", "allowed_token_ids", "logit_bias", "bad_words_ids"):
             given = getattr(params, name) or ()
             if bad := [t for t in (chain(*given) if name == "bad_words_ids" else given) if not 0 <= t < vocab]:
@@ -172,24 +172,24 @@ class Intake:
         tokens = min(len(ids) + params.max_tokens, longest)
         if tokens > self._plan.room:
             raise PromptTooLong(
-                f"prompt {number} may come to {tokens} tokens: cache.num_blocks={self._plan.num_blocks} of "
+                f"prompt {number} may reach {tokens} tokens: cache.num_blocks={self._plan.num_blocks} of "
                 f"{self._plan.block_size} hold {self._plan.room}; raise it, or lower sampling.max_tokens",
                 *(len(ids), tokens - len(ids), self._plan.room),
             )
 
     def check_limits(self, params: SamplingParams, is_met: bool) -> None:
-        """Check that some output follows all rules of params that forbid tokens.
+        """Check that the rules in params that forbid tokens leave some output possible.
 
         Args:
             params: of a request.
-            is_met: whether an output matches its structured outputs, if it has any, and follows the other rules.
+            is_met: whether some output satisfies both the structured outputs, if any, and the other rules.
 
         Raises:
-            ConfigError: none does; it names the rules.
+            ConfigError: no output is possible; the message names the rules.
         """
         arch, names = self._plan.arch, params.limits
         if not is_met:
-            raise ConfigError(f"sampling.{', '.join(names)}: no output follows both this and structured_outputs")
+            raise ConfigError(f"sampling.{', '.join(names)}: no output satisfies both this and structured_outputs")
         if params.structured_outputs is None and params.allowed_token_ids is not None:
             banned = {ids[0] for ids in params.bad_words_ids if len(ids) == 1}
             banned |= {*arch.eos_token_ids, *params.stop_token_ids} if params.min_tokens else set()
@@ -211,7 +211,7 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def _plain(number: int, prompt: Prompt) -> Prompt:
-    """Return what a mapping in vLLM's form holds, as `{"prompt": "import os"}`; any other prompt as it is."""
+    """Unwrap a mapping in vLLM's form, such as `{"prompt": "import os"}`; return any other prompt as is."""
     if not isinstance(prompt, Mapping):
         return prompt
     given = {key: value for key, value in prompt.items() if value is not None}
@@ -230,7 +230,7 @@ def _ids(number: int, prompt: Prompt) -> list[int]:
 
 
 def _is_id(value: object) -> bool:
-    """Return whether `value` is an integer of any kind, numpy's and torch's included."""
+    """Return whether `value` is an integer of any kind, including numpy's and torch's."""
     try:
         operator.index(value)  # type: ignore[arg-type]
     except TypeError:

@@ -1,4 +1,4 @@
-"""The Python API: a model on a pipeline that turns prompts into texts."""
+"""The Python API for offline inference: a model on a pipeline that generates text from prompts."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ from ..core.messages import TokenLogprobs
 from ..core.numbers import counted
 from ..core.request import Request
 from ..core.run_record import RunRecord
-from ..ledger.live_bubbles import LiveBubbles
+from ..core.work_item import WorkItem
 from ..pipeline.launcher import Launcher
-from ..workload import WorkItem
 from .coordinator import Coordinator, TokenEvent
 from .engine_core import EngineCore
 from .intake import Intake, Prompt
@@ -46,9 +45,9 @@ class LLM:
             for output in llm.generate(["def main("], SamplingParams(max_tokens=64)):
                 print(output.outputs[0].text)
 
-    `model` is a Hugging Face folder or a name of `conf/model`, `scheduler` the name of a policy or a file with one of
-    your own (`docs/policies.md`); any other key of the config is set by its dotted name,
-    `**{"scheduler.chunk": 48}`. Without a `launcher`, one rank runs in this process and several run on Ray.
+    `model` is a Hugging Face folder or a name of `conf/model`, `scheduler` a policy name or a file with your own
+    policy (`docs/policies.md`). Set any other config key by its dotted name, `**{"scheduler.chunk": 48}`. Without a
+    `launcher`, a single rank runs in this process and several run on Ray.
 
     Raises:
         ConfigError: a key, a value or the checkpoint is wrong; nothing has been started.
@@ -82,14 +81,14 @@ class LLM:
         policies: Sequence[SchedulerConfig] = (),
         plans: Mapping[SchedulerConfig, Plan] | None = None,
     ) -> LLM:
-        """Start from a whole config.
+        """Start from a complete config.
 
         Args:
             config: of the engine, checked.
-            launcher: starts the ranks instead of the one that `config.parallel.launcher` names.
-            on_progress: is called with a line of text when a part of the start begins. By default the line is logged.
-            policies: will be given to `reset`; the pipeline is as deep, and its cache as large, as any of them needs.
-            plans: of `config` under each policy, where they have been made.
+            launcher: overrides `config.parallel.launcher`.
+            on_progress: called with a line of text at each step of the start. By default the line is logged.
+            policies: to be passed to `reset` later; pipeline depth and cache size cover the needs of all of them.
+            plans: plans of `config` by policy, as far as made already.
         """
         self = cls.__new__(cls)
         self._start(config, launcher, on_progress, policies, plans)
@@ -122,11 +121,11 @@ class LLM:
         self._forget_record()
 
     def reset(self, scheduler: SchedulerConfig | None = None, *, warm: bool = False) -> None:
-        """Begin a new run, with a new record, on the pipeline that stands.
+        """Begin a new run, with a new record, on the running pipeline.
 
         Args:
-            scheduler: of the new run; None: the one before.
-            warm: keep what the policy has learned and what the prefix cache holds.
+            scheduler: of the new run; None: unchanged.
+            warm: keep the policy's learned state and the prefix cache.
 
         Raises:
             ValueError: a request is unfinished.
@@ -137,18 +136,16 @@ class LLM:
         self._forget_record()
 
     def _forget_record(self) -> None:
-        self._live = LiveBubbles()
-        self._num_spans = 0
         self._known_faults = (0, False)
 
     @property
     def config(self) -> EngineConfig:
-        """The config under which it runs: of the newest policy, and of the stages that are left."""
+        """The current config: with the newest policy and the remaining stages."""
         return self._core.config
 
     @property
     def plan(self) -> Plan:
-        """What `config` comes to."""
+        """The plan made from `config`."""
         return self._core.plan
 
     @property
@@ -161,22 +158,17 @@ class LLM:
         return self._coordinator.record
 
     @property
-    def live_bubble_fraction(self) -> float:
-        """Idle over elapsed stage time so far, without causes."""
-        return self._live.bubble_fraction
-
-    @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that the config names, with which prompts are encoded and outputs decoded."""
+        """The configured tokenizer, for encoding prompts and decoding outputs."""
         return self._intake.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return the params of prompts that are given none: the checkpoint's (`model.generation_config`), else ours."""
+        """Return the params for prompts without any: the checkpoint's (`model.generation_config`), else ours."""
         return self._default_params
 
     @property
     def max_model_len(self) -> int:
-        """Most tokens of a request, prompt and output, that the model takes."""
+        """Most tokens of a request, prompt plus output, that the model supports."""
         return self.plan.max_model_len
 
     @property
@@ -189,14 +181,14 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
-        """Run all prompts to their end and return the outputs in the order of the prompts.
+        """Run all prompts to completion and return the outputs in prompt order.
 
         Args:
-            prompts: one or several, each a text, token ids, a `Conversation` or `{"prompt": text}`, as of vLLM.
+            prompts: one or several, each a text, token ids, a `Conversation` or `{"prompt": text}`, as in vLLM.
             sampling_params: for all prompts, or one per prompt; None: `get_default_sampling_params`.
 
         Raises:
-            ValueError: a prompt that is empty, too long, or not of this vocabulary, by its number.
+            ValueError: a prompt (named by number) is empty, too long, or outside the vocabulary.
             PipelineError: the pipeline failed.
         """
         results = self._submit(prompts, sampling_params)
@@ -209,16 +201,16 @@ class LLM:
         messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
-        """Answer conversations, as `generate` does prompts, through the model's chat template.
+        """Like `generate`, for conversations: applies the model's chat template.
 
-        `stream` and `generate` take a `Conversation` too, beside texts and token ids.
+        `stream` and `generate` also accept a `Conversation`.
 
         Args:
-            messages: of one conversation, each with a `role` and a `content`, or a list of such conversations.
-            sampling_params: for all conversations, or one each.
+            messages: one conversation, each message with `role` and `content`, or a list of conversations.
+            sampling_params: for all conversations, or one per conversation.
 
         Raises:
-            ValueError: the model has no chat template or it refuses the messages, or as of `generate`.
+            ValueError: the model has no chat template, the template rejects the messages, or as in `generate`.
             PipelineError: the pipeline failed.
         """
         is_one = bool(messages) and isinstance(messages[0], Mapping)
@@ -230,26 +222,26 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> Generator[RequestOutput, None, None]:
-        """Run prompts as `generate` does, and yield a snapshot of a request's output whenever it has new tokens.
+        """Like `generate`, but yield a snapshot of a request's output whenever it has new tokens.
 
         Prompts are checked on the call, not on the first `next`. Closing the iterator early aborts the unfinished
         requests.
         """
         batches = self._run(self._submit(prompts, sampling_params))
-        next(batches)  # so that an iterator that is dropped before its first output aborts too
+        next(batches)  # start the generator, so that dropping it before the first output aborts the requests
         return (r.snapshot() for batch in batches for r in batch)
 
     def replay(self, items: Iterable[WorkItem], workload: WorkloadConfig | None = None) -> Iterator[list[TokenEvent]]:
-        """Run requests that arrive over time, greedily and to their exact lengths.
+        """Run requests that arrive over time, with greedy sampling and exact output lengths.
 
-        Yields the tokens of each micro-batch, without texts.
+        Yields the tokens of each micro-batch, without text.
 
-        Each request enters when it is due, in a closed loop where `workload` has one. Closing the iterator early aborts
-        the unfinished requests.
+        Each request is submitted when due, in a closed loop if `workload` has one. Closing the iterator early aborts
+        unfinished requests.
 
         Raises:
-            ValueError: a request that the model or the cache cannot hold, by number, or others are unfinished.
-            PipelineError: the pipeline failed, or not every request got its tokens.
+            ValueError: a request (named by number) does not fit the model or the cache, or others are unfinished.
+            PipelineError: the pipeline failed, or a request did not get all its tokens.
         """
         if self._closed:
             raise ValueError("this LLM is closed")
@@ -264,7 +256,7 @@ class LLM:
             self._replaying = False
 
     def close(self) -> None:
-        """End all ranks. A second call does nothing."""
+        """Shut down all ranks. A second call does nothing."""
         if not self._closed:
             self._closed = True
             self._core.pipeline.close()
@@ -301,9 +293,9 @@ class LLM:
         return result
 
     def _run(self, results: list[_Result]) -> Iterator[list[_Result]]:
-        """Drive the coordinator until all of `results` are finished; yield an empty list, then the results with news.
+        """Drive the coordinator until all `results` are finished. Yield an empty list, then lists of updated results.
 
-        Several calls may run by turns: a micro-batch brings tokens for all of them, and each yields its own.
+        Several calls may be interleaved: each micro-batch has tokens for all of them, and each call yields its own.
         """
         news: dict[int, _Result] = {}
         for result in results:
@@ -338,17 +330,14 @@ class LLM:
         self._coordinator.check_progress()
 
     def _watch(self) -> None:
-        """Add the new spans to the live bubble fraction; log a fault that has come, or is repaired."""
+        """Log a new or repaired fault."""
         record = self.record
-        for span in record.spans[self._num_spans :]:
-            self._live.add(span)
-        self._num_spans = len(record.spans)
         known = (len(record.faults), self._coordinator.is_recovering)
         if known == self._known_faults:
             return
         fault = record.faults[-1]
         if known[0] != self._known_faults[0]:
-            _log.warning("%s; the pipeline recovers, and %s wait", fault.text, counted(fault.requests, "request"))
+            _log.warning("%s; the pipeline is recovering, %s waiting", fault.text, counted(fault.requests, "request"))
         if fault.up is not None:
             _log.warning("the pipeline has recovered, %.1f s after its last sign of progress", fault.seconds)
         self._known_faults = known
@@ -370,7 +359,7 @@ class LLM:
 
 
 class _Result:
-    """A prompt of the user and its `n` requests. `news` are the results of its call with tokens not yet yielded."""
+    """A user's prompt and its `n` requests. `news`: results of the same call with tokens not yet yielded."""
 
     def __init__(self, number: int, prompt: str | None, ids: list[int], requests: list[Request]) -> None:
         self.requests = requests
@@ -387,7 +376,7 @@ class _Result:
 
 
 class _Text(OutputText):
-    """The text of one of our requests."""
+    """The output text of one request."""
 
     def __init__(self, request: Request, completion: CompletionOutput, tokenizer: Tokenizer, result: _Result) -> None:
         super().__init__(completion, request.params, tokenizer)
@@ -395,7 +384,7 @@ class _Text(OutputText):
         self.result = result
 
     def take_prompt(self) -> None:
-        """Hand on the prompt's log-probabilities, once, if the request asked for them."""
+        """Copy the prompt's log-probabilities to the output, once, if requested."""
         found, output = self.request.prompt_logprobs, self.result.output
         if found is not None and output.prompt_logprobs is None:
             output.prompt_logprobs = named_prompt(self._tokenizer, output.prompt_token_ids, found)

@@ -1,4 +1,4 @@
-"""The text of one output, which grows as its tokens come."""
+"""Incremental detokenization of one output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .stopping import StopChecker
 
 
 class OutputText:
-    """Fills a `CompletionOutput`: decodes tokens, looks for stop strings, names log-probabilities."""
+    """Fills a `CompletionOutput`: decodes tokens, finds stop strings, adds token texts to log-probabilities."""
 
     def __init__(self, completion: CompletionOutput, params: SamplingParams, tokenizer: Tokenizer) -> None:
         self.completion = completion
@@ -26,11 +26,11 @@ class OutputText:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string is complete."""
+        """Whether a stop string was found."""
         return self._stop.stop_string is not None
 
     def push(self, token: int, logprobs: TokenLogprobs | None, *, is_stop_token: bool) -> str:
-        """Add a token; return the text that became final with it. That of a stop token is not part of the output."""
+        """Add a token; return the text that it made final. A stop token's text is not part of the output."""
         out = self.completion
         out.token_ids.append(token)
         if out.logprobs is not None:
@@ -45,10 +45,10 @@ class OutputText:
         return text
 
     def add(self, token: int | None, logprobs: TokenLogprobs | None, reason: str | None) -> tuple[str, str | None]:
-        """Add what the engine says of the output: a token, its end by `reason`, or both.
+        """Apply an update from the engine: a token, a finish `reason`, or both.
 
         Returns:
-            The text that became final, and the reason of the output's end: the engine's, or stop with a stop string.
+            The text that became final, and the finish reason: the engine's, or "stop" for a stop string.
         """
         piece = ""
         if token is not None:
@@ -59,7 +59,7 @@ class OutputText:
         return piece, reason
 
     def finish(self, reason: str | None) -> str:
-        """End the output; return the text that was still held back."""
+        """Finish the output; return the text that was still held back."""
         out = self.completion
         rest = ""
         if not self.stopped:
@@ -73,7 +73,7 @@ class OutputText:
 
 
 def named(tokenizer: Tokenizer, token: int, logprobs: TokenLogprobs) -> dict[int, Logprob]:
-    """Return the log-probabilities of a token and of the most likely ones, with their texts."""
+    """Return the log-probabilities of a token and of the most likely tokens, with their texts."""
     entries = [(token, logprobs.logprob, logprobs.rank)]
     entries += [(best, value, rank) for rank, (best, value) in enumerate(logprobs.top, 1)]
     return {
@@ -82,7 +82,7 @@ def named(tokenizer: Tokenizer, token: int, logprobs: TokenLogprobs) -> dict[int
 
 
 def unnamed(token: int, logprobs: dict[int, Logprob], num_top: int) -> TokenLogprobs:
-    """Return the log-probabilities that `named` was given for a token, with those of the `num_top` most likely ones."""
+    """Invert `named`: return the log-probabilities of a token and of the `num_top` most likely tokens."""
     own = logprobs[token]
     assert own.rank is not None
     best = sorted((one.rank or 0, number, one.logprob) for number, one in logprobs.items())

@@ -1,4 +1,4 @@
-"""The outputs that a user gets, under vLLM's names."""
+"""The outputs returned to users, with vLLM's names."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Logprob:
 class CompletionOutput:
     """A sampled continuation.
 
-    `finish_reason` is stop, length, abort, or error where the model's logits are not finite (bad weights) or structured
-    outputs became too complex; None while it is unfinished.
+    `finish_reason` is stop, length, abort, or error if the logits are not finite (bad weights) or structured outputs
+    became too complex; None while unfinished.
 
     `token_ids` include the token that ended it; `text` includes neither the stop string nor the end-of-text token.
-    `logprobs[i]` maps the sampled token and the most likely tokens at position i to their `Logprob`. `cached_tokens` of
-    the prompt were found in the prefix cache.
+    `logprobs[i]` maps the sampled token and the most likely tokens at position i to their `Logprob`. `cached_tokens`:
+    prompt tokens found in the prefix cache.
     """
 
     index: int
@@ -43,10 +43,10 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """A prompt and its `n` continuations, a snapshot until `finished`. `index` is the prompt's place in its call.
+    """A prompt and its `n` continuations, a snapshot until `finished`. `index` is the prompt's index in its call.
 
-    `prompt_logprobs[i]` maps the prompt's token i and the most likely tokens there to their `Logprob`; the first token
-    has None. They are there from the first token of an output on.
+    `prompt_logprobs[i]` maps prompt token i and the most likely tokens at i to their `Logprob`; None for the first
+    token. They are available from the first output token on.
     """
 
     request_id: int
@@ -63,5 +63,5 @@ class RequestOutput:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Tokens of the prompt that the first continuation found in the prefix cache."""
+        """Prompt tokens that the first continuation found in the prefix cache."""
         return self.outputs[0].cached_tokens

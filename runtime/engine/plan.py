@@ -1,9 +1,9 @@
-"""The plan of a config, made before anything heavy starts: architecture, layer split, KV blocks, slot bound."""
+"""The plan of a run, made before the pipeline starts: architecture, layer split, KV blocks, batch limits."""
 
 from __future__ import annotations
 
 import logging
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -12,36 +12,30 @@ from ...conf.build import load_hardware
 from ...conf.errors import ConfigError
 from ...conf.policies import EqualTimeConfig
 from ...conf.profiling import ProfileConfig
-from ...conf.schema import Dtype, EngineConfig, HardwareConfig, ModelConfig, ParallelConfig, SimulateConfig
+from ...conf.schema import Dtype, EngineConfig, HardwareConfig, SimulateConfig
 from ...kernels.weight_format import WeightFormat
 from ...models.block_groups import ONE_TABLE, Windows, blocks_held, group_windows
-from ...models.huggingface import has_short_weights, resolve_architecture, resolve_weights
+from ...models.checkpoint import Checkpoint
 from ...models.layout import tensor_shapes
-from ...models.memory import BYTES, MemoryModel, resolve_dtype
-from ...models.open_checkpoint import open_source, stated_formats
-from ...models.quantization.formats import ModelFormats, cut_too_small, model_formats
+from ...models.memory import BYTES, MemoryModel
+from ...models.quantization.formats import FormatOf, ModelFormats, cut_too_small, model_formats
+from ...models.stage_spec import StageSpec
 from ...models.tokenizer import load_tokenizer
-from ...parallel.split import check_parallel, split_layers
+from ...parallel.split import check_parallel
 from ..core.block_pool import BlockPool
 from ..core.windowed_pool import WindowedPool
 from ..pipeline.handshake import Setup
-from ..scheduler.base import Limits
 from ..scheduler.learned.stage_fit import read_profile
+from ..scheduler.limits import Limits
 from ..scheduler.policies import find_policy
-from .layer_times import layer_times
+from .layer_split import balanced_layers
 
 _log = logging.getLogger(__name__)
-
-# Room for keys and values that a split by the stages' speed leaves, for each stage. With less, too few sequences run to
-# keep the stages busy. In simulations of Llama-2 70B and LLaMA 33B over an A100 or A6000 and an H100 or H200, `sarathi`
-# is within 4% of the fastest split with this room. With the room of one context it takes up to 2.2 times as long (a
-# context is 4,096 or 2,048 tokens), and with 65,536 tokens up to 1.07 times.
-_KV_TOKENS_A_STAGE = 16_384
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a config comes to on its model, hardware and memory.
+    """What a config resolves to for its model, hardware and memory.
 
     `limits.batch` is B, the most requests of one micro-batch.
     """
@@ -54,35 +48,35 @@ class Plan:
     limits: Limits
     tokenizer: str | None  # its path; None: UTF-8 bytes
     prefix_caching: bool = False
-    dtype: Dtype = "float32"  # of weights that are not quantized, and of activations
-    formats: ModelFormats | None = None  # of a rank's quantized matrices; None: there are none
-    windows: Windows = ONE_TABLE  # of the groups of layers that have block tables of their own
-    cuts_prompts: bool = True  # whether the policy does
+    dtype: Dtype = "float32"  # of activations and unquantized weights
+    formats: ModelFormats | None = None  # of a rank's quantized matrices; None: none are quantized
+    windows: Windows = ONE_TABLE  # of the layer groups, each with its own block table
+    cuts_prompts: bool = True  # whether the policy uses chunked prefill
 
     @property
     def max_model_len(self) -> int:
-        """Most tokens of a request that the model takes; the KV cache may hold fewer."""
+        """Most tokens of a request that the model supports; the KV cache may have room for fewer."""
         return self.arch.max_position
 
     @property
     def room(self) -> int:
-        """Most tokens of a request, P + D: the context, or fewer where the cache holds no more."""
+        """Most tokens of a request, P + D: the context, or fewer if the cache has no room for it."""
         promised = self.windows if self.cuts_prompts else (None,) * len(self.windows)
         lengths = range(1, self.max_model_len + 1)
         return bisect_right(lengths, self.num_blocks, key=lambda n: blocks_held(n, promised, self.block_size))
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens that the KV cache holds of requests of the whole context."""
+        """Capacity of the KV cache in tokens, for requests of full context length."""
         longest = self.max_model_len
         return self.num_blocks * self.block_size * longest // blocks_held(longest, self.windows, 1)
 
     def kind(self, layer: int) -> tuple[LayerKind, WeightFormat | None]:
-        """Return what a layer's times depend on: its kind, and the format that most of its weights have."""
+        """Return what a layer's times depend on: its kind, and the format of most of its weights."""
         return self.arch.kind(layer), None if self.formats is None else self.formats.layers[layer].fc1
 
     def make_pool(self) -> BlockPool:
-        """Make the pool of all KV blocks, free, with lanes as long as the longest request."""
+        """Make the allocator of all KV blocks, with lanes as long as the longest request."""
         lane = -(-self.max_model_len // self.block_size)
         if self.windows == ONE_TABLE:
             return BlockPool(self.num_blocks, self.block_size, lane, prefix_caching=self.prefix_caching)
@@ -97,24 +91,59 @@ class Plan:
 
 
 def make_plan(config: EngineConfig, *, quiet: bool = False) -> Plan:
-    """Check a config against itself, the checkpoint and the memory, and return its plan.
+    """Check a config for consistency and against the checkpoint and the memory, and return its plan.
 
     Args:
         config: of the run, or of one of its policies.
-        quiet: log nothing, as another plan of the run has logged it.
+        quiet: log nothing, since another plan of the run has logged it.
 
     Raises:
-        ConfigError: one line naming what does not fit, and what would.
+        ConfigError: one line that states what does not fit, and what would.
     """
-    cache, hardware, stages = config.cache, config.hardware, stage_hardware(config)
-    simulated = isinstance(config, SimulateConfig)
-    path = resolve_weights(config.model, tensors=not simulated)
-    arch = resolve_architecture(config.model, tensors=not simulated)
-    check_parallel(arch, config.parallel, copies_heads=simulated)
+    simulated, stages = isinstance(config, SimulateConfig), stage_hardware(config)
+    checkpoint = Checkpoint.open(config.model, tensors=not simulated)
+    check_parallel(checkpoint.arch, config.parallel, copies_heads=simulated)
+    _check_keys(config, checkpoint.arch)
+    format_of = _checked_formats(config, checkpoint)
+    arch = checkpoint.arch if simulated else _with_eos_tokens(checkpoint)
+    policy = find_policy(config.scheduler)
+    if isinstance(config.scheduler, EqualTimeConfig):
+        read_profile(config.scheduler.profile, config.parallel.pp)
+    dtype = checkpoint.dtype(config.hardware.device)
+    if not quiet:
+        _warn(config, checkpoint, format_of, dtype)
+    memory = _memory(config, arch, format_of, dtype, stages)
+    layers = balanced_layers(config, memory, stages)
+    parallel = replace(config.parallel, layers=tuple(len(each) for each in layers))
+    windows = ONE_TABLE if isinstance(config, ProfileConfig) else group_windows(arch, layers)  # profiling has one table
+    memory = replace(memory, parallel=parallel, windows=windows)
+    depth = config.scheduler.depth(parallel.pp, parallel.depth)
+    batch, num_blocks = _room(config, memory, depth.most, policy.cuts_prompts)
+    return Plan(
+        arch=arch,
+        layers=tuple(layers),
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        replicate_embedding=memory.replicates_embedding(),
+        dtype=dtype,
+        formats=memory.formats,
+        limits=Limits(batch, depth, tile=config.hardware.tile, stages=parallel.pp),
+        tokenizer=checkpoint.tokenizer,
+        prefix_caching=config.cache.prefix_caching,
+        windows=windows,
+        cuts_prompts=policy.cuts_prompts,
+    )
+
+
+def _check_keys(config: EngineConfig, arch: Architecture) -> None:
+    """Check keys that the model or the hardware may not fit."""
+    cache, hardware = config.cache, config.hardware
     if cache.dtype != "auto" and arch.latent:
-        raise ConfigError(f"cache.dtype={cache.dtype}: latents are not held in 8 bits yet; must be auto for this model")
-    if config.model.quantization == "fp8" and hardware.device == "cpu" and not simulated:
-        raise ConfigError("model.quantization=fp8: must be null, int8 or int4 on a CPU, which has no products of FP8")
+        raise ConfigError(
+            f"cache.dtype={cache.dtype}: 8-bit MLA caches are not supported yet; must be auto for this model"
+        )
+    if config.model.quantization == "fp8" and hardware.device == "cpu" and not isinstance(config, SimulateConfig):
+        raise ConfigError("model.quantization=fp8: must be null, int8 or int4 on a CPU, which has no FP8 GEMMs")
     if (name := config.model.attention) in ("flash", "xformers"):
         if hardware.device != "cuda":
             raise ConfigError(f"model.attention={name}: runs on CUDA only; use sdpa or auto on hardware.device=cpu")
@@ -124,82 +153,68 @@ def make_plan(config: EngineConfig, *, quiet: bool = False) -> Plan:
             raise ConfigError(
                 f"cache.dtype={cache.dtype}: model.attention={name} reads keys in the model's dtype; use sdpa or auto"
             )
-    tokenizer = config.model.tokenizer or (str(path) if path else None)
-    format_of = stated_formats(path, arch, config.model.quantization)
-    if path is not None and not simulated:
-        source = open_source(path, arch, config.seed, config.model.quantization)
-        source.check(arch, tensor_shapes(arch))
-        format_of = source.format
-    tp, whole = config.parallel.tp, config.parallel.expert_parallel
-    formats = model_formats(format_of, arch, tp, hardware.device, whole_experts=whole)
-    if tokenizer is not None and not simulated and not arch.eos_token_ids:
-        ids = load_tokenizer(tokenizer, arch.vocab_size).eos_token_ids
-        arch = replace(arch, eos_token_ids=tuple(i for i in ids if i < arch.vocab_size))
-    policy = find_policy(config.scheduler)
-    if isinstance(config.scheduler, EqualTimeConfig):
-        read_profile(config.scheduler.profile, config.parallel.pp)
-    counts_work = hardware.device == "cuda" and not simulated
-    max_rows = config.scheduler.batch_of(config.scheduler.max_batch, depth=1) if counts_work else 0
-    dtype = resolve_dtype(config.model, hardware.device)
-    if not quiet:
-        _warn_of_long_factors(arch)
-        if (cut := cut_too_small(format_of, arch, tp, whole_experts=whole)) is not None:
-            _log.warning(cut)
-        if not simulated:
-            _say_float32(config.model, dtype)
-    memory = MemoryModel(arch, config.parallel, stages, BYTES[dtype], max_rows, formats, cache.dtype)
-    layers = _split(config, memory, stages)
-    parallel = replace(config.parallel, layers=tuple(len(each) for each in layers))
-    windows = ONE_TABLE if isinstance(config, ProfileConfig) else group_windows(arch, layers)  # its messages have one
-    memory = replace(memory, parallel=parallel, windows=windows)
-    depth = config.scheduler.depth(parallel.pp, parallel.depth)
-    if cache.num_blocks is None:
-        slots, fitting = memory.slots(), memory.blocks(config.block_size)
-    else:
-        slots = cache.num_blocks * config.block_size // blocks_held(arch.max_position, windows, 1)
-        fitting = cache.num_blocks
-    batch = config.scheduler.batch_of(slots, depth.most)
-    promised = windows if policy.cuts_prompts else (None,) * len(windows)
-    useful = batch * depth.most * blocks_held(arch.max_position, promised, config.block_size)
+
+
+def _checked_formats(config: EngineConfig, checkpoint: Checkpoint) -> FormatOf:
+    """Check the tensors of a real run, and return the formats of the weights."""
+    arch = checkpoint.arch
+    if checkpoint.path is None or isinstance(config, SimulateConfig):
+        return checkpoint.stated_formats(arch)
+    source = checkpoint.tensors(arch, config.seed)
+    source.check(arch, tensor_shapes(arch))
+    return source.format
+
+
+def _with_eos_tokens(checkpoint: Checkpoint) -> Architecture:
+    """Return the architecture with its end-of-sequence tokens, which the tokenizer knows where no config names them."""
+    arch = checkpoint.arch
+    if checkpoint.tokenizer is None or arch.eos_token_ids:
+        return arch
+    ids = load_tokenizer(checkpoint.tokenizer, arch.vocab_size).eos_token_ids
+    return replace(arch, eos_token_ids=tuple(i for i in ids if i < arch.vocab_size))
+
+
+def _memory(
+    config: EngineConfig, arch: Architecture, format_of: FormatOf, dtype: Dtype, stages: Sequence[HardwareConfig]
+) -> MemoryModel:
+    """Return the memory model of a split that is still to be found."""
+    parallel, scheduler, device = config.parallel, config.scheduler, config.hardware.device
+    formats = model_formats(format_of, arch, parallel.tp, device, whole_experts=parallel.expert_parallel)
+    counts_work = device == "cuda" and not isinstance(config, SimulateConfig)
+    max_rows = scheduler.batch_of(scheduler.max_batch, depth=1) if counts_work else 0
+    return MemoryModel(arch, parallel, stages, BYTES[dtype], max_rows, formats, config.cache.dtype)
+
+
+def _room(config: EngineConfig, memory: MemoryModel, depth: int, cuts_prompts: bool) -> tuple[int, int]:
+    """Return B, the most requests of a micro-batch, and the number of KV blocks that they need or that fit.
+
+    Raises:
+        ConfigError: the memory cannot hold `cache.num_blocks`, or one request.
+    """
+    given, size, longest, windows = config.cache.num_blocks, config.block_size, memory.arch.max_position, memory.windows
+    slots = memory.slots() if given is None else given * size // blocks_held(longest, windows, 1)
+    fitting = memory.blocks(size) if given is None else given
+    batch = config.scheduler.batch_of(slots, depth)
+    useful = batch * depth * blocks_held(longest, windows if cuts_prompts else (None,) * len(windows), size)
     num_blocks = min(fitting, useful)
-    if cache.num_blocks is not None:
-        memory.check_blocks(config.block_size, num_blocks)
-    return Plan(
-        arch=arch,
-        layers=tuple(layers),
-        num_blocks=num_blocks,
-        block_size=config.block_size,
-        replicate_embedding=memory.replicates_embedding(),
-        dtype=dtype,
-        formats=formats,
-        limits=Limits(batch, depth, tile=hardware.tile, stages=parallel.pp),
-        tokenizer=tokenizer,
-        prefix_caching=cache.prefix_caching,
-        windows=windows,
-        cuts_prompts=policy.cuts_prompts,
-    )
+    if given is not None:
+        memory.check_blocks(size, num_blocks)
+    return batch, num_blocks
 
 
-def _split(config: EngineConfig, memory: MemoryModel, stages: Sequence[HardwareConfig]) -> list[range]:
-    """Return the layers of each stage, by their times and as far as memory allows."""
-    arch, pp, speeds = memory.arch, config.parallel.pp, _speeds(config.parallel, stages)
-    counts = config.parallel.layer_counts(arch.num_layers)
-    if counts is not None or pp == 1:
-        return split_layers(arch, pp, counts)
-    assert memory.formats is not None, "a plan knows them"
-    times = layer_times(
-        config, arch, memory.formats, memory.dtype_bytes, replicate_embedding=memory.replicates_embedding()
-    )
-    layers = split_layers(arch, pp, None, speeds=speeds, times=times)
-    found = [len(each) for each in layers]
-    if len({each.memory_gib for each in stages}) > 1 or max(found) - min(found) > 1:
-        layers = split_layers(arch, pp, None, speeds=speeds, most=_most_layers(memory, config), times=times)
-    return layers
+def _warn(config: EngineConfig, checkpoint: Checkpoint, format_of: FormatOf, dtype: str) -> None:
+    """Log what the user may not expect of the model here."""
+    parallel, arch = config.parallel, checkpoint.arch
+    _warn_of_long_factors(arch)
+    if (cut := cut_too_small(format_of, arch, parallel.tp, whole_experts=parallel.expert_parallel)) is not None:
+        _log.warning(cut)
+    if not isinstance(config, SimulateConfig):
+        _say_float32(checkpoint, dtype)
 
 
-def _say_float32(model: ModelConfig, dtype: str) -> None:
-    """Log a line where `auto` is not the checkpoint's type, since the processor is slow in it."""
-    if model.dtype == "auto" and dtype == "float32" and has_short_weights(model):
+def _say_float32(checkpoint: Checkpoint, dtype: str) -> None:
+    """Log a line if `auto` differs from the checkpoint's dtype because the processor is slow in it."""
+    if checkpoint.model.dtype == "auto" and dtype == "float32" and checkpoint.is_short:
         _log.info(
             "model.dtype=auto: float32, though the checkpoint has 16 bits or fewer: this processor has neither AVX-512 "
             "BF16 nor AMX"
@@ -207,42 +222,15 @@ def _say_float32(model: ModelConfig, dtype: str) -> None:
 
 
 def _warn_of_long_factors(arch: Architecture) -> None:
-    """Say that a model whose rotary positions depend on the context computes all requests as long ones."""
+    """Warn that longrope's long factors apply to all requests if the context exceeds the original one."""
     scaling = arch.kind(0).rope_scaling
     if scaling is not None and scaling.type == "longrope" and arch.max_position > scaling.original_max_position:
         _log.warning(
-            "longrope: requests of up to %d tokens turn by the long factors too, since longer ones may come; "
-            "model.max_model_len=%d has the short ones",
+            "longrope: requests of up to %d tokens use the long factors too, since longer ones may come; "
+            "model.max_model_len=%d uses the short ones",
             scaling.original_max_position,
             scaling.original_max_position,
         )
-
-
-def _speeds(parallel: ParallelConfig, stages: Sequence[HardwareConfig]) -> list[float] | None:
-    """Return the relative speed of each stage; None where all are alike, or where one of them is not known."""
-    speeds = list(parallel.stage_speeds) if parallel.stage_speeds is not None else [each.speed for each in stages]
-    known = [speed for speed in speeds if speed is not None]
-    return known if len(known) == len(speeds) and len(set(known)) > 1 else None
-
-
-def _most_layers(memory: MemoryModel, config: EngineConfig) -> list[int]:
-    """Return how many layers each stage may take so that the KV cache has the blocks that it should have.
-
-    These are `cache.num_blocks`, or else `_KV_TOKENS_A_STAGE` tokens for each stage and a sequence of the whole context
-    at least. Where no split leaves room for them, they are the most that one leaves room for.
-    """
-
-    def most(num_blocks: int) -> list[int]:
-        return memory.most_layers(num_blocks * config.block_size)
-
-    if config.cache.num_blocks is not None:
-        return most(config.cache.num_blocks)
-    least = -(-memory.arch.max_position // config.block_size)
-    wanted = max(least, config.parallel.pp * _KV_TOKENS_A_STAGE // config.block_size)
-    too_many = bisect_left(
-        range(least + 1, wanted + 1), True, key=lambda num_blocks: sum(most(num_blocks)) < memory.arch.num_layers
-    )
-    return most(least + too_many)
 
 
 def stage_hardware(config: EngineConfig) -> list[HardwareConfig]:
@@ -257,22 +245,27 @@ def stage_hardware(config: EngineConfig) -> list[HardwareConfig]:
 
 
 def make_setup(config: EngineConfig, plan: Plan) -> Setup:
-    """Make the message that sets up the ranks of a plan; the store's address is filled in once it is known."""
+    """Make the message that sets up the ranks of a plan. The store's address is filled in later."""
+    stages = [
+        StageSpec(
+            model=replace(config.model, dtype=plan.dtype),
+            arch=plan.arch,
+            layers=(layers.start, layers.stop),
+            num_blocks=plan.num_blocks,
+            block_size=plan.block_size,
+            replicate_embedding=plan.replicate_embedding,
+            whole_experts=config.parallel.expert_parallel,
+            seed=config.seed,
+            cache_dtype=config.cache.dtype,
+            windows=plan.windows,
+        )
+        for layers in plan.layers
+    ]
     return Setup(
-        pp=config.parallel.pp,
-        tp=config.parallel.tp,
-        model=replace(config.model, dtype=plan.dtype),
-        arch=plan.arch,
-        layers=[(layers.start, layers.stop) for layers in plan.layers],
-        depth=plan.limits.depth.most,
-        num_blocks=plan.num_blocks,
-        block_size=plan.block_size,
-        replicate_embedding=plan.replicate_embedding,
-        seed=config.seed,
-        threads=config.parallel.threads,
+        stages,
+        config.parallel.tp,
+        plan.limits.depth.most,
+        config.parallel.threads,
         timeout_s=config.parallel.start_timeout_s + config.parallel.step_timeout_s,
         tokenizer=plan.tokenizer,
-        cache_dtype=config.cache.dtype,
-        expert_parallel=config.parallel.expert_parallel,
-        windows=plan.windows,
     )

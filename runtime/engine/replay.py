@@ -9,8 +9,9 @@ from functools import lru_cache
 from ...conf.sampling import SamplingParams
 from ...conf.workloads import WorkloadConfig
 from ..core.request import Request
+from ..core.work_item import WorkItem
 from ..pipeline.protocol import PipelineError
-from ..workload import Clients, WorkItem
+from .clients import Clients
 from .coordinator import Coordinator, TokenEvent
 
 _LONGEST_WAIT_S = 1.0
@@ -19,14 +20,14 @@ _LONGEST_WAIT_S = 1.0
 def make_request(
     number: int, item: WorkItem, arrival: float, max_model_len: int, cache_block: int | None = None
 ) -> Request:
-    """Make the request of a workload's item, greedy and of exactly the item's length.
+    """Make the request for a workload item, with greedy sampling and exactly the item's output length.
 
     Args:
         number: of the request.
-        item: gives the prompt, the length of the output, the user, the priority and the deadline.
+        item: the prompt, output length, user, priority and deadline.
         arrival: seconds on the coordinator's clock.
         max_model_len: most tokens that the request may have.
-        cache_block: tokens of a KV block, by which the prefix cache finds a simulated prompt; None: it finds none.
+        cache_block: tokens per KV block, to hash a simulated prompt for the prefix cache; None: no hashes.
     """
     hashes: list[bytes] = []
     if item.prefix is not None and cache_block is not None:
@@ -56,19 +57,19 @@ def replay(
     make_request: Callable[[WorkItem, float], Request],
     workload: WorkloadConfig | None = None,
 ) -> Iterator[list[TokenEvent]]:
-    """Run all items to their ends; yield the tokens of each micro-batch as they come.
+    """Run all items to completion; yield the tokens of each micro-batch as they arrive.
 
-    Each request arrives when it is due, even where the coordinator sees it later. Items that arrive at the start are
-    made before the clock starts. Closing the iterator early aborts the unfinished requests.
+    A request's arrival time is when it is due, even if the coordinator sees it later. Items that arrive at the start
+    are made before the clock starts. Closing the iterator early aborts unfinished requests.
 
     Args:
         coordinator: of the pipeline that serves them.
-        items: in the order of their arrivals.
-        make_request: makes the request of an item that arrives at a time, in seconds on the coordinator's clock.
-        workload: as `Clients` takes it, for its closed loop and its duration.
+        items: in order of arrival.
+        make_request: makes the request for an item and its arrival time, in seconds on the coordinator's clock.
+        workload: passed to `Clients`, for its closed loop and its duration.
 
     Raises:
-        PipelineError: the pipeline failed, a request was lost or ended before its length, or the policy takes none.
+        PipelineError: the pipeline failed, a request was lost or ended early, or the scheduler stalled.
     """
     arrivals = _Arrivals(coordinator, items, make_request, workload)
     try:
@@ -88,7 +89,7 @@ def replay(
 
 
 class _Arrivals:
-    """The clients that send the items, and the requests that are unfinished."""
+    """The clients that send the items, and the unfinished requests."""
 
     def __init__(
         self,
@@ -111,13 +112,13 @@ class _Arrivals:
 
     @property
     def deadline(self) -> float:
-        """The time until which the coordinator may wait for results: the next arrival at the latest."""
+        """The time until which the coordinator may wait for results: at most until the next arrival."""
         return min(self._coordinator.clock.now() + _LONGEST_WAIT_S, self.clients.due)
 
     def admit(self) -> None:
         """Add the requests that are due to the coordinator."""
         now = self._coordinator.clock.now()
-        if self.clients.due == math.inf:  # an answer may be there of which there is no event yet
+        if self.clients.due == math.inf:  # a request may have finished whose event is not out yet
             for request in [request for request in self.unfinished.values() if request.is_finished]:
                 self.finished(request)
         while (due := self.clients.due) <= now:
@@ -126,7 +127,7 @@ class _Arrivals:
             self._coordinator.add(request)
 
     def finished(self, request: Request) -> None:
-        """Take note of a request's end, once."""
+        """Handle the end of a request. Further calls for it do nothing."""
         if self.unfinished.pop(request.id, None) is None:
             return
         if request.finish_reason == "error":
@@ -141,7 +142,7 @@ class _Arrivals:
 
 
 def _chain(ahead: list[WorkItem], rest: Iterator[WorkItem]) -> Iterator[WorkItem]:
-    """Yield `ahead`, without keeping what was yielded, then `rest`."""
+    """Yield `ahead`, dropping each item once yielded, then `rest`."""
     ahead.reverse()
     while ahead:
         yield ahead.pop()

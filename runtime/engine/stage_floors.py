@@ -1,19 +1,15 @@
-"""Counts what the stages of a model must compute and read at least, and the seconds that this takes their machines."""
+"""Counts the least FLOPs and bytes of each stage per micro-batch."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 
-import numpy as np
-
 from ...conf.architecture import Architecture, LayerKind
 from ...models.memory import expert_bytes, kv_bytes_per_token, weight_bytes
 from ...models.quantization.formats import ModelFormats
 from ...parallel.mesh import Mesh
-from ..core.micro_batch_sizes import Sizes
-from ..core.stage_floor import AttentionLayers, RowWork, StageFloor, StageMachine
-from .stage_costs import LastLayer, MicroBatchShape
+from ..core.stage_floor import AttentionLayers, LastLayer, RowWork, StageFloor, StageMachine
 
 
 def stage_floors(
@@ -27,21 +23,21 @@ def stage_floors(
     cache_dtype: str = "auto",
     last_layer: LastLayer = "sampled",
 ) -> list[StageFloor]:
-    """Return the work of each stage; nothing where the rates of a machine are not known.
+    """Return the work of each stage; an empty list if the rates of a machine are unknown.
 
-    FLOPs are those of linear layers, attention and the LM head; of experts only those that a row is routed to. Bytes
-    are those of weights, each read once for a micro-batch, and of keys and values. Activations, norms, the embedding
-    and sampling are left out. A router is taken to spread rows evenly over the experts.
+    FLOPs count linear layers, attention, the LM head, and only the experts that a row is routed to. Bytes count the
+    weights, read once per micro-batch, and the KV cache. Activations, norms, the embedding and sampling are left out.
+    Routing is assumed to be uniform over the experts.
 
     Args:
         arch: of the whole model.
         layers: of each stage.
-        machines: of a rank of each stage.
-        tp: ranks of a stage.
-        dtype_bytes: of an element of weights that are not quantized.
-        formats: of quantized matrices; None: there are none.
+        machines: rates of one rank, per stage.
+        tp: ranks per stage.
+        dtype_bytes: per element of unquantized weights.
+        formats: of quantized matrices; None: none are quantized.
         cache_dtype: `cache.dtype`.
-        last_layer: as of `StageCosts`.
+        last_layer: as in `StageCosts`.
     """
     if not all(machine.is_known for machine in machines):
         return []
@@ -49,7 +45,7 @@ def stage_floors(
     def read(part: range, rank: int) -> int:  # bytes of weights, by all ranks of a stage
         return tp * weight_bytes(arch, Mesh(3, tp, rank), part, dtype_bytes, formats=formats)
 
-    def work(part: range) -> RowWork:  # on a stage in the middle, which has neither embedding nor head
+    def work(part: range) -> RowWork:  # on a middle stage, without embedding and LM head
         flops = 2.0 * sum(_active_params(arch, arch.kind(layer)) for layer in part)
         experts = expert_bytes(arch, part, dtype_bytes, formats)
         return RowWork(flops, max(0, read(part, tp) - experts), experts)
@@ -86,29 +82,19 @@ def stage_floors(
     return found
 
 
-def floor_seconds(floors: Sequence[StageFloor], shape: MicroBatchShape) -> list[float]:
-    """Return the least seconds of each stage for a micro-batch: by FLOPs or by bytes, whichever takes longer."""
-    each, decodes = np.array([shape.context / max(1, shape.decodes)]), np.array([float(shape.decodes)])
-    sizes = Sizes([shape.chunks], [1], each, decodes, [shape.sampled], [1.0])
-    return [
-        max(float(sizes.flops(each)[0]) / each.flops_per_s, float(sizes.bytes(each)[0]) / each.bytes_per_s)
-        for each in floors
-    ]
-
-
 def _active_params(arch: Architecture, kind: LayerKind) -> int:
-    """Return how many parameters of a layer a row is multiplied with."""
+    """Return the active parameters of a layer per row, including its top-k experts."""
     picked = arch.experts.experts_per_token if arch.experts is not None and kind.experts else 0
     return _dense_params(arch, kind) + picked * arch.expert_params
 
 
 def _dense_params(arch: Architecture, kind: LayerKind) -> int:
-    """Return the parameters of a layer without those of its routed experts."""
+    """Return the parameters of a layer, without its routed experts."""
     held = arch.experts.num_experts if arch.experts is not None and kind.experts else 0
     return arch.params_of(kind) - held * arch.expert_params
 
 
 def _key_params(arch: Architecture) -> int:
-    """Return the parameters of a layer's projections to what the cache holds."""
+    """Return the parameters of a layer's KV projections (for MLA, to the compressed KV)."""
     width = arch.latent.cached if arch.latent is not None else 2 * arch.num_kv_heads * arch.head_dim
     return arch.hidden_size * width

@@ -1,4 +1,4 @@
-"""Starts the pipeline of a plan: this process's own rank, or ranks under a launcher."""
+"""Starts the pipeline of a plan: a rank in this process, or ranks under a launcher."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .plan import Plan, make_setup
 def start_pipeline(
     config: EngineConfig, plan: Plan, launcher: Launcher | None, on_progress: Callable[[str], None]
 ) -> LivePipeline:
-    """Start the pipeline of a plan. `launcher` stands in for the one that `config` names.
+    """Start the pipeline of a plan. `launcher` overrides the one in `config`.
 
     Raises:
         ConfigError: the launcher cannot place the ranks here. PipelineError: a rank failed to start.
     """
     setup = make_setup(config, plan)
     if config.hardware.device == "cpu" and config.model.kernels != "torch":
-        compile_for(setup.model.dtype)  # here, where it is seen; ranks on other nodes do the same
+        compile_for(plan.dtype)  # here, where the user sees it; ranks on other nodes do the same
     if config.parallel.started_by == "local" and launcher is None:
         check_launcher(config.parallel, config.hardware)
         on_progress("loading the model in this process")

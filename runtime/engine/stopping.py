@@ -1,4 +1,4 @@
-"""Finds stop strings in text that comes piece by piece."""
+"""Finds stop strings in streamed text."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 
 class StopChecker:
-    """Ends one request's text at the first stop string, and holds back what may be the beginning of one.
+    """Ends one request's text at the first stop string, and holds back text that may be the start of one.
 
-    The stop string that is complete first wins, the longest if several end at once, so that the text does not depend on
-    how it is cut into pieces. One Knuth-Morris-Pratt automaton a stop string: each character costs O(1) for each.
+    The stop string that completes first wins, the longest if several end at once, so that the text does not depend on
+    how it is split into pieces. One Knuth-Morris-Pratt automaton per stop string: amortized O(1) per character.
     """
 
     def __init__(self, stop: Sequence[str], include_stop: bool = False) -> None:
@@ -18,15 +18,15 @@ class StopChecker:
         self._include_stop = include_stop
         self._stop = sorted(stop, key=len, reverse=True)
         self._fallbacks = [_fallback(s) for s in self._stop]
-        self._matched = [0] * len(self._stop)  # characters of each that the text ends with
+        self._matched = [0] * len(self._stop)  # characters matched so far, per stop string
         self._held = ""
 
     def push(self, text: str, active: bool = True) -> tuple[str, bool]:
-        """Take the next piece; return the text that may be shown, and whether a stop string is complete.
+        """Add the next piece; return the text that may be shown, and whether a stop string was found.
 
-        Later text is dropped.
+        Text after a stop string is dropped.
 
-        While not `active` (before `min_tokens`) text passes through; stop strings that begin in it are not found.
+        While not `active` (before `min_tokens`), text passes through; stop strings that start in it are not found.
         """
         if self.stop_string is not None:
             return "", True
@@ -45,7 +45,7 @@ class StopChecker:
         return pending[:keep], False
 
     def flush(self) -> str:
-        """Return the text that is still held back, once no more follows."""
+        """Return the text that is still held back, at the end of the output."""
         held, self._held = self._held, ""
         return held
 

@@ -1,1 +1,1 @@
-"""Pipelines: the protocol that the coordinator knows, and its implementations in process and over ranks."""
+"""Pipelines: the protocol that the coordinator uses, and its in-process and multi-rank implementations."""

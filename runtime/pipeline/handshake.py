@@ -1,55 +1,67 @@
-"""Messages between the coordinator and the ranks beside the micro-batches."""
+"""Messages between the coordinator and the ranks, except micro-batches."""
 
 from __future__ import annotations
 
 import msgspec
 
-from ...conf.architecture import Architecture
-from ...conf.schema import ModelConfig
-from ...models.block_groups import ONE_TABLE, Windows
+from ...models.stage_spec import StageSpec
+from ...parallel.mesh import Mesh
 from ..core.messages import Compile, Compiled, MicroBatchMessage, MicroBatchResult, RankFailure, Stop
 from ..core.stage_floor import StageMachine
 
 
 class Setup(msgspec.Struct, frozen=True, array_like=True, tag="setup"):
-    """What a rank needs to build its stage. `layers[s]` is the half-open range of the layers of stage s."""
+    """What the ranks need to build their stages and to join each other."""
 
-    pp: int
+    stages: list[StageSpec]
     tp: int
-    model: ModelConfig
-    arch: Architecture
-    layers: list[tuple[int, int]]
     depth: int
-    num_blocks: int
-    block_size: int
-    replicate_embedding: bool
-    seed: int
-    threads: int | None  # of a rank; None: its share of the cores among `node_ranks`
-    timeout_s: float  # after which torch gives up on a rank; the coordinator does so earlier
-    node_ranks: list[int] = []  # by rank: how many ranks share its node
-    tokenizer: str | None = None  # its path; None: UTF-8 bytes
+    threads: int | None  # per rank; None: an equal share of the node's cores among its ranks
+    timeout_s: float  # torch's timeout for a rank; the coordinator's is shorter
+    node_ranks: list[int] = []  # by rank: number of ranks on its node
+    tokenizer: str | None = None  # path; None: UTF-8 bytes
     epoch: int = 0  # of the pipeline that the rank joins
-    cache_dtype: str = "auto"
-    expert_parallel: bool = False  # each rank of a stage holds whole experts
-    windows: Windows = ONE_TABLE  # of the groups of layers that have block tables of their own
+
+    @property
+    def pp(self) -> int:
+        """The number of stages."""
+        return len(self.stages)
+
+    @property
+    def num_blocks(self) -> int:
+        """KV blocks of each stage."""
+        return self.stages[0].num_blocks
+
+    @property
+    def num_groups(self) -> int:
+        """The number of layer groups, each with its own block tables."""
+        return len(self.stages[0].windows)
+
+    def mesh(self, rank: int) -> Mesh:
+        """Return a rank's place in the grid."""
+        return Mesh(self.pp, self.tp, rank)
+
+    def stage(self, rank: int) -> StageSpec:
+        """Return the stage of a rank."""
+        return self.stages[self.mesh(rank).stage]
 
 
 class Halt(msgspec.Struct, frozen=True, array_like=True, tag="halt"):
-    """Has a rank drop what it does, let go of the other ranks, and wait for `Rejoin`: the pipeline has failed."""
+    """The pipeline has failed: a rank stops its work, disconnects from the other ranks, and waits for `Rejoin`."""
 
 
 class Rejoin(msgspec.Struct, frozen=True, array_like=True, tag="rejoin"):
-    """Has a rank connect with the others anew, keep its weights, and empty its cache. It answers with `Ready`."""
+    """A rank reconnects to the others, keeps its weights, and clears its KV cache. It replies with `Ready`."""
 
     epoch: int
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
-    """A rank has joined the pipeline of an epoch and built its stage, in `process` (and its device) on the node `host`.
+    """A rank has joined an epoch's pipeline and built its stage.
 
-    `rendezvous_s` are the seconds that it took to connect with the other ranks. `fallback_reason` is that of its
-    `Kernels`. `attention` says which backend computes attention and why; empty on a CPU. `is_slow` is that of its
-    `Stage`. `machine` is what its device gives.
+    It runs on the node `host`; `process` is its process and device. `rendezvous_s` is the time to connect to the other
+    ranks, in seconds. `fallback_reason` comes from its `Kernels`, `is_slow` from its `Stage`. `attention` names the
+    attention backend and why it was chosen; empty on a CPU. `machine` is the measured performance of its device.
     """
 
     rank: int
@@ -64,7 +76,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
 
 
 class StartPart(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
-    """A part of a rank's start has ended, or goes on where `is_done` is false, after `seconds` of it."""
+    """A part of a rank's startup has finished or, if not `is_done`, is still running, after `seconds`."""
 
     rank: int
     part: str
@@ -73,11 +85,11 @@ class StartPart(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
 
 
 class RollCall(msgspec.Struct, frozen=True, array_like=True, tag="roll_call"):
-    """Asks each rank to say that it is there, when the pipeline hangs."""
+    """Health check of each rank when the pipeline hangs; ranks reply with `Present`."""
 
 
 class Present(msgspec.Struct, frozen=True, array_like=True, tag="present"):
-    """A rank's answer to a roll call."""
+    """A rank's reply to a roll call, and its sign that it is rejoining."""
 
     rank: int
 

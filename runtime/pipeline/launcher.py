@@ -1,4 +1,4 @@
-"""The protocol of a launcher, which starts the ranks, and the search for a launcher by its name."""
+"""The protocol of launchers, which start the ranks, and the lookup of a launcher by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...parallel.real_placement import Place
 
 
 class Launcher(Protocol):
-    """Places, starts, watches and stops the ranks, each of which runs `run_rank` (`pipeline/rank.py`).
+    """Places, starts, monitors and stops the ranks, each of which runs `run_rank` (`pipeline/rank.py`).
 
     Micro-batches never pass through it.
     """
@@ -29,15 +29,15 @@ class Launcher(Protocol):
         """Start all ranks without waiting for them; they join the coordinator at `endpoint`.
 
         Args:
-            endpoint: where the coordinator listens, with the secret that lets ranks in.
+            endpoint: where the coordinator listens, with the secret that ranks need to join.
             parallel: the grid of ranks.
             hardware: what a rank runs on.
-            cluster: what nodes hold, for a launcher that chooses places.
+            cluster: the nodes' resources, for a launcher that chooses places.
         """
         ...
 
     def places(self) -> dict[int, Place]:
-        """Return where each rank has started; nothing where the launcher knows no more than the ranks do."""
+        """Return where each rank has started; empty if the launcher knows no more than the ranks do."""
         return {}
 
     @property
@@ -46,35 +46,35 @@ class Launcher(Protocol):
         ...
 
     def replace(self, ranks: Collection[int], endpoint: Endpoint) -> None:
-        """End what is left of `ranks` by force, and start others in their place, which join at `endpoint`.
+        """Kill what is left of `ranks`, and start replacements, which join at `endpoint`.
 
-        It does not wait for them. `poll` does not return the old ones any more.
+        It does not wait for them. `poll` no longer returns the old ranks.
         """
         ...
 
     def unplaced(self) -> set[int]:
-        """Return the ranks that are being started again and for which no node has room; none if each stays in place."""
+        """Return the ranks that are being restarted but that no node has room for; empty if ranks never move."""
         return set()
 
     def keep(self, ranks: Sequence[int], endpoint: Endpoint, parallel: ParallelConfig) -> None:
-        """Go on with `ranks` alone, numbered from 0 in their order, and end the others.
+        """Continue with `ranks` only, renumbered from 0 in their order, and stop the others.
 
-        Each ends what it does, keeps its process where it has one, and joins at `endpoint` as its new number. It is
-        called only where `unplaced` has returned some ranks.
+        Each stops its work, keeps its process if it has one, and joins at `endpoint` under its new number. Called only
+        if `unplaced` has returned ranks.
 
         Args:
-            ranks: their present numbers.
+            ranks: the current numbers of the ranks to keep.
             endpoint: where they join.
-            parallel: of the pipeline that they make.
+            parallel: the grid of the new pipeline.
         """
         raise AssertionError("each rank has a place")
 
     def poll(self) -> dict[int, str]:
-        """Return the ranks that have ended by themselves, and how. It is called twice a second and more."""
+        """Return the ranks that have exited by themselves, and how. Called at least twice per second."""
         ...
 
     def stop(self) -> None:
-        """End the ranks that are left, by force if need be. May be called twice."""
+        """Stop the remaining ranks, by force if needed. May be called twice."""
         ...
 
 
@@ -88,7 +88,7 @@ def find_launcher(name: str) -> Launcher:
 
 
 def check_launcher(parallel: ParallelConfig, hardware: HardwareConfig) -> None:
-    """Check that the launcher exists and can place the ranks, as far as is known before they start.
+    """Check that the launcher exists and can place the ranks, as far as known before they start.
 
     Raises:
         ConfigError: naming the key.

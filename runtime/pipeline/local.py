@@ -1,7 +1,7 @@
-"""The pipeline of one rank in this process, without Ray or sockets.
+"""The single-rank pipeline in this process, without Ray or sockets.
 
 On a CPU `wait` computes. On CUDA `submit` queues the work, so that the device computes a micro-batch while the next one
-is made and queued: as many as `depth`, or one more where the pipeline looks ahead.
+is scheduled and queued: up to `depth` of them, or one more if the pipeline looks ahead.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 class LocalPipeline:
     """A `Pipeline` of one stage on one device ("cpu", "cuda:0").
 
-    On CUDA it `looks_ahead` where it may and has a depth of 1: the micro-batch before one with an unseen token is then
-    the one that samples it.
+    On CUDA it `looks_ahead` if allowed and the depth is 1: an unseen token is then always sampled by the previous
+    micro-batch.
     """
 
     num_stages = 1
@@ -57,9 +57,9 @@ class LocalPipeline:
         self.num_blocks = setup.num_blocks
         self.where = [f"{socket.gethostname()} pid {os.getpid()} {device}"]
         self._groups: Any = Groups.start(Rendezvous(0, 1, device=device), Mesh(1, 1), setup.timeout_s)
-        machine = measure_machine(setup, self._groups.mesh, self._groups.device)
+        machine = measure_machine(setup.stage(0), self._groups.mesh, self._groups.device)
         self._worker = StageWorker.build(setup, self._groups)
-        self.machines = [replace(machine, slow_reason=slow_reason(setup, self._worker.stage))]
+        self.machines = [replace(machine, slow_reason=slow_reason(self._worker.stage))]
         say_attention((self._worker.stage.attention.about,))
         warn_of_slow_ranks((self._worker.stage.is_slow,))
         self._is_cuda = self._groups.device.type == "cuda"
@@ -70,14 +70,14 @@ class LocalPipeline:
             tuple[MicroBatchMessage, float, float, Any, Any, PendingSampled, tuple[float, int, int] | tuple[()]]
         ] = deque()  # or being computed
         self._idle_since, self._waits = self.clock.now(), ProcessorWaits()
-        self._compiled: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # what waits for it, from a thread
+        self._compiled: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # callbacks, from a thread
         self._told, self._hears = socket.socketpair()
         self._wakes = [self._hears.fileno()]
-        measure = None if self._is_cuda else partial(measure_decode_rate, self, len(setup.windows))
+        measure = None if self._is_cuda else partial(measure_decode_rate, self, setup.num_groups)
         warn_of_fallback((self._worker.stage.fallback_reason,), measure)
 
     def wake_on(self, descriptor: int) -> None:
-        """See `LivePipeline.wake_on`. It ends only a wait without a micro-batch."""
+        """See `LivePipeline.wake_on`. It interrupts only a wait without a micro-batch."""
         self._wakes.append(descriptor)
 
     def compile(self, wanted: StructuredOutputs, on_done: Callable[[], None]) -> None:
@@ -90,7 +90,7 @@ class LocalPipeline:
         self._worker.compile(wanted, tell)
 
     def submit(self, micro_batch: MicroBatchMessage) -> None:
-        """Queue a micro-batch's work on CUDA; on a CPU keep it until `wait`, which computes it."""
+        """Queue a micro-batch's work on CUDA; on a CPU keep the micro-batch for `wait`, which computes it."""
         self._waiting.append(micro_batch)
         if self._is_cuda:
             self._compute()
@@ -121,7 +121,7 @@ class LocalPipeline:
             self._compiled.get()()
 
     def _compute(self) -> None:
-        """Compute the oldest micro-batch that waits. On CUDA this queues its work, and the host waits for nothing."""
+        """Compute the oldest waiting micro-batch. On CUDA this only queues its work, without a host sync."""
         micro_batch, heard, waited = self._waiting.popleft(), self.clock.now(), self._waits.own()
         inputs = self._worker.prepare(micro_batch)
         begin = self._device_clock.mark() if self._is_cuda else heard
@@ -134,7 +134,7 @@ class LocalPipeline:
         raise AssertionError("it has no faults")
 
     def close(self) -> None:
-        """Leave the groups of ranks that this process joined. May be called twice."""
+        """Destroy the process groups that this process joined. May be called twice."""
         if self._groups is not None:
             self._waits.close()
             self._groups.close()

@@ -1,4 +1,4 @@
-"""Measures what a rank's device gives: the rate of its GEMMs and of reads from its memory."""
+"""Measures a rank's device: GEMM throughput and memory read bandwidth."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ import torch
 
 from ...kernels import processor
 from ...kernels.packed import pack
-from ...models.memory import BYTES, resolve_dtype, weight_bytes
+from ...models.memory import BYTES, weight_bytes
 from ...models.stage import Stage
+from ...models.stage_spec import StageSpec
 from ...parallel.mesh import Mesh
 from ..core.stage_floor import StageMachine
-from .handshake import Setup
 
-_LEAST_WEIGHTS = 32 << 20  # bytes of a rank's weights: fewer are read from caches, and bandwidth does not matter
+_LEAST_WEIGHTS = 32 << 20  # bytes of a rank's weights: fewer fit into caches, and bandwidth does not matter
 _READ_BYTES = {"cpu": 96 << 20, "cuda": 512 << 20}  # larger than caches
-_PARTS = {"cpu": 6, "cuda": 1}  # in which they are read: others' work on a processor interrupts long reads
-_SIDES = {"cpu": (256, 4096), "cuda": (1024, 8192)}  # of the matrices: the first, and the largest
-_ENOUGH_S = 0.02  # of GEMMs of one size, and of reads
-_GEMMS, _READS = 5, 24  # at most, of a size
-_ROOM = 4  # times as much memory must be free as is read
+_PARTS = {"cpu": 6, "cuda": 1}  # chunks of a read: other load on a CPU interrupts long reads
+_SIDES = {"cpu": (256, 4096), "cuda": (1024, 8192)}  # of the matrices: smallest and largest
+_ENOUGH_S = 0.02  # for GEMMs of one size, and for reads
+_GEMMS, _READS = 5, 24  # at most; GEMMs per size
+_ROOM = 4  # this many times the bytes read must be free
 
 
-def measure_machine(setup: Setup, mesh: Mesh, device: torch.device) -> StageMachine:
-    """Measure the device of a rank, in 0.1 to 0.2 s, by the threads that the rank computes with.
+def measure_machine(spec: StageSpec, mesh: Mesh, device: torch.device) -> StageMachine:
+    """Measure a rank's device in 0.1 to 0.2 s, with the threads that the rank computes with.
 
-    All ranks of a node should do so at the same time, since they share its memory. Nothing is measured where the rank's
-    weights are few or memory is short.
+    All ranks of a node should do so at the same time, since they share its memory. Nothing is measured if the rank's
+    weights are small or memory is short.
     """
-    dtype = resolve_dtype(setup.model, device.type)
-    weights = weight_bytes(setup.arch, mesh, range(*setup.layers[mesh.stage]), BYTES[dtype])
+    dtype = spec.model.dtype
+    weights = weight_bytes(spec.arch, mesh, range(*spec.layers), BYTES[dtype])
     if weights < _LEAST_WEIGHTS or _free_bytes(device) < _ROOM * _READ_BYTES[device.type]:
         return StageMachine()
-    # A processor that does not multiply bfloat16 computes it as float32.
+    # A processor without bfloat16 instructions computes it as float32.
     is_slow = device.type == "cpu" and dtype == "bfloat16" and not processor.multiplies_bfloat16()
     return _measured(device, "float32" if is_slow else dtype, torch.get_num_threads())
 
 
-def slow_reason(setup: Setup, stage: Stage) -> str:
-    """Return why a stage on a CPU lacks the kernels of its processor; empty where it has them, and on CUDA."""
+def slow_reason(stage: Stage) -> str:
+    """Return why a stage on a CPU lacks kernels for its processor; empty if it has them, and on CUDA."""
     if stage.device.type != "cpu":
         return ""
     level = processor.level()
-    if setup.model.kernels == "torch":
-        return "model.kernels=torch leaves the C++ kernels out"
+    if stage.spec.model.kernels == "torch":
+        return "model.kernels=torch disables the C++ kernels"
     if not stage.fallback_reason or level is None:
         return stage.fallback_reason
     return f"this build has no kernels for its instruction set, {level.name}"
@@ -56,7 +56,7 @@ def slow_reason(setup: Setup, stage: Stage) -> str:
 
 @cache
 def _measured(device: torch.device, dtype: str, threads: int) -> StageMachine:
-    """Measure a device once in a process, with `threads` threads, and with one, as others' work may halt several."""
+    """Measure a device once per process, with `threads` threads and with one, since other load may stall several."""
     rates = []
     for count in dict.fromkeys((threads, 1) if device.type == "cpu" else (threads,)):
         torch.set_num_threads(count)
@@ -69,9 +69,9 @@ def _measured(device: torch.device, dtype: str, threads: int) -> StageMachine:
 
 
 def _gemm_tflops(device: torch.device, dtype: torch.dtype) -> float:
-    """Return the best TFLOP/s of square matrices, each twice as wide as the one before, until time is up.
+    """Return the best TFLOP/s of square GEMMs, each twice as wide as the previous one, until time is up.
 
-    On a CPU the stages' own products count too: torch's own takes up to twice as long on some processors.
+    On a CPU the stages' own GEMM counts too: torch's takes up to twice as long on some processors.
     """
     side, most = _SIDES[device.type]
     best, end = 0.0, time.perf_counter() + _ENOUGH_S
@@ -89,7 +89,7 @@ def _gemm_tflops(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def _gigabytes_per_s(device: torch.device) -> float:
-    """Return the GB/s of sums, that three of four do not reach: a cache may have a part of the fastest."""
+    """Return the upper-quartile GB/s of sums; the fastest may be partly served from a cache."""
     size, parts = _READ_BYTES[device.type], _PARTS[device.type]
     source = torch.ones(size // 8, dtype=torch.int64, device=device)
     reads = islice(cycle([part.sum for part in source.chunk(parts)]), _READS)
@@ -98,7 +98,7 @@ def _gigabytes_per_s(device: torch.device) -> float:
 
 
 def _times(runs: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
-    """Return the seconds of runs until time is up, after one that warms up, on the device's own clock."""
+    """Return the seconds of each run until time is up, after a warm-up run, on the device's own clock."""
     runs[0]()
     times: list[float] = []
     for run in runs:

@@ -1,18 +1,18 @@
-"""How long this process's threads could have run and waited for a processor, as Linux counts it."""
+"""Run-queue delay of this process's threads: time runnable but waiting for a CPU, as counted by Linux."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 
-_AGAIN = 32  # reads of all threads, after which new threads are looked for
+_AGAIN = 32  # reads of all threads between two scans for new threads
 _SELF = "/proc/thread-self/schedstat"
 
 
 class ProcessorWaits:
-    """Seconds that threads spent in a processor's queue; 0 where the system does not count them.
+    """Seconds that threads spent in a CPU's run queue; 0 if the system does not count them.
 
-    Made in the thread that computes. A read takes about half a microsecond a thread.
+    Create it in the compute thread. A read takes about half a microsecond per thread.
     """
 
     def __init__(self) -> None:
@@ -21,11 +21,11 @@ class ProcessorWaits:
         self._reads = 0
 
     def own(self) -> float:
-        """Return the seconds of the thread that made this object."""
+        """Return the seconds of the thread that created this object."""
         return _seconds(self._own)
 
     def all(self, *, anew: bool = False) -> float:
-        """Return the seconds of all threads that are known; with `anew` those that have come since are looked for."""
+        """Return the seconds of all known threads; with `anew`, scan for new threads from time to time."""
         if anew:
             if self._reads % _AGAIN == 0 and self._own is not None:
                 for thread in set(os.listdir("/proc/self/task")) - set(self._all):
@@ -35,7 +35,7 @@ class ProcessorWaits:
         return sum(map(_seconds, self._all.values()))
 
     def close(self) -> None:
-        """Close what it reads."""
+        """Close the files that it reads."""
         for file in (self._own, *self._all.values()):
             if file is not None:
                 os.close(file)
@@ -48,7 +48,7 @@ def _opened(path: str) -> int | None:
 
 
 def _seconds(file: int | None) -> float:
-    """Return the second number of such a file, nanoseconds in the queue; 0 of a thread that has ended."""
+    """Return the second number of a schedstat file, nanoseconds in the run queue; 0 if the thread has exited."""
     with contextlib.suppress(OSError, IndexError):
         if file is not None:
             return int(os.pread(file, 96, 0).split()[1]) * 1e-9

@@ -1,4 +1,4 @@
-"""The seam between the coordinator and a pipeline, real or simulated."""
+"""The interface between the coordinator and a pipeline, real or simulated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..core.stage_floor import StageMachine
 
 
 class Clock(Protocol):
-    """Wall or virtual time, and the only clock that the coordinator reads."""
+    """Wall or virtual time; the only clock that the coordinator reads."""
 
     def now(self) -> float:
         """Return the time in seconds; it never goes back."""
@@ -29,11 +29,11 @@ class WallClock:
 
 
 class PipelineError(RuntimeError):
-    """The pipeline cannot go on: a rank died, failed to start, or hangs. Its text is the rank's own error."""
+    """Fatal pipeline error: a rank died, failed to start, or hangs. Its text is the rank's own error."""
 
 
 class PipelineFault(PipelineError):  # noqa: N818
-    """The pipeline has failed, and `Pipeline.restart` may bring it back. Its text is the fault in words.
+    """The pipeline has failed, and `Pipeline.restart` may repair it. Its text describes the fault.
 
     `since` is the last sign of progress before it, in seconds on the pipeline's clock.
     """
@@ -45,7 +45,7 @@ class PipelineFault(PipelineError):  # noqa: N818
 
 
 class Pipeline(Protocol):
-    """A row of stages, 0 .. num_stages-1.
+    """A sequence of stages, 0 .. num_stages-1.
 
     Micro-batches enter in the order of `submit` and leave every stage in that order.
     """
@@ -57,30 +57,30 @@ class Pipeline(Protocol):
 
     @property
     def clock(self) -> Clock:
-        """The clock of all times in its results."""
+        """The clock for all times in its results."""
         ...
 
     def submit(self, micro_batch: MicroBatchMessage) -> None:
         """Hand a micro-batch to the pipeline; never blocks.
 
-        At most `depth` may be outstanding, and one more where the pipeline looks ahead.
+        At most `depth` may be outstanding, or one more if the pipeline looks ahead.
         """
         ...
 
     def wait(self, deadline: float) -> list[MicroBatchResult]:
-        """Return the results that have come, or an empty list once the clock passes `deadline`.
+        """Return the results that have arrived, or an empty list once the clock passes `deadline`.
 
         Raises:
-            PipelineFault: the pipeline failed; `restart` it or close it.
-            PipelineError: it failed for good.
+            PipelineFault: the pipeline failed; `restart` or close it.
+            PipelineError: it failed permanently.
         """
         ...
 
     def restart(self, fault: FaultRecord) -> None:
-        """Drop every micro-batch, and begin to repair what has failed, with the same stages and weights.
+        """Drop every micro-batch, and start to repair the pipeline, with the same stages and weights.
 
-        `wait` goes on with the repair. When stages stand again, with an empty KV cache, it fills in `fault.up`, the
-        `parts` and the `ranks`, and returns. Nothing may be submitted before. A fault during the repair needs
+        `wait` continues the repair. When the stages are up again, with an empty KV cache, it fills in `fault.up`, the
+        `parts` and the `ranks`, and returns. Nothing may be submitted before then. A fault during the repair needs
         another restart.
 
         Raises:
@@ -89,23 +89,24 @@ class Pipeline(Protocol):
         ...
 
     def close(self) -> None:
-        """End all ranks. May be called twice."""
+        """Stop all ranks. May be called twice."""
         ...
 
 
 class LivePipeline(Pipeline, Protocol):
-    """A pipeline on the wall clock, whose `wait` something else may end.
+    """A pipeline on the wall clock, whose `wait` can be interrupted.
 
-    One that `looks_ahead` knows the tokens that it samples: those of the micro-batch before may be `UNSEEN_TOKEN`.
+    With `looks_ahead` (async scheduling) it keeps the tokens that it samples, so a micro-batch may refer to those of
+    the previous one as `UNSEEN_TOKEN`.
     """
 
     looks_ahead: bool
-    machines: list[StageMachine]  # of a rank of each stage
+    machines: list[StageMachine]  # of one rank per stage
 
     def compile(self, wanted: StructuredOutputs, on_done: Callable[[], None]) -> None:
-        """Have the ranks that sample compile structured outputs ahead of the requests that have them.
+        """Have the sampling ranks compile structured outputs before the requests that use them.
 
-        `on_done` is called once they have, or cannot, by `wait`, which then returns early, or by `restart`.
+        `on_done` is called when they have finished or failed, by `wait`, which then returns early, or by `restart`.
         """
         ...
 

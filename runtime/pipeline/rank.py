@@ -1,14 +1,14 @@
 """The main function of a rank, the same under every launcher: join the coordinator, build the stage, run micro-batches.
 
 A second thread receives the coordinator's messages. While a micro-batch computes, it posts the receive of the next
-activation, and makes of the next message what the stage needs. On CUDA the main thread only queues work; a third thread
-waits until the device has done it, and reports.
+activation, and prepares the stage's inputs from the next message. On CUDA the main thread only queues work; a third
+thread waits for the device and reports the results.
 
-When another rank fails, the coordinator sends `Halt`: a rank then drops what it does and keeps its weights. The main
-thread hears it before any group is ended, since it must drop its CUDA graphs first; each error from then on is an echo.
-With `Rejoin` it connects with the others anew. A rank that fails by itself ends, and another one takes its place.
+When another rank fails, the coordinator sends `Halt`: a rank then stops its work and keeps its weights. The main thread
+is notified before any process group is aborted, since it must drop its CUDA graphs first. Errors from then on are
+secondary. On `Rejoin` it reconnects to the others. A rank that fails by itself exits and is replaced.
 
-When the coordinator dies, the process ends, whatever the main thread does.
+When the coordinator dies, the process exits, whatever the main thread is doing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from msgspec.structs import replace
 from ...kernels import cores
 from ...parallel.control import ControlClient, Endpoint
 from ...parallel.frames import ConnectionLost
-from ...parallel.mesh import Mesh
 from ..core.messages import Compile, Compiled, MicroBatchMessage, MicroBatchResult, RankFailure, Span, Stop
 from .handshake import Halt, Present, Ready, Rejoin, RollCall, Setup, StartPart, encoder, to_rank
 from .processor_waits import ProcessorWaits
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _WATCH_S = 0.5
-_REPORT_S = 1.0  # in which the reporter must end, once the communicators have been aborted
+_REPORT_S = 1.0  # in which the reporter must stop, once the communicators have been aborted
 _BROKEN = (
     "connection closed",
     "connection reset",
@@ -62,7 +61,7 @@ _BROKEN = (
 
 
 def warm_up() -> None:
-    """Import all that a rank needs."""
+    """Import everything that a rank needs."""
     from . import measure_machine, stage_worker  # noqa: F401
 
 
@@ -70,7 +69,7 @@ def run_rank(endpoint: Endpoint, rank: int, device: str, start_timeout_s: float)
     """Run micro-batches as `rank` on `device` ("cpu", "cuda:0") until the coordinator sends `Stop`.
 
     Raises:
-        Exception: the error that ended the rank, after it has been sent to the coordinator.
+        Exception: the error that stopped the rank, after it has been sent to the coordinator.
     """
     begin = time.monotonic()
     warm_up()  # before this rank joins, since the others wait for it from then on
@@ -81,7 +80,7 @@ def run_rank(endpoint: Endpoint, rank: int, device: str, start_timeout_s: float)
     try:
         setup = to_rank.decode(client.receive()[0])
         assert isinstance(setup, Setup), setup
-        stage = Mesh(setup.pp, setup.tp, rank).stage
+        stage = setup.mesh(rank).stage
         threading.Thread(target=_watch, args=(client, rank, is_built), name="watch", daemon=True).start()
         client.send(encoder.encode(StartPart(rank, "imports", imports_s, is_done=True)))
         serving = _ServingRank(client, setup, rank, device)
@@ -98,43 +97,43 @@ def run_rank(endpoint: Endpoint, rank: int, device: str, start_timeout_s: float)
 
 
 def _watch(client: ControlClient, rank: int, is_built: threading.Event) -> None:
-    """End the process if the coordinator goes while the stage is being built."""
+    """Exit the process if the coordinator is lost while the stage is being built."""
     while not is_built.wait(_WATCH_S):
         if client.is_cut_off():
             _end_without_coordinator(rank)
 
 
 def _end_without_coordinator(rank: int) -> None:
-    """End the process at once: the main thread may hang in a collective."""
+    """Exit the process at once: the main thread may hang in a collective."""
     try:
-        _log.error("rank %d: the coordinator is gone", rank)
+        _log.error("rank %d: lost the coordinator", rank)
     finally:
         os._exit(1)
 
 
 def _is_echo(error: BaseException) -> bool:
-    """Return whether the error is most likely the consequence of another rank's death."""
+    """Return whether the error is most likely secondary, caused by another rank's death."""
     text = str(error).lower()
     return isinstance(error, ConnectionLost) or any(word in text for word in _BROKEN)
 
 
 @dataclass(frozen=True, slots=True)
 class _Computed:
-    """A micro-batch that is computed or queued on the device. `Any`: a moment of the device's clock."""
+    """A micro-batch that is computed or queued on the device. `Any` is a moment of `DeviceClock`."""
 
     message: MicroBatchMessage
-    free: Any  # the stage could have begun
-    heard: float  # the message was there, in seconds
-    arrived: Any | None  # the activation was there; None on the first stage
+    free: Any  # the stage was free
+    heard: float  # the message arrived, in seconds
+    arrived: Any | None  # the activation arrived; None on the first stage
     begin: Any
     end: Any
-    sent: float  # the send had been handed over, in seconds
+    sent: float  # the send had been posted, in seconds
     measured: tuple[Any, ...]  # the fields of `Span` after its times
     sampled: PendingSampled | None
 
 
 class _ServingRank:
-    """Runs the micro-batches of one stage as the coordinator publishes them, and reports when it did."""
+    """Runs the micro-batches of one stage as the coordinator publishes them, and reports their times."""
 
     def __init__(self, client: ControlClient, setup: Setup, rank: int, device: str) -> None:
         import torch
@@ -149,12 +148,12 @@ class _ServingRank:
         torch.set_num_threads(threads)
         self.client = client
         self.setup = setup
-        self.mesh = Mesh(setup.pp, setup.tp, rank)
+        self.mesh = setup.mesh(rank)
         self.device = device
         self.awaited_epoch: int | None = setup.epoch  # None after `Halt`
-        self.num_halts = 0  # that this rank has been sent
-        self.num_heard = 0  # of them, by the main thread
-        self.transport: Transport | None = None  # while this rank has let go of the others
+        self.num_halts = 0  # received by this rank
+        self.num_heard = 0  # handled by the main thread
+        self.transport: Transport | None = None  # None while disconnected from the other ranks
         self.reporter: _Reporter | None = None
         self.inbox: queue.SimpleQueue[InboxItem | Exception] = queue.SimpleQueue()
         self._begin_parts()
@@ -162,29 +161,29 @@ class _ServingRank:
         rendezvous_s = self.parts.report("groups", True)
         self.is_cuda = self.groups.device.type == "cuda"
         self.clock = device_clock(self.groups.device)
-        self._machine = measure_machine(setup, self.mesh, self.groups.device)
+        self._machine = measure_machine(setup.stage(rank), self.mesh, self.groups.device)
         self.worker = StageWorker.build(setup, self.groups, self._on_part)
-        self._machine = replace(self._machine, slow_reason=slow_reason(setup, self.worker.stage))
+        self._machine = replace(self._machine, slow_reason=slow_reason(self.worker.stage))
         self.waits = None if self.is_cuda else ProcessorWaits()
-        self._waited = 0.0  # of all threads, when the stage could have begun
+        self._waited = 0.0  # run-queue delay of all threads when the stage became free
         self._is_ready(setup.epoch, rendezvous_s)
 
     def _begin_parts(self) -> None:
         self.parts = PartTimer(self.mesh.rank, lambda word: self.client.send(encoder.encode(word)), time.monotonic())
 
     def _on_part(self, part: str, is_done: bool) -> None:
-        """Tell the coordinator of a part of the start, which is given up if the pipeline has failed meanwhile."""
+        """Report a part of the startup to the coordinator; abort the startup if the pipeline has failed meanwhile."""
         if self._is_halting:
             raise ConnectionLost("the pipeline is being restarted")
         self.parts.report(part, is_done)
 
     @property
     def _is_halting(self) -> bool:
-        """Whether there is a `Halt` that the main thread has not heard yet. Whatever fails now fails because of it."""
+        """Whether the main thread has yet to handle a `Halt`. Errors in the meantime are secondary."""
         return self.num_halts != self.num_heard
 
     def _rendezvous(self, epoch: int) -> Rendezvous:
-        """Return the rendezvous of the ranks of an epoch. They leave no trace for those of another."""
+        """Return the rendezvous of an epoch's ranks; its store keys are separate from other epochs'."""
         from ...parallel.rendezvous import Rendezvous
         from ...parallel.store import ControlStore
 
@@ -194,15 +193,15 @@ class _ServingRank:
         return Rendezvous(self.mesh.rank, self.mesh.world_size, device=self.device, store=self.store, host=host)
 
     def _is_ready(self, epoch: int, rendezvous_s: float) -> None:
-        """Make what lasts for an epoch, and say that this rank can compute."""
+        """Create the state of an epoch, and report that this rank is ready."""
         from ...parallel.transport import Transport
 
-        setup, rank = self.setup, self.mesh.rank
-        self.transport = Transport(self.groups, setup.arch.hidden_size, self.worker.stage.dtype, setup.depth)
+        rank, stage = self.mesh.rank, self.worker.stage
+        self.transport = Transport(self.groups, stage.arch.hidden_size, stage.dtype, self.setup.depth)
         device = self.groups.device
         self.reporter = _Reporter(self._send_result, self.inbox.put, device) if self.is_cuda else None
         self._report = self._send_result if self.reporter is None else self.reporter.report
-        process, stage = f"pid {os.getpid()} {device}", self.worker.stage
+        process = f"pid {os.getpid()} {device}"
         about = stage.fallback_reason, stage.attention.about, stage.is_slow, self._machine
         self.client.send(encoder.encode(Ready(rank, socket.gethostname(), process, epoch, rendezvous_s, *about)))
 
@@ -217,8 +216,8 @@ class _ServingRank:
                 if not (self._is_halting or _is_echo(error)):
                     raise
                 failed = f"{type(error).__name__}: {error}"
-            if failed is not None:  # only now, since an error holds what its frames hold
-                self._let_go()  # so that those who wait for this rank go on too
+            if failed is not None:  # outside `except`: the error's frames keep references
+                self._let_go()  # so that ranks that wait for this one fail too
                 self.client.send(encoder.encode(RankFailure(self.mesh.rank, self.mesh.stage, failed, secondary=True)))
         if self.transport is not None:
             if self.reporter is not None:
@@ -228,7 +227,7 @@ class _ServingRank:
         self.groups.close()
 
     def _go_on(self) -> bool:
-        """Do what comes next. Returns False at the end."""
+        """Process the next message. Return False on `Stop`."""
         message = self._next()
         if isinstance(message, Halt):
             self.num_heard += 1
@@ -261,7 +260,7 @@ class _ServingRank:
                     self.inbox.put(error)
 
     def _take(self, message: Halt | Rejoin | MicroBatchMessage | Compile | RollCall) -> None:
-        """Make ready what the main thread will do, and hand it over."""
+        """Prepare a message for the main thread, and hand it over."""
         if isinstance(message, RollCall):
             self.client.send(encoder.encode(Present(self.mesh.rank)))
         elif isinstance(message, Compile):
@@ -287,10 +286,10 @@ class _ServingRank:
                 self.client.send(encoder.encode(Compiled(number)))
 
     def _next(self) -> InboxItem:
-        """Return what comes next, None at the end. While this rank has let go of the others, micro-batches are dropped.
+        """Return the next message, None on `Stop`. Micro-batches are dropped while disconnected from other ranks.
 
         Raises:
-            Exception: what failed in another thread.
+            Exception: an error from another thread.
         """
         if self.transport is not None:
             self._free = self.clock.mark()
@@ -303,12 +302,13 @@ class _ServingRank:
                 return message
 
     def _let_go(self) -> None:
-        """Disconnect from the other ranks. What is in flight is dropped.
+        """Disconnect from the other ranks, dropping everything in flight.
 
-        The graphs go first, since NCCL waits for them, and then the communicators, for which the device waits.
+        CUDA graphs are dropped first, since NCCL waits for them; then the communicators, since the device waits for
+        them.
 
         Raises:
-            RuntimeError: NCCL or the device does not let go.
+            RuntimeError: NCCL did not abort, or the device did not finish.
         """
         reporter, self.reporter, self.transport = self.reporter, None, None
         if reporter is not None:
@@ -319,7 +319,7 @@ class _ServingRank:
             reporter.join()
 
     def _rejoin(self, epoch: int) -> None:
-        """Connect with the other ranks as they are in an epoch. Weights stay."""
+        """Connect to the other ranks of a new epoch, keeping the weights."""
         self._begin_parts()
         self.client.send(encoder.encode(Present(self.mesh.rank)))
         rendezvous = self._rendezvous(epoch)
@@ -350,7 +350,7 @@ class _ServingRank:
             self._report(_Computed(micro_batch, self._free, heard, arrived, begin, end, sent, measured, sampled))
 
     def _send_result(self, done: _Computed) -> None:
-        """Send the coordinator a micro-batch's tokens, and from a stage's first rank its span, once it is computed."""
+        """Once a micro-batch is computed, send its tokens to the coordinator and, on tp rank 0, the stage's span."""
         ready, begin, end = (self.clock.seconds(moment) for moment in (done.free, done.begin, done.end))
         arrived = done.heard if done.arrived is None else self.clock.seconds(done.arrived)
         number = done.message.micro_batch
@@ -362,12 +362,12 @@ class _ServingRank:
 
 
 class _Reporter:
-    """Sends results from a thread of its own, which waits for the device where the main thread goes on.
+    """Sends results from its own thread, which waits for the device while the main thread continues.
 
     Args:
         send: sends one result.
-        fail: is called with an error that `send` raised.
-        device: the device that it waits for.
+        fail: called with an error that `send` raised.
+        device: the device to wait for.
     """
 
     def __init__(
@@ -391,25 +391,27 @@ class _Reporter:
         self._thread.join()
 
     def drop(self) -> None:
-        """Drop what has not been sent, and errors. `join` follows, once nothing keeps the device waiting."""
+        """Drop unsent results, and later errors. Call `join` once nothing keeps the device waiting."""
         self._is_dropped = True
         self._done.put(None)
 
     def join(self) -> None:
-        """Wait for the end of the thread.
+        """Wait for the thread to exit.
 
         Raises:
-            RuntimeError: the device computes on.
+            RuntimeError: the device is still computing.
         """
         self._thread.join(_REPORT_S)
         if self._thread.is_alive():
-            raise RuntimeError(f"{self._device} still computes {_REPORT_S:g} s after its communicators were aborted")
+            raise RuntimeError(
+                f"{self._device} is still computing {_REPORT_S:g} s after its communicators were aborted"
+            )
 
     def _run(self) -> None:
         import torch
 
         try:
-            torch.cuda.set_device(self._device)  # each thread begins on device 0, and makes a context there
+            torch.cuda.set_device(self._device)  # else the thread would create a context on device 0
             while (done := self._done.get()) is not None:
                 if not self._is_dropped:
                     self._send(done)

@@ -1,4 +1,4 @@
-"""The bound on how many faults of a pipeline are repaired within a time."""
+"""The limit on pipeline repairs within a time window."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .protocol import PipelineError
 
 
 class RecoveryLimit:
-    """Counts faults; more than `most` within `window_s` seconds end the run."""
+    """Counts faults; more than `most` within `window_s` seconds stop the run."""
 
     def __init__(self, most: int, window_s: float) -> None:
         self._most = most
@@ -16,16 +16,15 @@ class RecoveryLimit:
         self._times: deque[float] = deque()
 
     def count(self, text: str, now: float) -> None:
-        """Count a fault, which `text` says in words, at `now` in seconds on the pipeline's clock.
+        """Count a fault, described by `text`, at `now` in seconds on the pipeline's clock.
 
         Raises:
-            PipelineError: it is one too many.
+            PipelineError: the limit is exceeded.
         """
         self._times.append(now)
         while self._times[0] < now - self._window_s:
             self._times.popleft()
         if len(self._times) > self._most:
             raise PipelineError(
-                f"{text}; it is fault {self._most + 1} within {self._window_s:g} s "
-                f"(parallel.max_recoveries={self._most})"
+                f"{text}; fault {self._most + 1} within {self._window_s:g} s (parallel.max_recoveries={self._most})"
             )

@@ -1,4 +1,4 @@
-"""The pipeline of real ranks under any launcher: micro-batches and results travel over the control sockets."""
+"""The multi-rank pipeline under any launcher: micro-batches and results travel over the control sockets."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ _POLL_INTERVAL_S = 0.2
 _LAUNCHER_INTERVAL_S = 0.5
 _ROLL_CALL_S = 2.0
 _JOIN_INTERVAL_S = 0.02
-_LOOK_S = 1.0  # between two looks whether all ranks have a place
-_REJOIN_S = 10.0  # until a rank that lives must have let go of a failed pipeline
-_LEAST_HANG_S = 10.0  # bound on a hang, at least, where it goes by the times of micro-batches so far
-_HANG_FACTOR = 20.0  # times the longest
-_CAUSE_TIMEOUT_S = 2.0  # wait for the cause of a failure: the neighbours of a dead rank often report first
-_SHORT_CAUSE_TIMEOUT_S = 0.3  # where a repair that went by the wrong cause only meets the right one as its next fault
+_LOOK_S = 1.0  # between checks that all ranks have a place
+_REJOIN_S = 10.0  # in which a surviving rank must have left a failed pipeline
+_LEAST_HANG_S = 10.0  # minimum hang timeout, if derived from micro-batch times so far
+_HANG_FACTOR = 20.0  # hang timeout, in multiples of the longest micro-batch
+_CAUSE_TIMEOUT_S = 2.0  # wait for a failure's cause: a dead rank's neighbours often report first
+_SHORT_CAUSE_TIMEOUT_S = 0.3  # if repairable: after a repair for the wrong cause, the right one is the next fault
 
 
 class RemotePipeline:
-    """Starts the ranks through a launcher and has them build their stages; a `Pipeline` from then on.
+    """Starts the ranks through a launcher and has them build their stages; then acts as a `Pipeline`.
 
-    `fewer_stages` makes the setup of so many stages. Where a node is lost and the launcher has no other place for its
-    ranks, the stages that are left take the layers over. It raises `ConfigError` where that does not fit.
+    `fewer_stages` makes the setup for a smaller number of stages, or raises `ConfigError` if the model does not fit. If
+    a node is lost and the launcher has no other place for its ranks, the remaining stages take over its layers.
 
     Raises:
         PipelineError: a rank failed to start, died or hung; the text is that rank's own error.
@@ -77,14 +77,14 @@ class RemotePipeline:
         self._outstanding = 0
         self._shares = SampledShares()
         self._last_progress = self.clock.now()
-        self._submitted: dict[int, float] = {}  # by micro-batch in flight: when
-        self._compiling: dict[int, Callable[[], None]] = {}  # by number: what waits for it
+        self._submitted: dict[int, float] = {}  # time by micro-batch in flight
+        self._compiling: dict[int, Callable[[], None]] = {}  # callbacks by number
         self._numbers = itertools.count()
-        self._longest_pass_s = 0.0  # of a micro-batch through all stages so far
+        self._longest_pass_s = 0.0  # longest time of a micro-batch through all stages so far
         self._launcher_checked = self.clock.now()
         self._num_done = [0] * parallel.pp  # micro-batches that each stage has computed
         self._closed = False
-        self._dead: set[int] = set()  # of the fault that was raised last
+        self._dead: set[int] = set()  # of the last fault raised
         self._limit = RecoveryLimit(parallel.max_recoveries, parallel.recovery_window_s)
         self._repair: Repair | None = None
         self._parts = StartParts(self.clock.now())
@@ -105,7 +105,7 @@ class RemotePipeline:
     def _build(
         self, setup: Setup, hardware: HardwareConfig, on_progress: Callable[[str], None]
     ) -> tuple[Setup, dict[int, str]]:
-        """Wait for all ranks to join, publish the setup, wait until they have built their stages.
+        """Wait for all ranks to join, publish the setup, and wait until they have built their stages.
 
         Returns:
             The setup, and the name of each rank's node.
@@ -132,7 +132,7 @@ class RemotePipeline:
             on_progress(f"{READY} {self.clock.now() - begin:.1f} s; the slowest of each part: {parts}")
         self.where = [f"{ready[rank].host} {ready[rank].process}" for rank in range(world)]
         self.machines = [ready[rank].machine for rank in range(0, world, self._parallel.tp)]
-        measure = partial(measure_decode_rate, self, len(setup.windows)) if hardware.device == "cpu" else None
+        measure = partial(measure_decode_rate, self, setup.num_groups) if hardware.device == "cpu" else None
         warn_of_fallback(tuple(ready[rank].fallback_reason for rank in range(world)), measure)
         self._longest_pass_s = 0.0  # a chunk may take far longer than the decodes just measured
         say_attention(tuple(ready[rank].attention for rank in range(world)))
@@ -144,13 +144,13 @@ class RemotePipeline:
         return set(range(self._parallel.world_size))
 
     def _with_nodes(self, setup: Setup) -> Setup:
-        """Return the setup with what is known of the ranks' nodes."""
+        """Return the setup with the number of ranks on each rank's node."""
         node = self._server.node
         nodes = list(node.values())
         return msgspec.structs.replace(setup, node_ranks=[nodes.count(node[rank]) for rank in sorted(node)])
 
     def _accept(self, timeout: float) -> bool:
-        """Wait up to `timeout` seconds for a rank to join, which is a sign of life. Returns whether all have."""
+        """Wait up to `timeout` seconds for a rank to join (a sign of life). Return whether all have joined."""
         num_joined = len(self._server.connected)
         are_all = self._server.accept(timeout)
         if len(self._server.connected) > num_joined:
@@ -158,7 +158,7 @@ class RemotePipeline:
         return are_all
 
     def _check_signs(self, ranks: set[int], what: str) -> None:
-        """Raise a `PipelineError` about `ranks` where no rank has given a sign of life for too long."""
+        """Raise a `PipelineError` about `ranks` if no rank has given a sign of life for too long."""
         limit = self._parallel.start_timeout_s
         if self.clock.now() > self._parts.last_sign + limit:
             names = ", ".join(map(self._name, sorted(ranks)))
@@ -174,7 +174,7 @@ class RemotePipeline:
         self._server.wake_on(descriptor)
 
     def submit(self, micro_batch: MicroBatchMessage) -> None:
-        """See `Pipeline.submit`. It is published to all ranks."""
+        """See `Pipeline.submit`. The micro-batch is published to all ranks."""
         assert self._outstanding < self.depth
         now = self.clock.now()
         if self._outstanding == 0:
@@ -184,7 +184,7 @@ class RemotePipeline:
         self._server.publish(encoder.encode(micro_batch))
 
     def compile(self, wanted: StructuredOutputs, on_done: Callable[[], None]) -> None:
-        """See `LivePipeline.compile`. Requests that wait for a repair anyway need not wait for it."""
+        """See `LivePipeline.compile`. Done at once during a repair, since requests wait for that anyway."""
         if self._repair is not None:
             on_done()
             return
@@ -193,7 +193,7 @@ class RemotePipeline:
         self._server.publish(encoder.encode(Compile(number, wanted)), to=range(world - self._parallel.tp, world))
 
     def wait(self, deadline: float) -> list[MicroBatchResult]:
-        """See `Pipeline.wait`. While a repair is under way it goes on with that, and returns nothing."""
+        """See `Pipeline.wait`. During a repair it continues the repair, and returns nothing."""
         if self._repair is not None:
             self._go_on(self._repair, deadline)
             return []
@@ -222,12 +222,12 @@ class RemotePipeline:
 
     @property
     def _is_repairable(self) -> bool:
-        """Whether a fault is for `restart`: ranks stand, and the user and the launcher allow it."""
+        """Whether `restart` may repair a fault: ranks have been ready, and the user and the launcher allow it."""
         return bool(self.where and self._parallel.max_recoveries and self._launcher.can_replace)
 
     @property
     def _patience_s(self) -> float:
-        """Seconds without progress that make a hang. Where a restart mends it, what has been seen so far counts."""
+        """Hang timeout: seconds without progress. If repairable, it is shortened by the times seen so far."""
         limit = self._parallel.step_timeout_s
         if not self._is_repairable or not self._longest_pass_s:
             return limit
@@ -238,14 +238,14 @@ class RemotePipeline:
             self._raise(*self._hang(limit))
 
     def _raise(self, text: str, reason: FaultReason, ranks: set[int]) -> NoReturn:
-        """Raise a fault of `ranks`, which a restart replaces."""
+        """Raise a fault of `ranks`, which a restart will replace."""
         if not self._is_repairable:
             raise PipelineError(text)
         self._dead = ranks
         raise PipelineFault(text, reason, self._last_progress if self._outstanding else self.clock.now())
 
     def restart(self, fault: FaultRecord) -> None:
-        """See `Pipeline.restart`. Ranks that are dead or not ready are replaced; the others halt and join again."""
+        """See `Pipeline.restart`. Dead or unready ranks are replaced; the others halt and rejoin."""
         self._limit.count(fault.text, self.clock.now())
         ranks = self._ranks
         replaced = self._dead | (ranks - self._server.connected)
@@ -264,11 +264,11 @@ class RemotePipeline:
         self._parts = StartParts(now)
 
     def _go_on(self, repair: Repair, deadline: float) -> None:
-        """Go on with the repair until it is done, `deadline` comes, or something wakes the poll.
+        """Continue the repair until it is done, `deadline` passes, or the poll is woken.
 
         Raises:
-            PipelineFault: another fault came.
-            PipelineError: it takes too long.
+            PipelineFault: another fault occurred.
+            PipelineError: the repair takes too long.
         """
         ranks = self._ranks
         while (left := deadline - self.clock.now()) > 0:
@@ -293,16 +293,16 @@ class RemotePipeline:
             stuck = ranks - repair.replaced - repair.present
             if stuck and repair.joined is not None and now > repair.joined + _REJOIN_S:
                 names = ", ".join(map(self._name, sorted(stuck)))
-                self._raise(f"{names} did not let go of a failed pipeline", "hang", stuck)
-            self._check_signs(ranks - repair.ready.keys(), f"did not stand again ({repair.fault.text}) within")
+                self._raise(f"{names} did not leave a failed pipeline", "hang", stuck)
+            self._check_signs(ranks - repair.ready.keys(), f"did not recover ({repair.fault.text}) within")
             if self._server.is_woken:
                 return
 
     def _split_anew(self, repair: Repair) -> bool:
-        """Go on with fewer stages, where ranks have had no place for too long. Returns whether it is so.
+        """Continue with fewer stages if ranks have had no place for too long. Return whether this was done.
 
         Raises:
-            PipelineError: fewer stages cannot hold the model.
+            PipelineError: the model does not fit into fewer stages.
         """
         now, after, tp = self.clock.now(), self._parallel.resplit_after_s, self._parallel.tp
         if after is None or self._fewer_stages is None or now < repair.looked + _LOOK_S:
@@ -321,7 +321,7 @@ class RemotePipeline:
             setup = self._fewer_stages(self.num_stages - len(lost))
         except ConfigError as error:
             names = ", ".join(map(self._name, sorted(unplaced)))
-            text = f"the cluster has no place for {names} any more, and fewer stages do not do: {error}"
+            text = f"the cluster has no room for {names}, and the model does not fit into fewer stages: {error}"
             raise PipelineError(text) from error
         _warn_of_fewer_stages(sorted(unplaced), after, setup.pp)
         self._server.publish(encoder.encode(Stop()))
@@ -337,7 +337,7 @@ class RemotePipeline:
         return True
 
     def _begin_epoch(self, repair: Repair) -> None:
-        """Have all ranks connect with each other: those that live anew, the new ones for the first time."""
+        """Have all ranks connect to each other: surviving ranks rejoin, replaced ranks get the setup."""
         epoch = repair.fault.epoch
         self._setup = self._with_nodes(msgspec.structs.replace(self._setup, epoch=epoch))
         self._server.publish(encoder.encode(self._setup), to=repair.replaced)
@@ -353,7 +353,7 @@ class RemotePipeline:
         self._last_progress = now
 
     def _hang(self, limit: float) -> tuple[str, FaultReason, set[int]]:
-        """Say which stage hangs: that of the ranks that answer nothing, else the first one behind the others."""
+        """Return which stage hangs: the stage of ranks that miss a roll call, else the first that lags behind."""
         tp = self._parallel.tp
         ranks = self._silent_ranks()
         stage = ranks[0] // tp if ranks else min(range(self.num_stages), key=self._num_done.__getitem__)
@@ -363,7 +363,7 @@ class RemotePipeline:
         if limit == self._parallel.step_timeout_s:
             within = f"parallel.step_timeout_s={limit:g}; raise it if a micro-batch may take longer"
         else:
-            within = f"{limit:.0f} s, where micro-batches took {self._longest_pass_s:.3g} s at most"
+            within = f"{limit:.0f} s, while micro-batches took at most {self._longest_pass_s:.3g} s"
         return f"stage {stage} hangs ({who}): no progress within {within}", "hang", set(ranks)
 
     def _silent_ranks(self) -> list[int]:
@@ -376,13 +376,13 @@ class RemotePipeline:
         return sorted(silent)
 
     def _poll(self, timeout: float) -> list[Ready | MicroBatchResult | Compiled | Present]:
-        """Return what the ranks have sent within `timeout` seconds, but for the parts of their start."""
+        """Return what the ranks have sent within `timeout` seconds, except reports of their startup."""
         messages: list[Ready | MicroBatchResult | Compiled | Present] = []
         failures: dict[int, RankFailure | None] = {}
         for rank, payload in self._server.poll(timeout):
             message = None if payload is None else from_rank.decode(payload)
             if isinstance(message, RankFailure) and message.secondary and self._repair is not None:
-                continue  # it has let go of the others, and waits
+                continue  # it has disconnected, and waits for `Rejoin`
             if message is None or isinstance(message, RankFailure):
                 failures.setdefault(rank, message)
                 continue
@@ -415,10 +415,10 @@ class RemotePipeline:
             self._fail(dict.fromkeys(gone))
 
     def _fail(self, failures: dict[int, RankFailure | None]) -> NoReturn:
-        """Raise the error of the rank that caused `failures`, which need not be the first that was reported.
+        """Raise the error of the rank that caused `failures`, which need not be the first reported.
 
-        A rank that is cut off from the coordinator has ended. Where a restart mends that, nothing is gained by waiting
-        for the launcher to say how.
+        A rank that lost its connection to the coordinator has exited. If a restart can repair that, there is no need to
+        wait for the launcher to report how it exited.
         """
         is_repairable = self._is_repairable
         deadline = time.monotonic() + (_SHORT_CAUSE_TIMEOUT_S if is_repairable else _CAUSE_TIMEOUT_S)
@@ -454,7 +454,7 @@ class RemotePipeline:
         return "connection", f"{self._name(echo.rank)} failed: {echo.error}"
 
     def close(self, graceful: bool = True) -> None:
-        """Stop all ranks and the launcher. If `graceful`, ranks that answer get 5 s to end by themselves."""
+        """Stop all ranks and the launcher. If `graceful`, connected ranks get 5 s to exit by themselves."""
         if self._closed:
             return
         self._closed = True
@@ -468,22 +468,22 @@ class RemotePipeline:
 
 
 def _nothing() -> None:
-    """Take note of an answer that nobody waits for any more, since a restart came before it."""
+    """Ignore a reply that is no longer awaited, because of a restart."""
 
 
 def _warn_of_fewer_stages(unplaced: Sequence[int], seconds: float, num_stages: int) -> None:
-    """Say that a stage is gone for good."""
+    """Log that the pipeline continues with fewer stages."""
     ranks = f"rank{'s' * (len(unplaced) > 1)} {', '.join(map(str, unplaced))}"
     _log.warning(
-        f"the cluster has had no place for {ranks} for {seconds:g} s "
-        f"(parallel.resplit_after_s): all layers go to {num_stages} stage{'s' * (num_stages > 1)}"
+        f"the cluster has had no room for {ranks} for {seconds:g} s (parallel.resplit_after_s): continuing with "
+        f"{num_stages} stage{'s' * (num_stages > 1)}"
     )
 
 
 @cache
 def _warn_of_open_ports(host: str) -> None:
-    """Say once that this host's ranks can be reached from outside."""
+    """Log once that this host's ranks can be reached from outside."""
     _log.warning(
-        f"parallel.host={host}: ranks exchange activations unencrypted, on ports that let in whoever reaches them; "
-        "docs/cluster.md says which, and how to close them to strangers"
+        f"parallel.host={host}: ranks exchange activations unencrypted, on ports without authentication; "
+        "docs/cluster.md lists them, and how to restrict access"
     )

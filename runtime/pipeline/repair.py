@@ -1,4 +1,4 @@
-"""The state of a repair of the pipeline, from the fault until stages stand again."""
+"""The state of a pipeline repair, from the fault until all stages are up again."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from .handshake import Ready
 
 
 class Repair:
-    """Which ranks are started again, which have come how far, and when.
+    """Which ranks are restarted, and the progress of each rank.
 
-    Ranks that live let go of each other and wait. Those in `replaced` are started again and join. When all have, they
-    connect anew, and the new ones load their shards.
+    Surviving ranks disconnect from each other and wait. Ranks in `replaced` are restarted and join. When all have
+    joined, they reconnect, and the new ranks load their shards.
 
     Args:
         fault: the fault, whose record `finish` completes.
-        replaced: ranks that are started again.
-        stopped: when the old ones had been ended, in seconds on the coordinator's clock.
+        replaced: ranks that are restarted.
+        stopped: when the old ranks had been stopped, in seconds on the coordinator's clock.
     """
 
     def __init__(self, fault: FaultRecord, replaced: set[int], stopped: float) -> None:
         self.fault = fault
         self.stopped = stopped
-        self.looked = stopped  # when it was looked last whether all ranks have a place
+        self.looked = stopped  # when places for all ranks were last checked
         self.unplaced_since: float | None = None
         self.replaced = replaced
-        self.present: set[int] = set()  # of those that live: have begun to rejoin
+        self.present: set[int] = set()  # surviving ranks that have begun to rejoin
         self.ready: dict[int, Ready] = {}
-        self.joined: float | None = None  # when all ranks were connected with the coordinator
+        self.joined: float | None = None  # when all ranks were connected to the coordinator
 
     def take(self, message: Ready) -> None:
-        """Take note that a rank is ready; a message of an earlier repair is ignored."""
+        """Record that a rank is ready; messages of an earlier repair are ignored."""
         if message.epoch == self.fault.epoch:
             self.ready[message.rank] = message
 
     def finish(self, now: float, num_stages: int | None) -> None:
-        """Complete the fault's record: all ranks are ready. `num_stages` is None where all stages stand."""
+        """Complete the fault's record: all ranks are ready. `num_stages` is None if no stage was lost."""
         assert self.joined is not None
         rendezvous_s = min(max(ready.rendezvous_s for ready in self.ready.values()), now - self.joined)
         self.fault.parts = {

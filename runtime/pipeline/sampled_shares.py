@@ -1,4 +1,4 @@
-"""Puts the tokens of a micro-batch together, of which each rank of the last stage samples a share."""
+"""Joins a micro-batch's tokens, of which each rank of the last stage samples a share."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from ..core.messages import MicroBatchResult, Sampled
 
 
 class SampledShares:
-    """Keeps the results of the last stage's ranks until those of all that have rows of the micro-batch are there."""
+    """Keeps results of the last stage's ranks until all ranks with rows of the micro-batch have reported."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[int, int], dict[int, MicroBatchResult]] = {}  # by epoch and micro-batch, then by rank
 
     def clear(self) -> None:
-        """Forget what is incomplete."""
+        """Drop incomplete results."""
         self._kept.clear()
 
     def take(self, rank: int, result: MicroBatchResult) -> MicroBatchResult | None:
-        """Take a rank's result. Return the micro-batch's, or None while a share of its tokens is missing."""
+        """Add a rank's result. Return the micro-batch's result, or None while a share of its tokens is missing."""
         if result.sampled is None or result.sampled.num_shares == 1:
             return result
         key = result.epoch, result.micro_batch
@@ -31,7 +31,7 @@ class SampledShares:
 
 
 def _joined(shares: list[Sampled]) -> Sampled:
-    """Return the tokens of shares in the order of their rows. A prompt's log-probabilities may lie in several."""
+    """Return the shares' tokens in row order. A prompt's log-probabilities may be spread over several shares."""
     joined = Sampled([], {}, {})
     for share in shares:
         first = len(joined.tokens)

@@ -1,4 +1,4 @@
-"""One rank's share of a micro-batch: updates block tables, runs the stage; on the last stage, samples its rows."""
+"""One rank's part of a micro-batch: updates block tables, runs the stage; on the last stage, samples its rows."""
 
 from __future__ import annotations
 
@@ -40,14 +40,13 @@ OnPart = Callable[[str, bool], None]
 
 
 class StageWorker:
-    """Runs micro-batches in order on one rank. Those of the last stage each sample their share of the rows.
+    """Runs micro-batches in order on one rank. Ranks of the last stage each sample their share of the rows.
 
     Args:
-        stage: has its weights.
-        cuda_graphs: whether it is computed by graphs, which are captured now and at each `restart`.
+        stage: the stage, with its weights loaded.
+        cuda_graphs: whether to run CUDA graphs, which are captured now and at each `restart`.
         tokenizer: the path of the model's tokenizer, None for UTF-8 bytes. Structured outputs need it.
-        on_part: is called when the part of the start with this name goes on, or (True) has ended.
-        num_groups: of layers that have block tables of their own.
+        on_part: called with the name of a startup part while it runs (False) and when it has finished (True).
     """
 
     def __init__(
@@ -56,10 +55,8 @@ class StageWorker:
         cuda_graphs: bool = False,
         tokenizer: str | None = None,
         on_part: OnPart = lambda part, is_done: None,
-        num_groups: int = 1,
     ) -> None:
         self.stage = stage
-        self._num_groups = num_groups
         self._graphs: GraphedStage | None = None
         self._cuda_graphs = cuda_graphs
         self._tokenizer = tokenizer
@@ -77,32 +74,20 @@ class StageWorker:
         Raises:
             ConfigError: the checkpoint or the attention backend cannot be used.
         """
-        stage = build_stage(
-            setup.model,
-            setup.arch,
-            groups,
-            range(*setup.layers[groups.mesh.stage]),
-            num_blocks=setup.num_blocks,
-            block_size=setup.block_size,
-            replicate_embedding=setup.replicate_embedding,
-            whole_experts=setup.expert_parallel,
-            seed=setup.seed,
-            cache_dtype=setup.cache_dtype,
-            windows=setup.windows,
-            on_piece=lambda: on_part("weights", False),
-        )
+        spec = setup.stages[groups.mesh.stage]
+        stage = build_stage(spec, groups, lambda: on_part("weights", False))
         stage.pack()
         on_part("weights", True)
-        graphs = setup.model.cuda_graphs and stage.runs_as_graphs
-        return cls(stage, graphs, setup.tokenizer, on_part, len(setup.windows))
+        graphs = spec.model.cuda_graphs and stage.runs_as_graphs
+        return cls(stage, graphs, setup.tokenizer, on_part)
 
     def restart(self) -> None:
-        """Forget all requests: their KV, and what sampling goes by."""
+        """Drop all requests: their KV and their sampler state."""
         self.drop_graphs()
         self._init_requests()
 
     def drop_graphs(self) -> None:
-        """Drop the CUDA graphs. NCCL closes no communicator while a graph lives that captured it."""
+        """Drop the CUDA graphs. NCCL cannot close a communicator while a graph that captured it exists."""
         if self._graphs is not None:
             self._graphs.drop()
             self._graphs = None
@@ -110,9 +95,9 @@ class StageWorker:
     def _init_requests(self) -> None:
         mesh = self.stage.mesh
         self._sampler = Sampler(self.stage.arch.vocab_size) if mesh.is_last else None
-        self._sampled: tuple[Sequence[int], torch.Tensor | None] = [], None  # the newest: their requests, [R] tokens
-        self._tables = [BlockTables() for _ in range(self._num_groups)]
-        self._masks: dict[int, Future[RowMasks]] = {}  # by micro-batch that is prepared and not sampled
+        self._sampled: tuple[Sequence[int], torch.Tensor | None] = [], None  # newest micro-batch: requests, [R] tokens
+        self._tables = [BlockTables() for _ in self.stage.spec.windows]
+        self._masks: dict[int, Future[RowMasks]] = {}  # by micro-batch, from prepared to sampled
         self._token_masks: TokenMasks | None = None  # from the first request with structured outputs on
         if self._cuda_graphs:
             self._graphs = GraphedStage(
@@ -121,10 +106,10 @@ class StageWorker:
             self._on_part("capture", True)
 
     def prepare(self, micro_batch: MicroBatchMessage) -> StageInputs:
-        """Update block tables from a micro-batch, and make the stage's inputs of it.
+        """Update block tables from a micro-batch, and make the stage's inputs from it.
 
-        Micro-batches must be prepared in their order. Another one may be computed or sampled meanwhile. Only a
-        micro-batch with unseen tokens must wait until the sampling of the one before is queued.
+        Micro-batches must be prepared in order. Another one may be computed or sampled meanwhile. Only a micro-batch
+        with unseen tokens must wait until the previous one's sampling is queued.
         """
         if self._sampler is not None:
             self._queue_masks(micro_batch)
@@ -171,8 +156,8 @@ class StageWorker:
         return self.stage.prepare(replace(first, others=others) if others else first, sampled_R)
 
     def _append(self, request: int, names: list[int]) -> None:
-        """Add the blocks that a message names to a request's tables, of the groups that the names say."""
-        if self._num_groups == 1:
+        """Append the blocks in a message to a request's block tables; each block number encodes its layer group."""
+        if len(self._tables) == 1:
             self._tables[0].append(request, names)
             return
         groups, blocks = np.divmod(np.array(names, dtype=np.int64), self.stage.cache.num_blocks - 1)
@@ -180,11 +165,11 @@ class StageWorker:
             tables.append(request, blocks[groups == group])
 
     def compile(self, wanted: StructuredOutputs, on_done: Callable[[], None]) -> None:
-        """Compile structured outputs in a thread, which calls `on_done` once it has, or cannot."""
+        """Compile structured outputs in a thread, which calls `on_done` on success or failure."""
         grammars = self._begin_grammars()
 
         def run() -> None:
-            with suppress(ConfigError):  # whoever asks for them hears of it
+            with suppress(ConfigError):  # reported to requests that use them
                 grammars.result().check(wanted)
             on_done()
 
@@ -199,7 +184,7 @@ class StageWorker:
         return self._grammars
 
     def _queue_masks(self, micro_batch: MicroBatchMessage) -> None:
-        """Begin to make the masks of structured outputs, which `queue_sampling` waits for."""
+        """Start to compute the token masks of structured outputs, which `queue_sampling` waits for."""
         wanted = [new for new in micro_batch.new if new.sampling.has_masks]
         masks = self._token_masks
         if masks is None or masks.is_empty:
@@ -220,7 +205,7 @@ class StageWorker:
     def forward(self, inputs: StageInputs, hidden_TH: torch.Tensor | None) -> torch.Tensor:
         """Compute the hidden states [T, H], or on the last stage the logits of this rank's share of the rows.
 
-        There is a row for each token that the micro-batch samples, and for each token of chunks with targets.
+        There is one row per token that the micro-batch samples, and one per token of chunks with targets.
         """
         forward = self.stage if self._graphs is None else self._graphs.forward
         return forward(inputs, hidden_TH)
@@ -230,9 +215,9 @@ class StageWorker:
         return self.queue_sampling(micro_batch, logits_RV).read()
 
     def queue_sampling(self, micro_batch: MicroBatchMessage, logits_RV: torch.Tensor) -> PendingSampled:
-        """Queue the sampling of the tokens of this rank's share of the rows. The host does not wait.
+        """Queue the sampling of this rank's share of the rows, without a host sync.
 
-        It must be called for each micro-batch in their order, since penalties go by the tokens that came before.
+        It must be called for every micro-batch in order, since penalties depend on the previous tokens.
         """
         sampler, decodes = self._sampler, micro_batch.decodes
         assert sampler is not None
@@ -264,12 +249,12 @@ class StageWorker:
     def _queue_prompts(
         self, chunks: Sequence[SegmentMessage], own: OwnRows, sampler: Sampler, logits_RV: torch.Tensor
     ) -> tuple[PendingPrompts, torch.Tensor]:
-        """Queue the log-probabilities of the chunks' targets; return with them the logits of the rows that sample."""
+        """Queue the log-probabilities of the chunks' targets; also return the logits of the rows that sample."""
         rows: list[int] = []
         tokens: list[int] = []
         num_tops: list[int] = []
         counts: dict[int, int] = {}
-        first = 0  # row of a chunk's first target
+        first = 0  # row of the chunk's first target
         for place, chunk in enumerate(chunks):
             if chunk.targets:
                 found = [row for row in range(first, first + len(chunk.targets)) if row in own.rows]
@@ -287,9 +272,9 @@ class StageWorker:
 
 @dataclass(frozen=True, slots=True)
 class OwnRows:
-    """The rows of a micro-batch's logits that one of the last stage's ranks has.
+    """One last-stage rank's rows of a micro-batch's logits.
 
-    `sampling` are those of all rows that a token is sampled from, ascending. `num_shares` ranks have rows.
+    `sampling` lists all ranks' rows that a token is sampled from, ascending. `num_shares` ranks have rows.
     """
 
     rows: range
@@ -297,14 +282,14 @@ class OwnRows:
     num_shares: int
 
     def of(self, each: Sequence[int]) -> Sequence[int]:
-        """Return the entries of this rank's rows, where `each` has one for each token that is sampled."""
+        """Return this rank's entries of `each`, which has one entry per sampled token."""
         return each[bisect_left(self.sampling, self.rows.start) : bisect_left(self.sampling, self.rows.stop)]
 
 
 def _sampling_rows(micro_batch: MicroBatchMessage) -> tuple[Sequence[int], int]:
-    """Return the rows of a micro-batch's logits that sample a token, and the number of all its rows."""
+    """Return the rows of a micro-batch's logits that sample a token, and the total number of rows."""
     ends, num_rows = [], 0
-    for chunk in micro_batch.chunks:  # all rows of one with targets, and the last of another that samples
+    for chunk in micro_batch.chunks:  # with targets: all rows; else the last row, if it samples
         num_rows += len(chunk.tokens) if chunk.targets else chunk.sample
         if chunk.sample:
             ends.append(num_rows - 1)
@@ -313,13 +298,13 @@ def _sampling_rows(micro_batch: MicroBatchMessage) -> tuple[Sequence[int], int]:
 
 
 def sampled_requests(micro_batch: MicroBatchMessage) -> list[int]:
-    """Return the request of each token that a micro-batch samples, in their order."""
+    """Return the request of each token that a micro-batch samples, in order."""
     ends = [chunk.request for chunk in micro_batch.chunks if chunk.sample]
     return ends + unpack(micro_batch.decodes.requests).tolist()
 
 
 class PendingSampled:
-    """The tokens of a rank's rows of a micro-batch, which are being sampled on the device."""
+    """The tokens of a rank's rows that are being sampled on the device."""
 
     def __init__(self, own: OwnRows, tokens: PendingTokens, prompts: PendingPrompts | None = None) -> None:
         self.own = own
@@ -335,14 +320,14 @@ class PendingSampled:
 
 
 class PendingPrompts:
-    """The log-probabilities of targets that are being computed on the device. `counts`: targets by place of a chunk."""
+    """Log-probabilities of targets being computed on the device. `counts` is the number of targets by chunk index."""
 
     def __init__(self, logprobs: PendingLogprobs, counts: dict[int, int]) -> None:
         self._logprobs = logprobs
         self._counts = counts
 
     def read(self) -> dict[int, list[TokenLogprobs]]:
-        """Wait for them, and return them by place of a chunk. Any thread may call it."""
+        """Wait for them, and return them by chunk index. Any thread may call it."""
         found = map(_logprobs, self._logprobs.read())
         return {place: list(islice(found, count)) for place, count in self._counts.items()}
 

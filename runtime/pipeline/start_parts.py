@@ -1,4 +1,4 @@
-"""The parts of a start: each rank reports how long they take, and the coordinator names the slowest."""
+"""The parts of a startup: each rank reports their durations, and the coordinator names the slowest."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterable
 
 from .handshake import StartPart
 
-READY = "ranks are ready after"  # begins the line that ends a start
-_SIGN_S = 1.0  # between two signs of life, at least
+READY = "ranks are ready after"  # prefix of a startup's last line
+_SIGN_S = 1.0  # minimum interval between signs of life
 
 
 class PartTimer:
-    """Times the parts of a rank's start, one after the other.
+    """Times the parts of a rank's startup, one after the other.
 
     Args:
         rank: the rank.
         send: sends a message to the coordinator.
-        since: when the first part began, on the monotonic clock.
+        since: start of the first part, on the monotonic clock.
     """
 
     def __init__(self, rank: int, send: Callable[[StartPart], None], since: float) -> None:
@@ -25,7 +25,7 @@ class PartTimer:
         self._since = self._reported = since
 
     def report(self, part: str, is_done: bool) -> float:
-        """Report that a part has ended, or, at most once a second, that it goes on. Returns its seconds so far."""
+        """Report that a part has finished or, at most once per second, is running. Return its seconds so far."""
         now = time.monotonic()
         seconds = now - self._since
         if is_done or now > self._reported + _SIGN_S:
@@ -37,10 +37,10 @@ class PartTimer:
 
 
 class StartParts:
-    """The parts of a start that ranks have reported, and when the last sign of life came from any of them.
+    """The startup parts that ranks have reported, and the time of the last sign of life from any rank.
 
     Args:
-        now: when the start began, on the coordinator's clock.
+        now: when the startup began, on the coordinator's clock.
     """
 
     def __init__(self, now: float) -> None:
@@ -52,12 +52,12 @@ class StartParts:
         self._last.setdefault(message.rank, {})[message.part] = message
 
     def of(self, ranks: Iterable[int]) -> str:
-        """Say what the parts of some ranks took."""
+        """Format the durations of some ranks' parts."""
         parts = {rank: self._last.get(rank, {}).values() for rank in ranks}
         return "; ".join(f"rank {rank}: {', '.join(map(_words, own))}" for rank, own in parts.items() if own)
 
     def slowest(self) -> str:
-        """Say what each part took on the rank where it took longest."""
+        """Format each part's duration on its slowest rank."""
         longest: dict[str, StartPart] = {}
         for parts in self._last.values():
             for name, part in parts.items():

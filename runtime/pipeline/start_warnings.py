@@ -1,4 +1,4 @@
-"""Says, before anything is served, where ranks lie badly or lack C++, and which backend computes attention."""
+"""Startup log lines: badly placed ranks, missing C++ kernels, and the attention backend."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def warn_of_placement(
     """Log a line for each way in which the ranks are badly placed.
 
     Args:
-        places: of each rank, where it is known.
+        places: place of each rank, if known.
         hosts: name of each rank's node.
         parallel: the grid of ranks.
         hardware: what a rank runs on.
-        cluster: what nodes hold.
+        cluster: the nodes' resources.
     """
     split = split_stages({rank: place.node for rank, place in places.items()}, parallel.tp)
     if split:
@@ -42,11 +42,11 @@ def warn_of_placement(
 
 
 def warn_of_fallback(reasons: tuple[str, ...], measure: Callable[[], float] | None = None) -> None:
-    """Log, once in a process, why ranks lack the C++ operators, or Triton's: a line for each reason.
+    """Log, once per process, why ranks lack the C++ or Triton kernels: one line per reason.
 
     Args:
-        reasons: of each rank, with what would help; empty where it lacks none.
-        measure: returns the tokens per second of a single request. It is called only if there is a line to log.
+        reasons: reason of each rank, with a remedy; empty if it lacks none.
+        measure: returns the tokens per second of a single request. Called only if there is a line to log.
     """
     if reasons in _said_reasons or not any(reasons):
         return
@@ -54,17 +54,17 @@ def warn_of_fallback(reasons: tuple[str, ...], measure: Callable[[], float] | No
     rate = "" if measure is None else f" (expect about {float(f'{measure():.2g}'):g} tokens/s for a single request)"
     for reason, some in _by_line(reasons):
         _log.warning(
-            f"torch's operators run{some}, which take longer{rate}: {reason}; model.kernels=torch asks for them "
-            "without this line"
+            f"using torch's operators{some}, which are slower{rate}: {reason}; model.kernels=torch selects them "
+            "without this warning"
         )
 
 
 @cache
 def say_attention(lines: tuple[str, ...]) -> None:
-    """Log, once in a process, which backend computes attention: a line, or more where ranks differ.
+    """Log, once per process, the attention backend: one line, or more if ranks differ.
 
     Args:
-        lines: of each rank; empty on a CPU.
+        lines: line of each rank; empty on a CPU.
     """
     for line, some in _by_line(lines):
         _log.info(f"attention{some}: {line}")
@@ -72,13 +72,13 @@ def say_attention(lines: tuple[str, ...]) -> None:
 
 @cache
 def warn_of_slow_ranks(are_slow: tuple[bool, ...]) -> None:
-    """Log, once in a process, which ranks compute in bfloat16 on a processor that does not multiply it."""
-    for reason, some in _by_line(tuple("bfloat16 takes long" if slow else "" for slow in are_slow)):
+    """Log, once per process, which ranks compute in bfloat16 on a processor without bfloat16 instructions."""
+    for reason, some in _by_line(tuple("bfloat16 is slow" if slow else "" for slow in are_slow)):
         _log.warning(f"{reason}{some}: the processor has neither AVX-512 BF16 nor AMX; model.dtype=float32 is faster")
 
 
 def _by_line(lines: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Return each line that ranks say, and which of them do if not all."""
+    """Return each distinct line, with its ranks unless they are all ranks."""
     found = []
     for line in dict.fromkeys(filter(None, lines)):
         ranks = [str(rank) for rank, own in enumerate(lines) if own == line]
@@ -96,16 +96,16 @@ def _of_split_stages(
 ) -> list[str]:
     stages = "; ".join(f"stage {stage} on {', '.join(hosts[rank] for rank in ranks)}" for stage, ranks in split.items())
     lines = [
-        f"stages over several nodes ({stages}): each of their all-reduces crosses the network; a smaller parallel.tp, "
-        "with more stages, keeps each stage on a node"
+        f"stages span several nodes ({stages}), so their all-reduces cross the network; a smaller parallel.tp with "
+        "more stages keeps each stage on one node"
     ]
     ranks_a_node = (Counter(places[stage * tp + number].node for number in range(tp)) for stage in split)
     most = max(max(count.values()) for count in ranks_a_node)
     if most > cluster.adapters:
         adapters = f"{cluster.adapters} network adapter{'s' * (cluster.adapters > 1)}"
         lines.append(
-            f"{most} ranks of a stage over several nodes share {adapters} of a node (cluster.network_adapters) in "
-            "each all-reduce"
+            f"{most} ranks of a stage that spans nodes share {adapters} per node (cluster.network_adapters) in each "
+            "all-reduce"
         )
     return lines
 
@@ -121,12 +121,12 @@ def _of_nodes(
     crossed, least = changes([places[rank].node for rank in first])
     by_stage = f"by stage: {', '.join(hosts[rank] for rank in first)}"
     if crossed > least:
-        return [f"stages change nodes {_times(crossed)} where {least} would do ({by_stage}): order the ranks by node"]
+        return [f"stages change nodes {_times(crossed)} where {least} would suffice ({by_stage}): order ranks by node"]
     described, _ = changes([n[0] for n in nodes_of_stages(parallel.pp, parallel.tp, cluster.devices_per_node)])
-    if hardware.device == "cuda" and crossed > described:  # stages on CPUs lie apart for the cores
+    if hardware.device == "cuda" and crossed > described:  # stages on CPUs are spread out for their cores
         return [
             f"stages change nodes {_times(crossed)} ({by_stage}), and {_times(described)} by cluster.devices_per_node="
-            f"{cluster.devices_per_node}: either nodes have fewer devices, or others use them"
+            f"{cluster.devices_per_node}: nodes have fewer devices, or other jobs use them"
         ]
     return []
 
@@ -137,7 +137,7 @@ def _of_racks(places: Mapping[int, Place], parallel: ParallelConfig) -> list[str
     if None in racks or crossed <= least:
         return []
     by_stage = ", ".join(map(str, racks))
-    rest = f"where {least} would do (by stage: {by_stage}): order the ranks by rack"
+    rest = f"where {least} would suffice (by stage: {by_stage}): order ranks by rack"
     return [f"stages change racks {_times(crossed)} {rest}"]
 
 

@@ -1,110 +1,90 @@
-"""What every policy shares: queues, admission, KV blocks, preemption, drafts. A policy is one method, `fill`."""
+"""Base class of policies: waiting and running requests, and the next micro-batch. A policy implements `fill`."""
 
 # Compiled (see runtime/compiled.py).
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import ClassVar
 
 from mypy_extensions import mypyc_attr
 
-from ...conf.policies import Depth, SchedulerConfig
-from ..core.block_pool import NOTHING_CACHED, BlockPool, CachedPrefix
+from ...conf.policies import SchedulerConfig
+from ..core.block_pool import BlockPool
 from ..core.messages import Span
 from ..core.micro_batch import Chunk, MicroBatch
 from ..core.request import Request
 from ..core.run_record import Blocked, MicroBatchRecord
-from .learned.drafts import Drafts
+from .kv_receiver import KvReceiver
+from .learned.speculative_decoding import SpeculativeDecoding
+from .limits import Limits
+from .preemption import Preemption
+from .prefix_caching import PrefixCaching
 from .waiting import make_queue
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Bounds that the plan sets for a policy.
-
-    `batch` is the most requests in a micro-batch (B of the paper), `depth` the micro-batches in flight, `tile` the rows
-    that a matrix product pads to, `stages` the stages of the pipeline. With `looks_ahead` one micro-batch more is in
-    flight: requests go on in it before their newest token is seen.
-    """
-
-    batch: int
-    depth: Depth
-    tile: int = 1
-    stages: int = 1
-    looks_ahead: bool = False
-
-    @property
-    def running(self) -> int:
-        """Most requests that hold KV at once."""
-        return self.batch * self.depth.most
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Scheduler:
-    """Decides what the next micro-batch holds. It is pure Python, deterministic, and reads no clock.
+    """Fills one micro-batch at a time from waiting and running requests. It is deterministic and reads no clock.
 
-    A request waits until it is admitted, which sets the blocks of its prompt aside. It is then taken as chunks until it
-    is prefilled. After that it is ready for a decode each time its token has come back. What `fill` takes is
-    dispatched. Requests are admitted in the order that `config.order` names. They are prefilled in the order of
-    admission, unless that order lets a more urgent one overtake. Decodes go in the order in which they became ready.
+    A request waits until it is admitted, which reserves KV blocks for its prompt. It is then prefilled in chunks. After
+    that it is ready to decode each time its sampled token has come back. Whatever `fill` takes is dispatched.
+    `config.order` sets the admission order. Prompts are prefilled in admission order, unless `config.order` lets a more
+    urgent one overtake. Decodes are taken in the order in which they became ready.
 
-    With `looks_ahead` a request is ready as soon as the micro-batch is dispatched that samples its token, unless that
-    token ends it or changes how the next is sampled. It is in flight then, so it is not preempted.
+    With `looks_ahead` a request is ready as soon as the micro-batch that samples its token is dispatched, unless it
+    reaches its maximum length or its sampling depends on past tokens. It is still in flight, so it is not preempted.
 
-    A request whose prompt another pipeline has prefilled comes with its tokens dispatched. It is `incoming` until
-    `admit_incoming` sets its blocks aside. Its KV is then in flight, until `received` makes it ready for a decode.
+    A request prefilled by another pipeline (disaggregated prefill) arrives with its tokens already dispatched. It waits
+    until `admit_incoming` reserves its blocks. Its KV is then in flight until `received` makes it ready to decode.
     """
 
-    cuts_prompts: ClassVar[bool] = True  # else each prompt enters whole, and blocks are set aside for all of it
+    cuts_prompts: ClassVar[bool] = True  # chunked prefill; else prompts enter whole, with all blocks reserved
 
     def __init__(self, config: SchedulerConfig, limits: Limits, pool: BlockPool) -> None:
-        self.limits = limits
-        self.tile = limits.tile
+        looks_ahead = limits.looks_ahead and not config.drafts  # draft tokens are guessed from the newest token
+        self.limits = replace(limits, looks_ahead=looks_ahead)
         self.pool = pool
-        self.running: dict[int, Request] = {}  # admitted and not finished, by id
-        self.prefilling: list[Request] = []  # of the running, those with prompt tokens to dispatch, first come first
-        self.ready: list[Request] = []  # of the running, those that may decode, first ready first
-        self.dropped: list[int] = []  # ids preempted or finished since the last micro-batch: ranks forget them
-        self.backlog = 0  # prompt tokens to dispatch, of all requests that are waiting or running
-        self.drafts = Drafts(config.drafts, limits.stages) if config.drafts else None
-        self.looks_ahead = limits.looks_ahead and self.drafts is None  # drafts are guessed from the newest token
-        self.notes: list[str] = []  # what the policy chose by itself and why, a line each; the coordinator takes them
         self.waiting = make_queue(config.order, config.max_prefill_share)
-        self.by_priority = config.order == "priority"
-        self.yielding: dict[int, Request] = {}  # of the running, those that are preempted once nothing is in flight
-        self.incoming: deque[Request] = deque()  # not admitted; their KV lies on another pipeline
-        self.num_receiving = 0  # of the running, those whose KV is in flight from another pipeline
-        self._incoming_fit = True
         self.num_waiting = 0  # requests that have not been admitted
+        self.running: dict[int, Request] = {}  # admitted and not finished, by id
+        self.prefilling: list[Request] = []  # running requests with prompt tokens left to dispatch, in admission order
+        self.ready: list[Request] = []  # running requests that may decode, first ready first
+        self.backlog = 0  # prompt tokens left to dispatch, over all waiting and running requests
+        self.speculative_decoding = SpeculativeDecoding(config.drafts, limits.stages) if config.drafts else None
+        self.short_of_kv = False  # whether the last micro-batch left out a request for lack of KV blocks
+        self.dropped: list[int] = []  # ids preempted or finished since the last micro-batch: ranks forget them
+        self.notes: list[str] = []  # automatic choices and their reasons, one line each, for the coordinator
+        self._prefixes = PrefixCaching(pool)
+        self._preemption = Preemption(config.order == "priority")
+        self._receiver = KvReceiver()
         self._turn = 0  # micro-batches filled
-        self.short_of_kv = False
 
     def fill(self, batch: MicroBatch) -> None:
-        """Take what the next micro-batch shall hold. This is the policy; each has its own."""
-        raise NotImplementedError  # abc would not do: compiled subclasses share the cache of its isinstance
+        """Fill the next micro-batch. Each policy implements this method."""
+        raise NotImplementedError  # not abc: compiled subclasses would share its isinstance cache
 
     def prepare(self) -> None:
-        """Take over what has been learned since the last micro-batch, before `fill`."""
+        """Adopt what has been learned since the last micro-batch; called before `fill`."""
 
     def filled(self, batch: MicroBatch) -> None:
-        """Take note of what `fill` has taken."""
+        """Record what `fill` has taken."""
 
     def reserved_tokens(self, request: Request) -> int:
-        """Return the tokens whose KV blocks are set aside at admission."""
+        """Return the number of tokens whose KV blocks are reserved at admission."""
         return request.prefill_target
 
     def draft_room(self, batch: MicroBatch) -> int:
-        """Return how many draft tokens the micro-batch that `fill` has made may take: up to the tile (paper 4.4).
+        """Return how many draft tokens may be added after `fill`: up to the tile (paper 4.4).
 
-        Beside a chunk they use what the tile would pad. Without one they may open another tile.
+        With a chunk they use the rows that the tile would pad. Without one they may open another tile.
         """
-        return -batch.num_tokens % self.tile if batch.chunks else self.tile - batch.num_tokens % self.tile
+        tile = self.limits.tile
+        return -batch.num_tokens % tile if batch.chunks else tile - batch.num_tokens % tile
 
     def predict(self, micro_batch: MicroBatchRecord) -> list[float] | None:
-        """Return the seconds that each stage will take for a micro-batch, None if the policy predicts none."""
+        """Return the predicted seconds per stage for a micro-batch; None if the policy makes no predictions."""
         return None
 
     def observe(self, micro_batch: MicroBatchRecord, spans: Sequence[Span]) -> None:
@@ -115,7 +95,7 @@ class Scheduler:
         """Weights of `Features` that the policy has learned, in seconds, [stages, features]; None if it learns none."""
         return None
 
-    # What the coordinator calls.
+    # Called by the coordinator.
 
     @property
     def depth(self) -> int:
@@ -124,7 +104,7 @@ class Scheduler:
 
     @property
     def slots(self) -> int:
-        """Most requests that hold KV at once: B for each micro-batch in flight."""
+        """Maximum number of requests that hold KV at once: B per micro-batch in flight."""
         return self.limits.batch * self.depth
 
     @property
@@ -136,49 +116,58 @@ class Scheduler:
         """Put a new or preempted request into the queue, or one whose KV comes from another pipeline."""
         self.num_waiting += 1
         if request.num_dispatched:
-            self.incoming.append(request)
+            self._receiver.queue.append(request)
             return
-        if self.pool.cache is not None:
-            request.hash_blocks(request.prefill_target, self.pool.block_size)
+        self._prefixes.hash(request)
         self.waiting.push(request)
         self.backlog += request.remaining_prefill
 
     def next_batch(self) -> MicroBatch | None:
-        """Return the next micro-batch, its tokens counted as dispatched; None if nothing is admissible."""
-        self.short_of_kv = not self._incoming_fit
+        """Return the next micro-batch, with its tokens counted as dispatched; None if nothing can be scheduled."""
+        self.short_of_kv = self._receiver.is_short_of_kv
         batch = MicroBatch()
-        if self.by_priority:
+        if self._preemption.by_priority:
             self.make_room()
         self.prepare()
         self.fill(batch)
         if self.pool.slides and not batch:
             self._fill_stuck(batch)
         self.filled(batch)
-        if self.drafts is not None and batch.decodes and (room := self.draft_room(batch)) > 0:
-            self.drafts.add(batch, room, self.pool, len(self.running))
-        if self.pool.cache is not None:
-            for chunk in batch.chunks:
-                self._cache_blocks(chunk.request, chunk.request.num_dispatched)
+        if self.speculative_decoding is not None and batch.decodes and (room := self.draft_room(batch)) > 0:
+            self.speculative_decoding.add(batch, room, self.pool, len(self.running))
+        self._prefixes.dispatched(batch.chunks)
         if self.pool.slides:
             self._slide(batch)
-        if self.looks_ahead:
+        if self.limits.looks_ahead:
             goes_on = [r for r in batch.sampled if r.num_dispatched + 1 < r.max_len]
             self.ready += [r for r in goes_on if not r.params.depends_on_past]
         self._turn += bool(batch)
         return batch or None
 
-    def _fill_stuck(self, batch: MicroBatch) -> None:
-        """Preempt the newest requests until the others can go on.
+    def make_room(self) -> None:
+        """Preempt less urgent requests if that makes room for the next waiting one (`order=priority`)."""
+        for request in list(self._preemption.yielding.values()):
+            if not request.in_flight:
+                self._preempt(request)
+        urgent = self.waiting.head()
+        if urgent is None:
+            return
+        need = self.pool.need(self.reserved_tokens(urgent), self._prefixes.find(urgent))
+        for request in self._preemption.victims(urgent, need, self.running, self.slots, self.pool):
+            self._preempt(request)
 
-        Shared blocks that a prompt leaves behind its window are not free for what it has ahead. So all may lack some.
+    def _fill_stuck(self, batch: MicroBatch) -> None:
+        """Preempt the newest requests until the others can continue.
+
+        Shared blocks behind a prompt's sliding window are not freed for the tokens ahead. So all may run short.
         """
         running = self.running
         while not batch and self.short_of_kv and len(running) > 1 and not any(r.in_flight for r in running.values()):
-            self._preempt(max(running.values(), key=self._urgency))
+            self._preempt(max(running.values(), key=self._preemption.urgency))
             self.fill(batch)
 
     def _slide(self, batch: MicroBatch) -> None:
-        """Free blocks behind windows, and give prompts the blocks ahead that they are promised instead."""
+        """Free blocks behind sliding windows, and reserve the blocks that prompts need ahead."""
         for chunk in batch.chunks:
             self.pool.slide(chunk.request)
             self.pool.reserve(chunk.request, self.reserved_tokens(chunk.request))
@@ -188,14 +177,14 @@ class Scheduler:
     @property
     def blocked(self) -> Blocked:
         """Why the last `next_batch` returned None."""
-        if self.num_receiving and self.num_receiving == len(self.running):
+        if self._receiver.num_receiving and self._receiver.num_receiving == len(self.running):
             return "kv_transfer"
         if self.short_of_kv:
             return "kv_full"
         return "in_flight" if self.has_work else "no_request"
 
     def completed(self, batch: MicroBatch) -> None:
-        """Count a micro-batch that has left the last stage; `resume` or `finish` follows for its requests."""
+        """Record that a micro-batch has left the last stage; `resume` or `finish` follows for its requests."""
         for chunk in batch.chunks:
             chunk.request.num_completed += chunk.length
             if chunk.request.is_finished and not chunk.request.in_flight:
@@ -206,56 +195,40 @@ class Scheduler:
                 self._leave(request)
 
     def accepted(self, request: Request, count: int) -> None:
-        """Count the `count` draft tokens of a decode that were right: their KV is computed."""
+        """Count a decode's `count` accepted draft tokens: their KV is computed."""
         request.num_dispatched += count
         request.num_completed += count
         if self.pool.slides:
             self.pool.slide(request)
 
     def resume(self, requests: Sequence[Request]) -> None:
-        """Make requests ready for a decode: their sampled tokens are appended, and they go on.
+        """Make requests ready to decode: their sampled tokens have been appended.
 
         With `looks_ahead` most of them have been ready since their micro-batch was dispatched.
         """
-        self.ready += [r for r in requests if r.params.depends_on_past] if self.looks_ahead else requests
+        self.ready += [r for r in requests if r.params.depends_on_past] if self.limits.looks_ahead else requests
 
     def admit_incoming(self) -> list[Request]:
-        """Admit requests whose KV comes from another pipeline, and return them.
-
-        They come first come first served, behind those that were preempted here. Each has a slot and blocks for its
-        tokens, with one block left for each running.
-        """
-        admitted: list[Request] = []
-        self._incoming_fit = True
-        while self.incoming and self.num_waiting == len(self.incoming) and len(self.running) < self.slots:
-            request = self.incoming[0]
-            spare = len(self.running) * self.pool.num_groups
-            if self.pool.blocks_for(request.num_tokens) + spare > self.pool.num_free:
-                self._incoming_fit = False
-                break
-            self.incoming.popleft()
-            self.num_waiting -= 1
-            self.pool.reserve(request, request.num_tokens)
-            self.running[request.id] = request
-            self.num_receiving += 1
-            admitted.append(request)
+        """Admit requests whose KV comes from another pipeline, after those preempted here, and return them."""
+        none_preempted = self.num_waiting == len(self._receiver.queue)
+        admitted = self._receiver.admit(self.running, self.slots if none_preempted else 0, self.pool)
+        self.num_waiting -= len(admitted)
         return admitted
 
     def received(self, request: Request) -> None:
-        """Make a request ready for a decode: the KV of its prompt has come from another pipeline."""
-        request.num_completed = request.num_dispatched
-        self.num_receiving -= 1
+        """Make a request ready to decode: its prompt's KV has arrived from another pipeline."""
+        self._receiver.received(request)
         self.ready.append(request)
 
     def finish(self, request: Request, reason: str) -> None:
-        """End a request in any state. Its blocks are freed once none of its tokens is in flight."""
+        """Finish a request in any state. Its blocks are freed once none of its tokens is in flight."""
         if request.finish_reason is not None:
             return
         request.finish_reason = reason
-        if self.drafts is not None:
-            self.drafts.finished(request)
-        if reason == "error" and self.pool.cache is not None:
-            self.pool.forget(request)
+        if self.speculative_decoding is not None:
+            self.speculative_decoding.finished(request)
+        if reason == "error":
+            self._prefixes.forget(request)
         self.backlog -= request.remaining_prefill
         if request.id not in self.running:
             self.num_waiting -= 1  # its heap entry is skipped when it comes up
@@ -265,16 +238,16 @@ class Scheduler:
             self._leave(request)
 
     def restart(self) -> tuple[int, int]:
-        """Forget what the ranks held, since they hold it no more.
+        """Drop all KV state, since the ranks have lost it.
 
-        Every request that was admitted waits again for a prefill of all its tokens. Nothing is in flight from now on.
+        Every admitted request is requeued for a prefill of all its tokens. Nothing is in flight afterwards.
 
         Returns:
-            The number of unfinished requests among them, and of their tokens that had been computed.
+            The number of requeued requests, and the number of their tokens that had been computed.
         """
         admitted, tokens = list(self.running.values()), 0
         self.running.clear()
-        self.yielding.clear()
+        self._preemption.yielding.clear()
         self.prefilling.clear()
         self.ready.clear()
         self.dropped.clear()
@@ -287,88 +260,34 @@ class Scheduler:
             self._requeue(request)
         return len(unfinished), tokens
 
-    # What policies call.
+    # Called by policies.
 
     def admit(self) -> Request | None:
-        """Admit the next waiting request if it has a slot and its blocks fit, with one for each table of those running.
+        """Admit the next waiting request if a slot is free and its blocks fit; None if not.
 
-        Blocks of the prefix cache that it begins with are shared, and their tokens count as computed, unless the
-        log-probabilities of its prompt are wanted.
+        One spare block must be left per block table of each running request. Blocks of a cached prefix are shared, and
+        their tokens count as computed, unless prompt log-probabilities are requested.
         """
         request = self.waiting.head()
         if request is None or len(self.running) >= self.slots:
             return None
-        pool, cache = self.pool, self.pool.cache
-        need, prefix = self._needs(request)
+        pool, prefix = self.pool, self._prefixes.find(request)
+        need = pool.need(self.reserved_tokens(request), prefix)
         if need + len(self.running) * pool.num_groups > pool.num_free:
             self.short_of_kv = True
             return None
         self.waiting.pop()
         self.num_waiting -= 1
-        if cache is not None:
-            self._begin_with(request, prefix)
+        self.backlog -= self._prefixes.begin(request, prefix)
         pool.reserve(request, self.reserved_tokens(request))
         self.running[request.id] = request
         self.prefilling.append(request)
         return request
 
-    def _needs(self, request: Request) -> tuple[int, CachedPrefix]:
-        """Return the free blocks that an admission takes, and the prefix in the cache that it begins with."""
-        pool, prefix = self.pool, NOTHING_CACHED
-        if pool.cache is not None and request.block_hashes and request.prompt_logprobs is None:
-            # The last token of a prompt is computed in any case, since the next one is sampled from it.
-            prefix = pool.find(request.block_hashes, (request.prefill_target - 1) // pool.block_size)
-        return pool.need(self.reserved_tokens(request), prefix), prefix
-
-    def make_room(self) -> None:
-        """Preempt the least urgent requests, as many as make room for a more urgent one that waits, if they can.
-
-        Those with tokens in flight take part in no further micro-batch, and are preempted once nothing of them is.
-        """
-        for request in list(self.yielding.values()):
-            if request.id in self.running and not request.in_flight:
-                self._preempt(request)
-        head, pool = self.waiting.head(), self.pool
-        if head is None:
-            return
-        need, _ = self._needs(head)
-        leaving = {r.id: r for r in self.running.values() if r.is_finished} | self.yielding
-        running = len(self.running) - len(leaving)
-        free = pool.num_free + sum(pool.num_of(r) for r in leaving.values())
-        others = [r for r in self.running.values() if r.priority > head.priority and r.id not in leaving]
-        others.sort(key=self._urgency)
-        victims: list[Request] = []
-        while running >= self.slots or need + running * pool.num_groups > free:
-            if not others:
-                return  # all of them are not enough
-            victims.append(others.pop())
-            running -= 1
-            free += pool.num_of(victims[-1])
-        for request in victims:
-            if request.in_flight:
-                self._withdraw(request)
-                self.yielding[request.id] = request
-            else:
-                self._preempt(request)
-
-    def _begin_with(self, request: Request, prefix: CachedPrefix) -> None:
-        """Begin a request with blocks of the prefix cache."""
-        cache, hit = self.pool.cache, prefix.num_blocks * self.pool.block_size
-        assert cache is not None
-        if hit:
-            request.num_dispatched = request.num_completed = hit
-            self.pool.take_over(request, prefix)
-            request.num_blocks_hashed = prefix.num_blocks
-            self.backlog -= hit
-        if not request.preemptions and request.record.first_dispatched is None:
-            request.record.cached_tokens = hit
-            cache.queries += request.prompt_len
-            cache.hits += hit
-
     def next_prompt(self) -> Request | None:
-        """Return the prompt whose chunk is next: a partial one, else a new one, which is admitted.
+        """Return the prompt to take the next chunk from: a partly dispatched one, else a newly admitted one.
 
-        Under `order=relative_slack` a new one that is more urgent goes before, if it has a slot and its blocks fit.
+        A waiting prompt that overtakes it in the queue's order goes first, if a slot is free and its blocks fit.
         """
         if not self.prefilling:
             return self.admit()
@@ -378,8 +297,8 @@ class Scheduler:
     def take_chunk(self, batch: MicroBatch, request: Request, length: int) -> None:
         """Dispatch the next `length` tokens of a prefill.
 
-        Nothing is taken of a preempted request: a policy may pick a prompt, then take decodes, which may preempt it for
-        room in the KV cache. Where layers have windows, fewer tokens are taken if blocks lack.
+        Does nothing for a preempted request: a policy may pick a prompt and then take decodes, which may preempt it to
+        free KV cache. With sliding-window layers, fewer tokens are taken if blocks run short.
         """
         if request.id not in self.running:
             return
@@ -398,19 +317,19 @@ class Scheduler:
 
     @property
     def decode_share(self) -> int:
-        """This micro-batch's share of all decodes, ready and in flight, dealt evenly over the depth.
+        """This micro-batch's share of all decodes, ready and in flight, distributed evenly over the depth.
 
-        The remainder is dealt round robin.
+        The remainder is distributed round robin.
         """
-        num_decodes = len(self.running) - len(self.prefilling) - self.num_receiving - len(self.yielding)
-        each, rest = divmod(num_decodes, depth := self.depth)
+        others = len(self.prefilling) + self._receiver.num_receiving + len(self._preemption.yielding)
+        each, rest = divmod(len(self.running) - others, depth := self.depth)
         return each + (self._turn % depth < rest)
 
     def take_decodes(self, batch: MicroBatch, most: int) -> None:
-        """Dispatch up to `most` ready decodes, first those that have been ready the longest."""
+        """Dispatch up to `most` ready decodes, longest-ready first."""
         ready, pool = self.ready, self.pool
         queue = ready if most >= len(ready) else ready[: max(0, most)]
-        if len(queue) * pool.num_groups > pool.num_free:  # one may preempt another, or has to be passed over
+        if len(queue) * pool.num_groups > pool.num_free:  # one may preempt another, or be skipped
             for request in ready.copy():
                 if len(batch.decodes) < most and request.num_dispatched and self._grow(request):  # else preempted
                     self.take_decode(batch, request)
@@ -434,66 +353,51 @@ class Scheduler:
 
     def take_decode(self, batch: MicroBatch, request: Request) -> None:
         """Dispatch the decode of a ready request; its blocks have room for the token."""
-        self._unready(request)
+        self.ready.remove(request)
         request.num_dispatched += 1
         batch.decodes.append(request)
 
     def _grow(self, request: Request) -> bool:
-        """Make room in the cache for one more token, if need be by preempting newer requests. True if it fits."""
+        """Make room in the KV cache for one more token, preempting less urgent requests. Return whether it fits."""
         while not self.pool.extend(request, request.num_dispatched + 1):
-            victim = max((r for r in self.running.values() if not r.in_flight), key=self._urgency, default=request)
-            if self._urgency(victim) <= self._urgency(request):
+            victim = self._preemption.victim(request, self.running)
+            if victim is None:
                 self.short_of_kv = True
                 return False
             self._preempt(victim)
         return True
 
-    def _urgency(self, request: Request) -> tuple[int, int]:
-        """Return what is greatest of the request that is preempted first: the newest, of the highest priority."""
-        return request.priority if self.by_priority else 0, request.id
-
     def _preempt(self, request: Request) -> None:
-        """Free the cache of a request, which keeps its tokens and waits again for a prefill of all of them."""
+        """Preempt a request: free its KV cache, and requeue it for a prefill of all its tokens (recompute).
+
+        With tokens in flight it is scheduled no further, and preempted once they are back.
+        """
         self._withdraw(request)
+        if request.in_flight:
+            self._preemption.yielding[request.id] = request
+            return
         self._leave(request)
         request.preemptions += 1
         self._requeue(request)
 
     def _requeue(self, request: Request) -> None:
-        """Put a request that holds no cache any more back into the queue, for a prefill of all its tokens."""
+        """Requeue a request whose KV cache has been freed, for a prefill of all its tokens."""
         self.backlog -= request.remaining_prefill
         request.num_dispatched = request.num_completed = request.num_blocks_sent = request.num_blocks_hashed = 0
         request.prefill_target = request.num_tokens
         self.add(request)
 
     def _withdraw(self, request: Request) -> None:
-        """Take a running request out of `prefilling` and `ready`, so that no further micro-batch holds it."""
-        if request.remaining_prefill and request.id not in self.yielding:
+        """Take a running request out of `prefilling` and `ready`, so that it is scheduled no further."""
+        if request.remaining_prefill and request.id not in self._preemption.yielding:
             self.prefilling.remove(request)
-        self._unready(request)
-
-    def _unready(self, request: Request) -> None:
-        """Take a request out of `ready`, if it is there."""
-        for place, other in enumerate(self.ready):
-            if other is request:
-                del self.ready[place]
-                return
+        if request in self.ready:
+            self.ready.remove(request)
 
     def _leave(self, request: Request) -> None:
         del self.running[request.id]
-        self.yielding.pop(request.id, None)
-        if self.pool.cache is not None:
-            if request.finish_reason != "error":
-                request.hash_blocks(request.num_completed, self.pool.block_size)
-                self._cache_blocks(request, request.num_completed)
-            request.num_blocks_hashed = 0
+        self._preemption.yielding.pop(request.id, None)
+        self._prefixes.leave(request)
         self.pool.release(self.pool.take_back(request))
         if request.num_blocks_sent:
             self.dropped.append(request.id)
-
-    def _cache_blocks(self, request: Request, num_tokens: int) -> None:
-        """Offer the full blocks of a request's first `num_tokens` tokens, which are dispatched, to the prefix cache."""
-        stop = min(num_tokens // self.pool.block_size, len(request.block_hashes))
-        if stop > request.num_blocks_hashed:
-            self.pool.store(request, stop)
-            request.num_blocks_hashed = stop

@@ -1,10 +1,11 @@
-"""What policies share that cut prompts into chunks of C tokens: C is given, or picked as the run goes."""
+"""Base class of chunked-prefill policies: the chunk size C is configured, or picked during the run."""
 
 # Compiled (see runtime/compiled.py).
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from mypy_extensions import mypyc_attr
 
@@ -15,50 +16,50 @@ from ..core.micro_batch import MicroBatch
 from ..core.queue_snapshot import QueueSnapshot
 from ..core.request import Request
 from ..core.run_record import MicroBatchRecord
-from .base import Limits, Scheduler
+from .base import Scheduler
 from .learned.chunk_picker import ChunkPicker
+from .limits import Limits
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ChunkedScheduler(Scheduler):
-    """A policy with a chunk size, `chunk`. With `chunk=auto` the spans of the run show what saturates a stage."""
+    """A policy with a chunk size, `chunk`; with `chunk=auto` it is learned from the run's spans (`ChunkPicker`)."""
 
     def __init__(self, config: SarathiConfig | EqualTimeConfig, limits: Limits, pool: BlockPool) -> None:
-        super().__init__(config, limits, pool)
-        self.tile = config.tile or limits.tile
-        self.picker = ChunkPicker(config.chunk, self.tile, limits.stages)
+        super().__init__(config, replace(limits, tile=config.tile or limits.tile), pool)
+        self.picker = ChunkPicker(config.chunk, self.limits.tile, limits.stages)
         self.chunk = self.picker.chunk
 
     def prepare(self) -> None:
-        """Pick the chunk."""
+        """Pick the chunk size."""
         if note := self.picker.update(self._turn, self.queue_snapshot):
             self.notes.append(note)
         self.chunk = self.picker.chunk
 
     def filled(self, batch: MicroBatch) -> None:
-        """Tell the picker what has been taken."""
+        """Report the filled micro-batch to the picker."""
         self.picker.filled(batch)
 
     def draft_room(self, batch: MicroBatch) -> int:
-        """Return the tokens up to the tile, and beside a chunk up to `chunk` tokens in all."""
+        """Return the draft tokens that fit up to the tile, and with a prompt chunk up to `chunk` tokens in total."""
         room = super().draft_room(batch)
         return min(room, self.chunk - batch.num_tokens) if batch.chunks else room
 
     def observe(self, micro_batch: MicroBatchRecord, spans: Sequence[Span]) -> None:
-        """Learn which chunk to pick."""
+        """Learn which chunk size to pick."""
         self.picker.observe(micro_batch, spans)
 
     def finish(self, request: Request, reason: str) -> None:
-        """End a request; the picker learns how long it was."""
+        """Finish a request; the picker records its lengths."""
         self.picker.finished(request)
         super().finish(request, reason)
 
     def queue_snapshot(self) -> QueueSnapshot:
-        """Return the numbers of the queues as they are now."""
+        """Return the current queue statistics."""
         running, pool = len(self.running), self.pool
         free_slots = self.slots - running
         admissible = 1.0 * free_slots
-        if running:  # as many as the free blocks hold, at the mean size of the running requests
+        if running:  # as many as fit into the free blocks, at the mean size of the running requests
             admissible = min(free_slots, max(0, pool.num_free - running) * running / pool.num_used)
         return QueueSnapshot(
             depth=self.depth,

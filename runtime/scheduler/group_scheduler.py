@@ -1,4 +1,4 @@
-"""What request-level policies share: requests enter in groups, and a group stays together until all are done."""
+"""Base class of request-level policies: requests enter in groups that stay together until all are done."""
 
 # Compiled (see runtime/compiled.py).
 
@@ -13,16 +13,17 @@ from ...conf.policies import SchedulerConfig
 from ..core.block_pool import BlockPool
 from ..core.micro_batch import MicroBatch
 from ..core.request import Request
-from .base import Limits, Scheduler
+from .base import Scheduler
+from .limits import Limits
 
 _NONE: frozenset[int] = frozenset()
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class GroupScheduler(Scheduler):
-    """A group prefills its prompts whole in one micro-batch, then decodes in one micro-batch an iteration.
+    """A group prefills its prompts whole in one micro-batch, then decodes in one micro-batch per iteration.
 
-    Groups take turns. Blocks for the longest output of a request are set aside, so that nothing is preempted.
+    Groups take turns. Blocks for each request's maximum length are reserved, so that nothing is preempted.
     """
 
     cuts_prompts: ClassVar[bool] = False
@@ -36,23 +37,23 @@ class GroupScheduler(Scheduler):
         raise NotImplementedError
 
     def reserved_tokens(self, request: Request) -> int:
-        """Return the most tokens that the request can have: no request of a group is preempted."""
+        """Return the request's maximum length, so that no request of a group is preempted."""
         return request.max_len
 
     def make_room(self) -> None:
         """Preempt nothing: a group stays together."""
 
     def restart(self) -> tuple[int, int]:
-        """Forget what the ranks held and all groups: their requests are admitted anew."""
+        """Drop all groups and KV state; their requests are admitted again."""
         self.groups.clear()
         return super().restart()
 
     def fill(self, batch: MicroBatch) -> None:
-        """Take the prompts or the decodes of the next group that waits for nothing in flight."""
+        """Take the prompts or the decodes of the next group that does not wait for tokens in flight."""
         live = ([r for r in group if not r.is_finished] for group in self.groups)
         self.groups = deque(group for group in live if group)
         self.enter()
-        ready = {r.id for r in self.ready} if self.looks_ahead else _NONE
+        ready = {r.id for r in self.ready} if self.limits.looks_ahead else _NONE
         for _ in range(len(self.groups)):
             group = self.groups[0]
             self.groups.rotate(-1)
@@ -69,9 +70,9 @@ class GroupScheduler(Scheduler):
                 self.take_decode(batch, request)
 
     def admit_group(self, most: int, most_blocks: int) -> list[Request]:
-        """Admit up to `most` waiting requests, which own up to `most_blocks` KV blocks, and return them.
+        """Admit up to `most` waiting requests that reserve up to `most_blocks` KV blocks in total, and return them.
 
-        A request that needs more blocks than that is a group of its own.
+        A request that needs more blocks forms a group of its own.
         """
         group: list[Request] = []
         blocks = 0

@@ -1,4 +1,4 @@
-"""The queues of waiting requests: which is next, and whether it goes before a prompt that is partly dispatched."""
+"""Waiting queues: which request is next, and whether it overtakes a partly dispatched prompt."""
 
 # Compiled (see runtime/compiled.py).
 
@@ -11,42 +11,42 @@ from collections.abc import Iterator, Sequence
 
 from ..core.request import Request
 
-_MOST_USERS = 10_000  # whose virtual times are kept, idle ones included
+_MOST_USERS = 10_000  # maximum number of users whose virtual times are kept, idle ones included
 
 
 class WaitingQueue(ABC):
-    """Waiting requests, and what their order says of prompts that are partly dispatched: by itself, nothing."""
+    """Base class of waiting queues. By default, partly dispatched prompts keep their order."""
 
     @abstractmethod
     def __iter__(self) -> Iterator[Request]:
-        """Iterate over the requests that have not been finished meanwhile, in no order."""
+        """Iterate over the unfinished requests, in no particular order."""
 
     @abstractmethod
     def push(self, request: Request) -> None:
-        """Add a request: one that has come, or that was preempted and waits again."""
+        """Add a new or preempted request."""
 
     @abstractmethod
     def head(self) -> Request | None:
-        """Return the request that is next."""
+        """Return the next request, None if there is none."""
 
     @abstractmethod
     def pop(self) -> None:
         """Remove the request that `head` returned."""
 
     def dispatched(self, request: Request, tokens: int) -> None:  # noqa: B027  (most need not know)
-        """Take note that a chunk of `tokens` tokens of an admitted request has been dispatched."""
+        """Record that a chunk of `tokens` tokens of an admitted request has been dispatched."""
 
     def first_of(self, prompts: Sequence[Request]) -> Request:
-        """Return which of `prompts`, partly dispatched and in the order of their admission, goes on."""
+        """Return which of `prompts` (partly dispatched, in admission order) continues."""
         return prompts[0]
 
     def overtakes(self, prompt: Request) -> bool:
-        """Return whether the request that is next goes before `prompt`, which is partly dispatched."""
+        """Return whether the next request overtakes `prompt`, which is partly dispatched."""
         return False
 
 
 class FirstComeFirstServed(WaitingQueue):
-    """Waiting requests in the order of their arrival; in subclasses by a key, and of equal ones by arrival."""
+    """Waiting requests in arrival order; subclasses order by a key, and by arrival among equal keys."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Request]] = []  # by key, then by id
@@ -55,13 +55,13 @@ class FirstComeFirstServed(WaitingQueue):
         return iter([entry[2] for entry in self._heap if not entry[2].is_finished])
 
     def push(self, request: Request) -> None:
-        """Add a request by its key; one that was preempted keeps the key that it had."""
+        """Add a request by its key; a preempted request keeps its key."""
         if request.order_key is None:
             request.order_key = self.key(request)
         heapq.heappush(self._heap, (request.order_key, request.id, request))
 
     def head(self) -> Request | None:
-        """Return the request that is next, and drop those before it that have ended meanwhile."""
+        """Return the next request, dropping finished ones before it."""
         heap = self._heap
         while heap and heap[0][2].is_finished:
             heapq.heappop(heap)
@@ -72,7 +72,7 @@ class FirstComeFirstServed(WaitingQueue):
         heapq.heappop(self._heap)
 
     def key(self, request: Request) -> float:
-        """Return the key of a request that has come, of which the smallest is next. It is called once for each."""
+        """Return a request's key; the smallest is next. Called once per request."""
         return 0.0
 
 
@@ -85,7 +85,7 @@ class ShortestPrompt(FirstComeFirstServed):
 
 
 class EarliestDeadline(FirstComeFirstServed):
-    """The earliest deadline first; requests without one come after those that have one."""
+    """The earliest deadline first; requests without a deadline come last."""
 
     def key(self, request: Request) -> float:
         """Return the deadline, in seconds; infinity without one."""
@@ -93,14 +93,14 @@ class EarliestDeadline(FirstComeFirstServed):
 
 
 class LowestPriority(FirstComeFirstServed):
-    """The lowest priority first, also before prompts of a higher one that are partly dispatched."""
+    """The lowest `priority` value first; it also overtakes partly dispatched prompts with a higher value."""
 
     def key(self, request: Request) -> float:
         """Return the priority."""
         return float(request.priority)
 
     def first_of(self, prompts: Sequence[Request]) -> Request:
-        """Return the first of `prompts` of the lowest priority."""
+        """Return the first of `prompts` with the lowest priority."""
         best = prompts[0]
         for prompt in prompts:
             if prompt.priority < best.priority:
@@ -108,7 +108,7 @@ class LowestPriority(FirstComeFirstServed):
         return best
 
     def overtakes(self, prompt: Request) -> bool:
-        """Return whether the request that is next has a lower priority than `prompt`."""
+        """Return whether the next request has a lower priority than `prompt`."""
         head = self.head()
         return head is not None and head.priority < prompt.priority
 
@@ -116,8 +116,8 @@ class LowestPriority(FirstComeFirstServed):
 class FairShare(FirstComeFirstServed):
     """Start-time fair queueing over users: the user who has had the fewest tokens is next.
 
-    In virtual time a request starts when its user's last one ended, but not before now. It lasts as long as it has
-    tokens (prompt plus longest output). A user who was idle has saved nothing up.
+    In virtual time a request starts when its user's previous one ends, but not before the current virtual time. Its
+    duration is its token count (prompt plus maximum output). Idle users accumulate no credit.
     """
 
     def __init__(self) -> None:
@@ -126,13 +126,13 @@ class FairShare(FirstComeFirstServed):
         self._ends: dict[str, float] = {}  # by user
 
     def key(self, request: Request) -> float:
-        """Return the virtual time at which the request starts, after those of its user."""
+        """Return the request's virtual start time, after its user's earlier requests."""
         start = max(self._now, self._ends.get(request.user, 0.0))
         self._ends[request.user] = start + request.max_len
         return start
 
     def pop(self) -> None:
-        """Remove the request that `head` returned; move virtual time on to its start, and forget users behind it."""
+        """Remove the request that `head` returned; advance virtual time to its start, and forget users behind it."""
         start, _, _ = heapq.heappop(self._heap)
         self._now = max(self._now, start)
         if len(self._ends) > _MOST_USERS:
@@ -142,17 +142,17 @@ class FairShare(FirstComeFirstServed):
 class RelativeSlack(WaitingQueue):
     """Requests by slack relative to length, after Medha's LARS: the most urgent is next, dispatched in part or not.
 
-    If each prompt has time for its first token in proportion to its length, what is left of that time, over the
-    length, is least where the wait so far over the length is greatest. Time is the number of prompt tokens dispatched
-    since the request arrived, so a prompt of 1,000 tokens that has waited for 2,000 is as urgent as one of 100,000 that
-    has waited for 200,000. A short prompt goes before a long one soon after it comes, and no stream of short ones holds
-    up a long one for more than the same multiple of its length.
+    If TTFT targets are proportional to prompt length, the relative slack is smallest for the prompt with the largest
+    ratio of waiting time to length. Time is the number of prompt tokens dispatched since the request arrived, so a
+    prompt of 1,000 tokens that has waited for 2,000 is as urgent as one of 100,000 that has waited for 200,000. A short
+    prompt overtakes a long one soon after it arrives, and a stream of short prompts delays a long one by at most the
+    same multiple of its length.
 
-    Requests of alike length, up to a factor of two, lie in one heap by arrival. The heads of the heaps are compared.
+    Requests of similar length (within a factor of two) share a heap, by arrival. The heads of the heaps are compared.
     """
 
     def __init__(self) -> None:
-        self._lanes: dict[int, list[tuple[float, int, Request]]] = {}  # heaps by the bits of the length
+        self._lanes: dict[int, list[tuple[float, int, Request]]] = {}  # heaps by bit length of the prompt length
         self._served = 0  # prompt tokens dispatched so far
         self._head: Request | None = None
 
@@ -160,14 +160,14 @@ class RelativeSlack(WaitingQueue):
         return iter([entry[2] for lane in self._lanes.values() for entry in lane if not entry[2].is_finished])
 
     def push(self, request: Request) -> None:
-        """Add a request to those of a like length; one that was preempted keeps the time at which it came."""
+        """Add a request to the heap of its length; a preempted request keeps its arrival time."""
         if request.order_key is None:
             request.order_key = float(self._served)
         lane = self._lanes.setdefault(request.prompt_len.bit_length(), [])
         heapq.heappush(lane, (request.order_key, request.id, request))
 
     def head(self) -> Request | None:
-        """Return the most urgent of the oldest requests of each length."""
+        """Return the most urgent among the oldest requests of each heap."""
         found: list[Request] = []
         for lane in self._lanes.values():
             while lane and lane[0][2].is_finished:
@@ -184,7 +184,7 @@ class RelativeSlack(WaitingQueue):
         self._head = None
 
     def dispatched(self, request: Request, tokens: int) -> None:
-        """Move time on: it is counted in the prompt tokens that have been dispatched."""
+        """Advance time, which is counted in dispatched prompt tokens."""
         self._served += tokens
 
     def first_of(self, prompts: Sequence[Request]) -> Request:
@@ -192,12 +192,12 @@ class RelativeSlack(WaitingQueue):
         return self._most_urgent(prompts)
 
     def overtakes(self, prompt: Request) -> bool:
-        """Return whether the request that is next is more urgent than `prompt`."""
+        """Return whether the next request is more urgent than `prompt`."""
         head = self.head()
         return head is not None and self._urgency(head) > self._urgency(prompt)
 
     def _urgency(self, request: Request) -> float:
-        """Return the wait so far, in prompt tokens dispatched meanwhile, over the length."""
+        """Return the waiting time, in dispatched prompt tokens, divided by the prompt length."""
         assert request.order_key is not None
         return (self._served - request.order_key) / request.prompt_len
 
@@ -211,29 +211,30 @@ class RelativeSlack(WaitingQueue):
 
 
 class CappedQueue(WaitingQueue):
-    """A queue around another, in which no prompt takes more than a share of the chunks while another one waits.
+    """Wraps a queue to cap one prompt's share of the prefill tokens while another prompt waits.
 
-    A prompt that has taken more than `share` of the prompt tokens dispatched since its admission lets others go before:
-    those partly dispatched that have had less, else the next waiting one. So about 1 / `share` prompts take turns.
+    A prompt that has taken more than `share` of the prompt tokens dispatched since its first chunk lets others go
+    first: partly dispatched prompts within their share, else the next waiting one. So about 1 / `share` prompts take
+    turns.
     """
 
     def __init__(self, inner: WaitingQueue, share: float) -> None:
         self._inner = inner
         self._share = share
         self._served = 0  # prompt tokens dispatched so far
-        self._begun: dict[int, int] = {}  # by request that is partly dispatched: `_served` at its admission
+        self._begun: dict[int, int] = {}  # by partly dispatched request: `_served` before its first chunk
         self._taken: dict[int, int] = {}  # its own tokens since then
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self._inner)
 
     def push(self, request: Request) -> None:
-        """Add a request to the inner queue. What it took before it was preempted is forgotten."""
+        """Add a request to the inner queue, with its share reset."""
         self._inner.push(request)
         self._forget(request.id)  # it was preempted
 
     def head(self) -> Request | None:
-        """Return the request that is next in the inner queue."""
+        """Return the next request of the inner queue."""
         return self._inner.head()
 
     def pop(self) -> None:
@@ -241,7 +242,7 @@ class CappedQueue(WaitingQueue):
         self._inner.pop()
 
     def dispatched(self, request: Request, tokens: int) -> None:
-        """Count what the prompt has taken of the chunks since it began."""
+        """Count the prompt tokens that the request has taken since its first chunk."""
         self._inner.dispatched(request, tokens)
         self._begun.setdefault(request.id, self._served)
         self._served += tokens
@@ -250,7 +251,7 @@ class CappedQueue(WaitingQueue):
             self._forget(request.id)
 
     def first_of(self, prompts: Sequence[Request]) -> Request:
-        """Return the inner queue's choice of the prompts within their share, or of all where none is."""
+        """Return the inner queue's choice among the prompts within their share, or among all if none is."""
         if len(self._begun) > len(prompts):  # some were aborted
             begun = {prompt.id for prompt in prompts}
             for gone in [number for number in self._begun if number not in begun]:
@@ -259,11 +260,11 @@ class CappedQueue(WaitingQueue):
         return self._inner.first_of(within or sorted(prompts, key=self._share_of))
 
     def overtakes(self, prompt: Request) -> bool:
-        """Return whether the inner queue says so, or `prompt` has taken more than its share while one waits."""
+        """Return whether the inner queue lets a request overtake, or `prompt` is over its share while one waits."""
         return self._inner.overtakes(prompt) or (self._is_over(prompt) and self.head() is not None)
 
     def _share_of(self, prompt: Request) -> float:
-        """Return the prompt's share of the tokens dispatched since its first chunk."""
+        """Return the prompt's share of the prompt tokens dispatched since its first chunk."""
         since = self._served - self._begun.get(prompt.id, self._served)
         return self._taken[prompt.id] / since if since else 0.0
 
@@ -286,6 +287,6 @@ ORDERS: dict[str, type[WaitingQueue]] = {
 
 
 def make_queue(order: str, max_prefill_share: float = 1.0) -> WaitingQueue:
-    """Make the queue of an order (`scheduler.order`), with a bound on what one prompt takes if it is below 1."""
+    """Make the queue for an order (`scheduler.order`), capped by `max_prefill_share` if that is below 1."""
     queue = ORDERS[order]()
     return CappedQueue(queue, max_prefill_share) if max_prefill_share < 1.0 else queue

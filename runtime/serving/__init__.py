@@ -1,1 +1,1 @@
-"""The engine of a server: a process of its own, and the messages between it and the HTTP front."""
+"""The server's engine process, and the messages between it and the HTTP front end."""

@@ -1,6 +1,6 @@
-"""The engine of a server: drives the coordinator with the requests that the HTTP front sends.
+"""The server's engine process: drives the coordinator with requests from the HTTP front end.
 
-It is a process of its own, so that HTTP, JSON and detokenizing never hold the coordinator's interpreter lock.
+It is a separate process, so that HTTP, JSON and detokenization never hold the coordinator's GIL.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ import selectors
 import signal
 import socket
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
-
-import numpy as np
 
 from ...conf.build import build
 from ...conf.errors import ConfigError
@@ -29,64 +27,60 @@ from ..engine.coordinator import TokenEvent
 from ..engine.engine_core import EngineCore
 from ..engine.plan import Plan, make_plan
 from ..engine.start import start_pipeline
-from ..ledger.running_ledger import RunningLedger
-from ..ledger.running_stragglers import RunningStragglers
 from ..pipeline.protocol import LivePipeline, PipelineError
-from .live_spans import live_spans
 from .messages import (
-    TOKEN_BOUNDS,
     Abort,
     Failed,
     FromEngine,
     Record,
-    Recorded,
     Recovery,
     Shutdown,
-    Slow,
     Snapshot,
     Started,
     Starting,
     Submit,
     Tokens,
     Watch,
-    Watched,
     encoder,
     to_engine,
 )
-from .recording import Recording
+from .observer import Observer
 
 _SNAPSHOT_S = 0.25
 _LONGEST_WAIT_S = 1.0
 
 
 class ServingEngine:
-    """Takes requests from `connection`, and sends what becomes of them.
+    """Receives requests from `connection`, and sends back their tokens.
 
-    A request with a number that was aborted, or has ended, gets no further token.
+    Aborted or finished requests get no further tokens.
     """
 
-    def __init__(self, config: EngineConfig, plan: Plan, pipeline: LivePipeline, connection: FrameSocket) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        plan: Plan,
+        pipeline: LivePipeline,
+        connection: FrameSocket,
+        observer: Observer | None = None,
+    ) -> None:
         self._connection = connection
         self._readable = selectors.DefaultSelector()
         self._readable.register(connection.socket, selectors.EVENT_READ)
         self._core = EngineCore(config, {config.scheduler: plan}, pipeline)
         self._coordinator = self._core.coordinator
-        self._ledger = RunningLedger(plan.limits.depth.most)
-        self._stragglers = RunningStragglers()
+        self._observer = observer or Observer()
         self._unfinished: dict[int, Request] = {}
-        self._held: set[int] = set()  # numbers of requests whose structured outputs compile
-        self._ready: list[Request] = []  # of those, whose structured outputs the ranks have now
-        self._compiled: OrderedDict[StructuredOutputs, None] = OrderedDict()  # that the ranks have, the newest last
+        self._held: set[int] = set()  # numbers of requests whose structured outputs are being compiled
+        self._ready: list[Request] = []  # requests whose structured outputs have been compiled
+        self._compiled: OrderedDict[StructuredOutputs, None] = OrderedDict()  # as in the ranks' LRU cache, newest last
         self._is_closing = False
-        self._watched: Recording | None = None  # while somebody looks
-        self._recording: Recording | None = None
-        self._tokens = self._preemptions = 0
-        self._by_tokens = np.zeros(len(TOKEN_BOUNDS) + 1, np.int64)
+        self._preemptions = 0
         self._snapshot_at = 0.0
-        self._known_faults = (0, False)  # how many, and whether the newest is under repair, as the front knows it
+        self._known_faults = (0, False)  # as last sent: their count, and whether the newest is under repair
 
     def run(self) -> None:
-        """Serve until the front asks for the end, or is gone.
+        """Serve until the front end requests shutdown or disconnects.
 
         Raises:
             PipelineError: the pipeline failed.
@@ -105,11 +99,11 @@ class ServingEngine:
             self._snapshot()
 
     def _receive(self) -> None:
-        """Take what the front has sent, without waiting for it, and requests that were held."""
+        """Admit held requests that are ready, and process pending messages from the front end, without blocking."""
         while self._ready:
             request = self._ready.pop(0)
             self._use(request.params.structured_outputs)
-            if request.id in self._held:  # else it was aborted
+            if request.id in self._held:  # otherwise it was aborted
                 self._held.remove(request.id)
                 self._admit(request, self._coordinator.clock.now())
         while self._readable.select(0):
@@ -124,10 +118,10 @@ class ServingEngine:
                     self._add(message)
                 elif isinstance(message, Abort):
                     self._abort(message.numbers)
-                elif isinstance(message, Watch):
-                    self._watched = self._begin_recording() if message.is_on else None
-                elif isinstance(message, Record):
-                    self._record(message.is_on)
+                elif isinstance(message, Watch | Record):
+                    unfinished = [request.record for request in self._unfinished.values()]
+                    for told in self._observer.ask(message, self._coordinator, unfinished):
+                        self._send(told)
                 else:
                     assert isinstance(message, Shutdown)
                     self._is_closing = True
@@ -153,7 +147,7 @@ class ServingEngine:
             self._core.pipeline.compile(wanted, partial(self._ready.append, request))
 
     def _use(self, wanted: StructuredOutputs | None) -> None:
-        """Take note that the ranks have compiled structured outputs and use them now. They keep as many as this."""
+        """Mark compiled structured outputs as just used. This mirrors the LRU cache of the ranks."""
         if wanted is not None:
             self._compiled[wanted] = None
             self._compiled.move_to_end(wanted)
@@ -162,9 +156,7 @@ class ServingEngine:
 
     def _admit(self, request: Request, ready: float | None = None) -> None:
         self._unfinished[request.id] = request
-        for recording in (self._recording, self._watched):
-            if recording is not None:
-                recording.add(request.record)
+        self._observer.admit(request.record)
         self._coordinator.add(request, ready)
 
     def _abort(self, numbers: list[int]) -> None:
@@ -175,18 +167,6 @@ class ServingEngine:
                 self._coordinator.abort(request)
                 self._preemptions += request.preemptions
                 del self._unfinished[number]
-
-    def _record(self, is_on: bool) -> None:
-        """Begin to record, or end the window with the micro-batches that are dispatched already."""
-        if is_on:
-            self._recording = self._begin_recording()
-            self._send(Recorded(self._recording.first_part(), False))
-        elif self._recording is not None:
-            self._recording.stop(self._coordinator.next_micro_batch, self._coordinator.clock.now())
-
-    def _begin_recording(self) -> Recording:
-        coordinator, unfinished = self._coordinator, [request.record for request in self._unfinished.values()]
-        return Recording(coordinator.record, coordinator.next_micro_batch, unfinished, coordinator.clock.now())
 
     def _send_tokens(self, events: list[TokenEvent]) -> None:
         numbers: list[int] = []
@@ -216,7 +196,7 @@ class ServingEngine:
         self._send(Tokens(numbers, tokens, reasons, logprobs, dispatched, cached, events[0].time, prompts))
 
     def _snapshot(self, always: bool = False) -> None:
-        """Send the state, once in a while, `always`, or when a fault came or went; forget what the ledger counted."""
+        """Send observations and the state: periodically, after a new or repaired fault, or `always`."""
         now, faults = self._coordinator.clock.now(), self._coordinator.record.faults
         known = (len(faults), self._coordinator.is_recovering)
         if not always and now < self._snapshot_at and known == self._known_faults:
@@ -225,47 +205,22 @@ class ServingEngine:
         self._snapshot_at = now + _SNAPSHOT_S
         record, scheduler = self._coordinator.record, self._coordinator.scheduler
         record.requests = [request for request in record.requests if request.finished is None]
-        if (counted := self._ledger.count(record)) is not None:
-            ledger, first = counted
-            self._stragglers.add(ledger, first, self._ledger.idle)
-            tokens = ledger.micro_batches.tokens[first:]
-            self._tokens += int(tokens.sum())
-            self._by_tokens += np.bincount(np.searchsorted(TOKEN_BOUNDS, tokens), minlength=len(self._by_tokens))
-            new = record.micro_batches[first : len(ledger.micro_batches.tokens)]
-            if self._watched is not None:
-                self._send(live_spans(ledger, first))
-                for part in self._watched.take(new):
-                    self._send(Watched(part))
-            if self._recording is not None:
-                for part in self._recording.take(new):
-                    self._send(Recorded(part, False))
-        if self._recording is not None and self._recording.is_complete(self._coordinator.has_work):
-            self._send(Recorded(self._recording.last_part(), True))
-            self._recording = None
-        self._ledger.drop(record)
+        for message in self._observer.take(self._coordinator):
+            self._send(message)
         cache = scheduler.pool.cache
-        self._send(
-            Snapshot(
-                time=now,
-                running=len(scheduler.running),
-                waiting=scheduler.num_waiting + len(self._held),
-                kv_blocks_used=scheduler.pool.num_used,
-                tokens=self._tokens,
-                by_tokens=self._by_tokens.tolist(),
-                is_short_of_kv=scheduler.short_of_kv,
-                preemptions=self._preemptions,
-                prefix_queries=cache.queries if cache else 0,
-                prefix_hits=cache.hits if cache else 0,
-                busy=self._ledger.busy.tolist(),
-                idle=self._ledger.idle.tolist(),
-                ends=self._ledger.ends.tolist(),
-                is_idle=not self._coordinator.has_work,
-                recovery=Recovery.of(faults),
-                slow=[Slow(each.stage, each.start, each.slowdown, each.waited) for each in self._stragglers.current],
-                slow_seconds=self._stragglers.slow_seconds.tolist(),
-                compute=self._ledger.compute.shares(),
-            )
+        snapshot = Snapshot(
+            time=now,
+            running=len(scheduler.running),
+            waiting=scheduler.num_waiting + len(self._held),
+            kv_blocks_used=scheduler.pool.num_used,
+            is_short_of_kv=scheduler.short_of_kv,
+            preemptions=self._preemptions,
+            prefix_queries=cache.queries if cache else 0,
+            prefix_hits=cache.hits if cache else 0,
+            is_idle=not self._coordinator.has_work,
+            recovery=Recovery.of(faults),
         )
+        self._send(self._observer.completed(snapshot))
 
     def _send(self, message: FromEngine) -> None:
         try:
@@ -274,18 +229,24 @@ class ServingEngine:
             self._is_closing = True
 
 
-def run_engine(mapping: dict[str, Any], sock: socket.socket, environment: Mapping[str, str]) -> None:
-    """Start a pipeline and serve it over `sock`: the whole of the engine's process.
+def run_engine(
+    mapping: dict[str, Any],
+    sock: socket.socket,
+    environment: Mapping[str, str],
+    observe: Callable[[int], Observer] | None = None,
+) -> None:
+    """Start a pipeline and serve it over `sock`: the main function of the engine process.
 
     Args:
-        mapping: the plain form of a `ServeConfig` that has been checked. A plan does not travel, since compiled classes
-            cannot be pickled.
-        sock: to the front.
-        environment: variables to set first, such as the GPUs that this engine may see.
+        mapping: the plain form of a checked `ServeConfig`. The plan is made again here, since compiled classes cannot
+            be pickled.
+        sock: connected to the front end.
+        environment: variables to set first, such as the GPUs visible to this engine.
+        observe: makes the observer, given the pipeline depth; None: the run is not observed.
     """
     os.environ.update(environment)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the front decides, and tells us by its connection
+        signal.signal(number, signal.SIG_IGN)  # the front end decides, and signals it through the connection
     connection = FrameSocket(sock)
 
     def send(message: FromEngine) -> None:
@@ -295,12 +256,13 @@ def run_engine(mapping: dict[str, Any], sock: socket.socket, environment: Mappin
     pipeline = None
     try:
         config = build(ServeConfig, mapping)
-        plan = make_plan(config, quiet=True)  # the front has logged it
+        plan = make_plan(config, quiet=True)  # the front end has logged it
         send(Starting(f"imports are done; ranks start by {config.parallel.started_by}"))
         pipeline = start_pipeline(config, plan, None, lambda text: send(Starting(text)))
         pipeline.wake_on(sock.fileno())
         send(Started(pipeline.where, pipeline.num_stages, pipeline.num_blocks))
-        ServingEngine(config, plan, pipeline, connection).run()
+        observer = None if observe is None else observe(plan.limits.depth.most)
+        ServingEngine(config, plan, pipeline, connection, observer).run()
     except (PipelineError, ConfigError) as error:
         send(Failed(str(error), isinstance(error, ConfigError)))
     except BaseException as error:

@@ -1,10 +1,10 @@
-"""The journal of a server: a file of the requests that it has accepted and of their tokens.
+"""The server's journal: a file of its accepted requests and their tokens.
 
-Each record has a head, the length of its payload and the payload's CRC-32 in 4 bytes each, and a payload of msgpack.
-The file only grows, until it is compacted: what is still of use is written to a new file that takes its place.
+Each record has a header (the payload's length and its CRC-32, 4 bytes each) and a msgpack payload. The file is
+append-only until it is compacted: live records are written to a new file, which replaces it.
 
-A record reaches the operating system before its token reaches a client, so a journal survives its server, but not its
-machine: nothing waits for the disk.
+A record reaches the operating system before its token reaches a client. The journal therefore survives a crash of the
+server, but not of the machine: there is no fsync.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LARGE = 64 << 20  # bytes
 
 
 class Opened(msgspec.Struct, frozen=True, array_like=True, tag="gapless journal"):
-    """The first record: what the outputs depend on, and the number of the next request."""
+    """The first record: what outputs depend on, and the next request number."""
 
     version: int
     model: str
@@ -39,15 +39,14 @@ class Opened(msgspec.Struct, frozen=True, array_like=True, tag="gapless journal"
     next_number: int
 
     def is_alike(self, other: Opened) -> bool:
-        """Return whether outputs that were begun under one of them can go on under the other."""
+        """Return whether outputs started under one can be continued under the other."""
         return (self.version, self.fingerprint) == (other.version, other.fingerprint)
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
     """A request of the API.
 
-    It has its id, the mark of its key, its path, its body as it came, when it came (in seconds since 1970), and the
-    numbers of its outputs.
+    `owner` identifies its API key. `body` is as received, `created` in Unix seconds. `numbers`: one per output.
     """
 
     id: str
@@ -59,7 +58,7 @@ class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
 
 
 class Progress(msgspec.Struct, array_like=True, tag="progress"):
-    """What an output has got so far. `reason` is why the engine ended it, None where it did not."""
+    """The progress of an output. `reason`: the engine's finish reason; None if it has not ended."""
 
     number: int
     tokens: list[int] = []
@@ -70,7 +69,7 @@ class Progress(msgspec.Struct, array_like=True, tag="progress"):
 
 
 class Settled(msgspec.Struct, frozen=True, array_like=True, tag="settled"):
-    """Nobody waits for the answer to these outputs any more."""
+    """The client has received these outputs, or no longer wants them."""
 
     numbers: list[int]
 
@@ -83,29 +82,29 @@ _decoder = msgspec.msgpack.Decoder(Record)
 
 @dataclass(slots=True)
 class Saved:
-    """A request of the journal that is not settled, and what its outputs have got, by their numbers."""
+    """An unsettled request of the journal, and the progress of its outputs, by number."""
 
     accepted: Accepted
     outputs: dict[int, Progress] = field(default_factory=dict)
 
 
 class Journal:
-    """A journal that is open for writing. No other server can open it.
+    """A journal open for writing, locked against other servers.
 
     Attributes:
         path: of the file.
-        saved: the requests that were unsettled when it was opened, by the numbers of their first outputs.
-        next_number: above the numbers of all requests that it has named.
-        cut_bytes: bytes at its end that were no whole record, and are cut off.
+        saved: requests that were unsettled when it was opened, ordered by their first output's number.
+        next_number: greater than all request numbers in the journal.
+        cut_bytes: bytes of an incomplete record at the end, which were truncated.
         size: bytes of the file.
 
     Args:
         model: the model's name.
-        fingerprint: of all that outputs depend on.
+        fingerprint: of everything that outputs depend on.
 
     Raises:
-        ConfigError: the file cannot be written, is no journal, another server has it, or it holds requests of another
-            model.
+        ConfigError: the file cannot be written, is not a journal, is in use by another server, or has requests of
+            another model.
     """
 
     def __init__(self, path: Path, model: str, fingerprint: str) -> None:
@@ -122,11 +121,11 @@ class Journal:
         records = list(_records(data))
         first = records[0][1] if records else None
         if data and not isinstance(first, Opened):
-            raise ConfigError(f"{KEY}={self.path}: it is no journal; give another file")
+            raise ConfigError(f"{KEY}={self.path}: is not a journal; choose another file")
         self.size = records[-1][0] if records else 0
         self.cut_bytes = len(data) - self.size
         self.next_number = first.next_number if isinstance(first, Opened) else 0
-        found: dict[int, Saved] = {}  # by the number of each output
+        found: dict[int, Saved] = {}  # by output number
         for _, record in records:
             if isinstance(record, Accepted):
                 found |= dict.fromkeys(record.numbers, Saved(record))
@@ -142,39 +141,39 @@ class Journal:
         self._opened = Opened(_VERSION, model, fingerprint, self.next_number)
         if isinstance(first, Opened) and self.saved and not first.is_alike(self._opened):
             raise ConfigError(
-                f"{KEY}={self.path}: it holds {len(self.saved)} unfinished requests of {first.model}, whose model or "
-                "seed is not that of this server; start it with theirs, or give another file"
+                f"{KEY}={self.path}: has {len(self.saved)} unfinished requests of {first.model}, with another model "
+                "or seed than this server; start the server with theirs, or choose another file"
             )
         self._compact_at = _LARGE
 
     @property
     def is_large(self) -> bool:
-        """Whether it is time to compact it."""
+        """Whether the journal should be compacted."""
         return self.size >= self._compact_at
 
     def write(self, record: Record) -> None:
         """Append a record.
 
         Raises:
-            OSError: the file cannot take it; it holds what it held before.
+            OSError: the write failed; the file is unchanged.
         """
         if isinstance(record, Accepted):
             self.next_number = max(self.next_number, record.numbers[-1] + 1)
         self.write_encoded(_encoder.encode(record))
 
     def write_encoded(self, payload: bytes) -> None:
-        """Append a record that is encoded already.
+        """Append an encoded record.
 
         Raises:
-            OSError: as of `write`.
+            OSError: as in `write`.
         """
         self.size += _append(self._fd, payload, self.size)
 
     def compact(self, records: Iterable[Record]) -> None:
-        """Put a file of these records in the place of the one that there is.
+        """Replace the file by one with these records.
 
         Raises:
-            OSError: it cannot be written; the journal is as it was.
+            OSError: the write failed; the journal is unchanged.
         """
         path = self.path.with_name(self.path.name + ".new")
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -193,12 +192,12 @@ class Journal:
         self._compact_at = max(_LARGE, 2 * size)
 
     def close(self) -> None:
-        """Close the file, which another server may open from now on."""
+        """Close the file and release its lock."""
         os.close(self._fd)
 
 
 def _open_alone(path: Path) -> int:
-    """Open a file that no other server has open as its journal."""
+    """Open and lock a journal file, unless another server has locked it."""
     try:
         while True:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
@@ -206,22 +205,22 @@ def _open_alone(path: Path) -> int:
                 if not stat.S_ISREG(os.fstat(fd).st_mode):
                     raise ConfigError(f"{KEY}={path}: must be a regular file")
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.path.samestat(os.fstat(fd), os.stat(path)):  # else it was compacted meanwhile
+                if os.path.samestat(os.fstat(fd), os.stat(path)):  # otherwise it was compacted meanwhile
                     return fd
             except BaseException:
                 os.close(fd)
                 raise
             os.close(fd)
     except BlockingIOError:
-        raise ConfigError(f"{KEY}={path}: another server writes it; give each its own") from None
+        raise ConfigError(f"{KEY}={path}: in use by another server; give each its own") from None
     except (OSError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{KEY}={path}: {reason(error)}; give a file that can be written") from None
+        raise ConfigError(f"{KEY}={path}: {reason(error)}; choose a writable file") from None
 
 
 def _append(fd: int, payload: bytes, at: int) -> int:
-    """Write a record at the end of a file of `at` bytes; return the record's bytes."""
+    """Write a record at the end of a file of `at` bytes; return the record's size."""
     record = _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
     try:
         written = os.pwrite(fd, record, at)
@@ -234,7 +233,7 @@ def _append(fd: int, payload: bytes, at: int) -> int:
 
 
 def payloads(data: memoryview) -> Iterator[memoryview]:
-    """Yield the payloads of the records at the beginning of a journal that are whole."""
+    """Yield the payloads of a journal up to the first incomplete or corrupt record."""
     at = 0
     while len(data) - at >= _HEAD.size:
         length, checksum = _HEAD.unpack_from(data, at)
@@ -246,7 +245,7 @@ def payloads(data: memoryview) -> Iterator[memoryview]:
 
 
 def _records(data: memoryview) -> Iterator[tuple[int, Record]]:
-    """Yield the records of a journal that are whole, each with the place of its end."""
+    """Yield (end offset, record) up to the first incomplete or corrupt record."""
     at = 0
     for payload in payloads(data):
         at += _HEAD.size + len(payload)
@@ -257,7 +256,7 @@ def _records(data: memoryview) -> Iterator[tuple[int, Record]]:
 
 
 def _add(found: dict[int, Saved], message: Tokens) -> None:
-    """Add what a message of the engine says to the outputs that it is about."""
+    """Add a message from the engine to the progress of its outputs."""
     for place, (number, token) in enumerate(zip(message.numbers, message.tokens, strict=True)):
         if (saved := found.get(number)) is None:
             continue

@@ -1,4 +1,4 @@
-"""Messages between the HTTP front and the engine's process, as msgpack."""
+"""Messages between the HTTP front end and the engine process, as msgpack."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from collections.abc import Sequence
 import msgspec
 
 from ...conf.sampling import SamplingParams
+from ..core.compute_share import ComputeShare
 from ..core.messages import TokenLogprobs
 from ..core.run_record import FaultReason, FaultRecord
-from ..ledger.causes import Cause
-from ..ledger.compute_shares import ComputeShare
 
 _NEWEST_FAULTS = 8
 TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -20,9 +19,8 @@ TOKEN_BOUNDS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
     """A request.
 
-    Numbers rise from one to the next. `arrival` and `deadline`, of the first token, are in seconds on the clock that
-    all processes of a node share. `output` are tokens that an engine before this one has sampled for it. A lower
-    `priority` is more urgent.
+    Numbers increase. `arrival` and `deadline` (of the first token) are in seconds on the clock that all processes of a
+    node share. `output`: tokens already sampled by an earlier engine. A lower `priority` is more urgent.
     """
 
     number: int
@@ -37,35 +35,35 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
-    """Ends requests now: nobody waits for them any more, or their text has come to a stop string."""
+    """Aborts or finishes requests immediately, on client disconnect or a stop string."""
 
     numbers: list[int]
 
 
 class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="shutdown"):
-    """Ends the engine and its ranks at once."""
+    """Shuts down the engine and its ranks immediately."""
 
 
 class Watch(msgspec.Struct, frozen=True, array_like=True, tag="watch"):
-    """Whether the front wants `LiveSpans`: somebody looks at the live page."""
+    """Turns `LiveSpans` on or off. They are needed while somebody views the live page."""
 
     is_on: bool
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, tag="record"):
-    """Begins to record a window of the run, or ends it."""
+    """Starts or stops recording a window of the run."""
 
     is_on: bool
 
 
 class Starting(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
-    """What the start is doing."""
+    """Startup progress."""
 
     text: str
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
-    """The pipeline can take requests. `where`: node, process and device of each rank."""
+    """The pipeline is ready for requests. `where`: node, process and device of each rank."""
 
     where: list[str]
     num_stages: int
@@ -73,12 +71,12 @@ class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
 
 
 class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):
-    """What a step of the coordinator came to, by column: the token of a request, -1 for an end without one.
+    """The results of a coordinator step, by column: one token per request, -1 for an end without a token.
 
-    `reasons` and `logprobs` are by place in `numbers`. So are, with a request's first token, `dispatched`: when its
-    first chunk went to the ranks, `cached`: the prompt tokens that were found in the prefix cache, if any, and
-    `prompt_logprobs`: those of its prompt from the second token on. `time` is when the last stage's result came. Times
-    are in seconds.
+    The dicts are keyed by index in `numbers`. `reasons` are finish reasons. Sent with a request's first token:
+    `dispatched`, when its first chunk was sent to the ranks; `cached`, its prompt tokens found in the prefix cache, if
+    any; `prompt_logprobs`, from the prompt's second token on. `time` is when the last stage's result arrived. Times are
+    in seconds.
     """
 
     numbers: list[int]
@@ -92,10 +90,10 @@ class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):
 
 
 class Recovery(msgspec.Struct, frozen=True, array_like=True):
-    """The faults of a pipeline so far: how many are over, by reason, and their seconds, by part.
+    """The faults of a pipeline so far: repaired faults by reason, and their seconds by repair phase.
 
-    `fault` is the one that is under repair, in words, and `since` its last sign of progress in seconds, None without
-    such a fault. `newest` are the last few.
+    `fault` describes the fault under repair, and `since` is the last sign of progress before it, in seconds; None
+    without such a fault. `newest` are the last few faults.
     """
 
     epoch: int = 0
@@ -123,10 +121,10 @@ class Recovery(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Slow(msgspec.Struct, frozen=True, array_like=True):
-    """A stage that is slow now.
+    """A stage that is currently slow.
 
-    It says since when (in seconds), how many times longer than usual its micro-batches take, and for how many seconds
-    the other stages have waited for that.
+    `since` is in seconds. `slowdown`: how many times longer than usual its micro-batches take. `waited`: seconds that
+    the other stages have waited because of it.
     """
 
     stage: int
@@ -138,58 +136,49 @@ class Slow(msgspec.Struct, frozen=True, array_like=True):
 class Snapshot(msgspec.Struct, frozen=True, array_like=True, tag="snapshot"):
     """The state of the engine, sent several times a second while it changes.
 
-    `busy` and `idle` are seconds by stage since the first request came, `idle` by stage and then in the order of
-    `CAUSES`. They end at `ends`, when each stage had computed its last micro-batch that is counted. `is_idle`: no
-    request is there, and nothing in flight. `by_tokens` counts micro-batches by their tokens: up to each of
-    `TOKEN_BOUNDS`, and above the last. `prefix_queries` are prompt tokens of the requests that have been admitted,
-    `prefix_hits` those that were found in the prefix cache. `is_short_of_kv`: waiting requests wait for blocks, else
-    for a slot. `slow_seconds` says by stage for how long it has been slow, all in all. `compute` is that of all
-    micro-batches that are counted.
+    `is_idle`: there are no requests, and nothing is in flight. `prefix_queries` are prompt tokens of admitted requests,
+    `prefix_hits` those found in the prefix cache. `is_short_of_kv`: waiting requests wait for blocks, else for a slot.
+
+    An observer adds the rest, over completed micro-batches. `tokens` is their total, `by_tokens` a histogram of their
+    sizes with upper bounds `TOKEN_BOUNDS` and an overflow bucket. `busy` and `idle` are seconds per stage since the
+    first request arrived; `idle` is also split by `CAUSES`, in order. They extend to `ends`, when each stage finished
+    its last counted micro-batch. `slow_seconds`: total seconds that each stage was slow. `compute`: utilization over
+    these micro-batches.
     """
 
     time: float
     running: int
     waiting: int
     kv_blocks_used: int
-    tokens: int
-    by_tokens: list[int]
     is_short_of_kv: bool
     preemptions: int
     prefix_queries: int
     prefix_hits: int
-    busy: list[float]
-    idle: list[list[float]]
-    ends: list[float]
     is_idle: bool
     recovery: Recovery = Recovery()
+    tokens: int = 0
+    by_tokens: list[int] = []
+    busy: list[float] = []
+    idle: list[list[float]] = []
+    ends: list[float] = []
     slow: list[Slow] = []
     slow_seconds: list[float] = []
     compute: list[ComputeShare] = []
 
     @property
     def is_recovering(self) -> bool:
-        """Whether the pipeline has failed and does not stand again."""
+        """Whether the pipeline has failed and is not restored yet."""
         return self.recovery.since is not None
-
-    def idle_at(self, now: float) -> list[list[float]]:
-        """Return `idle` with the waits that the ledger will count once they end: for a repair, or for a request."""
-        rows = [list(row) for row in self.idle]
-        since = self.recovery.since
-        if since is not None or self.is_idle:
-            cause = Cause.STARVED_NO_REQUEST if since is None else Cause.RECOVERY
-            for row, end in zip(rows, self.ends, strict=True):
-                row[cause.code] += max(0.0, now - (end if since is None else max(end, since)))
-        return rows
 
 
 class LiveSpans(msgspec.Struct, frozen=True, array_like=True, tag="spans"):
-    """What the stages did since the last of these, for the live page.
+    """The stages' activity since the last `LiveSpans`, for the live page.
 
-    Times are in units of 10 µs from `origin`, in seconds.
+    Times are in units of 10 µs from `origin`, which is in seconds.
 
-    `prefill` and `decodes` are tokens by micro-batch, `begin` and `end` of its computation by stage and micro-batch.
-    `idle_start`, `idle_end` and `cause`, an index into `CAUSES`, are by stage, an entry an idle interval. The
-    `left_out` micro-batches before the first are too many to be sent.
+    `prefill` and `decodes` are tokens per micro-batch, `begin` and `end` of its computation by stage and micro-batch.
+    `idle_start`, `idle_end` and `cause` (an index into `CAUSES`) are by stage, one entry per idle interval. `left_out`
+    micro-batches before `first` were omitted because there were too many to send.
     """
 
     origin: float
@@ -205,20 +194,20 @@ class LiveSpans(msgspec.Struct, frozen=True, array_like=True, tag="spans"):
 
 
 class Recorded(msgspec.Struct, frozen=True, array_like=True, tag="recorded"):
-    """A part of a window, encoded by `runtime/serving/recording.py`."""
+    """A part of a recorded window, as encoded by the observer."""
 
     part: bytes
     is_last: bool
 
 
 class Watched(msgspec.Struct, frozen=True, array_like=True, tag="watched"):
-    """A part of a window that goes on for as long as somebody looks, encoded as `Recorded`."""
+    """A part of an unbounded window, sent while somebody watches, encoded as `Recorded`."""
 
     part: bytes
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
-    """The engine cannot go on. `is_config`: the user can mend it."""
+    """Fatal engine error. `is_config`: caused by the user's configuration."""
 
     error: str
     is_config: bool = False

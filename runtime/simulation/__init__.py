@@ -1,1 +1,1 @@
-"""Pipelines on a virtual clock, alone or as replicas behind a router."""
+"""Simulation: the cost model, workloads, the simulated pipeline, profiling and tuning."""

@@ -16,7 +16,7 @@ def test_a_client_that_is_here_goes_through_its_driver(tmp_path: Path) -> None:
     with server_of(openai, tmp_path) as url:
         for case in ("loop", "stream", "schema"):
             assert drive(openai, case, url, programs) == "yes"
-        assert drive(openai, "overflow", url, programs) == "says so, ends with 1"
+        assert drive(openai, "overflow", url, programs) == "reports it, exits with 1"
     assert drive(openai, "loop", url, programs).startswith("no (1): ")  # the server is gone
 
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from benchmarks import fit_costs
+from benchmarks.support import fitting
 from benchmarks.support import measurements as m
+from benchmarks.support.least_squares import Array
+from benchmarks.support.operator_tables import OperatorTables
 from gapless.conf.build import load_hardware
 from gapless.conf.costs import AttentionKernels, CostsConfig
-from gapless.runtime.profiling import fitting
-from gapless.runtime.profiling.least_squares import Array
-from gapless.runtime.profiling.measurements import OperatorTables
 
 KERNELS: tuple[AttentionKernels, ...] = ("flashinfer", "flash_attention")
 
@@ -54,7 +54,7 @@ def synthetic(true: CostsConfig) -> OperatorTables:
 
 def test_arrays_and_numbers_give_the_same_times() -> None:
     """The fit computes over arrays what a simulation computes one by one."""
-    from gapless.runtime.cost.gemm import Gemm, Products
+    from gapless.runtime.simulation.cost.gemm import Gemm, Products
 
     gemm = Gemm(costs().gemm, costs().multiprocessors, m.ELEMENT)
     for product in synthetic(costs()).products:
@@ -179,5 +179,5 @@ def test_the_command_checks_a_hardware(
     assert run(monkeypatch, str(folder), "--check", "hardware=cpu") == 2
     assert "hardware=cpu: has no constants" in capsys.readouterr().err
     (tmp_path / "empty").mkdir()
-    assert run(monkeypatch, str(tmp_path / "empty")) == 0
-    assert "no measurements there" in capsys.readouterr().out
+    assert run(monkeypatch, str(tmp_path / "empty")) == 2
+    assert "contains no table" in capsys.readouterr().err

@@ -42,5 +42,5 @@ def test_a_fault_is_planted_in_a_copy_that_is_what_runs(tmp_path: Path) -> None:
     assert tree.source_of(fault.file) == (tree.root / fault.file).resolve()
     assert fault.old not in [line.strip() for line in (tree.root / fault.file).read_text().split("\n")]
     assert fault.old in [line.strip() for line in (ROOT / fault.file).read_text().split("\n")]
-    with pytest.raises(ValueError, match=r"must hold .* once, not 0 times"):
+    with pytest.raises(ValueError, match=r"must contain .* once, not 0 times"):
         tree.plant(fault)

@@ -37,13 +37,13 @@ from gapless.conf.policies import POLICY_CONFIGS, EqualTimeConfig, SarathiConfig
 from gapless.conf.schema import ParallelConfig, SimulateConfig
 from gapless.conf.workloads import FixedConfig
 from gapless.models.tokenizer import load_tokenizer
+from gapless.runtime.analysis.ledger.ledger import Ledger
 from gapless.runtime.core.run_record import RunRecord
 from gapless.runtime.engine.plan import make_plan
-from gapless.runtime.ledger.ledger import Ledger
-from gapless.runtime.simulation.make_costs import make_costs
-from gapless.runtime.simulation.replicas import make_replicas, run_fleet
-from gapless.runtime.simulation.setting import make_setting
-from gapless.runtime.workload import make_workload
+from gapless.runtime.simulation.pipeline.make_costs import make_costs
+from gapless.runtime.simulation.pipeline.replicas import make_replicas, run_fleet
+from gapless.runtime.simulation.pipeline.setting import make_setting
+from gapless.runtime.simulation.workload import make_workload
 from tests.support.tiers import examples
 
 

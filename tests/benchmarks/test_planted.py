@@ -7,10 +7,9 @@ from collections import Counter
 import pytest
 
 from benchmarks import planted
-from benchmarks.planted import judged, traced, values_with
+from benchmarks.planted import judged, values_with
 from benchmarks.support.plants import ROOTS, SIZES, Plant, healthy, plants
 from benchmarks.support.simulated import configure
-from benchmarks.support.slow_traces import SLOW_STAGES
 
 SHARES = {"small": (0.07, 0.16), "medium": (0.18, 0.45), "large": (0.5, 1.0)}
 QUICK = ("large chunk", "long prompt", "split")
@@ -41,13 +40,3 @@ def test_the_judge_finds_the_undoing_change_best(monkeypatch: pytest.MonkeyPatch
     assert row["best"] == plant.undo
     assert row["best_saves_share"] == pytest.approx(row["truth_share"])
     assert (row["right"], row["within"], row["best_change"]) == (True, True, True), row
-
-
-def test_the_pipeline_that_is_played_takes_as_long_as_its_slow_stage() -> None:
-    slow = SLOW_STAGES["pair, 2.5"]
-    traces, seconds = slow.play()
-    busy = [float((each.computes[:, 1] - each.computes[:, 0]).sum()) for each in traces]
-    assert busy[1] == pytest.approx(2.5 * busy[0])
-    assert busy[1] < seconds < 1.1 * busy[1]
-    row = traced("pair, 2.5", slow)
-    assert (row["right"], row["within"]) == (True, True), row

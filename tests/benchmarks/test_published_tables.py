@@ -1,4 +1,4 @@
-"""`gapless profile import FOLDER` finds the constants that made the tables, and simulations take them."""
+"""Published operator tables are read, and a fit to them finds the constants that made them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
+import yaml
 
-from gapless.conf.build import load_hardware
-from gapless.conf.costs import CostsConfig
-from gapless.conf.errors import ConfigError
-from gapless.conf.schema import SimulateConfig
-from gapless.launch.cli import main
-from gapless.launch.compose import compose_one
-from gapless.runtime.engine.plan import make_plan
-from gapless.runtime.profiling import fitting
-from gapless.runtime.profiling.measurements import (
+from benchmarks import fit_costs
+from benchmarks.support import fitting
+from benchmarks.support.operator_tables import (
     ChunkKernel,
     DecodeKernel,
     ExpertLayer,
@@ -25,8 +20,10 @@ from gapless.runtime.profiling.measurements import (
     Message,
     OperatorTables,
 )
-from gapless.runtime.profiling.published import read_published
-from gapless.runtime.simulation.make_costs import make_operators
+from benchmarks.support.published import read_published
+from gapless.conf.build import build, load_hardware
+from gapless.conf.costs import CostsConfig
+from gapless.conf.errors import ConfigError
 
 KERNELS = "flash_attention3"
 
@@ -151,7 +148,7 @@ def test_a_copy_with_fewer_columns_is_read_by_its_device(tmp_path: Path) -> None
     ids=["pointer", "column", "number"],
 )
 def test_what_is_wrong_with_a_table_is_said(tmp_path: Path, text: str, wrong: str) -> None:
-    with pytest.raises(ConfigError, match="no table there"):
+    with pytest.raises(ConfigError, match="contains no table"):
         read_published(tmp_path, KERNELS)
     (tmp_path / "gemm_perf.txt").write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match=wrong):
@@ -167,31 +164,22 @@ def test_every_third_size_is_held_out(tables: Path) -> None:
     assert OperatorTables().are_any is False
 
 
-def test_an_import_finds_what_made_the_tables_and_simulations_take_it(
-    tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_fit_to_tables_finds_what_made_them(
+    tables: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(fitting, "STARTS", 1)
-    assert main(["profile", "import", str(tables), "hardware=h200"]) == 0
-    printed = capsys.readouterr().out
-    assert "held out" in printed
-    assert "tables lack pointwise" in printed
-    keys = ("model=qwen3-8b", "hardware=h200", "parallel.tp=8", "parallel.pp=1", "simulation.profile=profiles/h200")
-    config = compose_one(keys, SimulateConfig, "simulate")
-    plan = make_plan(config)
-    source, true = make_operators(config, config.hardware, plan), true_costs()
-    with_true = dataclasses.replace(config.hardware, costs=true)
-    config = dataclasses.replace(config, simulation=dataclasses.replace(config.simulation, profile=None))
-    expected = make_operators(config, with_true, plan)
-    for rows in (1, 64, 2048):
-        assert source.linear("ffn_ln1", rows) == pytest.approx(expected.linear("ffn_ln1", rows), rel=0.05)
-        assert source.all_reduce(rows) == pytest.approx(expected.all_reduce(rows), rel=0.05)
-    assert source.decode_attention(8, 16384) == pytest.approx(expected.decode_attention(8, 16384), rel=0.05)
-    other = compose_one((*keys[:1], "hardware=h100", *keys[2:]), SimulateConfig, "simulate")
-    with pytest.raises(ConfigError, match="constants of hardware=h200, not h100"):
-        make_operators(other, other.hardware, plan)
-
-
-def test_hardware_without_constants_is_refused(tables: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["profile", "import", str(tables), "hardware=cpu"]) == 2
-    assert "has no constants that a fit starts from" in capsys.readouterr().err
+    monkeypatch.setattr("sys.argv", ["fit_costs", str(tables), "--base", "h200", "--quick"])
+    assert fit_costs.main() == 0
+    block = capsys.readouterr().out.partition("costs:")[2].partition("\n\n")[0]
+    found, true = build(CostsConfig, yaml.safe_load("costs:" + block)["costs"], "costs"), true_costs()
+    sizes = [MatrixProduct("", 0, "", 1, rows, 4096, 8192, 0.0) for rows in (1, 64, 2048)]
+    decodes = [DecodeKernel(32, 8, 128, 8, 2048, 0.0)]
+    assert found.graph_all_reduce is not None
+    assert true.graph_all_reduce is not None
+    messages = [Message(8, 1 << power, 0.0) for power in (10, 20, 26)]
+    for predicted, expected in (
+        [fitting.products_seconds(each.gemm, sizes, true.multiprocessors) for each in (found, true)],
+        [fitting.messages_seconds(each, messages) for each in (found.graph_all_reduce, true.graph_all_reduce)],
+        [fitting.decodes_seconds(each.attention.of(KERNELS), decodes, true.multiprocessors) for each in (found, true)],
+    ):
+        assert predicted == pytest.approx(expected, rel=0.05)

@@ -24,7 +24,7 @@ def test_servers_are_simulated_as_their_clients_loaded_them(tmp_path: Path) -> N
     assert [each.fitted for each in (own, full, varied, repeated)] == [True, False, True, False]
     assert [each.counts_first_tokens for each in (own, full, varied, repeated)] == [True, False, True, False]
     config = configure(own.keys)
-    assert (config.engine, config.scheduler.budget) == ("vllm", 1024 + 1500 + 512)  # type: ignore[union-attr]
+    assert (config.engine, config.scheduler.max_batched_tokens) == ("vllm", 1024 + 1500 + 512)  # type: ignore[union-attr]
     assert configure(varied.keys).workload.range_ratio == 0.111  # type: ignore[union-attr]
     assert configure(repeated.keys).workload.distinct_prompts == 100
     ((_, error),) = real_pipelines.run([varied])

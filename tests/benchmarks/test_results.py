@@ -57,7 +57,7 @@ def test_the_json_holds_what_the_page_prints(name: str) -> None:
     printed = re.findall(r"(\d[\d,]*\.\d+)( s|%)?", text)
     assert len(printed) >= 16
     for number, unit in printed:
-        if name in ("chunk", "long_prompts") and not unit:  # quotients of two times
+        if name == "long_prompts" and not unit:  # quotients of two times
             continue
         value, scale = float(number.replace(",", "")), 100 if unit == "%" else 1
         half = 0.501 * 10 ** -len(number.partition(".")[2])

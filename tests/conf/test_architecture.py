@@ -10,7 +10,7 @@ import pytest
 from gapless.conf.architecture import Architecture, LayerKind
 from gapless.conf.build import build, to_mapping
 from gapless.conf.errors import ConfigError
-from gapless.runtime.cost.profile_folder import shape_of
+from gapless.runtime.simulation.cost.profile_folder import shape_of
 
 PLAIN = Architecture(
     vocab_size=64, hidden_size=32, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=8, ffn_size=48, max_position=64
@@ -31,7 +31,7 @@ def test_a_kind_of_layers_has_its_fields_or_those_of_all() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"layers": (LayerKind(),) * 2}, "layers=2: must be empty or one for each of num_layers=3"),
+        ({"layers": (LayerKind(),) * 2}, "layers=2: must be empty or one per layer (num_layers=3)"),
         ({"rotary_dim": 3}, "rotary_dim=3: must be null or an even number up to head_dim=8"),
         ({"rotary_dim": 10}, "rotary_dim=10: must be"),
         ({"attention_scale": 0.0}, "attention_scale=0.0: must be null or above 0"),

@@ -155,8 +155,8 @@ def test_policy_is_picked_by_its_name(name: str) -> None:
         (
             SchedulerConfig,
             "scheduler",
-            {"name": "sarathi", "budget": 1},
-            "scheduler.budget: unknown key of policy sarathi; token_budget has it",
+            {"name": "sarathi", "max_batched_tokens": 1},
+            "scheduler.max_batched_tokens: unknown key of policy sarathi; token_budget has it",
         ),
         (
             SchedulerConfig,
@@ -184,7 +184,7 @@ def test_policy_is_picked_by_its_name(name: str) -> None:
             {"name": "fixed", "input_len": None},
             "workload=fixed: give two of input_len, output_len and pd_ratio, and null for the third",
         ),
-        (WorkloadConfig, "workload", {"name": "trace"}, "workload.path='': must be the file of the trace"),
+        (WorkloadConfig, "workload", {"name": "trace"}, "workload.path='': must be the trace file"),
         (
             WorkloadConfig,
             "workload",
@@ -263,7 +263,7 @@ def test_policy_is_picked_by_its_name(name: str) -> None:
             ParallelConfig,
             "parallel",
             {"pp": 2, "launcher": "ray", "layers": [1]},
-            "parallel.layers=[1]: must be 2 counts of 1 or more, one a stage",
+            "parallel.layers=[1]: must be 2 counts of 1 or more, one per stage",
         ),
         (SamplingParams, "sampling", {"ignore_eos": "yes"}, "sampling.ignore_eos='yes': must be true or false"),
         (SamplingParams, "sampling", {"stop": [1]}, "sampling.stop=[1]: must be a list of strings"),
@@ -277,7 +277,7 @@ def test_policy_is_picked_by_its_name(name: str) -> None:
             SamplingParams,
             "sampling",
             {"seed": 1 << 63},
-            f"sampling.seed={1 << 63}: must be null or an integer of 64 bits",
+            f"sampling.seed={1 << 63}: must be null or a 64-bit integer",
         ),
         (EngineConfig, "", {"model": {"weights": "shipped"}, "seed": -1}, "seed=-1: must be 0 to 4294967295"),
         (
@@ -371,7 +371,7 @@ def test_policies_are_built_each_by_its_name() -> None:
 def test_each_key_of_a_family_is_listed_once() -> None:
     keys = [key for key, _ in dotted_keys(BenchConfig)]
     assert len(keys) == len(set(keys))
-    assert {"scheduler.chunk", "scheduler.budget", "workload.theta", "slo.ttft_ms", "policies"} < set(keys)
+    assert {"scheduler.chunk", "scheduler.max_batched_tokens", "workload.theta", "slo.ttft_ms", "policies"} < set(keys)
     assert not [key for key, _ in dotted_keys(GenerateConfig) if key.startswith("workload")]
 
 
@@ -502,7 +502,7 @@ def test_locate_makes_folders_absolute(tmp_path: Any, monkeypatch: pytest.Monkey
     assert locate(EngineConfig(model=ids_only)).model == ids_only
     for model, line in [
         (ModelConfig(weights="shiped"), "model.weights=shiped: no such folder; did you mean 'shipped'?"),
-        (ModelConfig(weights="file"), "model.weights=file: is a file; give the folder that holds it"),
+        (ModelConfig(weights="file"), "model.weights=file: is a file; give its folder"),
         (ModelConfig(weights="mine", tokenizer="no"), "model.tokenizer=no: no such folder or tokenizer.json"),
     ]:
         with pytest.raises(ConfigError) as caught:
@@ -532,7 +532,7 @@ def test_compose_engine_takes_dotted_overrides() -> None:
         ("scheduler.chnk", 1, "scheduler.chnk: unknown key; did you mean 'scheduler.chunk'?"),
         ("chunk", 1, "chunk: unknown key; did you mean 'scheduler.chunk'?"),
         ("modle.weights", "x", "modle.weights: unknown key; did you mean 'model.weights'?"),
-        ("scheduler.chunk.x", 1, "scheduler.chunk.x: unknown key; scheduler.chunk holds a value, not keys"),
+        ("scheduler.chunk.x", 1, "scheduler.chunk.x: unknown key; scheduler.chunk has a value, not keys"),
         ("scheduler.chunk", "48", "scheduler.chunk='48': must be an integer or auto"),
         (
             "sampling.top_k",
@@ -574,10 +574,10 @@ def test_compose_engine_errors(key: str, value: Any, line: str) -> None:
             SamplingParams,
             "sampling",
             {"seed": 10**19},
-            f"sampling.seed={10**19}: must be null or an integer of 64 bits",
+            f"sampling.seed={10**19}: must be null or a 64-bit integer",
         ),
         (SamplingParams, "sampling", {"n": 100000}, "sampling.n=100000: must be 1 to 16384"),
-        (SamplingParams, "sampling", {"stop": ["a\ud800"]}, "sampling.stop='a\\ud800': must be text in UTF-8"),
+        (SamplingParams, "sampling", {"stop": ["a\ud800"]}, "sampling.stop='a\\ud800': must be valid UTF-8 text"),
     ],
 )
 def test_numbers_are_finite_and_bounded_and_texts_are_unicode(

@@ -28,7 +28,7 @@ def test_the_meanings_are_those_of_the_keys(command: Command) -> None:
 
 def test_a_key_of_some_policies_or_workloads_names_them() -> None:
     found = meanings(BenchConfig)
-    assert found["workload.theta"] == "zipf: exponent of the law of P + D"
+    assert found["workload.theta"] == "zipf: exponent of the Zipf law of P + D"
     assert found["scheduler.tile"].startswith("sarathi, equal_time: ")
     assert found["workload.path"].startswith("trace: ")
     assert "; sharegpt: " in found["workload.path"]

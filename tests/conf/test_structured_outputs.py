@@ -128,8 +128,8 @@ def test_the_grammar_of_a_schema_admits_what_is_valid(schema: Any) -> None:
 @pytest.mark.parametrize(
     ("schema", "named"),
     [
-        (False, "no value matches the schema false"),
-        ({"not": {}}, "no value matches the schema false"),
+        (False, "the schema false matches no value"),
+        ({"not": {}}, "the schema false matches no value"),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf: its branches may overlap.*; use anyOf"),
         ({"oneOf": [{"const": 1}, {"const": 1.0}]}, "oneOf: its branches may overlap"),
         ({"$ref": "https://example.org/schema"}, "https://example.org/schema"),
@@ -154,7 +154,7 @@ def test_python_takes_a_mapping_as_requests_do() -> None:
     [
         ({"jsn": {}}, r"structured_outputs\.jsn: unknown key; valid: json,"),
         ({"regex": 5}, r"structured_outputs\.regex"),
-        ({}, r"structured_outputs: must have one of"),
+        ({}, r"structured_outputs: give exactly one of"),
         ("a+", r"structured_outputs='a\+': must be null, StructuredOutputs or a mapping"),
     ],
 )

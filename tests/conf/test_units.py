@@ -24,7 +24,7 @@ _COUNTED = re.compile(
     r"pipeline|replica|process|fault|connection|thread|turn|user|client|run|replay|seed|setting|measurement|depth|"
     r"width|length|rows|size|port|second|ids?\b|number|priorit|frequenc|multiprocessor|"
     r"share|factor|rate of all adapters|relative|times as|how many times|longer|probability|exponent|coefficient|"
-    r"shape|greedy|penal|favours|base of|bound of|variance|logits|1 where|joins?:|as gemm|as chunk|unevenly|clocks|"
+    r"shape|greedy|penal|favours|base of|bound of|variance|logits|1 where|combine:|as in gemm|as chunk|unevenly|clocks|"
     r"that are tried|micro-batches|multiplied|multiple of|softcap|cap \*"
 )
 _NAMED_RATES = re.compile(r"gbps|gb_s|mbps|_rate_s|_sec|_seconds|_bytes_s")
@@ -103,3 +103,15 @@ def test_a_link_is_in_gigabytes() -> None:
         "cluster.network.gigabytes_per_s=250: is in gigabytes per second; for a rate in Gbit/s divide by 8: "
         "400 Gbit/s is 50. Is this value intended?"
     ]
+
+
+def test_a_policy_s_former_keys_are_answered_with_the_present_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    for given, now in (
+        ("scheduler=token_budget scheduler.budget=8", "scheduler.max_batched_tokens"),
+        ("scheduler=prefill_first scheduler.max_batched_tokens=8", "scheduler.max_prefill_tokens"),
+    ):
+        assert main(["simulate", *given.split()]) == 2
+        assert f"renamed to '{now}'" in capsys.readouterr().err
+    recorded = {"policies": [{"name": "token_budget", "budget": 8}, {"name": "prefill_first", "max_batched_tokens": 9}]}
+    present = [{"name": "token_budget", "max_batched_tokens": 8}, {"name": "prefill_first", "max_prefill_tokens": 9}]
+    assert with_present_names(recorded) == {"policies": present}

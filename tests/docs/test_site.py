@@ -39,7 +39,7 @@ def test_links_to_files_lead_to_pages_that_show_them() -> None:
     assert text == "[a](../sources/runtime/scheduler/base.py.md) ![b](images/pb1.png)"
     assert linked == {PurePosixPath("runtime/scheduler/base.py"), PurePosixPath("docs/images/pb1.png")}
     assert "class Scheduler:" in source_text(PurePosixPath("runtime/scheduler/base.py"))
-    assert "- `causes.py`" in source_text(PurePosixPath("runtime/ledger"))
+    assert "- `causes.py`" in source_text(PurePosixPath("runtime/analysis/ledger"))
 
 
 @pytest.mark.parametrize("text", ["[a](https://arxiv.org/abs/2308.16369)", "[a](#here)", "```text\n[a](b.md)\n```"])
@@ -85,7 +85,7 @@ def test_the_page_of_a_command_has_each_key_once(name: str) -> None:
 def test_a_key_s_row_says_what_help_says() -> None:
     page = key_pages()["reference/keys/simulate.md"]
     assert "| [`scheduler.chunk`]{#scheduler-chunk} | `256` | " in page
-    assert "| `model=llama2-70b` | which model; also a path: " in page
+    assert "| `model=llama2-70b` | the model; " in page
 
 
 def test_the_page_of_groups_has_every_choice() -> None:

@@ -113,7 +113,7 @@ THREADS = """
 import re
 from pathlib import Path
 import torch
-from gapless.models.kernels.cpp import CppKernels
+from gapless.kernels.operators.cpp import CppKernels
 torch.set_num_threads(3)
 tasks = lambda: len(list(Path("/proc/self/task").iterdir()))
 x = torch.randn(2000, 2048)
@@ -123,7 +123,7 @@ used = tasks()
 CppKernels(torch.float32).gated_silu(x)
 mapped = Path("/proc/self/maps").read_text()
 libraries = set(re.findall(r"\\S*/lib(?:gomp|omp|iomp5)\\b\\S*", mapped))
-print(len(libraries), used - alone, tasks() - used, "gapless/kernels-float32-" in mapped or "built" in mapped)
+print(len(libraries), used - alone, tasks() - used, "gapless/operators-float32-" in mapped or "built" in mapped)
 """
 
 
@@ -135,7 +135,7 @@ def test_libraries_share_torchs_threads() -> None:
 
 def test_libraries_name_no_path_and_no_openmp() -> None:
     compile_for("float32")
-    (kernel,) = [each for each in cpp_build.kernels((LEVEL,), ("float32",)) if each.name == "kernels"]
+    (kernel,) = [each for each in cpp_build.kernels((LEVEL,), ("float32",)) if each.name == "operators"]
     said = subprocess.run(["readelf", "-dsW", kernel.find()], capture_output=True, text=True, check=True).stdout
     needed = re.findall(r"\((?:NEEDED|RPATH|RUNPATH)\).*\[(.*)\]", said)
     assert "libc.so.6" in needed
@@ -148,9 +148,8 @@ def build_wheel(folder: Path, **environment: str) -> subprocess.CompletedProcess
     for each in ("conf", "kernels"):
         shutil.copytree(ROOT / each, folder / each, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "setup.py", folder)
-    settings = (
-        "[metadata]\nname = gapless\n[options]\npackages = gapless.kernels\npackage_dir =\n  gapless.kernels=kernels"
-    )
+    (folder / "src" / "gapless").mkdir(parents=True)
+    settings = "[metadata]\nname = gapless\n[options]\npackages = gapless.kernels\npackage_dir =\n  =src"
     (folder / "setup.cfg").write_text(settings)
     command = [sys.executable, "setup.py", "-q", "bdist_wheel"]
     environment["XDG_CACHE_HOME"] = str(folder / "cache")
@@ -176,3 +175,9 @@ def test_a_wheel_without_kernels_is_for_any_machine_and_needs_no_compiler(tmp_pa
     (wheel,) = (tmp_path / "dist").iterdir()
     assert wheel.name == "gapless-0.0.0-py3-none-any.whl"
     assert not [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")]
+
+
+def test_each_cpp_file_has_its_signatures_in_one_file_of_the_room() -> None:
+    texts = [path.read_text() for path in (ROOT / "kernels").rglob("*.py")]
+    named = [name for text in texts for name in re.findall(r'CppFile\(\s*"(\w+)"', text)]
+    assert sorted(named) == sorted({each.name for each in cpp_build.kernels((LEVEL,))})

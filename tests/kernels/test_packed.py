@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gapless.kernels import packed
 from gapless.kernels.cpp_library import find
-from gapless.kernels.cpp_product import CppProduct
+from gapless.kernels.cpp_product import PACKED, CppProduct
 from gapless.kernels.packed import PackedWeight, pack
 from gapless.kernels.processor import multiplies_bfloat16
 from gapless.kernels.short_weight import ShortWeight
@@ -115,7 +115,7 @@ def test_a_tied_head_and_its_embedding_hold_one_weight(vocab: int, dtype: torch.
 
     A processor that does not multiply bfloat16 keeps such a weight in two bytes, of any vocabulary.
     """
-    is_short = dtype == torch.bfloat16 and not multiplies_bfloat16() and find("packed", dtype) is not None
+    is_short = dtype == torch.bfloat16 and not multiplies_bfloat16() and find(PACKED, dtype) is not None
     is_packed = is_short or (vocab == 512 and dtype == torch.bfloat16)
     with Groups.start(Rendezvous(0, 1, device="cpu"), Mesh(1, 1), 60.0) as groups:
         embedding = VocabParallelEmbedding(vocab, 64, dtype=dtype, groups=groups)

@@ -11,14 +11,15 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gapless.kernels.quantized import QuantizedWeight, _library, make_product, make_table
+from gapless.kernels.cpp_library import find
+from gapless.kernels.quantized import QUANTIZED, QuantizedWeight, make_product, make_table
 from gapless.kernels.quantized_matrix import QuantizedMatrix, WeightFormat, pack_codes
 from tests.support.tiers import examples
 
 DTYPES = [torch.float32, torch.bfloat16]
 # Of bfloat16, outputs are rounded, and numbers where rows are many and each group has its own scale.
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2.0**-7}
-pytestmark = pytest.mark.skipif(_library(torch.float32) is None, reason="needs a C++ compiler")
+pytestmark = pytest.mark.skipif(find(QUANTIZED, torch.float32) is None, reason="needs a C++ compiler")
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +40,7 @@ def random_matrix(outputs: int, inputs: int, format: WeightFormat, seed: int = 0
 
 def is_fixed_point(dtype: torch.dtype) -> bool:
     """Return whether this level multiplies integers of 16 bits, to which activations are rounded by group."""
-    library = _library(dtype)
+    library = find(QUANTIZED, dtype)
     return library is not None and bool(library.is_fixed_point())
 
 

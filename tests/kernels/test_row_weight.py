@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gapless.kernels import cpp_library
-from gapless.kernels.cpp_library import NoLibraryError
+from gapless.kernels.cpp_library import CppFile, NoLibraryError
 from gapless.kernels.row_weight import take_rows
 from tests.support.tiers import examples
 
@@ -48,7 +46,7 @@ def test_it_reads_what_is_not_finite_and_rows_that_lie_apart() -> None:
 def test_torchs_product_stays_for_other_types_and_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     assert take_rows(torch.randn(4, 4, dtype=torch.float16)) is None
 
-    def fail(source: Path, dtype: torch.dtype, **functions: str) -> None:
+    def fail(file: CppFile, dtype: torch.dtype) -> None:
         raise NoLibraryError("there is no C++ compiler")
 
     cpp_library.find.cache_clear()

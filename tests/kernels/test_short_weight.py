@@ -7,17 +7,16 @@ import torch
 import torch.nn.functional as F
 
 from gapless.kernels.cpp_library import find
-from gapless.kernels.cpp_product import ARGUMENTS
+from gapless.kernels.cpp_product import PACKED
 from gapless.kernels.processor import multiplies_bfloat16
 from gapless.kernels.short_weight import ShortWeight, keep_short
 
 TYPES = [torch.float32, torch.bfloat16]
-FUNCTION = {"linear_short": ARGUMENTS}
 
 
 def product(weight: torch.Tensor, dtype: torch.dtype) -> ShortWeight:
     """Make the product, also on a processor that would take another one."""
-    library = find("packed", dtype, **FUNCTION)
+    library = find(PACKED, dtype)
     if library is None:
         pytest.skip("needs a C++ compiler")
     return ShortWeight(weight, dtype, library)
@@ -48,7 +47,7 @@ def test_it_is_kept_where_the_processor_does_not_multiply_bfloat16() -> None:
     assert keep_short(weight, torch.float32) is None, "it has 32 bits"
     assert keep_short(weight.bfloat16(), torch.float64) is None
     assert (keep_short(weight.bfloat16(), torch.float32) is None) == (
-        multiplies_bfloat16() or find("packed", torch.float32, **FUNCTION) is None
+        multiplies_bfloat16() or find(PACKED, torch.float32) is None
     )
 
 

@@ -27,6 +27,7 @@ from gapless.launch.server.exchange import Exchange
 from gapless.launch.server.keys import Keys
 from gapless.launch.server.prometheus import Metrics
 from gapless.launch.server.rate_limit import RateLimits
+from gapless.launch.server.routes import ROUTES
 from gapless.launch.stderr_log import one_word
 from tests.support.server import DEAD_PROXIES, Server, serving
 from tests.support.tiers import HANGS_S
@@ -144,7 +145,7 @@ def test_a_key_has_so_many_requests_a_minute(server: Server) -> None:
     assert int(answers[5].headers["retry-after"]) >= 1
     line = line_of(server, answers[5].headers["x-request-id"])
     assert (line["level"], line["key"], line["message"]) == ("warning", "key 1", "POST /v1/completions 429")
-    assert "serve.requests_per_minute=5 is used up" in line["error"]
+    assert "serve.requests_per_minute=5 is exhausted" in line["error"]
 
 
 def test_the_line_of_a_400_names_the_field_and_quotes_nothing(server: Server) -> None:
@@ -164,7 +165,7 @@ def test_a_key_pays_for_the_tokens_that_it_gets(server: Server) -> None:
     assert line_of(server, "long")["output_tokens"] == 700
     refused = httpx2.post(f"{server.url}/v1/completions", json=BODY, headers=headers)
     assert refused.status_code == 429
-    assert "serve.tokens_per_minute=300 is used up" in refused.text
+    assert "serve.tokens_per_minute=300 is exhausted" in refused.text
     assert 1 <= int(refused.headers["retry-after"]) <= 81
 
 
@@ -299,7 +300,7 @@ def test_tls(tmp_path: Path) -> None:
         large = b"x" * (33 << 20)
         assert httpx2.post(f"https://127.0.0.1:{port}/tokenize", content=large, verify=trust).status_code == 413
         assert f"https://0.0.0.0:{port}" in server.log
-        assert "warning: serve.host=0.0.0.0: other machines reach this server" in server.log
+        assert "warning: serve.host=0.0.0.0: other machines can reach this server" in server.log
     finally:
         server.process.kill()
         server.process.wait()
@@ -308,15 +309,15 @@ def test_tls(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["serve.ssl_keyfile=x"], "serve.ssl_certfile=None: must be a file where ssl_keyfile or ssl_ca_certs is one"),
+        (["serve.ssl_keyfile=x"], "serve.ssl_certfile=None: must be a file if ssl_keyfile or ssl_ca_certs is set"),
         (["serve.ssl_certfile=none"], "serve.ssl_certfile=none: no such file or directory"),
         (
             ["serve.ssl_certfile=empty"],
-            "serve.ssl_certfile=empty: no certificate with its private key; set serve.ssl_keyfile",
+            "serve.ssl_certfile=empty: not a certificate with its private key; set serve.ssl_keyfile",
         ),
         (
             ["serve.ssl_certfile=empty", "serve.ssl_keyfile=empty"],
-            "serve.ssl_certfile=empty serve.ssl_keyfile=empty: no certificate with its private key",
+            "serve.ssl_certfile=empty serve.ssl_keyfile=empty: not a certificate with its private key",
         ),
         (["serve.otlp_endpoint=here"], "serve.otlp_endpoint='here': must be null or http://HOST:PORT/v1/traces"),
         (["serve.requests_per_minute=0"], "serve.requests_per_minute=0: must be null or 1 or more"),
@@ -345,8 +346,9 @@ def test_the_level_of_a_line_says_who_has_to_act(
 ) -> None:
     """Operators are woken by errors: those that are the server's own, and no client's."""
     access = Access(Keys(()), Metrics("model", 1), RateLimits(), None)
+    route = next(each for each in ROUTES if each.path == path)
     with caplog.at_level(logging.DEBUG):
-        access.note(Exchange("GET", path, "id", route=path, status=status))
+        access.note(Exchange("GET", path, "id", route=route, status=status))
     (record,) = caplog.records
     assert (record.levelname, record.message) == (level, f"GET {path} {status}")
 

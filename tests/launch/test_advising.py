@@ -12,11 +12,11 @@ import pytest
 from gapless.launch import advising, results
 from gapless.launch.advising import quick_advice
 from gapless.launch.cli import main
-from gapless.runtime.explain.analysed_run import AnalysedRun
-from gapless.runtime.explain.explain_json import read_explanation, write_explanation
-from gapless.runtime.explain.roots import Root
-from gapless.runtime.report.write_folder import write_run_folder
-from gapless.runtime.run_folder.read import RunFolder, read_run_folder
+from gapless.runtime.analysis.explain.analysed_run import AnalysedRun
+from gapless.runtime.analysis.explain.explain_json import read_explanation, write_explanation
+from gapless.runtime.analysis.explain.roots import Root
+from gapless.runtime.analysis.report.write_folder import write_run_folder
+from gapless.runtime.analysis.run_folder.read import RunFolder, read_run_folder
 
 
 @pytest.fixture(scope="module")

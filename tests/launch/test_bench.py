@@ -20,11 +20,11 @@ from gapless.launch import compose
 from gapless.launch.cli import main
 from gapless.launch.ray_launcher import RayLauncher
 from gapless.launch.turns import labels, make_plans, turns
+from gapless.runtime.analysis.ledger.ledger import Ledger
 from gapless.runtime.core.messages import MicroBatchResult
-from gapless.runtime.ledger.ledger import Ledger
+from gapless.runtime.core.work_item import WorkItem
 from gapless.runtime.pipeline.local import LocalPipeline
 from gapless.runtime.pipeline.protocol import PipelineError
-from gapless.runtime.workload import WorkItem
 from tests.support.hf_models import make_model
 
 SMALL = ["model=tiny", "cache.num_blocks=300", "parallel.threads=1"]
@@ -114,8 +114,8 @@ def test_keys_of_swept_groups_apply_where_they_exist() -> None:
     [
         (["scheduler=orca_best,sarati"], "scheduler=sarati: unknown; did you mean 'sarathi'?"),
         (
-            ["scheduler=orca_best,sarathi", "scheduler.budget=8"],
-            "scheduler.budget: unknown key of orca_best, sarathi; token_budget has it",
+            ["scheduler=orca_best,sarathi", "scheduler.max_batched_tokens=8"],
+            "scheduler.max_batched_tokens: unknown key of orca_best, sarathi; token_budget has it",
         ),
         (
             ["scheduler=orca_best,sarathi", "scheduler.chnk=8"],
@@ -124,17 +124,17 @@ def test_keys_of_swept_groups_apply_where_they_exist() -> None:
         (["scheduler=orca_best,sarathi", "scheduler.chunk=0"], "scheduler.chunk=0: must be auto or 1 or more"),
         (
             ["scheduler=orca_best,sarathi", "scheduler.chunk=8,16"],
-            "scheduler.chunk=8,16: several values are a sweep; add -m to run each",
+            "scheduler.chunk=8,16: comma-separated values are a sweep; add -m to run each",
         ),
         (
             ["scheduler=orca_best,sarathi", "scheduler.name=sarathi"],
-            "scheduler.name: choose policies by scheduler=NAME,NAME",
+            "scheduler.name: cannot be set; choose policies by scheduler=NAME,NAME",
         ),
         (
             ["scheduler=sarathi,sarathi"],
-            "scheduler=sarathi,sarathi: sarathi is named twice; repeats=2 runs each so often",
+            "scheduler=sarathi,sarathi: sarathi is repeated; repeats=2 runs each policy twice",
         ),
-        (["scheduler=orca_best,sarathi", "policies=[]"], "scheduler and policies both name policies; give one of them"),
+        (["scheduler=orca_best,sarathi", "policies=[]"], "scheduler and policies are both given; give one of them"),
         (
             ["-m", "scheduler=orca_best,request_level", "scheduler.chunk=8,16"],
             "scheduler.chunk: unknown key of orca_best, request_level; sarathi, equal_time have it",
@@ -145,7 +145,7 @@ def test_keys_of_swept_groups_apply_where_they_exist() -> None:
         ),
         (["workload=zipff"], "workload=zipff: unknown; did you mean 'zipf'?"),
         (["workload.theta=1"], "workload.theta: unknown key of workload fixed; zipf has it"),
-        (["workload=trace"], "workload.path='': must be the file of the trace"),
+        (["workload=trace"], "workload.path='': must be the trace file"),
         (["workload=trace", "workload.path=a,b.csv"], "workload.path=a,b.csv: no such file"),
         (
             ["workload=sharegpt", "workload.path=bad.json"],
@@ -154,18 +154,18 @@ def test_keys_of_swept_groups_apply_where_they_exist() -> None:
         (["workload=trace", "workload.path=bad.csv"], "bad.csv:3: not a time and two token counts: '1,2'"),
         (
             ["workload.input_len=2000"],
-            "workload=fixed: requests come to 2128 tokens, and one may have 2048 "
-            "(model.max_model_len, or what the KV cache holds); workload.input_len=1920 fits",
+            "workload=fixed: requests have up to 2128 tokens, but a request may have 2048 "
+            "(model.max_model_len or KV-cache capacity); workload.input_len=1920 fits",
         ),
         (
             ["workload=zipf"],
-            "workload.max_len=4096: requests come to it, and one may have 2048 (model.max_model_len, or "
-            "what the KV cache holds); workload.max_len=2048 fits",
+            "workload.max_len=4096: some requests have this length, but a request may have 2048 (model.max_model_len "
+            "or KV-cache capacity); workload.max_len=2048 fits",
         ),
         (
             ["cache.num_blocks=16"],
-            "workload=fixed: requests come to 1152 tokens, and one may have 256 "
-            "(model.max_model_len, or what the KV cache holds); workload.input_len=128 fits",
+            "workload=fixed: requests have up to 1152 tokens, but a request may have 256 "
+            "(model.max_model_len or KV-cache capacity); workload.input_len=128 fits",
         ),
         (["repeats=0"], "repeats=0: must be 1 to 10000"),
         (["slo.ttft=3"], "slo.ttft: unknown key; did you mean 'slo.ttft_ms'?"),
@@ -263,7 +263,7 @@ def test_one_run_is_the_run_folder_and_its_warmup_does_not_count(here: Path, cap
     assert {path.name for path in (here / "out").iterdir()} == {*FILES, "stage_times.json", ".hydra"}
     summary = loaded(here / "out" / "summary.json")
     assert (summary["completed"], summary["total_input_tokens"], summary["total_output_tokens"]) == (2, 2075, 7)
-    assert "requests longer than the context of 2048 tokens, and cut to it: 1 of 2" in printed.err
+    assert "truncated to the context length of 2048 tokens: 1 of 2 requests" in printed.err
     goodput = f"goodput: {summary['request_goodput']:.2f} requests/s within ttft_ms=60000"
     for shown in ("TTFT", "control", "out/report.html", goodput):
         assert shown in printed.out
@@ -287,8 +287,8 @@ def test_a_run_that_fails_leaves_what_came_before(
     assert main(["bench", *SMALL, *FEW, *chosen]) == 1
     errors = capfd.readouterr().err
     assert errors.endswith("gapless: error: a stage burnt down\n")
-    assert "the report until then: out/02_sarathi/report.html" in errors
-    assert "runs finished before that: 1; gapless report out" in errors
+    assert "report up to the failure: out/02_sarathi/report.html" in errors
+    assert "finished runs: 1; gapless report out" in errors
     assert loaded(here / "out" / "01_orca_best" / "summary.json")["completed"] == 5
     assert loaded(here / "out" / "02_sarathi" / "summary.json")["completed"] < 5
 
@@ -314,7 +314,7 @@ def test_a_sweep_drops_what_a_policy_lacks(here: Path, capfd: pytest.CaptureFixt
         text = (here / "out" / name / ".hydra" / "config.yaml").read_text(encoding="utf-8")
         found[name] = build(BenchConfig, yaml.safe_load(text)).scheduler
     assert found == {"0": OrcaBestConfig(), "2": SarathiConfig(chunk=8), "3": SarathiConfig(chunk=16)}
-    assert "gapless: run 1 is run 0 again, without scheduler.chunk: skipped\n" in errors
+    assert "gapless: run 1 equals run 0 without scheduler.chunk: skipped\n" in errors
     assert "3 settings" in printed
     assert printed.endswith("report   out/report.html\n")
 
@@ -360,8 +360,8 @@ def test_words_and_keys_of_report(arguments: list[str], expected: ReportConfig, 
     [
         (["srt=x"], "srt: unknown key; did you mean 'sort'?"),
         (["figures=maybe"], "figures='maybe': must be true or false"),
-        (["figures=["], "figures=[: not a value that YAML can read"),
-        (["-m", "a"], "-m: report has no such option; valid: --help, --version, --shell-completion"),
+        (["figures=["], "figures=[: not valid YAML"),
+        (["-m", "a"], "-m: not an option of report; valid: --help, --version, --shell-completion"),
     ],
 )
 def test_errors_of_report(arguments: list[str], line: str, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -370,6 +370,6 @@ def test_errors_of_report(arguments: list[str], line: str, here: Path, capfd: py
 
 
 def test_a_workload_s_path_survives_hydra() -> None:
-    with pytest.raises(ConfigError, match=r"^workload.path='': must be the file"):
+    with pytest.raises(ConfigError, match=r"^workload.path='': must be the trace file"):
         one("workload=trace", "workload.path=")
     assert one("workload=trace", "workload.path=it's (1), [x]={y}.csv").workload.path == "it's (1), [x]={y}.csv"  # type: ignore[attr-defined]

@@ -17,8 +17,8 @@ import pytest
 
 from gapless.launch.cli import main
 from gapless.launch.load_client import _spread, find_target, send_all
+from gapless.runtime.core.work_item import WorkItem
 from gapless.runtime.pipeline.protocol import PipelineError
-from gapless.runtime.workload import WorkItem
 from tests.support.closed_loops import loop
 from tests.support.forked import gapless
 from tests.support.server import DEAD_PROXIES, Server, serving
@@ -181,11 +181,11 @@ def test_a_server_that_answers_nothing_is_one_error() -> None:
         (["url=ftp://x"], "url='ftp://x': must be null or http://HOST:PORT"),
         (
             ["url=http://127.0.0.1:9"],
-            "url=http://127.0.0.1:9: no OpenAI-compatible server answers there (connection refused)",
+            "url=http://127.0.0.1:9: no OpenAI-compatible server responds (connection refused)",
         ),
         (
             ["url=http://127.0.0.1:9", "scheduler=sarathi,orca_best"],
-            "url=http://127.0.0.1:9: the server has its own policy; give no list of them as scheduler",
+            "url=http://127.0.0.1:9: the server has its own policy; remove scheduler",
         ),
     ],
 )

@@ -87,18 +87,21 @@ def test_rows_of_a_file_are_texts_messages_or_requests_of_a_batch(model: Path, t
         *(
             ({"url": "/v1/chat/completions", "body": {"messages": [{"role": "user", "content": "x"}], **more}}, said)
             for more, said in (
-                ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools: not in a batch file; send"),
-                ({"reasoning_effort": "low"}, "reasoning_effort: not in a batch file; send the request to"),
-                ({"nobody": 1}, "nobody: not in a batch file"),
-                ({"best_of": 2}, "best_of: must be n, or absent"),
+                (
+                    {"tools": [{"type": "function", "function": {"name": "f"}}]},
+                    "tools: not supported in batch files; send",
+                ),
+                ({"reasoning_effort": "low"}, "reasoning_effort: not supported in batch files; send the request to"),
+                ({"nobody": 1}, "nobody: not supported in batch files"),
+                ({"best_of": 2}, "best_of: must equal n, or be absent"),
                 ({"max_tokens": 1.5}, "max_tokens: Input should be a valid integer"),
                 ({"n": 0}, "n: Input should be greater than or equal to 1"),
             )
         ),
-        ({"url": "/v1/completions", "body": {"prompt": ["a", "b"]}}, "prompt: must be one text or one list of token"),
+        ({"url": "/v1/completions", "body": {"prompt": ["a", "b"]}}, "prompt: must be one string or one list of token"),
         ({"prompt": None}, "give one of prompt, messages and prompt_token_ids"),
         ({"prompt": "x", "max_tokens": 1.5}, "sampling.max_tokens=1.5: must be an integer"),
-        ({"body": {}, "id": 3}, "id: unknown key of a batch's request; must be custom_id, method, url or body"),
+        ({"body": {}, "id": 3}, "id: unknown key of a batch request; must be custom_id, method, url or body"),
     ],
 )
 def test_a_row_that_is_wrong_is_named(
@@ -112,13 +115,13 @@ def test_a_row_that_is_wrong_is_named(
 
 def test_a_model_without_a_template_takes_no_chat(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["generate", "prompt=x", "chat=true"]) == 2
-    assert "chat=true: model=shipped has no chat template; leave chat out" in capsys.readouterr().err
+    assert "chat=true: model=shipped has no chat template; remove chat" in capsys.readouterr().err
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps({"messages": [{"role": "user", "content": "x"}]}))
     assert main(["generate", f"prompts={file}"]) == 2
-    assert "prompt 0 is a conversation, and the model has no chat template" in capsys.readouterr().err
+    assert "prompt 0 is a conversation, but the model has no chat template" in capsys.readouterr().err
     assert main(["chat", "model=shipped"]) == 2
-    assert "model=shipped: has no chat template" in capsys.readouterr().err
+    assert "model=shipped: no chat template" in capsys.readouterr().err
 
 
 def test_a_conversation_in_the_terminal_grows_and_is_reset(
@@ -129,10 +132,10 @@ def test_a_conversation_in_the_terminal_grows_and_is_reset(
     keys = ["sampling.max_tokens=5", "sampling.temperature=0", "parallel.threads=1", f"hydra.run.dir={tmp_path}"]
     assert main(["chat", f"model={model}", "system=Code.", *keys]) == 0
     said = capsys.readouterr().out
-    speeds = re.findall(r"^(\d) tokens?, [\d.]+ tok/s, TTFT [\d.]+ s, \d+% idle; cut off by ", said, re.MULTILINE)
+    speeds = re.findall(r"^(\d) tokens?, [\d.]+ tok/s, TTFT [\d.]+ s, \d+% idle; truncated by ", said, re.MULTILINE)
     assert speeds == ["5", "5", "5"]
-    assert "/what: unknown" in said
-    assert "a new conversation" in said
+    assert "/what: unknown command" in said
+    assert "new conversation" in said
     assert "tokens: the context is 2048" in said
     with (tmp_path / "requests.csv").open() as file:
         prompt_tokens = [int(row.split(",")[1]) for row in file.readlines()[1:]]

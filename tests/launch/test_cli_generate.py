@@ -64,7 +64,7 @@ def test_a_key_that_each_row_overrides_is_warned_of(
     prompts_of(text)
     assert not caplog.messages
     prompts_of(text, sampling=SamplingParams(max_tokens=16))
-    assert caplog.messages == ["sampling.max_tokens=16: overridden by each row of standard input"] * warns
+    assert caplog.messages == ["sampling.max_tokens=16: overridden by every row of standard input"] * warns
 
 
 def test_a_start_says_what_it_went_into_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -236,27 +236,27 @@ def test_prompts_that_look_like_json_stay_text(tmp_path: Path) -> None:
         ("{", "1: not JSON: Expecting property name enclosed in double quotes at column 2"),
         ('{"prompt": "a"}\n[1]', '2: must be an object such as {"prompt": "..."}'),
         ('{"prompt": "a", "temprature": 1}', "1: temprature: unknown key; did you mean 'temperature'?"),
-        ('{"prompt": ""}', "1: prompt='': must be a text that is not empty"),
-        ('{"prompt": 3}', "1: prompt=3: must be a text that is not empty"),
+        ('{"prompt": ""}', "1: prompt='': must be a non-empty string"),
+        ('{"prompt": 3}', "1: prompt=3: must be a non-empty string"),
         ("{}", "1: give one of prompt, messages and prompt_token_ids"),
-        ('{"top_k": 3}', "1: give one of prompt, messages and prompt_token_ids; it has top_k"),
-        ('{"data": [{"prompt": "a"}]}', "1: give one of prompt, messages and prompt_token_ids; it has data"),
+        ('{"top_k": 3}', "1: give one of prompt, messages and prompt_token_ids; found top_k"),
+        ('{"data": [{"prompt": "a"}]}', "1: give one of prompt, messages and prompt_token_ids; found data"),
         (
             '[{"question_id": 1, "turns": ["a"]}]',
-            "1: give one of prompt, messages and prompt_token_ids; it has question_id, turns",
+            "1: give one of prompt, messages and prompt_token_ids; found question_id, turns",
         ),
         (
             '{"conversations": []}',
-            "1: give one of prompt, messages and prompt_token_ids; it has conversations (ShareGPT's are for "
-            "workload=sharegpt)",
+            "1: give one of prompt, messages and prompt_token_ids; found conversations (use workload="
+            "sharegpt for ShareGPT files)",
         ),
         ('{"prompts": "a"}', "1: prompts: unknown key; did you mean 'prompt'?"),
         ('{"prompt": "a", "prompt_token_ids": [1]}', "1: give one of prompt, messages and prompt_token_ids"),
-        ('{"prompt_token_ids": []}', "1: prompt_token_ids: must be a list of token ids that is not empty"),
-        ('{"prompt_token_ids": [true]}', "1: prompt_token_ids: must be a list of token ids that is not empty"),
+        ('{"prompt_token_ids": []}', "1: prompt_token_ids: must be a non-empty list of token ids"),
+        ('{"prompt_token_ids": [true]}', "1: prompt_token_ids: must be a non-empty list of token ids"),
         ('{"prompt": "a", "top_k": "3"}', "1: sampling.top_k='3': must be an integer"),
-        ('{"prompt": "a", "top_p": 0}', "1: sampling.top_p=0.0: must be in (0, 1]"),
-        ("[" * 100_000, "1: not JSON: nested too deep"),
+        ('{"prompt": "a", "top_p": 0}', "1: sampling.top_p=0.0: must be above 0, at most 1"),
+        ("[" * 100_000, "1: not JSON: nested too deeply"),
     ],
 )
 def test_a_bad_line_of_jsonl_is_named(text: str, line: str, tmp_path: Path) -> None:
@@ -269,9 +269,9 @@ def test_a_bad_line_of_jsonl_is_named(text: str, line: str, tmp_path: Path) -> N
 def test_files_that_hold_no_prompts(tmp_path: Path) -> None:
     for name, content, line in [
         ("latin.txt", "é".encode("latin-1"), "not UTF-8"),
-        ("empty.txt", b"", "no prompts in it"),
-        ("empty.jsonl", b"\n", "no prompts in it"),
-        ("p.csv", b"id,Prompt,max_tokens\n1,a,3\n", r"p\.csv:1: the header of a CSV"),
+        ("empty.txt", b"", "has no prompts"),
+        ("empty.jsonl", b"\n", "has no prompts"),
+        ("p.csv", b"id,Prompt,max_tokens\n1,a,3\n", r"p\.csv:1: looks like a CSV header"),
         ("p.jsonl", b"PAR1\x15", "a Parquet file"),
         ("p.txt.gz", gzip.compress(b"a\nb\n" * 100)[:-9], "a damaged .gz"),
     ]:
@@ -282,7 +282,7 @@ def test_files_that_hold_no_prompts(tmp_path: Path) -> None:
 
 def test_a_pipe_is_named_and_never_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ConfigError, match="pipe: a pipe; pass it as standard input"):
+    with pytest.raises(ConfigError, match="pipe: a pipe; redirect it to standard input"):
         prompts_of(prompts=str(tmp_path / "pipe"))
 
 
@@ -295,10 +295,10 @@ def test_outputs_never_overwrite_what_is_needed(tmp_path: Path) -> None:
     prompts = jsonl(tmp_path, '{"prompt": "x"}\n')
     done = generate(f"prompts={prompts}", "outputs=./p.jsonl", cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr == "gapless: error: outputs=./p.jsonl: this is the file of prompts; give another\n"
+    assert done.stderr == "gapless: error: outputs=./p.jsonl: is the file of prompts; choose another path\n"
     swept = generate("-m", "scheduler=sarathi,orca_best", "prompt=x", "outputs=o.jsonl", cwd=tmp_path)
     assert swept.returncode == 2
-    assert swept.stderr.startswith("gapless: error: outputs=o.jsonl: the runs of a sweep would overwrite it")
+    assert swept.stderr.startswith("gapless: error: outputs=o.jsonl: all runs of the sweep would write to it")
     assert [path.name for path in tmp_path.iterdir()] == ["p.jsonl"]
 
 
@@ -344,7 +344,7 @@ def test_a_file_of_the_user_s_is_not_replaced(tmp_path: Path) -> None:
     done = generate(*BRIEF, "outputs=notes.txt", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (
         2,
-        "gapless: error: outputs=notes.txt: holds something else than outputs; give another file\n",
+        "gapless: error: outputs=notes.txt: not a gapless outputs file; choose another path\n",
     )
     assert (tmp_path / "notes.txt").read_text() == "mine\n"
 
@@ -364,10 +364,10 @@ def test_outputs_replace_earlier_ones_behind_a_link(tmp_path: Path) -> None:
 
 def test_rows_that_no_file_can_hold_are_refused_before_anything_starts(tmp_path: Path) -> None:
     for text, line in [
-        ('{"prompt": "a"}\n{"prompt": "a\\ud800b"}', "2: prompt: holds half of a surrogate pair"),
-        ('{"prompt": "a", "stop": ["\\udfff"]}', "1: sampling.stop='\\udfff': must be text in UTF-8"),
-        ('{"prompt": "a", "prompt": "b"}', "1: key 'prompt' is given twice"),
-        ('{"prompt": "a", "top_k": 3, "top_k": 4}', "1: key 'top_k' is given twice"),
+        ('{"prompt": "a"}\n{"prompt": "a\\ud800b"}', "2: prompt: has an unpaired surrogate"),
+        ('{"prompt": "a", "stop": ["\\udfff"]}', "1: sampling.stop='\\udfff': must be valid UTF-8 text"),
+        ('{"prompt": "a", "prompt": "b"}', "1: duplicate key 'prompt'"),
+        ('{"prompt": "a", "top_k": 3, "top_k": 4}', "1: duplicate key 'top_k'"),
         ('{"prompt": "a", "max_tokens": 12345678901234567890}', "1: sampling.max_tokens=12345678901234567890: must be"),
         ('{"prompt": "a", "seed": 12345678901234567890}', "1: sampling.seed=12345678901234567890: must be null or"),
         ('{"prompt": "a", "temperature": Infinity}', "1: sampling.temperature=inf: must be a finite number"),
@@ -399,7 +399,7 @@ def test_a_full_disk_names_the_key_and_keeps_what_is_finished(tmp_path: Path) ->
     done = generate("prompt=x", "sampling.max_tokens=2", "outputs=/dev/full", "hydra.run.dir=r", cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        "gapless: error: outputs=/dev/full: no space left on device; finished outputs (1) are in r/outputs.jsonl"
+        "gapless: error: outputs=/dev/full: no space left on device; 1 finished outputs are saved in r/outputs.jsonl"
     )
     assert len(rows(tmp_path / "r" / "outputs.jsonl")) == 1
 
@@ -460,5 +460,5 @@ def test_weights_of_nan_end_in_an_error(tmp_path: Path) -> None:
     name = jsonl(tmp_path, '{"prompt_token_ids": [1, 2]}\n{"prompt_token_ids": [3], "temperature": 1, "logprobs": 2}\n')
     done = generate(f"model={tmp_path}", "model.tokenizer=none", f"prompts={name}", "outputs=o.jsonl", cwd=tmp_path)
     assert done.returncode == 1
-    assert "the logits of 2 of 2 prompts (first: prompt 0) are not finite" in done.stderr.splitlines()[-1]
+    assert "non-finite logits for 2 of 2 prompts (first: prompt 0)" in done.stderr.splitlines()[-1]
     assert [row["outputs"][0]["finish_reason"] for row in rows(tmp_path / "o.jsonl")] == ["error", "error"]

@@ -15,14 +15,20 @@ from rich.console import Console
 from gapless.conf.difference import DiffConfig
 from gapless.launch.cli import main
 from gapless.launch.diff import prepare
-from gapless.runtime.difference.difference_terminal import makespan_table, request_table, tail_table
-from gapless.runtime.difference.run_difference import RunDifference
-from gapless.runtime.ledger.fleet import Fleet
+from gapless.runtime.analysis.ledger.fleet import Fleet
+from gapless.runtime.analysis.report.difference.difference_tables import difference_tables
+from gapless.runtime.analysis.report.write_comparison import write_comparison
 from tests.support.simulated_parts import Device, items, make_replica, run
 from tests.support.written_runs import write_data, write_run
 
 REQUESTS = [(8 + 7 * n % 60, 4 + 5 * n % 17, 0.02 * n) for n in range(40)]
-CONFIG: dict[str, Any] = {"scheduler": {"name": "sarathi"}, "parallel": {"pp": 2}, "workload": {"num_prompts": 40}}
+CONFIG: dict[str, Any] = {
+    "scheduler": {"name": "sarathi"},
+    "parallel": {"pp": 2, "layers": None},
+    "workload": {"num_prompts": 40},
+    "cluster": {"name": "nvlink"},
+    "hardware": {"devices": ["fast"]},
+}
 
 
 def write(
@@ -57,7 +63,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(path / "late", dispatch_s=0.004)
     write(path / "link", devices=[Device(send_s=0.01), Device()], config={"cluster": {"name": "ethernet"}})
     write(path / "split", layers=(3, 1), config={"parallel": {"pp": 2, "layers": [3, 1]}})
-    write(path / "four", layers=(1, 1, 1, 1), config={"parallel": {"pp": 4}})
+    write(path / "four", layers=(1, 1, 1, 1), config={"parallel": {"pp": 4, "layers": None}})
     write(
         path / "long",
         requests=[*REQUESTS[:20], (90, 30, 0.39), *REQUESTS[20:]],
@@ -91,80 +97,69 @@ def diff(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("other", "changed", "words"),
     [
-        ("orca", "scheduler: sarathi -> orca_best", "P99 TBT is "),
-        ("slow", "hardware.devices: - -> [fast,slow]", "Stage 1 takes 1.50 times as long for the same micro-batch: "),
+        ("orca", "scheduler: sarathi -> orca_best", "No request takes longer or less from arrival to last token."),
+        (
+            "slow",
+            "hardware.devices: [fast] -> [fast,slow]",
+            "Stage 1 takes 1.50 times as long for the same micro-batch: ",
+        ),
         ("late", "simulation.dispatch_ms: 0 -> 4", "more idle time (control), beginning on stage 0."),
-        ("link", "cluster: - -> ethernet", "more idle time (transport), beginning on stage 1."),
-        ("split", "parallel.layers: - -> [3,1]", "Stage 0 takes 1.4"),
+        ("link", "cluster: nvlink -> ethernet", "more idle time (transport), beginning on stage 1."),
+        ("split", "parallel.layers: null -> [3,1]", "Stage 0 takes 1.4"),
         ("four", "parallel.pp: 2 -> 4", "Its work is spread over 4 stages instead of 2: "),
-        ("long", "workload.num_prompts: 40 -> 41", "Only in RUN: request 20 (90 prompt and 30 output tokens), "),
+        ("long", "workload.num_prompts: 40 -> 41", "requests have the same number and lengths in both, of 40 and 41."),
     ],
 )
 def test_two_runs_that_differ_in_one_thing(other: str, changed: str, words: str, capsys: pytest.CaptureFixture[str]):
     out = diff(capsys, "base", other, f"out=out_{other}")
     assert f"What differs: {changed}" in out
     assert words in out
-    found = json.loads(Path(f"out_{other}", "diff.json").read_text())
+    found = json.loads(Path(f"out_{other}", "comparison.json").read_text())["difference"]
     makespan = found["makespan"]
     assert found["changed"][0] | {"base": "", "run": ""} == {"name": changed.partition(":")[0], "base": "", "run": ""}
     exact = pytest.approx(makespan["run"] - makespan["base"], abs=1e-9 * (makespan["run"] + makespan["base"]))
     assert sum(makespan["parts"].values()) == exact
     assert all(sum(parts.values()) == exact for parts in makespan["by_stage"])
-    assert sum(request["change"] for request in found["requests"]) == exact
-    assert makespan["noise"] is None
-    for key, summary_key in (("p99_itl", "p99_itl_ms"), ("p99_ttft", "p99_ttft_ms")):
-        for side, folder in (("base", "base"), ("run", other)):
-            summary = json.loads(Path(folder, "summary.json").read_text())
-            assert found[key][side]["seconds"] * 1e3 == pytest.approx(summary[summary_key], rel=1e-6)
-        assert sum(found[key]["parts"].values()) == pytest.approx(found[key]["change"], abs=1e-9)
-    page = Path(f"out_{other}", "diff.html").read_text()
-    assert page.count("<figcaption>stage ") == len(makespan["by_stage"])
+    page = Path(f"out_{other}", "report.html").read_text()
     assert html.escape(words) in page
 
 
 def test_a_bubble_that_a_policy_makes(capsys: pytest.CaptureFixture[str]):
     out = diff(capsys, "even", "worst", "out=out_worst")
     assert "What differs: scheduler: sarathi -> orca_worst." in out
-    assert " of that is idle time (PB2 prefill / decode), the most on stage 1." in out
-    out = diff(capsys, "even", "base", "out=out_even")
-    assert "The two served other requests; these are compared by length." in out
+    assert " more idle time (PB2 prefill / decode), the most on stage 1." in out
+    assert "Of 40 requests, 34 take longer from arrival to last token, 6 less." in out
 
 
 def test_what_does_not_differ(capsys: pytest.CaptureFixture[str]):
     out = diff(capsys, "base", "base")
     assert "No setting and no version differs." in out
-    assert "RUN takes as long as BASE" in out
-    assert "P99 TBT is the same" in out
-    assert out.rstrip().endswith("difference/diff.html")
+    assert "The makespan is the same: " in out
+    assert "No request takes longer or less from arrival to last token." in out
+    assert out.rstrip().endswith("difference/report.html")
     diff(capsys, "base", "base")
-    assert Path("difference_2", "diff.json").is_file()
+    assert Path("difference_2", "comparison.json").is_file()
 
 
 def test_a_fleet_beside_one_pipeline(capsys: pytest.CaptureFixture[str]):
     out = diff(capsys, "base", "fleet", "out=out_fleet")
     assert "What differs: simulation.replicas: 1 -> 2." in out
-    found = json.loads(Path("out_fleet/diff.json").read_text())
-    summary = json.loads(Path("fleet/summary.json").read_text())
-    assert found["p99_itl"]["run"]["seconds"] * 1e3 == pytest.approx(summary["p99_itl_ms"], rel=1e-6)
+    found = json.loads(Path("out_fleet/comparison.json").read_text())["difference"]
     assert sum(found["makespan"]["parts"].values()) == pytest.approx(found["makespan"]["change"], abs=1e-9)
 
 
 def test_repeats_say_what_is_chance(capsys: pytest.CaptureFixture[str]):
     out = diff(capsys, "repeats", "others", "out=out_repeats")
     assert out.count("the median of 3 runs") == 2
-    assert "The difference may be chance: by its repeats, " in out
-    assert "The difference is more than chance: " in diff(capsys, "repeats", "slower", "out=out_slower")
-    assert "The difference is more than chance: " in diff(capsys, "repeats/0", "slower", "out=out_one")
+    assert "Both settings tie: " in out
+    assert "BASE is the fastest: " in diff(capsys, "repeats", "slower", "out=out_slower")
     out = diff(capsys, "repeats/0", "slower/0", "out=out_single")
-    assert "One run of each does not show what varies from run to run: repeats=5 does." in out
-    found = json.loads(Path("out_repeats/diff.json").read_text())
-    assert found["repeats"] == [3, 3]
+    assert "One run of a setting does not show the noise: repeats=5 does." in out
+    found = json.loads(Path("out_repeats/comparison.json").read_text())["candidates"]
     durations = {
         f"repeats/{n}": json.loads(Path(f"repeats/{n}/summary.json").read_text())["duration"] for n in range(3)
     }
-    assert found["base"] == sorted(durations, key=lambda each: durations[each])[1]
-    low, high = found["makespan"]["noise"]["base"]
-    assert low < found["makespan"]["base"] < high
+    assert found[0]["median_run"] == sorted(durations, key=lambda each: durations[each])[1]
 
 
 def test_a_simulation_beside_a_run(capsys: pytest.CaptureFixture[str]):
@@ -173,10 +168,12 @@ def test_a_simulation_beside_a_run(capsys: pytest.CaptureFixture[str]):
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_it_fits_the_terminal(width: int, here: Path):
-    found = RunDifference(*prepare(DiffConfig(runs=("base", "orca")), io.StringIO()))  # type: ignore[arg-type]
+def test_it_fits_the_terminal(width: int, tmp_path: Path):
+    sides = prepare(DiffConfig(runs=("base", "orca")), io.StringIO())  # type: ignore[arg-type]
+    _, found = write_comparison(tmp_path, sides, figures=False)
+    assert found is not None
     console = Console(width=width, file=io.StringIO())
-    for table in (makespan_table(found.makespan), tail_table(found.tails), request_table(found.requests)):
+    for table in difference_tables(found):
         console.print(table)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert max(map(len, text.splitlines())) <= width

@@ -35,12 +35,14 @@ def test_every_key_of_an_engine_is_one_of_a_simulation_or_a_search(engine: str, 
 
 
 def test_an_engine_s_defaults_follow_the_hardware_and_yield_to_keys() -> None:
-    assert composed("engine=vllm", "hardware=h200").scheduler == TokenBudgetConfig(budget=8192, max_batch=1024)
-    assert composed("engine=vllm").scheduler == TokenBudgetConfig(budget=2048, max_batch=256)
-    assert composed("engine=sglang").scheduler == PrefillFirstConfig(max_batched_tokens=8192, max_batch=4096)
+    assert composed("engine=vllm", "hardware=h200").scheduler == TokenBudgetConfig(
+        max_batched_tokens=8192, max_batch=1024
+    )
+    assert composed("engine=vllm").scheduler == TokenBudgetConfig(max_batched_tokens=2048, max_batch=256)
+    assert composed("engine=sglang").scheduler == PrefillFirstConfig(max_prefill_tokens=8192, max_batch=4096)
     own = composed("engine=vllm", "hardware=h200", "scheduler.max_batch=7", "parallel.layers=null")
     assert own.parallel.depth == 1
-    assert (own.scheduler, own.parallel.layers) == (TokenBudgetConfig(budget=8192, max_batch=7), None)
+    assert (own.scheduler, own.parallel.layers) == (TokenBudgetConfig(max_batched_tokens=8192, max_batch=7), None)
     other = composed("engine=vllm", "scheduler=sarathi", "cache.block_size=64")
     assert (other.scheduler, other.cache.block_size, other.parallel.layers) == (SarathiConfig(), 64, "middle")
     policies = composed("engine=trtllm", "scheduler=sarathi,token_budget").policies

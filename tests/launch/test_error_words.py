@@ -15,9 +15,10 @@ import openai
 import pytest
 
 import gapless.models
+from gapless.launch.server.endpoints.messages import MessageAnswer
 from gapless.launch.server.errors import ApiError
-from gapless.launch.server.messages import MessageAnswer
 from gapless.launch.server.messages_input import MessagesBody
+from gapless.launch.server.routes import error_response
 from gapless.models.tokenizer import ByteTokenizer
 from tests.support.server import Server, serving
 
@@ -137,10 +138,10 @@ def test_keys_and_models(server: Server) -> None:
     ],
 )
 def test_types_and_statuses(error: ApiError, status: int, openai_type: str, anthropic_type: str) -> None:
-    found = error.response({"path": "/v1/messages", "state": {"request_id": "r1"}})
+    found = error_response(error, {"path": "/v1/messages", "state": {"request_id": "r1"}})
     body = {"type": "error", "error": {"type": anthropic_type, "message": "x"}, "request_id": "r1"}
     assert (found.status_code, json.loads(bytes(found.body))) == (status, body)
-    found = error.response({"path": "/v1/chat/completions"})
+    found = error_response(error, {"path": "/v1/chat/completions"})
     assert (found.status_code, json.loads(bytes(found.body))["error"]["type"]) == (error.status, openai_type)
     stream = MessageAnswer("m", [[1]], MessagesBody(messages=[{}]), ByteTokenizer(256)).error(error)
     assert stream == b"event: error\ndata: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"

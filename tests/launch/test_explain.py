@@ -49,7 +49,7 @@ def test_advice_taken_does_what_was_foretold(
     capfd.readouterr()
     assert main(["explain", "base"]) == 0
     out = capfd.readouterr().out
-    assert "replayed as it was, the run has: duration" in out
+    assert "replay of the unchanged run: duration" in out
     assert "numbers  base/explain.json" in out
     found = loaded(here / "base" / "explain.json")
     best = found["outcomes"][0]
@@ -76,7 +76,12 @@ def test_changes_of_the_user_are_tried_alone(here: Path, capfd: pytest.CaptureFi
     assert main(command) == 0
     found = loaded(here / "told" / "explain.json")
     assert {tuple(outcome["overrides"]) for outcome in found["outcomes"]} == {
-        ("scheduler=token_budget", "scheduler.budget=256", "scheduler.max_batch=64", "parallel.layers=[18,14]"),
+        (
+            "scheduler=token_budget",
+            "scheduler.max_batched_tokens=256",
+            "scheduler.max_batch=64",
+            "parallel.layers=[18,14]",
+        ),
         ("scheduler=sarathi", "scheduler.chunk=256", "scheduler.max_batch=64", "parallel.layers=[18,14]"),
     }
     assert found["metric"] == "p99_itl_ms"
@@ -103,12 +108,12 @@ def test_a_turn_of_a_comparison_has_a_command_of_its_own(here: Path, capfd: pyte
     ("arguments", "message"),
     [
         ([], "run: give the run folder, as in gapless explain runs/DATE_TIME"),
-        (["base", "base"], "run: one at a time, as in gapless explain runs/DATE_TIME"),
+        (["base", "base"], "run: give one run folder only, as in gapless explain runs/DATE_TIME"),
         (["nowhere"], "nowhere: no such folder"),
         (["base", "scheduler.chonk=5"], "scheduler.chonk: unknown key; did you mean 'scheduler.chunk'?"),
         (
             ["base", "workload.num_prompts=5"],
-            "workload.num_prompts: cannot be replayed; a change is of scheduler, parallel, cache, simulation, hardware "
+            "workload.num_prompts: cannot be replayed; change keys of scheduler, parallel, cache, simulation, hardware "
             "or cluster",
         ),
         (["base", "scheduler.chunk=none"], "scheduler.chunk='none': must be an integer or auto"),
@@ -116,8 +121,8 @@ def test_a_turn_of_a_comparison_has_a_command_of_its_own(here: Path, capfd: pyte
         (["base", "parallel.layers=[30,3]"], "parallel.layers=[30, 3]: "),
         (["base", "seeds=1"], "seeds=1: must be 3 to 1000"),
         (["base", "objective=speed"], "objective='speed': must be auto, duration, p99_itl_ms or p99_ttft_ms"),
-        (["base", "changes=[chunk]"], "changes='chunk': not understood; changes are KEY=VALUE"),
-        (["."], ".: holds 2 runs; give one of them, as "),
+        (["base", "changes=[chunk]"], "changes='chunk': expected KEY=VALUE"),
+        (["."], ".: has 2 runs; give one of them, as "),
     ],
 )
 def test_errors(

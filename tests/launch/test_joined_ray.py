@@ -11,7 +11,7 @@ import pytest
 
 from gapless import LLM
 from gapless.launch.ray_launcher import RayLauncher
-from gapless.runtime.ledger.ledger import Ledger
+from gapless.runtime.analysis.ledger.ledger import Ledger
 from gapless.runtime.pipeline.protocol import PipelineError
 from tests.launch.test_failure import pids_of
 from tests.launch.test_recovery import LIMITS, check, expected, outputs_with
@@ -21,7 +21,7 @@ from tests.support.users_ray import UsersRay
 __all__ = ["expected"]  # a fixture
 GCS_PATIENCE_S = 16  # the half of it that is left must be enough to start a GCS, also beside other load
 ENV = {"RAY_AUTH_MODE": "disabled", "RAY_gcs_rpc_server_reconnect_timeout_s": str(GCS_PATIENCE_S)}
-DIED = r"rank \d \(stage \d\) died: Ray's (.+) ha(?:s|ve) ended"
+DIED = r"rank \d \(stage \d\) died: Ray's (.+) ha(?:s|ve) died"
 RAYLET = r"raylet of node [\d.]+"
 
 
@@ -57,7 +57,7 @@ def lose(yours: UsersRay, expected: list[list[int]]) -> None:
             Ledger(llm.record).check()
         pipeline = llm._core.pipeline
         pipeline._parallel = replace(pipeline._parallel, start_timeout_s=1.0)
-        line = rf"ranks? .+ did not stand again \({DIED}\) within parallel\.start_timeout_s=1; raise it if .+"
+        line = rf"ranks? .+ did not recover \({DIED}\) within parallel\.start_timeout_s=1; raise it if .+"
         with pytest.raises(PipelineError) as failed:
             outputs_with(llm, [lambda: yours.lose("raylet")])
         assert re.fullmatch(line, str(failed.value)), failed.value
@@ -68,5 +68,5 @@ def test_a_users_ray_is_waited_for(expected: list[list[int]]) -> None:
     with UsersRay(2, ENV) as yours:
         done = finish(lose, yours, expected, env=yours._env)
         assert done.returncode == 0, done.stderr
-        assert re.search(rf"Ray's {RAYLET} has ended; ranks start again when Ray is back at \S+, within", done.stderr)
+        assert re.search(rf"Ray's {RAYLET} has died; waiting for Ray to return at \S+, up to", done.stderr)
         assert "Raylet is terminated" not in done.stdout + done.stderr

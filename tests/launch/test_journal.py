@@ -124,7 +124,7 @@ def test_requests_outlive_their_engine_and_their_server(tmp_path: Path) -> None:
     assert all(20 < each < TOKENS for each in seen)
 
     with serving(tmp_path, *OVERRIDES) as server:  # dies with all of its processes, before much is done
-        assert f"requests taken up again: {len(every)}" in server.log
+        assert f"resumed requests: {len(every)}" in server.log
         time.sleep(0.3)
         for pid in [server.process.pid, *descendants_of(server.process.pid)]:
             os.kill(pid, signal.SIGKILL)
@@ -162,4 +162,4 @@ def test_a_wrong_journal_is_refused_before_anything_starts(tmp_path: Path, capsy
     letter = tmp_path / "letter"
     letter.write_text("no journal")
     assert cli.main(["serve", "model=shipped", f"serve.journal={letter}"]) == 2
-    assert f"serve.journal={letter}: it is no journal" in capsys.readouterr().err
+    assert f"serve.journal={letter}: is not a journal" in capsys.readouterr().err

@@ -59,7 +59,7 @@ def test_what_was_taken_up_is_found_by_its_key_and_path_with_or_without_its_pref
         assert found == ((PATH, "alice", "cmpl-7"), resumed)
     for path, owner, id in ((PATH, "bob", "7"), (PATH, "", "7"), ("/v1/responses", "alice", "7"), (PATH, "alice", "8")):
         assert journaling.find(path, owner, id) is None
-    with pytest.raises(ApiError, match="was taken up from the journal"):
+    with pytest.raises(ApiError, match="was resumed from the journal"):
         journaling.check_new(PATH, "alice", "cmpl-7")
 
 

@@ -17,9 +17,9 @@ import torch
 
 from gapless.conf.errors import ConfigError
 from gapless.kernels import cpp_library, processor
+from gapless.kernels.operators.select import make_kernels
 from gapless.launch.cli import main
 from gapless.launch.commands import COMMANDS
-from gapless.models.kernels.select import make_kernels
 from tests.support.forked import gapless
 from tests.support.tiers import EVERYTHING
 
@@ -28,7 +28,8 @@ FIRST, SHORT = "tests/kernels/test_quantized.py", "tests/kernels/test_row_weight
 PATTERNS = (
     *("tests/kernels/*.py", "tests/models/experts/*.py", "tests/models/test_quantized_folders.py"),
     *("tests/models/gguf/test_quantized.py", "tests/models/gguf/test_experts.py"),
-    *("tests/models/test_kernels.py", "tests/models/test_tokens.py", "tests/launch/test_tokens.py"),
+    *("tests/kernels/operators/test_operators.py", "tests/models/test_cpp_attention.py"),
+    *("tests/models/test_tokens.py", "tests/launch/test_tokens.py"),
 )
 ONE_LEVEL = {"test_cores.py", "test_cuda_products.py", "test_huge_pages.py", "test_tiled.py"}  # or none at all
 FOUND = (file for pattern in PATTERNS for file in ROOT.glob(pattern) if file.name not in ONE_LEVEL)

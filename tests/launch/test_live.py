@@ -26,21 +26,21 @@ from msgspec import structs
 from gapless.conf.build import to_mapping
 from gapless.conf.schema import ServeConfig
 from gapless.launch.compose import compose_one
+from gapless.launch.server.endpoints.live import page_files
 from gapless.launch.server.engine_client import EngineClient
-from gapless.launch.server.last_minute import SECONDS, WINDOW, LastMinute
-from gapless.launch.server.live import MAX_EVENTS, Live, Viewer
-from gapless.launch.server.live_page import page_files
-from gapless.launch.server.live_window import LiveWindow, said_of
+from gapless.launch.server.monitor.last_minute import SECONDS, WINDOW, LastMinute
+from gapless.launch.server.monitor.live import MAX_EVENTS, Live, Viewer
+from gapless.launch.server.monitor.live_window import LiveWindow, said_of
 from gapless.launch.server.prometheus import Metrics
-from gapless.runtime.drawing.formatting import cause_label
+from gapless.runtime.analysis.drawing.formatting import cause_label
+from gapless.runtime.analysis.ledger.causes import CAUSES, Cause
+from gapless.runtime.analysis.ledger.ledger import Ledger
+from gapless.runtime.analysis.live.recording import Recording, decoder, join_parts
+from gapless.runtime.analysis.run_folder.read import read_run_folder
 from gapless.runtime.engine.intake import Intake
 from gapless.runtime.engine.plan import make_plan
-from gapless.runtime.ledger.causes import CAUSES, Cause
-from gapless.runtime.ledger.ledger import Ledger
-from gapless.runtime.run_folder.read import read_run_folder
 from gapless.runtime.serving.messages import LiveSpans, Snapshot, encoder
-from gapless.runtime.serving.recording import Recording, decoder, join_parts
-from tests.runtime.explain.test_replayed_causes import run_of
+from tests.runtime.analysis.explain.test_replayed_causes import run_of
 from tests.support.browser import CHROMIUM, CONTROL, DRIVER, ENTER, RIGHT, Browser, browsing
 from tests.support.prefix_proxy import below_path
 from tests.support.server import Server, serving
@@ -137,7 +137,7 @@ def test_events_tell_all_that_the_stages_did(server: Server) -> None:
     assert max(max(part["decodes"], default=0) for part in spans) >= 2
     text = json.dumps(found)
     assert PROMPT not in text
-    assert "import" not in text
+    assert "import os" not in text
     row = found["second"][-1]["row"]
     assert row[1] > 0  # tokens/s
     assert 0 < row[7] <= row[8]  # TBT, p50 and p99
@@ -262,14 +262,15 @@ def test_the_page_says_nothing_too_early_and_that_no_request_is_there() -> None:
     record = window.record_at(105.0, state)
     assert record is not None
     config = compose_one([], ServeConfig, "serve")
-    assert said_of(record, to_mapping(config)).words == ["No request was there."]
+    assert said_of(record, to_mapping(config)).words == ["There were no requests."]
 
 
 def snapshot(second: int, is_idle: bool = False) -> Snapshot:
     """Return the state of an engine that computes a quarter of the time."""
     idle = [0.0] * len(CAUSES)
     idle[Cause.CONTROL.code] = 0.75 * second
-    return Snapshot(float(second), 3, 1, 50, 0, [], False, 0, 0, 0, [0.25 * second], [idle], [float(second)], is_idle)
+    counted = {"busy": [0.25 * second], "idle": [idle], "ends": [float(second)]}
+    return Snapshot(float(second), 3, 1, 50, False, 0, 0, 0, is_idle, **counted)
 
 
 @pytest.mark.slow
@@ -418,7 +419,7 @@ def test_a_recording_is_a_run_folder(server: Server) -> None:
         answer, refused = sorted((one.result() for one in both), key=lambda one: one.status_code)
         answered = time.monotonic()
     assert answer.status_code == 200, answer.text
-    assert (refused.status_code, "under way" in refused.text) == (409, True)
+    assert (refused.status_code, "in progress" in refused.text) == (409, True)
     found = answer.json()
     folder = Path(found["folder"])
     assert re.fullmatch(r"recording_\d+", folder.name)
@@ -441,7 +442,7 @@ def test_a_recording_is_a_run_folder(server: Server) -> None:
     tokens = sum(request.output_tokens for request in (*run.requests, *run.crossing))
     assert kept.summary["output_throughput"] == pytest.approx(tokens / kept.summary["duration"])
     assert tokens > 20 * len(run.requests) + 8
-    (crossing,) = re.findall(r"(\d+) requests came before it or had not ended with it", run.notes[-1])
+    (crossing,) = re.findall(r"(\d+) requests started before it or continued after it", run.notes[-1])
     assert 8 <= int(crossing) <= 8 + 4  # the long ones, and of two streams at both ends
     assert "stage 1" in (folder / "report.html").read_text()
 
@@ -466,7 +467,7 @@ def test_a_recording_of_an_idle_server_and_wrong_ones(server: Server, tmp_path: 
     idle = record(server, "0.2")
     assert idle.status_code == 200, idle.text
     found = idle.json()
-    assert (found["micro_batches"], found["bubble_fraction"], found["words"]) == (0, 1.0, ["No request was there."])
+    assert (found["micro_batches"], found["bubble_fraction"], found["words"]) == (0, 1.0, ["There were no requests."])
     assert found["duration"] >= 0.2
     for seconds in ("0", "x", "nan", "1e9"):
         wrong = record(server, seconds)
@@ -480,7 +481,7 @@ def test_a_recording_of_an_idle_server_and_wrong_ones(server: Server, tmp_path: 
     ):
         unknown = httpx2.request("POST" if "record" in path else "GET", server.url + path, headers=KEY)
         assert unknown.status_code == 400
-        assert re.search("no query parameter of /.*; must be .*replica$", unknown.json()["error"]["message"])
+        assert re.search("not a query parameter of /.*; must be .*replica$", unknown.json()["error"]["message"])
     assert httpx2.get(f"{server.url}/v1/models?beta=true", headers=KEY).status_code == 200
     assert record(server, headers={}).status_code == 401
     assert record(server, headers={**KEY, "sec-fetch-site": "cross-site"}).status_code == 403

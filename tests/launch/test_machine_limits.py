@@ -17,7 +17,7 @@ from gapless.launch.commands import COMMANDS
 from tests.support.tiers import HANGS_S
 
 SIMULATE = ("simulate", "scheduler=sarathi", "workload=fixed", "workload.num_prompts=200", "workload.input_len=100")
-GONE = "gapless: error: the working folder has been deleted; change to a folder that is there\n"
+GONE = "gapless: error: the working directory has been deleted; change to an existing one\n"
 
 
 def run(folder: Path, *arguments: str, first: Callable[[], object]) -> subprocess.CompletedProcess[str]:
@@ -34,7 +34,7 @@ def files(soft: int, hard: int) -> Callable[[], object]:
 def test_too_few_files_are_one_line(tmp_path: Path, command: str, hard: int) -> None:
     done = run(tmp_path, command, first=files(hard, hard))
     assert (done.returncode, done.stdout) == (2, "")
-    line = f"gapless: error: a process may open {hard} files here (ulimit -Hn); must be 128 at least\n"
+    line = f"gapless: error: 128 open files are needed, and the limit is {hard} (ulimit -Hn); raise it\n"
     assert done.stderr == line
 
 
@@ -45,8 +45,8 @@ def test_a_low_soft_limit_is_raised(tmp_path: Path) -> None:
 
 def test_fewer_connections_are_advised_where_some_fit(tmp_path: Path) -> None:
     done = run(tmp_path, "serve", "model=tiny", "serve.max_connections=300", first=files(200, 200))
-    assert "serve.max_connections=300: a process may open 200 files here (ulimit -Hn); must be 428" in done.stderr
-    assert "serve.max_connections=72 at most" in done.stderr
+    assert "serve.max_connections=300: 428 open files are needed, and the limit is 200 (ulimit -Hn)" in done.stderr
+    assert "or use serve.max_connections=72" in done.stderr
 
 
 @pytest.mark.parametrize("command", [name for name, command in COMMANDS.items() if command.positional is None])

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from gapless.launch.server.endpoints.messages import MessageAnswer
+from gapless.launch.server.endpoints.responses import ResponseAnswer
 from gapless.launch.server.engine_client import Delta
 from gapless.launch.server.errors import ApiError
-from gapless.launch.server.messages import MessageAnswer
 from gapless.launch.server.messages_input import MessagesBody
 from gapless.launch.server.read_body import validated
 from gapless.launch.server.requests import ChatBody, ResponseBody
 from gapless.launch.server.response_input import response_messages
-from gapless.launch.server.responses import ResponseAnswer
 from gapless.launch.server.tools.dialect import Dialect, Speech
 from gapless.launch.server.tools.tool_set import Function, ToolSet
 from gapless.models.chat_template import ChatTemplate

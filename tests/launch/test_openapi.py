@@ -1,38 +1,20 @@
-"""The server's OpenAPI document, made as it is for a request, without an engine behind it."""
+"""The table of endpoints, and the OpenAPI document that is made of it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from typing import Any, cast
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gapless import LLM
-from gapless.conf.serving import ServingConfig
-from gapless.launch.server.app import make_app
-from gapless.launch.server.keys import Keys
-from gapless.launch.server.prometheus import Metrics
-from gapless.launch.server.service import Service
+from gapless.launch.server.openapi import document
+from gapless.launch.server.routes import ROUTES
 
-
-@pytest.fixture(scope="module")
-def document() -> dict[str, Any]:
-    with LLM("shipped") as llm:
-        unused = cast(Any, None)
-        service = Service(
-            config=ServingConfig(),
-            keys=Keys(()),
-            model="m",
-            max_model_len=8,
-            intake=cast(Any, llm),
-            compiler=unused,
-            client=unused,
-            metrics=Metrics("m", 1),
-            live=(),
-            recorders=(),
-            is_local=True,
-        )
-        return make_app(service).openapi()
+PAGE = Path(__file__).parents[2] / "docs/serve.md"
+DOCUMENT = document(ROUTES)
+DOCUMENTED = [route for route in ROUTES if route.is_documented]
 
 
 def references(node: object) -> Iterator[str]:
@@ -45,21 +27,46 @@ def references(node: object) -> Iterator[str]:
             yield from references(value)
 
 
-def test_each_reference_leads_to_a_schema(document: dict[str, Any]) -> None:
-    found = set(references(document))
+def test_each_reference_leads_to_a_schema() -> None:
+    found = set(references(DOCUMENT))
     assert "#/components/schemas/Error" in found
-    assert {each.removeprefix("#/components/schemas/") for each in found} <= set(document["components"]["schemas"])
+    assert {each.removeprefix("#/components/schemas/") for each in found} <= set(DOCUMENT["components"]["schemas"])
 
 
-def test_each_path_says_its_errors(document: dict[str, Any]) -> None:
-    error = {"$ref": "#/components/schemas/Error"}
-    for path, operations in document["paths"].items():
-        for operation in operations.values():
-            responses = operation["responses"]
-            assert {"200", "400", "503"} <= set(responses), path
-            assert responses["400"]["content"]["application/json"]["schema"] == error
-            assert ("401" in responses) == (path.startswith("/v1/") or path.endswith("tokenize")), path
-            assert "422" not in responses, path
-    streamed = document["paths"]["/v1/completions"]["post"]["responses"]
+@pytest.mark.parametrize("route", DOCUMENTED, ids=lambda route: f"{route.method} {route.path}")
+def test_an_operation_has_its_texts_parameters_and_errors(route: Any) -> None:
+    operation = DOCUMENT["paths"][route.path.replace(":path", "")][route.method.lower()]
+    responses = operation["responses"]
+    assert {"200", "400", "503"} <= set(responses)
+    assert "422" not in responses
+    assert responses["400"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/Error"}
+    assert ("401" in responses) == ("security" in operation) == route.needs_key
+    assert ("requestBody" in operation) == (route.body is not None)
+    assert "\n" not in operation["summary"]
+    assert operation["summary"][-1:].isalnum()
+    given = [each["name"] for each in operation.get("parameters", ()) if each["in"] == "path"]
+    assert all(f"{{{name}" in route.path for name in given)
+    assert len(given) == route.path.count("{")
+
+
+def test_a_path_that_generates_may_stream_or_be_overloaded() -> None:
+    streamed = DOCUMENT["paths"]["/v1/completions"]["post"]["responses"]
     assert {"401", "404", "413", "429", "504"} <= set(streamed)
     assert "text/event-stream" in streamed["200"]["content"]
+
+
+def test_only_pages_health_and_metrics_are_open() -> None:
+    opened = {route.path for route in ROUTES if not route.needs_key}
+    assert opened == {
+        *("/", "/health", "/health/live", "/health/ready", "/load", "/metrics", "/page/{name}"),
+        *("/recordings/{token}/{name}", "/version"),
+    }
+
+
+@pytest.mark.parametrize("path", [route.path for route in DOCUMENTED if "{" not in route.path])
+def test_the_page_has_each_path(path: str) -> None:
+    assert re.search(rf"`((GET|POST) )?{re.escape(path)}[?`]", PAGE.read_text()), path
+
+
+def test_no_two_rows_are_one_endpoint() -> None:
+    assert len({(route.method, route.path) for route in ROUTES}) == len(ROUTES)

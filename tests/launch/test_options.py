@@ -71,23 +71,23 @@ def test_what_hydra_and_we_print_instead_of_a_run(
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["generate", "--cfg"], "--cfg: needs a value: job, hydra, all"),
+        (["generate", "--cfg"], "--cfg: missing value: job, hydra, all"),
         (["generate", "--cfg", "jb"], "--cfg jb: unknown; did you mean 'job'?"),
         (
             ["generate", "--cfg", "job", "-p", "modle"],
-            "--package modle: no such part of the config; did you mean 'model'?",
+            "--package modle: not a part of the config; did you mean 'model'?",
         ),
         (
             ["generate", "--cfg", "job", "scheduler.chnk=3"],
             "scheduler.chnk: unknown key; did you mean 'scheduler.chunk'?",
         ),
-        (["generate", "--resolve"], "--resolve: only with --cfg, as in --cfg job --resolve"),
-        (["generate", "--package", "model"], "--package: only with --cfg, as in --cfg job --package KEY"),
-        (["generate", "-m", "--cfg", "job"], "--multirun and --cfg: give one of them"),
-        (["generate", "--cfg", "job", "--info"], "--cfg and --info: give one of them"),
+        (["generate", "--resolve"], "--resolve: requires --cfg, as in --cfg job --resolve"),
+        (["generate", "--package", "model"], "--package: requires --cfg, as in --cfg job --package KEY"),
+        (["generate", "-m", "--cfg", "job"], "--multirun and --cfg are exclusive; give one of them"),
+        (["generate", "--cfg", "job", "--info"], "--cfg and --info are exclusive; give one of them"),
         (["generate", "--resolve=yes"], "--resolve=yes: --resolve takes no value"),
-        (["report", "--cfg", "job"], "--cfg: report has no such option; valid: --help, --version, --shell-completion"),
-        (["--cfg", "job"], "--cfg: give a command first, as in gapless generate --cfg"),
+        (["report", "--cfg", "job"], "--cfg: not an option of report; valid: --help, --version, --shell-completion"),
+        (["--cfg", "job"], "--cfg: goes after a command, as in gapless generate --cfg"),
         (["--versoin"], "--versoin: unknown option; did you mean '--version'?"),
         (["generate", "--mutlirun"], "--mutlirun: unknown option; did you mean '--multirun'?"),
         (["generate", "--out", "x"], "--out: unknown option; did you mean 'outputs=x'?"),
@@ -105,7 +105,7 @@ def test_what_hydra_and_we_print_instead_of_a_run(
             "--sort: unknown option; did you mean 'sort=mean_tpot_ms'?",
         ),
         (["generate", "hydra/launcher=nope"], "hydra/launcher=nope: unknown; valid: basic"),
-        (["generate", "hydra/nope=basic"], "hydra/nope: unknown group of hydra's"),
+        (["generate", "hydra/nope=basic"], "hydra/nope: unknown hydra group"),
     ],
 )
 def test_each_wrong_option_is_one_line(
@@ -128,7 +128,7 @@ def test_a_plug_in_of_hydra_s_that_is_not_installed_names_its_extra(
     known.pop("joblib.yaml", None)
     monkeypatch.setitem(ConfigStore.instance().repo["hydra"], "launcher", known)
     assert main(["generate", "prompt=x", "-m", "hydra/launcher=joblib"]) == 2
-    line = "hydra/launcher=joblib: not installed; pip install '.[sweep]' in a checkout installs it"
+    line = "hydra/launcher=joblib: not installed; run pip install '.[sweep]' in a checkout"
     assert capfd.readouterr().err == f"gapless: error: {line}\n"
 
 

@@ -19,17 +19,16 @@ from tests.support.tiers import HANGS_S
     [
         (1, None, 2, 0.2, None),
         (4, None, 8, 5.9, None),
-        (2, 2, 2, 0.0, "4 threads share this machine's cores (2); parallel.threads=1 may be faster"),
-        (4, None, 2, 0.0, "4 threads share this machine's cores (2); fewer ranks may be faster"),
+        (2, 2, 2, 0.0, "4 threads for 2 cores; parallel.threads=1 may be faster"),
+        (4, None, 2, 0.0, "4 threads for 2 cores; fewer ranks may be faster"),
         (
             1,
             None,
             2,
             2.04,
-            "2.0 processes already want this machine's cores (2), so that times will vary; "
-            "parallel.threads=1 may be faster",
+            "the machine is busy (load 2.0 on 2 cores), so times will vary; parallel.threads=1 may be faster",
         ),
-        (2, None, 2, 2.0, "2.0 processes already want this machine's cores (2), so that times will vary"),
+        (2, None, 2, 2.0, "the machine is busy (load 2.0 on 2 cores), so times will vary"),
     ],
 )
 def test_what_is_short_is_said(ranks: int, threads: int | None, cores: int, load: float, expected: str | None) -> None:

@@ -76,5 +76,5 @@ def test_without_that_order_a_priority_is_refused(tmp_path: Path) -> None:
     with serving(tmp_path, "parallel.threads=1") as plain:
         answer = complete(plain, priority=1)
         assert answer.status_code == 400
-        assert answer.json()["error"]["message"] == "priority: only where the server has scheduler.order=priority"
+        assert answer.json()["error"]["message"] == "priority: only with scheduler.order=priority on the server"
         assert complete(plain, priority=0).status_code == 200

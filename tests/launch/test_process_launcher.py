@@ -40,8 +40,12 @@ def test_a_dead_rank_is_replaced_and_tokens_are_those_of_one_process() -> None:
 
 def test_what_needs_ray_is_refused() -> None:
     for parallel, device, why in [
-        (ParallelConfig(pp=2), "cuda", "parallel.launcher=process: starts ranks on CPUs; choose ray for hardware="),
-        (ParallelConfig(pp=2, spares=1), "cpu", "parallel.spares=1: parallel.launcher=process has none; choose ray"),
+        (ParallelConfig(pp=2), "cuda", "parallel.launcher=process: supports CPUs only; use ray for hardware="),
+        (
+            ParallelConfig(pp=2, spares=1),
+            "cpu",
+            "parallel.spares=1: not supported by parallel.launcher=process; use ray",
+        ),
     ]:
         with pytest.raises(ConfigError, match=why):
             ProcessLauncher().check(parallel, HardwareConfig(device=device))

@@ -16,11 +16,11 @@ from gapless.launch import compose, profile
 from gapless.launch.cli import main
 from gapless.launch.ray_launcher import RayLauncher
 from gapless.parallel.placement import StageLink
-from gapless.runtime.cost.measured import read_measured
-from gapless.runtime.cost.profile_folder import OPERATORS, OperatorSample, ProfileFolder
-from gapless.runtime.cost.profile_point import Point
-from gapless.runtime.profiling.profile_plan import plan_profile
-from gapless.runtime.profiling.session import missing
+from gapless.runtime.simulation.cost.measured import read_measured
+from gapless.runtime.simulation.cost.profile_folder import OPERATORS, OperatorSample, ProfileFolder
+from gapless.runtime.simulation.cost.profile_point import Point
+from gapless.runtime.simulation.profiling.profile_plan import plan_profile
+from gapless.runtime.simulation.profiling.session import missing
 
 SMALL = ["model=tiny", "parallel.threads=1", "max_tokens=32", "max_context=64", "max_decodes=4", "cache.num_blocks=64"]
 
@@ -75,7 +75,7 @@ def test_one_rank_goes_on_where_it_was_stopped_and_is_checked_and_simulated(
     assert main(["profile", "check=profiles/tiny_cpu_pp1"]) == 0
     assert not (here / "profiles" / "shipped_cpu_pp1").exists()
     assert main(["profile", *SMALL, "model.dtype=bfloat16", "hydra.run.dir=profiles/tiny_cpu_pp1"]) == 2
-    assert "holds measurements with dtype=float32, not bfloat16" in capsys.readouterr().err
+    assert "contains measurements with dtype=float32, not bfloat16" in capsys.readouterr().err
 
     simulated = [
         "simulate",
@@ -93,7 +93,7 @@ def test_one_rank_goes_on_where_it_was_stopped_and_is_checked_and_simulated(
     assert main([*simulated, "hydra.run.dir=out"]) == 0
     assert json.loads((here / "out" / "summary.json").read_text())["completed"] == 6
     assert main([*simulated, "parallel=pp2", "hydra.run.dir=out2"]) == 2
-    assert "holds no sends between stages" in capsys.readouterr().err
+    assert "has no sends between stages" in capsys.readouterr().err
     assert main([*simulated, "hardware=a100-80g", "hydra.run.dir=out2", "model.dtype=float32"]) == 2
     assert "measured on hardware=cpu, not a100-80g" in capsys.readouterr().err
 
@@ -168,7 +168,7 @@ def test_what_is_missing_is_measured_in_rounds() -> None:
         (["max_tokens=4"], "max_tokens=4: must be 16 or more"),
         (["neighbours=-1"], "neighbours=-1: must be null or 0 or more"),
         (["model=tiny", "max_context=100000"], "max_context=100000: must be at most the model's "),
-        (["check=none"], "check=none: no profile there (profile.yaml); gapless profile makes one"),
+        (["check=none"], "check=none: contains no profile (profile.yaml); create one with gapless profile"),
         (["sampls=3"], "sampls: unknown key; did you mean 'samples'?"),
     ],
 )
@@ -196,5 +196,5 @@ def test_on_a_gpu_operators_add_up_too(tmp_path: Path) -> None:
 
 
 def test_a_check_reads_what_is_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no profile there"):
+    with pytest.raises(ConfigError, match="contains no profile"):
         profile.show_errors(Console(quiet=True), ProfileFolder(tmp_path))

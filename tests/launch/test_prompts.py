@@ -74,5 +74,5 @@ def test_the_one_prompt_of_a_batch_s_completion(prompt: Any, tmp_path: Path) -> 
 
 def test_a_batch_s_request_is_refused_in_the_servers_words(tmp_path: Path) -> None:
     row = {"url": "/v1/chat/completions", "body": {"messages": [USER], "top_logprobs": 3}}
-    with pytest.raises(ConfigError, match="top_logprobs: only with logprobs=true"):
+    with pytest.raises(ConfigError, match="top_logprobs: requires logprobs=true"):
         prompt_of(row, tmp_path)

@@ -27,7 +27,7 @@ def test_requests_fill_up_evenly_and_each_key_has_its_own() -> None:
         limits.admit("key 0", 10)
     assert (refused.value.status, refused.value.code) == (429, "rate_limit_exceeded")
     assert refused.value.headers == {"retry-after": "30"}
-    assert "serve.requests_per_minute=2 is used up. Please try again in 30.0s." in refused.value.message
+    assert "serve.requests_per_minute=2 is exhausted. Please try again in 30.0s." in refused.value.message
     clock.now = 29.0
     with pytest.raises(ApiError):
         limits.admit("key 0", 10)
@@ -40,7 +40,7 @@ def test_a_long_output_overdraws_and_the_next_request_waits_for_it() -> None:
     limits = RateLimits(None, 600, clock)
     limits.admit("", 100)
     limits.spend("", 800)
-    with pytest.raises(ApiError, match=r"tokens_per_minute=600 is used up\. Please try again in 30\.1s"):
+    with pytest.raises(ApiError, match=r"tokens_per_minute=600 is exhausted\. Please try again in 30\.1s"):
         limits.admit("", 1)
     clock.now = 30.1
     limits.admit("", 10_000)  # more than a minute's worth: let in, and all of it paid for

@@ -21,11 +21,9 @@ def test_a_given_address_must_answer_as_ray_does() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:  # takes connections, and says nothing
         address = f"127.0.0.1:{server.getsockname()[1]}"
         parallel = ParallelConfig(pp=2, launcher="ray", ray_address=address)
-        with pytest.raises(
-            ConfigError, match=rf"^parallel\.ray_address={address}: what answers there is not Ray's GCS"
-        ):
+        with pytest.raises(ConfigError, match=rf"^parallel\.ray_address={address}: the server there is not Ray's GCS"):
             RayLauncher().check(parallel, HardwareConfig())
-    with pytest.raises(ConfigError, match=rf"^parallel\.ray_address={address}: nothing answers there"):
+    with pytest.raises(ConfigError, match=rf"^parallel\.ray_address={address}: nothing responds there"):
         RayLauncher().check(parallel, HardwareConfig())
 
 
@@ -43,7 +41,7 @@ def test_without_an_address_none_is_asked(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize(
     ("file", "line"),
-    [("127.0.0.1:{}", r" \(.*:{}\): nothing answers there .*; start Ray there"), (None, ": no Ray runs")],
+    [("127.0.0.1:{}", r" \(.*:{}\): nothing responds there .*; start Ray there"), (None, ": no Ray runs")],
 )
 def test_auto_stands_for_a_ray_that_answers(
     file: str | None, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

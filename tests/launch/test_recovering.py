@@ -23,15 +23,17 @@ from gapless.launch.server.app import make_app
 from gapless.launch.server.compiler import Compiler
 from gapless.launch.server.engine_client import EngineClient
 from gapless.launch.server.keys import Keys
-from gapless.launch.server.live import Live
+from gapless.launch.server.monitor.live import Live
+from gapless.launch.server.monitor.monitor import Monitor, idle_by_cause
 from gapless.launch.server.prometheus import Metrics
 from gapless.launch.server.replica_set import ReplicaSet
 from gapless.launch.server.service import Service
+from gapless.runtime.analysis.ledger.causes import CAUSES, Cause
+from gapless.runtime.analysis.live.idle_now import idle_at
+from gapless.runtime.core.compute_share import ComputeShare
 from gapless.runtime.core.run_record import FaultReason, FaultRecord
 from gapless.runtime.engine.intake import Intake
 from gapless.runtime.engine.plan import make_plan
-from gapless.runtime.ledger.causes import CAUSES, Cause
-from gapless.runtime.ledger.compute_shares import ComputeShare
 from gapless.runtime.serving.messages import (
     TOKEN_BOUNDS,
     Failed,
@@ -56,17 +58,16 @@ def snapshot(*faults: FaultRecord, ended: float, is_idle: bool = False) -> Snaps
         3,
         1,
         50,
-        0,
-        [0] * (len(TOKEN_BOUNDS) + 1),
         False,
         0,
         0,
         0,
-        [1.0] * STAGES,
-        idle,
-        [ended] * STAGES,
         is_idle,
         Recovery.of(faults),
+        by_tokens=[0] * (len(TOKEN_BOUNDS) + 1),
+        busy=[1.0] * STAGES,
+        idle=idle,
+        ends=[ended] * STAGES,
     )
 
 
@@ -108,7 +109,7 @@ def front() -> Iterator[Front]:
     config = compose_one([], ServeConfig, "serve")
     intake, metrics, said = Intake(make_plan(config)), Metrics("mine", 100), []
     client = EngineClient(config, intake.tokenizer, metrics, lambda level, text: said.append((level, text)))
-    live = Live("mine", client)
+    live, metrics.idle_by_cause = Live("mine", client), idle_by_cause
     app = make_app(
         Service(
             config=config.serve,
@@ -119,8 +120,7 @@ def front() -> Iterator[Front]:
             compiler=Compiler((None, 256, (0,))),
             client=client,
             metrics=metrics,
-            live=[live],
-            recorders=(),
+            monitor=Monitor([live], ()),
             is_local=True,
         )
     )
@@ -201,12 +201,12 @@ def test_a_fleet_prefers_replicas_that_are_ready() -> None:
 
 
 def test_waits_that_are_not_over_have_their_cause() -> None:
-    idle = snapshot(ended=10.0, is_idle=True).idle_at(14.0)
+    idle = idle_at(snapshot(ended=10.0, is_idle=True), 14.0)
     assert [row[Cause.STARVED_NO_REQUEST.code] for row in idle] == [4.0] * STAGES
-    down = snapshot(fault(11.0, None), ended=10.0, is_idle=True).idle_at(14.0)
+    down = idle_at(snapshot(fault(11.0, None), ended=10.0, is_idle=True), 14.0)
     assert [row[Cause.RECOVERY.code] for row in down] == [3.0] * STAGES
     assert [sum(row) for row in down] == [3.0] * STAGES
-    assert snapshot(fault(11.0, 12.0), ended=10.0).idle_at(14.0) == [[0.0] * len(CAUSES)] * STAGES
+    assert idle_at(snapshot(fault(11.0, 12.0), ended=10.0), 14.0) == [[0.0] * len(CAUSES)] * STAGES
 
 
 @pytest.mark.slow

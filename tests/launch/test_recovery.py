@@ -25,8 +25,8 @@ from gapless.conf.schema import HardwareConfig, ParallelConfig
 from gapless.launch.ray_launcher import RayLauncher
 from gapless.parallel.control import ControlClient, Endpoint
 from gapless.parallel.frames import ConnectionLost
+from gapless.runtime.analysis.ledger.ledger import Ledger
 from gapless.runtime.core.run_record import FaultRecord
-from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.pipeline.protocol import PipelineError
 from tests.launch.test_failure import pids_of
 from tests.support.forked import finish
@@ -211,7 +211,7 @@ def test_a_program_has_its_own_way_with_what_is_logged_of_a_fault(
         logger.removeHandler(handler)
         handler.close()
     assert fault.startswith("WARNING gapless.runtime.engine.llm rank ")
-    assert fault.endswith("; the pipeline recovers, and 4 requests wait")
+    assert fault.endswith("; the pipeline is recovering, 4 requests waiting")
     assert repair.startswith("WARNING gapless.runtime.engine.llm the pipeline has recovered, ")
     assert len(llm.record.faults) == 2
     assert capfd.readouterr() == ("", "")
@@ -304,13 +304,13 @@ def test_the_layers_of_a_lost_stage_go_to_the_others_while_they_fit(
         assert outputs_with(llm, [lambda: kill(launcher.ranks[1].pid)]) == expected
         (fault,) = llm.record.faults
         assert (fault.stages, fault.ranks, len(llm.where)) == (2, [0, 1], 2)
-        warning = "no place for rank 1 for 0.5 s (parallel.resplit_after_s): all layers go to 2 stages"
+        warning = "no room for rank 1 for 0.5 s (parallel.resplit_after_s): continuing with 2 stages"
         assert warning in caplog.text
         ledger = Ledger(llm.record)
         ledger.check()
         assert ledger.busy_seconds(2) > 0
         llm.reset()
-        text = r"no place for rank 1 \(stage 1\) any more, and fewer stages do not do: .*memory"
+        text = r"no room for rank 1 \(stage 1\), and the model does not fit into fewer stages: .*memory"
         with pytest.raises(PipelineError, match=text):
             outputs_with(llm, [lambda: kill(launcher.ranks[1].pid)])
 
@@ -318,7 +318,7 @@ def test_the_layers_of_a_lost_stage_go_to_the_others_while_they_fit(
 @pytest.mark.slow
 def test_too_many_faults_end_the_run() -> None:
     with stages(**{"parallel.max_recoveries": 1}) as (llm, launcher):
-        text = r"^rank 0 \(stage 0\) died.*; it is fault 2 within 600 s \(parallel\.max_recoveries=1\)$"
+        text = r"^rank 0 \(stage 0\) died.*; fault 2 within 600 s \(parallel\.max_recoveries=1\)$"
         with pytest.raises(PipelineError, match=text):
             outputs_with(llm, [lambda: kill(launcher.ranks[0].pid)] * 2)
 

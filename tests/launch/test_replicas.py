@@ -31,7 +31,7 @@ def config_of(*overrides: str) -> ServeConfig:
 
 
 def until_all_are_ready(server: Server) -> None:
-    server.until(lambda: httpx2.get(f"{server.url}/health").json()["reason"] == "requests are taken")
+    server.until(lambda: httpx2.get(f"{server.url}/health").json()["reason"] == "requests are accepted")
 
 
 def by_replica(server: Server, name: str) -> dict[str, float]:
@@ -60,7 +60,7 @@ def test_two_replicas_share_requests_and_one_goes_on_alone(tmp_path: Path) -> No
         assert all(done == "data: [DONE]" for _, done in ends)
         health = httpx2.get(f"{server.url}/health")
         assert health.status_code == 200
-        words = "1 of 2 replicas failed: the engine's process has died; requests are taken by 1"
+        words = "1 of 2 replicas failed: the engine process died; 1 of 2 accept requests"
         assert health.json() == {"status": "ready", "reason": words}
         assert sorted(by_replica(server, "replica_ready").values()) == [0, 1]
         for _ in range(3):

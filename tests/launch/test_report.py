@@ -120,7 +120,7 @@ def test_errors(runs: Path, arguments: list[str], message: str, capsys: pytest.C
     assert message in line
 
 
-TRACES = Path(__file__).parents[1] / "runtime/traces/vllm_pp2"
+TRACES = Path(__file__).parents[1] / "runtime/analysis/traces/vllm_pp2"
 
 
 def test_traces_of_another_engine_become_a_run_folder(
@@ -161,36 +161,19 @@ def test_traces_of_another_engine_become_a_run_folder(
     assert "2 settings" in capsys.readouterr().out
 
 
-def test_the_log_of_vllm_becomes_a_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = tmp_path / "serve.log"
-    log.write_bytes((TRACES.parent / "recorded" / "vllm_iterations.log").read_bytes())
-    assert main(["report", "import=vllm_log", str(log)]) == 0
-    assert "imported from its iteration log\n100 micro-batches in" in capsys.readouterr().out
-    assert (tmp_path / "imported" / "report.html").is_file()
+def test_an_unknown_format_is_refused(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "import=nsys"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "import='nsys': must be null or kineto" in line
 
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["vllm_log", "multirun"], "multirun: holds no line of vLLM's iteration log"),
-        (["vllm_log", "nowhere"], "nowhere: no such file or folder"),
-        (["nsys"], "import='nsys': must be null, kineto or vllm_log"),
-    ],
-)
-def test_what_holds_no_log(arguments: list[str], line: str, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", f"import={arguments[0]}", *arguments[1:]]) == 2
-    error = capsys.readouterr().err
-    assert line in error
-    assert len(error.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        ([], "runs: give the folder of the traces, as in gapless report import=kineto TRACES"),
+        ([], "runs: give the trace folder, as in gapless report import=kineto TRACES"),
         (["nowhere"], "nowhere: no such file or folder"),
-        (["multirun"], "multirun: holds no trace, which is a .json or .json.gz file"),
-        (["multirun/a/0/summary.json"], "multirun/a/0/summary.json: not a Chrome trace, it has no traceEvents"),
+        (["multirun"], "multirun: contains no trace (.json or .json.gz)"),
+        (["multirun/a/0/summary.json"], "multirun/a/0/summary.json: not a Chrome trace: it has no traceEvents"),
     ],
 )
 def test_what_holds_no_trace(arguments: list[str], line: str, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

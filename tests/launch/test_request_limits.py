@@ -18,7 +18,7 @@ from gapless.conf.errors import ConfigError
 from gapless.conf.sampling import SamplingParams
 from gapless.conf.schema import ModelConfig
 from gapless.launch.cli import main
-from gapless.launch.server.answers import CompletionAnswer
+from gapless.launch.server.endpoints.completions import CompletionAnswer
 from gapless.launch.server.requests import CompletionBody
 from gapless.models.generation_config import sampling_defaults
 from gapless.models.tokenizer import ByteTokenizer, FileTokenizer, load_tokenizer
@@ -144,7 +144,7 @@ def test_older_names_of_structured_outputs(server: Server, given: dict[str, Any]
         ({"bad_words": ["yes"], "guided_json": {"const": "yes"}}, ("bad_words", "structured_outputs")),
         ({"min_tokens": 9, "structured_outputs": {"choice": ["yes"]}}, ("min_tokens", "structured_outputs")),
         ({"allowed_token_ids": [0], "min_tokens": 1}, ("allowed_token_ids", "min_tokens")),
-        ({"allowed_token_ids": []}, ("allowed_token_ids", "not empty")),
+        ({"allowed_token_ids": []}, ("allowed_token_ids", "non-empty")),
         ({"repetition_penalty": 1e-38}, ("repetition_penalty",)),
         ({"temperature": 1e-40}, ("temperature",)),
         ({"presence_penalty": 1e39}, ("presence_penalty",)),

@@ -48,7 +48,10 @@ def config(*words: str) -> ServeConfig:
         ("--max-model-len 1.5K", ["model.max_model_len=1536"]),
         ("--max-model-len -1", ["model.max_model_len=null"]),
         ("--max-num-batched-tokens 512", ["scheduler.chunk=512"]),
-        ("--max-num-batched-tokens 512 scheduler=token_budget", ["scheduler.budget=512", "scheduler=token_budget"]),
+        (
+            "--max-num-batched-tokens 512 scheduler=token_budget",
+            ["scheduler.max_batched_tokens=512", "scheduler=token_budget"],
+        ),
         ("--dtype half --seed 3 --enforce-eager", ["model.dtype=float16", "seed=3", "model.cuda_graphs=false"]),
         ("--no-enable-prefix-caching", ["cache.prefix_caching=false"]),
         ("tiny --api-key one two", ["model=tiny", "serve.api_keys=['one','two']"]),
@@ -88,15 +91,15 @@ def test_a_line_says_which_key_it_is_but_no_secret(caplog: pytest.LogCaptureFixt
         "--api-key: is serve.api_keys here",
         "--swap-space 4: ignored; preempted requests are recomputed, never swapped",
     ]
-    assert "tiny: a shape with random weights" in caplog.records[0].getMessage()
+    assert "tiny: has random weights" in caplog.records[0].getMessage()
 
 
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--port"], "--port: needs a value"),
-        (["--port", "--seed", "3"], "--port: needs a value"),
-        (["one", "two"], "two: a second model, beside one; other words are KEY=VALUE"),
+        (["--port"], "--port: missing value"),
+        (["--port", "--seed", "3"], "--port: missing value"),
+        (["one", "two"], "two: unexpected argument after model one; other arguments are KEY=VALUE"),
         (["--port", "x"], "serve.port='x': must be an integer"),
         (["no/such"], "model.weights=no/such: no such folder"),
         (["--config", "none.yaml"], "serve.config=none.yaml: no such file or directory"),

@@ -66,8 +66,8 @@ def test_the_signal_is_known_where_a_library_raises_a_plain_interrupt_in_its_pla
 @pytest.mark.parametrize(
     ("code", "text"),
     [
-        (0, "ended with exit code 0"),
-        (7, "ended with exit code 7"),
+        (0, "exited with code 0"),
+        (7, "exited with code 7"),
         (-signal.SIGTERM, "was killed by SIGTERM"),
         (-signal.SIGKILL, "was killed by SIGKILL (out of memory?)"),
         (-40, "was killed by signal 40"),

@@ -48,15 +48,15 @@ def test_a_program_redirects_and_silences_the_package(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("started\n" * 2, "")
     ours = [line for line in (tmp_path / "log").read_text().splitlines() if " gapless." in line]
     assert ours[0] == "INFO gapless.runtime.engine.llm: loading the model in this process"
-    assert ours[1].startswith("DEBUG gapless.kernels.cpp_library: kernels.cpp is not used: ")
+    assert ours[1].startswith("DEBUG gapless.kernels.cpp_library: operators.cpp is not used: ")
     (warning,) = [line for line in ours[2:] if not line.startswith("DEBUG ")]
     assert warning.startswith("WARNING gapless.runtime.pipeline.start_warnings: ")
-    assert "torch's operators run" in warning
+    assert "using torch's operators" in warning
 
 
 def test_a_program_without_logging_sees_warnings(tmp_path: Path) -> None:
     done = python("-c", UNCONFIGURED, cwd=tmp_path, GAPLESS_COMPILED="0")
-    assert done.stderr.startswith("stages change nodes 2 times where 1 would do (by stage: a, b, a)")
+    assert done.stderr.startswith("stages change nodes 2 times where 1 would suffice (by stage: a, b, a)")
 
 
 def test_messages_of_the_command_line_are_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:

@@ -112,11 +112,11 @@ def test_help_fits_the_terminal(command: str, width: int):
 def test_help_has_the_keys_used_most_first_and_the_costs_last():
     lines = piped("simulate", "--help", "all")
     headings = [line for line in lines if re.fullmatch(r"\S.*:", line)]
-    assert headings[1] == "keys (KEY=VALUE), with the defaults of the groups above:"
-    assert headings[2] == "used most:"
+    assert headings[1] == "keys (KEY=VALUE), with the defaults of these groups:"
+    assert headings[2] == "most used:"
     assert headings[-2].startswith("hardware.costs")
     assert headings[-1] == "examples:"
-    first = lines[lines.index("used most:") + 1 :]
+    first = lines[lines.index("most used:") + 1 :]
     assert first[0].startswith("  workload.num_prompts=") or first[0].startswith("  slo.")
     costs = [number for number, line in enumerate(lines) if line.startswith("  hardware.costs.")]
     others = [number for number, line in enumerate(lines) if re.match(r"  (?!hardware\.costs)[a-z_]+\.[a-z_]+=", line)]
@@ -137,7 +137,7 @@ def test_generate_prints_a_few_texts_and_where_the_rest_is(tmp_path: Path):
     lines = on_terminal(80, *arguments)
     text = "\n".join(lines)
     assert re.findall(r"^(\d) · \d+ prompt tokens", text, re.MULTILINE) == ["0", "1", "2"]
-    assert f"the texts of 3 more prompts in {tmp_path / 'run' / 'outputs.jsonl'}" in text.replace("\n", "")
+    assert f"3 more prompts in {tmp_path / 'run' / 'outputs.jsonl'}" in text.replace("\n", "")
     assert len((tmp_path / "run" / "outputs.jsonl").read_text().splitlines()) == 6
 
 

@@ -26,7 +26,7 @@ from gapless.conf.sampling import SamplingParams
 from gapless.conf.schema import CacheConfig, EngineConfig, ModelConfig, ParallelConfig
 from gapless.launch.ray_launcher import RayLauncher
 from gapless.models.block_groups import ONE_TABLE, Windows, blocks_held, group_windows
-from gapless.models.huggingface import resolve_architecture
+from gapless.models.checkpoint import Checkpoint
 from gapless.parallel.split import split_layers
 from gapless.runtime.scheduler.policies import find_policy
 from tests.support import hf_models
@@ -43,11 +43,11 @@ POLICIES: list[SchedulerConfig] = [
     OrcaBestConfig(batch=3, drafts=2),
     RequestLevelConfig(batch=2, drafts=8),
     OrcaWorstConfig(batch=2, drafts=3),
-    PrefillFirstConfig(batch=3, max_batched_tokens=70, drafts=4),
-    TokenBudgetConfig(batch=3, budget=20, order="shortest_prompt"),
+    PrefillFirstConfig(batch=3, max_prefill_tokens=70, drafts=4),
+    TokenBudgetConfig(batch=3, max_batched_tokens=20, order="shortest_prompt"),
     TokenThrottleConfig(batch=3, min_prefill_tokens=5, order="fair_share"),
     EqualTimeConfig(batch=3, chunk=16, tile=4, drafts=6),
-    TokenBudgetConfig(batch=3, budget=20, drafts=4),
+    TokenBudgetConfig(batch=3, max_batched_tokens=20, drafts=4),
     TokenThrottleConfig(batch=3, min_prefill_tokens=5, drafts=4),
 ]
 PART = 3  # of the policies that a model runs under in a layout: all of them over the layouts, and over the models
@@ -102,7 +102,7 @@ def run(llm: LLM, params: SamplingParams | list[SamplingParams]) -> list[list[in
 
 
 def windows_of(folder: Path, layout: str) -> Windows:
-    arch = resolve_architecture(ModelConfig(weights=str(folder), tokenizer="none"))
+    arch = Checkpoint.open(ModelConfig(weights=str(folder), tokenizer="none")).arch
     return group_windows(arch, split_layers(arch, LAYOUTS[layout][0], None))
 
 

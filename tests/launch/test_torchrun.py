@@ -66,7 +66,7 @@ def test_a_wrong_number_of_ranks_is_one_line(tmp_path: Path) -> None:
     done = run(2, "parallel=tp2_pp2", "prompt=x", cwd=tmp_path)
     assert done.returncode != 0
     lines = [line for line in done.stderr.splitlines() if line.startswith("gapless: error: ")]
-    assert lines == ["gapless: error: parallel.pp=2 x parallel.tp=2 makes 4 ranks; torchrun started 2"]
+    assert lines == ["gapless: error: parallel.pp=2 x parallel.tp=2 is 4 ranks; torchrun started 2"]
 
 
 def test_without_torchrun_it_says_how(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_without_torchrun_it_says_how(tmp_path: Path) -> None:
     env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANGS_S, env=env)
     assert done.returncode == 2
-    assert done.stderr.startswith("gapless: error: start it as `torchrun --nproc-per-node N")
+    assert done.stderr.startswith("gapless: error: start with `torchrun --nproc-per-node N")
 
 
 @pytest.mark.slow

@@ -18,10 +18,9 @@ from gapless.conf.policies import EqualTimeConfig, OrcaBestConfig, SarathiConfig
 from gapless.conf.schema import BenchConfig, SimulateConfig
 from gapless.conf.tuning import SearchConfig, TuneConfig
 from gapless.launch import compose
-from gapless.launch.capacity import terminal_table
 from gapless.launch.cli import main
 from gapless.launch.overrides import command_line, overrides
-from gapless.runtime.tuning.tables import TextTable
+from gapless.runtime.analysis.drawing.text_table import TextTable
 
 REQUESTS = ["workload=fixed", "workload.input_len=600", "workload.output_len=10", "workload.num_prompts=50"]
 SMALL = ["model=llama-7b", *REQUESTS]
@@ -90,10 +89,10 @@ def test_tune_answers_and_its_command_does_what_it_says(here: Path, capfd: pytes
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_a_long_setting_is_broken_between_words_and_not_cut(width: int) -> None:
     setting = "1. tp4 pp1 x2 equal_time chunk=1024 batch=196 depth=3 layers=[41,39] whole experts"
-    row = (setting, "2.79 ± 0.31", "6", "requests pile up: TTFT grows by 709 ms at 2.33")
-    rows = TextTable(("setting", "requests/s", "seeds", "why"), [row], frozenset({0, 3}), optional_columns=(2,))
+    row = (setting, "2.79 ± 0.31", "6", "the queue grows: TTFT rises by 709 ms at 2.33")
+    rows = TextTable(("setting", "requests/s", "seeds", "why"), [row], "", ("setting", "why"), ("seeds",))
     console = Console(width=width, file=io.StringIO())
-    console.print(terminal_table(rows, "The best settings", width))
+    console.print(rows)
     printed = console.file.getvalue()
     assert max(map(len, printed.splitlines())) <= width
     assert set(f"{setting} 2.79 ± 0.31 {row[3]}".split()) <= set(printed.split())
@@ -231,27 +230,30 @@ def test_a_policy_that_meets_the_slo_at_no_rate_is_named_beside_one_that_does(
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["tune", "parallel=tp8"], "parallel: tune searches it; search.tp=[8] search.pp=[2] fixes it"),
-        (["tune", "scheduler.chunk=512"], "scheduler.chunk: tune searches it; search.chunk=[512] fixes it"),
+        (["tune", "parallel=tp8"], "parallel: searched by tune; use search.tp=[8] search.pp=[2] to fix it"),
+        (["tune", "scheduler.chunk=512"], "scheduler.chunk: searched by tune; use search.chunk=[512] to fix it"),
         (["tune", "nodes=0"], "nodes=0: must be 1 to 65536"),
         (["tune", "search.chunk=[]"], "search.chunk=[]: must be a list of values of 1 or more"),
         (["tune", "search.chnk=[1]"], "search.chnk: unknown key; did you mean 'search.chunk'?"),
         (["tune", "scheduler=sarati"], "scheduler=sarati: unknown; did you mean 'sarathi'?"),
-        (["tune", "workload.num_prompts=3"], "workload.num_prompts=3: must be 20 or more, for a p99 of them"),
+        (["tune", "workload.num_prompts=3"], "workload.num_prompts=3: must be at least 20 for a p99"),
         (
             ["tune", "search.tp=[3]", "search.pp=[1]"],
-            "nodes=1: no tp x pp on 8 devices holds the model: 3 ranks a replica do not divide 8 devices",
+            "nodes=1: no tp x pp on 8 devices holds the model: 3 ranks per replica do not divide 8 devices",
         ),
         (
             ["capacity", "slo.ttft_p99_ms=null", "slo.tbt_p99_ms=null"],
-            "slo: give slo.ttft_p99_ms, slo.tbt_p99_ms or both; without a bound there is no capacity",
+            "slo: set slo.ttft_p99_ms, slo.tbt_p99_ms or both",
         ),
         (["capacity", "slo.ttft_ms=3"], "slo.ttft_ms: unknown key; did you mean 'slo.ttft_p99_ms'?"),
         (
             ["capacity", "workload.max_concurrency=3", "workload.request_rate=2"],
-            "workload.request_rate=2.0: must be null where clients (max_concurrency) set it",
+            "workload.request_rate=2.0: must be null in a closed loop (max_concurrency)",
         ),
-        (["tune", "workload.warmup_requests=3"], "workload.warmup_requests=3: must be 0; a closed loop has it"),
+        (
+            ["tune", "workload.warmup_requests=3"],
+            "workload.warmup_requests=3: must be 0; only a closed loop supports it",
+        ),
         (["capacity", "max_seeds=2"], "max_seeds=2: must be null or 3 (seeds) to 60"),
         (["capacity", "seeds=0"], "seeds=0: must be 1 to 30"),
     ],

@@ -26,5 +26,5 @@ from gapless.launch.cli import main
 def test_an_unknown_home_is_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     said = capsys.readouterr().err
-    assert said.endswith("the home that ~ stands for is not known; write the path out\n")
+    assert said.endswith("cannot expand ~ to a home folder; give the full path\n")
     assert said.count("\n") == 1

@@ -21,12 +21,12 @@ _COMPOSED = sorted(name for name, command in COMMANDS.items() if command.positio
 @pytest.mark.parametrize(
     ("words", "large"),
     [
-        *(([name, "modle=x"], "torch,ray,hydra,omegaconf,numpy,uvicorn,fastapi") for name in _COMPOSED),
+        *(([name, "modle=x"], "torch,ray,hydra,omegaconf,numpy,uvicorn,starlette.applications") for name in _COMPOSED),
         (["report", "modle=x"], "torch,ray,hydra,omegaconf,numpy"),
-        (["serve", "serve.prot=1"], "torch,ray,hydra,omegaconf,numpy,uvicorn,fastapi"),
-        (["serve", "--enable-loar"], "torch,ray,hydra,omegaconf,numpy,uvicorn,fastapi"),
-        (["serve", "serve.port=x"], "torch,ray,numpy,uvicorn,fastapi"),
-        (["serve", "scheduler=nope"], "torch,ray,numpy,uvicorn,fastapi"),
+        (["serve", "serve.prot=1"], "torch,ray,hydra,omegaconf,numpy,uvicorn,starlette.applications"),
+        (["serve", "--enable-loar"], "torch,ray,hydra,omegaconf,numpy,uvicorn,starlette.applications"),
+        (["serve", "serve.port=x"], "torch,ray,numpy,uvicorn,starlette.applications"),
+        (["serve", "scheduler=nope"], "torch,ray,numpy,uvicorn,starlette.applications"),
         (["serve", "model=shipped", "parallel=pp9"], "torch,ray"),
     ],
     ids=str,

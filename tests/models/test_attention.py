@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from gapless.conf.errors import ConfigError
+from gapless.kernels.operators.base import TorchKernels
 from gapless.models.attention import scores
 from gapless.models.attention.backend import AttentionSizes
 from gapless.models.attention.scores import ScoresBackend
@@ -16,7 +17,6 @@ from gapless.models.attention.sdpa import PaddedPlan, SdpaBackend, attend_decode
 from gapless.models.attention.select import make_backend
 from gapless.models.attention.xformers import XformersBackend
 from gapless.models.batch import RaggedBatch, Segment
-from gapless.models.kernels.kernels import TorchKernels
 from gapless.models.kv_cache import slot_mapping, slots_of
 
 CPU = torch.device("cpu")

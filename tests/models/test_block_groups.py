@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gapless.conf.architecture import Architecture, LayerKind
-from gapless.conf.schema import HardwareConfig, ParallelConfig
+from gapless.conf.schema import HardwareConfig, ModelConfig, ParallelConfig
 from gapless.models.batch import Decodes, RaggedBatch, Segment, tables_of
 from gapless.models.block_groups import ONE_TABLE, Windows, blocks_held, group_windows, layers_of_a_block, places
 from gapless.models.graphed_stage import GraphedStage
 from gapless.models.memory import MemoryModel
 from gapless.models.stage import Stage
+from gapless.models.stage_spec import StageSpec
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.rendezvous import Rendezvous
@@ -96,16 +97,9 @@ def test_groups_take_no_more_memory_than_one_table(windows: list[int | None], lo
 
 def stage_of(arch: Architecture, windows: Windows, mesh: Mesh) -> Stage:
     layers = split_layers(arch, mesh.pp, None)[mesh.stage]
-    made = Stage(
-        arch,
-        LoneGroups(mesh, CPU),
-        layers,
-        dtype=torch.float32,
-        attention="sdpa",
-        num_blocks=40,
-        block_size=4,
-        windows=windows,
-    )
+    model, span = ModelConfig(architecture=arch, dtype="float32", attention="sdpa"), (layers.start, layers.stop)
+    spec = StageSpec(model=model, arch=arch, layers=span, num_blocks=40, block_size=4, windows=windows)
+    made = Stage(spec, LoneGroups(mesh, CPU))
     generator = torch.Generator().manual_seed(7)
     for parameter in made.parameters():
         parameter.normal_(0.0, 0.3, generator=generator)

@@ -6,13 +6,15 @@ import pytest
 import torch
 
 from gapless.conf.errors import ConfigError
+from gapless.kernels.attention import PagedAttention
+from gapless.kernels.cache_rows import CACHE_DTYPES, read_rows, write_rows
+from gapless.kernels.operators.base import TorchKernels
+from gapless.kernels.operators.cpp import CppKernels
 from gapless.models.attention.backend import AttentionSizes
 from gapless.models.attention.cpp import CppBackend
 from gapless.models.attention.select import make_backend
 from gapless.models.batch import RaggedBatch, Segment
-from gapless.models.cache_rows import CACHE_DTYPES, empty_rows, read_rows, write_rows
-from gapless.models.kernels.cpp import CppKernels
-from gapless.models.kernels.kernels import TorchKernels
+from gapless.models.kv_cache import empty_rows
 
 CPU = torch.device("cpu")
 
@@ -69,7 +71,7 @@ def test_every_number_of_fp8_is_read_exactly() -> None:
     assert torch.equal(read_rows(keys, slice(0, 1), D, torch.float32).view(-1), numbers)
     for dtype in (torch.float32, torch.bfloat16):  # attention to one key alone is its value
         q, own = torch.randn(1, 1, 1, D).to(dtype), [Segment(0, 1, [0])]
-        backend = CppBackend(CppKernels(dtype), AttentionSizes(block_size=1, window=9))
+        backend = CppBackend(PagedAttention(dtype), AttentionSizes(block_size=1, window=9))
         for batch in (RaggedBatch.of([0], own, [], []), RaggedBatch.of([0], [], own, [])):
             assert torch.equal(backend.attend(q, keys, keys, backend.plan(batch)).view(-1).float(), numbers)
 

@@ -14,18 +14,17 @@ from safetensors.numpy import save_file
 from gapless.conf.architecture import Architecture
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import ModelConfig
-from gapless.models.huggingface import resolve_architecture
+from gapless.models.checkpoint import Checkpoint
 from gapless.models.layout import tensor_shapes
-from gapless.models.open_checkpoint import open_checkpoint
-from tests.models.test_huggingface import LLAMA
+from tests.models.test_read_architecture import LLAMA
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "a" * 64 + "\nsize 7\n"
 Tensors = dict[str, np.ndarray[Any, Any]]
 
 
 def arch_of(folder: Path) -> Architecture:
-    arch = resolve_architecture(ModelConfig(weights=str(folder)))
-    open_checkpoint(folder, arch).check(arch, tensor_shapes(arch))
+    arch = Checkpoint.open(ModelConfig(weights=str(folder))).arch
+    Checkpoint.open(ModelConfig(weights=str(folder))).tensors(arch).check(arch, tensor_shapes(arch))
     return arch
 
 
@@ -34,7 +33,7 @@ def tensors(tmp_path: Path) -> Tensors:
     """Write a model, and return its tensors."""
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     save_file({}, tmp_path / "model.safetensors")
-    arch = resolve_architecture(ModelConfig(weights=str(tmp_path)))
+    arch = Checkpoint.open(ModelConfig(weights=str(tmp_path))).arch
     made = {name: np.ones(shape, np.float32) for name, shape in tensor_shapes(arch).items()}
     save_file(made, tmp_path / "model.safetensors")
     return made

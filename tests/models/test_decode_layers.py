@@ -11,11 +11,12 @@ import torch
 from gapless.conf.architecture import Architecture, LayerKind
 from gapless.conf.schema import ModelConfig
 from gapless.kernels.cpp_product import CppProduct
+from gapless.kernels.operators.cpp import CppKernels
 from gapless.models.batch import RaggedBatch, Segment
 from gapless.models.build_stage import build_stage
 from gapless.models.decoder import DecoderLayer, FeedForward
-from gapless.models.kernels.cpp import CppKernels
 from gapless.models.stage import Stage
+from gapless.models.stage_spec import StageSpec
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.rendezvous import Rendezvous
@@ -47,9 +48,9 @@ PROMPTS = [Segment(0, 11, [3, 1, 0]), Segment(0, 4, [2]), Segment(0, 9, [5, 4, 6
 
 def make(arch: Architecture, dtype: str, quantization: str | None, groups: Groups, cache: str = "auto") -> Stage:
     model = ModelConfig(architecture=arch, dtype=dtype, quantization=quantization)  # type: ignore[arg-type]
-    stage = build_stage(
-        model, arch, groups, range(arch.num_layers), num_blocks=9, block_size=4, seed=3, cache_dtype=cache
-    )
+    layers = (0, arch.num_layers)
+    spec = StageSpec(model=model, arch=arch, layers=layers, num_blocks=9, block_size=4, seed=3, cache_dtype=cache)
+    stage = build_stage(spec, groups)
     stage.pack()
     if not isinstance(stage._kernels, CppKernels):
         pytest.skip("needs a C++ compiler")

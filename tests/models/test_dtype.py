@@ -14,8 +14,7 @@ from gapless import LLM, SamplingParams
 from gapless.conf.build import compose_engine
 from gapless.conf.schema import Architecture, ModelConfig
 from gapless.kernels import processor
-from gapless.models.huggingface import has_short_weights
-from gapless.models.memory import resolve_dtype
+from gapless.models.checkpoint import Checkpoint
 from gapless.runtime.engine.plan import make_plan
 from gapless.runtime.pipeline.start_warnings import warn_of_slow_ranks
 from tests.support.gguf_files import write_gguf
@@ -46,24 +45,24 @@ def state(folder: Path, **keys: object) -> ModelConfig:
     [("bfloat16", True), ("float16", True), ("torch.bfloat16", True), ("float32", False), (None, False)],
 )
 def test_a_folders_type(folder: Path, stated: str | None, is_short: bool) -> None:
-    assert has_short_weights(state(folder, dtype=stated)) == is_short
-    assert has_short_weights(state(folder, dtype=None, torch_dtype=stated)) == is_short
+    assert Checkpoint.open(state(folder, dtype=stated)).is_short == is_short
+    assert Checkpoint.open(state(folder, dtype=None, torch_dtype=stated)).is_short == is_short
 
 
 @pytest.mark.parametrize(("kind", "is_short"), [("F32", False), ("F16", True), ("BF16", True)])
 def test_a_files_type(kind: str, is_short: bool, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", make_model("llama", tmp_path), gguf.GGMLQuantizationType[kind])
-    assert has_short_weights(ModelConfig(weights=str(path))) == is_short
+    assert Checkpoint.open(ModelConfig(weights=str(path))).is_short == is_short
 
 
 def test_auto_is_what_the_processor_multiplies(folder: Path) -> None:
     short = ModelConfig(weights=str(folder))
-    assert resolve_dtype(short, "cpu") == ("bfloat16" if FAST else "float32")
-    assert resolve_dtype(short, "cuda:0") == "bfloat16"
+    assert Checkpoint.open(short).dtype("cpu") == ("bfloat16" if FAST else "float32")
+    assert Checkpoint.open(short).dtype("cuda:0") == "bfloat16"
     sizes = {"num_heads": 2, "num_kv_heads": 2, "head_dim": 8, "ffn_size": 16, "max_position": 32}
     arch = Architecture(vocab_size=16, hidden_size=16, num_layers=1, **sizes)
-    assert resolve_dtype(ModelConfig(architecture=arch), "cpu") == "float32"
-    assert resolve_dtype(ModelConfig(architecture=arch, dtype="float32"), "cuda") == "float32"
+    assert Checkpoint.open(ModelConfig(architecture=arch)).dtype("cpu") == "float32"
+    assert Checkpoint.open(ModelConfig(architecture=arch, dtype="float32")).dtype("cuda") == "float32"
 
 
 def test_the_line_that_says_float32(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -109,7 +108,7 @@ def test_experts_of_16_bits_in_float32(name: str, tmp_path: Path) -> None:
 def test_slow_ranks_are_named(caplog: pytest.LogCaptureFixture) -> None:
     warn_of_slow_ranks((False, True, False))
     assert caplog.messages == [
-        "bfloat16 takes long on rank 1: the processor has neither AVX-512 BF16 nor AMX; model.dtype=float32 is faster"
+        "bfloat16 is slow on rank 1: the processor has neither AVX-512 BF16 nor AMX; model.dtype=float32 is faster"
     ]
 
 

@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import ModelConfig
+from gapless.models.checkpoint import Checkpoint
 from gapless.models.families import NAME_BY_MODEL_TYPE, READERS, starcoder2
-from gapless.models.huggingface import resolve_architecture
 from tests.models.test_one_changed_key import TOKENS, log_probs, ours
 from tests.support import expert_models, hf_models, models_page
 from tests.support.dense_configs import SIZES
@@ -122,7 +122,7 @@ def test_the_text_of_a_gemma_that_reads_images_is_computed(tmp_path: Path) -> No
     ):
         (tmp_path / "config.json").write_text(json.dumps(config | change))
         with pytest.raises(ConfigError, match=said):
-            resolve_architecture(ModelConfig(weights=str(tmp_path)))
+            _ = Checkpoint.open(ModelConfig(weights=str(tmp_path))).arch
 
 
 def test_a_published_gemma_that_reads_images_says_little_of_its_text(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_published_gemma_that_reads_images_says_little_of_its_text(tmp_path: P
         "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"},
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
-    arch = resolve_architecture(ModelConfig(weights=str(tmp_path)), tensors=False)
+    arch = Checkpoint.open(ModelConfig(weights=str(tmp_path)), tensors=False).arch
     assert (arch.num_heads, arch.num_kv_heads, arch.head_dim, arch.vocab_size) == (8, 4, 256, 262208)
     assert [(kind.window, kind.rope_theta, count) for kind, count in arch.kinds.items()] == [
         (1024, 1e4, 29),

@@ -15,6 +15,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gapless.conf.errors import ConfigError
+from gapless.kernels.operators.base import TorchKernels
+from gapless.kernels.operators.cpp import CppKernels
 from gapless.models.attention import flash
 from gapless.models.attention.backend import AttentionSizes
 from gapless.models.attention.flash import FlashBackend
@@ -24,8 +26,6 @@ from gapless.models.attention.select import make_backend, why_not
 from gapless.models.attention.xformers import XformersBackend
 from gapless.models.batch import Decodes, RaggedBatch, Segment
 from gapless.models.graphed_stage import GraphedStage
-from gapless.models.kernels.cpp import CppKernels
-from gapless.models.kernels.kernels import TorchKernels
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.rendezvous import Rendezvous

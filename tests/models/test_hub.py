@@ -15,8 +15,8 @@ import pytest
 
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import ModelConfig, is_hub_name
+from gapless.models.find_weights import find_weights
 from gapless.models.hub import of_cache_folder
-from gapless.models.huggingface import resolve_weights
 from tests.support.tiers import HANGS_S
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -129,10 +129,10 @@ def test_a_folder_of_the_cache_is_its_newest_snapshot(tmp_path: Path) -> None:
         (folder / "snapshots" / name / "config.json").write_text("{}")
         (folder / "snapshots" / name / "model.safetensors").touch()
     with pytest.raises(ConfigError, match="give one of the folders in"):
-        resolve_weights(ModelConfig(weights=str(folder)))
+        find_weights(ModelConfig(weights=str(folder)))
     (folder / "refs").mkdir()
     (folder / "refs" / "main").write_text("b")
-    assert resolve_weights(ModelConfig(weights=str(folder))) == folder / "snapshots" / "b"
+    assert find_weights(ModelConfig(weights=str(folder))) == folder / "snapshots" / "b"
 
 
 def test_what_is_a_name_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

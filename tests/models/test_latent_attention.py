@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +12,12 @@ import torch
 from gapless.conf.architecture import Architecture
 from gapless.conf.errors import ConfigError
 from gapless.conf.latent import LatentConfig
+from gapless.conf.schema import ModelConfig
 from gapless.models.attention import latent as module
 from gapless.models.batch import RaggedBatch, Segment
 from gapless.models.memory import kv_bytes_per_token, weight_bytes
 from gapless.models.stage import Stage
+from gapless.models.stage_spec import StageSpec
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.rendezvous import Rendezvous
@@ -34,21 +37,17 @@ ARCH = Architecture(
 )
 
 
+def _spec(num_blocks: int, kernels: Any = "auto") -> StageSpec:
+    model = ModelConfig(architecture=ARCH, dtype="float32", kernels=kernels)
+    return StageSpec(model=model, arch=ARCH, layers=(0, 1), num_blocks=num_blocks, block_size=4)
+
+
 def _outputs(expand: bool, kernels: str, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
     """Return the logits of two chunks and two decodes, one micro-batch after another."""
     monkeypatch.setattr(module, "expands", lambda latent, chunk: expand)
     torch.manual_seed(0)
     with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 60) as groups:
-        stage = Stage(
-            ARCH,
-            groups,
-            range(1),
-            dtype=torch.float32,
-            attention="auto",
-            num_blocks=24,
-            block_size=4,
-            kernels=kernels,
-        )
+        stage = Stage(_spec(24, kernels), groups)
         for parameter in stage.parameters():
             torch.nn.init.normal_(parameter, std=0.3)
         tables = [np.array([5, 2, 9, 0, 7]), np.array([1, 3, 4, 6, 8])]
@@ -85,7 +84,7 @@ def test_chunks_are_expanded_where_that_takes_fewer_products() -> None:
 def test_the_cache_holds_the_latent_and_the_rotated_key_alone() -> None:
     assert kv_bytes_per_token(ARCH, 3, 1, 2) == kv_bytes_per_token(ARCH, 3, 4, 2) == 3 * (24 + 8) * 2
     with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 60) as groups:
-        stage = Stage(ARCH, groups, range(1), dtype=torch.float32, attention="auto", num_blocks=3, block_size=4)
+        stage = Stage(_spec(3), groups)
         assert {tensor.data_ptr() for tensor in stage.cache.keys} == {t.data_ptr() for t in stage.cache.values}
         assert stage.cache.keys[0].numel() * 4 == (3 + 1) * 4 * kv_bytes_per_token(ARCH, 1, 1, 4)
         held = sum(p.numel() * p.element_size() for p in stage.parameters())

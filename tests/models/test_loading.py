@@ -20,6 +20,7 @@ from gapless.models import weights
 from gapless.models.build_stage import build_stage
 from gapless.models.layout import tensor_shapes
 from gapless.models.stage import Stage
+from gapless.models.stage_spec import StageSpec
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.rendezvous import Rendezvous
@@ -54,7 +55,9 @@ def make_folder(folder: Path, arch: Architecture) -> dict[str, torch.Tensor]:
 def build_one(folder: Path | str, arch: Architecture, seed: int = 0) -> Stage:
     model = ModelConfig(weights=str(folder), architecture=arch)
     with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 30) as groups:
-        return build_stage(model, arch, groups, range(arch.num_layers), num_blocks=1, block_size=4, seed=seed)
+        layers = (0, arch.num_layers)
+        spec = StageSpec(model=model, arch=arch, layers=layers, num_blocks=1, block_size=4, seed=seed)
+        return build_stage(spec, groups)
 
 
 def refusal(folder: Path, arch: Architecture) -> str:
@@ -173,6 +176,7 @@ import json, sys
 from gapless.conf.architecture import Architecture
 from gapless.conf.schema import ModelConfig
 from gapless.models.build_stage import build_stage
+from gapless.models.stage_spec import StageSpec
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.rendezvous import Rendezvous
@@ -186,7 +190,9 @@ folder, warm, warm_arch, arch = sys.argv[1], sys.argv[2], *(Architecture(**json.
 with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 30) as groups:
     def build(weights, arch):
         model = ModelConfig(weights=weights, architecture=arch)
-        return build_stage(model, arch, groups, range(arch.num_layers), num_blocks=1, block_size=4)
+        return build_stage(
+            StageSpec(model=model, arch=arch, layers=(0, arch.num_layers), num_blocks=1, block_size=4), groups
+        )
     build(warm, warm_arch)  # imports
     open("/proc/self/clear_refs", "w").write("5")  # the high-water mark begins anew
     before = status("VmRSS")

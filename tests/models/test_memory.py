@@ -23,6 +23,7 @@ from gapless.models.graphed_stage import GraphedStage
 from gapless.models.memory import MemoryModel, kv_bytes_per_token, weight_bytes
 from gapless.models.quantization.formats import model_formats, rounded_formats
 from gapless.models.sampling import Sampler
+from gapless.models.stage_spec import StageSpec
 from gapless.models.work_memory import graph_bytes, sampler_bytes
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
@@ -108,15 +109,9 @@ def test_the_embedding_is_replicated_where_that_takes_little() -> None:
 def test_a_real_stage_takes_what_the_model_says(tie: bool, cache_dtype: str) -> None:
     arch = dataclasses.replace(SMALL, tie_embeddings=tie)
     with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 30) as groups:
-        stage = build_stage(
-            ModelConfig(architecture=arch),
-            arch,
-            groups,
-            range(4),
-            num_blocks=8,
-            block_size=16,
-            cache_dtype=cache_dtype,
-        )
+        model = ModelConfig(architecture=arch)
+        spec = StageSpec(model=model, arch=arch, layers=(0, 4), num_blocks=8, block_size=16, cache_dtype=cache_dtype)
+        stage = build_stage(spec, groups)
         weights = sum(p.numel() * p.element_size() for p in stage.parameters())
         cache = sum(t.numel() * t.element_size() for t in [*stage.cache.keys, *stage.cache.values])
     assert weights == pytest.approx(weight_bytes(arch, Mesh(1, 1), range(4), 4), rel=0.01)  # norms are left out
@@ -132,7 +127,8 @@ def test_a_stage_of_quantized_weights_takes_what_the_model_says(tie: bool, kind:
     formats = model_formats(rounded_formats(kind, arch), arch, 1, "cpu")
     with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 30) as groups:
         model = ModelConfig(architecture=arch, quantization=kind)
-        stage = build_stage(model, arch, groups, range(4), num_blocks=8, block_size=16)
+        spec = StageSpec(model=model, arch=arch, layers=(0, 4), num_blocks=8, block_size=16)
+        stage = build_stage(spec, groups)
     layers = [layer for layer in stage.modules() if getattr(layer, "quantized", None) is not None]
     assert len(layers) == 4 * 4 + (1 if tie else 2)
     matrices = [layer.quantized for layer in layers]
@@ -151,7 +147,8 @@ def test_a_stage_of_quantized_experts_takes_what_the_model_says(kind: Any) -> No
     assert formats.layers[0].experts is not None
     with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 30) as groups:
         model = ModelConfig(architecture=arch, quantization=kind)
-        stage = build_stage(model, arch, groups, range(4), num_blocks=8, block_size=16)
+        spec = StageSpec(model=model, arch=arch, layers=(0, 4), num_blocks=8, block_size=16)
+        stage = build_stage(spec, groups)
     matrices = [layer.quantized for layer in stage.modules() if getattr(layer, "quantized", None) is not None]
     for layer in stage.modules():
         if isinstance(layer, RoutedExperts):

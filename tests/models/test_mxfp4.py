@@ -14,9 +14,8 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import ModelConfig
 from gapless.kernels.weight_format import WeightFormat
-from gapless.models.huggingface import resolve_architecture
+from gapless.models.checkpoint import Checkpoint
 from gapless.models.layout import tensor_shapes
-from gapless.models.open_checkpoint import open_checkpoint
 from gapless.models.quantization.matrices import converted
 
 EXPERTS, HIDDEN, WIDTH = 3, 64, 32
@@ -52,8 +51,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_slices_are_those_of_transformers(folder: Path) -> None:
-    arch = resolve_architecture(ModelConfig(weights=str(folder)))
-    checkpoint, tensors = open_checkpoint(folder, arch), load_file(folder / "model.safetensors")
+    arch = Checkpoint.open(ModelConfig(weights=str(folder))).arch
+    checkpoint, tensors = (
+        Checkpoint.open(ModelConfig(weights=str(folder))).tensors(arch),
+        load_file(folder / "model.safetensors"),
+    )
     checkpoint.check(arch, tensor_shapes(arch))
     for kind, shape in (("gate_up_proj", (HIDDEN, 2 * WIDTH)), ("down_proj", (WIDTH, HIDDEN))):
         name = f"model.layers.1.mlp.experts.{kind}"
@@ -75,7 +77,7 @@ def test_other_quantized_weights_are_refused(folder: Path, tmp_path: Path) -> No
     values = json.loads((folder / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(values | {"quantization_config": {"quant_method": "nonsense"}}))
     with pytest.raises(ConfigError, match=r"quant_method=.nonsense. is not supported"):
-        resolve_architecture(ModelConfig(weights=str(tmp_path)), tensors=False)
+        _ = Checkpoint.open(ModelConfig(weights=str(tmp_path)), tensors=False).arch
 
 
 def test_blocks_that_are_not_said_to_be_or_do_not_fit_are_refused(folder: Path, tmp_path: Path) -> None:
@@ -93,5 +95,5 @@ def test_blocks_that_are_not_said_to_be_or_do_not_fit_are_refused(folder: Path, 
 
 
 def checked(folder: Path) -> None:
-    arch = resolve_architecture(ModelConfig(weights=str(folder)))
-    open_checkpoint(folder, arch).check(arch, tensor_shapes(arch))
+    arch = Checkpoint.open(ModelConfig(weights=str(folder))).arch
+    Checkpoint.open(ModelConfig(weights=str(folder))).tensors(arch).check(arch, tensor_shapes(arch))

@@ -17,10 +17,9 @@ import transformers
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import ModelConfig
 from gapless.models.batch import RaggedBatch, Segment
+from gapless.models.checkpoint import Checkpoint
 from gapless.models.families.common import HARMLESS
-from gapless.models.huggingface import resolve_architecture
 from gapless.models.layout import tensor_shapes
-from gapless.models.open_checkpoint import open_checkpoint
 from gapless.models.weights import load_stage
 from gapless.parallel.mesh import Mesh
 from tests.support.dense_configs import LLAMA3, YARN
@@ -123,10 +122,10 @@ def log_probs(logits: torch.Tensor) -> torch.Tensor:
 def ours(folder: Path) -> tuple[torch.Tensor, set[int]]:
     """Return log-probabilities [T, V] and the end-of-sequence ids."""
     is_longrope = "longrope" in (folder / "config.json").read_text()  # whose factors go by the longest request
-    arch = resolve_architecture(ModelConfig(weights=str(folder), max_model_len=len(TOKENS) if is_longrope else None))
-    open_checkpoint(folder, arch).check(arch, tensor_shapes(arch))
+    arch = Checkpoint.open(ModelConfig(weights=str(folder), max_model_len=len(TOKENS) if is_longrope else None)).arch
+    Checkpoint.open(ModelConfig(weights=str(folder))).tensors(arch).check(arch, tensor_shapes(arch))
     stage = lone_stage(arch, Mesh(1, 1), CPU, torch.float32, len(TOKENS) // 4, kernels="torch")
-    load_stage(stage, open_checkpoint(folder, arch))
+    load_stage(stage, Checkpoint.open(ModelConfig(weights=str(folder))).tensors(arch))
     chunk = Segment(0, len(TOKENS), list(range(len(TOKENS) // 4)))
     batch = RaggedBatch.of(TOKENS, [chunk], [], list(range(len(TOKENS))))
     return log_probs(stage(stage.prepare(batch))), set(arch.eos_token_ids)
@@ -177,13 +176,13 @@ def test_every_key_that_transformers_writes_is_known_and_an_unknown_one_is_refus
     config = transformers.AutoConfig.for_model(family).to_dict() | CONFIGS[family] | {"layer_types": None}
     model = ModelConfig(weights=str(tmp_path))
     write(tmp_path, config)
-    assert resolve_architecture(model, tensors=False).num_layers == 2
+    assert Checkpoint.open(model, tensors=False).arch.num_layers == 2
     for off in (None, False, [], {}):
         write(tmp_path, config | {"some_new_multiplier": off})
-        resolve_architecture(model, tensors=False)
+        _ = Checkpoint.open(model, tensors=False).arch
     write(tmp_path, config | {"some_new_multiplier": 2.0})
     with pytest.raises(ConfigError, match=r"config.json: some_new_multiplier=2.0 is unknown"):
-        resolve_architecture(model, tensors=False)
+        _ = Checkpoint.open(model, tensors=False).arch
 
 
 @pytest.mark.parametrize("family", CONFIGS)

@@ -13,11 +13,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gapless.conf.errors import ConfigError
+from gapless.kernels.operators.base import TorchKernels
+from gapless.kernels.operators.select import make_kernels
 from gapless.models.attention import flash
 from gapless.models.batch import RaggedBatch, Segment
 from gapless.models.graphed_stage import GraphedStage
-from gapless.models.kernels.kernels import TorchKernels
-from gapless.models.kernels.select import make_kernels
 from gapless.models.stage import Stage
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh

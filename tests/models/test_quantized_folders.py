@@ -11,9 +11,8 @@ import torch
 import transformers
 
 from gapless.conf.schema import ModelConfig
-from gapless.models.huggingface import resolve_architecture
+from gapless.models.checkpoint import Checkpoint
 from gapless.models.layout import tensor_shapes
-from gapless.models.open_checkpoint import open_checkpoint
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.rendezvous import Rendezvous
@@ -96,8 +95,8 @@ def check_kind(kind: str, path: Path, tokens: np.ndarray, logits: np.ndarray) ->
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_rank(kind: str, folders: dict[str, Any], tmp_path: Path) -> None:
     folder, tokens, logits = folders[kind]
-    arch = resolve_architecture(ModelConfig(weights=str(folder)))
-    open_checkpoint(folder, arch).check(arch, tensor_shapes(arch))
+    arch = Checkpoint.open(ModelConfig(weights=str(folder))).arch
+    Checkpoint.open(ModelConfig(weights=str(folder))).tensors(arch).check(arch, tensor_shapes(arch))
     with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 60) as groups:
         run(groups, job(tmp_path / "out.npz", weights=str(folder)))
     check_kind(kind, tmp_path / "out.npz", tokens, logits)

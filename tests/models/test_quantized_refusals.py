@@ -15,9 +15,8 @@ from safetensors.torch import load_file, save_file
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import ModelConfig
 from gapless.kernels.weight_format import WeightFormat
-from gapless.models.huggingface import resolve_architecture
+from gapless.models.checkpoint import Checkpoint
 from gapless.models.layout import tensor_shapes
-from gapless.models.open_checkpoint import open_checkpoint
 from gapless.models.quantization.formats import cut_too_small, model_formats
 from tests.models.test_quantized_folders import CONFIG, FP8, INT4, INT8
 from tests.support.quantized_folders import Kind, Tensors, awq, fp8, gptq, of_compressed_tensors, write
@@ -39,8 +38,8 @@ def made(folder: Path, kind: Kind, change: Change = lambda config, tensors: None
 
 
 def checked(folder: Path) -> None:
-    arch = resolve_architecture(ModelConfig(weights=str(folder)))
-    open_checkpoint(folder, arch).check(arch, tensor_shapes(arch))
+    arch = Checkpoint.open(ModelConfig(weights=str(folder))).arch
+    Checkpoint.open(ModelConfig(weights=str(folder))).tensors(arch).check(arch, tensor_shapes(arch))
 
 
 def says(**values: Any) -> Change:
@@ -175,8 +174,11 @@ def test_what_tools_write_beside_is_read_and_changes_no_weight(what: str, tmp_pa
         torch.manual_seed(0)
         made(tmp_path / name, kind, own)
         checked(tmp_path / name)
-        arch = resolve_architecture(ModelConfig(weights=str(tmp_path / name)))
-        source, (rows, columns) = open_checkpoint(tmp_path / name, arch), tensor_shapes(arch)[f"{DOWN}.weight"]
+        arch = Checkpoint.open(ModelConfig(weights=str(tmp_path / name))).arch
+        source, (rows, columns) = (
+            Checkpoint.open(ModelConfig(weights=str(tmp_path / name))).tensors(arch),
+            tensor_shapes(arch)[f"{DOWN}.weight"],
+        )
         assert source.format(f"{DOWN}.weight") is not None, "it stays quantized"
         found.append(source.read(f"{DOWN}.weight", slice(0, rows), slice(0, columns)))
     assert torch.equal(*found)
@@ -200,8 +202,8 @@ def test_a_file_of_an_older_tool_says_how(file: str, kind: Kind, own: dict[str, 
 
 def test_groups_that_ranks_cut_become_smaller_or_are_told_of(tmp_path: Path) -> None:
     made(tmp_path, gptq(4, 64))
-    arch = resolve_architecture(ModelConfig(weights=str(tmp_path)))
-    format_of = open_checkpoint(tmp_path, arch).format
+    arch = Checkpoint.open(ModelConfig(weights=str(tmp_path))).arch
+    format_of = Checkpoint.open(ModelConfig(weights=str(tmp_path))).tensors(arch).format
     groups = [model_formats(format_of, arch, tp, "cpu").layers[0].fc2 for tp in (1, 2, 4, 8)]
     assert groups == [WeightFormat(4, 64), WeightFormat(4, 32), WeightFormat(4, 16), None]
     assert cut_too_small(format_of, arch, 4) is None

@@ -13,8 +13,9 @@ from gapless.conf.architecture import Architecture, RopeScaling
 from gapless.conf.errors import ConfigError
 from gapless.conf.experts import ExpertsConfig
 from gapless.conf.schema import ModelConfig
-from gapless.models.checkpoint import SafetensorsFolder
-from gapless.models.huggingface import resolve_architecture, resolve_weights
+from gapless.models.checkpoint import Checkpoint
+from gapless.models.find_weights import find_weights
+from gapless.models.safetensors_folder import SafetensorsFolder
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -47,7 +48,7 @@ def write(folder: Path, config: dict[str, Any], generation: dict[str, Any] | Non
 
 
 def resolve(folder: Path, config: dict[str, Any], **over: Any) -> Architecture:
-    return resolve_architecture(ModelConfig(weights=str(write(folder, config)), **over))
+    return Checkpoint.open(ModelConfig(weights=str(write(folder, config)), **over)).arch
 
 
 def refusal(folder: Path, config: dict[str, Any], **over: Any) -> str:
@@ -110,13 +111,13 @@ def test_eos_ids_of_generation_config_go_first(
     generation: dict[str, Any] | None, ids: tuple[int, ...], tmp_path: Path
 ) -> None:
     write(tmp_path, LLAMA, generation)
-    assert resolve_architecture(ModelConfig(weights=str(tmp_path))).eos_token_ids == ids
+    assert Checkpoint.open(ModelConfig(weights=str(tmp_path))).arch.eos_token_ids == ids
 
 
 def test_an_eos_id_outside_the_vocabulary_names_its_file(tmp_path: Path) -> None:
     write(tmp_path, LLAMA, {"eos_token_id": 100})
     with pytest.raises(ConfigError, match=r"generation_config.json: eos_token_id=100: must lie in 0 .. 99"):
-        resolve_architecture(ModelConfig(weights=str(tmp_path)))
+        _ = Checkpoint.open(ModelConfig(weights=str(tmp_path))).arch
 
 
 def test_architectures_may_be_missing(tmp_path: Path) -> None:
@@ -178,7 +179,7 @@ def test_max_model_len_caps_but_never_raises(tmp_path: Path) -> None:
     assert resolve(tmp_path, LLAMA, max_model_len=32).max_position == 32
     assert "at most the model's 64" in refusal(tmp_path, LLAMA, max_model_len=65)
     random = ModelConfig(architecture=resolve(tmp_path, LLAMA), max_model_len=16)
-    assert resolve_architecture(random).max_position == 16
+    assert Checkpoint.open(random).arch.max_position == 16
 
 
 def test_a_contradicting_architecture_names_the_field(tmp_path: Path) -> None:
@@ -198,7 +199,7 @@ def test_a_contradicting_architecture_names_the_field(tmp_path: Path) -> None:
 def test_folders_that_cannot_be_loaded(tmp_path: Path) -> None:
     def said(path: Path) -> str:
         with pytest.raises(ConfigError) as caught:
-            resolve_weights(ModelConfig(weights=str(path)))
+            find_weights(ModelConfig(weights=str(path)))
         assert "\n" not in str(caught.value)
         return str(caught.value)
 
@@ -210,15 +211,15 @@ def test_folders_that_cannot_be_loaded(tmp_path: Path) -> None:
     assert "convert to safetensors" in said(tmp_path)
     assert "a file" in said(tmp_path / "config.json")
     (tmp_path / "model.safetensors").touch()
-    assert resolve_weights(ModelConfig(weights=str(tmp_path))) == tmp_path
+    assert find_weights(ModelConfig(weights=str(tmp_path))) == tmp_path
     with pytest.raises(ConfigError, match=r"config\.json: model_type=None"):
-        resolve_architecture(ModelConfig(weights=str(tmp_path)))
+        _ = Checkpoint.open(ModelConfig(weights=str(tmp_path))).arch
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ConfigError, match="not readable as JSON"):
-        resolve_architecture(ModelConfig(weights=str(tmp_path)))
+        _ = Checkpoint.open(ModelConfig(weights=str(tmp_path))).arch
     (tmp_path / "config.json").write_text("[" * 100_000)
     with pytest.raises(ConfigError, match="not readable as JSON"):
-        resolve_architecture(ModelConfig(weights=str(tmp_path)))
+        _ = Checkpoint.open(ModelConfig(weights=str(tmp_path))).arch
 
 
 @pytest.mark.parametrize(
@@ -241,14 +242,14 @@ def test_values_that_cannot_be_right_are_refused(change: dict[str, Any], line: s
 @pytest.mark.parametrize("value", ["bfloat16", "torch.bfloat16", "float32", None])
 def test_the_type_of_the_weights_may_be_written_as_torch_prints_it(value: str | None, tmp_path: Path) -> None:
     write(tmp_path, LLAMA | {"torch_dtype": value})
-    assert resolve_architecture(ModelConfig(weights=str(tmp_path)), tensors=False).num_layers == 2
+    assert Checkpoint.open(ModelConfig(weights=str(tmp_path)), tensors=False).arch.num_layers == 2
 
 
 def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
     write(tmp_path, LLAMA)
     (tmp_path / "config.json").write_text('{"vocab_size": 3, "vocab_size": 4}')
-    with pytest.raises(ConfigError, match=r"config.json: key 'vocab_size' is given twice"):
-        resolve_architecture(ModelConfig(weights=str(tmp_path)))
+    with pytest.raises(ConfigError, match=r"config.json: duplicate key 'vocab_size'"):
+        _ = Checkpoint.open(ModelConfig(weights=str(tmp_path))).arch
 
 
 @pytest.mark.parametrize("file", ["../x.safetensors", "/x.safetensors", "a/b.safetensors", 3])
@@ -304,7 +305,7 @@ def test_experts_are_read(tmp_path: Path) -> None:
 
 def test_config_json_is_enough_where_no_tensors_are_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(MIXTRAL))
-    assert resolve_architecture(ModelConfig(weights=str(tmp_path)), tensors=False) == resolve(tmp_path, MIXTRAL)
+    assert Checkpoint.open(ModelConfig(weights=str(tmp_path)), tensors=False).arch == resolve(tmp_path, MIXTRAL)
 
 
 @pytest.mark.parametrize(
@@ -319,7 +320,7 @@ def test_config_json_is_enough_where_no_tensors_are_read(tmp_path: Path) -> None
             LLAMA | {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss"},
             "rope_scaling=None: must be given",
         ),
-        (LLAMA | {"architectures": ["Qwen3NextForCausalLM"]}, "linear attention, which needs a state for each request"),
+        (LLAMA | {"architectures": ["Qwen3NextForCausalLM"]}, "linear attention, which needs a per-request state"),
     ],
 )
 def test_experts_that_are_not_modelled_are_refused(tmp_path: Path, config: dict[str, Any], said: str) -> None:

@@ -12,8 +12,9 @@ import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from gapless.conf.architecture import LayerKind
+from gapless.kernels.operators.base import rotate
 from gapless.models.model_config import ModelValues
-from gapless.models.rope import RotaryEmbedding, inverse_frequencies, rotate
+from gapless.models.rope import RotaryEmbedding, inverse_frequencies
 from gapless.models.rotary_config import RopeKeys, read_rope
 from tests.support.lone_rank import LLAMA
 

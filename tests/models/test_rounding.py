@@ -17,7 +17,7 @@ from gapless.conf.build import build, load_group
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import EngineConfig, ModelConfig, SimulateConfig
 from gapless.kernels.weight_format import WeightFormat
-from gapless.models.open_checkpoint import open_source
+from gapless.models.checkpoint import Checkpoint
 from gapless.models.quantization.formats import model_formats
 from gapless.models.quantization.matrices import converted, cut_groups, round_to
 from gapless.runtime.engine.plan import make_plan
@@ -94,7 +94,10 @@ def test_ranks_round_the_groups_that_they_hold() -> None:
     """Half of a row of 96 columns has 48, in groups of 16."""
     sizes = {"vocab_size": 64, "hidden_size": 32, "num_layers": 1, "num_heads": 2, "num_kv_heads": 2, "head_dim": 16}
     arch = Architecture(**sizes, ffn_size=96, max_position=64)
-    source, name = open_source(None, arch, 0, "int4"), "model.layers.0.mlp.down_proj.weight"
+    source, name = (
+        Checkpoint.open(ModelConfig(architecture=arch, quantization="int4")).tensors(arch),
+        "model.layers.0.mlp.down_proj.weight",
+    )
     rows, columns = slice(0, 8), slice(48, 96)
     found = source.read_quantized(name, rows, columns)
     assert found.format == model_formats(source.format, arch, 2, "cpu").layers[0].fc2

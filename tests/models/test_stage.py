@@ -12,6 +12,7 @@ from gapless.conf.schema import ModelConfig
 from gapless.models.batch import RaggedBatch, Segment
 from gapless.models.build_stage import build_stage
 from gapless.models.ranking import NO_TOKEN
+from gapless.models.stage_spec import StageSpec
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.rendezvous import Rendezvous
@@ -26,13 +27,14 @@ ARCH = Architecture(
     ffn_size=64,
     max_position=16,
 )
+SPEC = StageSpec(model=ModelConfig(architecture=ARCH), arch=ARCH, layers=(0, 2), num_blocks=4, block_size=4, seed=3)
 
 
 def test_tokens_are_taken_from_the_device() -> None:
     """One that is none, where logits were not finite, is read as another that the embedding has."""
     batch = RaggedBatch.of([5, 6, -2, 7, -1], [Segment(0, 2, [0])], [Segment(3, 1, [n]) for n in (1, 2, 3)], [2, 3, 4])
     with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 60) as groups:
-        stage = build_stage(ModelConfig(architecture=ARCH), ARCH, groups, range(2), num_blocks=4, block_size=4, seed=3)
+        stage = build_stage(SPEC, groups)
         for sampled, expected in (([8, 9], [5, 6, 9, 7, 8]), ([NO_TOKEN, 9], [5, 6, 9, 7, 0])):
             inputs = stage.prepare(batch, torch.tensor(sampled))
             assert inputs.token_ids is not None
@@ -45,10 +47,7 @@ def test_the_last_layer_of_sampled_rows_alone_gives_their_logits() -> None:
         [5, 6, 7, 8, 9, 1, 2, 3, 4], [Segment(0, 5, [0, 1]), Segment(0, 3, [2])], [Segment(0, 1, [3])], [7, 8]
     )
     with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 60) as groups:
-        stages = [
-            build_stage(ModelConfig(architecture=ARCH), ARCH, groups, range(2), num_blocks=4, block_size=4, seed=3)
-            for _ in range(3)
-        ]
+        stages = [build_stage(SPEC, groups) for _ in range(3)]
         some = stages[0](stages[0].prepare(batch))
         whole = stages[1](stages[1].prepare(dataclasses.replace(batch, sample_rows=np.arange(9))))
         none = stages[2](stages[2].prepare(dataclasses.replace(batch, sample_rows=np.arange(0))))

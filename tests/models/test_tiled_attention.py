@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gapless.kernels.operators.select import make_kernels
 from gapless.models.attention.backend import AttentionSizes
 from gapless.models.attention.select import make_backend
 from gapless.models.attention.tiled import TiledBackend, runs
 from gapless.models.batch import RaggedBatch, Segment
-from gapless.models.kernels.select import make_kernels
 from gapless.models.kv_cache import KVCache, slots_of
 from tests.models.test_attention import full_attention
 from tests.support.tiers import examples

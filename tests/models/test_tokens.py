@@ -13,9 +13,9 @@ import torch
 import transformers
 
 from gapless.conf.schema import ModelConfig
-from gapless.models.checkpoint import SafetensorsFolder
-from gapless.models.huggingface import resolve_architecture
+from gapless.models.checkpoint import Checkpoint
 from gapless.models.layout import tensor_shapes
+from gapless.models.safetensors_folder import SafetensorsFolder
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.rendezvous import Rendezvous
@@ -71,7 +71,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_checkpoint_holds_the_tensors_of_its_architecture(name: str, folders: Folders) -> None:
     folder = folders[name][0]
-    arch = resolve_architecture(ModelConfig(weights=str(folder)))
+    arch = Checkpoint.open(ModelConfig(weights=str(folder))).arch
     SafetensorsFolder(folder).check(arch, tensor_shapes(arch))
 
 

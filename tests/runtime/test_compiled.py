@@ -56,7 +56,7 @@ def test_an_edited_source_has_another_twin(tmp_path: Path, monkeypatch: pytest.M
         shutil.copytree(original, tmp_path / room, ignore=shutil.ignore_patterns("__pycache__", "shipped"))
     monkeypatch.setattr(compiled, "_PACKAGE", tmp_path)
     assert compiled.folder() == before
-    edit(tmp_path / "runtime" / "report" / "run_page.py")
+    edit(tmp_path / "runtime" / "analysis" / "report" / "run_page.py")
     assert compiled.folder() == before
     edit(tmp_path / "runtime" / "scheduler" / "base.py")
     compiled_itself = compiled.folder()
@@ -110,7 +110,7 @@ def test_the_sources_run_where_their_twin_is_damaged(what: str, tmp_path: Path) 
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANGS_S, check=True)
     assert done.stdout == "False\n"
-    assert "python -m gapless.launch.compile mends it" in done.stderr
+    assert "python -m gapless.launch.compile repairs them" in done.stderr
 
 
 def test_what_is_written_for_the_compiler_is_marked() -> None:
@@ -143,7 +143,7 @@ def test_without_a_compiler_one_line_says_so_and_all_runs_as_before(tmp_path: Pa
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert line.startswith("the control path is not compiled, Python runs it:")
+    assert line.startswith("cannot compile the control path, which runs in Python:")
     assert "no-such-compiler" in line
     assert list(tmp_path.iterdir()) == []
     assert output(XDG_CACHE_HOME=str(tmp_path))[0] == "False"

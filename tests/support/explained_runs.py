@@ -7,16 +7,16 @@ from pathlib import Path
 from gapless.conf.build import build, load_group, to_mapping
 from gapless.conf.schema import SimulateConfig
 from gapless.models.tokenizer import ByteTokenizer
+from gapless.runtime.analysis.explain.learned_run import learn_run
+from gapless.runtime.analysis.explain.requests_of_record import requests_of
+from gapless.runtime.analysis.explain.twin import Twin, values_of
+from gapless.runtime.analysis.ledger.ledger import Ledger
+from gapless.runtime.analysis.run_folder.read import RunFolder, read_run_folder
 from gapless.runtime.core.run_record import RunRecord
-from gapless.runtime.explain.learned_run import learn_run
-from gapless.runtime.explain.requests_of_record import requests_of
-from gapless.runtime.explain.twin import Twin, values_of
-from gapless.runtime.ledger.ledger import Ledger
-from gapless.runtime.run_folder.read import RunFolder, read_run_folder
-from gapless.runtime.simulation.run import simulated
-from gapless.runtime.simulation.setting import make_setting
-from gapless.runtime.workload import Workload
-from gapless.runtime.workload.make import make_workload
+from gapless.runtime.simulation.pipeline.run import simulated
+from gapless.runtime.simulation.pipeline.setting import make_setting
+from gapless.runtime.simulation.workload import Workload
+from gapless.runtime.simulation.workload.make import make_workload
 from tests.support.written_runs import write_data
 
 

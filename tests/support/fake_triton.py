@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-KERNELS = "gapless.models.kernels.triton"
+KERNELS = "gapless.kernels.operators.triton"
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from gapless.runtime.analysis.report.run_groups import RunGroup
+from gapless.runtime.analysis.run_folder.read import RunFolder
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
 from gapless.runtime.core.stage_floor import AttentionLayers, RowWork, StageFloor, StageMachine
-from gapless.runtime.report.run_groups import RunGroup
-from gapless.runtime.run_folder.read import RunFolder
 
 
 def one_stage() -> RunRecord:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import cast
+from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 
 from gapless.conf.architecture import Architecture, LayerKind
+from gapless.conf.schema import ModelConfig
 from gapless.models.batch import RaggedBatch, Segment
 from gapless.models.stage import Stage
+from gapless.models.stage_spec import StageSpec
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.split import split_layers
@@ -104,6 +107,19 @@ class LoneGroups(Groups):
         return self.all_gather(x_RV)[share.start : share.stop]
 
 
+def stage_specs(
+    model: ModelConfig, layers: Sequence[tuple[int, int]], num_blocks: int, block_size: int
+) -> list[StageSpec]:
+    """Return the stages of a model with random weights, in float32 where its dtype is `auto`."""
+    assert model.architecture is not None
+    if model.dtype == "auto":
+        model = dataclasses.replace(model, dtype="float32")
+    return [
+        StageSpec(model=model, arch=model.architecture, layers=each, num_blocks=num_blocks, block_size=block_size)
+        for each in layers
+    ]
+
+
 def lone_stage(
     arch: Architecture,
     mesh: Mesh,
@@ -111,21 +127,20 @@ def lone_stage(
     dtype: torch.dtype,
     num_blocks: int,
     *,
-    attention: str = "sdpa",
-    kernels: str = "auto",
+    attention: Any = "sdpa",
+    kernels: Any = "auto",
     block_size: int = 4,
     cache_dtype: str = "auto",
 ) -> Stage:
     """Make a stage. Its memory is not initialized."""
     layers = split_layers(arch, mesh.pp, None)[mesh.stage]
-    return Stage(
-        arch,
-        LoneGroups(mesh, device),
-        layers,
-        dtype=dtype,
-        attention=attention,
+    name: Any = str(dtype).removeprefix("torch.")
+    spec = StageSpec(
+        model=ModelConfig(architecture=arch, dtype=name, attention=attention, kernels=kernels),
+        arch=arch,
+        layers=(layers.start, layers.stop),
         num_blocks=num_blocks,
         block_size=block_size,
-        kernels=kernels,
         cache_dtype=cache_dtype,
     )
+    return Stage(spec, LoneGroups(mesh, device))

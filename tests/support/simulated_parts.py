@@ -13,15 +13,15 @@ from gapless.conf.simulation import FaultsConfig
 from gapless.parallel.placement import StageLink
 from gapless.runtime.core.messages import MicroBatchMessage, MicroBatchResult, SegmentMessage
 from gapless.runtime.core.run_record import FaultRecord
-from gapless.runtime.cost.operators import HostTimes, Linear
-from gapless.runtime.cost.stage_costs import StageCosts
+from gapless.runtime.core.work_item import WorkItem
 from gapless.runtime.engine.plan import Plan
 from gapless.runtime.scheduler import Limits
-from gapless.runtime.simulation.faults import RankFault
-from gapless.runtime.simulation.faulty_pipeline import FaultyPipeline
-from gapless.runtime.simulation.pipeline import SimulatedPipeline
-from gapless.runtime.simulation.replicas import Replica, run_fleet
-from gapless.runtime.workload import WorkItem
+from gapless.runtime.simulation.cost.operators import HostTimes, Linear
+from gapless.runtime.simulation.cost.stage_costs import StageCosts
+from gapless.runtime.simulation.pipeline.faults import RankFault
+from gapless.runtime.simulation.pipeline.faulty_pipeline import FaultyPipeline
+from gapless.runtime.simulation.pipeline.replicas import Replica, run_fleet
+from gapless.runtime.simulation.pipeline.simulated_pipeline import SimulatedPipeline
 from tests.support.virtual_pipeline import VirtualPipeline
 
 R = TypeVar("R", bound=Replica)

@@ -18,9 +18,10 @@ from gapless.conf.architecture import Architecture
 from gapless.conf.schema import ModelConfig
 from gapless.models.batch import RaggedBatch, Segment
 from gapless.models.build_stage import build_stage
+from gapless.models.checkpoint import Checkpoint
 from gapless.models.graphed_stage import GraphedStage
-from gapless.models.huggingface import resolve_architecture
 from gapless.models.stage import Stage
+from gapless.models.stage_spec import StageSpec
 from gapless.parallel.device_clock import DeviceClock
 from gapless.parallel.groups import Groups
 from gapless.parallel.split import split_layers
@@ -120,20 +121,20 @@ def run(groups: Groups, job: dict) -> None:
         kernels=kernels,
         quantization=job.get("quantization"),
     )
-    arch = resolve_architecture(model)
+    arch = Checkpoint.open(model).arch
     tables, num_blocks = block_tables([len(p) + job["num_new"] for p in job["prompts"]], job["scattered"])
     layers = split_layers(arch, mesh.pp, tuple(job["layers"]) if job.get("layers") else None)[mesh.stage]
-    stage = build_stage(
-        model,
-        arch,
-        groups,
-        layers,
+    spec = StageSpec(
+        model=model,
+        arch=arch,
+        layers=(layers.start, layers.stop),
         num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
         seed=3,
         replicate_embedding=job.get("replicate_embedding", False),
         whole_experts=job.get("whole_experts", False),
     )
+    stage = build_stage(spec, groups)
     if not job.get("plain"):
         stage.pack()
     forward = GraphedStage(stage, list).forward if job.get("pieces") else stage

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from gapless.runtime.analysis.explain.analysed_run import AnalysedRun
+from gapless.runtime.analysis.ledger.fleet import Fleet
+from gapless.runtime.analysis.report.write_folder import write_run_folder
+from gapless.runtime.analysis.run_folder.read import RunFolder
+from gapless.runtime.analysis.run_folder.run_info import RunInfo
+from gapless.runtime.analysis.run_folder.write import write_run_data
 from gapless.runtime.core.run_record import RunRecord
-from gapless.runtime.explain.analysed_run import AnalysedRun
-from gapless.runtime.ledger.fleet import Fleet
-from gapless.runtime.report.write_folder import write_run_folder
-from gapless.runtime.run_folder.read import RunFolder
-from gapless.runtime.run_folder.run_info import RunInfo
-from gapless.runtime.run_folder.write import write_run_data
 
 
 def analysed(run: RunRecord | Fleet, config: Mapping[str, Any], **info: Any) -> AnalysedRun:

@@ -1,4 +1,4 @@
-"""What the server answers to Anthropic's `/v1/messages`: blocks of thinking, text and calls, whole or as events."""
+"""Anthropic's `POST /v1/messages`: answers of thinking, text and tool calls, whole or as events."""
 
 from __future__ import annotations
 
@@ -7,14 +7,35 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
 
-from ...runtime.engine.outputs import CompletionOutput
-from .answers import Answer, PromptLogprobs
-from .engine_client import Delta
-from .errors import ApiError
-from .tools.reader import Arguments, Called, Part, Reasoned
+from ....runtime.engine.outputs import CompletionOutput
+from ..answers import Answer, Asked, PromptLogprobs
+from ..engine_client import Delta
+from ..errors import ApiError
+from ..json_response import json_response
+from ..messages_input import MessagesBody
+from ..prompting import ask_messages, ask_turn
+from ..service import Service
+from ..tools.reader import Arguments, Called, Part, Reasoned
 
 _REASONS = {"length": "max_tokens", "stop": "end_turn", "tool_calls": "tool_use"}
+
+
+async def ask(service: Service, body: MessagesBody) -> Asked:
+    """Turn the body into a generation request; raises `ApiError` if it is invalid."""
+    if body.max_tokens is None:
+        raise ApiError(400, "max_tokens: required", param="max_tokens")
+    prompts, speech, params = await ask_turn(service, body, body.max_tokens, None)
+    return Asked(body, prompts, params, MessageAnswer(service.model, prompts, body, service.intake.tokenizer, speech))
+
+
+async def count_tokens(service: Service, request: Request) -> Response:
+    """Return the number of prompt tokens of Anthropic's messages."""
+    body: MessagesBody = request.state.body
+    ((tokens,), _) = await ask_messages(service, body, body.max_tokens)
+    return json_response({"input_tokens": len(tokens)})
 
 
 class MessageAnswer(Answer):
@@ -26,7 +47,7 @@ class MessageAnswer(Answer):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._blocks: list[dict[str, Any]] = []  # the last may be open; arguments of calls are text
+        self._blocks: list[dict[str, Any]] = []  # the last may be open; tool-call arguments are text
         self._is_open = False
         self._stop: dict[str, str | None] = {"stop_reason": None, "stop_sequence": None}
 
@@ -48,7 +69,7 @@ class MessageAnswer(Answer):
         yield _event("message_stop")
 
     def error(self, error: ApiError) -> bytes:
-        """Return the event of an error, which ends a stream."""
+        """Return the error event that ends a stream."""
         body = error.anthropic_body
         return _event("error", error=body["error"], request_id=body["request_id"])
 
@@ -65,7 +86,7 @@ class MessageAnswer(Answer):
         return msgspec.json.encode(self._message())
 
     def _events(self, parts: Sequence[Part]) -> Iterator[bytes]:
-        """Add parts of the output to its blocks; yield the events of that."""
+        """Add parts of the output to its blocks; yield the resulting events."""
         for part in parts:
             if isinstance(part, Called):
                 yield from self._begin({"type": "tool_use", "id": self._call_id(0, part), "name": part.name})
@@ -84,7 +105,7 @@ class MessageAnswer(Answer):
                 yield self._delta("text_delta", "text", part.text)
 
     def _begin(self, block: dict[str, Any]) -> Iterator[bytes]:
-        """Begin a block, unless one of text of this kind is open."""
+        """Begin a block, unless it is not a tool call and a block of its type is open."""
         if self._is_open and self._blocks[-1]["type"] == block["type"] != "tool_use":
             return
         yield from self._end()
@@ -97,7 +118,7 @@ class MessageAnswer(Answer):
     def _end(self) -> Iterator[bytes]:
         """End the block that is open, if any."""
         if self._is_open:
-            if self._blocks[-1]["type"] == "thinking":  # nobody checks it here, but clients wait for one
+            if self._blocks[-1]["type"] == "thinking":  # not verified here, but clients expect one
                 yield self._delta("signature_delta", "signature", "")
             self._is_open = False
             yield _event("content_block_stop", index=len(self._blocks) - 1)
@@ -130,7 +151,7 @@ def _event(name: str, /, **fields: Any) -> bytes:
 
 
 def _object(arguments: str) -> dict[str, Any]:
-    """Return the input of a call; what is no object stands under the name that Anthropic's pages give it."""
+    """Return a tool call's input; all but JSON objects are wrapped under `INVALID_JSON`, as Anthropic documents."""
     try:
         found = json.loads(arguments or "{}")
     except (ValueError, RecursionError):

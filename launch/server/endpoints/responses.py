@@ -1,4 +1,4 @@
-"""What the server answers to `/v1/responses`: reasoning, text and calls, whole or as events. OpenAI's bodies."""
+"""`POST /v1/responses`: answers a conversation with reasoning, text and tool calls, whole or as events."""
 
 from __future__ import annotations
 
@@ -7,21 +7,35 @@ from typing import Any
 
 import msgspec
 
-from ...models.tokenizer import Tokenizer
-from ...runtime.engine.outputs import CompletionOutput
-from .answers import Answer, PromptLogprobs
-from .engine_client import Delta
-from .errors import ApiError
-from .requests import ResponseBody
-from .tools.reader import Arguments, Called, Part, Reasoned
-from .tools.tool_set import Function
+from ....models.tokenizer import Tokenizer
+from ....runtime.engine.outputs import CompletionOutput
+from ..answers import Answer, Asked, PromptLogprobs
+from ..engine_client import Delta
+from ..errors import ApiError
+from ..prompting import ask_turn
+from ..requests import ResponseBody
+from ..service import Service
+from ..tools.reader import Arguments, Called, Part, Reasoned
+from ..tools.tool_set import Function
+
+
+async def ask(service: Service, body: ResponseBody) -> Asked:
+    """Turn the body into a generation request; raises `ApiError` if it is invalid."""
+    prompts, speech, params = await ask_turn(service, body, body.max_output_tokens, body.num_logprobs)
+    said = body.model_dump(include={"instructions", "max_output_tokens", "metadata"})
+    said |= body.model_dump(include={"tools", "tool_choice", "parallel_tool_calls", "reasoning"}, exclude_none=True)
+    if "tools" in said:
+        said["tools"] = [each for each in said["tools"] if each["type"] not in body.ignored_tools]
+    said |= {"temperature": params.temperature, "top_p": params.top_p}
+    answer = ResponseAnswer(service.model, prompts, body, service.intake.tokenizer, speech, asked=said)
+    return Asked(body, prompts, params, answer)
 
 
 class ResponseAnswer(Answer):
     """The answer of `/v1/responses`.
 
     Args:
-        asked: what of the request the answer says again.
+        asked: the request fields that the answer echoes.
     """
 
     kind = "response"
@@ -43,7 +57,7 @@ class ResponseAnswer(Answer):
         yield self._event_of("response.in_progress", response=begun)
 
     def chunk(self, delta: Delta) -> bytes:
-        """Return the events of one token, and keep its text for the last events, which hold all of it."""
+        """Return the events of one token, and keep its text for the last events, which contain all of it."""
         self._count(delta)
         self._finish_reason = delta.finish_reason
         found = [] if delta.token is None or delta.logprobs is None else [self._logprob(delta.token, delta.logprobs)]
@@ -57,13 +71,13 @@ class ResponseAnswer(Answer):
         yield self._event_of(f"response.{body['status']}", response=body)
 
     def error(self, error: ApiError) -> bytes:
-        """Return the event of a response that has failed, which ends a stream. It has what there is of the output."""
+        """Return the event of a failed response, with the output so far, which ends a stream."""
         code = error.code or ("server_error" if error.status >= 500 else "invalid_prompt")
         body = self._body("failed") | {"error": {"code": code, "message": error.message}}
         return self._event_of("response.failed", response=body)
 
     def refusal(self, error: ApiError) -> bytes:
-        """Return the whole stream of a request that is refused only after its response was created, as by OpenAI."""
+        """Return the whole stream of a request that is refused after its response was created, as OpenAI does."""
         return b"".join((*self.first_chunks(), self._event_of("error", **error.body), self.error(error)))
 
     def whole(self, outputs: Sequence[CompletionOutput], prompts: PromptLogprobs) -> bytes:
@@ -78,12 +92,12 @@ class ResponseAnswer(Answer):
         return msgspec.json.encode(self._body(_status(self._finish_reason)))
 
     def _events(self, parts: Sequence[Part], logprobs: list[dict[str, Any]]) -> Iterator[bytes]:
-        """Add parts of the output to its items; yield the events of that."""
+        """Add parts of the output to its items; yield the resulting events."""
         for part in parts:
             if isinstance(part, Called):
                 yield from self._begin_call(part)
             elif isinstance(part, Arguments):
-                if "input" in self._items[-1]:  # a text, that can be read of its JSON once that is whole
+                if "input" in self._items[-1]:  # text input, decoded once its JSON is complete
                     self._items[-1]["input"] += part.text
                     continue
                 self._items[-1]["arguments"] += part.text
@@ -111,7 +125,7 @@ class ResponseAnswer(Answer):
             yield from self._begin("function_call", "fc", call | {"arguments": ""})
 
     def _begin(self, kind: str, prefix: str, item: dict[str, Any]) -> Iterator[bytes]:
-        """Begin an item, unless one of text of this kind is open."""
+        """Begin an item, unless it is not a call and an item of its type is open."""
         is_call = "call_id" in item
         if self._is_open and self._items[-1]["type"] == kind and not is_call:
             return
@@ -127,7 +141,7 @@ class ResponseAnswer(Answer):
             self._items[-1]["content"] = [part]
 
     def _end(self, status: str = "completed") -> Iterator[bytes]:
-        """End the item that is open, if any. A message or call that `max_output_tokens` cut is `incomplete`."""
+        """End the open item, if any. A message or call that `max_output_tokens` truncated is `incomplete`."""
         if not self._is_open:
             return
         self._is_open, item, place = False, self._items[-1], self._place
@@ -152,7 +166,7 @@ class ResponseAnswer(Answer):
         yield self._event_of("response.output_item.done", output_index=len(self._items) - 1, item=item)
 
     def _ended(self) -> Iterator[bytes]:
-        """End the output, which has at least a message."""
+        """End the output. It gets an empty message if it has only reasoning."""
         if not any(item["type"] != "reasoning" for item in self._items):
             yield from self._begin("message", "msg", {"status": "in_progress", "role": "assistant", "content": []})
         yield from self._end(_status(self._finish_reason))
@@ -194,7 +208,7 @@ class ResponseAnswer(Answer):
 
 
 def refused_stream(body: ResponseBody, error: ApiError) -> bytes:
-    """Return the events that answer a request for a stream whose context is too long."""
+    """Return the events that answer a streaming request that exceeds the context."""
     return ResponseAnswer(body.model or "", [], body, Tokenizer(0), asked={}).refusal(error)
 
 
@@ -203,7 +217,7 @@ def _part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _input(arguments: str) -> str:
-    """Return the text in the arguments of a tool that takes one; what else the model wrote, as it is."""
+    """Return the text in the arguments of a text-input tool; invalid arguments are returned unchanged."""
     try:
         return msgspec.json.decode(arguments, type=dict[str, str])["input"]
     except (msgspec.DecodeError, KeyError, RecursionError, UnicodeDecodeError):

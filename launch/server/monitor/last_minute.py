@@ -1,4 +1,4 @@
-"""The last seconds of a server, one by one, for its live page: what happened, in bounded memory."""
+"""Per-second statistics of the last minute, for the live page, in bounded memory."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...runtime.ledger.quantiles import Quantiles
-from ...runtime.serving.messages import Snapshot
+from ....runtime.analysis.ledger.quantiles import Quantiles
+from ....runtime.analysis.live.idle_now import idle_at
+from ....runtime.serving.messages import Snapshot
 
-SECONDS = 60  # that the charts show
-WINDOW = 10  # the newest of them, of which words, numbers and lanes speak
+SECONDS = 60  # range of the charts
+WINDOW = 10  # newest seconds, range of the live page's text, numbers and lanes
 
 
 def _latencies() -> Quantiles:
@@ -23,7 +24,7 @@ def _latencies() -> Quantiles:
 
 @dataclass(slots=True)
 class _Second:
-    """What came since the second before ended. The state is that at its end."""
+    """The events of one second, and the state at its end."""
 
     began: float
     ended: float = math.inf
@@ -41,23 +42,23 @@ class _Second:
 
     @property
     def row(self) -> list[float | None]:
-        """What the charts show: the time; tokens/s; requests; share of the KV blocks; latencies in ms."""
+        """Row of the charts: time; tokens/s; running and waiting requests; KV usage; latencies in ms."""
         rate = round(self.tokens / (self.ended - self.began), 1)
         state = [round(self.ended, 3), rate, self.running, self.waiting, round(self.kv_share, 4)]
         return [*state, *_percentiles_ms([self.ttft]), *_percentiles_ms([self.tbt])]
 
 
 class LastMinute:
-    """The newest `SECONDS` seconds: tokens and latencies as they come, the engine's state once a second.
+    """The newest `SECONDS` seconds: tokens and latencies as they occur, the engine's state once per second.
 
     Args:
         num_blocks: KV blocks of the pipeline.
-        now: on the clock of all processes of the node, in seconds.
+        now: time in seconds, on the clock shared by the node's processes.
     """
 
     def __init__(self, num_blocks: int, now: float) -> None:
         self._num_blocks = num_blocks
-        self._seconds: deque[_Second] = deque(maxlen=SECONDS + 1)  # the first says only where the minute begins
+        self._seconds: deque[_Second] = deque(maxlen=SECONDS + 1)  # the first only marks the start of the minute
         self._newest = _Second(now)
         self._ttft, self._tbt = array("d"), array("d")  # of the newest second
 
@@ -66,7 +67,7 @@ class LastMinute:
         self._ttft.append(ttft)
 
     def next_token(self, seconds: float) -> None:
-        """Count a token that came `seconds` after the one before."""
+        """Count a token that came `seconds` after the previous one."""
         self._tbt.append(seconds)
 
     def end_second(self, snapshot: Snapshot | None, now: float) -> None:
@@ -85,17 +86,17 @@ class LastMinute:
 
     @property
     def rows(self) -> list[list[float | None]]:
-        """A row for each second that is over, oldest first."""
+        """One row per completed second, oldest first."""
         return [second.row for second in self._whole]
 
     @property
     def newest_row(self) -> list[float | None]:
-        """The row of the newest second that is over, as in `rows`."""
+        """The row of the newest completed second."""
         return self._seconds[-1].row
 
     @property
     def window_s(self) -> int:
-        """How many seconds the window has by now: `WINDOW`, but in the beginning."""
+        """Length of the window in seconds: `WINDOW`, or less after the start."""
         return len(self._window)
 
     @property
@@ -109,14 +110,14 @@ class LastMinute:
 
     @property
     def tokens_per_s(self) -> float:
-        """Output tokens per second over the window; 0 before the first second is over."""
+        """Output tokens per second over the window; 0 before the first second is complete."""
         whole = self._window
         seconds = whole[-1].ended - whole[0].began if whole else 0.0
         return sum(second.tokens for second in whole) / seconds if seconds else 0.0
 
     @property
     def stage_seconds(self) -> list[list[float]]:
-        """Seconds of the window by stage: those busy, then the idle ones in the order of `CAUSES`."""
+        """Seconds of the window by stage: busy, then idle in the order of `CAUSES`."""
         if not self._seconds:
             return []
         first = max(0, len(self._seconds) - 1 - WINDOW)
@@ -137,7 +138,7 @@ class LastMinute:
 
 
 def _percentiles_ms(parts: Sequence[Quantiles]) -> list[float | None]:
-    """Return p50 and p99 of latencies in seconds, in milliseconds; None without any."""
+    """Return p50 and p99 in milliseconds of latencies in seconds; None without values."""
     whole = _latencies()
     for part in parts:
         whole.merge(part)
@@ -145,5 +146,5 @@ def _percentiles_ms(parts: Sequence[Quantiles]) -> list[float | None]:
 
 
 def _stage_seconds(snapshot: Snapshot, now: float) -> list[list[float]]:
-    """Return the seconds by stage until now."""
-    return [[busy, *idle] for busy, idle in zip(snapshot.busy, snapshot.idle_at(now), strict=True)]
+    """Return the busy and idle seconds by stage until now."""
+    return [[busy, *idle] for busy, idle in zip(snapshot.busy, idle_at(snapshot, now), strict=True)]

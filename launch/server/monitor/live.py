@@ -1,6 +1,6 @@
-"""What the live page shows, as server-sent events: the newest spans of the stages, the state, the last seconds.
+"""Server-sent events of the live page: the newest spans of the stages, the state, the last seconds.
 
-The engine sends spans only while somebody looks; all viewers share them. No event holds any text of a request.
+The engine sends spans only while there are viewers, which share them. Events contain no request text.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from starlette.responses import Response
 
-from ...runtime.core.run_record import RunRecord
-from ...runtime.drawing.timeline_block import causes_head
-from ...runtime.serving.messages import LiveSpans, Watched
-from ...runtime.serving.recording import decoder
-from .errors import ApiError
-from .last_minute import WINDOW
+from ....runtime.analysis.drawing.timeline_block import causes_head
+from ....runtime.analysis.live.recording import decoder
+from ....runtime.core.run_record import RunRecord
+from ....runtime.serving.messages import LiveSpans, Watched
+from ..errors import ApiError
+from ..replica_set import Engine
+from ..streaming import until_gone
+from .last_minute import WINDOW, LastMinute
 from .live_window import LiveWindow, WindowWords
-from .replica_set import Engine
-from .streaming import until_gone
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
 MAX_VIEWERS = 32
-MAX_EVENTS = 24  # that a viewer has not taken yet
+MAX_EVENTS = 24  # pending events per viewer
 _SHOWN = ("running", "waiting", "kv_blocks_used", "is_short_of_kv", "is_idle", "ends", "preemptions")
 _TICKS_PER_S = 4
-_PAUSE = 20  # times as long as words took until the next are looked for: the stages come first
+_PAUSE = 20  # pause after each analysis, as a multiple of its duration, to leave CPU time to the stages
 
 
 class Viewer:
-    """The events that one viewer has not taken yet. One that takes too few loses them and gets all anew."""
+    """The pending events of one viewer. A viewer that falls behind loses them and starts over."""
 
     def __init__(self, hello: bytes) -> None:
         self._events = deque([hello])
@@ -53,17 +53,17 @@ class Viewer:
         return True
 
     def restart(self, hello: bytes) -> None:
-        """Replace all events by the one that a new viewer gets."""
+        """Replace all events with a new viewer's first event."""
         self._events = deque([hello])
         self._is_new.set()
 
     def close(self) -> None:
-        """End the stream: `next` returns nothing from now on."""
+        """End the stream: `next` returns an empty result from now on."""
         self._is_closed = True
         self._is_new.set()
 
     async def next(self) -> bytes:
-        """Wait for events and take them; nothing once the viewer is closed."""
+        """Wait for events and take them; empty once the viewer is closed."""
         await self._is_new.wait()
         if self._is_closed:
             return b""
@@ -74,13 +74,13 @@ class Viewer:
 
 
 class Live:
-    """Tells viewers what the pipeline does.
+    """Streams the state of the pipeline to viewers.
 
     Args:
         model: the model's name.
-        engine: the engine, or several.
-        replica: which of several engines is shown. The seconds of its last minute are ended here.
-        said_of: says what cost a window most; it is called beside the event loop.
+        engine: the engine, or several replicas.
+        replica: the replica to show. This class also advances the seconds of its last minute.
+        said_of: explains the largest costs of a window; called in a thread.
         has_chat: the model has a chat template.
     """
 
@@ -102,14 +102,14 @@ class Live:
         self._newest = LiveWindow(WINDOW, time.monotonic())
         self._num_replicas = len(engine.replicas)
         self._client = client = engine.replicas[replica]
-        self._last_minute = client.last_minute
+        self._last_minute = client.token_times = LastMinute(client.num_blocks, time.monotonic())
         self._viewers: set[Viewer] = set()
         self._was_started = False
         client.listen(LiveSpans, lambda message, payload: self._offer("spans", msgspec.structs.asdict(message)))
         client.listen(Watched, lambda message, payload: self._newest.take(decoder.decode(message.part)))
 
     async def run(self) -> None:
-        """End the seconds of the last minute and send the state, until cancelled."""
+        """Advance the seconds of the last minute and send the state, until cancelled."""
         tick = 0
         due = time.monotonic()
         try:
@@ -131,13 +131,13 @@ class Live:
 
     @contextmanager
     def viewer(self) -> Iterator[Viewer]:
-        """Yield a viewer as long as the context lasts.
+        """Context manager that registers a viewer.
 
         Raises:
-            ApiError: there are too many.
+            ApiError: there are too many viewers.
         """
         if len(self._viewers) >= MAX_VIEWERS:
-            raise ApiError(429, f"{MAX_VIEWERS} viewers look at the live page already", code="rate_limit_exceeded")
+            raise ApiError(429, f"the live page has {MAX_VIEWERS} viewers already", code="rate_limit_exceeded")
         viewer = Viewer(self._hello())
         self._viewers.add(viewer)
         if len(self._viewers) == 1:
@@ -156,7 +156,7 @@ class Live:
         self._client.watch(True)
 
     async def _find_words(self) -> None:
-        """Find the words of the newest seconds, in a thread, and pause for some times as long as it took."""
+        """Explain the newest seconds in words, in a thread, then pause for a multiple of the time spent."""
         found, began = self._client.snapshot, time.monotonic()
         record = None if found is None else self._newest.record_at(began, found)
         self._said = WindowWords() if record is None else await asyncio.to_thread(self._said_of, record)
@@ -166,7 +166,7 @@ class Live:
         client = self._client
         if self._was_started != (client.started is not None):
             self._was_started = client.started is not None
-            self._watch()  # what was sent before the engine was there is lost
+            self._watch()  # messages sent before the engine started are lost
             for viewer in self._viewers:
                 viewer.restart(self._hello())
         self._offer("state", self._state())
@@ -223,7 +223,7 @@ class Live:
 
 
 class LiveStream(Response):
-    """Sends a viewer its events until it goes or the server ends."""
+    """Sends a viewer its events until it disconnects or the server stops."""
 
     media_type = "text/event-stream"
 
@@ -233,7 +233,7 @@ class LiveStream(Response):
         self._live = live
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send events as they come, until the viewer has gone or is closed."""
+        """Send events as they occur, until the viewer disconnects or is closed."""
         with self._live.viewer() as viewer:
             gone = asyncio.create_task(until_gone(receive))
             gone.add_done_callback(lambda task: viewer.close())

@@ -1,4 +1,4 @@
-"""A server's last seconds in words: what a recording of the same seconds would say first."""
+"""A server's last seconds in words, like the summary of a recording of the same seconds."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Any
 
 import msgspec
 
-from ...runtime.core.run_record import RunRecord
-from ...runtime.explain.analysed_run import AnalysedRun
-from ...runtime.explain.cause_words import causes_listed
-from ...runtime.run_folder.run_info import RunInfo
-from ...runtime.serving.messages import Snapshot
-from ...runtime.serving.recording import RecordedPart, with_part
+from ....runtime.analysis.explain.analysed_run import AnalysedRun
+from ....runtime.analysis.explain.cause_words import causes_listed
+from ....runtime.analysis.live.recording import RecordedPart, with_part
+from ....runtime.analysis.run_folder.run_info import RunInfo
+from ....runtime.core.run_record import RunRecord
+from ....runtime.serving.messages import Snapshot
 
-_LEAST_S = 1.0  # before anything is said
+_LEAST_S = 1.0  # shortest window that is explained
 
 
 class LiveWindow:
-    """The record of a run's newest seconds, made of the parts that come while somebody looks.
+    """The record of a run's newest seconds, built from the parts that arrive while there are viewers.
 
     Args:
-        seconds: how many.
-        now: when somebody began to look, on the clock of all processes of the node, in seconds.
+        seconds: length of the window.
+        now: time in seconds at which viewing began, on the clock shared by the node's processes.
     """
 
     def __init__(self, seconds: float, now: float) -> None:
@@ -30,18 +30,18 @@ class LiveWindow:
         self.clear(now)
 
     def clear(self, now: float) -> None:
-        """Begin anew, with what comes from now on."""
+        """Start over at `now`."""
         self._since = now
         self._record: RunRecord | None = None
 
     def take(self, part: RecordedPart) -> None:
-        """Add what is new."""
+        """Add a part."""
         self._record = with_part(self._record, part)
 
     def record_at(self, now: float, snapshot: Snapshot) -> RunRecord | None:
-        """Return the window that ends now, as a recording would have it; None where it is too short.
+        """Return the window that ends now, in the form of a recording; None if it is too short.
 
-        What is older is forgotten.
+        Older data is discarded.
         """
         begin, known = max(self._since, now - self._seconds), self._record
         if now - begin < _LEAST_S:
@@ -71,7 +71,7 @@ class LiveWindow:
 
 
 class WindowWords(msgspec.Struct):
-    """What is said of a window: its `words`, and the heads and rows of the list of its causes, the largest first."""
+    """An explained window: its `words`, and the headers and rows of its table of causes, largest first."""
 
     words: list[str] = []
     cause_heads: list[str] = []
@@ -79,16 +79,16 @@ class WindowWords(msgspec.Struct):
 
     @classmethod
     def of(cls, run: AnalysedRun) -> WindowWords:
-        """Return what is said of a run."""
+        """Return the words and causes of a run."""
         heads, rows = causes_listed(run.causes)
         return cls(run.words, [*heads], [[*row] for row in rows])
 
 
 def said_of(record: RunRecord, config: Mapping[str, Any]) -> WindowWords:
-    """Say what cost a window most, and what would change it.
+    """Explain the largest costs of a window and what would reduce them.
 
     Args:
-        record: of the window.
-        config: of the server, in its plain form.
+        record: the window's record.
+        config: the server's config as a plain mapping.
     """
     return WindowWords.of(AnalysedRun.of(record, RunInfo(config)))

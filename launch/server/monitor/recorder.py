@@ -1,4 +1,4 @@
-"""`POST /record`: a window of the run as a run folder, like those of `gapless bench`."""
+"""`POST /record`: records a window of the run as a run folder, like `gapless bench`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from typing import Any
 
 import msgspec
 
-from ...parallel.frames import DATA, pack
-from ...runtime.run_folder.read import read_run_folder
-from ...runtime.serving.messages import Recorded
-from .engine_client import TAKES_REQUESTS, EngineClient
-from .errors import ApiError
+from ....parallel.frames import DATA, pack
+from ....runtime.analysis.run_folder.read import read_run_folder
+from ....runtime.serving.messages import Recorded
+from ..engine_client import TAKES_REQUESTS, EngineClient
+from ..errors import ApiError
 from .live_window import WindowWords
 
-LONGEST_S = 600.0
 _CHECK_S = 0.25
 
 
@@ -30,8 +29,8 @@ class Recorder:
     Args:
         client: the engine.
         run_dir: the server's run folder; each recording is a folder in it.
-        config: of the run, in its plain form, for the summary.
-        versions: of the packages that run, by name.
+        config: the run's config as a plain mapping, for the summary.
+        versions: package versions by name.
     """
 
     def __init__(
@@ -44,16 +43,16 @@ class Recorder:
         self._is_recording = False
 
     async def record(self, seconds: float) -> dict[str, Any]:
-        """Record so many seconds.
+        """Record for `seconds` seconds.
 
         Returns:
             The folder, the names of its files and the window in words, once they are written.
 
         Raises:
-            ApiError: a recording is under way, the engine is not ready or failed, or the folder could not be written.
+            ApiError: a recording is in progress, the engine is not ready or failed, or the folder cannot be written.
         """
         if self._is_recording:
-            raise ApiError(409, "a recording is under way; ask again when it is done")
+            raise ApiError(409, "a recording is in progress; try again when it has finished")
         if self._client.state not in TAKES_REQUESTS:
             raise ApiError(503, self._client.reason)
         self._is_recording = True
@@ -89,7 +88,7 @@ class Recorder:
         return next(folder for folder in folders if not folder.exists())
 
     async def _take(self, write: Callable[[bytes], object], seconds: float) -> None:
-        """Let the engine record, and `write` each part that comes; the seconds count from the first, when it begins."""
+        """Make the engine record, and `write` each part; the seconds count from the first part."""
         began: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -115,10 +114,10 @@ class Recorder:
             await ended
         finally:
             client.record(False)
-            ended.cancel()  # so that nothing is written any more
+            ended.cancel()  # so that nothing more is written
 
     async def _wait(self, future: asyncio.Future[None], seconds: float = math.inf) -> None:
-        """Wait for the future, at most so many seconds, while the engine lives."""
+        """Wait for the future, at most `seconds` seconds, while the engine is alive."""
         now = asyncio.get_running_loop().time
         until = now() + seconds
         while not future.done() and (left := until - now()) > 0:
@@ -131,12 +130,12 @@ class Recorder:
 
 
 async def _write(parts: Path, folder: Path) -> WindowWords:
-    """Write the run folder in a process of its own; return what is said of the window.
+    """Write the run folder in a separate process; return the window in words.
 
     Raises:
         ApiError: it failed.
     """
-    module = "gapless.launch.server.write_recording"
+    module = "gapless.launch.server.monitor.write_recording"
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -153,5 +152,5 @@ async def _write(parts: Path, folder: Path) -> WindowWords:
         raise
     if process.returncode:
         lines = errors.decode(errors="replace").strip().splitlines()
-        raise ApiError(500, f"the recording cannot be written: {lines[-1] if lines else 'its process has died'}")
+        raise ApiError(500, f"the recording cannot be written: {lines[-1] if lines else 'its process died'}")
     return msgspec.json.decode(said, type=WindowWords)

@@ -1,1 +1,1 @@
-"""Calls of tools: how they are asked for, written by models, made sure of and read."""
+"""Tool calling: requests, model formats, grammars and parsing."""

@@ -1,4 +1,4 @@
-"""Writes the grammar of calls, in the format of a model, for llguidance: names that are there, and their schemas."""
+"""Builds llguidance grammars of tool calls in a model's format, from the tools' names and schemas."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ....models.tokenizer import Tokenizer, load_tokenizer
 from .formats import ReasoningFormat, ToolFormat
 from .tool_set import Function, ToolSet
 
-Literals = Callable[[str], str]  # a text as the grammar has it: special tokens by their ids
+Literals = Callable[[str], str]  # a text as a grammar literal: special tokens by their ids
 Checks = Callable[[Any], str]  # a schema; returns why it cannot be enforced, "" if it can
-BARE_CALL = '{"name": '  # how calls begin in a format that has no text before them
+BARE_CALL = '{"name": '  # start of calls in formats without a start marker
 _AS_WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as templates write JSON
 _COMPACT = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
 _HEADER = "%llguidance {}\n"
 
 
 def call_grammar(grammars: Grammars, *, tools: ToolSet, format: ToolFormat) -> StructuredOutputs:
-    """Return what an output must match: calls from its beginning if they are forced, else from their first words on.
+    """Return the grammar of calls. It applies from the start if a call is required, else from a call's first words on.
 
     Raises:
         ConfigError: the schema of a strict tool cannot be enforced in this format.
@@ -42,16 +42,16 @@ def either_grammar(
     in_reasoning: bool = False,
     budget: int | None = None,
 ) -> StructuredOutputs:
-    """Return what an output must match that is either calls or an answer of the given form.
+    """Return the grammar of an output that is either calls or an answer of the given form.
 
     Args:
-        grammars: of the model.
-        tools: that may be called.
-        format: of calls.
-        form: of the answer.
-        reasoning: that the output may begin with; None: none.
+        grammars: the model's grammars.
+        tools: tools that may be called.
+        format: format of calls.
+        form: form of the answer.
+        reasoning: format of reasoning that the output may begin with; None: no reasoning.
         in_reasoning: whether the output follows reasoning that the prompt has begun.
-        budget: most tokens of that reasoning; enforced only if its end is a special token.
+        budget: maximum reasoning tokens; enforced only if the end marker is a special token.
 
     Raises:
         ConfigError: a schema of a strict tool, or the form, cannot be enforced.
@@ -72,7 +72,7 @@ def either_grammar(
 def _with_calls(
     lines: list[str], grammars: Grammars, tools: ToolSet, format: ToolFormat, after: str = "", is_either: bool = False
 ) -> StructuredOutputs:
-    """Return a grammar with the rule `calls`. If it does not compile, the schema of each tool is compiled by itself.
+    """Return a grammar with the rule `calls`. If it does not compile, each tool's schema is checked separately.
 
     Raises:
         ConfigError: the schema of a strict tool cannot be enforced.
@@ -89,12 +89,12 @@ def _with_calls(
     return found
 
 
-_SPACE = '"\\n\\n"?'  # that models write behind reasoning
+_SPACE = '"\\n\\n"?'  # models write it after reasoning
 _TEXT = "TEXT: /(.|\\n)*/"
 
 
 def _literal(tokenizer: Tokenizer, text: str) -> str:
-    """Write a text into a grammar: special tokens, which have no text for llguidance, by their ids."""
+    """Return a text as a grammar literal: special tokens, which have no text in llguidance, by their ids."""
     found, place = [], 0
     for token in tokenizer.encode(text, add_special=False):
         if tokenizer.is_silent(token) and (shown := tokenizer.decode([token], skip_special=False)):
@@ -119,7 +119,7 @@ def _fault(schema: Any) -> str:
 def _calls(
     tools: ToolSet, format: ToolFormat, literals: Literals, after: str, is_either: bool, fault: Checks
 ) -> Iterator[str]:
-    """Yield the rule `calls`, without the words `after` at its beginning, and the rules that it needs."""
+    """Yield the rule `calls`, without its leading words `after`, and the rules that it needs."""
     rules = [_Rules(*each, format, literals, is_either, fault) for each in enumerate(tools.callable)]
     first = " | ".join(f"first_{number}" for number in range(len(rules)))
     call = " | ".join(f"call_{number}" for number in range(len(rules)))
@@ -133,23 +133,23 @@ def _calls(
 
 
 def _whole_call(name: str, key: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a call that is an object, with the definitions of its arguments' schema."""
+    """Return the schema of a call as a JSON object, with the definitions of its arguments' schema."""
     found = {"type": "object", "properties": {"name": {"const": name}, key: schema}, "required": ["name", key]}
     return {**found, "additionalProperties": False, **_definitions(schema)}
 
 
 def _definitions(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return what references within a schema may point to."""
+    """Return the definitions that a schema's references may point to."""
     return {word: schema[word] for word in ("$defs", "definitions") if word in schema}
 
 
 def _answer(form: StructuredOutputs, format: ToolFormat) -> str:
-    """Write the form of an answer as a part of a grammar.
+    """Return the form of an answer as a part of a grammar.
 
-    Where calls have no text before them, its JSON is compact, which tells it from a call.
+    If calls have no start marker, the answer's JSON is compact, which distinguishes it from a call.
 
     Raises:
-        ConfigError: it is no expression or grammar, or it may begin as a call does.
+        ConfigError: it is not a valid regex or grammar, or it may begin like a call.
     """
     import llguidance
 
@@ -159,7 +159,7 @@ def _answer(form: StructuredOutputs, format: ToolFormat) -> str:
             rules["whitespace_pattern"] = form.whitespace_pattern
         return _json(json.loads(form.schema), _COMPACT if format.is_bare else rules)
     if format.is_bare and _may_be_call(form):
-        text = f"beside tools, in this model's format of calls, no answer may begin with {BARE_CALL}"
+        text = f"with tools, an answer must not start with {BARE_CALL}, as this model's tool calls do"
         raise ConfigError(f"sampling.structured_outputs.{form.kind}: {text}")
     if form.choice:
         return f"({' | '.join(json.dumps(text, ensure_ascii=False) for text in form.choice)})"
@@ -174,7 +174,7 @@ def _answer(form: StructuredOutputs, format: ToolFormat) -> str:
 
 
 def _may_be_call(form: StructuredOutputs) -> bool:
-    """Return whether a text of the form may begin as calls do in a format that has no text before them."""
+    """Return whether a text of the form may begin like a call in a format without a start marker."""
     if form.choice:
         return any(text.startswith(BARE_CALL) for text in form.choice)
     return _of_bytes().matcher(form).try_consume_tokens(list(BARE_CALL.encode())) == len(BARE_CALL)
@@ -186,7 +186,7 @@ def _of_bytes() -> Grammars:
 
 
 def _first_words(format: ToolFormat) -> str:
-    """Return the text that tells a call, from which on an output must match."""
+    """Return the text that marks a call, after which the grammar applies."""
     if format.is_bare:
         return BARE_CALL
     begin = format.section or format.call
@@ -194,10 +194,10 @@ def _first_words(format: ToolFormat) -> str:
 
 
 class _Rules:
-    """The rules of one function's calls: the text with which each begins, and what follows it.
+    """The rules of one function's calls: their leading text, and what follows it.
 
     Raises:
-        ConfigError: the function is strict, and its schema cannot be enforced.
+        ConfigError: the function is strict and its schema cannot be enforced.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class _Rules:
         if format.payload != "pairs" and (error := fault(_whole_call(name, format.key, schema))):
             self._leave_out(error)
             schema = {"type": "object"}
-        if format.is_bare and is_either:  # in JSON's own lexemes: llguidance's lexer never returns from a longer one
+        if format.is_bare and is_either:  # as JSON lexemes: llguidance's lexer does not backtrack from a longer one
             self._head, self.rest = "", _json(_whole_call(name, format.key, schema))
         elif format.payload == "object":
             self._head = f'{format.call}{BARE_CALL}{json.dumps(name)}, "{format.key}": '
@@ -218,43 +218,44 @@ class _Rules:
         elif format.payload == "named":
             self._head = format.call + format.name_begin + name + ("" if format.name_begin else self._name_end)
             rest = f"{_json(schema)} {literals(format.call_end)}"
-            self.rest = f'":" /[0-9]+/ {literals(self._name_end)} {rest}' if format.name_begin else rest
+            id_end = f"{literals(format.id_begin)} /[0-9]+/ {literals(self._name_end)} {rest}"
+            self.rest = id_end if format.name_begin else rest
         else:
             self._head = format.call + name + format.name_end
             self.rest = f"{' '.join(self._pairs(schema))} {literals(format.call_end)}"
 
     @property
     def _name_end(self) -> str:
-        return " <|constrain|>json<|message|>" if self._format.header else self._format.name_end
+        return self._format.channels.json_begin if self._format.channels else self._format.name_end
 
     @property
     def head(self) -> str:
-        """What a call begins with."""
+        """The leading text of a call."""
         return self._literals(self._head)
 
     def first(self, after: str) -> str:
-        """Return what the first call begins with, with the text before it, without the words `after`."""
+        """Return the leading text of the first call, including the section marker, without the words `after`."""
         return self._literals((self._format.section + self._head).removeprefix(after))
 
     def _leave_out(self, why: str) -> None:
-        """Raise `ConfigError` about what cannot be enforced, unless the function is not strict."""
+        """Raise `ConfigError` about an unenforceable schema if the function is strict."""
         if self._function.strict:
             raise ConfigError(f"sampling.structured_outputs.grammar: the tool {self._function.name}: {why}")
 
     def _pairs(self, schema: dict[str, Any]) -> Iterator[str]:
-        """Yield the keys and values, as a rule each, in the order of the schema. Texts stand without JSON's quotes."""
+        """Yield one rule per key and value, in the order of the schema. Strings have no JSON quotes."""
         begin, key_end, value, value_end = self._format.pairs
         required, properties = schema.get("required") or [], schema.get("properties") or {}
         required, known = (required if isinstance(required, list) else [None]), list(properties)
         if not isinstance(properties, dict) or any(key not in known for key in required):
-            self._leave_out("its schema requires what it does not describe")
+            self._leave_out("its schema requires a property that it does not define")
             properties = properties if isinstance(properties, dict) else {}
         for place, (key, of_key) in enumerate(properties.items()):
             name = f"pair_{self._number}_{place}"
             head = self._literals(begin + key + key_end + value)
             if isinstance(of_key, dict) and of_key.get("type") == "string":
                 if set(of_key) & {"pattern", "minLength", "maxLength", "format"}:
-                    self._leave_out(f"{key}: this model's format has no rules for texts")
+                    self._leave_out(f"{key}: string constraints are not supported in this model's format")
                 texts = [of_key["const"]] if "const" in of_key else of_key.get("enum")
                 if isinstance(texts, list) and texts:
                     content = f"({' | '.join(self._literals(str(text) + value_end) for text in texts)})"
@@ -272,22 +273,22 @@ class _Rules:
 
 
 def _plain(schema: dict[str, Any]) -> Any:
-    """Return a tool's schema without what only annotates.
+    """Return a tool's schema without annotations.
 
     Raises:
-        ConfigError: it is nested too deep.
+        ConfigError: it is nested too deeply.
     """
     try:
         return without_annotations(schema)
     except RecursionError:
-        raise ConfigError("sampling.structured_outputs.grammar: a tool's schema is nested too deep") from None
+        raise ConfigError("sampling.structured_outputs.grammar: a tool's schema is nested too deeply") from None
 
 
 def _json(schema: Any, rules: Mapping[str, Any] = _AS_WRITTEN) -> str:
-    """Write a schema into a grammar, with rules for whitespace.
+    """Return a schema as a part of a grammar, with rules for whitespace.
 
     Raises:
-        ConfigError: it is no JSON.
+        ConfigError: it is not JSON.
     """
     schema = {} if schema is True else schema
     if isinstance(schema, dict):

@@ -1,4 +1,4 @@
-"""How one model is spoken to: what its chat template takes of tools, and how its outputs are read."""
+"""A model's dialect: the messages and tools that its chat template supports, and how its outputs are parsed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ....models.tokenizer import Detokenizer, Tokenizer
 from ..compiler import Task
 from ..errors import ApiError
 from .call_grammar import call_grammar, either_grammar
-from .formats import ANALYSIS, ReasoningFormat, ToolFormat, reasoning_format, tool_format
+from .formats import ReasoningFormat, ToolFormat, reasoning_format, tool_format
 from .reader import Reader
 from .tool_set import ToolSet
 
@@ -27,17 +27,16 @@ You can call functions. Each line here describes one, with a JSON schema of its 
 {tools}
 To call functions, write one line of JSON for each call and nothing else: {{"name": NAME, "arguments": {{...}}}}
 """
-_SHORT_ID = 9  # Mistral's templates take no other length
 Messages = Sequence[Mapping[str, Any]]
 
 
 class Dialect:
-    """The formats of a model.
+    """The tool-call and reasoning formats of a model.
 
     Args:
-        template: the model's, with those that have names.
-        tokenizer: the model's.
-        format: name of the format of calls; None: as the template says.
+        template: the model's chat template, including its named ones.
+        tokenizer: the model's tokenizer.
+        format: name of the tool-call format; None: detect it from the template.
     """
 
     def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, format: str | None = None) -> None:
@@ -45,17 +44,17 @@ class Dialect:
         self._named = {each: Dialect(each, tokenizer, format) for each in template.named.values()}
         self._tokenizer = tokenizer
         self._format = tool_format(template.source, format)
-        self._reasoning = None if self._format.header else reasoning_format(template.source)
+        self._reasoning = None if self._format.channels else reasoning_format(template.source)
         self._is_plain = not template.reads_tools and "tool_calls" not in template.source
 
     def pick(self, has_tools: bool, name: str | None) -> Dialect:
-        """Return the dialect of the template for a chat, as `ChatTemplate.pick` does."""
+        """Return the dialect of the template that `ChatTemplate.pick` chooses for a chat."""
         return self._named.get(self.template.pick(has_tools, name), self)
 
     def messages(self, messages: Messages, tools: ToolSet | None) -> list[Mapping[str, Any]]:
-        """Return the messages of a chat as the template takes them.
+        """Return the messages of a chat in the template's form.
 
-        One that knows no tools gets them, their calls and their results as text.
+        For a template without tool support, tools, calls and results become text.
         """
         if "developer" not in self.template.source:
             messages = [{**each, "role": "system"} if each.get("role") == "developer" else each for each in messages]
@@ -82,12 +81,12 @@ class Dialect:
         return [{"role": "system", "content": offer}, *found]
 
     def for_template(self, tools: ToolSet | None) -> list[dict[str, Any]] | None:
-        """Return the tools as the template takes them."""
+        """Return the tools in the template's form; None if it gets none."""
         return None if tools is None or self._is_plain else [each.as_openai for each in tools.functions]
 
     def speech(self, prompt: str, tools: ToolSet | None, *, shows_reasoning: bool = True) -> Speech | None:
-        """Return how the outputs of a prompt are read; None: as they are."""
-        format = self._format if tools is not None or self._format.header else None
+        """Return how the outputs of a prompt are parsed; None: they are plain text."""
+        format = self._format if tools is not None or self._format.channels else None
         reasoning = self._reasoning
         if format is None and reasoning is None:
             return None
@@ -103,9 +102,9 @@ class Dialect:
 
 @dataclass(frozen=True, slots=True)
 class Speech:
-    """How the outputs of one request are read, and what is made sure of while they are sampled.
+    """How the outputs of one request are parsed, and how sampling is constrained.
 
-    `form` is that of an answer that is no call.
+    `form` is the required form of an answer that is not a call.
     """
 
     tokenizer: Tokenizer
@@ -118,11 +117,11 @@ class Speech:
 
     @property
     def is_either(self) -> bool:
-        """Whether an output is either calls or an answer of a form, and nothing else."""
+        """Whether an output must be either calls or an answer of the required form."""
         return self.form is not None and self.tools is not None and self.tools.choice == "auto"
 
     def reader(self) -> Reader:
-        """Return what reads an output."""
+        """Return a parser for one output."""
         tools = self.tools
         most = 1 if tools is not None and not tools.is_parallel else None
         schemas = {} if tools is None else tools.schemas
@@ -136,36 +135,36 @@ class Speech:
         )
 
     def grammar(self, budget: int | None) -> Task[StructuredOutputs] | None:
-        """Return what writes the grammar of outputs beside tools; None: they need none.
+        """Return a task that builds the grammar of outputs with tools; None: they need no grammar.
 
         Args:
-            budget: most tokens of reasoning.
+            budget: maximum reasoning tokens.
 
         Raises:
-            ApiError: the request has a form of the answer that tools cannot stand beside.
+            ApiError: the required form of the answer cannot be combined with tools.
         """
         tools, format, form = self.tools, self.format, self.form
         if tools is None:
             return None
         if form is not None and form.after:
-            raise ApiError(400, "structured_outputs.after: not together with tools", param="structured_outputs")
+            raise ApiError(400, "structured_outputs.after: cannot be combined with tools", param="structured_outputs")
         if format is None or (form is None and not tools.has_grammar):
             return None
         if form is None or not self.is_either:
             return partial(call_grammar, tools=tools, format=format)
-        first = ANALYSIS if format.header else None if self.in_reasoning else self.reasoning
+        first = format.channels.first if format.channels else None if self.in_reasoning else self.reasoning
         own = partial(either_grammar, tools=tools, format=format, form=form)
         return partial(own, reasoning=first, in_reasoning=self.in_reasoning, budget=budget)
 
     def params(
         self, params: SamplingParams, wanted: StructuredOutputs | None, budget: int | None = None
     ) -> SamplingParams:
-        """Return the sampling parameters of outputs whose calls and reasoning are read.
+        """Return the sampling parameters of outputs whose calls and reasoning are parsed.
 
         Args:
-            params: as the request has them.
-            wanted: what an output must match.
-            budget: most tokens of reasoning.
+            params: the request's sampling parameters.
+            wanted: structured outputs to enforce.
+            budget: maximum reasoning tokens.
 
         Raises:
             ApiError: the parameters contradict each other.
@@ -181,19 +180,19 @@ class Speech:
             raise ApiError(400, str(error).removeprefix("sampling."), param="tools") from error
 
     def call_id(self, answer: str, output: int, call: int, own: str) -> str:
-        """Return the id of a call, the same whenever it is asked for.
+        """Return the id of a call; it is deterministic.
 
         Args:
             answer: the answer's id.
             output: the output's index.
             call: the call's index in it.
-            own: what the model named the call; "": nothing.
+            own: the model's own id of the call, "" if it wrote none.
         """
         if own:
             return own
         digest = hashlib.sha256(f"{answer} {output} {call}".encode()).hexdigest()
-        is_short = self.format is not None and self.format.name.startswith("mistral")
-        return digest[:_SHORT_ID] if is_short else f"call_{digest[:24]}"
+        length = self.format.id_length if self.format is not None else 0
+        return digest[:length] if length else f"call_{digest[:24]}"
 
     def reasoning_tokens(self, tokens: Sequence[int]) -> int:
         """Return how many tokens of an output are reasoning."""
@@ -216,7 +215,7 @@ class Speech:
 
     @property
     def _shown(self) -> list[int]:
-        """The special tokens that the formats are made of."""
+        """The special tokens that the formats contain."""
         texts = [] if self.format is None else list(self.format.texts)
         texts += [] if self.reasoning is None else [self.reasoning.begin, self.reasoning.end]
         encode, is_silent = self.tokenizer.encode, self.tokenizer.is_silent

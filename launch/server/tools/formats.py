@@ -1,4 +1,4 @@
-"""How models write calls of tools (`formats.toml`) and their reasoning, and which format a chat template has."""
+"""Formats of tool calls (`formats.toml`) and of reasoning, and their detection from chat templates."""
 
 from __future__ import annotations
 
@@ -10,53 +10,64 @@ from typing import Literal
 import msgspec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolFormat:
-    """The texts between which a model writes calls.
-
-    An output is text, then calls. Each call has a payload: an `object` of JSON with the name and the arguments; the
-    name and then the arguments as JSON (`named`); or the name and then `pairs` of keys and values.
-    """
-
-    name: str
-    marks: tuple[str, ...] = ()  # texts that a chat template of this format has, all of them
-    payload: Literal["object", "named", "pairs"] = "object"
-    opens: tuple[str, ...] = ()  # texts with which calls begin; empty: an output that begins with `{` may be a call
-    section: str = ""  # what is written before the first call
-    section_end: str = ""  # and behind the last
-    call: str = ""  # what is written before each call
-    call_end: str = ""  # and behind each
-    separator: str = ""  # what is written between calls
-    key: str = "arguments"  # the arguments' key, of an object
-    name_begin: str = ""  # what is written before the name, where it is not part of it
-    name_end: str = ""  # what ends the name, where it is no object's
-    header: str = ""  # regular expression of a name in what stands before `name_end`; what has none is no call
-    answer: str = ""  # what is written before an answer that is no call
-    # What stands before and behind the key, and before and behind the value.
-    pairs: tuple[str, str, str, str] = ("", "", "", "")
-
-    @property
-    def is_bare(self) -> bool:
-        """Whether nothing but its first brace tells a call."""
-        return not self.call and not self.section
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """All texts that may be special tokens."""
-        own = (*self.opens, self.section, self.section_end, self.call, self.call_end, self.name_begin, self.name_end)
-        return (*own, *self.pairs, *(_OF_CHANNELS if self.header else ()))
-
-
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """The texts between which a model writes its reasoning, which comes first."""
+    """The markers around a model's reasoning, which comes first."""
 
     begin: str
     end: str
 
 
-_OF_CHANNELS = ("<|start|>", "<|end|>", "<|return|>", "<|call|>", "<|constrain|>")
-ANALYSIS = ReasoningFormat("<|channel|>analysis<|message|>", "<|end|><|start|>assistant")  # harmony's
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Channels:
+    """Channels of an output, each with a header and a content: reasoning, calls and answers."""
+
+    name: str  # regex of a function's name in a header; no match: not a call
+    reasoning: str  # part of the header of reasoning
+    ends: tuple[str, ...]  # end markers of a content; the first one ends reasoning
+    json_begin: str  # in grammars, between a function's name and its arguments
+    first: ReasoningFormat  # in grammars, reasoning before calls or an answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolFormat:
+    """The markers around a model's tool calls.
+
+    An output is text, then calls. Each call has a payload: a JSON `object` with the name and the arguments; the name,
+    then the arguments as JSON (`named`); or the name, then `pairs` of keys and values.
+    """
+
+    name: str
+    marks: tuple[str, ...] = ()  # all are contained in chat templates of this format
+    payload: Literal["object", "named", "pairs"] = "object"
+    opens: tuple[str, ...] = ()  # start markers of calls; empty: an output that begins with `{` may be a call
+    section: str = ""  # before the first call
+    section_end: str = ""  # after the last call
+    call: str = ""  # before each call
+    call_end: str = ""  # after each call
+    separator: str = ""  # between calls
+    key: str = "arguments"  # key of the arguments in an `object`
+    name_begin: str = ""  # before the name; with it, the model writes the call's id, which starts with this
+    id_begin: str = ""  # after the name, before the rest of an id
+    name_end: str = ""  # after the name, unless in an `object`
+    id_length: int = 0  # the only length of ids that the templates accept; 0: any
+    channels: Channels | None = None  # None: outputs are not divided into channels
+    answer: str = ""  # before an answer that is not a call
+    # Before and after the key, and before and after the value.
+    pairs: tuple[str, str, str, str] = ("", "", "", "")
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether calls have no start marker except the first brace."""
+        return not self.call and not self.section
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All markers that may be special tokens."""
+        own = (*self.opens, self.section, self.section_end, self.call, self.call_end, self.name_begin, self.name_end)
+        return (*own, *self.pairs, *((*self.channels.ends, self.channels.json_begin) if self.channels else ()))
+
+
 _FILE = Path(__file__).with_name("formats.toml")
 FORMATS = msgspec.toml.decode(_FILE.read_bytes(), type=dict[str, tuple[ToolFormat, ...]])["format"]
 NAMES = tuple(dict.fromkeys(each.name for each in FORMATS))
@@ -68,15 +79,15 @@ REASONING = (
 
 
 def tool_format(template: str, name: str | None) -> ToolFormat:
-    """Return the format of that name, else that of a chat template. One without marks has the generic one, of JSON."""
+    """Return the named format, else the format of a chat template; by default the generic JSON format."""
     if name is not None:
         return next(each for each in FORMATS if each.name == name)
     return next(each for each in FORMATS if all(mark in template for mark in each.marks))
 
 
 def reasoning_format(template: str) -> ReasoningFormat | None:
-    """Return how the model of a chat template writes its reasoning; None: it has none of these."""
+    """Return the reasoning format of a chat template; None: no known format."""
     return next((each for each in REASONING if each.end in template), None)
 
 
-NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)  # of a tool, as OpenAI and Anthropic take them
+NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)  # tool names that OpenAI and Anthropic accept

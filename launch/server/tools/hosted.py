@@ -1,4 +1,4 @@
-"""Tools that the maker of an API runs or defines, which this server does not have: left out, or refused by name."""
+"""Hosted tools, run or defined by the API provider, which this server does not have: left out or refused by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _libraries(kind: str) -> str:
 _DENY = 'Claude Code: "deny": ["%s"] in the permissions of its settings'
 _OWN = "offer it as a tool of your own, with an input_schema"
 _OF_OPENAI = "file_search code_interpreter image_generation local_shell shell apply_patch tool_search"
-_SWITCHES = {  # how clients turn a tool off, by the beginning of its type
+_SWITCHES = {  # how clients disable a tool, by prefix of its type
     "web_search": f'Codex: web_search = "disabled" in config.toml; {_DENY % "WebSearch"}; {_libraries("web_search")}',
     "web_fetch": _DENY % "WebFetch",
     "custom": "offer it as a function; /v1/responses takes tools of this type",
@@ -25,7 +25,7 @@ _SWITCHES = {  # how clients turn a tool off, by the beginning of its type
     **{kind: _libraries(kind) for kind in _OF_OPENAI.split()},
     **dict.fromkeys(("bash_", "text_editor_", "memory_"), _OWN),
 }
-ITEMS = (  # of /v1/responses, which such tools leave in a conversation
+ITEMS = (  # /v1/responses items that hosted tools leave in a conversation
     *("web_search_call", "file_search_call", "code_interpreter_call", "image_generation_call", "computer_call"),
     *("computer_call_output", "local_shell_call", "local_shell_call_output", "shell_call", "shell_call_output"),
     *("apply_patch_call", "apply_patch_call_output", "tool_search_call", "tool_search_output"),
@@ -34,14 +34,14 @@ ITEMS = (  # of /v1/responses, which such tools leave in a conversation
 
 
 def is_block(kind: str) -> bool:
-    """Return whether such tools leave blocks of this type in Anthropic's messages."""
+    """Return whether hosted tools leave blocks of this type in Anthropic's messages."""
     return kind in ("server_tool_use", "mcp_tool_use") or (kind.endswith("_tool_result") and kind != "tool_result")
 
 
 def kind_among(*own: str) -> Callable[[Any], str]:
-    """Return what reads the type of a tool, or of a choice: one of `own`, else `hosted`, in brackets as no field is.
+    """Return a discriminator of tools or tool choices: one of `own`, else `hosted`, in brackets unlike any field.
 
-    What has no type is of the first of `own`, whose class reports what is missing.
+    An item without a type gets the first of `own`, whose class reports what is missing.
     """
 
     def kind_of(given: Any) -> str:
@@ -52,13 +52,13 @@ def kind_among(*own: str) -> Callable[[Any], str]:
 
 
 def no_message(field: str) -> ApiError:
-    """Return the answer to a conversation of which nothing is left without what such tools wrote."""
-    text = "what tools wrote that this server does not have is left out"
+    """Return the error for a conversation that is empty without the items of hosted tools."""
+    text = "items of tools that this server does not have are ignored"
     return ApiError(400, f'{field}: must have a message, such as {{"role": "user", ...}}; {text}', param=field)
 
 
 def refusal(kind: str) -> ApiError:
-    """Return the answer to a request that forces a call of a hosted tool."""
-    switch = next((text for begin, text in _SWITCHES.items() if kind.startswith(begin)), "leave it out of tools")
-    text = f"tool_choice: this server has no tool of the type {kind}, and can only leave it out with auto; {switch}"
+    """Return the error for a request that forces a call of a hosted tool."""
+    switch = next((text for begin, text in _SWITCHES.items() if kind.startswith(begin)), "remove it from tools")
+    text = f"tool_choice: this server has no {kind} tool; use auto, or disable it in the client: {switch}"
     return ApiError(400, text, param="tool_choice")

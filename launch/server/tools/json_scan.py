@@ -1,16 +1,16 @@
-"""Reads a call that is an object of JSON while it comes, character by character."""
+"""Incremental parser of a tool call as a JSON object, character by character."""
 
 from __future__ import annotations
 
 import json
 
-_KEYS = frozenset(("name", "arguments", "parameters", "id", "type", "function"))  # of calls, of all models
+_KEYS = frozenset(("name", "arguments", "parameters", "id", "type", "function"))  # keys of calls across models
 _ARGUMENTS = ("arguments", "parameters")
 _SPACE = " \t\r\n"
 
 
 class ValueScan:
-    """Finds the end of an object, an array or a text in JSON."""
+    """Finds the end of a JSON object, array or string."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -38,12 +38,12 @@ class ValueScan:
 
 
 class CallScan:
-    """Reads `{"name": NAME, "arguments": {...}}`. The keys may stand in any order, and others beside them.
+    """Parses `{"name": NAME, "arguments": {...}}`. The keys may be in any order, along with others.
 
     Attributes:
-        name: of the call, once it is known.
+        name: name of the call, once it is known.
         is_done: whether the object is complete.
-        has_failed: whether this is no call: it is no object, or has a key that none has.
+        has_failed: whether this is not a call: not an object, or an unknown key before the name.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class CallScan:
 
     @property
     def in_text(self) -> bool:
-        """Whether the next character stands within a text of JSON."""
+        """Whether the next character is within a JSON string."""
         return self._step in (self._in_key, self._in_value) and self._scan.in_text
 
     def push(self, char: str) -> None:
@@ -65,7 +65,7 @@ class CallScan:
         self._step(char)
 
     def take(self) -> str:
-        """Return the text of the arguments that has become known since the last time; `{}` for a call without any."""
+        """Return the arguments' text since the last call of this method; `{}` for a call without arguments."""
         if self.is_done and not self._has_arguments:
             self._has_arguments = True
             return "{}"
@@ -107,7 +107,7 @@ class CallScan:
             self._in_value(char)
 
     def _in_value(self, char: str) -> None:
-        is_plain = bool(self._value) and self._value[0] not in '{["'  # a number or a word, which ends before this
+        is_plain = bool(self._value) and self._value[0] not in '{["'  # a number or a literal, which ends before `char`
         if is_plain and char in _SPACE + ",}":
             self._end_value()
             self._before_key(char)

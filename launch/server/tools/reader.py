@@ -1,4 +1,4 @@
-"""Reads what a model writes, while it comes: reasoning, text and calls of tools. One machine for all formats."""
+"""Streaming parser of model output: reasoning, text and tool calls. One state machine for all formats."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from .call_grammar import BARE_CALL
-from .formats import NAME, ReasoningFormat, ToolFormat
+from .formats import NAME, Channels, ReasoningFormat, ToolFormat
 from .json_scan import CallScan, ValueScan
 
-_LONGEST_NAME = 256  # characters, with what a format writes around it
+_LONGEST_NAME = 256  # characters, including the format's markers
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Reasoned:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """A call begins. `index` counts them from 0; `id` is what the model named it, "" for nothing."""
+    """The start of a call. `index` counts calls from 0; `id` is the model's own id, "" if it wrote none."""
 
     index: int
     name: str
@@ -40,7 +40,7 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """More of the arguments of a call, as the text of JSON."""
+    """More of a call's arguments, as JSON text."""
 
     index: int
     text: str
@@ -50,18 +50,18 @@ Part = Said | Reasoned | Called | Arguments
 
 
 class Reader:
-    """Takes the pieces of an output; returns the parts that are certain with each.
+    """Takes pieces of an output; returns the parts that are final after each.
 
-    However the output is cut, the parts are the same once neighbours of a kind are joined. Said that looked like a call
-    and is none is text. Spaces around reasoning and calls belong to neither.
+    The parts do not depend on how the output is split into pieces, once neighbours of a type are joined. Text that only
+    looked like a call is returned as text. Whitespace around reasoning and calls is dropped.
 
     Args:
-        format: of calls; None: no tools were offered, and what looks like a call is text.
-        reasoning: its format; None: there is none.
-        in_reasoning: whether the prompt has begun it.
+        format: format of calls; None: no tools were offered, and apparent calls are text.
+        reasoning: format of reasoning; None: there is none.
+        in_reasoning: whether the prompt has begun the reasoning.
         tools: the schema of each tool's parameters, by name.
-        most_calls: later calls are dropped; None: none is.
-        is_either: whether the output is calls or an answer, as its first words tell; an answer is all text.
+        most_calls: maximum number of calls, later ones are dropped; None: no limit.
+        is_either: whether the output is either calls or an answer, decided by its first words; an answer is all text.
     """
 
     def __init__(
@@ -80,23 +80,23 @@ class Reader:
         self._tools = tools or {}
         self._most_calls = most_calls
         self.num_calls = 0
-        self._pending = ""  # what no state has taken yet
-        self._raw = ""  # what was taken of something that may turn out to be no call
-        self._spaces = ""  # at the end of what was read
+        self._pending = ""  # not consumed by a state yet
+        self._raw = ""  # consumed, but may turn out not to be a call
+        self._spaces = ""  # trailing whitespace so far
         self._is_last = False
         self._parts: list[Part] = []
-        self._is_open = False  # whether a call has begun for the client, and not ended
+        self._is_open = False  # whether the client got the start of a call, but not its end
         self._name = ""  # of that call
         self._object = CallScan()
         self._value = ValueScan()
         self._num_pairs = 0
         self._has_reasoned = False
-        self._has_text = not in_reasoning  # else spaces before the text are dropped
+        self._has_text = not in_reasoning  # else leading whitespace of the text is dropped
         self._step: Callable[[], bool] = self._in_reasoning if in_reasoning and reasoning else self._start
 
     @property
     def is_reasoning(self) -> bool:
-        """Whether the next piece is reasoning, as far as is known."""
+        """Whether the parser is within reasoning."""
         return self._step == self._in_reasoning
 
     def push(self, text: str) -> list[Part]:
@@ -108,7 +108,7 @@ class Reader:
         return self._parts
 
     def finish(self) -> list[Part]:
-        """Return what was held back, once no more follows."""
+        """Return the parts that were held back, at the end of the output."""
         self._is_last = True
         parts = self.push("")
         if self._raw:
@@ -142,23 +142,23 @@ class Reader:
 
     def _begin_call(self, name: str, id: str = "") -> None:
         self._raw = self._spaces = ""
-        self._has_text = False  # what follows calls has no spaces before it
+        self._has_text = False  # text after calls has no leading whitespace
         self._is_open, self._name = True, name
         self.num_calls += 1
         if self._most_calls is None or self.num_calls <= self._most_calls:
             self._add(Called(self.num_calls - 1, name, id))
 
     def _fail(self) -> bool:
-        """Give what was taken for a call as text."""
+        """Return what looked like a call as text."""
         raw, self._raw = self._raw, ""
         self._give_text(raw)
         self._step = self._text
         return True
 
     def _until(self, *marks: str) -> tuple[str, str]:
-        """Take what stands before the first of `marks`, and the mark: "" if none has come.
+        """Consume the text up to the first of `marks`, and the mark, which is "" if there is none yet.
 
-        What may be the beginning of one stays, unless no more follows.
+        A possible prefix of a mark is held back, except at the end of the output.
         """
         text = self._pending
         places = [(place, -len(mark), mark) for mark in marks if mark and (place := text.find(mark)) >= 0]
@@ -171,7 +171,7 @@ class Reader:
         return text[: len(text) - held], ""
 
     def _skip(self, length: int, is_call: bool = True) -> None:
-        """Take text that is part of what may be a call, or of nothing."""
+        """Consume text that belongs to a possible call, or is dropped."""
         if is_call and not self._is_open:
             self._raw += self._pending[:length]
         self._pending = self._pending[length:]
@@ -179,7 +179,7 @@ class Reader:
     def _may_become(self, text: str, *marks: str) -> bool:
         return not self._is_last and any(mark.startswith(text) for mark in marks)
 
-    # States: each takes what it can; returns whether the next one is to go on.
+    # States: each consumes what it can, and returns whether the next state should run.
 
     def _start(self) -> bool:
         text, begin = self._pending.lstrip(), self._reasoning.begin if self._reasoning else ""
@@ -192,7 +192,7 @@ class Reader:
         return self._begin_answer(text)
 
     def _begin_answer(self, text: str) -> bool:
-        """Go on with what follows the reasoning, of which `text` is there, or with an output that has none."""
+        """Begin the output after any reasoning; `text` is its start so far."""
         format = self._format
         is_call = format is not None and format.is_bare and text.startswith("{")
         if format is not None and self._is_either:
@@ -205,7 +205,8 @@ class Reader:
         return True
 
     def _in_reasoning(self) -> bool:
-        end = "<|end|>" if self._reasoning is None or (self._format and self._format.header) else self._reasoning.end
+        channels = self._format.channels if self._format is not None else None
+        end = channels.ends[0] if channels is not None else self._reasoning.end if self._reasoning is not None else ""
         text, mark = self._until(end)
         text = self._spaces + text if self._has_reasoned else text.lstrip()
         shown = text.rstrip()
@@ -226,20 +227,19 @@ class Reader:
         if format is None:
             self._give_text(self._until()[0])
             return False
-        ends = ("<|end|>", "<|return|>", "<|call|>") if format.header else ()
-        text, mark = self._until(*format.opens, *ends)
+        text, mark = self._until(*format.opens, *(format.channels.ends if format.channels else ()))
         self._give_text(text)
         if mark in format.opens:
             self._raw, self._spaces = self._spaces, ""
             self._pending = mark + self._pending
             self._step = self._before_call
-            if format.header:
+            if format.channels:
                 self._skip(len(mark))
                 self._step = self._in_name
         return bool(mark)
 
     def _before_call(self) -> bool:
-        """Skip all that may stand before a call, or behind the last."""
+        """Skip markers before a call or after the last."""
         format = self._format
         assert format is not None
         text = self._pending.lstrip()
@@ -287,7 +287,7 @@ class Reader:
         return False
 
     def _is_end(self, place: int) -> bool | None:
-        """Return whether a call, which is broken, ends at a place of what is pending; None: it may."""
+        """Return whether an incomplete call ends at this place of the pending text; None: undecided."""
         assert self._format is not None
         end = next(iter(self._format.call_end.split()), "")
         if not end or self._pending[place] != end[0]:
@@ -302,7 +302,7 @@ class Reader:
     def _in_name(self) -> bool:
         format = self._format
         assert format is not None
-        kept = [mark.strip() for mark in (format.pairs[0], *format.call_end.split()[:1])] if not format.header else []
+        kept = [mark.strip() for mark in (format.pairs[0], *format.call_end.split()[:1])] if not format.channels else []
         before = self._pending
         name_end = format.name_end.strip() or "\n"
         text, mark = self._until(name_end, *kept)
@@ -315,23 +315,22 @@ class Reader:
         self._raw += before[: len(before) - len(self._pending)]
         if mark in kept and mark != name_end:
             self._pending = mark + self._pending
-        if format.header:
-            return self._begin_channel(format, text)
+        if format.channels:
+            return self._begin_channel(format, format.channels, text)
         id = text.strip()
-        name = id.removeprefix(format.name_begin).partition("[CALL_ID]")[0]
-        if format.name_begin:
-            name = name.partition(":")[0]
+        name = id.removeprefix(format.name_begin)
+        name = name.partition(format.id_begin)[0] if format.id_begin else name
         if not NAME.fullmatch(name):
             return self._fail()
         self._begin_call(name, id if format.name_begin else "")
         self._begin_arguments(format)
         return True
 
-    def _begin_channel(self, format: ToolFormat, header: str) -> bool:
-        if found := re.search(format.header, header):
+    def _begin_channel(self, format: ToolFormat, channels: Channels, header: str) -> bool:
+        if found := re.search(channels.name, header):
             self._begin_call(found[1])
             self._begin_arguments(format)
-        elif "analysis" in header:
+        elif channels.reasoning in header:
             self._raw = ""
             self._step = self._in_reasoning
         else:
@@ -366,7 +365,7 @@ class Reader:
         return False
 
     def _in_broken(self) -> bool:
-        """Pass on arguments that are no object, up to the call's end."""
+        """Pass on arguments that are not a JSON object, up to the call's end."""
         format = self._format
         assert format is not None
         text, mark = self._until(*format.call_end.split()[:1])
@@ -377,7 +376,7 @@ class Reader:
     def _end_call(self) -> bool:
         assert self._format is not None
         self._raw, self._is_open = "", False
-        self._step = self._text if self._format.header else self._before_call
+        self._step = self._text if self._format.channels else self._before_call
         return True
 
     def _in_pairs(self) -> bool:
@@ -392,7 +391,7 @@ class Reader:
         if not text.startswith(begin):
             if not text or self._may_become(text, begin, end):
                 return False
-            _, mark = self._until(begin, end)  # what stands between pairs is of none
+            _, mark = self._until(begin, end)  # text between pairs is dropped
             self._pending = mark + self._pending
             return bool(mark)
         key, found, rest = text[len(begin) :].partition(key_end)
@@ -400,7 +399,7 @@ class Reader:
         content, closed, rest = rest.partition(value_end)
         if not (found and opened and closed):
             return False
-        if not value:  # it stands on lines of its own
+        if not value:  # the value is on separate lines
             content = content.removeprefix("\n").removesuffix("\n")
         pair = f"{json.dumps(key.strip(), ensure_ascii=False)}: {_as_json(content, self._tools.get(self._name), key)}"
         self._give_arguments((", " if self._num_pairs else "{") + pair)
@@ -410,7 +409,7 @@ class Reader:
 
 
 def _as_json(text: str, schema: Mapping[str, Any] | None, key: str) -> str:
-    """Return a value that was written without JSON's quotes as JSON, as the schema of its key says."""
+    """Convert a value without JSON quotes to JSON, according to its key's schema."""
     properties = (schema or {}).get("properties")
     known = properties.get(key.strip()) if isinstance(properties, dict) else None
     kinds = known.get("type") if isinstance(known, dict) else None
@@ -424,6 +423,6 @@ def _as_json(text: str, schema: Mapping[str, Any] | None, key: str) -> str:
 
 
 def _overlap(text: str, mark: str) -> int:
-    """Return how many characters at the end of a text may begin `mark`."""
+    """Return the length of the longest suffix of a text that is a proper prefix of `mark`."""
     most = min(len(text), len(mark) - 1)
     return next((length for length in range(most, 0, -1) if mark.startswith(text[-length:])), 0)

@@ -1,4 +1,4 @@
-"""The tools that a request offers, and which of them are to be called."""
+"""The tools that a request offers, and the tool choice."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Choice = Literal["auto", "required", "none"]
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function of the client's.
+    """A client-side function.
 
-    `name` is what the model calls it, with that of its `namespace` before it. `parameters` is a JSON schema; None: it
-    has none. With `takes_text` the client gets the only argument as it is, without JSON.
+    `name` is the name for the model, prefixed with the `namespace`. `parameters` is a JSON schema; None: no parameters.
+    With `takes_text`, the client gets the only argument as plain text instead of JSON.
     """
 
     name: str
@@ -33,12 +33,12 @@ class Function:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The schema of its arguments, which are an object."""
+        """The schema of its arguments object."""
         return {"type": "object", **(self.parameters or {"properties": {}})}
 
     @property
     def as_openai(self) -> dict[str, Any]:
-        """The function as chat templates get it."""
+        """The function in OpenAI's form, for chat templates."""
         known = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": {key: value for key, value in known.items() if value is not None}}
 
@@ -49,10 +49,10 @@ class ToolSet:
 
     Args:
         functions: at least one.
-        choice: whether some are called.
-        named: the only one that is to be called; "": any.
+        choice: the tool choice.
+        named: the only function to be called; "": any.
         is_parallel: whether an output may have several calls.
-        allowed: names of those that may be called, of which the model is told all the same; None: all.
+        allowed: names of the functions that may be called, while the prompt lists all; None: all.
     """
 
     functions: Sequence[Function]
@@ -70,7 +70,7 @@ class ToolSet:
 
     @property
     def schemas(self) -> Mapping[str, Mapping[str, Any]]:
-        """The schemas of those, by name."""
+        """The schemas of the callable functions, by name."""
         return {each.name: each.schema for each in self.callable}
 
     @property
@@ -88,18 +88,18 @@ def tool_set(
     hosted: Mapping[str, str] = NO_TOOLS,
     allowed: Collection[str] | None = None,
 ) -> ToolSet | None:
-    """Return the tools of a request; None if it offers none, or wants none to be called.
+    """Return the tools of a request; None if it offers none or its choice is none.
 
     Args:
         given: functions in the request's order, by their places in the body.
         choice: none or required; else auto.
-        named: the name in the choice.
+        named: the function named in the choice.
         is_parallel: whether an output may have several calls.
-        hosted: the types of tools that this server does not have and that the choice may call, by their names.
+        hosted: types of the unsupported tools that the choice may name, by tool name.
         allowed: names of the tools that may be called; None: all.
 
     Raises:
-        ApiError: a name is invalid or stands twice, a schema is of no object, or what is to be called is not there.
+        ApiError: a name is invalid or duplicate, a schema is not of type object, or a tool to be called is missing.
     """
     known: set[str] = set()
     functions = list(given.values())
@@ -108,12 +108,12 @@ def tool_set(
             text = "must be 1 to 64 letters, digits, dots, _ or -"
             raise ApiError(400, f"{place}.name: {text}", param=f"{place}.name")
         if function.name in known:
-            raise ApiError(400, f"{place}.name: {function.name} is the name of two tools", param=f"{place}.name")
+            raise ApiError(400, f"{place}.name: duplicate tool name {function.name}", param=f"{place}.name")
         if function.schema["type"] != "object":
             raise ApiError(400, f"{place}: the schema of its parameters must be of type object", param=place)
         known.add(function.name)
     if len(functions) > _MOST:
-        raise ApiError(400, f"tools: {len(functions)} of them; {_MOST} are the most", param="tools")
+        raise ApiError(400, f"tools: {len(functions)} tools; the maximum is {_MOST}", param="tools")
     if choice == "none":
         return None
     if choice == "required" and hosted:
@@ -122,12 +122,12 @@ def tool_set(
         raise refusal(hosted[named])
     for name in allowed or ():
         if name not in known and name not in hosted:
-            raise ApiError(400, f"tool_choice: there is no tool of the name {name!r}", param="tool_choice")
+            raise ApiError(400, f"tool_choice: no tool is named {name!r}", param="tool_choice")
     if named and named not in known:
-        raise ApiError(400, f"tool_choice: there is no tool of the name {named!r}", param="tool_choice")
+        raise ApiError(400, f"tool_choice: no tool is named {named!r}", param="tool_choice")
     if not functions or (allowed is not None and known.isdisjoint(allowed)):
         if choice == "required":
-            raise ApiError(400, "tool_choice: there are no tools to call", param="tool_choice")
+            raise ApiError(400, "tool_choice: no tools are available to call", param="tool_choice")
         return None
     is_forced = bool(named) or choice == "required"
     return ToolSet(functions, "required" if is_forced else "auto", named or "", is_parallel, allowed)

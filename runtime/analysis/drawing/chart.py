@@ -1,15 +1,15 @@
-"""A chart as data. `layout.py` lays it out; `svg.py` draws that on a page, `png.py` for a paper or a notebook.
+"""A chart as data. `layout.py` lays it out; `svg.py` renders it for a page, `png.py` for a paper or a notebook.
 
-The kind of a chart says how its series are read:
+The kind of a chart determines how its series are read:
 
 - `lines`: straight lines through the points (x, y).
 - `steps`: y holds until the next x.
 - `cdf`: x ascends; y is the share of values up to x.
 - `histogram`: y are counts; x are the edges of the bins, one more than counts.
 - `areas`: stacked; y are heights; x are the edges between them, one more than heights.
-- `bars`: stacked and horizontal; y has a value for each category of the chart.
+- `bars`: stacked and horizontal; y has one value per category of the chart.
 - `scatter`: points (x, y).
-- `heat`: each series is a row, y has a value for each column, NaN for an empty cell.
+- `heat`: each series is a row, y has one value per column, NaN for an empty cell.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Literal
 
 import numpy as np
 
-from ..core.micro_batch_columns import Floats
+from ...core.micro_batch_columns import Floats
 
 Kind = Literal["lines", "steps", "cdf", "histogram", "areas", "bars", "scatter", "heat"]
-_MAX_NAMES, _MAX_NAME_LETTERS = 5, 14  # names of points that fit into a scatter plot: how many, how long
-_MAX_GROWTH = 2.0  # share of the data's range by which an axis grows at most to hold a mark
+_MAX_NAMES, _MAX_NAME_LETTERS = 5, 14  # most point names written in a scatter plot, and the longest one
+_MAX_GROWTH = 2.0  # most growth of an axis to include a mark, as a multiple of the data range
 _NUM_COLOURS = 8  # the style sheet's series colours, `s0` to `s7`
 
 
@@ -36,9 +36,9 @@ class Axis:
     Attributes:
         label: What the axis shows.
         unit: Unit of its values; empty if they have none.
-        low: Lower end; None: the data sets it.
-        high: Upper end; None: the data sets it.
-        whole: Only whole numbers get a tick.
+        low: Lower end; None: set by the data.
+        high: Upper end; None: set by the data.
+        whole: Ticks are whole numbers only.
     """
 
     label: str
@@ -58,13 +58,13 @@ class Series:
     """One series of a chart.
 
     Attributes:
-        label: Its name in the legend; empty: it has no entry.
-        x, y: Its values; the chart's kind says how they are read.
+        label: Its name in the legend; empty: no legend entry.
+        x, y: Its values, read according to the chart's kind.
         colour: Name of a colour in the style sheet.
-        name: Name of a scatter's point, if the series has one only.
+        name: Name of a scatter point, if the series has only one.
         band: Lowest and highest values around each y, if y are means.
-        shows_name: The name is written beside the point. If not, the page shows it on hover.
-        number: Number that stands for the name where names are too many or too long.
+        shows_name: The name is written next to the point. If not, the page shows it on hover.
+        number: Number drawn in place of the name if there are too many names or they are too long.
     """
 
     label: str
@@ -87,11 +87,11 @@ class Chart:
         kind: How the series are read and drawn.
         x, y: The axes.
         series: What is drawn.
-        marks: Vertical lines, each a name and its place on x. The x axis grows to hold them; one that is too far off is
+        marks: Vertical lines, each a name and an x value. The x axis grows to include them; one that is too far off is
             an arrow at the end of the axis, with its true value.
         categories: Names of the bars, or of the columns of a heat map.
-        line: Points (x, y) that a line joins behind those of a scatter.
-        shades: Values of the lightest and of the darkest cell of a heat map; None: its own extremes.
+        line: Points (x, y) of a line drawn behind the scatter points.
+        shades: Values of the lightest and the darkest cell of a heat map; None: the extremes of its data.
         note: Text below the chart.
     """
 
@@ -116,14 +116,14 @@ class Chart:
 def stacked_bars(
     name: str, title: str, x: Axis, rows: Sequence[tuple[str, Mapping[str, float]]], colours: Mapping[str, str]
 ) -> Chart:
-    """Make a chart of bars.
+    """Build a stacked bar chart.
 
     Args:
         name: File name of the figure.
         title: Heading of the figure.
         x: The axis of the bars' lengths.
-        rows: The label of each bar and its parts: a length by name.
-        colours: The colour of each part by name, in their order. Parts that no bar has are left out.
+        rows: The label of each bar and the length of each of its parts by name.
+        colours: The colour of each part by name, in drawing order. Parts absent from all bars are left out.
     """
     series = tuple(
         Series(part, np.zeros(len(rows)), np.array([row.get(part, 0.0) for _, row in rows]), colour)
@@ -134,11 +134,11 @@ def stacked_bars(
 
 
 def numbered_points(chart: Chart) -> list[tuple[int, Series]]:
-    """Return the points of a scatter that are drawn with a number in place of their name, each with its number.
+    """Return the points of a scatter plot that are drawn with a number in place of their name, each with its number.
 
     A series' own number is the same in all charts of a page. Series without one are numbered from left to right. The
-    legend says which name each number stands for. Numbers are used if the names are too many or too long to be written
-    beside the points. Otherwise the list is empty.
+    legend maps numbers to names. Numbers are used if there are too many names, or names too long, to write next to the
+    points. Otherwise the list is empty.
     """
     named = [series for series in chart.series if series.name and series.shows_name]
     if len(named) <= _MAX_NAMES and all(len(series.name) <= _MAX_NAME_LETTERS for series in named):
@@ -166,7 +166,7 @@ def ticks(low: float, high: float, count: int = 5, *, whole: bool = False) -> li
 
 
 def extent(chart: Chart) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Return the ends (low, high) of x and of y of a chart that has data, with some room beyond the data.
+    """Return the x range and the y range (low, high) of a chart that has data, with some margin around the data.
 
     Low is always below high.
     """
@@ -181,14 +181,14 @@ def extent(chart: Chart) -> tuple[tuple[float, float], tuple[float, float]]:
     near = _marks_near(chart, places)
     x = _ends(chart.x, np.append(places, near), {"scatter": 0.06, "bars": 0.03}.get(chart.kind, 0.0))
     y = _ends(chart.y, values, 0.06)
-    if chart.kind == "scatter":  # a point is never drawn at a place that is not its own
+    if chart.kind == "scatter":  # keep every point inside the axes, so that none is drawn at a wrong position
         x = min(x[0], float(places.min())), max(x[1], float(places.max()))
         y = min(y[0], float(values.min())), max(y[1], float(values.max()))
     return x, y
 
 
 def _marks_near(chart: Chart, values: Floats) -> list[float]:
-    """Return the marks that the x axis grows to hold: those not much farther from the values than these span."""
+    """Return the marks that the x axis grows to include: at most `_MAX_GROWTH` times the data range away from it."""
     lowest, highest = float(values.min()), float(values.max())
     lowest = lowest if chart.x.low is None else min(lowest, chart.x.low)
     reach = _MAX_GROWTH * (highest - lowest)
@@ -196,7 +196,7 @@ def _marks_near(chart: Chart, values: Floats) -> list[float]:
 
 
 def _ends(axis: Axis, values: Floats, room: float) -> tuple[float, float]:
-    """Return the ends of an axis; `room` is the share of the data's range that is added where the data sets an end."""
+    """Return the ends of an axis; `room` is the margin, as a share of the data range, at ends set by the data."""
     lowest, highest = float(values.min()), float(values.max())
     margin = room * (highest - min(lowest, axis.low if axis.low is not None else lowest))
     low = axis.low if axis.low is not None else lowest - margin

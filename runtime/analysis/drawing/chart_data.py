@@ -1,4 +1,4 @@
-"""The data of a run's charts, as arrays. They are small, so that a comparison need not keep the runs' records."""
+"""The data of a run's charts, as small arrays, so that a comparison need not keep the runs' records."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..core.micro_batch_columns import Floats, Ints
-from ..core.run_record import Unknown
+from ...core.latencies import NOT_COMPLETED, completed_requests, latencies
+from ...core.micro_batch_columns import Floats, Ints
+from ...core.run_record import Unknown
 from ..ledger.causes import Cause
 from ..ledger.fleet import Fleet
-from ..ledger.latencies import NOT_COMPLETED, completed_requests, latencies
 from ..ledger.predictions import predicted_and_measured
 
 
 @dataclass(frozen=True, slots=True)
 class ChartData:
-    """The data of the charts of one run, or of all replicas of a fleet together, which has the stages of all.
+    """The data of the charts of one run, or of all replicas of a fleet together, with the stages of all replicas.
 
-    Durations are seconds, moments are seconds from the run's start. Only completed requests have values in the arrays
-    over requests. The arrays over micro-batches are in order of dispatch.
+    Durations are in seconds, times in seconds from the run's start. Arrays over requests cover completed requests only.
+    Arrays over micro-batches are in dispatch order.
 
     Attributes:
         span: Duration of the run.
-        num_blocks: Blocks of the KV cache; of replicas the largest one's, to which `kv_blocks` of all are scaled.
+        num_blocks: Blocks of the KV cache; for replicas the largest number, to which all `kv_blocks` are scaled.
         bubbles: Idle time of each request, summed over its micro-batches and the stages (paper 5.3).
         finished: When each request finished, ascending.
         latencies: What `ledger.latencies.latencies` returns, in seconds.
@@ -35,8 +35,8 @@ class ChartData:
         running: Running requests at each dispatch.
         waiting: Waiting requests at each dispatch.
         by_cause: For each stage, its idle time by cause.
-        predictions: For each stage, the predicted and the measured times of the micro-batches that had a prediction.
-        unknown: What the run's trace did not say; the arrays of it hold nothing.
+        predictions: For each stage, predicted and measured times of the micro-batches that have a prediction.
+        unknown: What the run's trace does not record; the corresponding arrays are empty.
     """
 
     span: float
@@ -67,7 +67,7 @@ class ChartData:
 
 
 def fleet_chart_data(fleet: Fleet) -> ChartData:
-    """Extract the data of the charts of a fleet; a run that stands alone is a fleet of one."""
+    """Extract the chart data of a fleet; a standalone run is a fleet of one."""
     served = [(request, bubble) for request, bubble in fleet.served if request.finish_reason not in NOT_COMPLETED]
     num_blocks = max(record.num_blocks for record in fleet.records)
     finished, dispatched, counters = [], [], []
@@ -77,7 +77,7 @@ def fleet_chart_data(fleet: Fleet) -> ChartData:
         dispatched.append(ledger.micro_batches.dispatched - ledger.t0 + start)
         scale = num_blocks / record.num_blocks if record.num_blocks else 1.0
         counters.append(ledger.micro_batches.counters * np.array([scale, 1.0, 1.0]))
-    if fleet.num_prefill:  # where those are of halves of requests
+    if fleet.num_prefill:  # a disaggregated fleet: the replicas' records have only halves of requests
         finished = [request.token_times[-1] for request, _ in served]
     order = np.argsort(np.concatenate(dispatched), kind="stable")
 

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..core.micro_batch_columns import Floats
+from ...core.micro_batch_columns import Floats
+from ...core.numbers import number_text
 from .chart import Axis, Chart, Series, series_colour
-from .formatting import number_text, time_unit
+from .formatting import time_unit
 from .thinning import thin_cdf
 
 _MAX_BINS = 48
 # Ends of time axes, as multiples of the p99.
 _LONG_TAIL = 2.5  # a cumulative distribution is cut if its longest time is beyond this
-_CUT_AT = 1.5  # where it is cut
+_CUT_AT = 1.5  # end of the axis of a cut distribution
 _HISTOGRAM_END = 1.3
 
 
@@ -37,14 +38,14 @@ class Quantity:
 
 
 def cdf(quantity: Quantity, seconds: Mapping[str, Floats], *, colours: Sequence[str] = (), note: str = "") -> Chart:
-    """Make a chart of cumulative distributions of times. The legend shows the medians.
+    """Build a chart of cumulative distributions of times. The legend shows the medians.
 
     If the longest time is far beyond the largest p99, the axis ends before it and the note says so.
 
     Args:
         quantity: What is drawn.
         seconds: Its values by label.
-        colours: A colour for each label; empty: those of series.
+        colours: One colour per label; empty: the default series colours.
         note: Text below the chart.
     """
     arrays = _with_values(seconds, colours)
@@ -65,7 +66,7 @@ def cdf(quantity: Quantity, seconds: Mapping[str, Floats], *, colours: Sequence[
 
 
 def histogram(quantity: Quantity, seconds: Mapping[str, Floats], *, colours: Sequence[str] = ()) -> Chart:
-    """Make a histogram of times over common bins, from what `cdf` takes. A single series has p50, p90 and p99 marked.
+    """Build a histogram of times over common bins. Arguments as for `cdf`. A single series gets p50, p90, p99 marks.
 
     Times beyond 1.3 times the largest p99 are counted in the last bin, and the note says so.
     """

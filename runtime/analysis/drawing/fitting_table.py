@@ -1,4 +1,4 @@
-"""A table on the terminal that shows less where there is less room."""
+"""A terminal table that shows less on narrower consoles."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rich.measure import Measurement
 
 @dataclass(frozen=True, slots=True)
 class FittingTable:
-    """The first of some tables that fits the console, else the last.
+    """The first of several tables that fits the console, else the last.
 
-    `spare`: columns that a table gives up where its texts are wrapped.
+    `spare`: characters of width that a table can save by wrapping its texts.
     """
 
     tables: Sequence[Callable[[], RenderableType]]

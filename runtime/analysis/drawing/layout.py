@@ -1,6 +1,6 @@
-"""Lays a chart out: which lines, boxes, dots and texts stand where. `svg.py` and `png.py` draw them.
+"""Lays a chart out: positions of lines, boxes, dots and texts. `svg.py` and `png.py` draw them.
 
-Places are in SVG units, from the upper left. Colours are names of the style sheet.
+Positions are in SVG units, from the upper left. Colours are names of the style sheet.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from typing import TypeVar
 
 import numpy as np
 
-from ..core.micro_batch_columns import Floats
+from ...core.micro_batch_columns import Floats
+from ...core.numbers import number_text
 from .chart import Chart, Series, extent, numbered_points, ticks
-from .formatting import number_text, tick_texts
+from .formatting import tick_texts
 
 WIDTH, HEIGHT = 350, 190  # of the drawing, with its labels
 TOP, BOTTOM, RIGHT = 22, 36, 12  # margins around the plot; the left one depends on the labels
-CHAR_WIDTH = 6.7  # of a digit, about
-MIN_ROW_HEIGHT, MAX_ROW_HEIGHT = 26, 46  # of bars and of rows of a heat map
+CHAR_WIDTH = 6.7  # width of a digit, about
+MIN_ROW_HEIGHT, MAX_ROW_HEIGHT = 26, 46  # height of bars and of heat-map rows
 MAX_FILLED_HISTOGRAMS = 3  # with more series, histograms are outlines only
 MAX_PRINTED_NAME = 26 * CHAR_WIDTH
 DASHES = ("", "6 3", "2 3")
@@ -29,15 +30,15 @@ Values = TypeVar("Values", float, Floats)
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Strokes that look alike, each through its places in turn; or areas.
+    """Polylines or filled areas with the same style.
 
     Attributes:
-        css: Class of the strokes in the style sheet; empty: areas without one.
-        parts: The places of each.
-        stroke: Colour, where the class has none.
-        fill: Colour of the area inside; empty: none.
+        css: Style-sheet class of the strokes; empty: areas without strokes.
+        parts: The points of each polyline or area.
+        stroke: Stroke colour, if the class has none.
+        fill: Fill colour; empty: none.
         opacity: Opacity of the fill.
-        dash: Lengths of dashes and gaps in turn, as SVG has them; empty: none, or those of the class.
+        dash: SVG dash pattern; empty: none, or the pattern of the class.
         title: Text on hover.
     """
 
@@ -52,9 +53,9 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A filled rectangle, from its upper left corner.
+    """A filled rectangle, positioned by its upper left corner.
 
-    `strength` is the percentage of the colour on the panel's; `hatch` is the number of the hatch that it has in print.
+    `strength` is the percentage of the colour mixed into the panel's colour; `hatch` is its hatch number in print.
     """
 
     x: float
@@ -70,7 +71,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Dots:
-    """Points of a series; with a title, which is shown on hover, they are larger."""
+    """Points of a series. Points with a title, shown on hover, are larger."""
 
     places: Places
     colour: str
@@ -79,7 +80,7 @@ class Dots:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A line of text, with its start, middle or end at `x`. Without a colour it has that of its class."""
+    """A line of text whose start, middle or end is at `x`. Without a colour it has the colour of its class."""
 
     x: float
     y: float
@@ -94,7 +95,7 @@ Shape = Line | Box | Dots | Text
 
 @dataclass(frozen=True, slots=True)
 class LegendEntry:
-    """An entry of a legend. In print, a bar's sample has the hatch of that number, a line's sample its dash."""
+    """An entry of a legend. In print, `hatch` is the hatch of a bar sample and `dash` the dash of a line sample."""
 
     label: str
     colour: str
@@ -109,16 +110,16 @@ def shortened(name: str, width: float) -> str:
 
 
 def stairs(across: Floats, up: Floats) -> list[tuple[float, float]]:
-    """Return the places of steps: each value of `up` holds until the next of `across`, which may be one more."""
+    """Return the points of a step curve: each value of `up` lasts until the next of `across`, which may be longer."""
     return list(zip(np.repeat(across, 2)[1:].tolist(), np.repeat(up, 2).tolist(), strict=False))
 
 
 class Layout:
-    """The layout of one chart that has data. `height` is that of the drawing.
+    """The layout of one chart that has data. `height` is the height of the drawing.
 
     Args:
-        chart: What is drawn.
-        in_print: Colours may be missing, so dashes differ sooner; names of rows may be longer, for they can be smaller.
+        chart: The chart to lay out.
+        in_print: Use more dash patterns, for prints without colour, and allow longer row names in a smaller font.
     """
 
     def __init__(self, chart: Chart, *, in_print: bool = False) -> None:
@@ -150,20 +151,20 @@ class Layout:
         if self.chart.kind == "heat" or (len(entries) == 1 and self.chart.kind == "histogram"):
             entries = []
         numbers = numbered_points(self.chart)
-        if not numbers:  # a name beside its point may have no room
+        if not numbers:  # the name next to a point is left out if it would overlap another
             entries += [LegendEntry(s.name, s.colour) for s in self.chart.series if s.name and s.shows_name]
         return entries + [LegendEntry(f"{number} {series.name}", series.colour) for number, series in numbers]
 
     def x(self, value: Values) -> Values:
-        """Return the place of a value on the x axis, or of each of several."""
+        """Return the x position of a value, or of each value of an array."""
         return self.left + (value - self.x0) / (self.x1 - self.x0) * (self.right - self.left)
 
     def y(self, value: Values) -> Values:
-        """Return the place of a value on the y axis, or of each of several."""
+        """Return the y position of a value, or of each value of an array."""
         return self.bottom - (value - self.y0) / (self.y1 - self.y0) * (self.bottom - TOP)
 
     def shapes(self) -> Iterator[Shape]:
-        """Yield all that is drawn, in order: what comes later covers what came before."""
+        """Yield all shapes in drawing order: later shapes cover earlier ones."""
         kind = self.chart.kind
         if kind == "heat":
             yield from self._heat()
@@ -223,7 +224,7 @@ class Layout:
         return DASHES[number // self._lines_per_dash % len(DASHES)]
 
     def _between(self, edges: Floats, low: Floats, high: Floats, colour: str, opacity: float, title: str = "") -> Line:
-        """Return the area between two curves of steps: along the top, and back along the bottom."""
+        """Return the area between two step curves: along the top, and back along the bottom."""
         across = self.x(edges.clip(self.x0, self.x1))
         places = [*stairs(across, self.y(high)), *reversed(stairs(across, self.y(low)))]
         return Line("", [places], fill=colour, opacity=opacity, title=title)
@@ -275,7 +276,7 @@ class Layout:
         yield from self._names()
 
     def _names(self) -> Iterator[Text]:
-        """Yield names, or numbers in their place, beside points. One that would overlap another is left out."""
+        """Yield names, or their numbers, next to points. One that would overlap another is left out."""
         taken: list[tuple[float, float, float, float]] = []
         numbers = {id(series): str(number) for number, series in numbered_points(self.chart)}
         for series in self.chart.series:
@@ -319,7 +320,7 @@ class Layout:
             x, text = self.x(value), f"{name} {number_text(value)} {self.chart.x.unit}".rstrip()
             if value > self.x1:
                 yield Text(self.right, TOP - 7 + 14 * number, f"{text} \N{RIGHTWARDS ARROW}", "end")
-            elif value < self.x0:  # below, for above the plot is the name of the axis
+            elif value < self.x0:  # below the plot: the name of the y axis is above it
                 yield Text(self.left, self.bottom - 5 + 14 * number, f"\N{LEFTWARDS ARROW} {text}")
             else:
                 yield Line("mark", [[(x, TOP - 4), (x, self.bottom)]])

@@ -1,4 +1,4 @@
-"""The parts that the pages have in common: the shell, samples of colours, and tables of pairs."""
+"""The parts that all pages share: the shell, colour samples, and tables of names and values."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
-from ..cost.error import CostError
+from ...simulation.cost.error import CostError
 from ..ledger.causes import Cause
 from .formatting import css_name
 
-# What the shares of idle time are called, the same on every page; docs/ledger.md has the definitions.
+# Names of the shares of idle time, the same on every page; docs/ledger.md has the definitions.
 IDLE_WORDS = (
     '<p class="hint">Idle: share of all stage time without compute. Bubbles: the part of it that is not starved, '
     "unknown, recovery, fill or drain, over the same stage time (docs/ledger.md#idle-and-bubbles).</p>"
 )
 
-# The hatch of each cause, by its class in the style sheet. Causes that follow each other differ in it, and causes with
-# the same hatch differ in being grey or not.
+# The hatch of each cause, by its class in the style sheet. Adjacent causes have different hatches; of two causes with
+# the same hatch, only one is grey.
 HATCHES = {
     Cause.PB1_PREFILL_SIZE: "slash",
     Cause.PB2_PREFILL_DECODE: "backslash",
@@ -39,22 +39,22 @@ HATCHES = {
 
 
 def template(name: str, package: str = __package__) -> str:
-    """Read a template file of a package; by default of this one."""
+    """Read a template file of a package, by default this one."""
     return resources.files(package).joinpath(name).read_text(encoding="utf-8")
 
 
 def fill(text: str, values: Mapping[str, str]) -> str:
-    """Replace each `{{name}}` by its value. A `{{name}}` inside a value stays as it is."""
+    """Replace each `{{name}}` by its value. Values are not expanded again."""
     return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], text)
 
 
 def whole_page(body: str, values: Mapping[str, str], style: str = "") -> str:
-    """Render a page that needs no other file.
+    """Render a self-contained page.
 
     Args:
         body: Template of the page's body.
-        values: What the template's names stand for; `title` must be one of them.
-        style: Style sheet of this page, added to the one that all pages have.
+        values: Values of the template's names; must contain `title`.
+        style: Style sheet of this page, added to the common one.
     """
     return fill(
         template("shell.html"),
@@ -63,7 +63,7 @@ def whole_page(body: str, values: Mapping[str, str], style: str = "") -> str:
 
 
 def script_json(value: Any) -> str:
-    """Write JSON that can stand inside a script element."""
+    """Serialize JSON for embedding in a script element."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
@@ -76,6 +76,23 @@ def swatch(name: str) -> str:
 def idle_swatch(cause: Cause) -> str:
     """Render a sample of a cause's colour, hatched as in the timeline."""
     return f'<i class="swatch {HATCHES[cause]}" style="background-color:var(--{css_name(cause)})"></i>'
+
+
+def cards(numbers: Iterable[Sequence[str]]) -> str:
+    """Render main numbers as cards, each with its name, value, unit and a note."""
+    return "\n".join(
+        f'<div class="card"><h3>{name}</h3><p class="value">{value} <small>{unit}</small></p><p>{note}</p></div>'
+        for name, value, unit, note in (map(html.escape, each) for each in numbers)
+    )
+
+
+def section(heading: str, body: str, hint: str = "", name: str = "") -> str:
+    """Render a section of a page from the HTML of its body and of a hint above it; empty if it has no body."""
+    if not body:
+        return ""
+    named = f' id="{name}"' if name else ""
+    above = f'  <p class="hint">{hint}</p>\n' if hint else ""
+    return f"<section{named}>\n  <h2>{heading}</h2>\n{above}{body}\n</section>\n\n"
 
 
 def words_section(words: Sequence[str]) -> str:
@@ -94,20 +111,20 @@ def notes_list(notes: Iterable[str]) -> str:
 
 
 def error_notes(summaries: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Say how far the stage times of simulated runs may be off, each thing that there is to say once."""
+    """Return notes on the prediction error of simulated stage times, without duplicates."""
     errors = (summary.get("cost_error") for summary in summaries)
     texts = (CostError(**error).text for error in errors if error)
     return list(dict.fromkeys(text[:1].upper() + text[1:] + "." for text in texts))
 
 
 def row(head: str, cells: Iterable[str], css: str = "") -> str:
-    """Render a row of a table from HTML: its head, and its cells."""
+    """Render a table row from the HTML of its header cell and its cells."""
     tag = f'<tr class="{css}">' if css else "<tr>"
     return f"{tag}<th>{head}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 
 
 def table(heads: Iterable[str], rows: Iterable[str], css: str = "", style: str = "") -> str:
-    """Render a table from HTML: what its columns are, and whole rows."""
+    """Render a table from the HTML of its column headers and of its rows."""
     attributes = (f' class="{css}"' if css else "") + (f' style="{style}"' if style else "")
     head = "".join(f"<th>{name}</th>" for name in heads)
     return f"<table{attributes}><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"

@@ -1,4 +1,4 @@
-"""Draws charts as PNG figures for a paper: one column wide, 200 dpi. Only drawing imports matplotlib."""
+"""Draws charts as PNG figures for a paper: one column wide, 200 dpi. matplotlib is imported only when drawing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..run_folder.files import whole_file
+from ...core.whole_file import whole_file
 from .chart import Chart
 from .layout import CHAR_WIDTH, WIDTH, Box, Dots, Layout, Line, Shape, Text, shortened
 from .page_parts import template
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 COLUMN, DPI = 3.4, 200  # inches: a column of a two-column paper
 FONT = 7.5  # points
 TEXT, TITLE, LEGEND_ROW, SWATCH, MARGIN = 12.0, 17.0, 15.0, 9.0, 4.0  # SVG units; text is as on a page
-FITS = 0.96  # share of the room that text may take: pixels make small letters wider
-_POINTS = COLUMN * 72 / WIDTH  # in an SVG unit
+FITS = 0.96  # share of the room that text may take: rasterization widens small letters
+_POINTS = COLUMN * 72 / WIDTH  # points per SVG unit
 HATCHES = ("", "////", "\\\\\\\\", "xxxx", "....", "----", "++++", "||||", "oooo", "****")
-# What the style sheet says of the classes of lines: colour, width in SVG units, dashes.
+# Style-sheet settings of the line classes: colour, width in SVG units, dashes.
 _LINES = {"grid": ("line", 1.0, ""), "axis": ("strong", 1.0, ""), "mark": ("ink", 1.0, "3 3"), "line": ("", 1.8, "")}
 
 
 def write_figures(path: Path, charts: Sequence[Chart], *, simulated: bool = False) -> list[Path]:
-    """Write a PNG of each chart that has data into the folder `path`, which is made if needed; return their paths.
+    """Write a PNG of each non-empty chart into the folder `path`, created if needed; return their paths.
 
-    Titles say so if the charts are `simulated`.
+    If `simulated`, titles say so.
     """
     charts = [chart for chart in charts if not chart.is_empty]
     if simulated:
@@ -52,7 +52,7 @@ def write_figures(path: Path, charts: Sequence[Chart], *, simulated: bool = Fals
 
 
 def draw_chart(chart: Chart, figure: Figure) -> None:
-    """Draw a chart that has data into an empty figure, and give the figure the chart's size."""
+    """Draw a chart that has data into an empty figure, and set the figure to the chart's size."""
     from matplotlib import rc_context
 
     layout = Layout(chart, in_print=True)
@@ -68,7 +68,7 @@ def draw_chart(chart: Chart, figure: Figure) -> None:
 
 
 def _head(layout: Layout) -> Iterator[Shape]:
-    """Yield the title and the legend, in as many rows as it needs."""
+    """Yield the title and the legend, wrapped into as many rows as needed."""
     yield Text(MARGIN, TEXT, layout.chart.title, css="title")
     x, y, right = MARGIN, TEXT + TITLE, WIDTH - MARGIN
     for entry in layout.legend:
@@ -85,7 +85,7 @@ def _head(layout: Layout) -> Iterator[Shape]:
 
 
 def _draw(axes: Axes, shapes: Iterable[Shape]) -> None:
-    """Draw shapes into axes whose data are SVG units. Text that would leave them is smaller."""
+    """Draw shapes into axes whose data units are SVG units. Text too long for the axes is shrunk."""
     from matplotlib.colors import to_rgb
     from matplotlib.font_manager import FontProperties
     from matplotlib.patches import Polygon, Rectangle

@@ -1,4 +1,4 @@
-"""Draws charts as figures of a page: a legend and SVG, with the colours of the style sheet."""
+"""Renders charts as page figures: a legend and SVG, with the colours of the style sheet."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _DOT_RADIUS = 4
 
 
 def figures(charts: Sequence[Chart]) -> str:
-    """Render charts side by side, as many as the page has room for."""
+    """Render charts side by side, wrapped to the width of the page."""
     return f'<div class="figures">{"".join(figure(chart) for chart in charts)}</div>'
 
 
 def figure(chart: Chart) -> str:
-    """Render a chart as a `figure` element: well-formed XML that refers to nothing outside, with titles on hover."""
+    """Render a chart as a `figure` element: well-formed XML without external references, with titles on hover."""
     heading = f"<figcaption>{html.escape(chart.title)}</figcaption>"
     if chart.is_empty:
         return f'<figure>{heading}<ul class="key"></ul><p class="none">nothing measured</p></figure>'
@@ -31,7 +31,7 @@ def figure(chart: Chart) -> str:
 
 
 def svg(width: float, height: float, label: str, shapes: Iterable[Shape], css: str = "chart") -> str:
-    """Render shapes as an `svg` element of class `css`, whose `label` says what it shows."""
+    """Render shapes as an `svg` element of class `css` with `label` as its accessible name."""
     return (
         f'<svg class="{css}" viewBox="0 0 {_n(width)} {_n(height)}" role="img" '
         f'aria-label="{html.escape(label, quote=True)}">{"".join(map(_element, shapes))}</svg>'
@@ -77,7 +77,7 @@ def _style(*, stroke: str = "", fill: str = "", opacity: float = 1.0) -> str:
 
 
 def _path(places: Places) -> str:
-    """Write a path through places; steps are written with one number each."""
+    """Return the SVG path through points; horizontal and vertical segments take one number each."""
     path: list[str] = []
     last_x = last_y = ""
     for across, up in places:
@@ -93,6 +93,6 @@ def _path(places: Places) -> str:
 
 
 def _n(value: float) -> str:
-    """Write a coordinate with one decimal, or none if it is whole."""
+    """Format a coordinate with one decimal, or none if it is whole."""
     text = f"{value:.1f}"
     return text[:-2] if text.endswith(".0") else text

@@ -1,4 +1,4 @@
-"""Thins long series to as many points as a chart can show."""
+"""Thins long series to the number of points that a chart can show."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..core.micro_batch_columns import Floats, Ints
+from ...core.micro_batch_columns import Floats, Ints
 from .chart import Series
 
 MAX_POINTS = 600
-_CELLS = 64  # on each side of a scatter's grid
-NUM_INTERVALS = 240  # intervals of time that a long series is averaged over
+_CELLS = 64  # grid cells per axis of a scatter plot
+NUM_INTERVALS = 240  # time intervals over which a long series is averaged
 
 
 def thin(x: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """Thin a long series: keep its first and last point, and the smallest and largest y of each section."""
+    """Thin a long series: keep its first and last point, and the minimum and maximum y of each section."""
     if len(x) <= MAX_POINTS:
         return x, y
     bounds = np.linspace(0, len(x), MAX_POINTS // 2 + 1).astype(np.int64)
@@ -28,16 +28,16 @@ def thin(x: Floats, y: Floats) -> tuple[Floats, Floats]:
 
 
 def thin_cdf(values: Floats) -> tuple[Floats, Floats]:
-    """Return the points of a cumulative distribution of ascending values: some of these, and the share up to each.
+    """Return the points of the empirical CDF of ascending values: some of the values, and the share up to each.
 
-    Those that are kept are evenly spaced, with both ends.
+    The kept values are evenly spaced in rank and include both ends.
     """
     index = np.linspace(0, len(values) - 1, min(MAX_POINTS, len(values))).astype(np.int64)
     return values[index], (index + 1) / len(values)
 
 
 def thin_points(x: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """Thin a scatter: keep one point per cell of a grid, and the extremes of both axes."""
+    """Thin a scatter plot: keep one point per cell of a grid, and the extremes of both axes."""
     if len(x) <= _CELLS * 4:
         return x, y
 
@@ -51,9 +51,9 @@ def thin_points(x: Floats, y: Floats) -> tuple[Floats, Floats]:
 
 
 def counter(label: str, at: Floats, values: Floats, colour: str) -> Series:
-    """Make a series of a counter: each value holds from its moment in `at` to the next.
+    """Build the series of a counter: each value holds from its time in `at` to the next.
 
-    A long series is averaged over intervals of time, with the extremes of each interval as its band.
+    A long series is averaged over time intervals, with the extremes of each interval as its band.
     """
     if len(at) <= MAX_POINTS:
         return Series(label, at, values, colour)
@@ -68,15 +68,15 @@ def counter(label: str, at: Floats, values: Floats, colour: str) -> Series:
 
 
 def average_over_time(at: Floats, values: Sequence[Floats], end: float) -> tuple[Floats, list[Floats], bool]:
-    """Average values over intervals of time, if there are more values than `NUM_INTERVALS`.
+    """Average values over time intervals, if there are more values than `NUM_INTERVALS`.
 
     Args:
         at: Ascending times of the values.
-        values: Arrays with a value for each time.
+        values: Arrays with one value per time.
         end: End of the last interval.
 
     Returns:
-        The edges of the intervals; for each array its value in each interval, 0 in an interval without a time; and
+        The edges of the intervals; the value of each array in each interval, 0 in an interval without a time; and
         whether the values are averages. If not, each value holds until the next time.
     """
     end = max(end, float(at[-1]) if len(at) else end)
@@ -88,6 +88,6 @@ def average_over_time(at: Floats, values: Sequence[Floats], end: float) -> tuple
 
 
 def _intervals(at: Floats, end: float) -> tuple[Floats, Ints]:
-    """Return the edges of intervals from the first of these times to `end`, and in which of them each lies."""
+    """Return the edges of intervals from the first time to `end`, and the index of the interval of each time."""
     edges = np.linspace(float(at[0]), end, NUM_INTERVALS + 1)
     return edges, np.clip(np.searchsorted(edges, at, side="right") - 1, 0, NUM_INTERVALS - 1)

@@ -1,4 +1,4 @@
-"""The pipeline over time as a block of a page: the section with its legend, and the scripts that draw it."""
+"""The pipeline timeline as a block of a page: the section with its legend, and the scripts that draw it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .timeline_columns import TimelineColumns
 
 
 def timeline_section(heading: str, seconds: Mapping[Cause, float], hint: str = "") -> str:
-    """Render the section: its heading, the legend, the empty picture, and how to use it.
+    """Render the section: its heading, the legend, the empty canvas, and how to use it.
 
     Args:
         heading: The section's heading.
-        seconds: Idle seconds by cause; the legend has the causes that have some.
-        hint: What is drawn, in a sentence.
+        seconds: Idle seconds by cause; the legend lists the causes with idle time.
+        hint: What the timeline shows, in a sentence.
     """
     return fill(
         template("timeline.html"),
@@ -29,12 +29,12 @@ def timeline_section(heading: str, seconds: Mapping[Cause, float], hint: str = "
 def timeline_scripts(
     tick: float, columns: Sequence[TimelineColumns], heads: Sequence[Mapping[str, Any]] | None = None
 ) -> str:
-    """Render the scripts, which stand at the end of the page: the data of each run, and what draws them.
+    """Render the scripts for the end of the page: the data of each run, and the drawing code.
 
     Args:
         tick: Length of a tick, in seconds.
         columns: The packed columns of each run.
-        heads: What the picture writes beside each run; None: one run, without a heading.
+        heads: Text next to each run in the timeline; None: one run, without a heading.
     """
     runs = [{**one.head, **head} for one, head in zip(columns, heads or [{}], strict=True)]
     head = {"tick": tick, "span": max(one.end for one in columns), "causes": causes_head(), "runs": runs}
@@ -49,7 +49,7 @@ def timeline_scripts(
 
 
 def causes_head() -> list[dict[str, str]]:
-    """Return what the script shows of each cause, in the order of the causes' codes."""
+    """Return the cause entries of the script's head, in the order of the causes' codes."""
     return [
         {
             "name": cause_label(cause),
@@ -63,7 +63,7 @@ def causes_head() -> list[dict[str, str]]:
 
 
 def _legend(seconds: Mapping[Cause, float]) -> str:
-    """Render the legend: chunk tokens, decode tokens, and each cause that has idle seconds."""
+    """Render the legend: chunk tokens, decode tokens, and each cause with idle time."""
     items = [
         f'<li title="Prompt tokens.">{swatch("chunk")}chunk tokens</li>',
         f'<li title="One token of one request each.">{swatch("decode")}decode tokens</li>',

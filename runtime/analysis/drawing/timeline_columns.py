@@ -1,4 +1,4 @@
-"""Packs a run for the timeline of its page: compressed columns of integers, which `timeline_columns.js` unpacks."""
+"""Packs a run for its page's timeline into compressed integer columns, which `timeline_columns.js` unpacks."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..core.micro_batch_columns import Floats, values_at
-from ..core.run_record import RunRecord
+from ...core.micro_batch_columns import Floats, values_at
+from ...core.run_record import RunRecord
 from ..ledger.ledger import Ledger
 
-MAX_BOXES = 1_000_000  # micro-batches times stages on a page; it shows the first micro-batches of a longer run
+MAX_BOXES = 1_000_000  # micro-batches times stages on a page; only the first micro-batches of a longer run are shown
 SHORTEST_TICK = 1e-7  # seconds: clocks are no finer
-NAMED_REQUESTS = 8  # requests that a micro-batch's tooltip names, those with chunks first
-NO_MICRO_BATCH = 0xFFFFFFFF  # row of idle time that no micro-batch follows
+NAMED_REQUESTS = 8  # requests named in a micro-batch's tooltip, those with chunks first
+NO_MICRO_BATCH = 0xFFFFFFFF  # row of idle time at the end of a stage, with no micro-batch after it
 _LAST_TICK = 2**32 - 2
 
 
@@ -26,10 +26,10 @@ class TimelineColumns:
     """The packed columns of a run. Times are ticks from the run's start.
 
     Attributes:
-        head: The number of stages, blocks and micro-batches, the place of each array in the buffer, and when faults
-            began and ended, if there were any.
+        head: The number of stages, blocks and micro-batches, the layout of the arrays in the buffer, and start and end
+            of each fault, if any.
         data: The buffer, deflated and in base64.
-        end: The last tick that is shown.
+        end: The last tick shown.
     """
 
     head: dict[str, Any]
@@ -38,12 +38,12 @@ class TimelineColumns:
 
 
 def tick_seconds(span_seconds: float) -> float:
-    """Return the length of a tick, in seconds, with which a run of `span_seconds` fits into 32 bits."""
+    """Return the shortest tick, in seconds, with which a run of `span_seconds` fits into 32 bits."""
     return max(span_seconds / _LAST_TICK, SHORTEST_TICK)
 
 
 def pack_columns(record: RunRecord, ledger: Ledger, tick: float, max_boxes: int = MAX_BOXES) -> TimelineColumns:
-    """Pack a run: for each stage its micro-batches and idle intervals, for each micro-batch what it holds.
+    """Pack a run: micro-batches and idle intervals per stage, and the contents of each micro-batch.
 
     Args:
         record: The run.
@@ -111,9 +111,9 @@ def pack_columns(record: RunRecord, ledger: Ledger, tick: float, max_boxes: int 
 
 
 def _micro_batch_arrays(record: RunRecord, ledger: Ledger, shown: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
-    """Return an array for each property of the micro-batches `shown`. `dispatched` is in seconds.
+    """Return one array per property of the micro-batches `shown`. `dispatched` is in seconds.
 
-    `parts` holds the named requests of all micro-batches; those of micro-batch i start at `partsFrom[i]`.
+    `parts` contains the named requests of all micro-batches; micro-batch i starts at `partsFrom[i]`.
     """
     columns = ledger.micro_batches
     place = columns.places(shown)
@@ -146,7 +146,7 @@ def _micro_batch_arrays(record: RunRecord, ledger: Ledger, shown: npt.NDArray[np
 
 
 def _lay_out(arrays: dict[str, npt.NDArray[Any]]) -> tuple[dict[str, tuple[str, int, int]], bytes]:
-    """Lay arrays out in a buffer. Return (kind, byte offset, length) by name, and the buffer.
+    """Pack arrays into one buffer. Return (kind, byte offset, length) by name, and the buffer.
 
     An array of four-byte integers is stored as four planes: the lowest byte of each value, then the next, and so on. An
     ascending array is stored as differences (kind `d32`). Both make the deflated buffer smaller.

@@ -1,4 +1,4 @@
-"""Draws the pipeline over time for a paper: a lane per stage, a box per micro-batch, idle time hatched by cause."""
+"""Draws the pipeline timeline for a paper: one lane per stage, one box per micro-batch, idle time hatched by cause."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core.micro_batch_columns import Floats, Ints, values_at
-from ..core.run_record import FaultRecord
+from ...core.micro_batch_columns import Floats, Ints, values_at
+from ...core.numbers import percent_text, seconds_text
+from ...core.run_record import FaultRecord
+from ...core.whole_file import whole_file
 from ..ledger.causes import CAUSES, Cause
 from ..ledger.idle import IdleColumns
 from ..ledger.lanes import Lane
 from ..ledger.ledger import Ledger
-from ..run_folder.files import whole_file
-from .formatting import cause_label, css_name, percent_text, seconds_text, short_cause_label
+from .formatting import cause_label, css_name, short_cause_label
 from .png import DPI, FONT, light_palette, paper_style
-from .typical_window import TimeShares
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -28,57 +28,67 @@ if TYPE_CHECKING:
 WIDTH = 7.0  # inches: both columns of a two-column paper
 LANE_HEIGHT = 0.34  # inches
 LETTER_WIDTH = 0.055  # inches, about
-MICRO_BATCHES = 20  # on a stage, in a window that is not given
+MICRO_BATCHES = 20  # per stage, in a window that is not given
 
 
 @dataclass(frozen=True, slots=True)
 class TimelineWindow:
-    """What a window of a run is drawn from. It holds no record.
+    """The data for drawing a window of a run, without the record.
 
     Attributes:
-        t0: Begin of the run, on the clock of lanes and idle.
-        lanes, idle: What each stage computed, and when it idled.
-        contents: For each stage, of each of its micro-batches: prompt tokens, decodes, KV tokens that they attend to.
-        shares: What stage time goes to, in the run and in windows.
-        faults: Of the pipeline, with their repairs.
-        window: Start and end, in seconds from the run's start; None: a typical window, which `windows_of` finds.
+        t0: Start of the run, on the clock of lanes and idle.
+        lanes, idle: Compute and idle intervals of each stage.
+        contents: For each stage, prefill tokens, decodes and context tokens of each micro-batch, [micro-batches, 3].
+        seconds: Length of the run.
+        faults: Pipeline faults and their recoveries.
+        window: Start and end, in seconds from the run's start; None: one in the middle of the run, by `windows_of`.
     """
 
     t0: float
     lanes: list[Lane]
     idle: list[IdleColumns]
     contents: list[Ints]
-    shares: TimeShares
+    seconds: float
     faults: list[FaultRecord]
     window: tuple[float, float] | None
 
     @classmethod
     def of(cls, ledger: Ledger, window: tuple[float, float] | None = None) -> TimelineWindow:
-        """Take from a run what a window of it is drawn from."""
+        """Extract the data for drawing a window of a run."""
         columns, contents = ledger.micro_batches, []
         for lane in ledger.lanes:
             places = columns.places(lane.micro_batch)
             held = [values_at(column, places) for column in (columns.prefill, columns.decodes, columns.context)]
             contents.append(np.stack(held, axis=1))
-        return cls(ledger.t0, ledger.lanes, ledger.idle_columns, contents, TimeShares(ledger), ledger.faults, window)
+        return cls(ledger.t0, ledger.lanes, ledger.idle_columns, contents, ledger.span_seconds, ledger.faults, window)
 
     @property
     def seconds_shown(self) -> float:
-        """Seconds that a window of some micro-batches lasts on average."""
-        return self.shares.seconds * MICRO_BATCHES / max(1, *(len(lane.begin) for lane in self.lanes))
+        """Average duration of a window of `MICRO_BATCHES` micro-batches, in seconds."""
+        return self.seconds * MICRO_BATCHES / max(1, *(len(lane.begin) for lane in self.lanes))
+
+    def middle(self, seconds: float) -> tuple[float, float]:
+        """Return start and end of the window of `seconds` in the middle of the run; the whole run if it is shorter."""
+        start = max(0.0, (self.seconds - seconds) / 2)
+        return start, max(min(start + seconds, self.seconds), 1e-6)
+
+    def idle_share(self, start: float, end: float) -> float:
+        """Return the share of stage time in a window that is idle."""
+        gaps = [_inside(idle.start - self.t0, idle.end - self.t0, start, end) for idle in self.idle]
+        return sum(x1 - x0 for stage in gaps for x0, x1, _ in stage) / ((end - start) * max(1, len(self.lanes)))
 
 
 def windows_of(runs: Sequence[TimelineWindow]) -> list[tuple[float, float]]:
-    """Return start and end of each run's window: the one that was given, or a typical one.
+    """Return start and end of each run's window: the given one, or one in the middle of the run.
 
-    Typical windows are as long as some micro-batches take in the slowest run.
+    Windows that are not given last as long as `MICRO_BATCHES` micro-batches of the slowest run.
     """
     seconds = max((run.seconds_shown for run in runs if run.window is None), default=0.0)
-    return [run.window or run.shares.typical(seconds) for run in runs]
+    return [run.window or run.middle(seconds) for run in runs]
 
 
 def write_timeline(path: Path, runs: Mapping[str, TimelineWindow]) -> Path:
-    """Draw windows of runs below each other, on one scale of time, into the PNG `path`; return `path`."""
+    """Draw windows of runs below each other, on one time scale, into the PNG `path`; return `path`."""
     from matplotlib.figure import Figure
 
     figure = Figure(dpi=DPI, layout="constrained")
@@ -90,7 +100,7 @@ def write_timeline(path: Path, runs: Mapping[str, TimelineWindow]) -> Path:
 
 
 def draw_timeline(runs: Mapping[str, TimelineWindow], figure: Figure) -> None:
-    """Draw windows of runs below each other, on one scale of time, into an empty figure, and give it their size."""
+    """Draw windows of runs below each other, on one time scale, into an empty figure; set the figure's size."""
     from matplotlib import rc_context
 
     windows = windows_of(list(runs.values()))
@@ -105,7 +115,7 @@ def draw_timeline(runs: Mapping[str, TimelineWindow], figure: Figure) -> None:
             seen |= _draw(axes, run, start, end, seconds)
             reasons += _mark_faults(axes, run, start, end)
             axes.set_title(name, loc="left", fontweight="bold")
-            axes.set_title(idle_text(run.shares, start, end), loc="right", fontsize=FONT - 1)
+            axes.set_title(idle_text(run, start, end), loc="right", fontsize=FONT - 1)
         rows[-1].set_xlabel("\n".join(["seconds from the run's start", *_choice(runs, seconds)]))
         handles = _legend([cause for cause in CAUSES if cause in seen], reasons)
         title = "124+9d: a chunk of 124 tokens and 9 decodes;  9d/5.1K: 9 decodes over 5.1K tokens of context"
@@ -114,20 +124,20 @@ def draw_timeline(runs: Mapping[str, TimelineWindow], figure: Figure) -> None:
         figure.legend(handles=handles, loc="outside lower center", ncols=columns, title=title, **font)
 
 
-def idle_text(shares: TimeShares, start: float, end: float) -> str:
-    """Write how much of its stage time a window is idle, beside the whole run."""
-    whole = shares.idle(0.0, max(shares.seconds, 1e-9))
-    return f"idle {percent_text(shares.idle(start, end))} of this window, {percent_text(whole)} of the run"
+def idle_text(run: TimelineWindow, start: float, end: float) -> str:
+    """Format the idle share of a window's stage time and, for comparison, of the whole run's."""
+    whole = run.idle_share(0.0, max(run.seconds, 1e-9))
+    return f"idle {percent_text(run.idle_share(start, end))} of this window, {percent_text(whole)} of the run"
 
 
 def _choice(runs: Mapping[str, TimelineWindow], seconds: float) -> list[str]:
-    """Say how the windows were chosen, where nobody gave them."""
+    """Describe how the windows were chosen; empty if one was given."""
     if any(run.window is not None for run in runs.values()):
         return []
-    if all(run.shares.seconds <= seconds for run in runs.values()):
+    if all(run.seconds <= seconds for run in runs.values()):
         return ["(the whole run)"]
     each = "each run's" if len(runs) > 1 else "the run's"
-    return [f"({each} {seconds_text(seconds)} whose stage time is spent the most like the whole run's)"]
+    return [f"({each} middle {seconds_text(seconds)})"]
 
 
 def _draw(axes: Axes, run: TimelineWindow, start: float, end: float, seconds: float) -> set[Cause]:
@@ -135,7 +145,7 @@ def _draw(axes: Axes, run: TimelineWindow, start: float, end: float, seconds: fl
     from matplotlib.patches import Rectangle
 
     palette, num_stages, seen = light_palette(), len(run.lanes), set()
-    letter = LETTER_WIDTH * seconds / (WIDTH - 0.6)  # seconds of the time axis that a letter takes
+    letter = LETTER_WIDTH * seconds / (WIDTH - 0.6)  # width of a letter, in seconds of the time axis
 
     def box(x0: float, x1: float, y: float, height: float, **style: Any) -> None:
         axes.add_patch(Rectangle((x0, y), x1 - x0, height, **style))
@@ -168,7 +178,7 @@ def _draw(axes: Axes, run: TimelineWindow, start: float, end: float, seconds: fl
 
 
 def _mark_faults(axes: Axes, run: TimelineWindow, start: float, end: float) -> list[str]:
-    """Draw a line where each fault was noticed, and one where the stages stood again.
+    """Draw a solid line at the detection of each fault, and a dashed one at its recovery.
 
     Returns:
         The reasons of the faults in the window.
@@ -183,20 +193,20 @@ def _mark_faults(axes: Axes, run: TimelineWindow, start: float, end: float) -> l
 
 
 def _ink_on(colour: str) -> str:
-    """Return black or white, whichever can be read on a colour."""
+    """Return black or white, whichever is readable on a colour."""
     red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
     return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 110 else "white"
 
 
 def _inside(begin: Floats, end: Floats, first: float, last: float) -> list[tuple[float, float, int]]:
-    """Cut intervals to the window from `first` to `last`; return begin, end and index of each that is left."""
+    """Clip intervals to the window from `first` to `last`; return begin, end and index of each that overlaps it."""
     kept = np.flatnonzero((end > first) & (begin < last))
     a, b = (side[kept].clip(first, last).tolist() for side in (begin, end))
     return list(zip(a, b, kept.tolist(), strict=True))
 
 
 def _decode_share(prefill: int, decodes: int) -> float:
-    """Return the share of a box that is drawn for decodes: their share of the tokens, at least 15% beside a chunk."""
+    """Return the share of a box drawn for decodes: their share of the tokens, at least 15% alongside a chunk."""
     if not prefill + decodes:
         return 0.0
     share = decodes / (prefill + decodes)
@@ -204,7 +214,7 @@ def _decode_share(prefill: int, decodes: int) -> float:
 
 
 def _composition(prefill: int, decodes: int, context: int) -> str:
-    """Write what a micro-batch holds: `124+9d`; without a chunk, its decodes and their context: `9d/5.1K`."""
+    """Format the composition of a micro-batch: `124+9d`; without a chunk, its decodes and their context: `9d/5.1K`."""
     if prefill:
         return f"{prefill}" + (f"+{decodes}d" if decodes else "")
     if not decodes:
@@ -213,7 +223,7 @@ def _composition(prefill: int, decodes: int, context: int) -> str:
 
 
 def _legend(causes: Sequence[Cause], reasons: Sequence[str]) -> list[Artist]:
-    """Return samples of tokens, of the idle time of these causes, and of the lines of faults for these reasons."""
+    """Return legend handles for tokens, for the idle time of these causes, and for fault lines with these reasons."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 

@@ -1,4 +1,4 @@
-"""A run or a fleet with all that is said of it, made once for its folder, its page, the terminal and notebooks."""
+"""A run or a fleet with all its analyses, computed once for its folder, its page, the terminal and notebooks."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ...conf.errors import ConfigError
-from ...conf.workloads import SloConfig
-from ..core.run_record import RunRecord
+from ....conf.errors import ConfigError
+from ....conf.workloads import SloConfig
+from ...core.run_record import RunRecord
 from ..drawing.chart_data import ChartData, fleet_chart_data
 from ..ledger.blame import Blame
 from ..ledger.fleet import Fleet
@@ -33,13 +33,13 @@ Explain = Callable[["AnalysedRun"], Explanation | None]
 
 @dataclass(frozen=True)
 class AnalysedRun:
-    """A run or a fleet, analysed. What is costly is computed when it is first asked for, and kept.
+    """A run or a fleet, analysed. Costly results are computed lazily and cached.
 
     Attributes:
-        fleet: the records and ledgers of its replicas; a run that stands alone is a fleet of one.
-        info: what stands beside the record.
-        explain: replays it with other settings; by default it does not, and there is no advice.
-        origin: the folder that it was read from; None of a run that has just ended.
+        fleet: the records and ledgers of its replicas; a standalone run is a fleet of one.
+        info: config, SLO and title of the run.
+        explain: explains the run by replays; by default returns None, so that there is no advice.
+        origin: the folder it was read from; None for a run that has just ended.
     """
 
     fleet: Fleet
@@ -54,7 +54,7 @@ class AnalysedRun:
 
     @classmethod
     def read(cls, folder: RunFolder, slo: SloConfig | None = None) -> AnalysedRun:
-        """Read a run folder, or that of a fleet; its advice is what `explain.json` there says, if it can be read.
+        """Read the folder of a run or fleet. Its advice is read from `explain.json`, if that is readable.
 
         Raises:
             ConfigError: one of the other files is damaged.
@@ -71,24 +71,24 @@ class AnalysedRun:
 
     @property
     def record(self) -> RunRecord:
-        """What was recorded of a run that stands alone."""
+        """The record of a standalone run."""
         assert not self.fleet.is_several
         return self.fleet.records[0]
 
     @property
     def ledger(self) -> Ledger:
-        """The ledger of a run that stands alone."""
+        """The ledger of a standalone run."""
         assert not self.fleet.is_several
         return self.fleet.ledgers[0]
 
     @property
     def knows_requests(self) -> bool:
-        """Whether the record has requests; the traces of another engine may have none."""
+        """Whether the record has requests; traces from other engines may have none."""
         return all("requests" not in record.unknown for record in self.fleet.records)
 
     @cached_property
     def replicas(self) -> list[AnalysedRun]:
-        """The run of each replica, without advice; of a run that stands alone, the run itself."""
+        """The run of each replica, without advice; for a standalone run, the run itself."""
         if not self.fleet.is_several:
             return [self]
         if self.origin is not None:
@@ -102,13 +102,13 @@ class AnalysedRun:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """What `summary.json` holds."""
+        """The content of `summary.json`."""
         numbers = summarize(self.fleet, self.info.slo)
         if self.origin is not None:
             return self.origin.summary | numbers
         summary = self.info.summary(numbers)
         summary["causes"] = [each.summary for each in self.causes]
-        if self.fleet.is_several and not is_simulated(self.info.config):  # whose titles name the replicas
+        if self.fleet.is_several and not is_simulated(self.info.config):  # simulated titles already name the replicas
             summary["title"] += f", {len(self.fleet.records)} replicas"
         return summary
 
@@ -119,30 +119,30 @@ class AnalysedRun:
 
     @cached_property
     def blame(self) -> Blame:
-        """Which requests of a run that stands alone cost others how much TTFT and TBT."""
+        """How much TTFT and TBT each request of a standalone run costs the others."""
         return Blame.of_run(self.record, self.ledger)
 
     @cached_property
     def moments(self) -> list[Moment]:
-        """The moments of a run that stands alone in which tokens came latest."""
+        """The moments of a standalone run with the latest tokens."""
         return worst_moments(self.ledger, self.blame.intervals, self.blame)
 
     @cached_property
     def charts(self) -> ChartData:
-        """The data of its charts; of a fleet over all replicas together."""
+        """The data of its charts; for a fleet, of all replicas together."""
         return fleet_chart_data(self.fleet)
 
     @cached_property
     def explanation(self) -> Explanation | None:
-        """What changes of its setting would do; None where none was replayed."""
+        """The predicted effects of changes of its setting; None if nothing was replayed."""
         return self.explain(self)
 
     @cached_property
     def causes(self) -> tuple[SizedCause, ...]:
-        """What each cause that is worth mending costs, the largest first.
+        """The cost of each cause worth fixing, largest first.
 
-        By replays of the run's twin where it was explained, else of its recorded spans; of a fleet those of the replica
-        that ends last.
+        Computed by replays of the run's twin if it was explained, else by replays of its recorded spans; for a fleet,
+        of the replica that ends last.
         """
         found = self.explanation
         if found is not None and (found.causes or not found.left):
@@ -152,18 +152,18 @@ class AnalysedRun:
             return tuple(replayed_spans(self.record, self.ledger, layers, fleet.stragglers[0]))
         ends = [start + ledger.span_seconds for start, ledger in zip(fleet.starts, fleet.ledgers, strict=True)]
         last = ends.index(max(ends))
-        layers = None if fleet.num_prefill else layers  # pools may split their layers otherwise
+        layers = None if fleet.num_prefill else layers  # prefill and decode pools may split their layers differently
         of_last = replayed_spans(*fleet.parts[last], layers, fleet.stragglers[last])
         return tuple(replace(each, where=fleet.replica_name(last)) for each in of_last)
 
     @cached_property
     def words(self) -> list[str]:
-        """What costs the run most and what undoes that, then how sure this is: a sentence each."""
+        """Sentences on what costs the run most, what fixes it, and how certain this is."""
         found, fleet = self.explanation, self.fleet
         running = [each.num_running for record in fleet.records for each in record.micro_batches]
         whole = fleet.stage_seconds
         if not running or whole <= 0:
-            return ["No request was there."] if whole > 0 else []
+            return ["There were no requests."] if whole > 0 else []
         return cause_words.sentences(
             self.causes,
             {cause: seconds / whole for cause, seconds in fleet.seconds_by_cause().items()},
@@ -177,5 +177,5 @@ class AnalysedRun:
         )
 
     def folder(self, path: Path) -> RunFolder:
-        """Return its folder at `path`, with the records that it has in memory."""
+        """Return its folder at `path`, with the in-memory records."""
         return RunFolder(path, self.summary, self.fleet)

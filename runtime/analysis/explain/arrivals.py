@@ -1,4 +1,4 @@
-"""What a run's arrivals say: a queue that grew, the rate that would hold, and clients that wait for their answers."""
+"""Analyses a run's arrivals: whether a queue grew, the sustainable rate, and closed-loop clients."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..core.request_record import RequestRecord
-from ..core.run_record import RunRecord
+from ...core.request_record import RequestRecord
+from ...core.run_record import RunRecord
 from ..ledger.ledger import Ledger
 
 _LEAST = 12  # requests
-_CLOSED = 0.95  # of the arrivals, that make just as many unfinished requests as there are at most
-_LEAST_GROWTH = 2.5  # standard deviations of a count of random arrivals, by which the queue must have grown
-_MOST_TIMED = 200  # requests whose token times say how long one takes without a queue
+_CLOSED = 0.95  # share of arrivals that bring the unfinished requests exactly to their maximum, in a closed loop
+_LEAST_GROWTH = 2.5  # least growth of the queue, in standard deviations of a Poisson count of arrivals
+_MOST_TIMED = 200  # requests sampled for the latency without a queue
 
 
 def overload_of(record: RunRecord, ledger: Ledger) -> tuple[float, dict[str, float]]:
-    """Return the seconds for which a run went on after its last arrival since a queue had grown, and what shows it.
+    """Return how long a run continued after its last arrival because of a growing queue, and the evidence.
 
-    A closed loop, requests that all come at once, and a run that ends about as soon as its last request can, have none.
+    It is 0 for a closed loop, for requests that all arrive at once, and if the last request finishes without delay.
 
     Returns:
-        Seconds of the run, 0 where the queue did not grow; numbers by name, rates in requests/s.
+        Seconds, 0 if the queue did not grow; numbers by name, rates in requests/s.
     """
     requests = sorted((each for each in record.requests if each.token_times), key=lambda each: each.arrival)
     if len(requests) < _LEAST:
@@ -30,7 +30,7 @@ def overload_of(record: RunRecord, ledger: Ledger) -> tuple[float, dict[str, flo
     arrivals = np.array([each.arrival for each in requests], np.float64)
     ends = np.sort([each.token_times[-1] for each in requests])
     apart, half = float(arrivals[-1] - arrivals[0]), len(requests) // 2
-    unfinished = np.arange(1, len(requests) + 1) - np.searchsorted(ends, arrivals)  # when each arrives
+    unfinished = np.arange(1, len(requests) + 1) - np.searchsorted(ends, arrivals)  # at each arrival
     if apart <= 0 or unfinished[-1] - unfinished[half] < _LEAST_GROWTH * half**0.5:
         return 0.0, {}
     arrived, served = (len(requests) - 1) / apart, len(requests) / float(ends[-1] - arrivals[0])
@@ -46,15 +46,15 @@ def overload_of(record: RunRecord, ledger: Ledger) -> tuple[float, dict[str, flo
 
 
 def clients_of(record: RunRecord) -> dict[str, float]:
-    """Return how many requests clients keep unfinished, and how long they take from an answer to the next request.
+    """Return the number of closed-loop clients, and their think time: from an answer to the next request.
 
-    Empty where requests come without waiting for answers. `think_s` is in seconds, in the median.
+    Empty if arrivals do not wait for answers. `think_s` is the median in seconds.
     """
     requests = [each for each in record.requests if each.token_times]
     arrivals, ends = (
         np.sort(times) for times in ([r.arrival for r in requests], [r.token_times[-1] for r in requests])
     )
-    before = np.searchsorted(ends, arrivals, side="right")  # answers that were there when each came
+    before = np.searchsorted(ends, arrivals, side="right")  # requests finished before each arrival
     unfinished = np.arange(1, len(requests) + 1) - before
     most = int(unfinished.max(initial=0))
     later = slice(most, None)
@@ -64,7 +64,7 @@ def clients_of(record: RunRecord) -> dict[str, float]:
 
 
 def _without_queue(requests: Sequence[RequestRecord]) -> float:
-    """Return the seconds of a usual request if its first token and the others come as early as the earliest tenth."""
+    """Return the latency of a median request with TTFT and TBT at their 10th percentiles, in seconds."""
     some = requests[:: -(-len(requests) // _MOST_TIMED)]
     first = np.quantile([each.token_times[0] - each.arrival for each in some], 0.1)
     between = np.concatenate([np.diff(each.token_times) for each in some])

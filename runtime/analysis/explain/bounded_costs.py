@@ -1,21 +1,21 @@
-"""The shortest and the longest that micro-batches of sizes that a run has not shown may take."""
+"""Bounds on the time of micro-batches of sizes absent from a run."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from typing import Literal
 
-from ..cost.stage_costs import MicroBatchShape, StageCosts
+from ...simulation.cost.stage_costs import MicroBatchShape, StageCosts
 from .observations import SizesShown
 
 
 class BoundedCosts(StageCosts):
-    """Learned stage costs, but the shortest or longest times of numbers of rows that a run has not shown.
+    """Learned stage costs, but lower or upper bounds for numbers of rows that the run has not shown.
 
-    Few rows take the time to read weights, however many they are; more take a time that is proportional to them. So the
-    time of rows is convex and at most proportional. Between two numbers that the run has shown it lies below the
-    straight line, and above both bounds of a roofline. Beyond the most it lies above the line of those that the run has
-    shown, and below proportion.
+    Few rows take constant time, bound by reading weights; many take time proportional to the rows. So the time is
+    convex in the rows and at most proportional. Between two shown numbers of rows it is below linear interpolation and
+    above both bounds of a roofline. Beyond the largest shown it is above linear extrapolation and below
+    proportionality.
     """
 
     def __init__(self, costs: StageCosts, shown: SizesShown, bound: Literal["shortest", "longest"]) -> None:
@@ -25,11 +25,11 @@ class BoundedCosts(StageCosts):
         self._longest = bound == "longest"
 
     def seconds(self, shape: MicroBatchShape) -> list[float]:
-        """Return the seconds of each stage: for numbers of rows that the run has not shown, a bound of them."""
+        """Return the seconds of each stage: a bound for numbers of rows that the run has not shown."""
         times = self._learned.seconds(shape)
         rows, known = shape.rows, self._shown
         place = bisect_left(known, rows)
-        if place == 0 or (place < len(known) and known[place] == rows):  # fewer than any, or shown
+        if place == 0 or (place < len(known) and known[place] == rows):  # below the smallest, or shown
             return times
         low = known[place - 1]
         of_low = self._of(shape, low)
@@ -47,7 +47,7 @@ class BoundedCosts(StageCosts):
         return [min(seconds, max(below, above * rows / high)) for seconds, below, above in ends]
 
     def _of(self, shape: MicroBatchShape, rows: float) -> list[float]:
-        """Return the seconds of a micro-batch of `rows`, its parts in the same proportion."""
+        """Return the seconds of a micro-batch scaled to `rows`, with the same mix."""
         share = rows / shape.rows
         chunks = [(max(1, round(share * length)), prefix) for length, prefix in shape.chunks]
         decodes, context, sampled, ended = (

@@ -1,4 +1,4 @@
-"""A run in words: what costs it most and what undoes that, then how sure this is."""
+"""A run in words: what costs it most, what fixes it, and how certain this is."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from ..core.numbers import counted
-from ..drawing.formatting import cause_label, percent_text, seconds_text
+from ...core.numbers import counted, percent_text, seconds_text
+from ..drawing.formatting import cause_label
 from ..ledger.causes import Cause
 from .explanation import METRIC_NAMES
 from .roots import Root
 from .run_words import RunWords
 from .sized_cause import SizedCause
 
-_NAMED_IDLE = 0.02  # of stage time, from which on an idle time of a healthy run is named
+_NAMED_IDLE = 0.02  # least share of stage time for an idle cause of a healthy run to be named
 _MOST_NAMED = 2
-_ALONE = 1.5  # requests that run at a time, below which a run is of single requests
-_UNSURE = 0.25  # of the metric by which a replay is off, from which on it cannot tell that nothing costs much
-_EXACT = 0.001  # of the metric: a narrower range is not worth a sentence
+_ALONE = 1.5  # fewer mean running requests than this count as one at a time
+_UNSURE = 0.25  # least relative replay error at which the absence of causes is inconclusive
+_EXACT = 0.001  # least share of the metric for an interval or error to be mentioned
 _RATIOS = ("ratio", "expert_load", "expert_load_of_others")
-_LEAST_THINK = 0.001  # seconds between an answer and a client's next request
+_LEAST_THINK = 0.001  # least think time to be mentioned, in seconds
 
 
 def sentences(
@@ -36,27 +36,27 @@ def sentences(
     running: float = 0.0,
     is_ours: bool = True,
 ) -> list[str]:
-    """Say what costs a run most and what undoes it, and then how sure that is.
+    """Describe what costs a run most, what fixes it, and how certain that is.
 
     Args:
-        causes: that are worth mending, the largest first.
+        causes: worth fixing, largest first.
         idle: shares of stage time by the ledger's causes.
-        metric: by which causes are sized, of `METRICS`.
-        value: the run's own, in seconds.
-        error: of the replay of the run as it was: replayed / measured - 1; None: the spans themselves were replayed.
-        left: causes for which no time was left.
+        metric: the metric by which causes are sized, one of `METRICS`.
+        value: the run's own value, in seconds.
+        error: of the replay of the unchanged run: replayed / measured - 1; None: the spans themselves were replayed.
+        left: causes skipped for lack of time.
         about: the run's config.
-        running: requests that ran at a time, in the mean.
-        is_ours: whether gapless ran it, so that its keys can make a change.
+        running: mean number of running requests.
+        is_ours: whether gapless ran it, so that advice can name its keys.
     """
     about = about or RunWords({})
     if not causes and left:
         busy = percent_text(1 - sum(idle.values()))
-        return [f"{busy} busy; there was no time to look for {_listed(left)}: gapless explain takes longer (seconds)."]
+        return [f"Stages were {busy} busy. Not checked for lack of time: {_listed(left)}; try gapless explain."]
     if not causes:
         if error is not None and abs(error) >= _UNSURE:
-            off = f"a replay of the run is off by {percent_text(abs(error))} of its {METRIC_NAMES[metric]}"
-            return [_healthy(idle, running, f"No cause is sure, as {off}")]
+            off = f"the replay of the unchanged run is off by {percent_text(abs(error))} in {METRIC_NAMES[metric]}"
+            return [_healthy(idle, running, f"No cause is certain, since {off}")]
         return [_healthy(idle, running)]
     first, *others = causes
 
@@ -64,12 +64,12 @@ def sentences(
         return f"{_cost(cause, metric, value, about)}{_change(cause, is_ours=is_ours)}."
 
     lines = [_capital(said(first))]
-    sure = ["The size is the run less its replay without that cause"]
+    certain = ["The cost is the run minus a replay without the cause."]
     if first.high - first.low > _EXACT * value:
-        sure.append(f"nine of ten outcomes lie within {range_text(first)}")
+        certain.append(f"Its 90% interval is {range_text(first)}.")
     if error is not None and abs(error) >= _EXACT:
-        sure.append(f"the replay of the run as it was is {percent_text(abs(error))} off")
-    lines.append(f"{'; '.join(sure)}.")
+        certain.append(f"The replay of the unchanged run is off by {percent_text(abs(error))}.")
+    lines.append(" ".join(certain))
     if others:
         lines.append(f"Next: {said(others[0])}")
     return [*lines, *_unsure(left)]
@@ -80,18 +80,18 @@ def _capital(text: str) -> str:
 
 
 def cause_name(cause: SizedCause) -> str:
-    """Name a cause for a table, with its stage."""
+    """Return the name of a cause for a table, with its stage."""
     name = _WORDS[cause.cause].name
     if cause.stage is None:
         return name
     if cause.cause == Root.TRANSPORT:
-        return f"{name}, most after stage {cause.stage}"
+        return f"{name}, mostly after stage {cause.stage}"
     return f"{name} {cause.stage}" if name.endswith("stage") else f"{name} on stage {cause.stage}"
 
 
 def causes_listed(causes: Sequence[SizedCause]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return the heads and rows of the list of causes, without columns that would be empty."""
-    heads: tuple[str, ...] = ("cause", "costs", "of the run", "nine of ten", "change", "saves")
+    """Return the headers and rows of the list of causes, without empty columns."""
+    heads: tuple[str, ...] = ("cause", "costs", "of the run", "90% interval", "change", "saves")
     rows = [
         (
             cause_name(each),
@@ -108,12 +108,12 @@ def causes_listed(causes: Sequence[SizedCause]) -> tuple[tuple[str, ...], list[t
 
 
 def range_text(cause: SizedCause) -> str:
-    """Write the range of what a cause costs; empty where it has none."""
+    """Format the 90% interval of a cause's cost; empty if it has none."""
     return "" if cause.low == cause.high else f"{seconds_text(cause.low)} to {seconds_text(cause.high)}"
 
 
 def part_text(seconds: float) -> str:
-    """Write the stage-seconds that come from a cause; negative where there is more idle time without it."""
+    """Format the idle stage-seconds due to a cause; negative if there is more idle time without it."""
     return seconds_text(seconds) if seconds >= 0 else f"-{seconds_text(-seconds)}"
 
 
@@ -140,7 +140,7 @@ def _change(cause: SizedCause, *, is_ours: bool) -> str:
 def _unsure(left: Sequence[str]) -> list[str]:
     if not left:
         return []
-    return [f"No time was left to replay it without {_listed(left)} (seconds)."]
+    return [f"Not checked for lack of time (seconds): {_listed(left)}."]
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -148,12 +148,12 @@ def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def _healthy(idle: Mapping[Cause, float], running: float, finding: str = "Nothing to mend") -> str:
+def _healthy(idle: Mapping[Cause, float], running: float, finding: str = "No cause worth fixing") -> str:
     busy = 1 - sum(idle.values())
-    text = f"{finding}: {percent_text(busy)} busy"
+    text = f"{finding}: stages were {percent_text(busy)} busy"
     largest = max(idle, key=lambda cause: idle[cause], default=None)
     if 0 < running < _ALONE and busy < 1 - _NAMED_IDLE and largest == Cause.STARVED_IN_FLIGHT:
-        return f"{text}, as one request at a time cannot fill the stages."
+        return f"{text}. A single request at a time cannot fill the pipeline."
     named = sorted((each for each in idle.items() if each[1] >= _NAMED_IDLE), key=lambda each: -each[1])[:_MOST_NAMED]
     if not named:
         return f"{text}."
@@ -164,7 +164,7 @@ def _healthy(idle: Mapping[Cause, float], running: float, finding: str = "Nothin
 _REST = {
     Cause.FILL_DRAIN: "the run's start and end",
     Cause.STARVED_NO_REQUEST: "time without requests",
-    Cause.STARVED_IN_FLIGHT: "the tail, when few requests were left",
+    Cause.STARVED_IN_FLIGHT: "the tail of the run, with few requests left",
 }
 
 
@@ -175,7 +175,7 @@ def _few(value: float) -> str:
 
 
 def _shown(evidence: Mapping[str, float], about: RunWords) -> dict[str, str]:
-    """Return the numbers that details may hold, as text."""
+    """Return the values available to detail templates, as text."""
     shown = {name: f"{value:.2g}" if name in _RATIOS else _few(value) for name, value in evidence.items()}
     for name, unit in (("preemptions", "preemption"), ("faults", "fault")):
         if number := round(evidence.get(name, 0)):
@@ -188,7 +188,7 @@ def _shown(evidence: Mapping[str, float], about: RunWords) -> dict[str, str]:
 
 
 class _Words(NamedTuple):
-    """The name of a root, what shows it, each where its numbers are known, and what helps where no key undoes it."""
+    """Name of a root, templates of its evidence, and advice if no key fixes it."""
 
     name: str
     details: tuple[str, ...] = ()
@@ -196,7 +196,7 @@ class _Words(NamedTuple):
     is_several: bool = False
 
     def detail(self, evidence: Mapping[str, float], about: RunWords) -> str:
-        """Write what shows the cause; empty where nothing does."""
+        """Format the evidence of the cause; templates with unknown values are left out."""
         shown, found = _shown(evidence, about), []
         for each in self.details:
             with suppress(KeyError):
@@ -205,51 +205,52 @@ class _Words(NamedTuple):
 
 
 _SLOW = (
-    "{ratio} times the others' time",
-    "as its busiest experts get {expert_load} times the mean of tokens ({expert_load_of_others} times on the others)",
-    "most often expert {hot_expert} of layer {hot_layer}",
+    "{ratio}x the other stages' time",
+    "its busiest experts get {expert_load}x the mean tokens, on other stages {expert_load_of_others}x",
+    "mostly expert {hot_expert} of layer {hot_layer}",
 )
-_KV_CACHE = _Words(
-    "a small KV cache", ("{blocks} blocks", "{all_preemptions}"), "more memory for the KV cache would help"
-)
+_KV_CACHE = _Words("a small KV cache", ("{blocks} blocks", "{all_preemptions}"), "more KV-cache memory would help")
 _WORDS = {
     Root.SLOW_STAGE: _Words(
-        "a slow stage", _SLOW, "fewer layers on it (parallel.layers) or a device like the others' would help"
+        "a slow stage", _SLOW, "fewer layers on it (parallel.layers) or a device like the other stages' would help"
     ),
     Root.UNEVEN_LAYERS: _Words("uneven layers", ("{layers} of {of_layers}",), "", True),
     Root.LM_HEAD: _Words("the LM head", _SLOW, "fewer layers on it (parallel.layers) would help"),
     Root.STRAGGLER: _Words(
         "a straggler",
-        ("{ratio} times its usual time from {start_s} s to {end_s} s",),
-        "look at what else its device did then",
+        ("{ratio}x its usual time from {start_s} s to {end_s} s",),
+        "check what else ran on its device then",
     ),
-    Root.CHANCE: _Words("stage times that vary", (), "devices without other work would help", True),
-    Root.MICRO_BATCHES: _Words("micro-batches that differ", (), "", True),
-    Root.POLICY: _Words("the policy", ("{policy}",)),
-    Root.DEPTH: _Words("few micro-batches in flight", ("{depth} at most",), "", True),
+    Root.CHANCE: _Words("stage-time jitter", (), "dedicated devices would help"),
+    Root.MICRO_BATCHES: _Words("uneven micro-batches", (), "", True),
+    Root.POLICY: _Words("the scheduling policy", ("{policy}",)),
+    Root.DEPTH: _Words("few micro-batches in flight", ("at most {depth}",), "", True),
     Root.TRANSPORT: _Words("slow links", ("{link}",), "a faster link would help", True),
-    Root.CONTROL: _Words("late dispatches", (), "a core of its own for the coordinator would help", True),
+    Root.CONTROL: _Words("coordinator overhead", (), "a dedicated core for the coordinator would help"),
     Root.FEW_REQUESTS: _Words(
-        "few clients", ("{clients} unfinished at most", "each after {think}"), "more requests at once would help", True
+        "few concurrent requests",
+        ("at most {clients} unfinished", "think time {think}"),
+        "more concurrent requests would help",
+        True,
     ),
     Root.KV_FULL: _KV_CACHE,
     Root.PREEMPTION: _KV_CACHE,
-    Root.RECOVERY: _Words("recovery", ("{all_faults}",), "spare ranks shorten it (parallel.spares)"),
+    Root.RECOVERY: _Words("fault recovery", ("{all_faults}",), "spare ranks shorten it (parallel.spares)"),
     Root.OVERLOAD: _Words(
         "overload",
-        ("{arrived_per_s} requests/s arrive", "{served_per_s} are served"),
-        "fewer requests/s or more devices would help",
+        ("{arrived_per_s} requests/s arrived", "{served_per_s} were served"),
+        "a lower request rate or more devices would help",
     ),
     Root.SMALL_CHUNK: _Words("small chunks", ("{tokens} tokens",), "", True),
     Root.LARGE_CHUNK: _Words("large chunks", ("{tokens} tokens",), "", True),
-    Root.SMALL_BATCH: _Words("small micro-batches", ("{batch} requests at most",), "", True),
+    Root.SMALL_BATCH: _Words("small micro-batches", ("at most {batch} requests",), "", True),
     Root.TENSOR_PARALLEL: _Words("tensor parallelism across nodes"),
     Root.LONG_PROMPTS: _Words(
-        "long prompts among short ones",
-        ("{prompts} of {tokens} tokens", "the usual has {usual}"),
-        "a pool of their own would help",
+        "a few long prompts",
+        ("{prompts} of {tokens} tokens", "median {usual}"),
+        "a separate pool for them would help",
         True,
     ),
-    Root.CONTENTION: _Words("processor contention", (), "cores of its own for each rank would help (parallel.threads)"),
+    Root.CONTENTION: _Words("CPU contention", (), "dedicated cores for each rank would help (parallel.threads)"),
     Root.SLOW_COMPUTE: _Words("slow compute"),
 }

@@ -1,4 +1,4 @@
-"""The changes of a run's setting that are tried: keys of its config, and what no key makes."""
+"""Candidate changes of a run's setting: config keys with new values."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from ...conf.build import value_text
-from ...conf.policies import POLICY_CONFIGS, SarathiConfig, SchedulerConfig
-from ...conf.schema import SimulateConfig
-from ..core.run_record import RunRecord
+from ....conf.build import value_text
+from ....conf.policies import POLICY_CONFIGS, SarathiConfig, SchedulerConfig
+from ....conf.schema import SimulateConfig
+from ...core.run_record import RunRecord
+from ...core.work_item import WorkItem
+from ...simulation.pipeline.setting import Setting
 from ..ledger.causes import Cause
 from ..ledger.ledger import Ledger
-from ..simulation.setting import Setting
-from ..workload import WorkItem
 
-CHUNK_KEYS = ("chunk", "budget", "max_batched_tokens", "max_prefill_tokens")  # prompt tokens of a micro-batch
+CHUNK_KEYS = ("chunk", "max_batched_tokens", "max_prefill_tokens")  # prompt tokens of a micro-batch
 _LEAST_CHUNK = 16
-_FULL = 0.9  # share of B, or of the KV blocks, from which on they count as used up
+_FULL = 0.9  # share of B, or of the KV blocks, that counts as exhausted
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Keys of a config that are set to other values.
+    """Config keys set to other values.
 
     Attributes:
-        families: what it changes; two changes of one family exclude each other.
-        values: plain values by dotted key, as `Twin.changed` takes them. `scheduler` is the name of a policy.
+        families: the aspects it changes; two changes of one family exclude each other.
+        values: plain values by dotted key, as for `Twin.changed`. `scheduler` is the name of a policy.
     """
 
     families: frozenset[str]
@@ -35,17 +35,17 @@ class Change:
 
     @classmethod
     def of(cls, family: str, values: Mapping[str, Any]) -> Change:
-        """Return a change of one thing."""
+        """Return a change of a single family."""
         return cls(frozenset([family]), values)
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """The keys as the command line takes them."""
+        """The changes as command-line overrides."""
         return tuple(f"{key}={value_text(value)}" for key, value in self.values.items())
 
     @property
     def label(self) -> str:
-        """The overrides for people: without groups where that is clear, and without values of null beside others."""
+        """The overrides for display: without unambiguous group prefixes, and without nulls among other values."""
         shown = {key: value for key, value in self.values.items() if value is not None} or self.values
         return " ".join(
             f"{key.removeprefix('scheduler.').removeprefix('parallel.')}={value_text(value)}"
@@ -54,7 +54,7 @@ class Change:
 
     @property
     def size(self) -> int | None:
-        """The prompt tokens of a micro-batch, where they are all that it changes."""
+        """The prompt tokens per micro-batch, if they are all that it changes."""
         value = next(iter(self.values.values()))
         return value if self.families == {"chunk"} and isinstance(value, int) else None
 
@@ -64,21 +64,21 @@ class Change:
         return Change(self.families, dict.fromkeys(self.values, 2 * self.size))
 
     def and_then(self, other: Change) -> Change:
-        """Return both changes as one; the keys of `other` hold."""
+        """Return both changes as one; `other` wins for keys in both."""
         return Change(self.families | other.families, {**self.values, **other.values})
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a run has shown of itself, by which changes that cannot matter are left out.
+    """What a run's record shows, used to skip changes that cannot matter.
 
     Attributes:
-        chunk: median number of prompt tokens of the micro-batches that have some.
-        most_requests: most requests of one micro-batch.
+        chunk: median prompt tokens of micro-batches that have some.
+        most_requests: most requests in one micro-batch.
         has_queue: requests waited for admission.
         kv_full: the KV cache was full: requests waited for it, or were preempted.
-        users: there are several.
-        deadlines: requests have some.
+        users: there are several users.
+        deadlines: some requests have deadlines.
     """
 
     chunk: int
@@ -107,9 +107,9 @@ class Shown:
 
 
 def candidates(setting: Setting, shown: Shown) -> Iterator[Change]:
-    """Yield the changes of a setting that may matter, each of one thing, of a kind the likeliest first.
+    """Yield the changes of a setting that may matter, each of one family; within a family the likeliest first.
 
-    Some may not fit, or may not be foretold: making their setting says so.
+    Some may not fit or may not be predictable: making their setting then raises an error.
     """
     config, limits = setting.config, setting.plan.limits
     policy, pp, tp = config.scheduler, config.parallel.pp, config.parallel.tp
@@ -134,10 +134,11 @@ def candidates(setting: Setting, shown: Shown) -> Iterator[Change]:
 
 
 def with_policy(policy: SchedulerConfig, name: str) -> Change:
-    """Return the change to another policy, with its defaults and as many tokens a chunk as the run's own has."""
+    """Return the change to another policy, with its defaults and the run's own chunk size."""
     own, key = chunk_key(policy), chunk_key(POLICY_CONFIGS[name]) if name in POLICY_CONFIGS else None
     values: dict[str, Any] = {"scheduler": name}
-    if own in ("chunk", "budget") and key in ("chunk", "budget"):  # the others bound a batch of prompts
+    shared = ("chunk", "max_batched_tokens")  # the other key bounds a batch of prompts
+    if own in shared and key in shared:
         chunk = getattr(policy, own)
         if chunk != "auto" or key == "chunk":
             values[f"scheduler.{key}"] = chunk
@@ -159,7 +160,7 @@ def _chunks(policy: SchedulerConfig, shown: Shown) -> Iterator[Change]:
 
 
 def _own_keys(policy: SchedulerConfig) -> Iterator[Change]:
-    """Yield changes of keys that the policy alone has."""
+    """Yield changes of policy-specific keys."""
     if isinstance(policy, SarathiConfig):
         yield Change.of("balance", {"scheduler.balance_decodes": not policy.balance_decodes})
     if (iterations := getattr(policy, "iterations", None)) is not None:
@@ -168,7 +169,7 @@ def _own_keys(policy: SchedulerConfig) -> Iterator[Change]:
 
 
 def _grid(config: SimulateConfig, pp: int, tp: int) -> dict[str, Any]:
-    """Return the keys of another grid. What was set for the stages of the old one is reset."""
+    """Return the keys of another PP x TP grid. Per-stage settings of the old one are reset."""
     parallel = config.parallel
     of_stages = {"layers": parallel.layers, "stage_speeds": parallel.stage_speeds, "depth": parallel.depth}
     reset = {f"parallel.{key}": None for key, value in of_stages.items() if value is not None}
@@ -187,6 +188,6 @@ def _admission(setting: Setting, shown: Shown) -> Iterator[Change]:
 
 
 def chunk_key(policy: SchedulerConfig | type[SchedulerConfig]) -> str | None:
-    """Return the key that bounds the prompt tokens of a policy's micro-batch; None if it has none."""
+    """Return the key that bounds the prompt tokens per micro-batch of a policy; None if it has none."""
     names = policy.__dataclass_fields__
     return next((key for key in CHUNK_KEYS if key in names), None)

@@ -1,28 +1,28 @@
-"""What micro-batches take by what they hold, told from what stages take by chance.
+"""Separates the content-dependent time of micro-batches from random variation of the stages.
 
-All stages compute the same micro-batches: times that vary together vary by content.
+All stages compute the same micro-batches, so variation that they share is due to content.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from ..core.micro_batch_columns import Floats, Ints, values_at
+from ...core.micro_batch_columns import Floats, Ints, values_at
 from ..ledger.ledger import Ledger
 
 
 def held_by(ledger: Ledger, of_run: Ints) -> Floats:
-    """Return what micro-batches hold that their times are about linear in, [N, features]."""
+    """Return the features of micro-batches in which their times are about linear, [N, features]."""
     held = ledger.micro_batches
     columns = (held.tokens, held.prefill, held.decodes, held.context, held.chunk_prefix)
     return np.column_stack([np.ones(len(of_run)), *(values_at(column, of_run) for column in columns)])
 
 
 def content_of(seconds: Floats, held: Floats) -> Floats:
-    """Return what micro-batches take by what they hold, [N], of times that differ by stage only by chance [stages, N].
+    """Return the content-dependent time of micro-batches, [N], given times that differ only randomly by stage.
 
-    It is a fit to `held`, and of the rest what the stages share: times that vary together vary by content, as far as
-    their covariance says so. Of a micro-batch's times the lower median counts, as chance lengthens.
+    It is a linear fit to `held`, plus the part of the residual that the stages share, as estimated from their
+    covariance. A micro-batch's time is taken as the lower median over the stages, since noise only adds time.
     """
     num_stages = len(seconds)
     seconds = np.maximum(seconds, 1e-9)

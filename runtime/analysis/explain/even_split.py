@@ -1,31 +1,31 @@
-"""The layer split that evens the stages of a run, by the stage times of its own micro-batches."""
+"""The layer split that balances a run's stages, by the stage times of its own micro-batches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ...conf.errors import ConfigError
-from ..core.run_record import MicroBatchRecord
-from ..cost.stage_costs import MicroBatchShape, StageCosts
-from ..simulation.setting import Setting
+from ....conf.errors import ConfigError
+from ...core.run_record import MicroBatchRecord
+from ...simulation.cost.stage_costs import MicroBatchShape, StageCosts
+from ...simulation.pipeline.setting import Setting
 from .changes import Change
 
-_MOST_SHAPES = 64  # micro-batches by which splits are compared
-_LEAST_GAIN = 0.005  # share of the slowest stage's time that a layer's move must save
+_MOST_SHAPES = 64  # micro-batches used to compare splits
+_LEAST_GAIN = 0.005  # share of the slowest stage's time that moving a layer must save
 
 
 def even_split(
     setting: Setting, changed: Callable[[Mapping[str, Any]], Setting], micro_batches: Sequence[MicroBatchRecord]
 ) -> Change | None:
-    """Return the change of `parallel.layers` that makes the slowest stage fastest; None where no layer's move does.
+    """Return the change of `parallel.layers` that makes the slowest stage fastest; None if moving layers does not help.
 
     Layers move one by one from the slowest stage to the fastest.
 
     Args:
-        setting: the run's.
-        changed: makes its setting with some keys changed, as `Twin.changed`.
-        micro_batches: the run's, of which some are timed.
+        setting: the run's setting.
+        changed: returns the setting with some keys changed, like `Twin.changed`.
+        micro_batches: the run's; some of them are timed.
     """
     if len(setting.plan.layers) < 2:
         return None
@@ -41,7 +41,7 @@ def even_split(
         moved[fastest] += 1
         try:
             after = mean_seconds(changed({"parallel.layers": moved}).costs, shapes)
-        except ConfigError:  # the stage that takes it has no memory for it
+        except ConfigError:  # the receiving stage has not enough memory
             break
         if max(after) > (1 - _LEAST_GAIN) * max(seconds):
             break
@@ -50,12 +50,12 @@ def even_split(
 
 
 def some_shapes(micro_batches: Sequence[MicroBatchRecord]) -> list[MicroBatchShape]:
-    """Return the shapes of some micro-batches, evenly over the run: enough to compare its stages."""
+    """Return the shapes of a sample of micro-batches, evenly spaced over the run, to compare its stages."""
     return [MicroBatchShape.of_record(each) for each in micro_batches[:: -(-len(micro_batches) // _MOST_SHAPES)]]
 
 
 def mean_seconds(costs: StageCosts, shapes: Sequence[MicroBatchShape]) -> list[float]:
-    """Return the mean seconds of each stage for one of `shapes`."""
+    """Return the mean seconds per micro-batch of each stage, over `shapes`."""
     totals = [0.0] * costs.num_stages
     for shape in shapes:
         totals = [total + seconds for total, seconds in zip(totals, costs.seconds(shape), strict=True)]

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from ...conf.errors import ConfigError, reason
-from ..run_folder.files import EXPLANATION, write_text
+from ....conf.errors import ConfigError, reason
+from ...core.whole_file import write_text
+from ..run_folder.files import EXPLANATION
 from .explanation import Explanation
 
 
@@ -19,7 +20,7 @@ def write_explanation(folder: Path, explanation: Explanation) -> Path:
 
 
 def read_explanation(folder: Path) -> Explanation | None:
-    """Read a folder's explanation; None where it has none.
+    """Read a folder's explanation; None if it has none.
 
     Raises:
         ConfigError: the file is damaged.

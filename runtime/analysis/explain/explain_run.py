@@ -1,4 +1,4 @@
-"""Explains a run: replays its twin as it was and with changes, and ranks what is worth changing."""
+"""Explains a run: replays its twin unchanged and with changes, and ranks the changes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from itertools import zip_longest
 from time import perf_counter
 from typing import Any, Literal
 
-from ...conf.errors import ConfigError
-from ..pipeline.protocol import PipelineError
-from ..simulation.setting import Setting
+from ....conf.errors import ConfigError
+from ...pipeline.protocol import PipelineError
+from ...simulation.pipeline.setting import Setting
 from .analysed_run import AnalysedRun
 from .arrivals import clients_of
 from .changes import Change, Shown, candidates, with_policy
@@ -23,37 +23,37 @@ from .replayed_causes import ReplayedCauses, ranked, replayed_causes
 from .roots import Root
 from .sized_cause import SizedCause
 from .span_replay import replayed_spans
-from .twin import Twin, Values, twin_of, values_of
+from .twin import Twin, twin_of, values_of
 from .what_if import SECONDS_A_MICRO_BATCH, Screening, WhatIf
 from .without import twins_without
 
 Objective = Literal["auto", "duration", "p99_itl_ms", "p99_ttft_ms"]
-CommandOf = Callable[[Setting, Sequence[str]], str | None]  # the run's command under a setting that overrides make
+CommandOf = Callable[[Setting, Sequence[str]], str | None]  # (setting, its overrides) -> the run's command
 OnProgress = Callable[[str, int, int], None]
 
-_MOST_CHANGES = 8  # that are replayed on seeds
-_MOST_OF_A_FAMILY = 2  # of them that change the same
-_MOST_COMBINED = 4  # of them that change several things: what one thing alone does is easier to judge
+_MOST_CHANGES = 8  # replayed with seeds
+_MOST_OF_A_FAMILY = 2  # of them per family
+_MOST_COMBINED = 4  # of them that change several families: single changes are easier to judge
 _MOST_WORSE = 5
-_LEAST_GAIN = 0.005  # share of the metric that a chunk of twice the size, or a second change, must save on top
-_CAUSES_SHARE = 0.5  # of the time: one replay without each cause
-_MOST_WHOLE = 5  # of them that must fit, else the first requests alone are replayed
-_QUICK_SHARE = 0.8  # the same at the end of a command, where causes are all that is shown
-_MOST_OF_A_CAUSE = 4  # replays without a cause that should fit into that
-_LEAST_CHANGE = 0.02  # of the metric that a change must save to be named beside a cause
-_LEAST_TRADE = 0.2  # the same of a trade
-_SCREENING_SHARE = 0.8  # of the time: then one replay without noise of each change
+_LEAST_GAIN = 0.005  # extra share of the metric that doubling the chunk, or adding a second change, must save
+_CAUSES_SHARE = 0.5  # of the time budget: one replay without each cause
+_MOST_WHOLE = 5  # of these replays that must fit, else only the first requests are replayed
+_QUICK_SHARE = 0.8  # like `_CAUSES_SHARE`, for `quick_explanation`, which shows only causes
+_MOST_OF_A_CAUSE = 4  # replays per cause that should fit into that
+_LEAST_CHANGE = 0.02  # share of the metric that a change must save to be named with a cause
+_LEAST_TRADE = 0.2  # the same for a trade
+_SCREENING_SHARE = 0.8  # of the time budget, at which screening stops: one noise-free replay per change
 _LEAST_SEEDS = 3
-_LEAST_OUTCOMES = 3  # that are replayed on seeds however long it takes
-_REPLAYS = 50  # that should fit into the time; else fewer of the requests are replayed
+_LEAST_OUTCOMES = 3  # replayed with seeds regardless of the time budget
+_REPLAYS = 50  # that should fit into the time budget; else fewer requests are replayed
 _LEAST_REQUESTS = 50
-_ARRIVAL_BOUND = 1.1  # a makespan at most so many times as long as until the last arrival cannot become much shorter
-_NOTED_BEYOND = 0.05  # share of compute time beyond the sizes of the run from which on it is noted
-_NOTED_COST = 0.1  # share by which another metric grows from which on it is noted
+_ARRIVAL_BOUND = 1.1  # arrivals bound a makespan of at most this multiple of the last arrival
+_NOTED_BEYOND = 0.05  # least share of compute time in sizes absent from the run to be noted
+_NOTED_COST = 0.1  # least relative growth of another metric to be noted
 
-_OF_SPANS = (Root.CONTENTION, Root.STRAGGLER, Root.RECOVERY)  # that learned stage times have among their noise
+_OF_SPANS = (Root.CONTENTION, Root.STRAGGLER, Root.RECOVERY)  # part of the noise in learned stage times
 
-# Families of changes that are likely to matter where this root is the largest, the likeliest first.
+# Families of changes likely to help if this root is the largest, likeliest first.
 _LIKELY: dict[Root, tuple[str, ...]] = {
     Root.MICRO_BATCHES: ("policy", "chunk", "balance"),
     Root.POLICY: ("policy", "chunk", "balance"),
@@ -91,16 +91,16 @@ def explain(
 
     Args:
         twin: the run's.
-        seeds: replays of each of the best changes.
-        objective: the metric by which changes are ranked; `auto`: the duration, or where arrivals bound it, a tail.
+        seeds: replays per change, for the best changes.
+        objective: the metric by which changes are ranked; `auto`: the duration, or a tail if arrivals bound it.
         tolerance: share by which another metric may grow; a change beyond that is a trade.
-        seconds: how long it may take, about; with less time fewer changes, seeds or requests are replayed.
-        tried: changes to try instead of our own, each as of `Twin.changed`.
-        command_of: writes the run's command under another setting.
-        on_progress: is called with what is under way, and how many of how many steps are over.
+        seconds: approximate time budget; with less time fewer changes, seeds or requests are replayed.
+        tried: changes to try instead of the generated ones, each as for `Twin.changed`.
+        command_of: returns the run's command under another setting.
+        on_progress: called with the current step's name, the steps done and the total.
 
     Raises:
-        ConfigError: a change of `tried` is wrong or does not fit.
+        ConfigError: a change of `tried` is invalid or does not fit.
     """
     search = _Search(twin, objective, tolerance, perf_counter() + seconds, command_of, on_progress)
     return search.run(seeds, tried)
@@ -109,7 +109,7 @@ def explain(
 def quick_explanation(
     run: AnalysedRun, *, seconds: float = 2.0, command_of: CommandOf = lambda setting, overrides: None
 ) -> Explanation | None:
-    """Explain a run in about `seconds`, for the end of a command: its causes, the likeliest first.
+    """Explain a run in about `seconds`, for the end of a command: its causes only, largest first.
 
     None if the run cannot be replayed.
     """
@@ -126,17 +126,17 @@ def quick_explanation(
 
 @dataclass(frozen=True, slots=True)
 class _Screened:
-    """A change after its replay without noise."""
+    """A change after its noise-free replay."""
 
     change: Change
     setting: Setting
     screening: Screening
     saves: float  # share of the metric
-    is_trade: bool  # another metric grows by more than is tolerated
+    is_trade: bool  # another metric grows beyond the tolerance
 
 
 class _Search:
-    """Looks for the changes that save most."""
+    """Searches for the changes that save most."""
 
     def __init__(
         self,
@@ -155,8 +155,8 @@ class _Search:
         self.begun = perf_counter()
         self.command_of = command_of
         self.on_progress = on_progress
-        self.left: list[str] = []  # changes for which no time was left
-        self.refused: dict[str, str] = {}  # changes that do not fit or cannot be foretold, with why
+        self.left: list[str] = []  # changes skipped for lack of time
+        self.refused: dict[str, str] = {}  # changes that do not fit or cannot be predicted, with the reason
         self.tried = 0
         self.run_values = values_of(twin.base)
         self.metric = self._metric(objective)
@@ -164,16 +164,11 @@ class _Search:
 
     @cached_property
     def what_if(self) -> WhatIf:
-        """The twin by which changes are replayed."""
+        """Replays of the twin with changes, cut to the first requests if time is short."""
         return self._within(_REPLAYS, self.until)
 
-    @property
-    def error(self) -> Values:
-        """How far the replay of the run as it was is off, by metric."""
-        return self.twin.error
-
     def _within(self, replays: int, until: float) -> WhatIf:
-        """Return the run's twin with as many of its first requests as can be replayed so often in the time."""
+        """Return the run's twin, cut to the first requests that can be replayed `replays` times by `until`."""
         left = until - perf_counter()
         each = SECONDS_A_MICRO_BATCH * len(self.twin.base.micro_batches)
         if each < left:
@@ -185,7 +180,7 @@ class _Search:
         return WhatIf(self.twin, items=min(items, len(self.twin.items)))
 
     def _causes(self, stop: float) -> ReplayedCauses:
-        """Return what each cause costs by a replay without it."""
+        """Return the cost of each cause, by a replay without it."""
         is_duration = self.metric == "duration"
         ways = twins_without(self.twin, is_duration=is_duration)
         counts = Counter(way.cause for way in ways)
@@ -201,7 +196,7 @@ class _Search:
         return ReplayedCauses(ranked([*found.causes, *beside]), found.left)
 
     def _with_changes(self, outcomes: Sequence[Outcome]) -> Iterator[SizedCause]:
-        """Yield the causes; one that no key takes away gets the best change of what it comes from."""
+        """Yield the causes; one without a change of its own gets the best change from its likely families."""
         value = seconds_of(self.run_values, self.metric)
         for cause in self.causes.causes:
             families = _LIKELY.get(cause.cause, ())
@@ -221,7 +216,7 @@ class _Search:
         return saves.low > 0 and saves.middle >= (_LEAST_TRADE if each.is_trade else _LEAST_CHANGE)
 
     def _with_split(self, cause: SizedCause, value: float) -> SizedCause:
-        """Return a slow stage with the layer split that evens the stages, where one saves time."""
+        """Return a slow stage's cause with the layer split that balances the stages, if that saves time."""
         split = self._even_split(self.twin.setting, {})
         if split is None:
             return cause
@@ -234,19 +229,17 @@ class _Search:
         return even_split(setting, lambda values: self.twin.changed({**own, **values}), self.twin.base.micro_batches)
 
     def quick(self) -> Explanation:
-        """Return the explanation by causes alone, each with the best change of what it comes from."""
+        """Return an explanation with causes only, each with the best change from its likely families."""
         families = {family for each in self.causes.causes if not each.change for family in _LIKELY.get(each.cause, ())}
         outcomes = []
         if families:
             likely = (each for each in self._candidates(self.twin.setting, {}) if each.families <= families)
             for each in self._screen_all(likely, self.until):
-                saves = self.what_if.rough(each.screening, self.error)
-                note = self._note(each, {metric: interval.middle for metric, interval in saves.items()})
-                outcomes.append(self._outcome(each, saves, note))
+                outcomes.append(self._outcome(each, self.what_if.rough(each.screening, self.twin.error)))
         return self._explanation([], outcomes, seeds=0)
 
     def run(self, seeds: int, tried: Sequence[Mapping[str, Any]] = ()) -> Explanation:
-        """Return the explanation by the changes of `tried`, or by our own."""
+        """Return the explanation by the changes of `tried`, or by generated ones."""
         screened = list(self._tried(tried)) if tried else self._screened()
         chosen = screened if tried else _choice(screened)
         seeds = self._affordable(seeds, len(chosen))
@@ -255,15 +248,14 @@ class _Search:
             if number >= _LEAST_OUTCOMES and perf_counter() > self.until:
                 break
             self.on_progress(each.change.label, number, len(chosen))
-            saves = self.what_if.savings(each.setting, each.screening, seeds, self.error)
-            note = self._note(each, {metric: interval.middle for metric, interval in saves.items()})
-            outcomes.append(self._outcome(each, saves, note))
+            saves = self.what_if.savings(each.setting, each.screening, seeds, self.twin.error)
+            outcomes.append(self._outcome(each, saves))
         outcomes.sort(key=lambda outcome: _place(outcome.saves[self.metric], is_trade=outcome.is_trade))
         worse = () if tried else tuple(self._worse(screened))
         return self._explanation(outcomes, outcomes, worse, seeds=seeds)
 
-    def _outcome(self, each: _Screened, saves: Mapping[str, Interval], note: str) -> Outcome:
-        change, overrides = each.change, each.change.overrides
+    def _outcome(self, each: _Screened, saves: Mapping[str, Interval]) -> Outcome:
+        change, overrides, note = each.change, each.change.overrides, self._note(each, saves)
         command = self.command_of(each.setting, overrides)
         return Outcome(
             change.label, overrides, command, saves, note, each.screening.beyond, each.is_trade, change.families
@@ -272,11 +264,11 @@ class _Search:
     def _explanation(
         self, outcomes: Sequence[Outcome], undoing: Sequence[Outcome], worse: Sequence[Outcome] = (), *, seeds: int
     ) -> Explanation:
-        """Return the explanation; a cause without a change of its own takes the best of `undoing`."""
+        """Return the explanation; a cause without a change of its own gets the best of `undoing`."""
         return Explanation(
             metric=self.metric,
             run=self.run_values,
-            error=self.error,
+            error=self.twin.error,
             outcomes=tuple(outcomes),
             worse=tuple(worse),
             requests=len(self.twin.items),
@@ -292,14 +284,14 @@ class _Search:
 
     @cached_property
     def likely(self) -> tuple[str, ...]:
-        """The families of changes that are likely to matter, by the largest cause."""
+        """The families of changes likely to help, by the largest cause."""
         causes = self.causes.causes
         return _LIKELY.get(causes[0].cause, ()) if causes else ()
 
     def _metric(self, objective: Objective) -> str:
-        """Return what changes are ranked by.
+        """Return the metric by which changes are ranked.
 
-        Where arrivals bound the duration, it is p99 TTFT if requests wait for admission, else p99 TBT.
+        If arrivals bound the duration, it is p99 TTFT if requests wait for admission, else p99 TBT.
         """
         if objective != "auto":
             return objective
@@ -319,9 +311,9 @@ class _Search:
             yield self._screen(change)
 
     def _screened(self) -> list[_Screened]:
-        """Return the candidates with their replays without noise, as many as there is time for.
+        """Return the candidates with their noise-free replays, as many as fit into the time.
 
-        Combinations of the two best with others come last.
+        Combinations of the two best with other changes come last.
         """
         stop = self.begun + _SCREENING_SHARE * (self.until - self.begun)
         found = list(self._screen_all(self._candidates(self.twin.setting, {}), stop))
@@ -340,7 +332,7 @@ class _Search:
         return found
 
     def _larger_chunks(self, found: Sequence[_Screened], stop: float) -> Iterator[_Screened]:
-        """Double the largest chunk that was tried, as long as that saves more."""
+        """Double the largest chunk tried, while that saves more."""
         sizes = [each for each in found if each.change.size is not None]
         best = max(sizes, key=lambda each: each.saves, default=None)
         largest = max((each.change.size or 0 for each in sizes), default=0)
@@ -352,7 +344,7 @@ class _Search:
             best, largest = more, 2 * largest
 
     def _candidates(self, setting: Setting, own: Mapping[str, Any]) -> list[Change]:
-        """Return the changes of a setting that differs from the run's by `own`, the likeliest first."""
+        """Return the changes of a setting that differs from the run's by `own`, likeliest first."""
         found = list(candidates(setting, Shown.of(self.twin.base, self.twin.ledger, self.twin.items)))
         split = self._even_split(setting, own)
         if split is not None:
@@ -386,43 +378,43 @@ class _Search:
         return _Screened(change, setting, screening, saves, is_trade)
 
     def _affordable(self, seeds: int, chosen: int) -> int:
-        """Return how many seeds there is time for."""
-        if not self.what_if.is_noisy:
+        """Return how many seeds fit into the time budget."""
+        if not self.what_if.twin.is_noisy:
             return 1
         left = self.until - perf_counter()
         return max(_LEAST_SEEDS, min(seeds, int(left / max(1e-9, self.what_if.seconds * (chosen + 1)))))
 
     def _worse(self, screened: Sequence[_Screened]) -> Iterator[Outcome]:
-        """Yield of each family that has nothing to offer the change that costs least."""
+        """Yield the least harmful change of each family in which no change helps."""
         best: dict[frozenset[str], _Screened] = {}
         for each in sorted(screened, key=lambda each: -each.saves):
             best.setdefault(each.change.families, each)
         worst = [each for each in best.values() if each.saves <= 0 and len(each.change.families) == 1]
         for each in worst[:_MOST_WORSE]:
-            saves = self.what_if.rough(each.screening, self.error)
+            saves = self.what_if.rough(each.screening, self.twin.error)
             yield Outcome(each.change.label, each.change.overrides, None, saves)
 
-    def _note(self, each: _Screened, saves: Values) -> str:
+    def _note(self, each: _Screened, saves: Mapping[str, Interval]) -> str:
         notes = []
         if each.screening.beyond > _NOTED_BEYOND:
             share = f"{each.screening.beyond:.0%}"
-            notes.append(f"{share} of its compute time is in micro-batches of sizes that the run has not shown")
+            notes.append(f"{share} of its compute time is in micro-batch sizes absent from the run")
         for metric in METRICS:
-            if metric != self.metric and saves[metric] < -_NOTED_COST:
+            if metric != self.metric and saves[metric].middle < -_NOTED_COST:
                 what = "the run" if metric == "duration" else METRIC_NAMES[metric]
-                notes.append(f"{what} takes {1 - saves[metric]:.2g} times as long")
+                notes.append(f"{what} is {1 - saves[metric].middle:.2g}x as long")
         return "; ".join(notes)
 
 
 def _choice(screened: Sequence[_Screened]) -> list[_Screened]:
-    """Return the changes that save most, at most a few of each family and of combinations, trades last."""
+    """Return the changes that save most, a few per family and a few combinations, trades last."""
     chosen: list[_Screened] = []
     outcomes: set[tuple[float, ...]] = set()
     for each in sorted(screened, key=lambda each: (each.is_trade, -each.saves, len(each.change.overrides))):
         alike = sum(other.change.families == each.change.families for other in chosen)
         combined = sum(len(other.change.families) > 1 for other in chosen)
         outcome = tuple(each.screening.values.values())
-        if each.saves <= 0 or alike >= _MOST_OF_A_FAMILY or outcome in outcomes:  # which may be another's
+        if each.saves <= 0 or alike >= _MOST_OF_A_FAMILY or outcome in outcomes:  # or same result as one chosen before
             continue
         if len(each.change.families) == 1 or combined < _MOST_COMBINED:
             outcomes.add(outcome)
@@ -431,10 +423,10 @@ def _choice(screened: Sequence[_Screened]) -> list[_Screened]:
 
 
 def _place(saves: Interval, *, is_trade: bool) -> tuple[bool, bool, float]:
-    """Return what orders outcomes.
+    """Return the sort key of an outcome.
 
-    First come those that are sure to save, by the low end, trades last; then those that are not, by the mean of the low
-    end and the middle: of these a large gain that may fail comes before a small one that may.
+    Savings whose 90% interval is above 0 come first, by the low end, trades last. The others follow, by the mean of the
+    low end and the middle, so that a large uncertain gain comes before a small uncertain one.
     """
     is_sure = saves.low > 0
     return not is_sure, is_trade, -saves.low if is_sure else -(saves.low + saves.middle) / 2

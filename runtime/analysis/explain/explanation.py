@@ -1,4 +1,4 @@
-"""The explanation of a run: what its replay is off by, and what changes of its setting would do. Data only."""
+"""The explanation of a run: the error of its replay, and the predicted effects of changes of its setting. Data only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from .sized_cause import SizedCause
 
-# What changes are judged by: keys of summary.json, and their names.
+# The metrics that changes are judged by: keys of summary.json, and their names.
 METRIC_NAMES = {"duration": "duration", "p99_itl_ms": "p99 TBT", "p99_ttft_ms": "p99 TTFT"}
 METRICS = tuple(METRIC_NAMES)
 TOLERANCE = 0.5  # share by which another metric may grow, by default, before a change is a trade
@@ -20,7 +20,7 @@ def seconds_of(values: Mapping[str, float], metric: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate with the range in which nine of ten outcomes are expected."""
+    """An estimate with its 90% interval."""
 
     middle: float
     low: float
@@ -29,17 +29,17 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a change of a run's setting would do.
+    """The predicted effect of a change of a run's setting.
 
     Attributes:
-        change: as keys, for people: "scheduler=equal_time".
-        overrides: of the command line, which make the change.
-        command: the run's command with them; None where it is not known.
-        saves: by metric, the share of the run's own value that the change saves; negative where it costs.
-        note: what a reader should know: other metrics that grow, sizes that the run has not shown.
-        beyond: share of its compute time in micro-batches of sizes that the run has not shown, where times are learned.
-        is_trade: it makes another metric longer than is tolerated.
-        families: what the change is of, as `Change.families`.
+        change: as keys, for display: "scheduler=equal_time".
+        overrides: command-line overrides that make the change.
+        command: the run's command with them; None if unknown.
+        saves: by metric, the share of the run's own value that the change saves; negative if it costs.
+        note: caveats: other metrics that grow, sizes that the run has not shown.
+        beyond: share of its compute time in micro-batches of sizes that the run has not shown, if times are learned.
+        is_trade: another metric grows beyond the tolerance.
+        families: see `Change.families`.
     """
 
     change: str
@@ -54,22 +54,22 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What a run's replay is off by, and what changes would do, the best first.
+    """The error of a run's replay, and the predicted effects of changes, best first.
 
     Attributes:
-        metric: by which changes are ranked.
+        metric: the metric by which changes are ranked.
         run: the run's own value of each metric.
-        error: by metric, the replay of the run as it was against the run: replayed / measured - 1.
-        outcomes: changes that were replayed: those that are sure to save by the low end, then the others.
-        worse: changes that would not help, without seeds: the one of each kind that costs least.
-        requests: of the run. replayed: the first of them, which were replayed.
-        seeds: replays of each change.
-        notes: what the replay leaves out or assumes, a line each.
-        causes: that are worth mending, the largest first.
-        left: causes for which no time was left, as people read them.
+        error: by metric, of the replay of the unchanged run: replayed / measured - 1.
+        outcomes: replayed changes: first those whose saving has a low end above 0, then the others.
+        worse: changes that would not help, without seeds: the least harmful of each kind.
+        requests: number of the run's requests. replayed: how many of them, from the first, were replayed.
+        seeds: replays per change.
+        notes: simplifications and assumptions of the replay, one line each.
+        causes: causes worth fixing, largest first.
+        left: causes skipped for lack of time, as display names.
         tried: how many changes were replayed.
-        left_changes: those for which no time was left.
-        refused: changes that do not fit or cannot be foretold, with why.
+        left_changes: changes skipped for lack of time.
+        refused: changes that do not fit or cannot be predicted, with the reason.
     """
 
     metric: str
@@ -94,10 +94,10 @@ class Explanation:
 
     @property
     def advices(self) -> list[Outcome]:
-        """The changes that are worth making: nine of ten outcomes save something."""
+        """The changes worth making: the low end of their saving is above 0."""
         return [outcome for outcome in self.outcomes if outcome.saves[self.metric].low > 0]
 
     @property
     def best(self) -> Outcome | None:
-        """The change with the highest low end; None where no change is worth making."""
+        """The first of the changes worth making; None if there is none."""
         return next(iter(self.advices), None)

@@ -1,4 +1,4 @@
-"""An explanation on the terminal: what would change a run, and what is worth knowing beside."""
+"""An explanation on the terminal: the effects of changes, and notes on the search."""
 
 from __future__ import annotations
 
@@ -8,27 +8,26 @@ from functools import partial
 from rich.table import Table
 from rich.text import Text
 
-from ..core.numbers import counted
+from ...core.numbers import counted, ms_text, percent_text, seconds_text
 from ..drawing.fitting_table import FittingTable
-from ..drawing.formatting import ms_text, percent_text, seconds_text
 from .explanation import METRIC_NAMES, METRICS, Explanation, Interval, Outcome
 
-_NOTED_BEYOND = 0.05  # share of compute time in sizes that the run has not shown from which on a row is marked
+_NOTED_BEYOND = 0.05  # least share of compute time in sizes absent from the run for a row to be marked
 _MOST_LISTED = 6
-_LEAST_LABEL = 24  # columns of a change's text
+_LEAST_LABEL = 24  # least width of the change column, in characters
 
 
 def error_line(explanation: Explanation) -> str:
-    """Say in one line how far the replay of the run as it was is off."""
+    """Return one line on the error of the replay of the unchanged run."""
     errors = ", ".join(f"{METRIC_NAMES[metric]} {_off(explanation.error[metric])}" for metric in METRICS)
     part = ""
     if explanation.replayed < explanation.requests:
         part = f"; changes are replayed on the first {explanation.replayed:,} of {explanation.requests:,} requests"
-    return f"replayed as it was, the run has: {errors}{part}"
+    return f"replay of the unchanged run: {errors}{part}"
 
 
 def values_line(explanation: Explanation) -> str:
-    """Say in one line what the run came to."""
+    """Return one line with the run's own metrics."""
     run = explanation.run
     return (
         f"{seconds_text(run['duration'])}, p99 TBT {ms_text(run['p99_itl_ms'])}, "
@@ -37,30 +36,30 @@ def values_line(explanation: Explanation) -> str:
 
 
 def changes_table(explanation: Explanation) -> FittingTable:
-    """Make the table of changes that keys make: by metric the share saved, and its range."""
-    caption = "share that the change saves, by simulated replays"
+    """Build the table of changes: by metric the share saved, and its interval."""
+    caption = "share saved by the change, from simulated replays"
     if any(saves.low < saves.high for outcome in explanation.outcomes for saves in outcome.saves.values()):
-        caption += ", in brackets in nine of ten pairs of runs"
+        caption += ", in brackets its 90% interval over pairs of runs"
     if any(outcome.beyond > _NOTED_BEYOND for outcome in explanation.outcomes):
-        caption += "\n* partly in micro-batches of sizes that the run has not shown, whose times are less certain"
+        caption += "\n* partly in micro-batch sizes absent from the run, whose times are less certain"
     if any(outcome.is_trade for outcome in explanation.outcomes):
-        caption += "\n+ a trade: another metric gets longer than is tolerated (tolerance)"
-    return _outcomes("What would change it", explanation.outcomes, explanation.metric, caption)
+        caption += "\n+ trade-off: another metric grows beyond the tolerance"
+    return _outcomes("Predicted effect of changes", explanation.outcomes, explanation.metric, caption)
 
 
 def worse_line(explanation: Explanation) -> str:
-    """Write the changes that would not help, each with what it saves, which is negative; empty where there is none."""
+    """List the changes that would not help, each with its (negative) saving; empty if there are none."""
     metric = explanation.metric
     listed = [f"{each.change} ({percent_text(each.saves[metric].middle)})" for each in explanation.worse]
     return f"would not help (share of {METRIC_NAMES[metric]} saved): {', '.join(listed)}" if listed else ""
 
 
 def search_lines(explanation: Explanation) -> Iterator[str]:
-    """Yield what was tried: how many changes, those for which no time was left, and those that do not fit, with why."""
+    """Yield the number of changes tried, those skipped for lack of time, and those that do not fit, with the reason."""
     helped = "" if explanation.outcomes or explanation.left_changes else ", none of which saves anything"
     yield f"tried {counted(explanation.tried, 'change')}{helped}"
     if left := explanation.left_changes:
-        yield f"left for lack of time (seconds): {', '.join(left[:_MOST_LISTED])}{_more(left)}"
+        yield f"not tried for lack of time (seconds): {', '.join(left[:_MOST_LISTED])}{_more(left)}"
     for label, why in list(explanation.refused.items())[:_MOST_LISTED]:
         yield f"not possible: {label} ({why})"
 
@@ -70,7 +69,7 @@ def _more(several: Sequence[str]) -> str:
 
 
 def saving_text(saves: Interval, *, whole: bool = True) -> str:
-    """Write a saving: `12.3% (10.1 to 14.0)`, or without the range."""
+    """Format a saving: `12.3% (10.1 to 14.0)`, or without the interval."""
     middle = percent_text(saves.middle) if abs(saves.middle) < 10 else f"{saves.middle * 100:,.0f}%"
     if not whole or saves.low == saves.high:
         return middle
@@ -79,7 +78,7 @@ def saving_text(saves: Interval, *, whole: bool = True) -> str:
 
 
 def _outcomes(title: str, outcomes: Sequence[Outcome], metric: str, caption: str = "") -> FittingTable:
-    """Make a table of outcomes. The ranges of the metrics beside the first are left out first."""
+    """Build a table of outcomes. If it does not fit, only the first metric keeps its intervals."""
 
     def table(*, ranges: bool) -> Table:
         made = Table(title=title, title_justify="left", caption=caption or None, caption_justify="left")

@@ -6,15 +6,15 @@ from collections import Counter
 
 import numpy as np
 
-from ..core.run_record import RunRecord
+from ...core.run_record import RunRecord
 
-_UNEVEN = 1.15  # times the load of the busiest expert on other stages, from which on routing is named as a cause
+_UNEVEN = 1.15  # least ratio of the busiest expert's load to that on other stages for routing to be named as a cause
 
 
 def hot_experts(stage: int, record: RunRecord) -> dict[str, float]:
-    """Return the numbers that show an uneven load, by name; none if the other stages' load is about the same.
+    """Return the evidence of an uneven expert load, by name; empty if the other stages' load is about the same.
 
-    Loads are the busiest expert's tokens over the mean of all.
+    The load is the busiest expert's tokens over the mean of all experts.
     """
     routed = [span for span in record.spans if span.expert_load]
     own, others = ([span.expert_load for span in routed if (span.stage == stage) == is_own] for is_own in (True, False))

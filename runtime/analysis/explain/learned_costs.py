@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from ...conf.architecture import Architecture
-from ..core.least_squares import non_negative
-from ..core.micro_batch_columns import Floats
-from ..cost.stage_costs import MicroBatchShape, StageCosts
+from ....conf.architecture import Architecture
+from ...core.least_squares import non_negative
+from ...core.micro_batch_columns import Floats
+from ...simulation.cost.stage_costs import MicroBatchShape, StageCosts
 from .learned_operators import (
     NUM_ATTENTION,
     NUM_OTHER,
@@ -23,39 +23,38 @@ from .learned_operators import (
 from .observations import FAR_APART, Observations, SizesShown
 
 _MOST_KNOTS = 5
-_PASSES = 24  # of the fit, each by the weights and speeds of the one before
-_CONVERGED = 1e-4  # mean relative change of what is predicted
-_HUBER_BOUND = 1.345  # in scales of the residual: 95% as efficient as least squares where errors are normal
+_PASSES = 24  # of the fit, each starting from the weights and speeds of the previous one
+_CONVERGED = 1e-4  # mean relative change of the predictions
+_HUBER_BOUND = 1.345  # in scales of the residual: 95% as efficient as least squares for normal errors
 _MAD_TO_SIGMA = 1.4826  # median absolute deviation to standard deviation, for normal errors
-_HEAD_PRIOR = 2.0  # observations that the guess of the head by its parameters counts as
-_SPEED_PRIOR = 4.0  # observations that stages of equal speed count as
-_LEAST = 1e-3  # of the median time: the least that a guess of the head or of a stage's layers is held against
-_FEW_ROWS = 2  # times as many rows take the time of the most: it is that of reading weights
-_LARGER = 8  # times the most rows: a micro-batch that takes the device's time at least
-_NEAR = 1.02  # times that time, up to which it is the guess
-_LARGE = 0.8  # of the most rows, from which on micro-batches are large
-_GAP_PRIOR = 1.0  # observations that a guess counts as where the run shows none
+_HEAD_PRIOR = 2.0  # weight of the head's guess by its parameters, in observations
+_SPEED_PRIOR = 4.0  # weight of the prior that stages have equal speed, in observations
+_LEAST = 1e-3  # of the median time: floor of the times that the priors of head and gaps are relative to
+_FEW_ROWS = 2  # least ratio of the knee to the most rows for these to count as bound by reading weights
+_LARGER = 8  # times the most rows: size at which the device's rate bounds the time from below
+_NEAR = 1.02  # the fit is pulled to that bound if it is below this multiple of it
+_LARGE = 0.8  # of the most rows: micro-batches with at least this share are large
+_GAP_PRIOR = 1.0  # weight of a guess for sizes that the run lacks, in observations
 _DRIFT_WINDOW = 8  # micro-batches
 
 
 class LayerFit:
-    """Weights of a layer's features, shared by all stages, with a speed of each stage, fitted to a run's spans.
+    """Weights of a layer's features, shared by all stages, and a speed per stage, fitted to a run's spans.
 
-    The fit allows for a machine whose speed drifts. It is non-negative, on relative errors, and outliers
-    count less (Huber). Where the run does not tell the LM
-    head from the layers, its time is guessed from its number of parameters.
+    The fit is non-negative, on relative errors, robust to outliers (Huber), and allows for drifting machine speed. If
+    the run does not separate the LM head from the layers, its time is guessed from its number of parameters.
 
     Attributes:
         weights: the fit.
-        slower: by stage, how many times longer it takes than one of speed 1.
+        slower: slowdown of each stage relative to one of speed 1.
         shown: sizes of the micro-batches that it was fitted to.
 
     Args:
         layers: number of decoder layers of each stage.
-        arch: of the model; None: not known.
-        tile: rows that a matrix product pads to.
-        block: micro-batches of a block, which are drawn together.
-        row_seconds: that GEMMs of many rows take a layer for one, by the rate of the device; 0: not known.
+        arch: of the model; None: unknown.
+        tile: rows to which a GEMM is padded.
+        block: micro-batches per bootstrap block.
+        row_seconds: seconds per row and layer of large GEMMs, by the device's rate; 0: unknown.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class LayerFit:
         self._fit(np.array(columns, np.float64), seen, block)
 
     def _knee_of(self, seen: Observations) -> int:
-        """Return for how many rows the device takes as long as the largest micro-batches, if these are far fewer."""
+        """Return the rows for which the device's rate gives the largest micro-batches' time; theirs if not far more."""
         rows = np.array([shape.rows for shape in seen.shapes])
         most = int(rows.max())
         if not self._row_seconds:
@@ -92,7 +91,7 @@ class LayerFit:
         return knee if knee >= _FEW_ROWS * most else most
 
     def _columns(self, shape: MicroBatchShape) -> tuple[list[float], list[float]]:
-        """Return the columns of a layer, and of one that computes attention and feed-forward of sampled rows alone."""
+        """Return the features of a layer, and of a last layer that computes attention and FFN for sampled rows only."""
         rows, sampled = shape.rows, shape.sampled
         products = self._products(rows)
         chunks = shape.chunks
@@ -111,7 +110,7 @@ class LayerFit:
     def _fit(self, columns: Floats, seen: Observations, block: int) -> None:
         """Fit to `columns` of [n, 2, features]: of a whole layer, and of the model's last.
 
-        Each pass fits weights and speeds by what the pass before has left of each time, then the machine's drift.
+        Each pass fits weights and speeds with Huber weights from the previous pass, then the machine's drift.
         """
         times = seen.seconds.T  # [S, n]
         design, guess = self._design(columns, seen), self._guess_of_head(seen)
@@ -138,14 +137,14 @@ class LayerFit:
         assert weights is not None
         self._prior = prior
         self._grams, self._moments = _by_block(scaled, weight, times, block)
-        # Means count for a run's length, where the fit is of typical times. Stalls have their own cause.
+        # Run durations depend on means, but the fit is of typical times. Stalls have their own cause.
         is_usual = ~seen.stalls(predicted.T).T
         slower *= (times * is_usual).sum(axis=1) / (predicted / drift * is_usual).sum(axis=1)
         self.weights = LayerWeights(self._knots, self._tile, tuple(weights.tolist()))
         self.slower = tuple(slower.tolist())
 
     def _design(self, columns: Floats, seen: Observations) -> Floats:
-        """Return what a stage's time is linear in, [S, n, features]: its layers, then the micro-batch and the head."""
+        """Return the features of stage times, [S, n, features]: of the layers, then of the micro-batch and the head."""
         whole, last = columns[:, 0], columns[:, 1]
         design = np.zeros((len(self.layers), len(whole), whole.shape[1] + NUM_OTHER))
         for stage, count in enumerate(self.layers):
@@ -157,9 +156,9 @@ class LayerFit:
         return design
 
     def _guess_of_head(self, seen: Observations) -> Floats:
-        """Return [features]: the head's columns of a typical micro-batch, less those of as many layers as it weighs.
+        """Return [features]: the head's columns for a typical micro-batch, minus layers with as many parameters.
 
-        Where a run does not tell the head from the layers, their product with the weights is taken to be 0.
+        Its product with the weights is assumed to be 0 if a run does not separate the head from the layers.
         """
         sampled = [shape.sampled for shape in seen.shapes if shape.sampled]
         middle = float(np.median(sampled)) if sampled else 1.0
@@ -167,22 +166,21 @@ class LayerFit:
         return np.concatenate([-self._head_layers * products, np.zeros(NUM_ATTENTION), [0.0, 1.0, middle]])
 
     def _prior_of_head(self, guess: Floats, weights: Floats | None, typical: float) -> Floats:
-        """Return the normal equations of the head's guess, relative to its time by a fit so far, or a typical one."""
+        """Return the normal equations of the head's guess, relative to its time by a fit so far, or a typical time."""
         seconds = typical if weights is None else max(-float(guess[:-2] @ weights[:-2]), _LEAST * typical)
         prior: Floats = _HEAD_PRIOR * np.outer(guess, guess) / seconds**2
         return prior
 
     def _prior_of_gaps(self, weights: Floats, lowest: float) -> Floats:
-        """Return the normal equations of what is guessed where the run shows no micro-batch, by a fit so far.
+        """Return the normal equations of the guesses for sizes that the run lacks, by a fit so far.
 
-        Guesses are relative to a layer's time, but to `lowest` seconds at least. Else a layer that seems to take none
-        would count more with each pass, until the matrix overflows.
+        Guesses are relative to a layer's time, but to `lowest` seconds at least. Otherwise a layer with a fitted time
+        near zero would gain weight with each pass, until the matrix overflows.
 
-        Between two numbers of rows a layer's time lies between the straight line and the bend of a roofline: it stays
-        as it is, or is proportional to the rows, whichever is longer. The middle is guessed. Beyond the most rows it
-        goes on as before, but by what the device takes for a row at least; where that of the most is the time to read
-        weights, it stays so until the device takes longer. Where the device's rate is not known, it goes on as before
-        or becomes proportional, and the middle is guessed again.
+        Between two numbers of rows the guess is midway between linear interpolation and the bend of a roofline:
+        constant or proportional to the rows, whichever is longer. Beyond the most rows it is linear extrapolation,
+        bounded below by the device's rate; if the most rows are bound by reading weights, the time is constant up to
+        the knee. If the device's rate is unknown, it is midway between linear extrapolation and proportionality.
         """
         n = len(self._products(1))
         found = np.zeros((len(weights), len(weights)))
@@ -219,24 +217,24 @@ class LayerFit:
         return found
 
     def _whole(self, rows: float) -> Floats:
-        """Return the columns of a layer for one chunk, without pairs of tokens, with its share of the host."""
+        """Return the columns of a layer for one chunk, without pairs of tokens, with its share of the host time."""
         return np.array([*self._products(rows), 1.0, *(NUM_ATTENTION - 1) * [0.0], 1 / self.layers[0], 0.0, 0.0])
 
     def drawn(self, costs: StageCosts, generator: np.random.Generator) -> StageCosts:
-        """Return costs of this fit by the weights of one to blocks of the run drawn with repetition: a bootstrap."""
+        """Return costs by the weights of a bootstrap fit: blocks of the run are drawn with replacement."""
         n = len(self._grams)
         counts = np.bincount(generator.integers(n, size=n), minlength=n)
         gram = np.tensordot(counts, self._grams, 1) + self._prior
         found = non_negative(gram, np.tensordot(counts, self._moments, 1))
         weights = LayerWeights(self._knots, self._tile, tuple(found.tolist()))
         operators = [source for source in costs.operators if isinstance(source, LearnedOperators)]
-        return costs.with_operators([source.drawn(weights) for source in operators])
+        return costs.with_operators([source.changed(weights=weights) for source in operators])
 
     def costs(self, layers: Sequence[int], links: Sequence[LinkSeconds], *, tp: int = 1, old_tp: int = 1) -> StageCosts:
-        """Return the costs of so many layers in each stage, over `tp` ranks each instead of the run's `old_tp`.
+        """Return the costs of stages with `layers` layers each, over `tp` ranks each instead of the run's `old_tp`.
 
-        A stage whose ranks were of several stages takes as long as the slowest of them. Each link is the run's, or the
-        mean of the run's where the stages differ.
+        A stage made of ranks from several stages is as slow as the slowest of them. Links are the run's, or their mean
+        if the stages differ.
         """
         ranks = [self.slower[rank // old_tp] for rank in range(len(self.slower) * old_tp)]
         same = (len(layers), tp) == (len(self.slower), old_tp)
@@ -259,13 +257,13 @@ class LayerFit:
 
 
 def _huber_weight(times: Floats, predicted: Floats, scale: Floats) -> Floats:
-    """Return the weight of each time, [S, n]: of its relative error, less where that is large beside `scale` [S]."""
+    """Return Huber weights of relative errors, [S, n], with residual scales `scale` [S]."""
     bound = _HUBER_BOUND * np.maximum(scale, 1e-4)[:, None]
     return np.minimum(1.0, bound / np.maximum(np.abs(times / predicted - 1), 1e-12)) / predicted**2
 
 
 def _normal_equations(x: Floats, weight: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """Return the matrix [f, f] and the right side [f] of a weighted fit of `y` [S, n] to `x` [S, n, f]."""
+    """Return the matrix [f, f] and the right-hand side [f] of a weighted fit of `y` [S, n] to `x` [S, n, f]."""
     gram = np.einsum("sni,sn,snj->ij", x, weight, x, optimize=True)
     return gram, np.einsum("sni,sn,sn->i", x, weight, y, optimize=True)
 
@@ -273,24 +271,24 @@ def _normal_equations(x: Floats, weight: Floats, y: Floats) -> tuple[Floats, Flo
 def _with_speeds(
     gram: Floats, moment: Floats, scaled: Floats, weight: Floats, times: Floats, alone: Floats, slower: Floats
 ) -> tuple[Floats, Floats]:
-    """Return the weights of the next pass, and how much slower each stage is, all beside the first.
+    """Return the weights of the next pass, and the slowdown of each stage relative to the first.
 
-    A stage's time is the product of both, so one step of Gauss and Newton finds both at once. Found by turns, what a
-    slow last stage takes longer would stay with the head.
+    A stage's time is the product of both, so one Gauss-Newton step solves for both. Alternating fits would attribute
+    the slowness of the last stage to the head.
 
     Args:
         gram: matrix of the normal equations of the weights, [f, f].
-        moment: their right side, [f].
+        moment: their right-hand side, [f].
         scaled: the stages' columns, [S, n, f].
         weight: of each time, [S, n].
-        times: that were measured, [S, n].
+        times: measured times, [S, n].
         alone: times at speed 1 by the weights so far, [S, n].
-        slower: how many times longer than at speed 1 each stage takes, as found so far, [S].
+        slower: slowdown of each stage so far, [S].
     """
     cross = np.einsum("sni,sn,sn->si", scaled, weight, alone, optimize=True)
     square, toward = (weight * alone**2).sum(axis=1), (weight * alone * times).sum(axis=1)
     f, later = len(moment), len(slower) - 1
-    whole = np.zeros((f + 2 * later, f + 2 * later))  # a step may be negative: it is the difference of two parts
+    whole = np.zeros((f + 2 * later, f + 2 * later))  # a step may be negative: the difference of two parts
     target = np.zeros(f + 2 * later)
     whole[:f, :f], target[:f] = gram, moment
     for stage in range(1, later + 1):
@@ -306,13 +304,13 @@ def _with_speeds(
 
 
 def _drift(ratios: Floats) -> Floats:
-    """Return how many times longer micro-batches took than typical at their time, [n], smooth over a few of them.
+    """Return the machine's slowdown at each micro-batch, [n], constant over windows of `_DRIFT_WINDOW`.
 
-    A machine that others use too is slower for seconds at a time. What the features explain is left to them: the drift
-    of a window is shrunk towards none by as much as windows differ by chance.
+    A shared machine is slower for seconds at a time. The slowdown of a window is shrunk towards 1 by the share of the
+    windows' variance that is noise.
 
     Args:
-        ratios: of times to predicted ones, without drift, [S, n].
+        ratios: measured over predicted times, without drift, [S, n].
     """
     stages, n = ratios.shape
     logs = np.log(np.maximum(ratios, 1e-9))
@@ -334,7 +332,7 @@ def _by_block(x: Floats, weight: Floats, y: Floats, block: int) -> tuple[Floats,
 
 
 def _knots(rows: Sequence[int]) -> tuple[int, ...]:
-    """Return numbers of rows, apart by a factor of 1.5 at least, at which a layer's time may bend."""
+    """Return knots for a layer's time: numbers of rows, apart by a factor of 1.5 at least."""
     if not rows:
         return ()
     found: list[int] = []
@@ -348,7 +346,7 @@ def _knots(rows: Sequence[int]) -> tuple[int, ...]:
 
 
 def _gaps(rows: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Return places between numbers of rows that lie far apart: the number below, the place, and the one above."""
+    """Return points within large gaps between shown numbers of rows: the number below, the point, the number above."""
     known = np.unique(np.maximum(rows, 1)).tolist()
     found = []
     for low, high in pairwise(known):
@@ -361,7 +359,7 @@ def _gaps(rows: Sequence[int]) -> list[tuple[int, int, int]]:
 
 
 def _key_share(arch: Architecture | None) -> float:
-    """Return the share of the products of queries, keys and values in a layer's, by their parameters."""
+    """Return the QKV projections' share of a layer's GEMMs, by their parameters."""
     if arch is None:
         return 0.25
     made = arch.hidden_size * arch.head_dim * (arch.num_heads + 2 * arch.num_kv_heads)

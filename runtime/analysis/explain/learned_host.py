@@ -1,4 +1,4 @@
-"""What lies between the stages' times of a run, learned from its spans: the host's share, and the links."""
+"""Time between a run's stages, learned from its spans: host overheads and links."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..core.least_squares import non_negative
-from ..core.micro_batch_columns import Floats
-from ..core.run_record import RunRecord
-from ..cost.operators import HostTimes
+from ...core.least_squares import non_negative
+from ...core.micro_batch_columns import Floats
+from ...core.run_record import RunRecord
+from ...simulation.cost.operators import HostTimes
 from .learned_operators import LinkSeconds
 from .observations import Observations
 
-_WAITING = 5  # percentile of the seconds of results: those for which the coordinator waited
-_PASSES = 3  # of telling waits for an input from waits for a stage's host
-_LONGEST_TURN = 0.02  # seconds that the coordinator may take from a result to the next dispatch
+_WAITING = 5  # percentile of result delays: results that the coordinator was waiting for
+_PASSES = 3  # of separating waits for an input from waits for a stage's host
+_LONGEST_TURN = 0.02  # longest turn of the coordinator from a result to the next dispatch, in seconds
 
 
 @dataclass(frozen=True, slots=True)
 class LearnedHost:
-    """Seconds that a run took between stages, by micro-batch. NaN: hidden behind something that took longer.
+    """Seconds that a run spent between stages, by micro-batch. NaN: hidden behind something longer.
 
     Attributes:
-        dispatch: from a result until the first stage, which was free, begins the next micro-batch, [n].
+        dispatch: from a result until the first stage, which was free, starts the next micro-batch, [n].
         result: from the end of the last stage until the coordinator has the result, [n].
-        turnaround: from the end of a stage's micro-batch to the begin of this one, whose input was there, [n, S].
-        sends: from the end of a stage to the begin of the next, which waited, over what `links` say, [n, S - 1].
+        turnaround: from a stage's previous micro-batch to the start of this one, whose input was ready, [n, S].
+        sends: from the end of a stage to the start of the waiting next stage, relative to `links`, [n, S - 1].
         links: typical seconds of each link.
         times: the means.
     """
@@ -41,7 +41,7 @@ class LearnedHost:
 
     @property
     def least_result(self) -> float:
-        """Seconds until a coordinator that waits has a result."""
+        """Seconds until a waiting coordinator has a result."""
         known = self.result[np.isfinite(self.result)]
         return float(np.percentile(known, _WAITING)) if len(known) else 0.0
 
@@ -79,7 +79,7 @@ class LearnedHost:
 
 
 def _turn(record: RunRecord) -> float:
-    """Return the coordinator's own seconds from a result to the dispatch that it made room for."""
+    """Return the coordinator's median seconds from a result to the dispatch that it made room for."""
     done = np.sort([m.completed for m in record.micro_batches if m.completed is not None])
     at = np.array([m.dispatched for m in record.micro_batches])
     place = np.searchsorted(done, at, side="right") - 1
@@ -89,9 +89,9 @@ def _turn(record: RunRecord) -> float:
 
 
 def _waits_for_input(given: Floats, free: Floats, begin: Floats) -> npt.NDArray[np.bool_]:
-    """Return of each micro-batch whether a stage, `free` from then on, waited for its input.
+    """Return a mask of the micro-batches for whose input a stage, `free` from then on, waited.
 
-    The input is under way since `given`. Where the stage did not wait for it, its host was not ready.
+    The input is in transit since `given`. If the stage did not wait for it, its host was not ready.
     """
     is_input = given >= free
     for _ in range(_PASSES):
@@ -102,7 +102,7 @@ def _waits_for_input(given: Floats, free: Floats, begin: Floats) -> npt.NDArray[
 
 
 def _fit_link(rows: Floats, seconds: Floats) -> LinkSeconds:
-    """Fit a message's and a row's seconds, by typical samples, so that their sum is that of the samples."""
+    """Fit the seconds per message and per row to typical samples, scaled to preserve the samples' sum."""
     if not len(rows):
         return LinkSeconds(0.0, 0.0)
     design = np.stack([np.ones(len(rows)), rows], axis=1)

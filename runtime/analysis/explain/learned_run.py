@@ -1,4 +1,4 @@
-"""What is learned of a run whose stage times no cost model knows, and the settings and pipelines made of it."""
+"""What is learned from a run whose stage times no cost model predicts, and settings and pipelines made from it."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from typing import Any
 
 import numpy as np
 
-from ...conf.architecture import Architecture
-from ...conf.errors import ConfigError
-from ...conf.schema import SimulateConfig
-from ..core.run_record import RunRecord
-from ..core.stage_floor import StageFloor
-from ..cost.error import CostError
-from ..engine.plan import Plan, make_plan
-from ..scheduler.base import Limits
-from ..simulation.pipeline import SimulatedPipeline
-from ..simulation.setting import Setting
+from ....conf.architecture import Architecture
+from ....conf.errors import ConfigError
+from ....conf.schema import SimulateConfig
+from ...core.run_record import RunRecord
+from ...core.stage_floor import StageFloor
+from ...engine.plan import Plan, make_plan
+from ...scheduler.limits import Limits
+from ...simulation.cost.error import CostError
+from ...simulation.pipeline.setting import Setting
+from ...simulation.pipeline.simulated_pipeline import SimulatedPipeline
 from .learned_costs import LayerFit
 from .learned_host import LearnedHost
 from .noise import BlockBootstrap, DrawnNoise
 from .noisy_pipeline import NoisyPipeline
 from .observations import Observations
 
-_BOOTSTRAP_BLOCKS = 32  # of a run's micro-batches
-_MFU = 0.8  # of micro-batches of many rows: measured with float32 and AVX-512, of 128 to 256 rows
-_LEAST = 8  # micro-batches that something can be learned of
+_BOOTSTRAP_BLOCKS = 32  # into which a run's micro-batches are divided
+_MFU = 0.8  # of large micro-batches: measured with float32 and AVX-512, 128 to 256 rows
+_LEAST = 8  # micro-batches needed to learn from a run
 
 
 @dataclass(frozen=True, slots=True)
 class LearnedRun:
-    """The stage costs, the host, the links and the noise of a run.
+    """The learned stage costs, host times, links and noise of a run.
 
     Attributes:
-        plan: the run's, its KV blocks and B as recorded.
-        is_model_known: its layers are those of the model, and can be split otherwise.
+        plan: the run's, with its KV blocks and B as recorded.
+        is_model_known: the plan has the model's real layers, which can be split differently.
         stalled: seconds of stalls, which replays leave out.
     """
 
@@ -49,16 +49,16 @@ class LearnedRun:
     stalled: float = 0.0
 
     def setting(self, config: SimulateConfig) -> Setting:
-        """Return the setting of the run's config, or of one that differs from it.
+        """Return the setting of the run's config, or of a modified one.
 
         Raises:
-            ConfigError: it does not fit, has another number of ranks, or splits layers of a model that is not known.
+            ConfigError: it does not fit, has another number of ranks, or splits the layers of an unknown model.
         """
         ranks, parallel, own = self.config.parallel.world_size, config.parallel, self.config.parallel
         if parallel.world_size != ranks:
             raise ConfigError(
-                f"parallel.pp={parallel.pp}, parallel.tp={parallel.tp}: must come to the {ranks} ranks of the run, by "
-                "whose times it is replayed"
+                f"parallel.pp={parallel.pp}, parallel.tp={parallel.tp}: must use the run's {ranks} ranks, since stage "
+                "times are learned from them"
             )
         plan = self.plan if config == self.config else self._plan_of(config)
         costs = self.fit.costs([len(each) for each in plan.layers], self.host.links, tp=parallel.tp, old_tp=own.tp)
@@ -70,7 +70,7 @@ class LearnedRun:
         if not self.is_model_known:
             if not is_split_alike:
                 raise ConfigError(
-                    f"parallel: no other split of the layers, since model.weights={config.model.weights} is not there"
+                    f"parallel: cannot split the layers differently, as model.weights={config.model.weights} is missing"
                 )
             return _plan_without_model(config, self.plan.arch, self.plan.num_blocks, self.plan.limits)
         plan = make_plan(config, quiet=True)
@@ -79,9 +79,9 @@ class LearnedRun:
         return plan
 
     def pipeline(self, setting: Setting, seed: int | None, *, in_order: bool = False) -> SimulatedPipeline:
-        """Make the pipeline of a setting; `seed` draws the fit's uncertainty and the run's noise, None neither.
+        """Return the pipeline of a setting; `seed` draws the fit's uncertainty and the run's noise, None neither.
 
-        With `in_order` the machine is slow when it was in the run, and the fit is as it is.
+        With `in_order` the machine is slow when it was in the run, and the fit is not drawn.
         """
         plan, control, config = setting.plan, setting.control, setting.config
         how: dict[str, Any] = {
@@ -101,21 +101,21 @@ class LearnedRun:
 
 
 def learn_run(config: SimulateConfig, record: RunRecord, plan: Plan | None = None) -> LearnedRun:
-    """Learn the stage times, the host's and those of links from the spans of a run.
+    """Learn stage, host and link times from the spans of a run.
 
     Args:
         config: of the run.
         record: of the run.
-        plan: of the run, where it has been made.
+        plan: of the run, if already made.
 
     Raises:
-        ConfigError: the run was too short to learn of, or its pipeline lost a stage.
+        ConfigError: the run was too short to learn from, or its pipeline lost a stage.
     """
     if record.standing_stages != record.num_stages:
-        raise ConfigError("its pipeline went on with fewer stages after a fault, and cannot be replayed")
+        raise ConfigError("cannot be replayed: its pipeline continued with fewer stages after a fault")
     seen = Observations.of(record)
     if len(seen) < _LEAST:
-        raise ConfigError(f"{len(seen)} whole micro-batches: too few to learn stage times of")
+        raise ConfigError(f"{len(seen)} complete micro-batches: too few to learn stage times from")
     plan, is_known = _recorded_plan(config, record, plan)
     host = LearnedHost.of(record, seen)
     layers = [len(each) for each in plan.layers]
@@ -130,19 +130,19 @@ def learn_run(config: SimulateConfig, record: RunRecord, plan: Plan | None = Non
     predicted = np.array([costs.seconds(shape) for shape in seen.shapes])
     noise = BlockBootstrap(seen, predicted, host)
     ratios = (seen.seconds / predicted).ravel().tolist()
-    error = CostError.from_ratios(ratios, "the run's micro-batches, to which they were fitted")
+    error = CostError.from_ratios(ratios, "fitted to the run's own micro-batches")
     stalled = float(((seen.seconds - predicted) * seen.stalls(predicted)).sum())
     return LearnedRun(config, plan, fit, host, noise, error, is_known, stalled)
 
 
 def _row_seconds(floors: Sequence[StageFloor], layers: Sequence[int]) -> float:
-    """Return the seconds that a row takes a layer in large micro-batches; 0 where the devices' rates are not known."""
+    """Return the seconds per row and layer in large micro-batches; 0 if the devices' rates are unknown."""
     of_rows = [floor.rows.flops / floor.flops_per_s for floor in floors]
     return sum(of_rows) / sum(layers) / _MFU
 
 
 def _recorded_plan(config: SimulateConfig, record: RunRecord, plan: Plan | None) -> tuple[Plan, bool]:
-    """Return the plan of a run, its KV blocks and B as recorded, and whether its model is known."""
+    """Return the plan of a run, with KV blocks and B as recorded, and whether its model is known."""
     try:
         plan, is_known = plan or make_plan(config, quiet=True), True
     except ConfigError:
@@ -173,7 +173,7 @@ def _recorded_plan(config: SimulateConfig, record: RunRecord, plan: Plan | None)
 
 
 def _plan_without_model(config: SimulateConfig, arch: Architecture, num_blocks: int, limits: Limits) -> Plan:
-    """Return a plan of a model of which only the number of layers is known, if that."""
+    """Return a plan for a model of which at most the number of layers is known."""
     parallel = config.parallel
     counts = parallel.layer_counts(arch.num_layers) or (arch.num_layers // parallel.pp,) * parallel.pp
     ends = np.cumsum(counts).tolist()

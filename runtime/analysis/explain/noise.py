@@ -1,4 +1,4 @@
-"""How a run's times differed from what was learned of it, drawn anew for a replay by a seed."""
+"""Noise of a run's times relative to the learned ones, resampled for a replay by a seed."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..core.micro_batch_columns import Floats, Ints
+from ...core.micro_batch_columns import Floats, Ints
 from .learned_host import LearnedHost
 from .observations import Observations
 
-_BLOCKS = 16  # of a run's time
-_ALIKE = 1.3  # most ratio of the sizes of micro-batches that are alike
-_SIZES = 12  # classes of size of a run's micro-batches
-_LEAST_ALIKE = 8  # micro-batches of such a class
-_SAME = 1e-9  # relative difference of the predicted seconds of one and the same micro-batch
-_OFFSETS = sorted(range(-64, 65), key=abs)  # places, nearest in time first, where one that is alike is looked for
+_BLOCKS = 16  # into which a run's time is divided
+_ALIKE = 1.3  # largest size ratio of similar micro-batches
+_SIZES = 12  # size classes of a run's micro-batches
+_LEAST_ALIKE = 8  # micro-batches per size class
+_SAME = 1e-9  # relative difference of predicted seconds below which two micro-batches count as the same
+_OFFSETS = sorted(range(-64, 65), key=abs)  # search order for a similar micro-batch, nearest in time first
 
 
 class Longer(NamedTuple):
-    """How many times longer than typical things took around one micro-batch."""
+    """Slowdown factors around one micro-batch, relative to typical times."""
 
     stages: list[float]
     turnaround: list[float]  # before each stage
@@ -33,14 +33,14 @@ class Longer(NamedTuple):
 
 
 class BlockBootstrap:
-    """What the times of a run were over the learned ones, by micro-batch, in blocks of its time.
+    """Ratios of a run's times to the learned ones, by micro-batch, in blocks of its time.
 
-    A machine is slow for a while, and all its stages with it. So a draw takes whole blocks with repetition, one for
-    each stretch of the replay's clock. Within a block, each micro-batch takes after one of about its size that began
-    about then. So stages that computed at the same time stay slow at the same time.
+    A machine is slow for a while, on all stages at once. So a draw takes whole blocks with replacement, one for each
+    stretch of the replay's clock. Within a block, a micro-batch takes the ratios of one of similar size that started at
+    about the same time. So stages that were slow together are slow together in a draw.
 
     Args:
-        predicted: seconds of each stage as learned, [n, S].
+        predicted: learned seconds of each stage, [n, S].
     """
 
     def __init__(self, seen: Observations, predicted: Floats, host: LearnedHost) -> None:
@@ -49,7 +49,7 @@ class BlockBootstrap:
         self.stretch = max(1e-6, (last - first) / _BLOCKS)
         self.num_stages = predicted.shape[1]
         ratios, sizes = seen.seconds / predicted, predicted.sum(axis=1)
-        ratios[seen.stalls(predicted)] = 1.0  # which are no noise
+        ratios[seen.stalls(predicted)] = 1.0  # stalls are not noise
         longer = list(
             map(
                 Longer,
@@ -78,7 +78,7 @@ class BlockBootstrap:
 
 
 class _SizeRatios:
-    """The mean ratios, by stage, of micro-batches of about the same predicted seconds, in the whole run."""
+    """The mean ratios, by stage, of micro-batches of similar predicted seconds, in the whole run."""
 
     def __init__(self, sizes: Floats, ratios: Floats) -> None:
         order = np.argsort(sizes, kind="stable")
@@ -95,12 +95,12 @@ class _SizeRatios:
 
 
 class _Block:
-    """Micro-batches that began in one stretch of a run.
+    """Micro-batches that started in one stretch of a run.
 
     Args:
-        begins: seconds since the begin of the stretch, ascending.
-        sizes: predicted seconds of all stages.
-        weather: by stage, how many times longer they took than is usual of their sizes.
+        begins: seconds since the start of the stretch, ascending.
+        sizes: predicted seconds, summed over the stages.
+        weather: by stage, the block's slowdown relative to the usual ratios of its sizes.
     """
 
     def __init__(
@@ -116,11 +116,11 @@ class _Block:
         )
 
     def at(self, begin: float, size: float, *, other: int | None = None) -> Longer:
-        """Return that of the micro-batch nearest in time whose size is about the same.
+        """Return the slowdown of the micro-batch nearest in time that has a similar size.
 
-        Where the block has none, it is what is usual of that size in the whole run, in the weather of the block. With
-        `other`, a micro-batch of just that size does not count, since it would be the very one that is replayed, nor do
-        so many of the nearest.
+        If the block has none, return the run's usual slowdown at that size, scaled by the block's `weather`. With
+        `other`, skip micro-batches of exactly that size, which may be the replayed one itself, and then the `other`
+        nearest ones.
         """
         sizes, low, high, left = self._sizes, size / _ALIKE, size * _ALIKE, other or 0
         place = bisect_left(self._begins, begin)
@@ -142,9 +142,9 @@ class DrawnNoise:
     """One draw of a `BlockBootstrap`. It is the same for any setting at the same time.
 
     Args:
-        stages: of the setting, each the run's stage that it takes after.
-        in_order: the whole run is one block, so that the machine is slow when it was. A micro-batch then takes
-            after another one of about its time, the seed says which.
+        stages: for each stage of the setting, the run's stage that provides its noise.
+        in_order: the whole run is one block, so that the machine is slow when it was in the run. A micro-batch then
+            takes the noise of another one of similar size; the seed selects which.
     """
 
     def __init__(self, noise: BlockBootstrap, seed: int, stages: Sequence[int], *, in_order: bool = False) -> None:
@@ -159,7 +159,7 @@ class DrawnNoise:
         self._block = noise.whole
 
     def at(self, now: float, seconds: float) -> Longer:
-        """Return how much longer a micro-batch that is to take `seconds` in all takes now."""
+        """Return the slowdown now of a micro-batch predicted to take `seconds` over all stages."""
         if (stretch := int(now / self._stretch_s)) != self._stretch:
             self._stretch, self._begin = stretch, stretch * self._stretch_s if stretch else 0.0
             self._block = random.Random(f"{self._seed} {stretch}").choice(self._blocks)
@@ -167,7 +167,7 @@ class DrawnNoise:
         return found if self._is_same else self._mapped(found)
 
     def _mapped(self, found: Longer) -> Longer:
-        """Return the same for the setting's stages."""
+        """Return the slowdown mapped to the setting's stages."""
         stages, sends = self._stages, found.sends or [1.0]
         return Longer(
             [found.stages[stage] for stage in stages],
@@ -179,7 +179,7 @@ class DrawnNoise:
 
 
 def _ratios(samples: Floats, mean: float) -> Floats:
-    """Return samples over their mean. Those that are hidden behind something longer are taken to be typical."""
+    """Return samples over their mean. Samples hidden behind something longer get the median ratio."""
     if mean <= 0 or not np.isfinite(samples).any():
         return np.ones_like(samples)
     ratios = np.maximum(samples / mean, 0.0)

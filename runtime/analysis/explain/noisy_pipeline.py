@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from ..core.messages import MicroBatchMessage, MicroBatchResult
-from ..cost.operators import HostTimes
-from ..cost.stage_costs import MicroBatchShape, StageCosts
-from ..simulation.pipeline import SimulatedPipeline
+from ...core.messages import MicroBatchMessage, MicroBatchResult
+from ...simulation.cost.operators import HostTimes
+from ...simulation.cost.stage_costs import MicroBatchShape, StageCosts
+from ...simulation.pipeline.simulated_pipeline import SimulatedPipeline
 from .noise import DrawnNoise
 
 
 class NoisyPipeline(SimulatedPipeline):
-    """A `SimulatedPipeline` whose stages, links and host take as much longer as `noise` says.
+    """A `SimulatedPipeline` whose stages, links and host are slowed down by `noise`.
 
-    A coordinator that gets a result late finds those that have come meanwhile too, and takes them together.
+    A coordinator that gets a result late also takes the results that have arrived in the meantime.
 
     Args:
         costs: seconds of each stage without noise.
-        control: the host's seconds without noise.
-        least_result: least seconds from the end of the last stage until a coordinator that waits has the result.
+        control: host times without noise.
+        least_result: least seconds from the end of the last stage until a waiting coordinator has the result.
         how: the other arguments of `SimulatedPipeline`.
     """
 
@@ -34,10 +34,10 @@ class NoisyPipeline(SimulatedPipeline):
         self._noise = noise
         self._longer_sends: list[float] = []
         self._least_result = least_result
-        self._come: deque[float] = deque()  # of each result that is outstanding: when it comes
+        self._come: deque[float] = deque()  # arrival times of the outstanding results
 
     def submit(self, micro_batch: MicroBatchMessage) -> None:
-        """See `Pipeline.submit`. Each micro-batch draws factors of its own for stages, links and the host."""
+        """See `Pipeline.submit`. Each micro-batch draws its own factors for stages, links and the host."""
         control, times = self._control, self._quiet.seconds(MicroBatchShape.of(micro_batch))
         longer = self._noise.at(self.clock.seconds, sum(times))
         self._next.times = [seconds * factor for seconds, factor in zip(times, longer.stages, strict=True)]
@@ -52,7 +52,7 @@ class NoisyPipeline(SimulatedPipeline):
         self._come.append(at - self.result_s + min(self.result_s, self._least_result))
 
     def wait(self, deadline: float) -> list[MicroBatchResult]:
-        """See `Pipeline.wait`. Results that came while the coordinator was late are returned together."""
+        """See `Pipeline.wait`. Results that arrived while the coordinator was late are returned together."""
         results = super().wait(deadline)
         if results:
             self._come.popleft()
@@ -63,12 +63,12 @@ class NoisyPipeline(SimulatedPipeline):
 
     def _send(self, rows: int) -> list[float]:
         sends = super()._send(rows)
-        self._sends.clear()  # each send takes its own time
+        self._sends.clear()  # no caching: each send takes its own time
         return [*(seconds * factor for seconds, factor in zip(sends, self._longer_sends, strict=False)), 0.0]
 
 
 class _NextTimes(StageCosts):
-    """Stage costs that hold the times of the next micro-batch."""
+    """Stage costs that return the preset times of the next micro-batch."""
 
     def __init__(self, costs: StageCosts) -> None:
         super().__init__(costs.layers, costs.operators)

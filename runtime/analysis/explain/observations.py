@@ -1,4 +1,4 @@
-"""What a run shows of its stages: sizes of micro-batches, and when each stage computed them."""
+"""Observed stage times of a run: sizes of micro-batches, and when each stage computed them."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from operator import attrgetter
 import numpy as np
 import numpy.typing as npt
 
-from ..core.messages import Span
-from ..core.micro_batch_columns import Floats
-from ..core.run_record import MicroBatchRecord, RunRecord
-from ..cost.stage_costs import MicroBatchShape
+from ...core.messages import Span
+from ...core.micro_batch_columns import Floats
+from ...core.run_record import MicroBatchRecord, RunRecord
+from ...simulation.cost.stage_costs import MicroBatchShape
 from ..ledger.stragglers import stalls
 
-FAR_APART = 1.8  # ratio of numbers of rows between which the time of a layer is guessed
-_BEYOND = 1.1  # sizes up to so many times the largest of the run are known
+FAR_APART = 1.8  # least ratio of neighbouring numbers of rows at which a layer's time between them is guessed
+_BEYOND = 1.1  # sizes up to this multiple of the run's largest count as known
 
 
 @dataclass(slots=True)
 class Observations:
-    """What the stages of a run took: micro-batches that all stages computed, in their order.
+    """Stage times of a run: the micro-batches that all stages computed, in order.
 
     Attributes:
         shapes: their sizes.
-        begin_times, end_times, ready_times: of each stage, in seconds, [n, S]; a stage is ready for its next input from
-            then on.
-        dispatched, completed: by the coordinator, [n]; NaN where the run ended before a result.
+        begin_times, end_times, ready_times: of each stage, in seconds, [n, S]; `ready_times` is when a stage became
+            ready for its input.
+        dispatched, completed: by the coordinator, [n]; NaN if the run ended before a result.
     """
 
     shapes: list[MicroBatchShape]
@@ -69,11 +69,11 @@ class Observations:
 
     @property
     def begins(self) -> Floats:
-        """When the first stage began each, [n]."""
+        """When the first stage started each micro-batch, [n]."""
         return self.begin_times[:, 0]
 
     def stalls(self, predicted: Floats) -> npt.NDArray[np.bool_]:
-        """Return a mask of the times that are stalls beside the `predicted` ones, [n, S] both."""
+        """Return a mask of the times that are stalls relative to the `predicted` ones, [n, S] both."""
         return stalls(self.seconds, predicted, float(self.end_times.max() - self.begins.min()))
 
     def __len__(self) -> int:
@@ -82,11 +82,11 @@ class Observations:
 
 @dataclass(frozen=True, slots=True)
 class SizesShown:
-    """The sizes of a run's micro-batches: times of others are guessed.
+    """The sizes of a run's micro-batches. Times of other sizes are guesses.
 
     Attributes:
         rows: all numbers of tokens, ascending.
-        context: most KV tokens that decodes attended to.
+        context: most KV tokens attended to by the decodes of a micro-batch.
         prefix: most KV tokens before a chunk.
     """
 
@@ -104,9 +104,9 @@ class SizesShown:
         )
 
     def hold(self, micro_batch: MicroBatchRecord) -> bool:
-        """Return whether the run has shown micro-batches about as large.
+        """Return whether the run has shown micro-batches of about this size.
 
-        It has if this one is no larger than those, or hardly, among those of about its number of tokens.
+        Its number of tokens must be near a shown one, and all its sizes at most slightly above the largest shown.
         """
         rows = micro_batch.num_tokens
         place = bisect_left(self.rows, rows)

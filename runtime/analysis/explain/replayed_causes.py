@@ -1,4 +1,4 @@
-"""Sizes the causes of a run: the run less its twin without each cause, by replays."""
+"""Measures the cost of each cause of a run: the run minus a replay of its twin without the cause."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
-from ...conf.errors import ConfigError
-from ..core.run_record import RunRecord
+from ....conf.errors import ConfigError
+from ...core.run_record import RunRecord
+from ...pipeline.protocol import PipelineError
 from ..ledger.ledger import Ledger
-from ..pipeline.protocol import PipelineError
 from .explanation import Interval, seconds_of
 from .roots import TUNING, Root
 from .sized_cause import COMPUTE, SizedCause
@@ -18,13 +18,13 @@ from .twin import Twin, values_of
 from .what_if import WhatIf
 from .without import Without, twins_without
 
-_LEAST_TAIL = 0.25  # of a tail latency, which varies with each arrival: less is not worth mending
-_LEAST_OF_MEMORY = 0.3  # of a run, the same of a KV cache that has all memory of its devices
-_MUCH_MORE = 1.2  # times another cause that a setting, or another policy, must save to come before it
-_LEAST_OF_REAL = 0.1  # of a real run: two of the same setting differ by 4% and more
-_OF_REAL = 3  # times as much must another setting of a real run save as one of a simulated run
-_LIKELY_GAIN = 0.5  # of the least, from which on a further step of a key may come to it
-_LEAST_GAIN = 0.003  # of the metric that a larger step of the same key must save on top
+_LEAST_TAIL = 0.25  # least share of a tail latency worth fixing: tails vary with each arrival
+_LEAST_OF_MEMORY = 0.3  # least share of a run worth fixing, for a KV cache that already has all device memory
+_MUCH_MORE = 1.2  # ratio by which a setting must save more than another cause to rank before it
+_LEAST_OF_REAL = 0.1  # least share of a real run: two of the same setting differ by 4% and more
+_OF_REAL = 3  # ratio of the saving required of a setting in a real run to that in a simulated one
+_LIKELY_GAIN = 0.5  # least share of the required saving at which a further step of the key is worth trying
+_LEAST_GAIN = 0.003  # extra share of the metric that a larger step of the same key must save
 
 _WEIGHT = {**dict.fromkeys(TUNING, 1), Root.OVERLOAD: 1.25, Root.POLICY: 3}
 
@@ -33,12 +33,12 @@ OnProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A twin without a cause, and what its replay came to."""
+    """A twin without a cause, and the result of its replay."""
 
     without: Without
     record: RunRecord
     saves: Interval  # share of the metric
-    base: WhatIf  # the run as it was, of which that is a share
+    base: WhatIf  # the unchanged run, which `saves` is relative to
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ class ReplayedCauses:
     """The causes of a run by replays.
 
     Attributes:
-        causes: that are worth mending, the largest first.
-        left: causes for which no time was left.
+        causes: worth fixing, largest first.
+        left: causes skipped for lack of time.
     """
 
     causes: tuple[SizedCause, ...]
@@ -63,21 +63,21 @@ def replayed_causes(
     stop: float,
     on_progress: OnProgress = lambda what, done, of: None,
 ) -> ReplayedCauses:
-    """Replay a run without each cause that it may have, and return what they cost.
+    """Replay a run without each cause that it may have, and return their costs.
 
     Args:
-        what_if: the run's twin, or that of its first requests, with its replay as it was.
-        ways: to make that twin without a cause, the likeliest first.
-        twin: of the whole run: the largest causes are sized by it, as far as there is time.
-        metric: by which causes are sized, of `METRICS`.
-        error: the twin's own, by metric.
-        stop: of `perf_counter`, after which nothing more is replayed.
-        on_progress: is called with what is under way, and how many of how many are over.
+        what_if: the run's twin, or the twin of its first requests, with its unchanged replay.
+        ways: variants of the twin without a cause, likeliest first.
+        twin: of the whole run: the largest causes are measured with it, as far as time allows.
+        metric: the metric by which causes are sized, one of `METRICS`.
+        error: of the twin's replay, by metric.
+        stop: `perf_counter` value after which no replay is started.
+        on_progress: called with the current step's name, the steps done and the total.
     """
     best: dict[Root, Replayed] = {}
     tried: Counter[Root] = Counter()
     left: list[Root] = []
-    worse: set[Root] = set()  # of which a further step saved nothing more
+    worse: set[Root] = set()  # causes whose last step saved nothing more
     for number, without in enumerate(ways):
         if without.cause in worse:
             continue
@@ -90,7 +90,7 @@ def replayed_causes(
         before = perf_counter()
         try:
             record = without.twin().replay()
-        except (ConfigError, PipelineError):  # it does not fit, or cannot be foretold
+        except (ConfigError, PipelineError):  # does not fit, or cannot be predicted
             continue
         what_if.quiet_seconds = max(what_if.quiet_seconds, perf_counter() - before)
         if without.change is not None and metric != "duration" and what_if.is_trade(values_of(record), metric):
@@ -120,7 +120,7 @@ def replayed_causes(
 def _settled(
     each: Replayed, whole: WhatIf, ways: Sequence[Without], metric: str, error: Mapping[str, float]
 ) -> Replayed:
-    """Return a cause that the first requests showed, sized by the whole run; the same where that does not fit."""
+    """Return a cause found on the first requests, measured on the whole run; unchanged if that is not possible."""
     change = each.without.change
     same = (way for way in ways if way.cause == each.without.cause and (change is None or way.change == change))
     way = next(same, None)
@@ -134,9 +134,9 @@ def _settled(
 
 
 def _is_worth(each: Replayed, metric: str, error: Mapping[str, float]) -> bool:
-    """Return whether a cause is sure and large enough.
+    """Return whether a cause is significant and large enough.
 
-    A real run's must exceed what two such runs differ by, and what the replay of the run as it was is off by, too.
+    In a real run it must also exceed run-to-run variation and the error of the unchanged replay.
     """
     least, saves = _least(each.without, metric), each.saves
     if not each.base.twin.is_real:
@@ -149,7 +149,7 @@ def _is_worth(each: Replayed, metric: str, error: Mapping[str, float]) -> bool:
 
 
 def _least(without: Without, metric: str) -> float:
-    """Return the share of the metric below which a cause is not worth mending."""
+    """Return the least share of the metric for a cause to be worth fixing."""
     if metric != "duration":
         return _LEAST_TAIL
     if without.cause in (Root.KV_FULL, Root.PREEMPTION) and without.change is None:
@@ -158,7 +158,7 @@ def _least(without: Without, metric: str) -> float:
 
 
 def _sized(each: Replayed, value: float, run: Ledger, metric: str) -> SizedCause:
-    """Return the cause with what it costs; `value` is the run's own, in seconds."""
+    """Return the cause with its cost; `value` is the run's own, in seconds."""
     without, saves = each.without, each.saves
     change = without.change
     cause = SizedCause(
@@ -171,7 +171,7 @@ def _sized(each: Replayed, value: float, run: Ledger, metric: str) -> SizedCause
         evidence=without.evidence,
         says=without.says,
     )
-    if metric == "duration" and without.cause != Root.OVERLOAD:  # of which the twin has other requests
+    if metric == "duration" and without.cause != Root.OVERLOAD:  # whose twin has other requests
         cause = replace(cause, shows=_shows(run, each.base.twin.quiet_ledger, each.record, value * saves.middle))
     if change is not None:
         cause = replace(cause, change=change.label, overrides=change.overrides, saves_seconds=value * saves.middle)
@@ -179,15 +179,15 @@ def _sized(each: Replayed, value: float, run: Ledger, metric: str) -> SizedCause
 
 
 def _shows(run: Ledger, base: Ledger, record: RunRecord, seconds: float) -> dict[str, float]:
-    """Return the stage-seconds that go with a cause: by the ledger's causes, and of compute.
+    """Return the stage-seconds due to a cause: by the ledger's causes, and of compute.
 
-    An idle time loses the share that it loses in the replay; the rest of `seconds` on all stages is compute.
+    Each idle cause gets what it loses in the replay, scaled to the run; the rest of `seconds` on all stages is compute.
 
     Args:
         run: ledger of the run.
-        base: ledger of its replay as it was.
+        base: ledger of its unchanged replay.
         record: of its replay without the cause.
-        seconds: that the cause costs the run.
+        seconds: cost of the cause.
     """
     before, after, own = base.seconds_by_cause(), Ledger(record).seconds_by_cause(), run.seconds_by_cause()
     scale = run.stage_seconds / (base.stage_seconds or 1.0)
@@ -197,9 +197,9 @@ def _shows(run: Ledger, base: Ledger, record: RunRecord, seconds: float) -> dict
 
 
 def ranked(causes: Sequence[SizedCause]) -> tuple[SizedCause, ...]:
-    """Return causes, the largest first.
+    """Return causes, largest first.
 
-    A setting undoes some of each fault, and another policy some of each setting: they come first only where they save
-    much more. A queue that grows comes of what makes a run longer, where that costs about as much.
+    Settings and policies also fix part of other causes, and an overload follows from whatever slows a run. So these
+    rank before another cause only if they save much more.
     """
     return tuple(sorted(causes, key=lambda each: -each.seconds / _MUCH_MORE ** _WEIGHT.get(each.cause, 0)))

@@ -1,4 +1,4 @@
-"""The requests of a run, from its record: lengths, arrivals, users, and what the prefix cache knew of each prompt."""
+"""The requests of a run, from its record: lengths, arrivals, users, and prefix-cache hits of each prompt."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from itertools import count
 
 from msgspec import structs
 
-from ...conf.workloads import WorkloadConfig
-from ..core.numbers import counted
-from ..core.request_record import RequestRecord
-from ..core.run_record import FaultRecord, RunRecord
-from ..workload import WorkItem
-from ..workload.prefix_ids import PrefixIds
+from ....conf.workloads import WorkloadConfig
+from ...core.numbers import counted
+from ...core.prefix_ids import PrefixIds
+from ...core.request_record import RequestRecord
+from ...core.run_record import FaultRecord, RunRecord
+from ...core.work_item import WorkItem
 
-_ROUNDING = 1e-9  # seconds by which times of one moment may differ
-_LET_IN = 0.02  # most seconds from the end of a request until the one that it held back is let in
+_ROUNDING = 1e-9  # seconds by which equal times may differ
+_LET_IN = 0.02  # longest delay from the end of a request until the next held-back request is admitted, in seconds
 
 
 @dataclass(slots=True)
 class RequestsOfRecord:
-    """The requests of a run in the order of their arrival, and what is not as it was, a line each."""
+    """The requests of a run in order of arrival, and notes on what differs from the run, one line each."""
 
     items: list[WorkItem]
     notes: list[str] = field(default_factory=list)
@@ -34,32 +34,32 @@ def requests_of(
 ) -> RequestsOfRecord:
     """Return the requests of a run, with prompts of zeros.
 
-    Each gets as many tokens as it got in the run. Arrivals are seconds from the run's start. A prompt that the prefix
-    cache knew in part begins like an earlier one.
+    Each generates as many tokens as in the run. Arrivals are seconds from the run's start. A prompt with a prefix-cache
+    hit shares its prefix with an earlier one.
 
     Args:
         record: of the run.
-        workload: of the run's config, for its users, deadline and closed loop; None: it has none.
-        block_size: tokens of a KV block.
-        without_faults: arrivals leave out the seconds for which the pipeline had failed.
+        workload: of the run's config, for its users, deadline and closed loop; None: none.
+        block_size: tokens per KV block.
+        without_faults: remove the downtime of the pipeline from arrivals.
     """
     notes: list[str] = []
     served = [request for request in record.requests if request.token_times]
     if lost := len(record.requests) - len(served):
-        notes.append(f"{counted(lost, 'request')} left out: no token came")
+        notes.append(f"{counted(lost, 'request')} left out: no output token")
     if cut := sum(request.finish_reason in (None, "abort", "error") for request in served):
-        notes.append(f"{counted(cut, 'request')} cut off in the run, and replayed with the tokens that came")
+        notes.append(f"{counted(cut, 'request')} unfinished in the run, replayed up to the last token")
     served.sort(key=lambda request: (request.arrival, request.request))
     known = {request.request for request in record.requests}
     crossing = _crossing(record, known)
     if crossing:
         count = counted(len(crossing), "request")
-        notes.append(f"{count} replayed only as far as the recorded window goes, without earlier context")
+        notes.append(f"{count} replayed only within the recorded window, without earlier context")
     start = record.start
     arrivals = _arrivals(served, workload)
     if record.faults and without_faults:
         arrivals = [at - _down_before(record.faults, at) for at in arrivals]
-        notes.append(f"{counted(len(record.faults), 'fault')} left out, with the time lost and what was computed again")
+        notes.append(f"{counted(len(record.faults), 'fault')} left out, with downtime and recomputation")
     prefixes = _prefixes(served, _cached(record), block_size)
     users = workload.users if workload is not None else 1
     deadline = None
@@ -87,8 +87,8 @@ def requests_of(
 def _arrivals(served: Sequence[RequestRecord], workload: WorkloadConfig | None) -> list[float]:
     """Return when each request was due.
 
-    A request of a closed loop that was held back is recorded when it was let in, right after another one had ended and
-    its client had thought. It was due when the one before it was, at the earliest, and that is taken.
+    A held-back request of a closed loop is recorded at its admission, right after another one had ended and its client
+    had thought. It was due no earlier than the request before it, so that time is used.
     """
     if workload is None or workload.max_concurrency is None:
         return [request.arrival for request in served]
@@ -97,7 +97,7 @@ def _arrivals(served: Sequence[RequestRecord], workload: WorkloadConfig | None) 
     for number, request in enumerate(served):
         at = request.arrival
         answered = at - workload.think_ms / 1e3
-        last = bisect_right(ends, answered + _ROUNDING)  # of those that had ended, after the one that made room
+        last = bisect_right(ends, answered + _ROUNDING)  # place after the request whose end made room
         was_full = last > 0 and number - bisect_left(ends, ends[last - 1]) >= workload.max_concurrency
         was_held = was_full and answered - ends[last - 1] <= _LET_IN
         due.append(due[-1] if was_held else at)
@@ -106,13 +106,13 @@ def _arrivals(served: Sequence[RequestRecord], workload: WorkloadConfig | None) 
 
 
 def _down_before(faults: Sequence[FaultRecord], at: float) -> float:
-    """Return the seconds before `at` in which the pipeline had failed."""
+    """Return the downtime of the pipeline before `at`, in seconds."""
     ends = [(fault.since, at if fault.up is None else fault.up) for fault in faults]
     return sum(max(0.0, min(at, up) - since) for since, up in ends)
 
 
 def _cached(record: RunRecord) -> dict[int, int]:
-    """Return how many tokens of each prompt came from the prefix cache: those before its first chunk."""
+    """Return the prefix-cache hits of each prompt in tokens: those before its first chunk."""
     found: dict[int, int] = {}
     for micro_batch in record.micro_batches:
         for chunk in micro_batch.chunks:
@@ -121,18 +121,18 @@ def _cached(record: RunRecord) -> dict[int, int]:
 
 
 def _prefixes(served: Sequence[RequestRecord], cached: Mapping[int, int], block_size: int) -> dict[int, PrefixIds]:
-    """Return ids of the blocks of each prompt, by which the prefix cache finds as many tokens as it did in the run.
+    """Return block ids for each prompt that reproduce the run's prefix-cache hits.
 
-    The record says how many tokens each prompt had in the cache, but not of which request. They are taken to be those
-    of the latest request before it that has as many.
+    The record has the length of each hit, but not the request that cached the blocks. The latest earlier request with
+    enough blocks is assumed.
     """
     if not any(cached.get(request.request) for request in served):
         return {}
     fresh = count()
     begun = sorted(served, key=lambda r: r.arrival if r.first_dispatched is None else r.first_dispatched)
     ids: dict[int, list[int]] = {}
-    latest: list[tuple[int, list[int]]] = []  # blocks and ids, of requests whose prompts are in the cache
-    waiting: list[tuple[float, int, list[int]]] = []  # the same of those that are not, by the time of the first token
+    latest: list[tuple[int, list[int]]] = []  # blocks and ids of requests whose prompts are in the cache
+    waiting: list[tuple[float, int, list[int]]] = []  # of the others, with the time of their first token
     for request in begun:
         at = request.arrival if request.first_dispatched is None else request.first_dispatched
         for _, blocks, own in [entry for entry in waiting if entry[0] <= at]:
@@ -152,7 +152,7 @@ def _prefixes(served: Sequence[RequestRecord], cached: Mapping[int, int], block_
 
 
 def _crossing(record: RunRecord, known: set[int]) -> list[WorkItem]:
-    """Return the requests of a window's micro-batches that its record does not hold, as far as the window does."""
+    """Return the requests in a window's micro-batches that are missing from its record, as far as the window shows."""
     prompts: defaultdict[int, int] = defaultdict(int)
     tokens: defaultdict[int, int] = defaultdict(int)
     first: dict[int, float] = {}

@@ -1,4 +1,4 @@
-"""What a run's config says for its sentences."""
+"""Values from a run's config for its sentences."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 
 class RunWords:
-    """What sentences say of a run beside its causes, each None where its config, as recorded, does not say it.
+    """Config values for sentences about a run, each None if the recorded config lacks it.
 
     Attributes:
         policy: name of the policy.
-        layers: of each stage.
-        token_bytes: of one token's activation between two stages.
+        layers: number of layers of each stage.
+        token_bytes: bytes of one token's activation between two stages.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:

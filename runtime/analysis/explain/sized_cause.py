@@ -1,4 +1,4 @@
-"""A cause with what it costs a run: the run less its twin without that cause. Data only."""
+"""A cause with its cost: the run minus a replay of its twin without that cause. Data only."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from typing import Any
 
 from .roots import Root
 
-COMPUTE = "compute"  # beside the ledger's causes, in `SizedCause.shows`
-_LEAST_PART = 0.001  # of stage time: a smaller part of an idle time is not listed by its root
+COMPUTE = "compute"  # key in `SizedCause.shows`, alongside the ledger's causes
+_LEAST_PART = 0.001  # of stage time: smaller parts of an idle cause are not attributed to a root
 
 
 @dataclass(frozen=True, slots=True)
 class SizedCause:
-    """What one cause costs a run, by a replay of the run without it.
+    """The cost of one cause, by a replay of the run without it.
 
     Attributes:
         cause: the root cause.
-        seconds: of the run's metric (its duration, or a tail latency where arrivals bound the duration): the run less
-            its twin without the cause.
-        low, high: the range that holds nine of ten outcomes of the same comparison.
+        seconds: of the run's metric (its duration, or a tail latency if arrivals bound the duration): the run minus its
+            twin without the cause.
+        low, high: the 90% interval of `seconds`.
         share: `seconds` over the run's own value of the metric.
-        stage: where the cause is one stage, its number.
-        shows: stage-seconds by the ledger's immediate causes, and `compute`, that go with the cause. Together they are
-            `seconds` times the number of stages where the metric is the duration.
+        stage: the stage, if the cause is a single stage.
+        shows: stage-seconds due to the cause, by the ledger's immediate causes, and `compute`. If the metric is the
+            duration, they sum to `seconds` times the number of stages.
         evidence: numbers that show the cause, by name.
-        change: the best change of the run's setting that undoes the cause, for people; empty where no key does.
-        overrides: of the command line, which make the change.
+        change: the best change of the run's setting that fixes the cause, for display; empty if no key does.
+        overrides: command-line overrides that make the change.
         saves_seconds: of the metric, by a replay with the change.
-        where: of several replicas the one on which it is, as people read it.
-        says: what shows the cause, where numbers alone do not say it.
-        note: what the change costs otherwise, as a longer tail.
+        where: display name of the replica with the cause, for several replicas.
+        says: evidence in words, if numbers alone do not show it.
+        note: side effects of the change, such as a longer tail.
     """
 
     cause: Root
@@ -51,14 +51,14 @@ class SizedCause:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What `summary.json` holds of it."""
+        """Its entry in `summary.json`."""
         found = {"cause": str(self.cause), "seconds": self.seconds, "low": self.low, "high": self.high}
         found |= {"share": self.share, "change": self.change or None, "saves_seconds": self.saves_seconds}
         return found if self.stage is None else found | {"stage": self.stage}
 
 
 def parts(causes: Sequence[SizedCause], shown: str, stage_seconds: float) -> Iterator[tuple[SizedCause, float]]:
-    """Yield the causes that an idle time, or compute, comes from in part, each with the stage-seconds of that part."""
+    """Yield the causes that account for part of an idle cause, or of compute, each with the stage-seconds."""
     for each in causes:
         if abs(seconds := each.shows.get(shown, 0.0)) >= _LEAST_PART * stage_seconds:
             yield each, seconds

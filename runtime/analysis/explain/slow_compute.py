@@ -1,33 +1,31 @@
-"""Compute that is far from what its machine gives: which stages, and a sentence that says so."""
+"""Compute far below its machine's rates: the stages concerned, and a sentence on each."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..core.stage_floor import StageFloor
-from ..drawing.formatting import number_text
-from ..ledger.compute_shares import ComputeShare
+from ...core.compute_share import ComputeShare
+from ...core.numbers import number_text
+from ...core.stage_floor import StageFloor
 
-_LEAST_FLOOR_S = 1e-3  # of a micro-batch: below it, launches and small operators take longer than weights
-_LOW = 0.15  # share of the nearer rate, below which compute is slow: decodes of a few rows of small models reach 0.17
-_MOST = 0.5  # of a stage's compute seconds that must be slow
-_SUBJECTS = {"prefill": "prompts run", "decode": "decodes run", "mixed": "prompts and decodes run"}
+_LEAST_FLOOR_S = 1e-3  # per micro-batch: below it, launches and small operators take longer than weights
+_LOW = 0.15  # compute below this share of the binding rate is slow: small decode batches of small models reach 0.17
+_MOST = 0.5  # share of a stage's compute seconds that must be slow
+_SUBJECTS = {"prefill": "prefills run", "decode": "decodes run", "mixed": "prefills and decodes run"}
 
 
 @dataclass(frozen=True, slots=True)
 class SlowCompute:
-    """A stage that computes far below its machine's rates. It goes with `Root.SLOW_COMPUTE`.
+    """A stage that computes far below its machine's rates. Belongs to `Root.SLOW_COMPUTE`.
 
     Attributes:
         stage: its number.
-        attainable: the share of the nearer rate below which it counts as slow, which a replay may take as reached.
-        evidence: `seconds` of compute in the phase, `floor_seconds` of them, its `mfu` and `bandwidth_share`.
-        sentence: for people, without a capital letter and a full stop.
+        evidence: `seconds` of compute in the phase, their `floor_seconds`, `mfu` and `bandwidth_share`.
+        sentence: for display, without a capital letter and a full stop.
     """
 
     stage: int
-    attainable: float
     evidence: dict[str, float]
     sentence: str
 
@@ -40,15 +38,15 @@ def find_slow_compute(
 ) -> list[SlowCompute]:
     """Return the stages whose compute is slow, the one with the most seconds first.
 
-    A stage is slow if most of its compute time is in phases that reach less than `_LOW` of the nearer rate, GEMM or
+    A stage is slow if most of its compute time is in phases that reach less than `_LOW` of the binding rate, GEMM or
     memory, and whose micro-batches would take 1 ms or more at that rate. The sentence is on the longest such phase.
 
     Args:
-        shares: of a run, as `compute_shares` returns them.
+        shares: of a run, as returned by `compute_shares`.
         floors: of its record; empty: no reason is given.
-        contended: share of each stage's compute seconds in which it waited for a processor, which is another cause;
+        contended: share of each stage's compute seconds spent waiting for a processor, which is a separate cause;
             empty: none.
-        device: what to call the machine.
+        device: display name of the machine.
     """
     found = []
     for stage in dict.fromkeys(share.stage for share in shares):
@@ -61,7 +59,7 @@ def find_slow_compute(
         names = ("seconds", "floor_seconds", "mfu", "bandwidth_share")
         evidence = {name: float(getattr(longest, name)) for name in names}
         reason = floors[stage].machine.slow_reason if floors else ""
-        found.append(SlowCompute(stage, _LOW, evidence, _sentence(longest, device, reason)))
+        found.append(SlowCompute(stage, evidence, _sentence(longest, device, reason)))
     return sorted(found, key=lambda each: -each.evidence["seconds"])
 
 

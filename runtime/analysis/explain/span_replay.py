@@ -1,4 +1,4 @@
-"""Sizes causes by replays of a run's recorded spans (`span_times.py`): the run less its replay without the cause.
+"""Measures causes by replays of a run's recorded spans (`span_times.py`): the run minus its replay without the cause.
 
 For runs without a simulated twin: traces from other engines, replicas of a fleet, windows of a server. The contents of
 micro-batches stay as recorded, so causes that change them (a pipeline depth below the number of stages) have no size.
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 import msgspec
 import numpy as np
 
-from ..core.micro_batch_columns import Floats, Ints, values_at
-from ..core.run_record import MicroBatchRecord, RunRecord, Wait
-from ..core.student import t_quantile
+from ...core.micro_batch_columns import Floats, Ints, values_at
+from ...core.run_record import MicroBatchRecord, RunRecord, Wait
+from ...core.student import t_quantile
 from ..ledger.causes import Cause
 from ..ledger.ledger import Ledger
 from ..ledger.recovery import down_seconds
@@ -25,16 +25,16 @@ from .roots import Root
 from .sized_cause import COMPUTE, SizedCause
 from .span_times import Bools, Times, times_of
 
-_LATE = (Root.TRANSPORT, Root.CONTROL)  # where there is no processor for them, links and the coordinator are late too
+_LATE = (Root.TRANSPORT, Root.CONTROL)  # processor contention delays links and the coordinator, too
 _LEAST_OF_A_KIND = 8  # micro-batches
-_MOST = 2 / 3  # of the seconds for which ranks waited for a processor, from which on those of one stage are the cause
-_ALIKE = 1.05  # times the lower median of the stages, up to which a stage counts as one of the others
-_LEAST_EXCESS = 0.02  # of a stage's time over the others'
-_SURE = 2.5  # standard errors of it
-_BY_LAYERS = 0.5  # of a stage's longer time, that its layers explain, from which on they are the root
-_OUTLIER = 6.0  # median deviations from the usual
-_BLOCKS = 8  # of a run, over which a cause varies
-_OUTSIDE = 0.1  # of outcomes, outside a cause's range
+_MOST = 2 / 3  # least share of the contended seconds for a single stage to be named
+_ALIKE = 1.05  # largest ratio to the lower median of the stages for a stage to count as normal
+_LEAST_EXCESS = 0.02  # least relative excess of a stage's time over the others'
+_SURE = 2.5  # least excess in standard errors
+_BY_LAYERS = 0.5  # least share of a stage's excess that its layers must explain to be named as the root
+_OUTLIER = 6.0  # median absolute deviations
+_BLOCKS = 8  # of a run, for the variance of a cause
+_OUTSIDE = 0.1  # of outcomes, outside the interval of a cause
 _MODEL_ERROR = 0.05  # of a size
 
 
@@ -45,7 +45,7 @@ class _Without:
     Attributes:
         root, stage, evidence: as in `SizedCause`.
         times: to replay.
-        ratios: what goes of what there was, by block of the run.
+        ratios: share of the affected time that is removed, by block of the run.
     """
 
     root: Root
@@ -61,13 +61,13 @@ def replayed_spans(
     layers: Sequence[int] | None = None,
     stragglers: Sequence[Straggler] | None = None,
 ) -> list[SizedCause]:
-    """Return the causes that are worth mending, the largest first; those that may come of another come last.
+    """Return the causes worth fixing, largest first; causes that may follow from another come last.
 
     Args:
         record: of the run.
         ledger: of the same record.
         layers: of each stage, if known.
-        stragglers: of the run, if they have been searched for.
+        stragglers: of the run, if already searched for.
     """
     run = SpanReplay.of(record, ledger)
     if run is None:
@@ -81,12 +81,12 @@ def replayed_spans(
 
 
 def _size(run: SpanReplay, without: _Without) -> SizedCause | None:
-    """Return a cause with its size; None where it is small, or not sure to cost anything."""
+    """Return a cause with its size; None if it is small or not significant."""
     begins, ends = without.times.replay()
     seconds, whole = float(run.ends.max() - ends.max()), run.ledger.span_seconds
     spread = float(without.ratios.std(ddof=1)) / _BLOCKS**0.5 / max(1e-9, float(without.ratios.mean()))
     off = seconds * (t_quantile(_OUTSIDE, _BLOCKS - 1) * spread + _MODEL_ERROR)
-    is_most = without.root == Root.MICRO_BATCHES  # no policy makes them quite alike
+    is_most = without.root == Root.MICRO_BATCHES  # an upper bound: no policy makes them entirely equal
     low, high = (0.0, seconds) if is_most else (seconds - off, seconds + off)
     if seconds < without.root.least * whole or (low <= 0 and not is_most):
         return None
@@ -96,14 +96,14 @@ def _size(run: SpanReplay, without: _Without) -> SizedCause | None:
 
 
 def _contended_stage(ledger: Ledger) -> int | None:
-    """Return the stage that waited for a processor for most of the seconds in which any did; None: several did."""
+    """Return the stage with most of the time spent waiting for a processor; None if it is spread over several."""
     waited = ledger.contended + [ledger.seconds_by_cause(stage)[Cause.CONTENTION] for stage in range(ledger.num_stages)]
     stage = int(waited.argmax())
     return stage if len(waited) > 1 and waited[stage] >= _MOST * waited.sum() else None
 
 
 def _down(run: SpanReplay) -> SizedCause | None:
-    """Return the seconds in which the pipeline had failed."""
+    """Return the downtime of the pipeline as a cause; None if it is short."""
     seconds, whole = down_seconds(run.record.faults, run.ledger.t1), run.ledger.span_seconds
     if seconds < Root.RECOVERY.least * whole:
         return None
@@ -115,7 +115,7 @@ def _down(run: SpanReplay) -> SizedCause | None:
 
 @dataclass(frozen=True, slots=True)
 class SpanReplay:
-    """A run, the times to replay it from, and when each stage begins and ends each micro-batch by these, [S, N]."""
+    """A run, the times to replay it from, and the resulting start and end of each micro-batch by stage, [S, N]."""
 
     record: RunRecord
     ledger: Ledger
@@ -126,23 +126,23 @@ class SpanReplay:
 
     @classmethod
     def of(cls, record: RunRecord, ledger: Ledger) -> SpanReplay | None:
-        """Return the replay of a run; None of one that is too short."""
+        """Return the replay of a run; None if it is too short."""
         found = times_of(record, ledger)
         return None if found is None or ledger.span_seconds <= 0 else cls(record, ledger, *found, *found[0].replay())
 
     @property
     def numbers(self) -> Ints:
-        """The micro-batches that are replayed."""
+        """The replayed micro-batches."""
         return self.ledger.lanes[0].micro_batch[self.places[0]]
 
     @property
     def is_explained(self) -> Bools:
-        """Masks the micro-batches before which the coordinator alone was late; other engines' traces may not say so."""
+        """Mask of micro-batches delayed by the coordinator alone; traces from other engines may not record that."""
         return np.array([not each or each[-1].reason != "unknown" for each in self._waits])
 
     @property
     def is_idle(self) -> Bools:
-        """Masks the micro-batches before which the coordinator had no request."""
+        """Mask of micro-batches before which the coordinator had no request."""
         return np.array([any(wait.reason == "no_request" for wait in each) for each in self._waits])
 
     @property
@@ -152,7 +152,7 @@ class SpanReplay:
 
     @property
     def contended(self) -> Floats:
-        """Seconds in which ranks waited for a processor before and within each computation, [2, S, N]."""
+        """Seconds for which ranks waited for a processor before and within each computation, [2, S, N]."""
         row = {number: place for place, number in enumerate(self.numbers.tolist())}
         found = np.zeros((2, *self.begins.shape))
         for span in self.record.spans:
@@ -162,14 +162,14 @@ class SpanReplay:
 
     @property
     def kinds(self) -> list[Bools]:
-        """Masks of the micro-batches with prompt tokens and of those without; one for all where there are few."""
+        """Masks of the micro-batches with and without prompt tokens; a single mask of all if either kind is rare."""
         held = self.ledger.micro_batches
         has_prompt = values_at(held.prefill, held.places(self.numbers)) > 0
         few = min(has_prompt.sum(), (~has_prompt).sum()) < _LEAST_OF_A_KIND
         return [np.ones(len(has_prompt), bool)] if few else [has_prompt, ~has_prompt]
 
     def shows(self, begins: Floats, ends: Floats) -> dict[str, float]:
-        """Return the stage-seconds that a replay has less, by the ledger's causes, and of compute."""
+        """Return the stage-seconds that a replay saves, by the ledger's causes, and of compute."""
         is_whole = sum(map(len, self.places)) == len(self.record.spans)
         before = self.ledger if is_whole else Ledger(self.record_with(self.begins, self.ends))
         after = Ledger(self.record_with(begins, ends))
@@ -178,7 +178,7 @@ class SpanReplay:
         return {COMPUTE: before.busy_seconds() - after.busy_seconds(), **found}
 
     def record_with(self, begins: Floats, ends: Floats) -> RunRecord:
-        """Return the run's record with spans that begin and end then, [S, N], and with waits of stage 0 that fit."""
+        """Return the run's record with spans at `begins` and `ends`, [S, N], and stage-0 waits adjusted to them."""
         row = {number: place for place, number in enumerate(self.numbers.tolist())}
         began, ended, was = begins.tolist(), ends.tolist(), self.ends
         spans = []
@@ -217,7 +217,7 @@ class SpanReplay:
 def _moved(
     each: MicroBatchRecord, gap: tuple[float, float], new: tuple[float, float], later: float
 ) -> MicroBatchRecord:
-    """Return a micro-batch dispatched `later`, with the waits before it as they are in its new gap of stage 0."""
+    """Return a micro-batch dispatched `later`, with the waits before it fitted to its new gap on stage 0."""
     last = each.waits[-1].end if each.waits else each.dispatched
     over, new_over = min(max(last, gap[0]), gap[1]), min(last + later, new[1])
     if new_over <= new[0]:  # the stage was still busy
@@ -271,9 +271,9 @@ def _without(run: SpanReplay, layers: Sequence[int] | None, stragglers: Sequence
 
 
 def _expected(run: SpanReplay, usual: Floats) -> Floats:
-    """Return what stages take for what micro-batches hold, [S, N], without the chance in `usual`.
+    """Return content-dependent stage times, [S, N], without the noise in `usual`.
 
-    In the mean it is what a stage takes, but for micro-batches that took much longer than the others.
+    Each stage keeps its mean time, outliers excepted.
     """
     held = held_by(run.ledger, run.ledger.micro_batches.places(run.numbers))
     levels = np.ones_like(usual)
@@ -295,7 +295,7 @@ def _uneven(
     within: Floats,
     layers: Sequence[int] | None,
 ) -> Iterator[_Without]:
-    """Yield the run with stages that take what the others take, or with layers spread evenly."""
+    """Yield the run with its slow stages sped up to the others, or with layers spread evenly."""
     stage = int((usual - alike).sum(axis=1).argmax())
     ratio = float(usual[stage].sum() / alike[stage].sum())
     if ratio <= 1.0:
@@ -317,11 +317,11 @@ def _uneven(
 
 
 def _alike(seconds: Floats) -> Floats:
-    """Return the seconds of stages [S, N] with those of slow ones as if they took what the others take.
+    """Return the seconds of stages [S, N] with slow stages sped up to the others.
 
-    Others are those that take no more than the lower median of all stages. A slow stage's ratios to them get the
-    distribution of the others' ratios to each other. So its times stay as noisy as theirs, and a stage that is slow for
-    some micro-batches only is found too.
+    The others are the stages up to about the lower median of all. A slow stage's ratios to them get the distribution of
+    their ratios to each other. So its times keep realistic noise, and a stage that is slow only for some micro-batches
+    is found too.
     """
     seconds = np.maximum(seconds, 1e-9)
     levels = np.median(seconds / seconds.mean(axis=0), axis=1)
@@ -341,7 +341,7 @@ def _alike(seconds: Floats) -> Floats:
 
 
 def _between(stages: Floats) -> Floats:
-    """Return the log ratios of each of `stages` [S, N] to the mean of the others, ascending: the mean of the stages."""
+    """Return sorted log ratios of each of `stages` [S, N] to the mean of the others, averaged over the stages."""
     total = stages.sum(axis=0)
     ratios = np.sort(np.log(stages * (len(stages) - 1) / (total - stages)), axis=1)
     found: Floats = (ratios - np.median(ratios, axis=1)[:, None]).mean(axis=0)
@@ -349,9 +349,9 @@ def _between(stages: Floats) -> Floats:
 
 
 def _symmetric(ratios: Floats) -> Floats:
-    """Return log ratios [N] of two stages that are alike, by ascending `ratios` of two that may not be.
+    """Return log ratios [N] of two equally fast stages, from ascending `ratios` of two that may differ.
 
-    They lie on both sides of 0 as the ratios lie below their peak, where a quarter of them is closest together.
+    Both sides of 0 mirror the ratios below the mode, which is the middle of the densest quarter.
     """
     part = max(2, len(ratios) // 4)
     start = int((ratios[part - 1 :] - ratios[: len(ratios) - part + 1]).argmin())
@@ -361,7 +361,7 @@ def _symmetric(ratios: Floats) -> Floats:
 
 
 def _with_even_layers(seconds: Floats, kinds: Sequence[Bools], layers: Floats) -> Floats:
-    """Return the seconds of stages [S, N] with the mean number of layers on each, whatever else they compute."""
+    """Return the seconds of stages [S, N] with the mean number of layers on each, other compute unchanged."""
     even = seconds.copy()
     for kind in kinds:
         own = seconds[:-1, kind]
@@ -376,5 +376,5 @@ def _with_even_layers(seconds: Floats, kinds: Sequence[Bools], layers: Floats) -
 
 
 def _by_block(values: Floats) -> Floats:
-    """Return the sums of values [N] over blocks of a run."""
+    """Return the sums of values [N] over the blocks of a run."""
     return np.array([block.sum() for block in np.array_split(values, _BLOCKS)])

@@ -1,10 +1,10 @@
 """A run's recorded spans as a max-plus system, to replay with other times.
 
 It needs no cost model, no config and no requests. Each stage computes its micro-batches in their recorded order. A
-stage begins one as soon as its host is ready and the activation has come; stage 0, once the coordinator has dispatched
-it. A dispatch follows the completion of an earlier micro-batch, or keeps its time if it waited for an arrival or a
-repair. The binding constraint of each begin has its recorded lag, so a replay of unchanged times is the run itself.
-Lags of other constraints are taken from the spans if they record them, and estimated otherwise.
+stage starts one as soon as its host is ready and the activation has arrived; stage 0, once the coordinator has
+dispatched it. A dispatch follows the completion of an earlier micro-batch, or keeps its time if it waited for an
+arrival or a repair. The binding constraint of each start has its recorded lag, so a replay of unchanged times is the
+run itself. Lags of other constraints are taken from the spans if recorded, and estimated otherwise.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..core.micro_batch_columns import Floats, Ints, values_at
-from ..core.run_record import RunRecord
+from ...core.micro_batch_columns import Floats, Ints, values_at
+from ...core.run_record import RunRecord
 from ..ledger.ledger import Ledger
 from ..ledger.stragglers import common_places
 from .arrivals import clients_of
 
 _ROUNDING = 2e-6  # seconds: run folders hold microseconds
 _LEAST = 8  # micro-batches that all stages computed
-_BOUND = 0.9  # of the spread of gaps, that completions of earlier micro-batches leave where dispatches follow them
-_PASSES = 3  # of telling waits for an input from waits for a stage's host
+_BOUND = 0.9  # dispatches follow completions if that cuts the spread of stage 0's gaps below this share
+_PASSES = 3  # of separating waits for an input from waits for a stage's host
 
 Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """What a run is replayed from: seconds by stage and micro-batch.
+    """The inputs of a replay: seconds by stage and micro-batch.
 
     Attributes:
         compute: of each stage, [S, N].
-        turn: from when a stage is free until it could begin its next micro-batch, [S, N].
-        send: for which a stage is held up after computing, by its own send, [S, N]. Where sender and receiver wait for
-            each other (`meets`) it starts when the activation has come.
+        turn: from when a stage is free until it could start its next micro-batch, [S, N].
+        send: how long a stage is blocked by its own send after computing, [S, N]. If sender and receiver wait for each
+            other (`meets`), it starts when the activation has arrived.
         link: an activation over each link, [S - 1, N].
         follows: the micro-batch whose completion each dispatch followed, [N]; -1 for none.
-        gap: from that completion until stage 0 could begin, or that moment itself for none, [N].
-        floor: when the requests of each micro-batch had come, [N].
-        meets: by link, whether a send waits until its receiver is ready.
+        gap: from that completion until stage 0 could start, or that time itself for none, [N].
+        floor: when the requests of each micro-batch had arrived, [N].
+        meets: by link, whether a send waits until its receiver is ready (rendezvous).
     """
 
     compute: Floats
@@ -55,7 +55,7 @@ class Times:
     meets: tuple[bool, ...]
 
     def replay(self) -> tuple[Floats, Floats]:
-        """Return when each stage begins and ends each micro-batch, [S, N] each."""
+        """Return the start and end times of each micro-batch on each stage, [S, N] each."""
         stages, count = self.compute.shape
         after, last, meets = range(1, stages), stages - 1, self.meets
         free, arrived = [-math.inf] * stages, [-math.inf] * stages
@@ -92,7 +92,7 @@ class Times:
 
 
 def times_of(record: RunRecord, ledger: Ledger) -> tuple[Times, list[Ints]] | None:
-    """Return what a run's spans are replayed from, and the places of its micro-batches in each stage's lane.
+    """Return the times to replay a run from, and the places of its micro-batches in each stage's lane.
 
     Micro-batches that not all stages computed are left out. None if fewer than eight remain, or if the stages' orders
     differ.
@@ -119,12 +119,12 @@ def times_of(record: RunRecord, ledger: Ledger) -> tuple[Times, list[Ints]] | No
     sent = np.maximum(sent, end)
     sent[0, :-1] = np.maximum(sent[0, :-1], _held_until(record, of_run[1:]))
     sent[:, :-1] = np.minimum(sent[:, :-1], np.maximum(begin[:, 1:], end[:, :-1]))
-    is_traced = "requests" in record.unknown  # by another engine: dispatches, arrivals, inputs while busy are not known
+    is_traced = "requests" in record.unknown  # by another engine: dispatches, arrivals and hidden inputs are unknown
     stood = np.clip(ready, _after(sent), begin)
     shown = [_meets(end[stage - 1], sent[stage - 1], stood[stage]) for stage in range(1, len(lanes))]
     usual = is_traced and False not in shown  # other engines' sends may wait for their receiver
     meets = tuple(usual if meet is None else meet for meet in shown)
-    if is_traced:  # the others hold no stage, though they may last
+    if is_traced:  # other sends do not block a stage, though they may last
         sent[:-1] = np.where(np.array(meets)[:, None], sent[:-1], end[:-1])
     free = _after(sent)
     ready = np.clip(ready, free, begin)
@@ -146,26 +146,26 @@ def times_of(record: RunRecord, ledger: Ledger) -> tuple[Times, list[Ints]] | No
 
 
 def _after(sent: Floats) -> Floats:
-    """Return when each stage was done with the micro-batch before each, [S, N]."""
+    """Return when each stage was done with the previous micro-batch, [S, N]."""
     return np.column_stack([np.full(len(sent), -np.inf), sent[:, :-1]])
 
 
 def _lags(
     source: Floats, ready: Floats, came: Floats, begin: Floats, free: Floats, size: Floats, *, is_serial: bool
 ) -> tuple[Floats, Floats, Floats]:
-    """Split what lies before each begin on one stage into the way of its input and the turn of the stage.
+    """Split the time before each start on one stage into the transit of its input and the turn of the stage.
 
     Args:
-        source: when the input left, [N], as are all others.
-        ready: when the stage waited for its input.
-        came: when it had the input; before `ready` only where the record knows when an input came that was hidden.
-        begin: of compute.
+        source: when the input was sent, [N], as for all other arguments.
+        ready: when the stage started to wait for its input.
+        came: when it had the input; before `ready` only if the record has the arrival of a hidden input.
+        begin: start of compute.
         free: when the stage was done with its last micro-batch.
-        size: by which the seconds of hidden inputs are estimated.
-        is_serial: whether one input comes after the other.
+        size: used to estimate the transit of hidden inputs.
+        is_serial: inputs arrive one after the other.
 
     Returns:
-        Seconds of the input's way and of the turn, and when the input came.
+        Seconds of the input's transit and of the turn, and when the input arrived.
     """
     is_known = (came < ready - _ROUNDING) & (came >= source)
     is_input, at = source >= free, source
@@ -190,7 +190,7 @@ def _lags(
 
 
 def _fit(seconds: Floats, size: Floats, sizes: Floats) -> Floats:
-    """Return the seconds of a message of each of `sizes`, by a line through those known; 0 where none is."""
+    """Return the seconds of a message for each of `sizes`, by a linear fit to the known ones; 0 if there are none."""
     if not len(seconds):
         return np.zeros_like(sizes)
     apart = size - size.mean()
@@ -201,12 +201,12 @@ def _fit(seconds: Floats, size: Floats, sizes: Floats) -> Floats:
 
 
 def _meets(left: Floats, sent: Floats, ready: Floats) -> bool | None:
-    """Return whether sends of a stage wait until their receiver is ready: then they take about the same from there.
+    """Return whether a stage's sends wait until their receiver is ready: they then end a constant time after that.
 
     Args:
-        left: when a stage had computed what it sends, [N].
+        left: when a stage had computed its output, [N].
         sent: when it was done with the send.
-        ready: when the receiver waited for it; None is returned where it always did.
+        ready: when the receiver started to wait for it. If it nearly always waited, None may be returned.
     """
     late = ready > left + _ROUNDING
     if late.sum() < _LEAST // 2:
@@ -218,7 +218,7 @@ def _meets(left: Floats, sent: Floats, ready: Floats) -> bool | None:
 
 
 def _held_until(record: RunRecord, of_run: Ints) -> Floats:
-    """Return until when a send held up stage 0 before each micro-batch; -infinity where none did."""
+    """Return until when a send blocked stage 0 before each micro-batch; -infinity if none did."""
     waits = [record.micro_batches[place].waits for place in of_run.tolist()]
     return np.array(
         [max((w.end for w in each if w.reason == "send" and w.end > w.start), default=-math.inf) for each in waits],
@@ -227,15 +227,15 @@ def _held_until(record: RunRecord, of_run: Ints) -> Floats:
 
 
 def _limited(begin: Floats, ends: Floats, free: Floats, depth: int, stages: int) -> tuple[Ints, Floats]:
-    """Return which completion each dispatch of a traced run waited for, and when it was: -1 and -infinity for none.
+    """Return the completion that each dispatch of a traced run waited for, and its time: -1 and -infinity for none.
 
-    An engine that limits the micro-batches in flight dispatches a constant time after the later of two moments: stage 0
-    is `free`, or the completion that makes room. A limit that does not show is taken to be the number of stages.
+    An engine with a limit of micro-batches in flight dispatches a constant time after the later of two events: stage 0
+    is `free`, and a completion makes room. If no limit is evident, the number of stages is assumed.
     """
     numbers = np.arange(len(begin))
     best = (numbers - stages).clip(-1) if depth <= stages else np.full(len(begin), -1)
     least = _BOUND * float(np.std((begin - free)[1:])) - _ROUNDING
-    for each in {depth, depth - 1} - {0, -1}:  # the trace may count one that leaves just then
+    for each in {depth, depth - 1} - {0, -1}:  # the trace may count one that is just leaving
         follows = (numbers - each).clip(-1)
         lag = begin - np.maximum(ends[follows], free)
         if lag[1:].min() >= -_ROUNDING and (spread := float(np.std(lag[1:]))) < least:

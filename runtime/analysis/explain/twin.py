@@ -1,4 +1,4 @@
-"""The twin of a run: its setting and its requests, from its run folder alone, and how far its replay is off."""
+"""The twin of a run: its setting and requests, from its run folder alone, and the error of its replay."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
-from ...conf.build import assign, build, fields, load_group, to_mapping
-from ...conf.errors import ConfigError
-from ...conf.policies import SchedulerConfig
-from ...conf.schema import SimulateConfig
-from ...conf.workloads import WorkloadConfig
-from ..core.run_record import RunRecord
-from ..ledger.latencies import latencies, p99
+from ....conf.build import assign, build, fields, load_group, to_mapping
+from ....conf.errors import ConfigError
+from ....conf.policies import SchedulerConfig
+from ....conf.schema import SimulateConfig
+from ....conf.workloads import WorkloadConfig
+from ...core.latencies import latencies, p99
+from ...core.run_record import RunRecord
+from ...core.work_item import WorkItem
+from ...simulation.pipeline.replicas import Replica, make_replicas, run_fleet
+from ...simulation.pipeline.setting import Setting, make_setting
 from ..ledger.ledger import Ledger
 from ..run_folder.read import RunFolder, with_infinities
 from ..run_folder.titles import is_simulated
-from ..simulation.replicas import Replica, make_replicas, run_fleet
-from ..simulation.setting import Setting, make_setting
-from ..workload import WorkItem
 from .explanation import METRICS
 from .learned_run import LearnedRun, learn_run
 from .requests_of_record import requests_of
@@ -32,17 +32,17 @@ _ERROR_SEEDS = range(5)
 
 @dataclass
 class Twin:
-    """A run that can be replayed, and replayed otherwise.
+    """A run that can be replayed, unchanged or under other settings.
 
     Attributes:
-        setting: the run's, with its stage costs and the host's times.
+        setting: the run's, with its stage costs and host times.
         items: its requests, with prompts of zeros; arrivals are seconds from the run's start.
-        workload: its config, for its closed loop; no duration is left in it.
+        workload: its config, for its closed loop; without a duration.
         base: the run itself.
         ledger: of the run.
-        notes: what the twin leaves out or assumes, a line each.
-        learned: what its times were learned from; None: they are those of the run's own cost model.
-        is_real: whether the run was no simulation, so that another one of the same setting differs.
+        notes: simplifications and assumptions of the twin, one line each.
+        learned: what its times were learned from; None: they are from the run's own cost model.
+        is_real: whether the run was not simulated, so that a rerun with the same setting differs.
         is_whole: whether all requests of the run are replayed.
     """
 
@@ -60,10 +60,10 @@ class Twin:
         """Replay the run's requests and return the record.
 
         Args:
-            seed: draws noise; the same seed draws the same for every setting as far as settings can share it. None: no
-                noise. The disturbances of a simulated run are then its own.
+            seed: of the noise, which is the same for all settings as far as they can share it. None: no noise, except
+                the disturbances of a simulated run, which are then the run's own.
             setting: None: the run's own.
-            in_order: learned times are those of a machine that is slow when it was in the run.
+            in_order: with learned times, the machine is slow when it was in the run.
         """
         setting = setting or self.setting
         if self.learned is None:
@@ -71,7 +71,7 @@ class Twin:
         else:
             pipeline = self.learned.pipeline(setting, seed, in_order=in_order)
             replica = Replica(pipeline, setting.config.scheduler, setting.plan)
-        front = setting.control.front if self.learned is None else (0.0, 0.0)  # real arrivals are the engine's
+        front = setting.control.front if self.learned is None else (0.0, 0.0)  # real arrivals are at the engine
         for _ in run_fleet([replica], self.items, workload=self.workload, front=front):
             pass
         return replica.record
@@ -80,18 +80,18 @@ class Twin:
         """Return the run's setting with some keys of its config changed.
 
         Args:
-            overrides: plain values by dotted key. `scheduler` is the name of another policy, which keeps the keys that
-                all policies have. A change of `parallel.pp` or `parallel.tp` resets layers, speeds and depth.
+            overrides: plain values by dotted key. `scheduler` is the name of another policy, which keeps the keys
+                common to all policies. A change of `parallel.pp` or `parallel.tp` resets layers, speeds and depth.
 
         Raises:
-            ConfigError: an unknown key, a wrong value, or what does not fit.
+            ConfigError: an unknown key, an invalid value, or a setting that does not fit.
         """
         config = changed_config(self.setting.config, overrides)
         return make_setting(config) if self.learned is None else self.learned.setting(config)
 
     @cached_property
     def quiet(self) -> RunRecord:
-        """The record of the run as it was, without noise: of a simulated run itself, else of a replay."""
+        """The record of the unchanged run without noise: for a simulated run its own, else of a replay."""
         return self.base if self.is_whole and self.learned is None else self.replay()
 
     @cached_property
@@ -101,18 +101,17 @@ class Twin:
 
     @property
     def is_noisy(self) -> bool:
-        """Whether replays on several seeds differ: not of a simulated run without disturbances."""
+        """Whether replays with different seeds differ: not for a simulated run without disturbances."""
         simulation = self.setting.config.simulation
         return self.learned is not None or simulation.jitter > 0 or simulation.straggler_rate > 0
 
     @cached_property
     def error(self) -> Values:
-        """How far the replay is off, by metric: replayed / real - 1; 0 where the run has nothing to compare.
+        """The error of the replay, by metric: replayed / real - 1; 0 if the run has no value to compare with.
 
-        Learned times are replayed on a machine that is slow when the run's was: each micro-batch takes after another
-        one of about its time and size. It is the median of a few such replays. How much the machine's noise matters
-        shows in replays of several seeds. The seconds for which the run had failed or stalled do not count where
-        replays do not.
+        Learned times are replayed on a machine that is slow when the run's was, each micro-batch with the noise of
+        another one of similar time and size. The error is of the median of a few such replays. Downtime and stalls of
+        the run are excluded from its duration, since replays leave them out.
         """
         real = values_of(self.base)
         if self.learned is not None:
@@ -125,13 +124,15 @@ class Twin:
 
 
 def make_twin(folder: RunFolder) -> Twin:
-    """Make the twin of a run from its folder, as `twin_of` does.
+    """Make the twin of a run from its folder. See `twin_of`.
 
     Raises:
-        ConfigError: the folder holds a fleet or no micro-batches, its config is unknown, or it is damaged.
+        ConfigError: the folder contains a fleet or no micro-batches, its config is unknown, or it is damaged.
     """
     if len(replicas := folder.replicas) > 1:
-        raise ConfigError(f"{folder.path}: {len(replicas)} pipelines; give the run of one, as {replicas[0].path}")
+        raise ConfigError(
+            f"{folder.path}: contains {len(replicas)} pipelines; give the folder of one, such as {replicas[0].path}"
+        )
     try:
         record = folder.load()
         return twin_of(record, Ledger(record), folder.config)
@@ -141,12 +142,12 @@ def make_twin(folder: RunFolder) -> Twin:
 
 
 def twin_of(record: RunRecord, ledger: Ledger, recorded: Mapping[str, Any]) -> Twin:
-    """Make the twin of a run. Stage times of a simulated one are those of its cost model, where that can be made again.
+    """Make the twin of a run. A simulated run uses its own cost model, if that can be rebuilt.
 
     Args:
         record: of the run.
         ledger: of the same record.
-        recorded: its config, as `summary.json` has it.
+        recorded: its config, from `summary.json`.
 
     Raises:
         ConfigError: there are no micro-batches or no tokens, or the config is unknown.
@@ -155,9 +156,9 @@ def twin_of(record: RunRecord, ledger: Ledger, recorded: Mapping[str, Any]) -> T
     if not record.micro_batches or not any(span.end > span.begin for span in record.spans):
         raise ConfigError("no micro-batches to replay")
     if not any(request.token_times for request in record.requests):
-        raise ConfigError("no request got a token, so that there is nothing to replay")
+        raise ConfigError("nothing to replay: no request got an output token")
     if config.simulation.disaggregation.is_on:
-        raise ConfigError("of a prefill or a decode pool, which cannot be replayed without the other")
+        raise ConfigError("a prefill or decode pool cannot be replayed alone")
     notes: list[str] = []
     if (number := config.simulation.replicas) > 1:
         config = replace(
@@ -165,15 +166,15 @@ def twin_of(record: RunRecord, ledger: Ledger, recorded: Mapping[str, Any]) -> T
             simulation=replace(config.simulation, replicas=1),
             workload=replace(config.workload, max_concurrency=None, think_ms=0.0),
         )
-        notes.append(f"one of {number} replicas, with the requests that the router gave it, when it did")
+        notes.append(f"one of {number} replicas, with the requests and arrival times that its router gave it")
     if config.workload.warmup_requests:
-        notes.append("the requests that warmed up are left out, so what they left in the prefix cache is computed")
+        notes.append("warm-up requests are left out, so prefixes that they cached are recomputed")
     block_size, workload = config.block_size, replace(config.workload, duration_s=None)
     if is_simulated(recorded):
         try:
             setting = make_setting(config)
         except ConfigError as error:
-            notes.append(f"stage times are learned from the run, since its cost model cannot be made: {error}")
+            notes.append(f"stage times are learned from the run, since its cost model is unavailable: {error}")
         else:
             found = requests_of(record, config.workload, block_size)
             return Twin(setting, found.items, workload, record, ledger, notes + found.notes)
@@ -185,7 +186,7 @@ def twin_of(record: RunRecord, ledger: Ledger, recorded: Mapping[str, Any]) -> T
 
 
 def _acceptance(config: SimulateConfig, record: RunRecord) -> float:
-    """Return the probability that a draft token was right where those before it were, by the share that was."""
+    """Return the per-token acceptance probability of draft tokens that gives the run's share of accepted ones."""
     drafts = sum(micro_batch.drafts for micro_batch in record.micro_batches)
     share = sum(micro_batch.accepted for micro_batch in record.micro_batches) / drafts
     most, low, high = max(1, config.scheduler.drafts), 0.0, 1.0
@@ -199,24 +200,24 @@ def _acceptance(config: SimulateConfig, record: RunRecord) -> float:
 
 
 def config_of(recorded: Mapping[str, Any]) -> SimulateConfig:
-    """Return a run's config, as `summary.json` has it, as that of a simulation.
+    """Return a run's config from `summary.json` as a simulation config.
 
     Raises:
-        ConfigError: it was not recorded, or is of another version.
+        ConfigError: it was not recorded, or is from another version.
     """
     found = with_infinities(recorded)
     if "model" not in found:
-        raise ConfigError("its summary.json holds no config, so that the run cannot be replayed")
+        raise ConfigError("cannot be replayed: its summary.json contains no config")
     mapping = {key: value for key, value in found.items() if key in fields(SimulateConfig)}
     mapping |= {"policies": (), "repeats": 1}
     try:
         return build(SimulateConfig, mapping)
     except ConfigError as error:
-        raise ConfigError(f"its config does not hold here: {error}") from error
+        raise ConfigError(f"its config is not valid in this version: {error}") from error
 
 
 def changed_config(config: SimulateConfig, overrides: Mapping[str, Any]) -> SimulateConfig:
-    """Return a config with `overrides`, as of `Twin.changed`."""
+    """Return a config with `overrides`, as for `Twin.changed`."""
     mapping = to_mapping(config)
     if (policy := overrides.get("scheduler")) is not None:
         common = {name: mapping["scheduler"][name] for name in fields(SchedulerConfig) if name != "name"}
@@ -231,7 +232,7 @@ def changed_config(config: SimulateConfig, overrides: Mapping[str, Any]) -> Simu
 
 
 def values_of(record: RunRecord) -> Values:
-    """Return what a run came to, by metric, as `summary.json` has it."""
+    """Return the metrics of a run, computed as for `summary.json`."""
     requests = record.requests
     begin = record.start
     tokens = [request.token_times[-1] for request in requests if request.token_times]

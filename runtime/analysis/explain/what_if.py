@@ -1,4 +1,4 @@
-"""Replays of a run's twin under other settings, paired by seed with replays of the run as it was."""
+"""Replays of a run's twin under other settings, paired by seed with replays of the unchanged run."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from dataclasses import dataclass, replace
 from statistics import fmean, variance
 from time import perf_counter
 
-from ..core.run_record import RunRecord
-from ..core.student import t_quantile
-from ..simulation.setting import Setting
+from ...core.run_record import RunRecord
+from ...core.student import t_quantile
+from ...simulation.pipeline.setting import Setting
 from .bounded_costs import BoundedCosts
 from .explanation import METRICS, TOLERANCE, Interval
 from .observations import SizesShown
 from .twin import Twin, Values, values_of
 
-_OUTSIDE = 0.1  # of outcomes, on both sides of a range
-_Z = 1.6449  # standard normal deviate that nine of ten lie within, on both sides
-_REPLAY_ERROR = 0.5  # share of the twin's own error that a change may keep
-# Standard deviations of the logarithm of what learned stage times foretell. Those of `_FIT_ERROR` are from savings that
-# twins of simulated runs foretold, learned as of real ones, beside the true ones (docs/explain.md#how-good-ranges-are).
+_OUTSIDE = 0.1  # of outcomes, on both sides of an interval
+_Z = 1.6449  # normal quantile of a two-sided 90% interval
+_REPLAY_ERROR = 0.5  # share of the twin's own error that may remain in a change's ratio
+# Standard deviations of the log ratio predicted by learned stage times. `_FIT_ERROR` is from savings predicted by
+# twins of simulated runs, learned as for real runs, against the true ones (docs/explain.md#how-good-ranges-are).
 _FIT_ERROR = {"duration": 0.006, "p99_itl_ms": 0.04, "p99_ttft_ms": 0.01}
-# Of one real run beside another of the same setting, started anew: more than a single run shows of itself. Pooled over
-# settings that `benchmarks.advice` ran again on two shared CPU cores, by turns (docs/explain.md#how-good-ranges-are).
+# Variation between real runs of the same setting, started anew: more than within a single run. Pooled over settings
+# rerun alternately on two shared CPU cores (docs/explain.md#what-the-ranges-mean).
 _RUN_ERROR = {"duration": 0.024, "p99_itl_ms": 0.05, "p99_ttft_ms": 0.03}
-_CHANGE_ERROR = 0.1  # over the change's effect
-_BEYOND_ERROR = 0.1  # of compute time in sizes that the run has not shown
-SECONDS_A_MICRO_BATCH = 60e-6  # of a replay, with its share of reading the record; measured, compiled
-_RANKS_ERROR = 0.3  # with another number of tensor-parallel ranks, whose sums no run shows
+_CHANGE_ERROR = 0.1  # relative to the change's effect
+_BEYOND_ERROR = 0.1  # per share of compute time in sizes that the run has not shown
+SECONDS_A_MICRO_BATCH = 60e-6  # of a replay, including the analysis of its record; measured, compiled
+_RANKS_ERROR = 0.3  # for another number of tensor-parallel ranks, whose all-reduces no run shows
 
 
 class WhatIf:
-    """A run's twin, and what its replays came to so far.
+    """A run's twin, and its replays so far.
 
     Args:
         twin: the run's.
-        items: how many of its requests are replayed, the first ones; None: all.
+        items: number of requests to replay, from the first; None: all.
     """
 
     def __init__(self, twin: Twin, *, items: int | None = None) -> None:
@@ -45,26 +45,21 @@ class WhatIf:
         before = perf_counter()
         self.base = values_of(self.twin.quiet)
         usual = SECONDS_A_MICRO_BATCH * len(self.twin.quiet.micro_batches)
-        self.quiet_seconds = self.seconds = max(usual, perf_counter() - before)  # that a replay without noise takes
-        self._replays = [self.base]  # of the run as it was, by seed
-        if self.is_noisy:
+        self.quiet_seconds = self.seconds = max(usual, perf_counter() - before)  # of a replay without noise
+        self._replays = [self.base]  # of the unchanged run, by seed
+        if self.twin.is_noisy:
             before = perf_counter()
             self._replays = [values_of(self.twin.replay(0))]
-            self.seconds = perf_counter() - before  # that one with noise takes
+            self.seconds = perf_counter() - before  # of a replay with noise
 
     def replayed(self, seed: int) -> Values:
-        """Return what the run as it was comes to on a seed."""
+        """Return the metrics of the unchanged run's replay with a seed."""
         while len(self._replays) <= seed:
             self._replays.append(values_of(self.twin.replay(len(self._replays))))
         return self._replays[seed]
 
-    @property
-    def is_noisy(self) -> bool:
-        """Whether seeds differ."""
-        return self.twin.is_noisy
-
     def is_trade(self, values: Values, metric: str, tolerance: float = TOLERANCE) -> bool:
-        """Whether another metric than this one is longer than is tolerated."""
+        """Whether another metric than this one grows beyond the tolerance."""
         return any(values[each] > (1 + tolerance) * self.base[each] for each in METRICS if each != metric)
 
     def screen(self, setting: Setting) -> Screening:
@@ -79,15 +74,15 @@ class WhatIf:
     def savings(
         self, setting: Setting, screening: Screening, seeds: int, error: Mapping[str, float]
     ) -> dict[str, Interval]:
-        """Replay another setting on seeds, and return by metric the share that it saves.
+        """Replay another setting with seeds, and return the share saved, by metric.
 
         Args:
             setting: what is replayed.
-            screening: its replay without noise, which serves where seeds do not differ.
-            seeds: replays.
-            error: the twin's own, by metric.
+            screening: its replay without noise, used if seeds make no difference.
+            seeds: number of replays.
+            error: of the twin's replay, by metric.
         """
-        if not self.is_noisy:
+        if not self.twin.is_noisy:
             return self.rough(screening, error)
         bounds = self._bounds(setting) if screening.beyond > 0 else []
         base = [self.replayed(seed) for seed in range(seeds)]
@@ -102,7 +97,7 @@ class WhatIf:
         }
 
     def size(self, record: RunRecord, error: Mapping[str, float], metric: str) -> Interval:
-        """Return the share of this very run that a replay saves, with how far stage times may put it off."""
+        """Return the share of this particular run that a replay saves, with the model error of stage times."""
         screening, model = Screening(values_of(record)), ModelError()
         if self.shown is not None:
             screening = replace(screening, beyond=share_beyond(self.shown, record))
@@ -110,17 +105,17 @@ class WhatIf:
         return _interval(_log_ratio(self.base[metric], screening.values[metric]), 0.0, 0, model)
 
     def rough(self, screening: Screening, error: Mapping[str, float]) -> dict[str, Interval]:
-        """Return the savings by a replay without noise, with the noise that replays of the run have had."""
+        """Return the savings by a replay without noise, with the noise of the unchanged run's replays."""
         found = {}
         for metric in METRICS:
-            own = [each[metric] for each in self._replays] if self.is_noisy else []
+            own = [each[metric] for each in self._replays] if self.twin.is_noisy else []
             ratio = _log_ratio(self.base[metric], screening.values[metric])
             model = self._model(metric, error, screening)
             found[metric] = _interval(ratio, 2 * _log_variance(own), len(own), model)
         return found
 
     def _bounds(self, setting: Setting) -> list[Values]:
-        """Replay a setting with the shortest and the longest times of what is beyond the sizes of the run."""
+        """Replay a setting with the lower and upper time bounds of sizes that the run has not shown."""
         assert self.shown is not None
         shortest = BoundedCosts(setting.costs, self.shown, "shortest")
         longest = BoundedCosts(setting.costs, self.shown, "longest")
@@ -135,9 +130,9 @@ class WhatIf:
         *,
         is_another: bool = True,
     ) -> ModelError:
-        """Return how far off learned stage times, and other runs of a real machine, may put a metric's ratio.
+        """Return the error of a metric's log ratio due to learned stage times and to variation between real runs.
 
-        Where times are not learned, they do not.
+        It is zero if times are not learned.
         """
         if self.shown is None:
             return ModelError()
@@ -154,11 +149,11 @@ class WhatIf:
 
 @dataclass(frozen=True, slots=True)
 class Screening:
-    """What a setting comes to without noise.
+    """The metrics of a setting's replay without noise.
 
     Attributes:
         values: by metric.
-        beyond: share of compute time in micro-batches of sizes that the run has not shown; 0 where stage times are not
+        beyond: share of compute time in micro-batches of sizes that the run has not shown; 0 if stage times are not
             learned.
         other_ranks: whether its stages have another number of ranks than the run's.
     """
@@ -170,12 +165,12 @@ class Screening:
 
 @dataclass(frozen=True, slots=True)
 class ModelError:
-    """How far stage times may put off the logarithm of changed / base.
+    """Model error of the logarithm of changed / base, due to stage times.
 
     Attributes:
-        relative: standard deviation, as a share of the logarithm.
-        absolute: another.
-        low: how much less it may be beyond the sizes that the run has shown, at most 0; high: how much more.
+        relative: standard deviation relative to the logarithm.
+        absolute: additional standard deviation.
+        low, high: bounds of the deviation due to sizes that the run has not shown; at most and at least 0.
     """
 
     relative: float = 0.0
@@ -194,15 +189,14 @@ def share_beyond(shown: SizesShown, record: RunRecord) -> float:
 
 
 def interval_of(base: Sequence[float], changed: Sequence[float], model: ModelError) -> Interval:
-    """Return the share that a change saves, with the range of nine of ten pairs of runs: one as it was, one changed.
+    """Return the share that a change saves, with its 90% interval over pairs of runs: one unchanged, one changed.
 
-    Each of the two runs has noise of its own, which seeds show. The middle is the mean over the seeds, which are
-    paired.
+    Each run of a pair has its own noise, estimated over the seeds. The middle is the mean over paired seeds.
 
     Args:
-        base: values of the run as it was, one for each seed.
-        changed: the same of the change.
-        model: how far stage times may put it off.
+        base: values of the unchanged run, one per seed.
+        changed: values with the change, one per seed.
+        model: model error of the ratio.
     """
     ratios = [_log_ratio(before, after) for before, after in zip(base, changed, strict=True)]
     noise = _log_variance(base) + _log_variance(changed)

@@ -1,4 +1,4 @@
-"""A run's twin without one cause: the link infinitely fast, the stages alike, the clients unlimited, and so on."""
+"""A run's twin without one cause: infinitely fast links, equal stages, unlimited clients, and so on."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 
 from msgspec import structs
 
-from ...conf.build import load_hardware
-from ...conf.errors import ConfigError
-from ..cost.operators import HostTimes, Operators
-from ..cost.stage_costs import MicroBatchShape
+from ....conf.build import load_hardware
+from ....conf.errors import ConfigError
+from ...simulation.cost.operators import HostTimes, Operators
+from ...simulation.cost.stage_costs import MicroBatchShape
 from ..ledger.causes import UNEVEN_WORK, Cause
 from ..ledger.compute_shares import compute_shares
 from ..ledger.ledger import Ledger
@@ -31,41 +31,41 @@ from .roots import Root
 from .slow_compute import find_slow_compute
 from .twin import Twin
 
-_LEAST_RATIO = 1.03  # of a stage's time over the others': less is even
-_LIKELY = {Root.SMALL_CHUNK: 1.0, Root.LARGE_CHUNK: 1.0}  # of what is worth mending: below it, nothing is replayed
-_LATER = {Root.SMALL_CHUNK: 2.0, Root.LARGE_CHUNK: 2.0, Root.POLICY: 4.0}  # settings undo some of any other cause
-_OF_MEMORY = 0.3  # the same where the record does not say it
-_OF_CLIENTS = 0.08  # the same of a closed loop whose clients are many
-_MANY = 4  # times as many clients as stages keep them busy
-_LONG = 4  # times the usual prompt, from which on a prompt is long among short ones
-_APART = 1.5  # times the longest of the others is the shortest of them: else lengths just vary
-_FEW = 0.2  # of the requests at most are such prompts
-_LEAST_LONG = 0.05  # of all prompt tokens at least are in them
-_PREEMPTED = 0.03  # of the requests, from which on preemptions name the cause
-_MORE_BLOCKS = 8  # times the KV blocks of a run count as unlimited
-_MORE_REQUESTS = 4  # times the requests of a micro-batch count as unlimited
+_LEAST_RATIO = 1.03  # of a stage's time to the others': smaller ratios count as even
+_LIKELY = {Root.SMALL_CHUNK: 1.0, Root.LARGE_CHUNK: 1.0}  # least multiple of `Root.least` for a replay
+_LATER = {Root.SMALL_CHUNK: 2.0, Root.LARGE_CHUNK: 2.0, Root.POLICY: 4.0}  # settings fix part of any other cause
+_OF_MEMORY = 0.3  # likely cost if the record does not show it
+_OF_CLIENTS = 0.08  # likely cost of a closed loop with many clients
+_MANY = 4  # clients per stage that keep the stages busy
+_LONG = 4  # prompts of at least this multiple of the median are long
+_APART = 1.5  # least ratio of the shortest long prompt to the longest other one: else lengths just vary
+_FEW = 0.2  # largest share of requests with long prompts
+_LEAST_LONG = 0.05  # least share of all prompt tokens in long prompts
+_PREEMPTED = 0.03  # least preemptions per request for the cause to be named preemption
+_MORE_BLOCKS = 8  # multiple of a run's KV blocks that counts as unlimited
+_MORE_REQUESTS = 4  # multiple of a micro-batch's requests that counts as unlimited
 _REACHED = 0.5  # share of a machine's rates that good kernels reach
-_CHUNKS = (4, 16, 2, 8, 32, 1 / 4, 1 / 16, 1 / 2, 1 / 8, 1 / 32)  # of the run's own: sizes that are tried
-_MOST_LEARNED = 8  # the same by times that were learned of the run: what is further beyond these is a guess
-_THINNED = 6  # times the rate at which no queue grows, to which arrivals are thinned out
+_CHUNKS = (4, 16, 2, 8, 32, 1 / 4, 1 / 16, 1 / 2, 1 / 8, 1 / 32)  # sizes to try, as multiples of the run's own
+_MOST_LEARNED = 8  # largest multiple with learned times: beyond it they are guesses
+_THINNED = 6  # ratio of the served rate to the rate to which arrivals are thinned
 _LAST = 2  # requests that would end last, which are kept
 _LEAST_CHUNK, _MOST_CHUNK = 16, 8192
-# Policies that the run's own is compared with. The others bound what they compute by batches of whole prompts.
+# Policies that the run's own is compared with. The other policies bound compute by batches of whole prompts.
 _POLICIES = ("equal_time", "sarathi", "token_budget")
 
 
 @dataclass(frozen=True, slots=True)
 class Without:
-    """A way to make a run's twin without one cause.
+    """A variant of a run's twin without one cause.
 
     Attributes:
-        cause: what is taken away.
-        twin: makes the twin without it; `ConfigError` where it does not fit.
-        change: the change of the run's setting that does so; None where no key does.
-        stage: where the cause is one stage, its number.
+        cause: the cause that is removed.
+        twin: builds the variant; raises `ConfigError` if it does not fit.
+        change: the change of the run's setting that does so; None if no key does.
+        stage: the stage, if the cause is a single stage.
         evidence: numbers that show the cause, by name.
-        says: what shows the cause, where numbers alone do not say it.
-        likely: about which share of the run the cause may cost, by which the order of replays goes.
+        likely: estimated share of the run that the cause costs, which orders the replays.
+        says: evidence in words, if numbers alone do not show it.
     """
 
     cause: Root
@@ -78,11 +78,11 @@ class Without:
 
 
 def twins_without(twin: Twin, *, is_duration: bool = True) -> list[Without]:
-    """Return the ways to make a run's twin without a cause that it may have, the likeliest first.
+    """Return variants of a run's twin, each without one cause that the run may have, likeliest first.
 
     Args:
         twin: the run's.
-        is_duration: causes are sized by the run's duration, so that those without idle time or compute have none.
+        is_duration: causes are sized by the run's duration, so skip those that can hardly affect it.
     """
     shown = Shown.of(twin.base, twin.ledger, twin.items)
     physical = (_clients, _compute, _stages, _links, _noise, _arrivals, _control, _depth)
@@ -97,7 +97,7 @@ def twins_without(twin: Twin, *, is_duration: bool = True) -> list[Without]:
 def _by_change(
     twin: Twin, cause: Root, change: Change, likely: float, evidence: Mapping[str, float] | None = None
 ) -> Without:
-    """Return the twin under a change of its setting, which is what takes the cause away."""
+    """Return the twin under a change of its setting that removes the cause."""
 
     def changed() -> Twin:
         return replace(twin, setting=twin.changed(change.values))
@@ -106,13 +106,13 @@ def _by_change(
 
 
 def _idle(twin: Twin, *causes: Cause) -> float:
-    """Return the share of stage time that was idle for one of the ledger's `causes`."""
+    """Return the share of stage time that was idle for any of the ledger's `causes`."""
     seconds = twin.ledger.seconds_by_cause()
     return sum(seconds[cause] for cause in causes) / (twin.ledger.stage_seconds or 1.0)
 
 
 def _contended(ledger: Ledger) -> list[float]:
-    """Return the share of each stage's compute seconds in which it waited for a processor."""
+    """Return the share of each stage's compute seconds spent waiting for a processor."""
     return [float(each) / (ledger.busy_seconds(stage) or 1.0) for stage, each in enumerate(ledger.contended)]
 
 
@@ -133,7 +133,7 @@ def _clients(twin: Twin) -> Iterator[Without]:
 
 
 def _memory(twin: Twin, shown: Shown) -> Iterator[Without]:
-    """Yield the twin whose KV cache has room for all requests."""
+    """Yield the twin whose KV cache holds all requests."""
     preempted = sum(request.preemptions for request in twin.base.requests)
     is_set = twin.setting.config.cache.num_blocks is not None and shown.has_queue
     if not is_set and not shown.kv_full and not preempted and not _idle(twin, Cause.STARVED_KV_FULL):
@@ -154,12 +154,12 @@ def _memory(twin: Twin, shown: Shown) -> Iterator[Without]:
 
 
 def _more_memory(twin: Twin) -> Change | None:
-    """Return the change that gives the KV cache all memory; None where it has it."""
+    """Return the change that gives the KV cache all memory; None if it has it already."""
     config = twin.setting.config
     if config.cache.num_blocks is not None:
         return Change.of("memory", {"cache.num_blocks": None})
     own = usual = config.hardware.memory_gib
-    with suppress(ConfigError):  # a device of the user's own
+    with suppress(ConfigError):  # a custom device of the user
         usual = load_hardware(config.hardware.name, "hardware").memory_gib
     if config.hardware.device == "cpu":
         return Change.of("memory", {"hardware.memory_gib": 2 * own})
@@ -173,7 +173,7 @@ def _stages(twin: Twin) -> Iterator[Without]:
     if len(counts) < 2:
         return
     seconds = mean_seconds(setting.costs, some_shapes(twin.base.micro_batches))
-    if twin.learned is not None:  # what it waits for a processor is another cause
+    if twin.learned is not None:  # waiting for a processor is a separate cause
         seconds = [each * (1 - share) for each, share in zip(seconds, _contended(twin.ledger), strict=True)]
     slowest = seconds.index(max(seconds))
     others = [each for stage, each in enumerate(seconds) if stage != slowest]
@@ -198,7 +198,7 @@ def _stages(twin: Twin) -> Iterator[Without]:
 
 
 def _alike(twin: Twin, slowest: int, seconds: Sequence[float]) -> Callable[[], Twin] | None:
-    """Return what makes the twin whose slowest stage has the device of the others; None where it has it."""
+    """Return a function that builds the twin with the others' device on the slowest stage; None if it has it."""
     setting, config = twin.setting, twin.setting.config
     operators: Sequence[Operators] = setting.costs.operators
     if twin.learned is None:
@@ -218,13 +218,13 @@ def _alike(twin: Twin, slowest: int, seconds: Sequence[float]) -> Callable[[], T
         return None
     own = operators[slowest]
     assert isinstance(own, LearnedOperators)
-    same = own.at_speed(median(others))
+    same = own.changed(slower=median(others))
     costs = setting.costs.with_operators([*operators[:slowest], same, *operators[slowest + 1 :]])
     return lambda: replace(twin, setting=replace(setting, costs=costs))
 
 
 class _FreeLink:
-    """The operators of a stage whose link takes no time."""
+    """The operators of a stage with an infinitely fast link."""
 
     def __init__(self, operators: Operators) -> None:
         self._operators = operators
@@ -253,7 +253,7 @@ def _compute(twin: Twin) -> Iterator[Without]:
 
 
 def _links(twin: Twin) -> Iterator[Without]:
-    """Yield the twin whose links take no time."""
+    """Yield the twin with infinitely fast links."""
     setting = twin.setting
     if len(setting.plan.layers) < 2:
         return
@@ -273,7 +273,7 @@ def _links(twin: Twin) -> Iterator[Without]:
 
 
 def _noise(twin: Twin) -> Iterator[Without]:
-    """Yield the twin of a simulated run whose stages take what the cost model says."""
+    """Yield the twin of a simulated run without jitter and stragglers."""
     simulation = twin.setting.config.simulation
     if twin.learned is None and (simulation.jitter or simulation.straggler_rate):
         changed = {"simulation.jitter": 0.0, "simulation.straggler_rate": 0.0}
@@ -283,7 +283,7 @@ def _noise(twin: Twin) -> Iterator[Without]:
 
 
 def _batch(twin: Twin, shown: Shown) -> Iterator[Without]:
-    """Yield the twin whose micro-batches may hold more requests."""
+    """Yield the twin with a larger limit of requests per micro-batch."""
     policy, most = twin.setting.config.scheduler, twin.setting.plan.limits.batch
     if shown.has_queue and shown.most_requests >= most:
         key = "scheduler.max_batch" if policy.batch is None else "scheduler.batch"
@@ -292,9 +292,9 @@ def _batch(twin: Twin, shown: Shown) -> Iterator[Without]:
 
 
 def _arrivals(twin: Twin) -> Iterator[Without]:
-    """Yield the twin that serves each request as it comes: so few of them that no queue grows.
+    """Yield the twin with arrivals thinned out until no queue grows.
 
-    The last to arrive, and those that would end last without a queue, are among these.
+    It keeps the last arrival and the requests that would end last without a queue.
     """
     late, evidence = overload_of(twin.base, twin.ledger)
     if late <= 0 or twin.workload.max_concurrency is not None or clients_of(twin.base):
@@ -310,7 +310,7 @@ def _arrivals(twin: Twin) -> Iterator[Without]:
 
 
 def _prompts(twin: Twin, shown: Shown) -> Iterator[Without]:
-    """Yield the twin whose few long prompts, each of several micro-batches, are as long as its usual ones."""
+    """Yield the twin whose few long prompts, each of several micro-batches, are cut to the median length."""
     lengths = sorted(len(item.prompt) for item in twin.items)
     usual = round(median(lengths))
     least = max(_LONG * usual, 2 * shown.chunk)
@@ -329,13 +329,13 @@ def _prompts(twin: Twin, shown: Shown) -> Iterator[Without]:
 
 
 def _control(twin: Twin) -> Iterator[Without]:
-    """Yield the twin whose coordinator takes no time."""
+    """Yield the twin with an infinitely fast coordinator."""
     setting = replace(twin.setting, control=HostTimes())
     yield Without(Root.CONTROL, lambda: replace(twin, setting=setting), likely=_idle(twin, Cause.CONTROL))
 
 
 def _depth(twin: Twin) -> Iterator[Without]:
-    """Yield the twin with as many micro-batches in flight as there are stages."""
+    """Yield the twin with one micro-batch in flight per stage."""
     stages = len(twin.setting.plan.layers)
     if twin.setting.plan.limits.depth.most < stages:
         evidence = {"depth": float(twin.setting.plan.limits.depth.most)}
@@ -343,7 +343,7 @@ def _depth(twin: Twin) -> Iterator[Without]:
 
 
 def _chunk(twin: Twin, shown: Shown) -> Iterator[Without]:
-    """Yield the twins with chunks of other sizes."""
+    """Yield the twins with other chunk sizes."""
     policy = twin.setting.config.scheduler
     key = chunk_key(policy)
     if key is None:
@@ -364,12 +364,12 @@ def _chunk(twin: Twin, shown: Shown) -> Iterator[Without]:
 
 
 def _whole_tiles(size: int, tile: int) -> int:
-    """Return the size in whole tiles that is nearest, of sizes of half a tile or more: others are padded to these."""
+    """Return a size rounded to whole tiles, to which GEMMs are padded; unchanged below half a tile."""
     return max(1, round(size / tile)) * tile if 2 * size >= tile else size
 
 
 def _larger_chunks(twin: Twin, tokens: int) -> float:
-    """Return the share of compute that micro-batches of `tokens` prompt tokens take longer than four times larger."""
+    """Return the share of compute that chunks of four times `tokens` prompt tokens would save."""
     costs, batches = twin.setting.costs, twin.base.micro_batches
     if not tokens or not batches:
         return 0.0
@@ -383,7 +383,7 @@ def _policy(twin: Twin) -> Iterator[Without]:
     """Yield the twins under other policies."""
     policy = twin.setting.config.scheduler
     likely = _idle(twin, *UNEVEN_WORK, Cause.STARVED_IN_FLIGHT)
-    if policy.name not in _POLICIES:  # which may compute for longer too
+    if policy.name not in _POLICIES:  # it may also cost compute, not just idle time
         likely = max(likely, Root.POLICY.least)
     for name in _POLICIES:
         if name != policy.name:

@@ -1,7 +1,7 @@
-"""Which cause each idle second has: "The exact rule" of docs/ledger.md, for all gaps of a stage at once.
+"""Attributes each idle second to a cause: "The exact rule" of docs/ledger.md, vectorized over a stage's gaps.
 
-A stage is idle in the gap [a, b): at a it has finished its last micro-batch, at b it begins the awaited one, i. A later
-stage's gap is read off what the stage before, upstream, did: it had a gap from a' on, and computed i in [B, E).
+A stage is idle in the gap [a, b): at a it finishes its last micro-batch, at b it starts the awaited one, i. A later
+stage's gap is explained by what the previous stage, upstream, did: it had a gap from a' on, and computed i in [B, E).
 
                             a'                      B             E
     upstream    |###########|  bubble |    delay    |##### i #####|
@@ -12,10 +12,10 @@ stage's gap is read off what the stage before, upstream, did: it had a gap from 
     this stage  |################|bub.|pair's bubble|    delay    |transport|# i #
                                  a    B-D           E-D           E         b
 
-Upstream's gap held bubbles and delays from outside, D seconds of delays. They come down the pipeline with i and end
-at E. Without them upstream would have computed i in [B - D, E - D), right after its bubbles: until then both stages
-waited for the same, and while upstream computed, this stage had the bubble of its own pair, the micro-batch that it has
-finished and i. From E on the activation was under way. All times are clamped to [a, b).
+Upstream's gap contained bubbles and D seconds of delays from outside. The delays propagate down the pipeline with i and
+end at E. Without them upstream would have computed i in [B - D, E - D), right after its bubbles. Until then both stages
+waited for the same thing. While upstream computed, this stage had the bubble of its own pair: the micro-batch that it
+finished last, and i. From E on the activation was in transit. All times are clamped to [a, b).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..core.micro_batch_columns import Floats, Ints, MicroBatchColumns, values_at
-from ..core.run_record import MicroBatchRecord, Unknown
+from ...core.micro_batch_columns import Floats, Ints, MicroBatchColumns, values_at
+from ...core.run_record import MicroBatchRecord, Unknown
 from .causes import DELAYS_FROM_OUTSIDE, Cause
 from .idle import IdleColumns
 from .lanes import Lane
 
 _ROUNDING = 1e-9  # seconds
-_FOR_A_SLOT = -1  # stands for the cause of a wait that is a bubble
+_FOR_A_SLOT = -1  # placeholder: the wait is a bubble, whose cause depends on the pair of micro-batches
 _WAIT_CODES = {
     "depth_full": _FOR_A_SLOT,
     "no_request": Cause.STARVED_NO_REQUEST.code,
@@ -44,7 +44,7 @@ _WAIT_CODES = {
     "unknown": Cause.UNKNOWN.code,
     "send": Cause.TRANSPORT.code,
 }
-_ALIKE = 0.1  # times on one stage that differ by less, as a share of the longer, are of micro-batches that are alike
+_ALIKE = 0.1  # micro-batches whose times on a stage differ by at most this share of the longer count as alike
 
 
 def attribute(
@@ -60,12 +60,12 @@ def attribute(
 
     Args:
         records: the run's micro-batches.
-        micro_batches: the same by column.
+        micro_batches: the same as columns.
         lanes: the micro-batches of each stage.
-        leaving: them as they left the pipeline; the lane of the last stage, if it is the same one throughout.
-        t0: begin of the run, in seconds.
+        leaving: the micro-batches as they left the pipeline: the last stage's lane, unless the last stage changed.
+        t0: start of the run, in seconds.
         t1: its end.
-        unknown: what the record does not say of its micro-batches.
+        unknown: what the record lacks about its micro-batches.
     """
     idle: list[IdleColumns] = []
     for stage, lane in enumerate(lanes):
@@ -93,7 +93,7 @@ def _fill_or_drain(start: float, end: float, place: int) -> IdleColumns:
 
 @dataclass(frozen=True, slots=True)
 class _Gaps:
-    """The gaps [a, b) of a stage, in order of time: one before each micro-batch after the first."""
+    """The gaps [a, b) of a stage, in time order: one before each micro-batch after the first."""
 
     a: Floats
     b: Floats
@@ -110,9 +110,9 @@ class _Gaps:
 def _pair_bubbles(
     micro_batches: MicroBatchColumns, finished: Ints, awaited: Ints, holder: Lane, unknown: Sequence[Unknown]
 ) -> Ints:
-    """Return the codes of the bubbles that pairs of micro-batches make, by the paper's rules (3.2).
+    """Return the bubble code of each pair of micro-batches, by the paper's rules (3.2).
 
-    `holder`: of the stage that this one waited for. Its times stand in for what is `unknown` of the micro-batches.
+    `holder`: lane of the stage that this one waited for; its times substitute for `unknown` token counts or contexts.
     """
     is_alike = _alike(holder, finished, awaited) if "tokens" in unknown or "context" in unknown else None
     finished, awaited = micro_batches.places(finished), micro_batches.places(awaited)
@@ -123,7 +123,7 @@ def _pair_bubbles(
         Cause.PB2_PREFILL_DECODE: (was > 0) != (now > 0),
         Cause.PB3_DECODE_CONTEXT: (was == 0) & (now == 0) & (context_was != context_now),
     }
-    if "context" in unknown:  # decodes that took another time are others
+    if "context" in unknown:  # infer different contexts from different times
         rules[Cause.PB3_DECODE_CONTEXT] = (was == 0) & (now == 0) & (is_alike == 0)
     codes = np.select(list(rules.values()), [cause.code for cause in rules], Cause.STAGE_IMBALANCE.code)
     if "tokens" in unknown:
@@ -134,7 +134,7 @@ def _pair_bubbles(
 
 
 def _alike(holder: Lane, finished: Ints, awaited: Ints) -> Ints:
-    """Return whether a stage took alike times for both micro-batches of a pair: 1, 0, or -1 where it lacks one."""
+    """Return whether a stage took similar times for both micro-batches of a pair: 1, 0, or -1 if one is missing."""
     order = np.argsort(holder.micro_batch, kind="stable")
     numbers, seconds = holder.micro_batch[order], np.append(holder.seconds[order], np.nan)
 
@@ -149,7 +149,7 @@ def _alike(holder: Lane, finished: Ints, awaited: Ints) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class _Waits:
-    """The coordinator's waits, in order of the gaps of stage 0 whose micro-batch they came before, then of time."""
+    """The coordinator's waits before each awaited micro-batch, ordered by gap of stage 0, then by time."""
 
     gap: Ints
     start: Floats
@@ -171,8 +171,8 @@ class _Waits:
 def _awaited_by_stage_0(gaps: _Gaps, waits: _Waits, last: Lane) -> Ints:
     """Return the micro-batch that stage 0 awaited in each gap: the one that held the slot, else the next one.
 
-    The holder's end on the last stage ended the last wait for a slot. It counts only if it came before the micro-batch
-    that stage 0 has finished: with a depth of 1 that one holds the slot itself.
+    The holder is the micro-batch whose end on the last stage ended the last wait for a slot. It counts only if it
+    precedes the micro-batch that stage 0 finished last: with a depth of 1 that one holds the slot itself.
     """
     awaited = gaps.awaited.copy()
     if not len(last.end):
@@ -188,14 +188,14 @@ def _awaited_by_stage_0(gaps: _Gaps, waits: _Waits, last: Lane) -> Ints:
 
 
 def _nearest(times: Floats, to: Floats) -> Ints:
-    """Return the index of the one of `times`, ascending, that is nearest to each of `to`: the earlier of a tie."""
+    """Return, for each of `to`, the index of the nearest of the ascending `times`; the earlier on a tie."""
     after = np.searchsorted(times, to)
     before, after = np.maximum(after - 1, 0), np.minimum(after, len(times) - 1)
     return np.where(np.abs(times[after] - to) < np.abs(times[before] - to), after, before)
 
 
 def _stage_0(gaps: _Gaps, waits: _Waits, sent: Floats, pair: Ints) -> list[IdleColumns]:
-    """Cut the gaps by the end of the last send (`sent`), then by the waits; `pair` names those for a slot."""
+    """Cut the gaps by the end of the last send (`sent`), then by the waits; `pair`: causes of waits for a slot."""
     sent = np.clip(sent, gaps.a, gaps.b)
     gap, place = waits.gap, gaps.place[waits.gap]
     wait_end = np.clip(waits.end, gaps.a[gap], gaps.b[gap])
@@ -215,7 +215,7 @@ def _stage_0(gaps: _Gaps, waits: _Waits, sent: Floats, pair: Ints) -> list[IdleC
 
 @dataclass(frozen=True, slots=True)
 class _UpstreamGaps:
-    """The idle intervals in upstream's gaps, an entry each, and the seconds of delays from outside in these gaps."""
+    """The idle intervals in upstream's gaps, one entry each, and the seconds of delays from outside in these gaps."""
 
     place: Ints  # of the awaited micro-batch upstream
     start: Floats
@@ -241,9 +241,9 @@ class _UpstreamGaps:
 
 @dataclass(frozen=True, slots=True)
 class _Arrivals:
-    """When the awaited micro-batch of each gap was computed upstream and came, clamped to the gap; see the diagram.
+    """When each gap's awaited micro-batch was computed upstream and arrived, clamped to the gap; see the diagram.
 
-    Where upstream has no span of it, `undelayed_begin` is a and `arrival` is b.
+    If upstream has no span of it, `undelayed_begin` is a and `arrival` is b.
     """
 
     upstream_free: Floats  # a'
@@ -254,7 +254,7 @@ class _Arrivals:
 
     @classmethod
     def of(cls, gaps: _Gaps, upstream: Lane, place: Ints, upstream_delay: Floats) -> _Arrivals:
-        """Find them by the `place` of each awaited micro-batch upstream, -1 for one that has no span there."""
+        """Compute them from the upstream index (`place`) of each awaited micro-batch, -1 if it has no span there."""
 
         def at_place(values: Floats, otherwise: Floats | float) -> Floats:
             return np.where(place >= 0, values[place], otherwise)
@@ -291,11 +291,10 @@ def _later_stage(lane: Lane, gaps: _Gaps, pair: Ints, upstream: Lane, upstream_i
 def _shared_bubbles(
     gaps: _Gaps, arrivals: _Arrivals, inherited: _UpstreamGaps, bubbles: Ints, gap: Ints, pair: Ints
 ) -> IdleColumns:
-    """Return the previous stage's `bubbles` as they had been without the delays before them.
+    """Return the previous stage's `bubbles`, shifted to where they would be without delays.
 
-    They count as far as they lie in their `gap` here.
-
-    A wait for a repair is not shared: `recovery.py` names that time on every stage.
+    They are clamped to their `gap` on this stage. A wait for a repair is not shared: `recovery.py` assigns that time
+    on every stage.
     """
     delay_before = arrivals.delay[gap] - inherited.delay_from[bubbles]
     start = np.maximum(inherited.start[bubbles] - delay_before, gaps.a[gap])
@@ -306,7 +305,7 @@ def _shared_bubbles(
 
 
 def _passed_delays(gaps: _Gaps, arrivals: _Arrivals, inherited: _UpstreamGaps, delays: Ints, gap: Ints) -> IdleColumns:
-    """Return the `delays` of the previous stage right before the micro-batch came, as far as in their `gap` here."""
+    """Return the previous stage's `delays`, moved to right before the arrival and clamped to their `gap` here."""
     start = np.maximum(arrivals.arrival[gap] - inherited.delay_from[delays], arrivals.undelayed_arrival[gap])
     end = arrivals.arrival[gap] - inherited.delay_after[delays]
     return IdleColumns.of(start, end, inherited.cause[delays], gaps.place[gap])

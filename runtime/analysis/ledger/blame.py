@@ -1,19 +1,19 @@
-"""Which request cost others how much TTFT and TBT.
+"""Interference between requests: how much TTFT and TBT each request cost others.
 
-A request is charged for what others lose to it, by its share of the compute time of micro-batches:
+A request is charged for the time that others lose to it, by its share of the compute time of micro-batches:
 
-- Who is in a micro-batch with it loses its *marginal share*: what its tokens cost of the compute time, by the weights
-  of the stage (`stage_weights.py`). The constant part of a micro-batch's time, and their own tokens', others would
-  have had without it.
-- Who waits for a stage that computes a micro-batch with it, or to be dispatched, loses that whole time to the requests
-  in the micro-batch. They share it by what their tokens cost. A wait to be dispatched is for the oldest micro-batch in
-  flight, whose slot is free next.
+- A request in the same micro-batch loses the charged request's *marginal share*: the compute time of its tokens, by
+  the stage's weights (`stage_weights.py`). The micro-batch's constant time and the time of its own tokens would have
+  occurred anyway.
+- A request that waits for a stage, or to be dispatched, loses that whole time to the requests in the micro-batch that
+  it waits for, in proportion to their tokens' cost. It waits for the micro-batch that the stage computes; before
+  dispatch, for the oldest micro-batch in flight, whose slot is freed next.
 
 No request is charged for its own time. Nobody is charged for transport, control, recovery, and waits while the stage
-was idle. What all are charged is what all lose.
+was idle. The total charged equals the total lost.
 
-All is sums over micro-batches and stages, or over tokens. A request's share is linear in the features of its tokens,
-so it is enough to know for each micro-batch what a unit of each feature has cost others: the `price`.
+Everything is a sum over micro-batches and stages, or over tokens. A request's share is linear in the features of its
+tokens, so it is enough to know, per micro-batch, what a unit of each feature has cost others: the `price`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..core.features import FEATURES
-from ..core.micro_batch_columns import Floats, Ints
-from ..core.run_record import RunRecord
+from ...core.features import FEATURES
+from ...core.micro_batch_columns import Floats, Ints
+from ...core.run_record import RunRecord
 from .ledger import Ledger
 from .micro_batch_paths import StageEvent, WaitClass
 from .stage_weights import stage_weights
@@ -36,12 +36,12 @@ _NOTHING = 1e-30  # seconds of a micro-batch without tokens
 
 @dataclass(frozen=True, slots=True)
 class Charges:
-    """Seconds that requests cost each other, by their places in the record.
+    """Seconds that requests cost each other, in the record's order of requests.
 
     Attributes:
         cost: [requests] what others lost to each.
         lost: [requests] what each lost to others.
-        unrecorded: what was lost to requests that the record does not have, as where it begins in the middle of a run.
+        unrecorded: what was lost to requests not in the record, for example if it starts in the middle of a run.
     """
 
     cost: Floats
@@ -53,8 +53,8 @@ class Blame:
     """Charges of a run.
 
     Attributes:
-        ttft: of all times to the first token.
-        tbt: of all times between tokens.
+        ttft: charges of all TTFTs.
+        tbt: charges of all TBTs.
         intervals: the run's token intervals.
 
     Args:
@@ -77,7 +77,7 @@ class Blame:
         self._whole = np.maximum(features @ self._weights.T, _NOTHING)
         until = intervals.waits.until
         held = np.maximum(np.append(-np.inf, paths.completed)[:-1], paths.dispatched)
-        # When each that holds anything was the oldest in flight, counted in seconds of waits to be dispatched.
+        # When each micro-batch with tokens was the oldest in flight, on the axis of accumulated dispatch waits.
         self._oldest = until(held, *_WAITS), until(np.where(self._has_tokens, paths.completed, held), *_WAITS)
         is_ttft = intervals.is_ttft[intervals.windows.interval]
         self.ttft = self._charges(np.flatnonzero(is_ttft))
@@ -85,18 +85,11 @@ class Blame:
 
     @classmethod
     def of_run(cls, record: RunRecord, ledger: Ledger) -> Blame:
-        """Return the blame of a run whose ledger is there."""
+        """Return the blame of a run, reusing its ledger."""
         return cls(record, TokenIntervals(record, ledger.lanes))
 
-    def micro_batches_of(self, place: int, stretch: tuple[float, float]) -> set[int]:
-        """Return the numbers of the micro-batches that carried a request and were under way in a stretch of time."""
-        segments, paths = self.intervals.segments, self.intervals.paths
-        row = segments.row[segments.place == place]
-        under_way = (paths.completed[row] > stretch[0]) & (paths.dispatched[row] < stretch[1])
-        return set(paths.micro_batch[row[under_way]].tolist())
-
     def of(self, chosen: Ints) -> Charges:
-        """Return the charges of some intervals alone, given by their indices."""
+        """Return the charges of only some intervals, given by their indices."""
         is_chosen = np.zeros(len(self.intervals), np.bool_)
         is_chosen[chosen] = True
         return self._charges(np.flatnonzero(is_chosen[self.intervals.windows.interval]))
@@ -136,7 +129,7 @@ class Blame:
         )
 
     def _cost(self, price: Floats) -> Floats:
-        """Return what tokens cost at these prices, [1 + requests]: first those of requests not in the record."""
+        """Return the cost of tokens at these prices, [1 + requests]; the first is for requests not in the record."""
         segments = self.intervals.segments
         priced = np.flatnonzero(price.any(axis=1))
         if 2 * len(priced) > len(price):
@@ -150,7 +143,7 @@ class Blame:
         return np.bincount(place + 1, costs, self._num_requests + 1).astype(np.float64, copy=False)
 
     def _behind_on(self, stage: int, kinds: Ints, times: Floats) -> tuple[Floats, Floats]:
-        """Return what waits for a stage cost: by the micro-batch that it computed, and by kind."""
+        """Return the cost of waits for a stage: by the micro-batch that it computed, and by kind."""
         paths, lane, windows = self.intervals.paths, self.intervals.lanes[stage], self.intervals.windows
         here = np.flatnonzero((paths.lane_place[:, stage] >= 0) & self._has_tokens)
         here = here[np.argsort(paths.lane_place[here, stage], kind="stable")]
@@ -165,7 +158,7 @@ class Blame:
         return by_row, seconds
 
     def _behind_dispatch(self, kinds: Ints, times: Floats) -> tuple[Floats, Floats]:
-        """Return what waits to be dispatched cost: by the oldest micro-batch in flight, and by kind."""
+        """Return the cost of waits to be dispatched: by the oldest micro-batch in flight, and by kind."""
         windows, until = self.intervals.windows, self.intervals.waits.until
         start, gone = until(windows.start[kinds], *_WAITS), until(windows.gone[kinds], *_WAITS)
         suffered, seconds = _overlaps(*self._oldest, start, gone, times)
@@ -183,9 +176,10 @@ _WAITS = (WaitClass.BUSY, WaitClass.NO_ROOM)
 
 
 def _overlaps(begin: Floats, end: Floats, start: Floats, stop: Floats, times: Floats) -> tuple[Floats, Floats]:
-    """Return how long intervals [start, stop) overlap pieces [begin, end), which are in order and apart.
+    """Return how long intervals [start, stop) overlap pieces [begin, end), which are ascending and disjoint.
 
-    Returned are the overlap of each piece, where an interval counts `times` often, and that of each interval.
+    Returns:
+        The overlap of each piece, with each interval weighted by `times`, and the overlap of each interval.
     """
     pieces = len(begin)
     if not pieces:

@@ -1,60 +1,36 @@
-"""How much of its machine's rates each stage reaches, by phase: MFU, and the share of memory bandwidth."""
+"""MFU and memory-bandwidth utilization of each stage, by phase."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import msgspec
 import numpy as np
 
-from ..core.micro_batch_columns import Floats
-from ..core.micro_batch_sizes import PHASES, Sizes
-from ..core.run_record import MicroBatchRecord, RunRecord
-from ..core.stage_floor import StageFloor
+from ...core.compute_share import ComputeShare
+from ...core.micro_batch_columns import Floats
+from ...core.micro_batch_sizes import PHASES, Sizes
+from ...core.run_record import MicroBatchRecord, RunRecord
+from ...core.stage_floor import StageFloor
 from .ledger import Ledger
-
-
-class ComputeShare(msgspec.Struct, frozen=True, array_like=True):
-    """The compute of a stage in micro-batches of one phase: `prefill` (chunks only), `decode` (decodes only), `mixed`.
-
-    `seconds` of compute, of which `floor_seconds` would do at the machine's best rates. `mfu`: FLOPs over those that
-    the ranks' GEMM rate would give in that time. `bandwidth_share`: the same of the bytes that must be read. The rates
-    are those of the stage's ranks together.
-    """
-
-    stage: int
-    phase: str
-    micro_batches: int
-    seconds: float
-    floor_seconds: float
-    mfu: float
-    bandwidth_share: float
-    gemm_tflops: float
-    memory_gigabytes_per_s: float
-
-    def summary(self) -> dict[str, Any]:
-        """Return the entry of `compute` in `summary.json`."""
-        return msgspec.structs.asdict(self)
 
 
 class ComputeSums:
     """Accumulates compute by stage and phase over one or several runs, to derive the shares."""
 
     def __init__(self) -> None:
-        # Micro-batches, seconds, seconds at least, FLOPs, bytes, and the FLOPs and bytes that the rates would give.
+        # Micro-batches, seconds, roofline seconds, FLOPs, bytes, and the FLOPs and bytes possible at peak rates.
         self._sums: Floats = np.zeros((0, len(PHASES), 7))
 
     def add(
         self, floors: Sequence[StageFloor], micro_batches: Sequence[MicroBatchRecord], ledger: Ledger, first: int = 0
     ) -> None:
-        """Add a run's micro-batches from place `first` on.
+        """Add a run's micro-batches from index `first` on.
 
         Args:
-            floors: of each stage; empty: nothing is added, as the machines are not known.
+            floors: of each stage; empty if the machines are unknown: then nothing is added.
             micro_batches: of the run.
             ledger: of the run.
-            first: place of the first micro-batch that counts.
+            first: index of the first micro-batch that counts.
         """
         if not floors or first >= len(micro_batches):
             return
@@ -85,9 +61,9 @@ class ComputeSums:
 
 
 def compute_shares(*runs: tuple[RunRecord, Ledger]) -> list[ComputeShare]:
-    """Return the shares of each stage and phase over one run, or over those of all replicas of a fleet.
+    """Return the shares of each stage and phase over one run, or over all replicas of a fleet.
 
-    It is empty where the machines are not known: of traces, of old run folders, of stages with few weights.
+    It is empty if the machines are unknown: for traces, old run folders, and stages with few weights.
     """
     sums = ComputeSums()
     for record, ledger in runs:

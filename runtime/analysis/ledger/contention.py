@@ -1,4 +1,4 @@
-"""Names the idle time in which a rank's threads waited for a processor that others had."""
+"""Attributes to `contention` the idle time in which a rank's threads were runnable but waited for a CPU."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..core.messages import Span
-from ..core.micro_batch_columns import Floats
+from ...core.messages import Span
+from ...core.micro_batch_columns import Floats
 from .causes import Cause
 from .idle import IdleColumns
 from .lanes import Lane
 
 
 def name_contention(idle: Sequence[IdleColumns], lanes: Sequence[Lane], spans: Sequence[Span]) -> list[IdleColumns]:
-    """Return the idle intervals of each stage, with what was `contention` cut out of `transport` and `control`.
+    """Return the idle intervals of each stage, with `contention` cut out of `transport` and `control`.
 
-    Before each micro-batch, these two causes have it for as many seconds as the rank's threads waited for a processor:
-    the last of them, since the threads that receive an activation or a dispatch run at its end.
+    Before each micro-batch, `contention` replaces these two causes for as many seconds as the rank's threads waited for
+    a CPU. It takes their last seconds, since the threads that receive an activation or a dispatch run at the end.
 
     Args:
         idle: of each stage.
         lanes: of each stage.
-        spans: those with such seconds.
+        spans: the spans with such waits.
     """
     if not spans:
         return list(idle)
@@ -34,7 +34,7 @@ def name_contention(idle: Sequence[IdleColumns], lanes: Sequence[Lane], spans: S
 
 
 def _cut(idle: IdleColumns, waited: Floats) -> IdleColumns:
-    """Name the last `waited[place]` seconds of both causes before each micro-batch; -1 is the place after the last."""
+    """Relabel the last `waited[place]` seconds of both causes before each micro-batch; -1: after the last one."""
     is_one = np.isin(idle.cause, [Cause.TRANSPORT.code, Cause.CONTROL.code])
     seconds = np.where(is_one, idle.seconds, 0.0)
     until = np.cumsum(seconds)

@@ -1,12 +1,12 @@
-"""Replicas that serve one workload, summed up on one clock."""
+"""Aggregates the replicas that serve one workload, on one clock."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
 
-from ..core.request_record import RequestRecord
-from ..core.run_record import RunRecord
+from ...core.request_record import RequestRecord
+from ...core.run_record import RunRecord
 from .causes import CAUSES, Cause
 from .ledger import Ledger, inner_bubble_fraction
 from .pools import JoinedRequest, join_pools
@@ -14,21 +14,21 @@ from .stragglers import Straggler, find_stragglers
 
 
 class Fleet:
-    """Pipelines that served one workload side by side, each with its record and its ledger. A fleet of one is a run.
+    """Pipelines that served one workload in parallel, each with its record and its ledger. A fleet of one is a run.
 
-    A fleet's span is from its first request to its last compute. A replica that is idle before its own first request
-    or after its last micro-batch has `fill_drain`: for each stage of each replica, busy time plus the seconds of all
-    causes is the span. Stages are numbered on from replica to replica.
+    A fleet's span is from its first request to its last compute. A replica's idle time before its own first request and
+    after its last micro-batch is `fill_drain`: for each stage of each replica, busy time plus the seconds of all causes
+    is the span. Stages are numbered consecutively across replicas.
 
-    With a prefill pool, a request has a half in a record of each pool; numbers of requests and latencies are over whole
+    With a prefill pool, each pool's records have one half of a request; request counts and latencies are over whole
     requests.
 
     Args:
-        records: one for each replica, also for those that served no request.
-        starts: seconds from the fleet's start to each replica's own (its first request); None where the times of all
+        records: one per replica, including replicas that served no request.
+        starts: seconds from the fleet's start to each replica's own (its first request); None if the times of all
             records are on one clock.
         num_prefill: how many of the replicas, the first ones, are the prefill pool; 0: each serves whole requests.
-        ledgers: of the records, where they have been made.
+        ledgers: of the records, if already built.
     """
 
     def __init__(
@@ -67,9 +67,10 @@ class Fleet:
         return len(self._places)
 
     def stage_name(self, stage: int) -> str:
-        """Return the name of a stage for people.
+        """Return the display name of a stage.
 
-        It is `stage 3`; of several replicas `replica 2` or `prefill 0` for one with one stage, else `2: stage 3`.
+        It is `stage 3`; with several replicas, `replica 2` or `prefill 0` for a single-stage replica, else
+        `2: stage 3`.
         """
         replica, own = self._places[stage]
         if not self.is_several:
@@ -87,7 +88,7 @@ class Fleet:
         return self.span_seconds * self.num_stages
 
     def busy_seconds(self, stage: int | None = None) -> float:
-        """Return the compute seconds of a stage; None: of all."""
+        """Return the compute seconds of a stage; None: of all stages."""
         if stage is None:
             return sum(ledger.busy_seconds() for ledger in self.ledgers)
         replica, own = self._places[stage]
@@ -106,19 +107,19 @@ class Fleet:
 
     @property
     def bubble_fraction_inner(self) -> float:
-        """Idle over total stage-seconds, the idle time without starved, recovery and fill_drain."""
+        """Idle time of the causes in `BUBBLES` over total stage-seconds."""
         return inner_bubble_fraction(self.seconds_by_cause(), self.stage_seconds)
 
     @cached_property
     def joined(self) -> list[JoinedRequest]:
-        """The requests of both pools; none where there are no pools."""
+        """The requests of both pools; empty without pools."""
         if not self.num_prefill:
             return []
         return join_pools(self.parts, self.starts, self.num_prefill)
 
     @property
     def served(self) -> list[tuple[RequestRecord, float]]:
-        """Each request once, with its bubble time; of a recorded window those too that cross its edges."""
+        """Each request once, with its bubble time, including requests that cross the edges of a recorded window."""
         if self.num_prefill:
             return [(request.record, request.bubble) for request in self.joined]
         requests = [(r, ledger) for record, ledger in self.parts for r in (*record.requests, *record.crossing)]
@@ -130,7 +131,7 @@ class Fleet:
         return list(dict.fromkeys(note for record in self.records for note in record.notes))
 
     def check(self) -> None:
-        """Assert conservation: in each replica's ledger, and of the fleet's span on each stage."""
+        """Assert conservation in each replica's ledger, and of the fleet's span on each stage."""
         for ledger in self.ledgers:
             ledger.check()
         for stage in range(self.num_stages):
@@ -139,7 +140,7 @@ class Fleet:
 
     @cached_property
     def replicas(self) -> list[Fleet]:
-        """Each replica as a run that stands alone."""
+        """Each replica as a standalone run."""
         return [Fleet([record], ledgers=[ledger]) for record, ledger in self.parts] if self.is_several else [self]
 
     @cached_property

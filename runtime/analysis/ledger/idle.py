@@ -1,4 +1,4 @@
-"""Idle intervals: one for people, and those of a stage as arrays."""
+"""Idle intervals: a single one as an object, and all of a stage as arrays."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..core.micro_batch_columns import Floats, Ints
+from ...core.micro_batch_columns import Floats, Ints
 from .causes import Cause
 
 
@@ -15,7 +15,7 @@ from .causes import Cause
 class IdleInterval:
     """`stage` was idle in [start, end) (seconds, coordinator's clock) for `cause`, awaiting `micro_batch`.
 
-    `micro_batch` is None only after the stage's last one, and where a window begins without a request.
+    `micro_batch` is None only after the stage's last one, and at either edge of a window without requests.
     """
 
     stage: int
@@ -32,7 +32,7 @@ class IdleInterval:
 
 @dataclass(frozen=True, slots=True)
 class IdleColumns:
-    """Idle intervals of one stage, an entry each.
+    """Idle intervals of one stage, one entry each.
 
     `cause` indexes `CAUSES`. `place` is the index of the awaited micro-batch in the stage's `Lane`, -1 after the last.
     """
@@ -49,17 +49,17 @@ class IdleColumns:
 
     @classmethod
     def of(cls, start: Floats, end: Floats, cause: Ints | Cause, place: Ints) -> IdleColumns:
-        """Make intervals, of one `Cause` or of the causes whose codes are given.
+        """Build intervals with one `Cause`, or with an array of cause codes.
 
-        Those that end before they start are empty.
+        Intervals that end before they start are empty.
         """
         return cls(start, end, np.full(len(start), cause.code) if isinstance(cause, Cause) else cause, place)
 
     @classmethod
     def joined(cls, pieces: Sequence[IdleColumns]) -> IdleColumns:
-        """Join all pieces in order of time.
+        """Join all pieces in time order.
 
-        Empty ones are dropped; neighbours of one cause and micro-batch become one.
+        Empty ones are dropped; adjacent ones with the same cause and micro-batch are merged.
         """
         start, end = np.concatenate([p.start for p in pieces]), np.concatenate([p.end for p in pieces])
         cause, place = np.concatenate([p.cause for p in pieces]), np.concatenate([p.place for p in pieces])

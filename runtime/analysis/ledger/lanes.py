@@ -1,4 +1,4 @@
-"""What each stage computed and when, as arrays."""
+"""Each stage's compute timeline, as arrays."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..core.messages import Span
-from ..core.micro_batch_columns import Floats, Ints
+from ...core.messages import Span
+from ...core.micro_batch_columns import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """The micro-batches of one stage, an entry each, in order of time; times in seconds.
+    """The micro-batches of one stage, one entry each, in time order; times in seconds.
 
-    `row` indexes the run's micro-batches, sorted by their numbers. `sent`: the send of what it computed was done.
+    `row` indexes the run's micro-batches, sorted by their numbers. `sent`: when the send of its output was done.
     """
 
     micro_batch: Ints
@@ -31,7 +31,7 @@ class Lane:
         return self.end - self.begin
 
     def places(self, row: Ints) -> Ints:
-        """Return the index in this lane of each of these rows, -1 for one that the stage did not compute."""
+        """Return the index in this lane of each of these rows, -1 if the stage did not compute it."""
         place = np.full(max(int(self.row.max(initial=-1)), int(row.max(initial=-1))) + 2, -1)
         place[self.row] = np.arange(len(self.row))
         return place[row]
@@ -40,11 +40,11 @@ class Lane:
 def leaving_lane(lanes: Sequence[Lane], lost: Sequence[float]) -> Lane:
     """Return the micro-batches as they left the pipeline.
 
-    They are those of the last stage, and of other stages once they are the last one.
+    They are the last stage's; after stages were lost, those of the stage that is last from then on.
 
     Args:
         lanes: of each stage.
-        lost: since when there is no such stage any more, in seconds; infinity where it lasts.
+        lost: when each stage was lost, in seconds; infinity if it never was.
     """
     if all(since == math.inf for since in lost):
         return lanes[-1]
@@ -57,7 +57,7 @@ def leaving_lane(lanes: Sequence[Lane], lost: Sequence[float]) -> Lane:
 
 
 def lanes_of(spans: Sequence[Span], num_stages: int) -> list[Lane]:
-    """Return the lane of each stage. Spans that overlap within rounding are cut apart."""
+    """Return the lane of each stage. Overlaps within rounding are removed."""
     stage = np.array([s.stage for s in spans], np.int64)
     micro_batch = np.array([s.micro_batch for s in spans], np.int64)
     begin = np.array([s.begin for s in spans], np.float64)

@@ -1,4 +1,4 @@
-"""The bubble ledger: every idle second of every stage, with exactly one cause."""
+"""The bubble ledger: attributes every idle second of every stage to exactly one cause."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
-from ..core.micro_batch_columns import Floats, Ints, MicroBatchColumns
-from ..core.run_record import RunRecord
+from ...core.micro_batch_columns import Floats, Ints, MicroBatchColumns
+from ...core.run_record import RunRecord
 from .attribution import attribute
 from .causes import BUBBLES, CAUSES, Cause
 from .contention import name_contention
@@ -24,11 +24,11 @@ class Ledger:
         lanes: what each stage computed.
         idle_columns: the idle intervals of each stage.
         micro_batches: the run's micro-batches by column.
-        t0: begin of the run, in seconds: the first arrival, or the first compute where that is earlier. A recorded
-            window at whose begin no request was there starts then.
-        t1: its end, that of the last compute; of a window at whose end no request was there, that.
-        faults: of the pipeline, with their repairs.
-        contended: seconds of each stage's compute in which its thread waited for a processor.
+        t0: start of the run in seconds: the first arrival or the first compute, whichever is earlier. A recorded window
+            that opens without requests starts when it opens.
+        t1: end of the last compute; a recorded window that closes without requests ends when it closes.
+        faults: the pipeline's faults and their repairs.
+        contended: seconds of each stage's compute in which its thread waited for a CPU.
 
     Args:
         record: the run; times of all stages in seconds on one clock, micro-batches unique on each stage.
@@ -70,14 +70,14 @@ class Ledger:
         """All idle intervals, by stage, then by time."""
         intervals = []
         for stage, (lane, idle) in enumerate(zip(self.lanes, self.idle_columns, strict=True)):
-            awaited = [*lane.micro_batch.tolist(), None]  # None by an index of -1
+            awaited = [*lane.micro_batch.tolist(), None]  # index -1 gives None
             columns = (idle.start.tolist(), idle.end.tolist(), idle.cause.tolist(), idle.place.tolist())
             for start, end, cause, place in zip(*columns, strict=True):
                 intervals.append(IdleInterval(stage, start, end, CAUSES[cause], awaited[place]))
         return intervals
 
     def busy_seconds(self, stage: int | None = None) -> float:
-        """Return the compute seconds of a stage; None: of all."""
+        """Return the compute seconds of a stage; None: of all stages."""
         return sum(self._busy) if stage is None else self._busy[stage]
 
     def seconds_by_cause(self, stage: int | None = None) -> dict[Cause, float]:
@@ -97,14 +97,14 @@ class Ledger:
 
     @property
     def bubble_fraction_inner(self) -> float:
-        """The bubbles: idle time of the causes in `BUBBLES`, over total stage-seconds."""
+        """Idle time of the causes in `BUBBLES` over total stage-seconds."""
         return inner_bubble_fraction(self.seconds_by_cause(), self.stage_seconds)
 
     def gaps(self, stage: int) -> tuple[Floats, Ints]:
         """Return the idle seconds right before each micro-batch of `stage`, in order, and the code of their main cause.
 
-        The code is an index into `CAUSES`, of the cause that most of the seconds have; -1 where there was no gap. Fill
-        counts as the gap before the first micro-batch.
+        The main cause has the most seconds; its code is an index into `CAUSES`, or -1 if there was no gap. Fill counts
+        as the gap before the first micro-batch.
         """
         idle = self.idle_columns[stage]
         awaited = idle.place >= 0
@@ -126,8 +126,12 @@ class Ledger:
 
     @cached_property
     def _bubble_by_request(self) -> dict[int, float]:
-        by_micro_batch = self._bubble_by_micro_batch
-        seconds = [by_micro_batch.get(micro_batch, 0.0) for micro_batch in self.micro_batches.micro_batch.tolist()]
+        return self.bubble_by_request()
+
+    def bubble_by_request(self, first: int = 0) -> dict[int, float]:
+        """Return the bubble time of each request in the micro-batches from index `first` on."""
+        seconds = [self.bubble_of_micro_batch(micro_batch) for micro_batch in self.micro_batches.micro_batch.tolist()]
+        seconds[:first] = [0.0] * first
         return self.micro_batches.by_request(np.array(seconds, np.float64))
 
     def bubble_of_micro_batch(self, micro_batch: int) -> float:
@@ -135,7 +139,7 @@ class Ledger:
         return self._bubble_by_micro_batch.get(micro_batch, 0.0)
 
     def bubble_of_request(self, request: int) -> float:
-        """Return the bubble time of a request: that of all micro-batches that carried it (paper 5.3)."""
+        """Return the bubble time of a request: summed over all micro-batches that carried it (paper 5.3)."""
         return self._bubble_by_request.get(request, 0.0)
 
     def check(self) -> None:
@@ -150,7 +154,7 @@ class Ledger:
 
 
 def inner_bubble_fraction(seconds: Mapping[Cause, float], stage_seconds: float) -> float:
-    """Return the share of bubbles: idle time of the causes in `BUBBLES` over total stage-seconds; 0 for an empty run.
+    """Return the bubble fraction: idle time of the causes in `BUBBLES` over total stage-seconds; 0 for an empty run.
 
     Args:
         seconds: idle, by cause.

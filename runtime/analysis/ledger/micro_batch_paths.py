@@ -1,4 +1,4 @@
-"""The way of each completed micro-batch through the pipeline as points in time, and what its dispatch waited for."""
+"""The path of each completed micro-batch through the pipeline as timestamps, and what its dispatch waited for."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from enum import IntEnum
 
 import numpy as np
 
-from ..core.micro_batch_columns import Floats, Ints
-from ..core.run_record import MicroBatchRecord, RunRecord
+from ...core.micro_batch_columns import Floats, Ints
+from ...core.run_record import MicroBatchRecord, RunRecord
 from .lanes import Lane
 
 
 class StageEvent(IntEnum):
     """What happens to a micro-batch on one stage, in order of time."""
 
-    INPUT = 0  # its input was there while the stage was busy; else the end of the stage before
-    FREE = 1  # the stage had computed the micro-batch before
-    SENT = 2  # stage 0: it had also sent that one
+    INPUT = 0  # its input arrived, if the stage was still busy; else the end on the previous stage
+    FREE = 1  # the stage had computed its previous micro-batch
+    SENT = 2  # stage 0: the send of the previous micro-batch was done too
     BEGIN = 3
     END = 4
 
@@ -26,7 +26,7 @@ class StageEvent(IntEnum):
 class WaitClass(IntEnum):
     """What a request that is not in flight waits for while the coordinator waits."""
 
-    BUSY = 0  # micro-batches hold all slots, or the policy has the request wait its turn
+    BUSY = 0  # micro-batches occupy all slots, or the policy makes the request wait its turn
     NO_ROOM = 1  # the same, but no prompt has been computed since the last dispatch, though requests waited
     KV_TRANSFER = 2
     RECOVERY = 3
@@ -34,15 +34,15 @@ class WaitClass(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchPaths:
-    """Completed micro-batches (a row each, in the order of completion) and their points in time, in seconds.
+    """Completed micro-batches (one row each, in order of completion) and their timestamps, in seconds.
 
     Attributes:
         micro_batch: [R] their numbers.
-        place: [R] their places in the record.
+        place: [R] their indices in the record.
         dispatched: [R].
         completed: [R] when the coordinator had their result; ascending.
         points: [R, stages, len(StageEvent)], ascending along a row and never beyond `completed`.
-        lane_place: [R, stages] place in the stage's lane; -1 where the stage did not compute it.
+        lane_place: [R, stages] index in the stage's lane; -1 if the stage did not compute it.
     """
 
     micro_batch: Ints
@@ -60,9 +60,9 @@ class MicroBatchPaths:
 
     @classmethod
     def of(cls, record: RunRecord, lanes: Sequence[Lane]) -> MicroBatchPaths:
-        """Read them off a record. A micro-batch that a fault has dropped has no row.
+        """Derive them from a record. Micro-batches dropped by a fault have no row.
 
-        Where a record says of none when it was completed, each was at its end on the last stage.
+        If the record has no completion times, each micro-batch counts as completed at its end on the last stage.
         """
         completed = np.array([np.nan if m.completed is None else m.completed for m in record.micro_batches], np.float64)
         numbers = np.array([m.micro_batch for m in record.micro_batches], np.int64)
@@ -79,7 +79,7 @@ class MicroBatchPaths:
 
 
 def _in_lane(lane: Lane, numbers: Ints) -> tuple[Ints, Ints, Ints]:
-    """Return the order that sorts the lane's micro-batches, these sorted, and the places of `numbers`, else -1."""
+    """Return the lane's sorting order, its sorted micro-batches, and the lane index of each of `numbers`, else -1."""
     order = np.argsort(lane.micro_batch, kind="stable")
     known = lane.micro_batch[order]
     at = np.searchsorted(known, numbers)
@@ -88,7 +88,7 @@ def _in_lane(lane: Lane, numbers: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def _points(record: RunRecord, lanes: Sequence[Lane], numbers: Ints, dispatched: Floats) -> tuple[Floats, Ints]:
-    """Return the points of each micro-batch on each stage, not in order yet, and their places in the lanes."""
+    """Return each micro-batch's points on each stage, not yet made ascending, and its indices in the lanes."""
     points = np.empty((len(numbers), len(lanes), len(StageEvent)))
     places = np.full((len(numbers), len(lanes)), -1)
     stage_of = np.array([span.stage for span in record.spans], np.int64)
@@ -110,7 +110,7 @@ def _points(record: RunRecord, lanes: Sequence[Lane], numbers: Ints, dispatched:
         points[:, stage, StageEvent.BEGIN] = np.append(lane.begin, 0.0)[place]
         points[:, stage, StageEvent.END] = np.append(lane.end, 0.0)[place]
         points[~is_here, stage] = upstream_end[~is_here, None]
-        # A stage begins no micro-batch before it is free of the one before, but clocks of stages differ a little.
+        # A stage is free before it begins a micro-batch, but the clocks of stages differ a little.
         begin = points[:, stage, StageEvent.BEGIN]
         np.minimum(
             points[:, stage, : StageEvent.BEGIN],
@@ -123,10 +123,10 @@ def _points(record: RunRecord, lanes: Sequence[Lane], numbers: Ints, dispatched:
 
 
 class CoordinatorWaits:
-    """How long the coordinator had waited at any time, by `WaitClass`.
+    """The coordinator's cumulative wait time by `WaitClass`.
 
     Args:
-        micro_batches: of the record, in its order; also those that a fault has dropped.
+        micro_batches: of the record, in its order, including those dropped by a fault.
     """
 
     def __init__(self, micro_batches: Sequence[MicroBatchRecord]) -> None:

@@ -1,4 +1,4 @@
-"""The worst moments of a run: tokens that took long beside what is typical, and stages that stood for long."""
+"""The worst moments of a run: tokens that took much longer than typical, and long stage stalls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from ..core.micro_batch_columns import Floats, Ints
+from ...core.micro_batch_columns import Floats, Ints
 from .blame import Blame
 from .causes import CAUSES, Cause
 from .ledger import Ledger
@@ -18,8 +18,8 @@ from .token_intervals import Part, StagePart, TokenIntervals, stage_part
 Kind = Literal["tbt", "ttft", "stall"]
 _KINDS: tuple[Kind, ...] = get_args(Kind)
 
-_SLOW = 2.0  # times what is typical, from which on an interval counts
-_SLOW_FIRST = 3.0  # the same of first tokens: of requests that come all at once the last waits twice the median
+_SLOW = 2.0  # an interval counts from this multiple of the typical one on
+_SLOW_FIRST = 3.0  # the same for TTFTs: if all requests arrive at once, the last waits twice the median
 _MOST_CANDIDATES = 2000
 _MOST_BLAMED = 3
 _NO_STALL = (Cause.FILL_DRAIN, Cause.STARVED_NO_REQUEST)
@@ -27,19 +27,19 @@ _NO_STALL = (Cause.FILL_DRAIN, Cause.STARVED_NO_REQUEST)
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A time in which tokens were slow or a stage stood. Times are seconds on the coordinator's clock.
+    """A time in which tokens were slow or a stage stalled. Times are seconds on the coordinator's clock.
 
     Attributes:
-        kind: what its longest interval is.
-        start: begin of that interval.
+        kind: kind of its worst interval.
+        start: start of that interval.
         end: its end.
-        typical: seconds of a typical interval of this kind; for a stage that stood, of a typical compute.
+        typical: seconds of a typical interval of this kind; for a stall, of a typical compute.
         requests: how many requests had a slow interval then.
-        cause: the part in which those took longer than all do, such as `compute` or `queue`, summed over stages; for a
-            stage that stood, the cause of that.
-        stage: where that was the longest, if the cause is a stage's.
-        excess: seconds by which that part was longer in the mean.
-        blamed: places of requests that cost those most, with the seconds, most first.
+        cause: the part with the largest excess over the average interval, such as `compute` or `queue`, summed over
+            stages; for a stall, the cause of the idle time.
+        stage: the stage with the largest excess, if the part occurs on stages; for a stall, its stage.
+        excess: mean seconds of that excess; for a stall, its seconds.
+        blamed: indices and seconds of the requests that cost the slow intervals most, most first.
     """
 
     kind: Kind
@@ -58,9 +58,9 @@ class Moment:
         return self.end - self.start
 
 
-# A slow interval; token intervals that are alike are one. `kind`: a place in `_KINDS`. `score`: by how many typical
-# lengths it is too long, times the requests. `source`: the row of the table of token intervals, a TTFT's index, or the
-# place among the idle intervals of `stage`.
+# A slow interval; equal token intervals share one entry. `kind`: an index into `_KINDS`. `score`: its excess in typical
+# lengths, times the requests. `source`: the row in the table of token intervals, a TTFT's index, or the index among the
+# idle intervals of `stage`.
 _FIELDS = {"kind": "i8", "start": "f8", "end": "f8", "score": "f8", "source": "i8", "stage": "i8"}
 _CANDIDATE = np.dtype(list(_FIELDS.items()))
 _Candidates = npt.NDArray[np.void]  # [n] of `_CANDIDATE`
@@ -68,7 +68,7 @@ _Candidates = npt.NDArray[np.void]  # [n] of `_CANDIDATE`
 
 @dataclass(slots=True)
 class _Found:
-    """A moment: the place of its longest interval among the candidates, and of all that are merged into it."""
+    """A moment: the indices of its worst interval and of all intervals merged into it, among the candidates."""
 
     place: int
     score: float
@@ -76,11 +76,11 @@ class _Found:
 
 
 def worst_moments(ledger: Ledger, intervals: TokenIntervals, blame: Blame, count: int = 10) -> list[Moment]:
-    """Return the worst `count` moments, the worst first; fewer where the run has no more.
+    """Return the worst `count` moments, the worst first; fewer if the run has no more.
 
-    A moment is an interval that takes twice what is typical or more, of a first token three times. Others that overlap
-    it are merged into it: by half of the longer one, or, of the same kind, by half of the shorter one. It ranks by how
-    many typical intervals all requests lost in it.
+    A moment is an interval of at least twice the typical length (a TTFT: three times). Intervals that overlap it by
+    half of the longer one, or, for the same kind, by half of the shorter one, are merged into it. Moments rank by how
+    many typical intervals all requests lost.
     """
     typical: dict[Kind, float] = {"tbt": _typical(intervals, is_ttft=False), "ttft": _typical(intervals, is_ttft=True)}
     computes = np.concatenate([lane.seconds for lane in ledger.lanes]) if ledger.lanes else np.zeros(0)
@@ -173,7 +173,7 @@ def _moment(
 
 
 def _longer_part(intervals: TokenIntervals, hit: Ints, alike: Bools) -> tuple[str, float, int | None]:
-    """Return the part in which the intervals `hit` exceed all those `alike` the most, its seconds and its stage."""
+    """Return the part in which the intervals `hit` exceed the mean of `alike` the most, the excess, and the stage."""
     longer = intervals.table[intervals.row[hit]].mean(axis=0)
     usual = np.bincount(intervals.row[alike], minlength=len(intervals.table)) @ intervals.table
     longer = longer - usual / max(1, int(alike.sum()))

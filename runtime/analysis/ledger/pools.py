@@ -1,12 +1,12 @@
-"""The requests of a prefill and a decode pool: the two halves of each joined into one."""
+"""Joins the prefill and decode halves of each request of disaggregated pools."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..core.request_record import RequestRecord
-from ..core.run_record import RunRecord
+from ...core.request_record import RequestRecord
+from ...core.run_record import RunRecord
 from .ledger import Ledger
 
 
@@ -15,10 +15,10 @@ class JoinedRequest:
     """A request over both pools.
 
     Attributes:
-        record: its row, with the tokens of both pools. Times are seconds from the fleet's start.
+        record: its record, with the tokens of both pools. Times are seconds from the fleet's start.
         bubble: its bubble time in both pools.
         prefill: number of the replica that prefilled it.
-        decode: number of the replica that decoded it; None where its first token was its last.
+        decode: number of the replica that decoded it; None if no replica did.
     """
 
     record: RequestRecord
@@ -28,25 +28,25 @@ class JoinedRequest:
 
     @property
     def kv_wait(self) -> float | None:
-        """Seconds from its first token until its KV began to move: for room in the decode pool, and for the links."""
+        """Seconds from its first token to the start of its KV transfer, waiting for decode-pool space and links."""
         moved = self.record.kv_transfer  # rounding may put its begin before the token
         return None if moved is None else max(0.0, moved[0] - self.record.token_times[0])
 
     @property
     def kv_transfer(self) -> float | None:
-        """Seconds for which its KV moved."""
+        """Duration of its KV transfer in seconds."""
         return None if self.record.kv_transfer is None else self.record.kv_transfer[1] - self.record.kv_transfer[0]
 
 
 def join_pools(
     parts: Sequence[tuple[RunRecord, Ledger]], starts: Sequence[float], num_prefill: int
 ) -> list[JoinedRequest]:
-    """Join the halves of each request, in the order of their numbers.
+    """Join the halves of each request, ordered by request number.
 
     Args:
-        parts: the record and the ledger of each replica, those of the prefill pool first.
+        parts: the record and the ledger of each replica, the prefill pool first.
         starts: seconds from the fleet's start to each replica's own.
-        num_prefill: replicas of the prefill pool.
+        num_prefill: number of replicas in the prefill pool.
     """
     halves = [
         {request.request: request for request in (_moved(each, start - ledger.t0) for each in record.requests)}
@@ -76,7 +76,7 @@ def join_pools(
 
 
 def _moved(request: RequestRecord, by: float) -> RequestRecord:
-    """Return the same record with all times `by` seconds later."""
+    """Return a copy of the record with all times `by` seconds later."""
     dispatched, finished, moved = request.first_dispatched, request.finished, request.kv_transfer
     return replace(
         request,

@@ -1,4 +1,4 @@
-"""Quantiles of a stream of values."""
+"""Streaming quantiles."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 
-from ..core.micro_batch_columns import Floats
+from ...core.micro_batch_columns import Floats
 
 
 class Quantiles:
-    """Statistics of many values above 0 in little memory: they are counted in bins on a log scale.
+    """Streaming statistics of positive values in bounded memory, by a histogram with logarithmic bins.
 
     Args:
         resolution: ratio of a bin's width to its values; a quantile is off by half of it at most.
@@ -25,7 +25,7 @@ class Quantiles:
         self._sum = self._squares = 0.0
 
     def add(self, values: Floats) -> None:
-        """Count values; those below the least bin or above the last one count as of these."""
+        """Count values; those out of range are clamped to the first or last bin."""
         logs = np.log(np.maximum(values, 1e-300))
         bins = np.clip((logs - self._least) / self._width + 1, 0, len(self._counts) - 1).astype(np.int64)
         self._counts += np.bincount(bins, minlength=len(self._counts))
@@ -44,7 +44,7 @@ class Quantiles:
         return int(self._counts.sum())
 
     def quantile(self, share: float) -> float:
-        """Return the value below which this share of the values lies; 0 where there are none."""
+        """Return the value below which this share of the values lies; 0 without values."""
         if not self.count:
             return 0.0
         place = int(np.searchsorted(np.cumsum(self._counts), share * (self.count - 1), side="right"))
@@ -61,7 +61,7 @@ class Quantiles:
         return math.sqrt(max(0.0, self._squares / self.count - self.mean**2)) if self.count else 0.0
 
     def statistics(self) -> dict[str, float]:
-        """Return the statistics that a summary has of a latency."""
+        """Return the statistics that a summary reports for a latency."""
         return {
             "mean": self.mean,
             "median": self.quantile(0.5),

@@ -1,4 +1,4 @@
-"""Idle time of faults: while a pipeline that had failed was repaired, each idle second of each stage is `recovery`."""
+"""Idle time due to faults: while a failed pipeline is repaired, each idle second of each stage is `recovery`."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ..core.micro_batch_columns import Floats
-from ..core.run_record import FaultRecord, MicroBatchRecord, RunRecord, Wait
+from ...core.micro_batch_columns import Floats
+from ...core.run_record import FaultRecord, MicroBatchRecord, RunRecord, Wait
 from .causes import Cause
 from .idle import IdleColumns
 
 
 def name_recovery(idle: Sequence[IdleColumns], faults: Sequence[FaultRecord]) -> list[IdleColumns]:
-    """Return the idle intervals of each stage, cut where a fault began and where its repair ended.
+    """Return the idle intervals of each stage, split at the start of each fault and at the end of its repair.
 
-    What lies between is `recovery`; the rest keeps its cause. A fault that was not repaired lasts to the run's end, and
-    so does one for a stage that it has left no place for.
+    Idle time in between becomes `recovery`; the rest keeps its cause. A fault that was never repaired lasts to the end
+    of the run; so does, for a stage that was lost, the fault that removed it.
     """
     return [_cut(columns, _edges(faults, stage)) for stage, columns in enumerate(idle)] if faults else list(idle)
 
 
 def lost_since(faults: Sequence[FaultRecord], stage: int) -> float:
-    """Return when a fault began that has left no place for a stage; infinity where none has."""
+    """Return the start of the fault that removed a stage; infinity if none did."""
     return min(
         (fault.since for fault in faults if fault.stages is not None and stage >= fault.stages), default=math.inf
     )
 
 
 def down_seconds(faults: Sequence[FaultRecord], end: float) -> float:
-    """Return the seconds until `end` in which the pipeline had failed and did not stand again."""
+    """Return the seconds until `end` in which the pipeline was down."""
     edges = np.minimum(_edges(faults), end)
     return float((edges[1::2] - edges[::2]).sum())
 
 
 def replay_seconds(record: RunRecord) -> list[float]:
-    """Return the stage seconds, for each fault, in which tokens were computed again that had been computed before it.
+    """Return, for each fault, the stage seconds spent recomputing tokens that had been computed before it.
 
-    They are the mean of the stages. A micro-batch counts by the share of such tokens among its own. A token that a
-    further fault has computed once more is that fault's.
+    They are averaged over the stages. A micro-batch counts by its share of recomputed tokens. A token recomputed again
+    after a further fault counts for that fault.
     """
     faults = record.faults
     shares: dict[int, dict[int, float]] = {}  # by micro-batch, then by fault
     computed: dict[int, float] = {}  # tokens of each request since the last fault; infinity once it has decoded
-    behind: dict[int, tuple[int, float, float]] = {}  # a request's fault, the tokens that it had, and has again
+    behind: dict[int, tuple[int, float, float]] = {}  # by request: its fault, tokens computed before it, tokens since
     fault = 0
     for micro_batch in record.micro_batches if faults else ():
         while fault < len(faults) and micro_batch.dispatched > faults[fault].detected:
@@ -74,11 +74,11 @@ def replay_seconds(record: RunRecord) -> list[float]:
 
 
 def fault_summary(fault: FaultRecord, start: float, replay: float | None = None) -> dict[str, Any]:
-    """Return a fault as `summary.json` names it.
+    """Return a fault's entry in `summary.json`.
 
-    It says when the fault began, in seconds since the run's `start`; how long it lasted and the parts of that, in
-    seconds (before the repair None, and only the first of them); and what it cost, with the seconds of `replay` where
-    they are known. `stages` says how many stand since, None for all.
+    It contains the fault's time in seconds since the run's `start`; its duration and the duration's parts in seconds
+    (None, and only the first part, before the repair); and its cost, with the seconds of `replay` if known. `stages` is
+    the number of stages left since, None for all.
     """
     return {
         "time": fault.since - start,
@@ -95,14 +95,14 @@ def fault_summary(fault: FaultRecord, start: float, replay: float | None = None)
 
 
 def was_dropped(micro_batch: MicroBatchRecord, faults: Sequence[FaultRecord]) -> bool:
-    """Return whether a fault ended it: some stages may have computed it, but its result never comes."""
+    """Return whether a fault dropped it: some stages may have computed it, but its result never arrives."""
     return micro_batch.completed is None and any(micro_batch.dispatched <= fault.detected for fault in faults)
 
 
 def with_waits_of_dropped(record: RunRecord) -> list[MicroBatchRecord]:
-    """Return the micro-batches of a record.
+    """Return a record's micro-batches, with the waits of dropped ones moved to the next micro-batch.
 
-    Waits before one that was dropped, and that stage 0 did not compute, are before the next one.
+    This applies to dropped micro-batches that stage 0 did not compute.
     """
     micro_batches = record.micro_batches
     if not record.faults:
@@ -119,7 +119,7 @@ def with_waits_of_dropped(record: RunRecord) -> list[MicroBatchRecord]:
 
 
 def _edges(faults: Sequence[FaultRecord], stage: int = 0) -> Floats:
-    """Return begin and end of the times in which faults of a stage were not repaired, by turns, in order and apart."""
+    """Return the alternating starts and ends of a stage's fault times, ascending and disjoint."""
     edges: list[float] = []
     lost = lost_since(faults, stage)
     times = [(fault.since, math.inf if fault.up is None else fault.up) for fault in faults]
@@ -132,7 +132,7 @@ def _edges(faults: Sequence[FaultRecord], stage: int = 0) -> Floats:
 
 
 def _cut(idle: IdleColumns, edges: Floats) -> IdleColumns:
-    """Cut intervals at all edges within them; those from an even edge to the next are `recovery`."""
+    """Split intervals at all edges within them; pieces from an even edge to the next are `recovery`."""
     first = np.searchsorted(edges, idle.start, side="right")  # the edge after its start
     cuts = np.maximum(np.searchsorted(edges, idle.end, side="left") - first, 0)
     row = np.repeat(np.arange(len(cuts)), cuts + 1)

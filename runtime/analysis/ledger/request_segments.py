@@ -1,4 +1,4 @@
-"""The segments of each request in completed micro-batches, and what they cost of a micro-batch's time."""
+"""The segments of each request in completed micro-batches, and their cost in compute time."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from ..core.features import FEATURES
-from ..core.micro_batch_columns import Floats, Ints
-from ..core.run_record import RunRecord
+from ...core.features import FEATURES
+from ...core.micro_batch_columns import Floats, Ints
+from ...core.run_record import RunRecord
 from .micro_batch_paths import MicroBatchPaths
 
 Bools = npt.NDArray[np.bool_]
 
 _ROUNDING = 1e-9  # seconds; records round to it
-_CONSTANT, _TOKENS, _PREFIX, _SQUARED, _CONTEXT, _SAMPLED = range(len(FEATURES))  # columns, as `Features` has them
+_CONSTANT, _TOKENS, _PREFIX, _SQUARED, _CONTEXT, _SAMPLED = range(len(FEATURES))  # columns, as in `Features`
 
 
 class RequestSegments:
     """The segments of requests in completed micro-batches, by request, then by completion.
 
-    An entry is all that a request has in one micro-batch: a chunk, or a decode with its drafts.
+    An entry is a request's whole share of one micro-batch: a prefill chunk, or a decode with its draft tokens.
 
     Attributes:
-        place: [E] of the request in the record; -1 where the record does not have it.
-        row: [E] of the micro-batch in the paths.
-        begins_prefill: [E] it holds a chunk of the request.
-        begins_again: [E] that chunk is the first of a prefill, be it after a preemption or a fault.
+        place: [E] index of the request in the record; -1 if the record does not contain it.
+        row: [E] row of the micro-batch in the paths.
+        begins_prefill: [E] whether the entry contains a chunk of the request.
+        begins_again: [E] whether that chunk is the first of a prefill, including one after a preemption or a fault.
         first: [requests] the first entry of each.
     """
 
@@ -46,13 +46,13 @@ class RequestSegments:
         places = np.concatenate([places_of(numbers, self._chunks[:, 0]), places_of(numbers, decoded)])
         rows = np.concatenate([self._chunks[:, 1], np.repeat(np.arange(len(kept)), num_decodes)])
         keys = places * num_rows + rows
-        # Where each prompt comes before its decodes, the order of requests is all; numpy sorts small numbers fastest.
+        # If each prompt precedes its decodes, a stable sort by request suffices; numpy sorts small integers fastest.
         small = (places + 1).astype(np.uint16) if len(numbers) < 65_535 else places
         self._order = np.argsort(small, kind="stable")
         if (keys[self._order[1:]] < keys[self._order[:-1]]).any():  # after a preemption or a fault
             self._order = np.argsort(keys, kind="stable")
         keys = keys[self._order]
-        is_new = np.append(True, keys[1:] != keys[:-1])[: len(keys)]  # drafts are several rows of a request
+        is_new = np.append(True, keys[1:] != keys[:-1])[: len(keys)]  # draft tokens add rows to a request
         self._begins = np.flatnonzero(is_new)
         self._key = keys[self._begins]
         self.place: Ints = self._key // num_rows
@@ -67,18 +67,18 @@ class RequestSegments:
         self.first: Ints = np.searchsorted(self._key, np.arange(len(numbers)) * num_rows)
 
     def entries_of_tokens(self, place: Ints, token: Ints, times: Floats) -> Ints:
-        """Return the last entry of each token's request that was completed by its time.
+        """Return, for each token, the last entry of its request that was completed by the token's time.
 
-        Where there is none, it is the entry before the request's first.
+        If there is none, it is the entry before the request's first.
 
         Args:
-            place: [n] of the requests in the record; their tokens follow each other.
-            token: [n] which token of the request it is.
+            place: [n] index of the request in the record; tokens of a request are consecutive.
+            token: [n] index of the token in the request.
             times: [n].
         """
         found = self._last_until(place[token == 0], times[token == 0])
         found = np.repeat(found, np.diff(np.append(np.flatnonzero(token == 0), len(token)))) + token
-        # Nearly always the request's next entry brings its next token.
+        # Nearly always the request's next entry produces its next token.
         completed = np.append(self._completed, np.inf)[np.append(self.row, -1)[np.clip(found, -1, len(self.row))]]
         beyond = found >= np.append(self.first, len(self.row))[place + 1]  # entries of its request
         other = np.flatnonzero(beyond | (np.abs(completed - times) > _ROUNDING))
@@ -92,7 +92,7 @@ class RequestSegments:
 
     @cached_property
     def _decodes(self) -> tuple[Floats, Floats]:
-        """The rows of decodes in each entry, [E], and the KV tokens that they attend to, [E]."""
+        """The decode rows of each entry, [E], and the KV tokens that they attend to, [E]."""
         num_chunks = len(self._chunks)
         starts = np.frombuffer(b"".join(self._start_columns), np.int64)
         context = np.concatenate([np.full(num_chunks, -1), starts])[self._order] + 1.0
@@ -104,7 +104,7 @@ class RequestSegments:
 
     @cached_property
     def _prefills(self) -> tuple[Ints, Floats]:
-        """The entries with a chunk, [C], and the features of these chunks, [C, features]."""
+        """The entries with a chunk, [C], and the chunks' features, [C, features]."""
         entries = np.flatnonzero(self.begins_prefill)
         chunks = self._chunks[self._order[self._begins[entries]]]
         in_row = np.bincount(chunks[:, 1], minlength=self._num_rows)
@@ -130,11 +130,11 @@ class RequestSegments:
         return total
 
     def cost(self, price: Floats, used: Ints, entries: Ints | None = None) -> Floats:
-        """Return what the tokens of some entries cost, each by a row of `price`, in seconds.
+        """Return the cost of some entries' tokens in seconds, each at a row of `price`.
 
         Args:
-            price: [rows, features] seconds a unit of each feature; that of the constant does not count.
-            used: [entries] the row of each.
+            price: [rows, features] seconds per unit of each feature; the constant is ignored.
+            used: [entries] row of `price` for each.
             entries: their indices; None: all.
         """
         rows, context = self._decodes
@@ -151,7 +151,7 @@ class RequestSegments:
 
 
 def places_of(numbers: Ints, wanted: Ints) -> Ints:
-    """Return the place of each of `wanted` in `numbers`, -1 where it has none."""
+    """Return the index in `numbers` of each of `wanted`, -1 if it is absent."""
     if not len(numbers) or not len(wanted):
         return np.full(len(wanted), -1)
     low = int(numbers.min())

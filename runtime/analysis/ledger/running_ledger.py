@@ -1,4 +1,4 @@
-"""The ledger of a run that has no end: busy and idle seconds by stage and cause, in bounded memory."""
+"""The ledger of an unbounded run: busy and idle seconds by stage and cause, in bounded memory."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from ..core.micro_batch_columns import Floats
-from ..core.run_record import RunRecord
+from ...core.micro_batch_columns import Floats
+from ...core.run_record import RunRecord
 from .causes import CAUSES, Cause
 from .compute_shares import ComputeSums
 from .lanes import Lane
@@ -16,23 +16,23 @@ from .recovery import lost_since, was_dropped
 
 
 class RunningLedger:
-    """Counts the micro-batches of a record that are over, part by part, and drops them from it.
+    """Counts a record's finished micro-batches incrementally and discards them from the record.
 
-    The cause of a gap may lie as many micro-batches back as were in flight. So many spans of each stage stay in the
-    record; they are not counted again with the next part. Faults stay too, since they are few.
+    The cause of a gap may be as many micro-batches back as were in flight. The record keeps that many spans per stage,
+    which the next increment does not count again. Faults are kept too, since they are few.
 
-    Micro-batches that a fault ended are counted with the next one that was completed.
+    Micro-batches dropped by a fault are counted with the next completed one.
 
     Attributes:
         start: of the run in seconds, the first arrival or the first compute; infinite before anything was counted.
         end: of the last compute that was counted.
         ends: the same by stage.
         busy: seconds by stage.
-        compute: what the stages' compute was by phase.
-        idle: seconds until the stage's own end, [stages, causes]. With its busy seconds they are its end - `start`.
+        compute: compute sums by stage and phase.
+        idle: seconds until the stage's own end, [stages, causes]; plus its busy seconds, they equal its end - `start`.
 
     Args:
-        depth: most micro-batches in flight at once.
+        depth: maximum micro-batches in flight.
     """
 
     def __init__(self, depth: int) -> None:
@@ -46,10 +46,11 @@ class RunningLedger:
         self.compute = ComputeSums()
 
     def count(self, record: RunRecord) -> tuple[Ledger, int] | None:
-        """Count the completed micro-batches of `record` whose spans have all come.
+        """Count the completed micro-batches of `record` whose spans have all arrived.
 
         Returns:
-            The ledger of those that the record holds, and the place of the first that is new; None if none is.
+            The ledger of all counted micro-batches still in the record, and the index of the first new one; None if
+            none is new.
         """
         seen = _computed_by_all(record)
         done = first = self._counted
@@ -85,7 +86,7 @@ class RunningLedger:
             self.idle[stage] += np.bincount(idle.cause[is_new], idle.seconds[is_new], len(CAUSES))
             self.busy[stage] += lane.seconds[place:].sum()
         self.compute.add(record.floors, micro_batches, ledger, first)
-        for stage in range(record.standing_stages, record.num_stages):  # there is no such stage any more
+        for stage in range(record.standing_stages, record.num_stages):  # lost stages
             begun = min(self.end, max(self.ends[stage], lost_since(record.faults, stage)))
             self.idle[stage, Cause.FILL_DRAIN.code] += begun - self.ends[stage]
             self.idle[stage, Cause.RECOVERY.code] += self.end - begun
@@ -93,7 +94,7 @@ class RunningLedger:
         return ledger, first
 
     def drop(self, record: RunRecord) -> None:
-        """Drop from `record` what was counted and no later gap needs."""
+        """Discard entries of `record` that have been counted and that no later gap refers to."""
         keep = self._counted - self._overlap
         if record.faults:
             keep = min(keep, self._first_needed(record))
@@ -104,9 +105,9 @@ class RunningLedger:
             self._counted -= keep
 
     def _first_needed(self, record: RunRecord) -> int:
-        """Return the place of the micro-batch from which on each stage computed as many as a later gap may need.
+        """Return the index of the first micro-batch to keep, so that each stage has all that later gaps may need.
 
-        A fault can have ended any before a stage computed it.
+        Micro-batches that a stage did not compute because of a fault do not count.
         """
         computed = {(span.stage, span.micro_batch) for span in record.spans}
         missing = [self._overlap] * record.standing_stages
@@ -119,14 +120,14 @@ class RunningLedger:
 
 
 def first_place(ledger: Ledger, lane: Lane, first: int) -> int:
-    """Return the place in a lane of the ledger of what the stage computed of micro-batch `first` or later ones."""
+    """Return the index in a ledger's lane of the stage's first micro-batch from index `first` on."""
     return int(np.count_nonzero(lane.micro_batch < ledger.micro_batches.micro_batch[first]))
 
 
 def _computed_by_all(record: RunRecord) -> int:
-    """Return the last micro-batch of which all stages have sent their span; -1 where there is none.
+    """Return the last micro-batch whose spans have arrived from all stages; -1 if there is none.
 
-    The last stage's may come before an earlier stage's.
+    The last stage's span may arrive before an earlier stage's.
     """
     last = [-1] * record.standing_stages
     unseen = len(last)

@@ -1,4 +1,4 @@
-"""Stragglers of a run that has no end: which stage is slow now, in bounded memory and time."""
+"""Online straggler detection for unbounded runs: which stage is slow now, in bounded memory and time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..core.micro_batch_columns import Floats
+from ...core.micro_batch_columns import Floats
 from .ledger import Ledger
 from .stragglers import (
     LEAST_WAITED,
@@ -21,21 +21,26 @@ from .stragglers import (
     usual_level,
 )
 
-_ROW_S = 1.0  # at least, of a row
-_SAMPLED = 16  # micro-batches of a row that are looked at, and the least that it has
+_ROW_S = 1.0  # minimum length of a row
+_SAMPLED = 16  # micro-batches sampled per row, also the minimum per row
 _MOST_ROWS = 512
-_FITTED_ROWS = 64  # evenly out of those
+_FITTED_ROWS = 64  # at most, sampled evenly from all rows
 _ROWS_A_FIT = 8
-_LEAST_ROWS = 8  # before anything is called slow
-_LEAST_SLOW = 2  # rows in succession
+_LEAST_ROWS = 8  # before any stage is judged
+_LEAST_SLOW = 2  # consecutive rows
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
     """A second or more of the run.
 
-    It has its time and number of micro-batches, samples of what the stages took for them [stages, samples] and of what
-    they held [samples, features], and the stages' waits for each other by micro-batch.
+    Attributes:
+        begin: seconds.
+        end: seconds.
+        count: micro-batches.
+        seconds: sampled compute times, [stages, samples].
+        held: tokens and decodes of the sampled micro-batches, [samples, 2].
+        waits: seconds per micro-batch that each stage waited for other stages.
     """
 
     begin: float
@@ -47,33 +52,34 @@ class _Row:
 
 
 class RunningStragglers:
-    """Finds the stages that take longer than they usually do beside the others, as `find_stragglers` does.
+    """Finds stages that are slower than usual relative to the other stages, as `find_stragglers` does.
 
-    A stage is slow from the second row in succession on that takes `SLOWDOWN` times the usual, if others wait for it.
+    A stage is slow from the second consecutive row that takes `SLOWDOWN` times its usual time, if other stages wait
+    for it.
 
     Attributes:
         current: the stages that are slow now.
-        slow_seconds: by stage, for how long each has been slow, all in all.
+        slow_seconds: total time for which each stage has been slow.
     """
 
     def __init__(self) -> None:
         self.current: list[Straggler] = []
         self.slow_seconds: Floats = np.zeros(0)
         self._rows: deque[_Row] = deque(maxlen=_MOST_ROWS)
-        self._slow: list[list[tuple[_Row, float]]] = []  # by stage, the newest rows in succession, with their slowdown
+        self._slow: list[list[tuple[_Row, float]]] = []  # by stage, the latest consecutive slow rows and their slowdown
         self._parts: list[tuple[Floats, Floats, float, float]] = []  # of the next row: seconds, held, begin, end
         self._num_stages = 0  # that compute
-        self._usual: list[tuple[Usual, float]] = []  # by stage, with what its time usually is of that
+        self._usual: list[tuple[Usual, float]] = []  # by stage: the fit, and the usual ratio of its times to the fit
         self._usual_waits: Floats = np.zeros(0)
         self._until_fit = 0  # rows
         self._waited: Floats = np.zeros(0)  # seconds by stage before the next row
 
     def add(self, ledger: Ledger, first: int, idle: Floats) -> None:
-        """Take what a `RunningLedger` has counted.
+        """Add an increment that a `RunningLedger` has counted.
 
         Args:
-            ledger: the part's.
-            first: the place of its first micro-batch that is new.
+            ledger: of the increment.
+            first: index of its first new micro-batch.
             idle: seconds until now, [stages, causes].
         """
         waited = idle[:, WAITS].sum(axis=1)
@@ -85,7 +91,7 @@ class RunningStragglers:
         lanes = [lane for lane in ledger.lanes if len(lane.row) and lane.micro_batch[-1] >= number]
         if len(lanes) < 2:
             return
-        if len(lanes) != self._num_stages:  # the pipeline is another
+        if len(lanes) != self._num_stages:  # the pipeline has changed
             self._num_stages = len(lanes)
             self._rows.clear()
             self._parts.clear()
@@ -120,7 +126,7 @@ class RunningStragglers:
         self._rows.append(row)
 
     def _fit(self) -> None:
-        """Learn what is usual for each stage from the rows so far."""
+        """Fit each stage's usual times to the rows so far."""
         rows = list(self._rows)[:: -(-len(self._rows) // _FITTED_ROWS)]
         seconds = np.concatenate([each.seconds for each in rows], axis=1)
         held = np.concatenate([each.held for each in rows])
@@ -132,7 +138,7 @@ class RunningStragglers:
             self._usual.append((usual, usual_level(by_row)))
 
     def _judge(self, row: _Row) -> None:
-        """Say of each stage whether it is slow in a row."""
+        """Update `current` and `slow_seconds` with a new row."""
         self.current = []
         for stage, (slow, (usual, level)) in enumerate(zip(self._slow, self._usual, strict=False)):
             times = float(np.median(row.seconds[stage] / usual.of(stage, row.seconds, row.held))) / level

@@ -1,4 +1,4 @@
-"""The summary of a run whose record is counted and dropped piece by piece: millions of requests in bounded memory."""
+"""The summary of a run whose record is counted and discarded incrementally: millions of requests in bounded memory."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from ...conf.workloads import SloConfig
-from ..core.micro_batch_columns import Floats
-from ..core.request_record import RequestRecord
-from ..core.run_record import RunRecord
+from ....conf.workloads import SloConfig
+from ...core.latencies import NOT_COMPLETED, latencies, statistics
+from ...core.micro_batch_columns import Floats
+from ...core.request_record import RequestRecord
+from ...core.run_record import RunRecord
 from .causes import CAUSES, Cause
-from .latencies import NOT_COMPLETED, latencies, statistics
 from .ledger import Ledger
+from .predictions import predicted_and_measured, relative_errors
 from .quantiles import Quantiles
 from .recovery import down_seconds, fault_summary
 from .running_ledger import RunningLedger, first_place
@@ -23,14 +24,14 @@ from .summary import Totals, micro_batch_counts, request_counts
 
 
 class RunningTotals:
-    """Counts the part of a run that is over and drops it from the record, but for what the ledger needs further.
+    """Counts the finished part of a run and discards it from the record, except what the ledger still needs.
 
-    The summary is that of the whole run. It is exact but for the quantiles of inter-token latencies and of prediction
+    The summary covers the whole run. It is exact except for the quantiles of inter-token latencies and of prediction
     errors, which are within 0.1%.
 
     Args:
-        depth: micro-batches in flight at once.
-        slo: with bounds, the requests that met it are counted.
+        depth: maximum micro-batches in flight.
+        slo: if it has bounds, the requests that met it are counted.
     """
 
     def __init__(self, depth: int, slo: SloConfig | None = None) -> None:
@@ -50,7 +51,7 @@ class RunningTotals:
         self._notes: list[str] = []
 
     def take(self, record: RunRecord) -> None:
-        """Count the completed micro-batches and the ended requests of `record`, and drop them from it."""
+        """Count the completed micro-batches and the finished requests of `record`, and discard them from it."""
         if (part := self._ledger.count(record)) is not None:
             self._take_micro_batches(record, *part)
         self._take_requests([request for request in record.requests if request.finished is not None])
@@ -62,7 +63,7 @@ class RunningTotals:
     def summary(self, record: RunRecord) -> dict[str, Any]:
         """Return the contents of `summary.json` for the whole run.
 
-        What is left in `record` is counted first; call it once.
+        What is left in `record` is counted first; call this only once.
         """
         self.take(record)
         self._take_requests(record.requests)
@@ -106,25 +107,16 @@ class RunningTotals:
         return {"median": errors.quantile(0.5), "p90": errors.quantile(0.9)} if errors.count else None
 
     def _take_micro_batches(self, record: RunRecord, ledger: Ledger, first: int) -> None:
-        """Count the micro-batches of `ledger` from place `first` on."""
-        num = len(ledger.micro_batches.micro_batch)
-        new = record.micro_batches[first:num]
+        """Count the micro-batches of `ledger` from index `first` on."""
+        new = record.micro_batches[first : len(ledger.micro_batches.micro_batch)]
         if not len(self._squares):
             self._squares, self._computed = np.zeros(record.num_stages), np.zeros(record.num_stages)
-        by_micro_batch = np.zeros(num)
-        for stage, (lane, idle) in enumerate(zip(ledger.lanes, ledger.idle_columns, strict=True)):
-            start = first_place(ledger, lane, first)
-            is_new = (idle.place >= start) & (idle.cause != Cause.FILL_DRAIN.code)
-            place = ledger.micro_batches.places(lane.micro_batch)[idle.place[is_new]]
-            by_micro_batch += np.bincount(place, weights=idle.seconds[is_new], minlength=num)
-            times = lane.seconds[start:]
+        for stage, lane in enumerate(ledger.lanes):
+            times = lane.seconds[first_place(ledger, lane, first) :]
             self._squares[stage] += np.square(times).sum()
             self._computed[stage] += len(times)
-            computed = [record.micro_batches[at] for at in ledger.micro_batches.places(lane.micro_batch[start:])]
-            predicted = np.array([m.predicted[stage] if m.predicted else math.nan for m in computed])
-            known = np.isfinite(predicted) & (times > 0)
-            self._errors.add(np.abs(predicted[known] / times[known] - 1.0))
-        for request, bubble in ledger.micro_batches.by_request(by_micro_batch).items():
+        self._errors.add(relative_errors(predicted_and_measured(record, ledger, first)))
+        for request, bubble in ledger.bubble_by_request(first).items():
             self._bubbles[request] = self._bubbles.get(request, 0.0) + bubble
         columns = ledger.micro_batches
         self._counts.update(micro_batch_counts(new, columns.tokens[first:], columns.decodes[first:]))

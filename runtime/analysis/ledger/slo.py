@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ...conf.workloads import SloConfig
-from ..core.request_record import RequestRecord
-from .latencies import tokens_apart
+from ....conf.workloads import SloConfig
+from ...core.latencies import tokens_apart
+from ...core.request_record import RequestRecord
 
 
 def has_bound(slo: SloConfig) -> bool:
@@ -13,9 +13,9 @@ def has_bound(slo: SloConfig) -> bool:
 
 
 def meets(request: RequestRecord, slo: SloConfig) -> bool:
-    """Return whether a finished request kept every bound.
+    """Return whether a finished request met every bound.
 
-    A request of one token has no TBT and keeps the bounds on it; one without a token keeps none.
+    A request with one output token has no TBT and meets the bounds on it; a request without output tokens meets none.
     """
     if not request.token_times:
         return False

@@ -1,4 +1,4 @@
-"""What a request's tokens cost a stage: weights of the features of micro-batches, as a run has shown them."""
+"""The compute cost of a request's tokens on each stage: feature weights learned from a run."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..core.features import FEATURES
-from ..core.least_squares import non_negative
-from ..core.micro_batch_columns import Floats
-from ..core.run_record import RunRecord
+from ...core.features import FEATURES
+from ...core.least_squares import non_negative
+from ...core.micro_batch_columns import Floats
+from ...core.run_record import RunRecord
 from .lanes import Lane
 from .micro_batch_paths import MicroBatchPaths
 
 _TOKENS = FEATURES.index("tokens")
-_LEAST_SHARE = 1e-6  # of a micro-batch's time that its tokens cost: they share what a fit finds to cost nothing
+_LEAST_SHARE = 1e-6  # minimum share of a micro-batch's time for its tokens, if a fit finds that they cost nothing
 
 
 def stage_weights(record: RunRecord, paths: MicroBatchPaths, lanes: Sequence[Lane], features: Floats) -> Floats:
-    """Return the seconds for a unit of each feature, [stages, features]; each stage has a positive one for tokens.
+    """Return the seconds per unit of each feature, [stages, features]; the token weight is always positive.
 
-    They are those that the scheduler learned, or else a least squares fit of relative errors over the run's spans.
+    They are the scheduler's learned weights, or else a least-squares fit of relative errors over the run's spans.
 
     Args:
         record: of the run.
@@ -48,7 +48,7 @@ def _fitted(paths: MicroBatchPaths, lanes: Sequence[Lane], features: Floats) -> 
         own = np.flatnonzero(place >= 0)
         seconds = lane.seconds[place[own]]
         told = seconds > 0
-        rows = features[own[told]] / scale / seconds[told, None]  # so that each has a relative error
+        rows = features[own[told]] / scale / seconds[told, None]  # to minimize relative errors
         gram[stage], moment[stage] = rows.T @ rows, rows.sum(axis=0)
     weights: Floats = non_negative(gram, moment) / scale
     return weights

@@ -1,10 +1,10 @@
-"""Stragglers: times in which one stage computed more slowly than it usually does, and what that cost the others.
+"""Stragglers: times in which one stage computed more slowly than usual, and what that cost the other stages.
 
-A stage's usual time of a micro-batch is fitted over the run: linear in the median of the other stages' times, the
-micro-batch's tokens and its decodes. So neither what micro-batches hold, nor an uneven split, nor a machine that slows
-down as a whole makes a straggler. A stage may be slow for most of the run, if it
-takes what is usual for a fifth of it. One that is slow from begin to end is `stage_imbalance`. A single micro-batch
-that takes several times the usual, and a share of the whole run, is a stall: as where a disk is waited for at first.
+A stage's usual time for a micro-batch is fitted over the run. The fit is linear in the median of the other stages'
+times, the micro-batch's tokens and its decodes. So a straggler is not caused by the contents of micro-batches, an
+uneven split, or a machine that slows down as a whole. A stage may be slow for most of the run if it takes its usual
+time for a fifth of it. A stage that is slow throughout is `stage_imbalance`. A single micro-batch that takes several
+times the usual, and a share of the whole run, is a stall, for example a first read from disk.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..core.micro_batch_columns import Floats, Ints, values_at
+from ...core.micro_batch_columns import Floats, Ints, values_at
 from .causes import UNEVEN_WORK, Cause
 from .lanes import Lane
 from .ledger import Ledger
 
-SLOWDOWN = 1.5  # times the usual, from which on a stage is a straggler
-_STALL = 5.0  # times the usual, from which on a single micro-batch may be one
-_LEAST_STALL = 0.03  # of the run, which it takes beyond the usual at least
-_BLOCK = 16  # micro-batches whose median counts
+SLOWDOWN = 1.5  # a stage is a straggler from this multiple of its usual time on
+_STALL = 5.0  # a single micro-batch may be a stall from this multiple of its usual time on
+_LEAST_STALL = 0.03  # minimum excess of a stall over the usual time, as a share of the run
+_BLOCK = 16  # micro-batches per median
 _LEAST_BLOCKS = 2
-LEAST_WAITED = 0.05  # of its time; whom nobody waits for is none
-_FITS = 4  # each leaves out what was slow by the one before
-_USUAL = 0.2  # of a run: a stage that is slow for most of it takes what is usual for at least as long
+LEAST_WAITED = 0.05  # minimum wait of the other stages, as a share of the slow time
+_FITS = 4  # each excludes what the previous fit found slow
+_USUAL = 0.2  # minimum share of a run in which a stage takes its usual time
 WAITS = [cause.code for cause in (*UNEVEN_WORK, Cause.STARVED_IN_FLIGHT)]  # for another stage
 
 
@@ -37,8 +37,8 @@ class Straggler:
     """A stage that was slow from `start` to `end`, in seconds on the coordinator's clock.
 
     Attributes:
-        slowdown: what its micro-batches took over what they usually take.
-        waited: seconds for which the other stages waited for one, beyond their usual for as many micro-batches.
+        slowdown: ratio of its micro-batches' times to their usual times.
+        waited: seconds that the other stages waited for another stage, in excess of their usual waits.
     """
 
     stage: int
@@ -48,7 +48,7 @@ class Straggler:
     waited: float
 
     def summary(self, t0: float) -> dict[str, Any]:
-        """Return the straggler as `summary.json` names it, with seconds since `t0`."""
+        """Return the straggler's entry in `summary.json`, with times in seconds since `t0`."""
         return {
             "stage": self.stage,
             "start": self.start - t0,
@@ -59,7 +59,7 @@ class Straggler:
 
 
 def find_stragglers(ledger: Ledger) -> list[Straggler]:
-    """Return the stragglers of a run in order of time; none of a pipeline with one stage."""
+    """Return the stragglers of a run in time order; none for a pipeline with one stage."""
     lanes = ledger.lanes
     if len(lanes) < 2:
         return []
@@ -95,7 +95,7 @@ def stalls(seconds: Floats, usual: Floats, whole: float) -> npt.NDArray[np.bool_
 
 
 def common_places(lanes: Sequence[Lane]) -> list[Ints]:
-    """Return the places in each lane of the micro-batches that all of these stages computed."""
+    """Return the indices, in each lane, of the micro-batches that all of these stages computed."""
     rows = lanes[0].row
     for lane in lanes[1:]:
         rows = np.intersect1d(rows, lane.row)
@@ -103,7 +103,7 @@ def common_places(lanes: Sequence[Lane]) -> list[Ints]:
 
 
 def columns_of(ledger: Ledger, lanes: Sequence[Lane], places: Sequence[Ints]) -> tuple[Floats, Floats]:
-    """Return what the stages took for the micro-batches at these places of their lanes, and what those held.
+    """Return the stages' times and the contents of the micro-batches at these places of the lanes.
 
     Returns:
         Seconds [stages, N]; tokens and decodes [N, 2].
@@ -116,23 +116,23 @@ def columns_of(ledger: Ledger, lanes: Sequence[Lane], places: Sequence[Ints]) ->
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """What a stage usually takes for a micro-batch: `factors` by its features, but at least `least` seconds."""
+    """A stage's usual time for a micro-batch: linear in its features with `factors`, but at least `least` seconds."""
 
     factors: Floats
     least: float
 
     def of(self, stage: int, seconds: Floats, held: Floats) -> Floats:
-        """Return the seconds [N] that are usual for micro-batches of which the stages took `seconds` [stages, N]."""
+        """Return the usual seconds [N] for micro-batches with times `seconds` [stages, N] and sizes `held` [N, 2]."""
         return np.maximum(_features(stage, seconds, held) @ self.factors, self.least)
 
 
 def fit_usual(stage: int, seconds: Floats, held: Floats) -> Usual:
-    """Fit what is usual for a stage, by relative error and without what is slow.
+    """Fit a stage's usual times by relative error, excluding slow micro-batches.
 
     Args:
         stage: its number.
-        seconds: that the stages took for micro-batches, [stages, N].
-        held: what these held, [N, 2].
+        seconds: the stages' times for micro-batches, [stages, N].
+        held: the micro-batches' tokens and decodes, [N, 2].
     """
     own, features = seconds[stage], _features(stage, seconds, held)
     least = max(float(np.median(own)) / 16, 1e-9)
@@ -149,24 +149,24 @@ def fit_usual(stage: int, seconds: Floats, held: Floats) -> Usual:
 
 
 def usual_level(ratios: Floats) -> float:
-    """Return which of the ratios of a stage's times to those fitted is its usual one.
+    """Return the usual ratio of a stage's times to the fitted ones.
 
-    It is the median, unless that is slow beside the fastest fifth.
+    It is the median, or the 20% quantile if the median is slow compared with it.
     """
     low, median = np.quantile(ratios, [_USUAL, 0.5]).tolist()
     return float(median if median < SLOWDOWN * low else low)
 
 
 def _features(stage: int, seconds: Floats, held: Floats) -> Floats:
-    """Return what a stage's time is fitted to [N, 4]: one, the median of the other stages' times, and what is held."""
+    """Return the regressors [N, 4] of a stage's time: 1, the median of the other stages' times, tokens and decodes."""
     others = np.median(np.delete(seconds, stage, axis=0), axis=0)
     return np.column_stack([np.ones(len(others)), others, held])
 
 
 def _slow(ratio: Floats) -> Iterator[tuple[int, int, float]]:
-    """Yield the stretches of a ratio [N] where medians of blocks are `SLOWDOWN` times the usual or more.
+    """Yield the ranges of a ratio [N] in which medians of blocks are at least `SLOWDOWN` times the usual.
 
-    Each is its first place, its end, and how many times the usual it is.
+    Each is its first index, its end, and its ratio to the usual.
     """
     num_blocks = len(ratio) // _BLOCK
     medians = np.median(ratio[: num_blocks * _BLOCK].reshape(num_blocks, _BLOCK), axis=1)
@@ -179,7 +179,7 @@ def _slow(ratio: Floats) -> Iterator[tuple[int, int, float]]:
 
 
 def _waits_within(ledger: Ledger, stage: int, start: float, end: float) -> float:
-    """Return the seconds within [start, end) for which a stage waited for another one."""
+    """Return the seconds within [start, end) that a stage waited for another one."""
     idle = ledger.idle_columns[stage]
     overlap = np.minimum(idle.end, end) - np.maximum(idle.start, start)
     return float(overlap[np.isin(idle.cause, WAITS) & (overlap > 0)].sum())
@@ -192,7 +192,7 @@ def _micro_batches_within(ledger: Ledger, stage: int, start: float, end: float) 
 
 
 def _usual_waits(ledger: Ledger, slow: list[tuple[float, float]]) -> list[float]:
-    """Return the seconds for which each stage waits for another one by micro-batch, while none is slow."""
+    """Return the seconds per micro-batch that each stage waits for another one while none is slow."""
     usual = []
     for stage in range(ledger.num_stages):
         waits, count, after = 0.0, 0, ledger.t0
@@ -206,7 +206,7 @@ def _usual_waits(ledger: Ledger, slow: list[tuple[float, float]]) -> list[float]
 
 
 def _waited(ledger: Ledger, stage: int, start: float, end: float, usual: list[float]) -> float:
-    """Return the seconds for which all but one stage waited in [start, end), beyond the usual by micro-batch."""
+    """Return the seconds that all stages but one waited in [start, end), in excess of their usual waits."""
     extra = (
         _waits_within(ledger, other, start, end) - usual[other] * _micro_batches_within(ledger, other, start, end)
         for other in range(ledger.num_stages)

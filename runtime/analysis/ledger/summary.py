@@ -1,4 +1,4 @@
-"""The key numbers of a run, under the names of `vllm bench serve --save-result` where it has one."""
+"""The key metrics of a run, named as in `vllm bench serve --save-result` if it has them."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from ...conf.workloads import SloConfig
-from ..core.micro_batch_columns import Floats, Ints
-from ..core.request_record import RequestRecord
-from ..core.run_record import MicroBatchRecord, RunRecord, Unknown
+from ....conf.workloads import SloConfig
+from ...core.latencies import GOES_ON, NOT_COMPLETED, latencies, statistics
+from ...core.micro_batch_columns import Floats, Ints
+from ...core.request_record import RequestRecord
+from ...core.run_record import MicroBatchRecord, RunRecord, Unknown
 from .causes import STARVED, Cause
 from .compute_shares import compute_shares
 from .fleet import Fleet
-from .latencies import GOES_ON, NOT_COMPLETED, latencies, statistics
 from .ledger import inner_bubble_fraction
 from .predictions import predicted_and_measured, prediction_error
 from .recovery import down_seconds, fault_summary, replay_seconds
 from .slo import has_bound, meets
 
-_KEYS_OF: dict[Unknown, tuple[str, ...]] = {  # of what a trace may not say; latencies come with requests
+_KEYS_OF: dict[Unknown, tuple[str, ...]] = {  # keys that need what a trace may lack; latencies need `requests` too
     "requests": (
         *("completed", "failed", "total_input_tokens", "cached_input_tokens", "total_output_tokens"),
         *("request_throughput", "output_throughput", "total_token_throughput", "median_bubble_ms_per_request"),
@@ -39,13 +39,13 @@ _KEYS_OF: dict[Unknown, tuple[str, ...]] = {  # of what a trace may not say; lat
 
 @dataclass(slots=True)
 class Totals:
-    """The sums and statistics that a summary is made of. Times are seconds, but for `latency`."""
+    """The sums and statistics that a summary is made of. Times are in seconds, except `latency`."""
 
     duration: float
     completed: int  # requests
     failed: int
     input_tokens: int  # of completed requests
-    cached_tokens: int  # of them, found in the prefix cache
+    cached_tokens: int  # input tokens found in the prefix cache
     output_tokens: int
     latency: dict[str, dict[str, float]]  # milliseconds: statistics by name of the latency
     idle: dict[Cause, float]
@@ -54,22 +54,22 @@ class Totals:
     median_bubble: float  # of a completed request
     micro_batches: int
     tokens: int  # in micro-batches
-    decodes: int  # of a request in a micro-batch each
-    drafts: int  # tokens that were guessed and verified
-    accepted: int  # of the drafts
+    decodes: int  # one per request and micro-batch
+    drafts: int  # draft tokens verified
+    accepted: int  # draft tokens accepted
     cv_stage_time: float
-    batch: int  # B, most requests of a micro-batch
-    depth: int  # most micro-batches in flight, of each pipeline; of the decode pool where there are pools
+    batch: int  # B, maximum requests per micro-batch
+    depth: int  # maximum micro-batches in flight per pipeline; of the decode pool if there are pools
     peak_kv_fraction: float
     preemptions: int
     prediction_error: dict[str, float] | None
     faults: list[dict[str, Any]]  # `fault_summary` of each
-    recovery: float  # seconds for which a pipeline had failed
+    recovery: float  # seconds for which a pipeline was down
     stragglers: list[dict[str, Any]] | None  # `Straggler.summary` of each; None: not looked for
     compute: list[dict[str, Any]]  # `ComputeShare.summary` of each stage and phase
     notes: list[str]
     met_slo: int | None  # requests; None without an SLO
-    unknown: Sequence[Unknown] = ()  # what a trace did not say; what is of it is left out
+    unknown: Sequence[Unknown] = ()  # what a trace lacked; keys that need it are left out
 
     def rate(self, count: int) -> float:
         """Return the count per second of `duration`."""
@@ -128,15 +128,15 @@ class Totals:
 
 
 def summarize(fleet: Fleet, slo: SloConfig | None = None) -> dict[str, Any]:
-    """Return the contents of `summary.json`: plain Python values, 0 where a run has nothing to measure.
+    """Return the contents of `summary.json`: plain Python values, 0 if a run has nothing to measure.
 
-    Requests, tokens and latencies are of all replicas, throughput is over the duration, and seconds are summed over all
-    stages. Token counts and latencies are over completed requests, as vLLM's are. `duration` is the seconds from the
-    first arrival to the last token or compute. `bubble_seconds` holds each cause and sums to the idle seconds.
-    `request_goodput` (requests/s that met `slo`) is there only where `slo` has a bound, and `unknown` only where the
-    run was read from a trace that does not say all; keys of what it does not say are missing. Several replicas add
-    their number, their starts and the requests of each; pools add how many replicas prefill and for how long KV waited
-    and moved.
+    Requests, tokens and latencies are over all replicas, throughput is over the duration, and seconds are summed over
+    all stages. Token counts and latencies are over completed requests, as in vLLM. `duration` is the seconds from the
+    first arrival to the last token or compute. `bubble_seconds` contains every cause and sums to the idle seconds.
+    `request_goodput` (requests/s that met `slo`) is present only if `slo` has a bound, and `unknown` only if the run
+    was read from an incomplete trace; keys that the trace cannot provide are missing. Several replicas add their
+    number, their starts and the requests of each. Pools add the number of prefill replicas and the KV wait and
+    transfer times.
     """
     summary = totals(fleet, slo).summary()
     if fleet.is_several:
@@ -156,10 +156,10 @@ def summarize(fleet: Fleet, slo: SloConfig | None = None) -> dict[str, Any]:
 
 
 def request_counts(requests: Sequence[RequestRecord]) -> dict[str, Any]:
-    """Return the fields of `Totals` that count requests and their tokens; all but `preemptions` of completed ones.
+    """Return the fields of `Totals` that count requests and their tokens; token counts are over completed requests.
 
-    Of a request that crosses the edges of a recorded window its tokens of the window count, the prompt's with the first
-    output token.
+    For a request that crosses an edge of a recorded window, the tokens in the window count; its prompt counts with its
+    first output token.
     """
     done = [request for request in requests if request.finish_reason not in NOT_COMPLETED]
     return {
@@ -173,7 +173,7 @@ def request_counts(requests: Sequence[RequestRecord]) -> dict[str, Any]:
 
 
 def micro_batch_counts(micro_batches: Sequence[MicroBatchRecord], tokens: Ints, decodes: Ints) -> dict[str, Any]:
-    """Return the fields of `Totals` that count micro-batches and what they held: `tokens` and `decodes` of each."""
+    """Return the fields of `Totals` that count micro-batches and their contents; `tokens`, `decodes`: of each."""
     drafts = sum(m.drafts for m in micro_batches)
     return {
         "micro_batches": len(micro_batches),
@@ -185,7 +185,7 @@ def micro_batch_counts(micro_batches: Sequence[MicroBatchRecord], tokens: Ints, 
 
 
 def totals(fleet: Fleet, slo: SloConfig | None) -> Totals:
-    """Return the totals of all replicas; with bounds in `slo`, the requests that met it are counted."""
+    """Return the totals of all replicas; if `slo` has bounds, the requests that met it are counted."""
     records, ledgers, served = fleet.records, fleet.ledgers, fleet.served
     completed = [(request, bubble) for request, bubble in served if request.finish_reason not in NOT_COMPLETED]
     done, bubbles = [request for request, _ in completed], [bubble for _, bubble in completed]
@@ -233,6 +233,6 @@ def _peak_kv(record: RunRecord) -> float:
 
 
 def variation(values: Floats) -> float:
-    """Return the coefficient of variation, standard deviation over mean; 0 where there is no value."""
+    """Return the coefficient of variation, standard deviation over mean; 0 without values."""
     mean = float(values.mean()) if len(values) else 0.0
     return float(values.std()) / mean if mean > 0 else 0.0

@@ -1,15 +1,15 @@
-"""Each time to the first token (TTFT) and each time between tokens (TBT), cut exactly into parts.
+"""Decomposes each time to first token (TTFT) and time between tokens (TBT) exactly into parts.
 
-An interval begins with the arrival or the token before and ends with its token. At each moment of it the parts follow
-the oldest micro-batch of the request that is not completed yet:
+An interval starts at the arrival or the previous token and ends at its token. At any moment, the parts follow the
+request's oldest uncompleted micro-batch:
 
     w            dispatched    at stage 0                at stage 1                             completed
     |  wait for  | wait | con- |         | under | wait  |         |  ...  | wait | compute |  result  |
     |  dispatch  | for 0| trol | compute | way   | for 1 | compute |       |      |         |          |
 
-w is the begin of the interval, or the completion of the request's micro-batch before. So a chunk that follows another
-of its prompt through the pipeline counts from when that one was completed. A time between tokens holds one micro-batch,
-or several where the request was preempted or a fault has it prefilled again. Where drafts give several tokens a
+w is the start of the interval, or the completion of the request's previous micro-batch. So a chunk pipelined behind
+another chunk of its prompt counts from the completion of that chunk. A TBT contains one micro-batch, or several if the
+request was preempted or is prefilled again after a fault. If speculative decoding yields several tokens per
 micro-batch, all intervals but the first are 0.
 """
 
@@ -21,25 +21,25 @@ from enum import IntEnum
 
 import numpy as np
 
-from ..core.micro_batch_columns import Floats, Ints
-from ..core.run_record import RunRecord
+from ...core.micro_batch_columns import Floats, Ints
+from ...core.run_record import RunRecord
 from .lanes import Lane, lanes_of
 from .micro_batch_paths import CoordinatorWaits, MicroBatchPaths, StageEvent, WaitClass
 from .request_segments import Bools, RequestSegments, places_of
 
 _ROUNDING = 1e-9  # seconds; records round to it
-_WIDEST = 64  # micro-batches from one of a request to its next, up to which a table finds those that are alike
+_WIDEST = 64  # up to this distance between a request's consecutive micro-batches, a lookup table groups equal windows
 
 
 class Part(IntEnum):
-    """The parts that an interval has once; `stage_part` has those that it has on each stage."""
+    """The parts that occur once per interval; `stage_part` gives the columns of the per-stage parts."""
 
-    QUEUE = 0  # not admitted: other requests first, or the policy's turn
-    NO_ROOM = 1  # not admitted, and no prompt was: the KV cache or the batch was full, or the policy held prompts back
-    TURN = 2  # admitted, not in flight: all slots of the depth were taken, or others' turn
-    KV_TRANSFER = 3  # its KV moved from another pipeline, or waited to
-    RECOVERY = 4  # the pipeline had failed: what was in flight was lost, until all stages stood again
-    CONTROL = 5  # the coordinator's own time, and its message's under way
+    QUEUE = 0  # not admitted: behind other requests, or held back by the policy
+    NO_ROOM = 1  # not admitted, nor was any prompt: KV cache or batch full, or the policy held prompts back
+    TURN = 2  # admitted, not in flight: all in-flight slots were taken, or it was other requests' turn
+    KV_TRANSFER = 3  # its KV was being transferred from another pipeline, or waited for the transfer
+    RECOVERY = 4  # pipeline failure: work in flight was lost, until all stages ran again
+    CONTROL = 5  # the coordinator's own time, and its message in transit
     RESULT = 6  # from the end on the last stage until the coordinator had the token
     UNKNOWN = 7  # the record has no micro-batch for it
 
@@ -48,8 +48,8 @@ class StagePart(IntEnum):
     """The parts that an interval has on each stage."""
 
     WAIT = 0  # the stage computed other micro-batches
-    TRANSPORT = 1  # the activation was under way; on stage 0: the stage was held up by its last send
-    COMPUTE = 2  # of the micro-batch with the request
+    TRANSPORT = 1  # the activation was in transit; on stage 0: the stage was blocked by its last send
+    COMPUTE = 2  # the stage computed the request's micro-batch
 
 
 def stage_part(part: StagePart, stage: int) -> int:
@@ -61,16 +61,16 @@ def stage_part(part: StagePart, stage: int) -> int:
 class Windows:
     """The windows that intervals are cut into: in each, the interval follows one micro-batch of its request.
 
-    Requests that decode in the same two micro-batches have windows that are alike: these are of one kind.
+    Requests that decode in the same two consecutive micro-batches have equal windows, which share one kind.
 
     Attributes:
-        interval: [W] the interval that the window is part of.
+        interval: [W] the interval that contains the window.
         entry: [W] the request in the micro-batch, an entry of `RequestSegments`.
         kind: [W] a row of the arrays below, [K].
         row: [K] the micro-batch, a row of the paths.
         start: [K] seconds.
-        gone: [K] from then on until `back` the request was in a micro-batch that a fault dropped, or its KV under way.
-        back: [K] at most `dispatched`; equal to `gone` for nearly all.
+        gone: [K] from here to `back` the request was in a micro-batch dropped by a fault, or its KV was in transfer.
+        back: [K] at most `dispatched`; equal to `gone` for nearly all windows.
         dispatched: [K] within the window.
         end: [K].
         parts: [K, parts] seconds.
@@ -90,10 +90,10 @@ class Windows:
 
 @dataclass(frozen=True, slots=True)
 class _LoneWindows:
-    """Windows that share nothing with others, an entry each, before they are cut.
+    """Windows that each form their own kind, before they are cut into parts.
 
     Attributes:
-        interval, entry, row, start, end: as of `Windows`.
+        interval, entry, row, start, end: as in `Windows`, one entry per window.
         queued: the request was not admitted before its dispatch.
         is_first: it is the first window of a request.
     """
@@ -108,26 +108,26 @@ class _LoneWindows:
 
 
 class TokenIntervals:
-    """The TTFT and the TBTs of a run by column, an entry a token, in the order of requests, then of tokens.
+    """The TTFTs and TBTs of a run as columns, one entry per token, ordered by request, then by token.
 
     Attributes:
         request: [n] number of the request.
-        place: [n] its place in the record.
-        token: [n] which token of the request ends it: 0 for the TTFT.
-        is_ttft: [n] false for a TBT, the first token of a request whose KV came from another pipeline among them.
+        place: [n] its index in the record.
+        token: [n] index of the token that ends the interval among its request's tokens.
+        is_ttft: [n] false for a TBT, including the first token of a request whose KV came from another pipeline.
         start: [n] seconds on the coordinator's clock.
         end: [n].
-        micro_batch: [n] number of the one that brought the token; -1 where the record has none.
-        table: [rows, parts] seconds. Intervals that are alike share a row.
-        row: [n] the row of each interval.
-        windows: of the micro-batches in each interval.
-        paths: of the micro-batches.
-        segments: of each request in them.
-        waits: of the coordinator.
+        micro_batch: [n] number of the micro-batch that produced the token; -1 if the record has none.
+        table: [rows, parts] seconds. Equal intervals share a row.
+        row: [n] each interval's row in `table`.
+        windows: one for each micro-batch in each interval.
+        paths: the micro-batches' paths through the pipeline.
+        segments: the requests' segments in them.
+        waits: the coordinator's waits.
 
     Args:
         record: the run.
-        lanes: its lanes, as its `Ledger` has them; None: they are read off the record.
+        lanes: its lanes, as in its `Ledger`; None: derived from the record.
     """
 
     def __init__(self, record: RunRecord, lanes: Sequence[Lane] | None = None) -> None:
@@ -175,13 +175,13 @@ class TokenIntervals:
         return len(self.end)
 
     def _cut(self, record: RunRecord, before: Ints, last: Ints, rows: Ints) -> Windows:
-        """Cut intervals into windows, and windows into parts. Windows of decodes that are alike are cut once.
+        """Cut intervals into windows, and windows into parts. Equal windows of decodes are cut once.
 
         Args:
-            record: of the run.
+            record: the run.
             before: [n] the entry before the first of each interval, in `segments`.
             last: [n] its last entry.
-            rows: [n] the micro-batch of that.
+            rows: [n] the micro-batch of the last entry.
         """
         plain = self._is_plain(record, before, last, rows)
         decodes = np.flatnonzero(plain)
@@ -200,7 +200,7 @@ class TokenIntervals:
         return Windows(interval, entry, kind, row, start, gone, back, dispatched, end, parts)
 
     def _is_plain(self, record: RunRecord, before: Ints, last: Ints, rows: Ints) -> Bools:
-        """Return which intervals, [n], are one decode, from the end of one micro-batch to the end of the next."""
+        """Return a mask [n] of intervals with a single decode, from one micro-batch's completion to the next's."""
         is_timely = np.abs(np.append(self.paths.completed, np.inf)[rows] - self.end) <= _ROUNDING
         plain: Bools = (last - before == 1) & is_timely & ~np.append(self.segments.begins_prefill, True)[last]
         plain[1:] &= is_timely[:-1]
@@ -208,7 +208,7 @@ class TokenIntervals:
         return plain if not record.faults else np.zeros_like(plain)
 
     def _lone_windows(self, intervals: Ints, before: Ints, last: Ints) -> _LoneWindows:
-        """Return the windows of some intervals, one for each entry from the first of an interval to its last."""
+        """Return the windows of some intervals, one for each entry in an interval."""
         segments, counts = self.segments, (last - before)[intervals]
         interval = np.repeat(intervals, counts)
         nth = np.arange(len(interval)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -221,9 +221,9 @@ class TokenIntervals:
         return _LoneWindows(interval, entry, row, start, end, queued, (self.token[interval] == 0) & (nth == 0))
 
     def _away(self, record: RunRecord, windows: _LoneWindows) -> dict[int, tuple[float, float, Part]]:
-        """Return when the request of a window was elsewhere before the dispatch.
+        """Return when a window's request was away before the dispatch.
 
-        It was in a micro-batch that a fault has dropped, or its KV was on the way from another pipeline.
+        It was in a micro-batch dropped by a fault, or its KV was in transfer from another pipeline.
         """
         away: dict[int, tuple[float, float, Part]] = {}
         place, transfers = self.place[windows.interval], [request.kv_transfer for request in record.requests]
@@ -237,10 +237,10 @@ class TokenIntervals:
     def _cut_wait(
         self, start: Floats, dispatched: Floats, queued: Bools, away: dict[int, tuple[float, float, Part]]
     ) -> tuple[Floats, Floats, Floats]:
-        """Cut what lies before the dispatch, by what the coordinator waited for and when the request was `away`.
+        """Cut the time before the dispatch, by what the coordinator waited for and when the request was `away`.
 
         Returns:
-            [K, parts before `RESULT`] seconds, and when each was gone and back.
+            [K, parts before `RESULT`] seconds, and `gone` and `back` of each window.
         """
         parts = np.zeros((len(start), Part.RESULT))
         gone, back = dispatched.copy(), dispatched.copy()
@@ -265,7 +265,7 @@ class TokenIntervals:
         return parts, gone, back
 
     def _cut_path(self, parts: Floats, rows: Ints, dispatched: Floats, end: Floats) -> None:
-        """Cut what lies between the dispatch and the end of each window, as far as it lies in the window."""
+        """Cut the time between the dispatch and the end of each window, clamped to the window."""
         at = dispatched
         for stage in range(self.paths.num_stages):
             cuts = []
@@ -282,9 +282,9 @@ class TokenIntervals:
         parts[:, Part.RESULT] += end - at
 
     def _join(self, counts: Ints) -> tuple[Ints, Floats]:
-        """Return the row of each interval, and all rows.
+        """Return each interval's row, and all rows.
 
-        These are the rows of the windows' kinds, then those of intervals that have several windows, or none.
+        First come the rows of the windows' kinds, then one row for each interval with several windows, or none.
         """
         windows = self.windows
         row = np.empty(len(counts), np.int64)
@@ -301,9 +301,9 @@ class TokenIntervals:
 
 
 def _kinds(row: Ints, came_before: Ints) -> tuple[Ints, Ints]:
-    """Return the kind of each window of a decode, and a window of each kind.
+    """Return the kind of each decode window, and one window of each kind.
 
-    The windows of one micro-batch whose requests had the same one before are alike.
+    Windows of the same micro-batch whose requests also share their previous micro-batch are equal.
     """
     apart = row - came_before
     widest = int(apart.max(initial=0)) + 1
@@ -322,9 +322,9 @@ def _kinds(row: Ints, came_before: Ints) -> tuple[Ints, Ints]:
 def _lost_work(
     record: RunRecord, paths: MicroBatchPaths, place: Ints, start: Floats, row: Ints
 ) -> dict[int, tuple[float, float]]:
-    """Return when work was lost, of windows in which a fault dropped the request's micro-batch.
+    """Return when work was lost, for windows in which a fault dropped the request's micro-batch.
 
-    It was lost from the first such dispatch to the last fault.
+    The lost time is from the first dispatch of a dropped micro-batch to the last fault.
     """
     if not record.faults or not len(place):
         return {}

@@ -1,16 +1,16 @@
-"""What the stages did since the last count of the ledger, as the live page draws it."""
+"""The stages' spans and idle intervals since the last ledger update, for the live page."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ..core.micro_batch_columns import Floats, Ints
+from ...core.micro_batch_columns import Floats, Ints
+from ...serving.messages import LiveSpans
 from ..ledger.lanes import Lane
 from ..ledger.ledger import Ledger
 from ..ledger.running_ledger import first_place
-from .messages import LiveSpans
 
-MAX_BOXES = 4096  # micro-batches times stages of a message
+MAX_BOXES = 4096  # micro-batches times stages per message
 _UNITS_PER_S = 1e5
 
 
@@ -18,14 +18,15 @@ def live_spans(ledger: Ledger, first: int) -> LiveSpans:
     """Return the newest spans and idle intervals of each stage, of at most `MAX_BOXES` boxes.
 
     Args:
-        ledger: of a record whose spans have all come. What a stage did not compute before a fault has no length there.
-        first: the place of the first micro-batch that is new.
+        ledger: of a record whose spans have all arrived. Micro-batches that a stage did not compute due to a fault have
+            zero length on it.
+        first: index of the first new micro-batch.
     """
     micro_batches = ledger.micro_batches
     shown = max(first, len(micro_batches.micro_batch) - max(1, MAX_BOXES // ledger.num_stages))
     starts = [first_place(ledger, lane, shown) for lane in ledger.lanes]
     idle = [(columns, columns.place >= start) for columns, start in zip(ledger.idle_columns, starts, strict=True)]
-    lanes = [lane if len(lane.begin) else ledger.lanes[0] for lane in ledger.lanes]  # a stage that is gone has none
+    lanes = [lane if len(lane.begin) else ledger.lanes[0] for lane in ledger.lanes]  # a lost stage has no spans
     begins, ends = zip(*(_times(lane, micro_batches.micro_batch[shown:]) for lane in lanes), strict=True)
     ends = tuple(end if len(lane.end) else begin for lane, begin, end in zip(ledger.lanes, begins, ends, strict=True))
     origin = float(begins[0][0])
@@ -49,7 +50,7 @@ def live_spans(ledger: Ledger, first: int) -> LiveSpans:
 
 
 def _times(lane: Lane, micro_batches: Ints) -> tuple[Floats, Floats]:
-    """Begin and end of each micro-batch in a lane. One that the stage did not compute begins and ends with the next."""
+    """Begin and end of each micro-batch in a lane; one that the stage did not compute has the next one's begin."""
     place = np.minimum(np.searchsorted(lane.micro_batch, micro_batches), len(lane.micro_batch) - 1)
     begin = lane.begin[place]
     return begin, np.where(lane.micro_batch[place] == micro_batches, lane.end[place], begin)

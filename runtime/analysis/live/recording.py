@@ -1,4 +1,4 @@
-"""Recording a window of a run while it goes on: what the engine hands out of its process, piece by piece."""
+"""Records a window of an ongoing run, streamed out of the engine process in parts."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from ..core.messages import Span
-from ..core.numbers import counted
-from ..core.request_record import RequestRecord
-from ..core.run_record import FaultRecord, MicroBatchRecord, RunRecord
-from ..core.stage_floor import StageFloor
-from ..ledger.latencies import GOES_ON
+from ...core.latencies import GOES_ON
+from ...core.messages import Span
+from ...core.numbers import counted
+from ...core.request_record import RequestRecord
+from ...core.run_record import FaultRecord, MicroBatchRecord, RunRecord
+from ...core.stage_floor import StageFloor
 from ..run_folder.record_jsonl import RequestLine
 
-_MOST_AT_ONCE = 256  # micro-batches, or requests, of a part
+_MOST_AT_ONCE = 256  # micro-batches, or requests, per part
 
 
 class RecordedPart(msgspec.Struct, frozen=True):
-    """What is new of a window: micro-batches that all stages have computed, with their spans, and requests that ended.
+    """The increment since the last part: micro-batches computed by all stages, their spans, and finished requests.
 
-    In the last part are the requests `crossing` the edges of the window, with their tokens of it, the faults of the
-    window, and when it began and ended, as `RunRecord` has them.
+    The last part also contains the requests `crossing` the edges of the window, with their tokens in it, the faults of
+    the window, and its start and end, as in `RunRecord`.
     """
 
     num_stages: int
@@ -46,14 +46,14 @@ decoder = msgspec.msgpack.Decoder(RecordedPart)
 class Recording:
     """Collects the parts of a window.
 
-    The window holds the micro-batches that are dispatched between its begin and `stop`, and the requests that come and
-    end in it. Of other requests it holds the tokens that they got in it.
+    The window contains the micro-batches dispatched between its start and `stop`, and the requests that arrive and
+    finish in it. For other requests it contains the tokens generated in it.
 
     Args:
-        record: the run's.
+        record: of the run.
         first: the number of the first micro-batch of the window.
-        unfinished: requests that are there already.
-        now: the time, in seconds.
+        unfinished: requests already in the system.
+        now: the current time, in seconds.
     """
 
     def __init__(self, record: RunRecord, first: int, unfinished: Sequence[RequestRecord], now: float) -> None:
@@ -63,16 +63,16 @@ class Recording:
         self._next = first
         self._requests = list(unfinished)
         self._earlier_tokens = {request.request: request.output_tokens for request in unfinished}
-        self._until = now  # the window lasts so far, its micro-batches included
+        self._until = now  # end of the window so far, including its micro-batches
         self._window: tuple[float | None, float | None] = (None if unfinished else now, None)
-        self._num_faults = sum(fault.up is not None for fault in record.faults)  # that were over before
+        self._num_faults = sum(fault.up is not None for fault in record.faults)  # repaired before the window
 
     def first_part(self) -> bytes:
-        """Return a part without contents, encoded, which says that the window has begun."""
+        """Return an empty encoded part that marks the start of the window."""
         return self._encode()
 
     def add(self, request: RequestRecord) -> None:
-        """Note a request that has come."""
+        """Add an arrived request."""
         if self._end is None:
             self._requests.append(request)
 
@@ -83,10 +83,10 @@ class Recording:
             self._window = (self._window[0], now)
 
     def take(self, micro_batches: Sequence[MicroBatchRecord]) -> Iterator[bytes]:
-        """Yield the parts, encoded, that hold what is new.
+        """Yield the increment since the last call as encoded parts.
 
         Args:
-            micro_batches: of the record, those that all stages have computed since the last call.
+            micro_batches: the record's micro-batches that all stages have computed since the last call.
         """
         end = self._end
         new = [m for m in micro_batches if m.micro_batch >= self._first and (end is None or m.micro_batch < end)]
@@ -107,14 +107,14 @@ class Recording:
             )
 
     def is_complete(self, has_work: bool) -> bool:
-        """Return whether the window has ended and all that can come of it was taken.
+        """Return whether the window has ended and all its micro-batches were taken.
 
-        Without work, no span comes any more.
+        Without work, no more spans will arrive.
         """
         return self._end is not None and (self._next >= self._end or not has_work)
 
     def last_part(self) -> bytes:
-        """Return the part, encoded, that ends the window."""
+        """Return the encoded part that ends the window."""
         record = self._record
         crossing = [self._cut(request) for request in self._requests if not self._holds(request)]
         return self._encode(
@@ -127,14 +127,14 @@ class Recording:
         )
 
     def _holds(self, request: RequestRecord) -> bool:
-        """Return whether a request came and ended in the window."""
+        """Return whether a request arrived and finished in the window."""
         return self._has_ended(request) and request.request not in self._earlier_tokens
 
     def _has_ended(self, request: RequestRecord) -> bool:
         return request.finished is not None and request.finished <= self._until
 
     def _cut(self, request: RequestRecord) -> RequestLine:
-        """Return what the window has of a request that crosses its edges."""
+        """Return the part inside the window of a request that crosses its edges."""
         earlier = self._earlier_tokens.get(request.request, 0)
         return msgspec.structs.replace(
             _recorded(request),
@@ -150,7 +150,7 @@ class Recording:
 
 
 def join_parts(parts: Iterator[bytes]) -> RunRecord:
-    """Join the parts of a window to its record."""
+    """Join the parts of a window into its record."""
     record: RunRecord | None = None
     for payload in parts:
         record = with_part(record, part := decoder.decode(payload))
@@ -161,8 +161,8 @@ def join_parts(parts: Iterator[bytes]) -> RunRecord:
         record.window = part.window
         if part.crossing:
             record.notes.append(
-                f"a window of a server's run: {counted(len(part.crossing), 'request')} came before it or had not ended "
-                "with it; their tokens of the window count, and the table of requests leaves them out"
+                f"a window of a server's run: {counted(len(part.crossing), 'request')} started before it or continued "
+                "after it. Their tokens within the window count, but the table of requests leaves them out."
             )
     assert record is not None
     record.requests.sort(key=lambda request: request.request)
@@ -170,7 +170,7 @@ def join_parts(parts: Iterator[bytes]) -> RunRecord:
 
 
 def with_part(record: RunRecord | None, part: RecordedPart) -> RunRecord:
-    """Add the micro-batches, spans and requests of a part to a record, which the first part begins; return it."""
+    """Add a part's micro-batches, spans and requests to the record, created for the first part, and return it."""
     record = record or RunRecord(
         part.num_stages, part.num_blocks, batch=part.batch, depth=part.depth, floors=part.floors
     )

@@ -1,4 +1,4 @@
-"""The pictures of a report as matplotlib figures, which notebooks show without further ado."""
+"""The charts of a report as matplotlib figures that notebooks display directly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..drawing.timeline_png import TimelineWindow, draw_timeline
 
 
 class NotebookFigure(Figure):
-    """A figure that a notebook shows, with or without pyplot."""
+    """A figure that notebooks display with or without pyplot."""
 
     def _repr_png_(self) -> bytes:
         file = io.BytesIO()
@@ -28,7 +28,7 @@ def chart_figure(chart: Chart) -> Figure:
 
 
 def timeline_figure(runs: dict[str, TimelineWindow]) -> Figure:
-    """Draw windows of runs, by label, below each other."""
+    """Draw windows of runs, by label, one below the other."""
     figure = NotebookFigure(dpi=DPI, layout="constrained")
     draw_timeline(runs, figure)
     return figure

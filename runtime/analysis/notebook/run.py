@@ -1,4 +1,4 @@
-"""A run folder in Python: its numbers, its tables and its pictures."""
+"""A run folder in Python: its metrics, tables and figures."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...conf.errors import ConfigError, nearest
-from ...conf.user_path import user_path
-from ..core.run_record import RunRecord
+from ....conf.errors import ConfigError, nearest
+from ....conf.user_path import user_path
+from ...core.numbers import percent_text, seconds_text
+from ...core.run_record import RunRecord
 from ..drawing.chart import Chart
-from ..drawing.formatting import cause_label, ms_text, percent_text, seconds_text
+from ..drawing.formatting import cause_label
+from ..drawing.text_table import TextTable
 from ..drawing.timeline_png import TimelineWindow
 from ..explain.analysed_run import AnalysedRun
 from ..explain.explain_json import read_explanation
@@ -23,6 +25,7 @@ from ..ledger.causes import CAUSES
 from ..ledger.fleet import Fleet
 from ..ledger.ledger import Ledger
 from ..report.run_charts import charts_of_run
+from ..report.run_tables import main_numbers
 from ..run_folder.read import RunFolder, read_run_folder
 from ..run_folder.requests_csv import fleet_request_rows, request_rows
 from ..run_folder.titles import is_simulated
@@ -45,11 +48,11 @@ def read_run(folder: str | Path) -> Run:
 
 
 class Run:
-    """A run, read from its folder by `read_run`. What is large is read when it is first asked for.
+    """A run, read from its folder by `read_run`. Large files are loaded lazily.
 
-    Tables are `Table`s of numpy columns, named as in the folder's files. Times are seconds from the run's start; a
-    column whose name ends in `_ms` holds milliseconds. Of a fleet, tables hold the rows of all replicas with a column
-    `replica`, and times are from the fleet's start.
+    Tables are `Table`s of numpy columns, named as in the folder's files. Times are seconds from the run's start;
+    columns whose names end in `_ms` are in milliseconds. For a fleet, tables contain the rows of all replicas with a
+    column `replica`, and times are from the fleet's start.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -67,28 +70,28 @@ class Run:
 
     @property
     def summary(self) -> Mapping[str, Any]:
-        """What `summary.json` holds."""
+        """The contents of `summary.json`."""
         return self._folder.summary
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The run's config as it was composed; empty where it was not recorded."""
+        """The run's composed config; empty if it was not recorded."""
         return self._folder.config
 
     @cached_property
     def replicas(self) -> list[Run]:
-        """The runs of a fleet, by number; of a run that stands alone, the run itself."""
+        """The runs of a fleet, by number; for a standalone run, the run itself."""
         found = self._folder.replicas
         return [self] if found == [self._folder] else [Run(folder) for folder in found]
 
     @property
     def is_fleet(self) -> bool:
-        """Whether it is of several replicas."""
+        """Whether it has several replicas."""
         return self.replicas != [self]
 
     @property
     def fleet(self) -> Fleet:
-        """The ledgers of all replicas on one clock; a run that stands alone is a fleet of one.
+        """The ledgers of all replicas on one clock; a standalone run is a fleet of one.
 
         Raises:
             ConfigError: one of the files is damaged.
@@ -97,7 +100,7 @@ class Run:
 
     @property
     def record(self) -> RunRecord:
-        """What the coordinator and the stages recorded. Times are seconds from the run's start.
+        """The record of the coordinator and the stages. Times are seconds from the run's start.
 
         Raises:
             ConfigError: it is a fleet, or one of the files is damaged.
@@ -117,7 +120,7 @@ class Run:
 
     @property
     def explanation(self) -> Explanation | None:
-        """What would change the run, by `gapless explain`; None where that was not asked.
+        """The predicted effect of changes, from `gapless explain`; None if that was not run.
 
         Raises:
             ConfigError: `explain.json` is damaged.
@@ -126,19 +129,19 @@ class Run:
 
     @property
     def words(self) -> list[str]:
-        """What cost the run most, what that comes from, and what would change it: a sentence each."""
+        """What cost the run most, why, and what would change it: one sentence each."""
         return self._analysed.words
 
     @cached_property
     def requests(self) -> Table:
-        """A row for each request: the columns of `requests.csv`."""
+        """One row per request: the columns of `requests.csv`."""
         if self.is_fleet:
             return table_of_rows("requests", *fleet_request_rows(self.fleet))
         return table_of_rows("requests", *request_rows(self.record, self.ledger, self.blame))
 
     @property
     def blame(self) -> Blame:
-        """Which requests cost others how much TTFT and TBT.
+        """How much TTFT and TBT each request cost others.
 
         Raises:
             ConfigError: it is a fleet, or one of the files is damaged.
@@ -148,32 +151,32 @@ class Run:
 
     @cached_property
     def micro_batches(self) -> Table:
-        """A row for each micro-batch: when it was dispatched and completed, what it held, its bubble time."""
+        """One row per micro-batch: dispatch and completion times, contents, bubble time."""
         return self._table([micro_batches_of(*part) for part in self._parts])
 
     @cached_property
     def spans(self) -> Table:
-        """A row for each micro-batch on each stage: the columns of `spans.csv.gz`."""
+        """One row per micro-batch and stage: the columns of `spans.csv.gz`."""
         return self._table([spans_of(*part) for part in self._parts])
 
     @cached_property
     def idle(self) -> Table:
-        """A row for each idle interval of each stage, with its cause."""
+        """One row per idle interval of each stage, with its cause."""
         span = self.fleet.span_seconds
         return self._table([idle_of(record, ledger, start, start + span) for record, ledger, start in self._parts])
 
     @cached_property
     def tokens(self) -> Table:
-        """A row for each output token: when it came, and how long after the one before (`tbt_ms`)."""
+        """One row per output token: its time, and the time since the previous token (`tbt_ms`)."""
         return self._table([tokens_of(record, start) for record, _, start in self._parts])
 
     @cached_property
     def figures(self) -> list[str]:
-        """The names of the pictures that `plot` draws."""
+        """The names of the figures that `plot` draws."""
         return [TIMELINE, *self._charts]
 
     def plot(self, name: str = TIMELINE, window: tuple[float, float] | None = None) -> Figure:
-        """Draw a picture of the report as a matplotlib figure.
+        """Draw a chart of the report as a matplotlib figure.
 
         Args:
             name: one of `figures`.
@@ -181,7 +184,7 @@ class Run:
                 idle time is like the whole run's.
 
         Raises:
-            ConfigError: an unknown name, a window of another picture, or one that is empty.
+            ConfigError: an unknown name, a window for a chart other than the timeline, or an empty window.
         """
         from .figures import chart_figure, timeline_figure
 
@@ -197,24 +200,20 @@ class Run:
         return chart_figure(self._charts[name])
 
     def __repr__(self) -> str:
-        return f"{self.title} ({', '.join(f'{name.lower()} {value}' for name, value in self._main_numbers().items())})"
+        return f"{self.title} ({', '.join(f'{name.lower()} {value}' for name, value, _ in main_numbers(self.summary))})"
 
     def _repr_html_(self) -> str:
         """Return the title, main numbers, and idle time by cause, for notebooks."""
-        numbers = "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in self._main_numbers().items())
+        numbers = TextTable(("", "", ""), list(main_numbers(self.summary)))
         seconds = self.summary["bubble_seconds"]
         share = self.summary["bubble_fraction"] / (sum(seconds.values()) or 1.0)
-        causes = "".join(
-            f"<tr><th>{cause_label(cause)}</th><td>{seconds_text(seconds[cause])}</td>"
-            f"<td>{percent_text(share * seconds[cause])}</td></tr>"
+        causes = [
+            (cause_label(cause), seconds_text(seconds[cause]), percent_text(share * seconds[cause]))
             for cause in sorted(CAUSES, key=lambda cause: -seconds.get(cause, 0.0))
             if seconds.get(cause, 0.0) > 0.0
-        )
-        heads = "<tr><th>idle because of</th><th>stage-seconds</th><th>of stage time</th></tr>"
-        return (
-            f"<p><strong>{html.escape(self.title)}</strong></p><table><tbody>{numbers}</tbody></table>"
-            f"<table><thead>{heads}</thead><tbody>{causes}</tbody></table>"
-        )
+        ]
+        idle = TextTable(("idle because of", "stage-seconds", "of stage time"), causes)
+        return f"<p><strong>{html.escape(self.title)}</strong></p>{numbers.html()}{idle.html()}"
 
     @cached_property
     def _analysed(self) -> AnalysedRun:
@@ -225,18 +224,6 @@ class Run:
         """The charts that have data, by name."""
         charts, mark = charts_of_run(self._analysed.charts), ", simulated" if is_simulated(self.config) else ""
         return {chart.name: replace(chart, title=chart.title + mark) for chart in charts if not chart.is_empty}
-
-    def _main_numbers(self) -> dict[str, str]:
-        summary = self.summary
-        return {
-            "Output": f"{summary['output_throughput']:,.1f} tok/s",
-            "TTFT": f"{ms_text(summary['median_ttft_ms'])} p50, {ms_text(summary['p99_ttft_ms'])} p99",
-            "TBT": f"{ms_text(summary['median_itl_ms'])} p50, {ms_text(summary['p99_itl_ms'])} p99",
-            "Idle": f"{percent_text(summary['bubble_fraction'])}, bubbles "
-            f"{percent_text(summary['bubble_fraction_inner'])}",
-            "Requests": f"{summary['completed']:,} done, {summary['failed']:,} failed",
-            "Duration": seconds_text(summary["duration"]),
-        }
 
     @property
     def _parts(self) -> list[tuple[RunRecord, Ledger, float]]:

@@ -1,8 +1,7 @@
-"""A table of numpy columns, shown in notebooks, and as a frame of pandas or polars."""
+"""A table of numpy columns with notebook display and conversion to pandas and polars."""
 
 from __future__ import annotations
 
-import html
 import importlib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -10,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ...conf.errors import ConfigError, nearest
-from ..core.numbers import counted
+from ....conf.errors import ConfigError, nearest
+from ...core.numbers import counted
+from ..drawing.text_table import TextTable
 
 if TYPE_CHECKING:
     import pandas
@@ -22,13 +22,13 @@ _SHOWN_ROWS = 10
 
 
 class Table(Mapping[str, Column]):
-    """Columns of one length by name: `table["begin"]` is a numpy array.
+    """Columns of equal length by name: `table["begin"]` is a numpy array.
 
-    Numbers that are not there are NaN, texts are empty.
+    Missing numbers are NaN, missing texts are empty.
 
     Args:
-        name: what the rows are, in words: `spans`.
-        columns: the arrays, in the order of the frames' columns.
+        name: name of the rows, such as `spans`.
+        columns: the arrays, in the order of the data frame's columns.
     """
 
     def __init__(self, name: str, columns: Mapping[str, Column]) -> None:
@@ -48,7 +48,7 @@ class Table(Mapping[str, Column]):
         return column in self._columns
 
     def __len__(self) -> int:
-        """Return the number of columns, as of any mapping; `num_rows` counts rows."""
+        """Return the number of columns, as for any mapping; `num_rows` counts rows."""
         return len(self._columns)
 
     @property
@@ -57,7 +57,7 @@ class Table(Mapping[str, Column]):
         return len(next(iter(self._columns.values())))
 
     def pandas(self) -> pandas.DataFrame:
-        """Return the table as a pandas frame.
+        """Return the table as a pandas data frame.
 
         Raises:
             ConfigError: pandas is not installed.
@@ -66,7 +66,7 @@ class Table(Mapping[str, Column]):
         return frame
 
     def polars(self) -> polars.DataFrame:
-        """Return the table as a polars frame.
+        """Return the table as a polars data frame.
 
         Raises:
             ConfigError: polars is not installed.
@@ -79,23 +79,19 @@ class Table(Mapping[str, Column]):
 
     def _repr_html_(self) -> str:
         """Return the first rows, for notebooks."""
-        heads = "".join(f"<th>{html.escape(name)}</th>" for name in self._columns)
         texts = [[_text(value) for value in column[:_SHOWN_ROWS].tolist()] for column in self._columns.values()]
-        rows = "".join(
-            f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in zip(*texts, strict=True)
-        )
         shown = min(self.num_rows, _SHOWN_ROWS)
         note = f"{self.name}: {shown} of {self.num_rows:,} rows" if shown < self.num_rows else self.name
-        return f"<table><caption>{note}</caption><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+        return f"<p>{note}</p>{TextTable(tuple(self._columns), list(zip(*texts, strict=True))).html()}"
 
 
 def table_of_rows(name: str, columns: list[str], rows: list[list[Any]]) -> Table:
-    """Turn rows into a table; None is NaN among numbers, empty among texts."""
+    """Build a table from rows; None becomes NaN among numbers, and an empty text among texts."""
     return Table(name, {column: _array([row[place] for row in rows]) for place, column in enumerate(columns)})
 
 
 def joined_tables(tables: list[Table], column: str) -> Table:
-    """Put tables of the same columns below each other; a first column `column` says which of them each row is of."""
+    """Concatenate tables with the same columns; the new first column `column` is the table index of each row."""
     numbers = np.repeat(np.arange(len(tables)), [table.num_rows for table in tables])
     joined = {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
     return Table(tables[0].name, {column: numbers, **joined})

@@ -1,6 +1,6 @@
-"""The tables of a run: a row a request, micro-batch, span, idle interval or token.
+"""The tables of a run: one row per micro-batch, span, idle interval or token.
 
-Names are those of the run folder's files; a column whose name ends in `_ms` holds milliseconds, other times are
+Columns are named as in the run folder's files; columns whose names end in `_ms` are in milliseconds, other times in
 seconds.
 """
 
@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..core.micro_batch_columns import values_at
-from ..core.run_record import RunRecord
+from ...core.micro_batch_columns import values_at
+from ...core.run_record import RunRecord
 from ..ledger.causes import CAUSES, Cause
 from ..ledger.ledger import Ledger
 from ..run_folder.spans_csv import SPAN_COLUMNS, span_table
 from .table import Column, Table
 
-_CAUSE_NAMES = np.array([*CAUSES, ""], np.str_)  # empty by an index of -1
+_CAUSE_NAMES = np.array([*CAUSES, ""], np.str_)  # index -1 gives an empty name
 
 
 def micro_batches_of(record: RunRecord, ledger: Ledger, start: float) -> Table:
-    """Return a row for each micro-batch in order of dispatch; times are seconds since `start` on the record's clock."""
+    """Return one row per micro-batch in order of dispatch; times are seconds since `start` on the record's clock."""
     records, columns = record.micro_batches, ledger.micro_batches
     completed = [np.nan if m.completed is None else m.completed for m in records]
     table: dict[str, Column] = {
@@ -41,7 +41,7 @@ def micro_batches_of(record: RunRecord, ledger: Ledger, start: float) -> Table:
 
 
 def spans_of(record: RunRecord, ledger: Ledger, start: float) -> Table:
-    """Return a row for each micro-batch on each stage: the columns of `spans.csv.gz`."""
+    """Return one row per micro-batch and stage: the columns of `spans.csv.gz`."""
     spans, columns = span_table(record, ledger), ledger.micro_batches
     known = spans.place >= 0
     counts = columns.prefill, columns.decodes, columns.context, columns.chunk_prefix
@@ -61,14 +61,14 @@ def spans_of(record: RunRecord, ledger: Ledger, start: float) -> Table:
 
 
 def idle_of(record: RunRecord, ledger: Ledger, start: float, end: float) -> Table:
-    """Return a row for each idle interval of each stage between `start` and `end`, by stage.
+    """Return one row per idle interval of each stage between `start` and `end`, by stage.
 
-    Their seconds by cause are those of the summary.
+    Their seconds by cause add up to the summary's.
 
-    `step` is the micro-batch that the stage waited for. It is -1 after the last one, and where a replica of a fleet has
-    not begun.
+    `step` is the micro-batch that the stage waited for. It is -1 after the last one, and before a fleet's replica has
+    started.
     """
-    before, after = (start, ledger.t0), (ledger.t1, end)  # of a replica: its fleet runs, it does not
+    before, after = (start, ledger.t0), (ledger.t1, end)  # while the fleet runs but this replica does not
     outside = [each for each in (before, after) if each[1] > each[0]]
     tables = []
     for stage, (lane, idle) in enumerate(zip(ledger.lanes, ledger.idle_columns, strict=True)):
@@ -85,9 +85,9 @@ def idle_of(record: RunRecord, ledger: Ledger, start: float, end: float) -> Tabl
 
 
 def tokens_of(record: RunRecord, start: float) -> Table:
-    """Return a row for each output token, by request in the order of the record.
+    """Return one row per output token, by request in the order of the record.
 
-    `token` counts from 0, `tbt_ms` is the time since the token before, NaN of a first one.
+    `token` counts from 0; `tbt_ms` is the time since the previous token, NaN for a first token.
     """
     counts = [len(request.token_times) for request in record.requests]
     times = np.array([time for request in record.requests for time in request.token_times], np.float64)

@@ -1,4 +1,4 @@
-"""Charts over settings, of the medians of their runs: throughput against tail latency, and heat maps."""
+"""Charts over settings, from the medians of their runs: throughput against tail latency, and heat maps."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any
 
 import numpy as np
 
-from ..core.numbers import is_number
+from ...core.numbers import is_number
 from ..drawing.chart import Axis, Chart, Series, series_colour
 from .metrics import MAX_COLUMNS, THROUGHPUT, metric_of, ranked, spread
 from .run_groups import RunGroup, differing_keys, settings
 
-# Tail latencies, by key of summary.json: a short name for files, and the label.
+# Tail latencies, by key of summary.json: a short name for file names, and the label.
 TAILS = {"p99_itl_ms": ("tbt", "p99 of TBT"), "p99_ttft_ms": ("ttft", "p99 of TTFT")}
-MAX_NAMED = 8  # points that all have their names beside them; of more points only those on the Pareto front have
+MAX_NAMED = 8  # most points that are all named; with more, only those on the Pareto front are
 MAX_HEAT_MAPS = 6
 
 
 def throughput_against(groups: Sequence[RunGroup], tail: str, sort: str = THROUGHPUT.key) -> Chart:
-    """Make the scatter of output throughput against a tail latency, with a line through the Pareto front.
+    """Build the scatter plot of output throughput against a tail latency, with a line through the Pareto front.
 
     Args:
-        groups: The settings, each a point.
+        groups: The settings, one point each.
         tail: A key of `TAILS`.
-        sort: Key of summary.json that ranks the groups where they are many: a point then has its group's rank as its
-            number, as in the table. Of few groups it has the group's place.
+        sort: Key of summary.json that ranks the groups if there are many: a point's number is then its group's rank, as
+            in the table. With few groups it is the group's place.
     """
     order = {group.label: number for number, group in enumerate(groups)}
     listed = groups if len(groups) <= MAX_COLUMNS else ranked(groups, sort)
@@ -81,11 +81,11 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> set[int]:
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """Something that varies between settings: a key, or several keys that vary together (`parallel.pp`, `parallel.tp`).
+    """A setting that is varied: a key, or several keys that vary together (`parallel.pp`, `parallel.tp`).
 
     Attributes:
         keys: The dotted keys.
-        values: Their value in each setting, as text.
+        values: Their values in each setting, as text.
     """
 
     keys: tuple[str, ...]
@@ -103,9 +103,9 @@ class Dimension:
 
 
 def dimensions(points: Sequence[Mapping[str, Any]]) -> list[Dimension]:
-    """Return what varies between settings. Keys that distinguish the same settings are one dimension.
+    """Return the dimensions that vary between settings. Keys that distinguish the same settings are one dimension.
 
-    A setting that does not have a key has a dash as its value.
+    The value of a missing key is a dash.
     """
     found: dict[tuple[int, ...], list[str]] = {}
     for key in differing_keys(points):
@@ -118,9 +118,10 @@ def dimensions(points: Sequence[Mapping[str, Any]]) -> list[Dimension]:
 
 
 def heat_maps(groups: Sequence[RunGroup], sort: str) -> list[Chart]:
-    """Make heat maps of the medians of `sort`, if two or three dimensions vary.
+    """Build heat maps of the medians of `sort`, if two or three dimensions vary.
 
-    Of three, the one with the fewest values has a map for each value. All maps have the same shades.
+    With three dimensions there is one map per value of the dimension with the fewest values. All maps share one colour
+    scale.
     """
     found = dimensions([settings(group.runs[0].config) for group in groups])
     if len(found) not in (2, 3):
@@ -154,7 +155,7 @@ def heat_maps(groups: Sequence[RunGroup], sort: str) -> list[Chart]:
 
 
 def _ordered(values: Sequence[str]) -> list[str]:
-    """Return each value once: numbers first, ascending, then the others in their order."""
+    """Return the distinct values: numbers first, ascending, then the others in their order."""
     distinct = list(dict.fromkeys(values))
     numbers = [text for text in distinct if is_number(text)]
     return sorted(numbers, key=float) + [text for text in distinct if text not in numbers]
@@ -165,5 +166,5 @@ def _text(value: Any) -> str:
 
 
 def _last_part(key: str) -> str:
-    """Return the last part of a dotted key; of `scheduler.name` it is `scheduler`."""
+    """Return the last part of a dotted key; for `scheduler.name` it is `scheduler`."""
     return key.removesuffix(".name").rpartition(".")[2] if key.endswith(".name") else key.rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""`report.html` of a comparison: numbers side by side, pipelines on one time axis, and charts of all runs."""
+"""`report.html` of a comparison: metrics side by side, pipelines on one time axis, and charts of all runs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any
 
 import yaml
 
-from ..core.numbers import counted
+from ...core.numbers import counted, ms_text, percent_text, seconds_text
 from ..drawing.chart import Chart, series_colour
 from ..drawing.chart_data import ChartData, fleet_chart_data
-from ..drawing.formatting import ms_text, percent_text, seconds_text
 from ..drawing.page_parts import (
     IDLE_WORDS,
     error_notes,
@@ -28,6 +27,7 @@ from ..drawing.page_parts import (
 )
 from ..drawing.png import write_figures
 from ..drawing.svg import figures
+from ..drawing.text_table import TextTable
 from ..drawing.timeline_block import timeline_scripts, timeline_section
 from ..drawing.timeline_columns import MAX_BOXES, TimelineColumns, pack_columns, tick_seconds
 from ..drawing.timeline_png import TimelineWindow, write_timeline
@@ -37,6 +37,9 @@ from ..run_folder.files import PREFILL_KEY, REPLICAS_KEY
 from ..run_folder.read import load_fleet
 from . import run_charts as charts
 from .comparison_charts import TAILS, heat_maps, throughput_against
+from .difference.difference_tables import difference_section
+from .difference.run_difference import RunDifference
+from .difference.run_side import RunSide
 from .faults_section import faults_section
 from .metrics import (
     BY_CAUSE,
@@ -52,9 +55,9 @@ from .metrics import (
     Spread,
     has_any,
     lower_is_better,
-    metric_of,
     number,
     ranked,
+    ranking_metrics,
     ratio_text,
     row_unit,
     spread,
@@ -62,48 +65,44 @@ from .metrics import (
 from .run_groups import RunGroup, differing_keys, settings
 from .verdict import verdict
 
-MAX_DRAWN = 8  # settings whose pipelines and charts are drawn; of more, the best
+MAX_DRAWN = 8  # settings whose pipelines and charts are drawn; if there are more, the best ones
 METRIC_GROUPS = (
     ("Speed", SPEED),
     ("Latency", (*LATENCY, *KV_TRANSFERS)),
     ("Idle time", (*IDLE, *BY_CAUSE)),
     ("Micro-batches", EVENNESS),
 )
-RANKING_METRICS = (
-    *SPEED[:2],
-    SPEED[3],
-    *(m for m in LATENCY if m.key in ("median_ttft_ms", "p99_ttft_ms", "median_itl_ms", "p99_itl_ms", "p99_e2el_ms")),
-    *IDLE[:2],
-    EVENNESS[0],
-)
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnRuns:
-    """What is drawn of a comparison: the median run of each setting, without its record.
+    """The drawing data of a comparison: of the median run of each setting, without its record.
 
-    Of a fleet, charts show all replicas, and the timeline shows replica 0.
+    For a fleet, charts show all replicas, and the timeline shows replica 0.
 
     Attributes:
         tick: Length of the timeline's tick, in seconds.
-        runs: Data of the charts, by label, in the order of the settings.
-        columns: Columns of the timeline, in the same order.
+        runs: Chart data by label, in the order of the settings.
+        columns: Timeline columns, in the same order.
         windows: Window of the run for the timeline's PNG, by label.
+        sides: What the difference of two runs reads of each; empty if the runs are not two.
     """
 
     tick: float
     runs: dict[str, ChartData]
     columns: list[TimelineColumns]
     windows: dict[str, TimelineWindow]
+    sides: list[RunSide]
 
     @classmethod
     def of(cls, fleets: Iterable[tuple[str, Fleet]], count: int, seconds: float) -> DrawnRuns:
-        """Take from `count` runs, one after the other, what is drawn of them; the longest lasts `seconds`."""
-        drawn = cls(tick_seconds(1.001 * seconds), {}, [], {})
+        """Extract the drawing data of `count` runs, one after the other; the longest lasts `seconds`."""
+        drawn = cls(tick_seconds(1.001 * seconds), {}, [], {}, [])
         for label, fleet in fleets:
             drawn.runs[label] = fleet_chart_data(fleet)
             drawn.columns.append(pack_columns(*fleet.parts[0], drawn.tick, MAX_BOXES // count))
             drawn.windows[label] = TimelineWindow.of(fleet.ledgers[0])
+            drawn.sides.extend([RunSide(fleet)] if count == 2 else [])
         return drawn
 
     @property
@@ -118,14 +117,14 @@ class DrawnRuns:
         ]
 
     def write(self, path: Path, more: Sequence[Chart] = (), *, simulated: bool) -> None:
-        """Write PNGs of `more` charts, of those of the runs, and of their timelines; `simulated` runs are called so."""
+        """Write PNGs of `more` charts, the runs' charts and timelines; `simulated` marks their titles."""
         write_figures(path, [*more, *self.charts, *charts.batch_composition(self.runs)], simulated=simulated)
         mark = ", simulated" if simulated else ""
         write_timeline(path / "timeline.png", {label + mark: window for label, window in self.windows.items()})
 
 
 def draw_runs(groups: Sequence[RunGroup], sort: str) -> DrawnRuns:
-    """Take what is drawn of the median run of each setting, one after the other; of many, of the best by `sort`."""
+    """Extract the drawing data of each setting's median run, one after the other; if many, of the best by `sort`."""
     best = ranked(groups, sort)[:MAX_DRAWN]
     shown = [group for group in groups if group in best]
     span = max(number(group.median_run.summary, "duration") or 0.0 for group in shown)
@@ -148,18 +147,20 @@ def render_comparison(
     compared: str = "setting",
     whole: Mapping[str, Any] | None = None,
     words: Sequence[str] = (),
+    difference: RunDifference | None = None,
 ) -> str:
     """Render the page of a comparison.
 
     Args:
-        groups: What is compared.
-        drawn: The median runs of the groups that are drawn.
+        groups: The groups to compare.
+        drawn: The drawing data of the groups' median runs.
         title: Heading of the page.
         sort: Key of summary.json that ranks the groups.
         compared: What a group is. Charts over settings are only made for "setting".
-        whole: Summary of the fleet, where the groups are its prefill and its decode replicas. These do different work,
-            so that none is called better.
-        words: The sentences that the page begins with, where it has no verdict.
+        whole: Summary of the fleet, if the groups are its prefill and its decode replicas. These do different work, so
+            none is marked as best.
+        words: The first sentences of the page, if it has no verdict.
+        difference: The difference of the groups, if they are two settings.
     """
     over_settings = charts_of_settings(groups, sort) if compared == "setting" else []
     heads = []
@@ -176,6 +177,7 @@ def render_comparison(
             "subtitle": html.escape(_subtitle(groups, compared)),
             "notes": notes_list(error_notes(run.summary for group in groups for run in group.runs)),
             "verdict": words_section(verdict(groups) if compared == "setting" else words),
+            "difference": difference_section(difference),
             "table": (_side_by_side if len(groups) <= MAX_COLUMNS else _ranking)(groups, sort, judged=whole is None),
             "table_note": html.escape(_table_note(groups, sort) if whole is None else _pools_note(whole)),
             "timeline": timeline_section(
@@ -194,7 +196,7 @@ def render_comparison(
 
 
 def _faults(groups: Sequence[RunGroup], drawn: DrawnRuns) -> list[dict[str, Any]]:
-    """Return the faults of the runs that are drawn, each with its run's label."""
+    """Return the faults of the drawn runs, each with its run's label."""
     shown = [group for group in groups if group.label in drawn.runs]
     return [{**fault, "run": group.label} for group in shown for fault in group.median_run.summary.get("faults") or ()]
 
@@ -207,7 +209,7 @@ def _subtitle(groups: Sequence[RunGroup], compared: str) -> str:
 
 
 def _run_note(group: RunGroup, run: ChartData) -> str:
-    """Write the numbers beside a pipeline's heading: duration, throughput, idle share."""
+    """Format the numbers next to a pipeline's heading: duration, throughput, idle share."""
     summary = group.median_run.summary
     speed, idle = number(summary, THROUGHPUT.key), number(summary, "bubble_fraction")
     parts = [seconds_text(run.span)]
@@ -229,7 +231,7 @@ def _table_note(groups: Sequence[RunGroup], sort: str) -> str:
 
 
 def _pools_note(whole: Mapping[str, Any]) -> str:
-    """Write what the numbers of a pool's replica are of, and those of whole requests."""
+    """Explain the numbers of a pool's replica, and list those of whole requests."""
     names = {"ttft": "TTFT", "itl": "TBT", "e2el": "E2E", "kv_wait": "KV waits", "kv_transfer": "KV transfer"}
     parts = []
     for key, name in names.items():
@@ -244,7 +246,7 @@ def _pools_note(whole: Mapping[str, Any]) -> str:
 
 
 def _side_by_side(groups: Sequence[RunGroup], sort: str, *, judged: bool) -> str:
-    """Render a table with a column for each setting and a row for each metric."""
+    """Render a table with one column per setting and one row per metric."""
     heads = [swatch(series_colour(n)) + html.escape(group.label) for n, group in enumerate(groups)]
     rows = []
     num_equal = 0
@@ -266,7 +268,7 @@ def _side_by_side(groups: Sequence[RunGroup], sort: str, *, judged: bool) -> str
 
 
 def _row(groups: Sequence[RunGroup], metric: Metric) -> tuple[str, bool]:
-    """Render the row of a metric; also return whether it is equal for all groups, as it is written."""
+    """Render the row of a metric; also return whether its formatted values are equal for all groups."""
     found = [spread(group, metric.key, groups[0]) for group in groups]
     unit = row_unit(metric, [s.median for s in found if s is not None])
     texts = {None if s is None else (unit.text(s.median), unit.text(s.low), unit.text(s.high)) for s in found}
@@ -277,10 +279,8 @@ def _row(groups: Sequence[RunGroup], metric: Metric) -> tuple[str, bool]:
 
 
 def _ranking(groups: Sequence[RunGroup], sort: str, *, judged: bool) -> str:
-    """Render a table with a row for each setting, the best first."""
-    metrics = [metric for metric in RANKING_METRICS if has_any(groups, metric)]
-    if sort not in [metric.key for metric in metrics]:
-        metrics.insert(0, metric_of(sort))
+    """Render a table with one row per setting, best first."""
+    metrics = ranking_metrics(groups, sort)
     order = ranked(groups, sort)
     columns, heads = [], []
     for metric in metrics:
@@ -297,7 +297,7 @@ def _ranking(groups: Sequence[RunGroup], sort: str, *, judged: bool) -> str:
 
 
 def _cells(metric: Metric, found: Sequence[Spread | None], unit: RowUnit) -> list[str]:
-    """Render a metric's cells: the ratio to the first group, the median, and lowest and highest over the repeats."""
+    """Render a metric's cells: the ratio to the first group, the median, and the range over the repeats."""
     medians = [s.median for s in found if s is not None]
     judged = metric.judged and len({unit.text(value) for value in medians}) > 1
     best = unit.text((min if metric.lower_is_better else max)(medians)) if judged else None
@@ -316,16 +316,16 @@ def _cells(metric: Metric, found: Sequence[Spread | None], unit: RowUnit) -> lis
 
 
 def _settings(groups: Sequence[RunGroup]) -> str:
-    """Render the keys that differ, with a row for each setting; then those that all share, as YAML."""
+    """Render the keys that differ, with one row per setting; then the shared keys, as YAML."""
     points = [settings(group.runs[0].config) for group in groups]
     keys = differing_keys(points)
-    heads = ["", *map(html.escape, keys), "runs", "median run"]
-    rows = []
-    for group, point in zip(groups, points, strict=True):
-        cells = *(point.get(key, "-") for key in keys), len(group.runs), group.median_run.path
-        rows.append(row(html.escape(group.label), [html.escape(str(cell)) for cell in cells]))
+    rows = [
+        (group.label, *(str(point.get(key, "-")) for key in keys), str(len(group.runs)), str(group.median_run.path))
+        for group, point in zip(groups, points, strict=True)
+    ]
+    shown = TextTable(("", *keys, "runs", "median run"), rows)
     shared = {
         key: value for key, value in points[0].items() if all(key in point and point[key] == value for point in points)
     }
     text = html.escape(yaml.safe_dump(shared, sort_keys=False, allow_unicode=True)) if shared else ""
-    return f'<div class="scroll">{table(heads, rows)}</div><h2>What all share</h2><pre>{text}</pre>'
+    return f"{shown.html()}<h2>What all share</h2><pre>{text}</pre>"

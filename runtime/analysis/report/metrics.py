@@ -1,4 +1,4 @@
-"""The metrics of a comparison: how each is written, whether lower is better, and its spread over repeated runs."""
+"""The metrics of a comparison: their format, whether lower is better, and their spread over repeated runs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
 
-from ..drawing.formatting import cause_label, ms_text, percent_text, seconds_text, time_unit
+from ...core.numbers import ms_text, percent_text, seconds_text
+from ..drawing.formatting import cause_label, time_unit
 from ..ledger.causes import CAUSES
 from .run_groups import RunGroup
 
 Kind = Literal["rate", "ms", "share", "seconds", "count", "ratio"]
-MAX_COLUMNS = 8  # settings that have a column each in a table; more are listed as a ranking
+MAX_COLUMNS = 8  # settings with one table column each; more settings are listed as a ranking
 # A metric whose key contains one of these is better if it is lower.
 LOWER_IS_BETTER = ("_ms", "bubble", "starved", "recovery", "idle", "cv_", "preemptions", "failed", "duration", "error")
 
@@ -24,11 +25,11 @@ class Metric:
 
     Attributes:
         key: Its key; a dot leads into a nested object.
-        name: What tables call it.
-        kind: How it is written.
-        unit: Its unit; empty if the written value contains it.
-        judged: Whether more or less of it is better. If not, no value is marked as the best.
-        time_prefix: Stands before the unit of a time: "stage-" for a total over stages.
+        name: Its name in tables.
+        kind: How it is formatted.
+        unit: Its unit; empty if the formatted value contains it.
+        judged: Whether it can be better or worse. If not, no value is marked as the best.
+        time_prefix: Prefix of the unit of a time: "stage-" for a total over stages.
     """
 
     key: str
@@ -44,7 +45,7 @@ class Metric:
         return lower_is_better(self.key)
 
     def text(self, value: float | None) -> str:
-        """Write a value; a dash for None."""
+        """Format a value; a dash for None."""
         if value is None or not math.isfinite(value):
             return "-"
         if self.kind == "ms":
@@ -60,11 +61,11 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class RowUnit:
-    """How the values of a row are written.
+    """How the values of a row are formatted.
 
     Attributes:
         name: The unit, for the row's head; empty: a plain number.
-        factor: What a value of `summary.json` is multiplied with to be in the unit.
+        factor: Factor from the value in `summary.json` to the unit.
         decimals: Digits after the point.
     """
 
@@ -73,7 +74,7 @@ class RowUnit:
     decimals: int
 
     def text(self, value: float) -> str:
-        """Write a value without its unit."""
+        """Format a value without its unit."""
         if value == 0.0:
             return "0"
         return f"{value * self.factor:,.{self.decimals}f}"
@@ -87,7 +88,7 @@ class Spread:
         values: Its value in each run.
         median: Median of the values.
         low, high: Lowest and highest value.
-        ratio: The median over that of the first group; None if that group has none, or if it is 0.
+        ratio: The median over the first group's median; None if that is missing or 0.
     """
 
     values: tuple[float, ...]
@@ -146,10 +147,15 @@ _OFTEN_NONE = (
 )
 SECTIONS = (SPEED, LATENCY, KV_TRANSFERS, IDLE, BY_CAUSE, EVENNESS)
 METRICS = tuple(metric for section in SECTIONS for metric in section)
+# Metrics of a ranking, most important first: the last ones are left out on narrow terminals.
+_RANKED_BY = (
+    *("output_throughput", "p99_itl_ms", "p99_ttft_ms", "bubble_fraction", "cv_stage_time", "median_itl_ms"),
+    *("median_ttft_ms", "bubble_fraction_inner", "p99_e2el_ms", "total_token_throughput", "request_goodput"),
+)
 
 
 def metric_of(key: str) -> Metric:
-    """Return the metric of a key. A key that is not in `METRICS` gets a metric with a name and a kind made from it."""
+    """Return the metric of a key. If it is not in `METRICS`, its name and kind are derived from the key."""
     kind: Kind = "ms" if key.endswith("_ms") else "seconds" if "seconds" in key else "ratio"
     return next((metric for metric in METRICS if metric.key == key), Metric(key, key.replace("_", " "), kind))
 
@@ -160,7 +166,7 @@ def lower_is_better(key: str) -> bool:
 
 
 def number(summary: Mapping[str, Any], key: str) -> float | None:
-    """Return the number at `key` of a summary; None if it has none, as without an SLO or in an older run folder."""
+    """Return the number at `key` of a summary; None if missing, as without an SLO or in an older run folder."""
     value: Any = summary
     for name in key.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
@@ -170,7 +176,7 @@ def number(summary: Mapping[str, Any], key: str) -> float | None:
 
 
 def number_keys(summary: Mapping[str, Any]) -> list[str]:
-    """Return all keys of a summary's results that hold a number, nested ones dotted."""
+    """Return the keys of all numbers in a summary's results, nested ones dotted."""
     keys = []
     for name, value in summary.items():
         inner = [f"{name}.{key}" for key in value] if isinstance(value, Mapping) else [name]
@@ -184,7 +190,7 @@ def spread(group: RunGroup, key: str, first: RunGroup | None = None) -> Spread |
     Args:
         group: The runs.
         key: Key of summary.json.
-        first: The group that ratios refer to.
+        first: The group that the ratio refers to.
     """
     values = [value for run in group.runs if (value := number(run.summary, key)) is not None]
     if not values:
@@ -196,7 +202,7 @@ def spread(group: RunGroup, key: str, first: RunGroup | None = None) -> Spread |
 
 
 def ranked(groups: Sequence[RunGroup], sort: str) -> list[RunGroup]:
-    """Sort groups by the median of `sort`, the best first. Groups without it come last; ties keep their order."""
+    """Sort groups by the median of `sort`, best first. Groups without it come last; ties keep their order."""
     sign = 1.0 if lower_is_better(sort) else -1.0
 
     def place(group: RunGroup) -> float:
@@ -207,7 +213,7 @@ def ranked(groups: Sequence[RunGroup], sort: str) -> list[RunGroup]:
 
 
 def best_of(metric: Metric, found: Sequence[Spread | None]) -> str | None:
-    """Return the best median, as it is written; None if all are written alike or the metric is not judged."""
+    """Return the best median as formatted; None if all are formatted alike or the metric is not judged."""
     medians = [s.median for s in found if s is not None]
     if not metric.judged or len({metric.text(value) for value in medians}) < 2:
         return None
@@ -217,7 +223,7 @@ def best_of(metric: Metric, found: Sequence[Spread | None]) -> str | None:
 def has_any(groups: Sequence[RunGroup], metric: Metric) -> bool:
     """Return whether a metric is worth a row.
 
-    Some run must have it; causes, and what many runs have none of, must not all be 0.
+    Some run must have it. Causes and metrics that are often 0 must not be 0 in all runs.
     """
     found = [spread(group, metric.key) for group in groups]
     if metric in BY_CAUSE or metric.key in _OFTEN_NONE:
@@ -225,8 +231,14 @@ def has_any(groups: Sequence[RunGroup], metric: Metric) -> bool:
     return any(s is not None for s in found)
 
 
+def ranking_metrics(groups: Sequence[RunGroup], sort: str) -> list[Metric]:
+    """Return the metrics of a ranking by `sort`, most important first."""
+    metrics = [metric for metric in map(metric_of, _RANKED_BY) if has_any(groups, metric)]
+    return metrics if sort in [metric.key for metric in metrics] else [metric_of(sort), *metrics]
+
+
 def row_unit(metric: Metric, values: Sequence[float]) -> RowUnit:
-    """Choose the unit in which `values` of `metric` read well: the largest has about three significant digits."""
+    """Choose a readable unit for `values` of `metric`: the largest has about three significant digits."""
     largest = max((abs(value) for value in values), default=0.0)
     if metric.kind in ("ms", "seconds"):
         in_seconds = 1e-3 if metric.kind == "ms" else 1.0
@@ -241,7 +253,7 @@ def row_unit(metric: Metric, values: Sequence[float]) -> RowUnit:
 
 
 def ratio_text(ratio: float) -> str:
-    """Write a ratio with two or three significant digits: `1.15`, `12.3`, `0.012`."""
+    """Format a ratio with two or three significant digits: `1.15`, `12.3`, `0.012`."""
     if ratio < 0.1:
         return f"{ratio:.2g}"
     return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.1f}" if ratio < 100 else f"{ratio:,.0f}"

@@ -1,13 +1,13 @@
-"""The worst moments of a run: each in a sentence, with a strip of the timeline, and a link to it in the timeline."""
+"""The worst moments of a run: each described in sentences, with a link into the timeline."""
 
 from __future__ import annotations
 
 import html
 
-from ..core.numbers import counted
-from ..core.run_record import RunRecord
-from ..drawing.formatting import cause_label, number_text, seconds_text
-from ..drawing.strip import strip
+from ...core.numbers import counted, number_text, seconds_text
+from ...core.run_record import RunRecord
+from ..drawing.formatting import cause_label
+from ..drawing.page_parts import section
 from ..explain.analysed_run import AnalysedRun
 from ..ledger.causes import Cause
 from ..ledger.moments import Moment
@@ -15,9 +15,8 @@ from .blame_section import request_name
 
 _HINT = (
     "Tokens that took at least twice what is typical (first tokens three times), and stages that stood idle as long; "
-    "what overlaps is one moment. They rank by how many typical times all requests lost. Upright lines bound the slow "
-    "interval; micro-batches of the request that cost most have an outline. In Perfetto, trace.json.gz begins with the "
-    "run: a moment is at the same second of the ruler."
+    "what overlaps is one moment. They rank by how many typical times all requests lost. In Perfetto, trace.json.gz "
+    "begins with the run: a moment is at the same second of the ruler."
 )
 _PARTS = {
     "queue": "They were queued behind other requests",
@@ -36,7 +35,7 @@ _PARTS = {
 
 
 def moment_text(moment: Moment, record: RunRecord, origin: float) -> list[str]:
-    """Say in sentences when a moment was, how long, what it was and whom others waited for.
+    """Describe a moment: when it was, how long, what happened and whom others waited for.
 
     Args:
         moment: The moment.
@@ -68,11 +67,11 @@ def _sized(record: RunRecord, place: int) -> str:
 
 
 def moments_section(run: AnalysedRun, drawn_seconds: float) -> str:
-    """Render the section; empty if no moment was bad.
+    """Render the section; empty if there are no bad moments.
 
     Args:
         run: The run.
-        drawn_seconds: How much of it the page's timeline shows, from its start.
+        drawn_seconds: Seconds of the run that the page's timeline shows, from the start.
     """
     if not run.moments:
         return ""
@@ -81,16 +80,9 @@ def moments_section(run: AnalysedRun, drawn_seconds: float) -> str:
         texts = moment_text(moment, run.record, ledger.t0)
         room = 0.4 * max(moment.seconds, 1e-6)
         stretch = max(ledger.t0, moment.start - room), min(ledger.t1, moment.end + room)
-        worst = moment.blamed[0][0] if moment.blamed else -1
-        outlined = run.blame.micro_batches_of(worst, stretch) if worst >= 0 else ()
-        picture = strip(ledger, stretch, (moment.start, moment.end), outlined) if stretch[1] > stretch[0] else ""
         low, high = (at - ledger.t0 for at in stretch)
         link = f' <a href="#t={low:.6f}-{high:.6f}">Show in the timeline</a>' if low < drawn_seconds else ""
         first, *rest = map(html.escape, texts)
-        said = f"<p><b>{first}</b> {' '.join(rest)}{link}</p>"
-        items.append(f'<li>{said}<div class="scroll">{picture}</div></li>')
+        items.append(f"<li><p><b>{first}</b> {' '.join(rest)}{link}</p></li>")
     heading = "The ten worst moments" if len(run.moments) == 10 else "The worst moments"
-    return (
-        f'<section id="moments">\n  <h2>{heading}</h2>\n  <p class="hint">{_HINT}</p>\n'
-        f'  <ol class="moments">\n{"".join(items)}\n  </ol>\n</section>\n\n'
-    )
+    return section(heading, f'  <ol class="moments">\n{"".join(items)}\n  </ol>', _HINT, "moments")

@@ -1,4 +1,4 @@
-"""The charts of runs. A chart of several runs takes their data by label."""
+"""The charts of runs. Charts of several runs take their data by label."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ..core.micro_batch_columns import Floats
+from ...core.micro_batch_columns import Floats
+from ...core.numbers import percent_text
 from ..drawing.chart import Axis, Chart, Series, series_colour, stacked_bars
 from ..drawing.chart_data import ChartData
 from ..drawing.distributions import Quantity, cdf, histogram, largest_value
-from ..drawing.formatting import cause_label, css_name, percent_text, time_unit
+from ..drawing.formatting import cause_label, css_name, time_unit
 from ..drawing.thinning import NUM_INTERVALS, average_over_time, counter, thin, thin_points
 from ..ledger.causes import CAUSES, Cause
 from ..ledger.predictions import prediction_error
@@ -41,7 +42,7 @@ def charts_of_run(run: ChartData) -> list[Chart]:
 
 
 def charts_of_micro_batches(run: ChartData) -> list[Chart]:
-    """Return the charts of requests and micro-batches, but for those of what is unknown."""
+    """Return the charts of requests and micro-batches, except for unknown quantities."""
     return [
         *([] if "requests" in run.unknown else [bubble_cdf({"all requests": run}), completions({"completed": run})]),
         stage_times(run),
@@ -52,13 +53,13 @@ def charts_of_micro_batches(run: ChartData) -> list[Chart]:
 
 
 def _time_axis(label: str, end: float) -> tuple[Axis, float]:
-    """Return an axis from a run's start to `end` seconds, and how many of its units make a second."""
+    """Return a time axis from a run's start to `end` seconds, and the factor from seconds to its unit."""
     unit, factor = time_unit(end)
     return Axis(label, unit, 0.0, end * factor or 1.0), factor
 
 
 def bubble_cdf(runs: ChartsData) -> Chart:
-    """Make the cumulative distribution of the bubble time of a request (paper, Figure 12a)."""
+    """Build the CDF of the bubble time of a request (paper, Figure 12a)."""
     return cdf(
         Quantity(
             "bubble_time_per_request",
@@ -72,7 +73,7 @@ def bubble_cdf(runs: ChartsData) -> Chart:
 
 
 def completions(runs: ChartsData) -> Chart:
-    """Make the chart of completed requests over time (paper, Figure 12b)."""
+    """Build the chart of completed requests over time (paper, Figure 12b)."""
     end = max((max([run.span, *run.finished[-1:].tolist()]) for run in runs.values()), default=0.0)
     time, factor = _time_axis("time", end)
     series = []
@@ -87,14 +88,14 @@ def completions(runs: ChartsData) -> Chart:
 
 
 def stage_times(run: ChartData) -> Chart:
-    """Make the histogram of compute times of micro-batches, by stage."""
+    """Build the histogram of compute times of micro-batches, by stage."""
     by_stage = enumerate(run.stage_seconds)
     seconds = {f"stage {stage}: cv {variation(values):.2f}": values for stage, values in by_stage}
     return histogram(_stage_time("Time of a micro-batch on each stage"), seconds)
 
 
 def stage_time_cdf(runs: ChartsData) -> Chart:
-    """Make the cumulative distribution of compute times of micro-batches, over all stages of a run together."""
+    """Build the CDF of compute times of micro-batches, over all stages of a run together."""
     seconds = {name: np.concatenate([np.empty(0), *run.stage_seconds]) for name, run in runs.items()}
     note = "All stages together; even micro-batches make a steep line."
     return cdf(_stage_time("Time of a micro-batch on a stage"), seconds, note=note)
@@ -105,9 +106,9 @@ def _stage_time(title: str) -> Quantity:
 
 
 def batch_composition(runs: ChartsData) -> list[Chart]:
-    """Make a chart per run of the tokens in its micro-batches: prefill tokens stacked on decode tokens.
+    """Build one chart per run of the tokens in its micro-batches: prefill tokens stacked on decode tokens.
 
-    All charts have the same time axis. The axis of tokens is each run's own.
+    All charts have the same time axis. Each has its own token axis.
     """
     time, factor = _time_axis("time of dispatch", max((run.span for run in runs.values()), default=0.0))
     several = len(runs) > 1
@@ -127,20 +128,20 @@ def batch_composition(runs: ChartsData) -> list[Chart]:
 
 
 def kv_use(run: ChartData) -> Chart:
-    """Make the chart of KV blocks in use over time."""
+    """Build the chart of KV blocks in use over time."""
     used = 100.0 * run.kv_blocks / run.num_blocks if run.num_blocks else np.empty(0)
     blocks = Axis("blocks in use", f"% of {run.num_blocks:,}")
     return _counters(run, "kv_use", "KV cache in use", blocks, [("", used, "kv")])
 
 
 def queue(run: ChartData) -> Chart:
-    """Make the chart of running and waiting requests over time."""
+    """Build the chart of running and waiting requests over time."""
     counts = [("running", run.running, "s0"), ("waiting", run.waiting, "queue")]
     return _counters(run, "queue", "Requests running and waiting", Axis("requests", whole=True), counts)
 
 
 def _counters(run: ChartData, name: str, title: str, y: Axis, counts: Sequence[tuple[str, Floats, str]]) -> Chart:
-    """Make the chart of counters over time: of each its label, its values at the dispatches, and its colour."""
+    """Build a chart of counters over time, each with its label, its values at the dispatches, and its colour."""
     time, factor = _time_axis("time", run.span)
     until = np.append(run.dispatched, run.span) * factor
     series = tuple(
@@ -152,7 +153,7 @@ def _counters(run: ChartData, name: str, title: str, y: Axis, counts: Sequence[t
 
 
 def latency_histograms(run: ChartData) -> list[Chart]:
-    """Make histograms of TTFT, TBT and end-to-end latency."""
+    """Build the histograms of TTFT, TBT and end-to-end latency."""
     return [
         histogram(latency, {"": run.latencies[name]}, colours=["busy"])
         for name, latency in LATENCIES.items()
@@ -161,20 +162,20 @@ def latency_histograms(run: ChartData) -> list[Chart]:
 
 
 def latency_cdfs(runs: ChartsData) -> list[Chart]:
-    """Make the cumulative distributions of TTFT, TBT, TPOT and end-to-end latency."""
+    """Build the CDFs of TTFT, TBT, TPOT and end-to-end latency."""
     return [
         cdf(latency, {label: run.latencies[name] for label, run in runs.items()}) for name, latency in LATENCIES.items()
     ]
 
 
 def bubbles_by_stage(run: ChartData) -> Chart:
-    """Make bars of idle time by cause, one for each stage."""
+    """Build bars of idle time by cause, one per stage."""
     rows = {f"stage {stage}": seconds for stage, seconds in enumerate(run.by_cause)}
     return _cause_bars("bubbles_by_stage", "Idle time by stage and cause", rows, "idle time")
 
 
 def bubbles_of_runs(runs: ChartsData) -> Chart:
-    """Make bars of idle time by cause, summed over the stages, one for each run."""
+    """Build bars of idle time by cause, summed over the stages, one per run."""
     rows = {name: run.cause_seconds for name, run in runs.items()}
     return _cause_bars("bubbles_by_cause", "Idle time by cause", rows, "idle time of all stages")
 
@@ -189,7 +190,7 @@ def _cause_bars(name: str, title: str, rows: Mapping[str, Mapping[Cause, float]]
 
 
 def predictions(run: ChartData) -> Chart:
-    """Make the scatter of predicted against measured times of micro-batches. The legend has each stage's errors."""
+    """Build the scatter plot of predicted against measured times of micro-batches, with each stage's errors."""
     longest = largest_value([array for pair in run.predictions for array in pair])
     unit, factor = time_unit(longest)
     end = 1.06 * longest * factor

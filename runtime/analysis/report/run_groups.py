@@ -1,4 +1,4 @@
-"""Groups runs that repeat one setting, and gives each group a label that says how its setting differs."""
+"""Groups runs that repeat a setting, and labels each group by how its setting differs."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ...conf.build import leaves
+from ....conf.build import leaves
 from ..run_folder.read import RunFolder
 
-# Top-level keys that do not change what a run does: where its outputs go, and what else a benchmark runs beside it.
+# Top-level keys that do not affect a run itself: where its outputs go, and what else a benchmark runs.
 _KEYS_WITHOUT_EFFECT = frozenset({"outputs", "print_texts", "policies", "repeats", "interleave", "warmup", "slo"})
-# Sections with a `name`. Other keys of a section are only compared between settings that have the same name there.
+# Sections with a `name`. Their other keys are only compared between settings with the same name in the section.
 _NAMED_SECTIONS = ("model", "hardware", "cluster", "scheduler", "workload")
 _COST_CONSTANTS = "hardware.costs."  # prefix of the analytic cost model's constants
-_MANY_CONSTANTS = 3  # from this many differing constants on, a label shows one number for all of them
-_LONGEST_NAMED = 32  # characters of a label that still fits after the name of its folder
+_MANY_CONSTANTS = 3  # least number of differing constants for which a label shows one number instead
+_LONGEST_NAMED = 32  # longest label that is appended to the name of its folder, in characters
 _MISSING = object()
 
 
 @dataclass(frozen=True, slots=True)
 class RunGroup:
-    """The runs of one setting, at least one. A comparison has a row or a column for each group."""
+    """The runs of one setting, at least one. A comparison has one row or column per group."""
 
     label: str
     runs: Sequence[RunFolder]
@@ -34,7 +34,7 @@ class RunGroup:
 
     @property
     def median_run(self) -> RunFolder:
-        """The run with the median output throughput, which charts show. Of two in the middle it is the slower one."""
+        """The run with the median output throughput, which charts show; the slower of two middle ones."""
         ranked = sorted(self.runs, key=lambda run: float(run.summary.get("output_throughput") or 0.0))
         return ranked[(len(ranked) - 1) // 2]
 
@@ -42,7 +42,7 @@ class RunGroup:
 def group_runs(folders: Sequence[RunFolder], names: Mapping[Path, str] = MappingProxyType({})) -> list[RunGroup]:
     """Group runs of equal configs, in the order of each group's first run.
 
-    A label is unique and says only what differs between the settings, as in `sarathi chunk=256`.
+    A label is unique and shows only what differs between the settings, as in `sarathi chunk=256`.
 
     Args:
         folders: The runs.
@@ -59,22 +59,22 @@ def group_runs(folders: Sequence[RunFolder], names: Mapping[Path, str] = Mapping
 
 
 def settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Flatten a config to dotted keys and values, without the keys that do not change what the run does."""
+    """Flatten a config to dotted keys and values, without the keys that do not affect the run."""
     return dict(leaves({key: value for key, value in config.items() if key not in _KEYS_WITHOUT_EFFECT}))
 
 
 def differing_keys(points: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the dotted keys whose values differ between settings, in their order.
 
-    A key of a named section, such as `scheduler.chunk`, counts only if its values differ between settings that have the
-    same name in that section.
+    A key of a named section, such as `scheduler.chunk`, counts only if its values differ between settings with the same
+    name in that section.
     """
     keys = dict.fromkeys(key for point in points for key in point)
     return [key for key in keys if any(len(values) > 1 for values in _values_by_name(points, key).values())]
 
 
 def _values_by_name(points: Sequence[Mapping[str, Any]], key: str) -> dict[str, set[str]]:
-    """Return the values of `key`, as JSON, by the name in its section; by "" for keys outside of named sections."""
+    """Return the values of `key`, as JSON, by the name in its section; by "" for keys outside named sections."""
     section = key.partition(".")[0]
     found: dict[str, set[str]] = {}
     for point in points:
@@ -86,7 +86,7 @@ def _values_by_name(points: Sequence[Mapping[str, Any]], key: str) -> dict[str, 
 
 
 def _depends_on_name(key: str) -> bool:
-    """Return whether `key` lies in a named section and is not the name itself."""
+    """Return whether `key` is in a named section and is not the name itself."""
     section = key.partition(".")[0]
     return section in _NAMED_SECTIONS and key != f"{section}.name"
 
@@ -106,7 +106,7 @@ def _fold_constants(points: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str
 
 
 def _labels(points: Sequence[Mapping[str, Any]], titles: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Label each setting by its name and the keys that differ; by its title if it has none of them."""
+    """Label each setting by its name and the keys that differ; by its title if it has neither."""
     keys = differing_keys(points)
     if not keys:
         keys = ["scheduler.name"]
@@ -136,7 +136,7 @@ def _labels(points: Sequence[Mapping[str, Any]], titles: Sequence[str], names: S
 
 
 def _number_duplicates(labels: Sequence[str]) -> list[str]:
-    """Append ` (2)`, ` (3)`, ... to labels that occur again."""
+    """Append ` (2)`, ` (3)`, ... to repeated labels."""
     seen: dict[str, int] = {}
     result = []
     for label in labels:
@@ -146,7 +146,7 @@ def _number_duplicates(labels: Sequence[str]) -> list[str]:
 
 
 def override_text(value: Any) -> str:
-    """Write a value as an override on the command line has it."""
+    """Format a value as in a command-line override."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return f"{value:g}" if isinstance(value, float) else json.dumps(value).replace('"', "").replace(" ", "")

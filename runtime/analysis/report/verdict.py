@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..drawing.formatting import ms_text
+from ...core.numbers import ms_text
 from .metrics import THROUGHPUT, Metric, Spread, metric_of, ranked, ratio_text, row_unit, spread
 from .run_groups import RunGroup
 
 TAILS = (metric_of("p99_itl_ms"), metric_of("p99_ttft_ms"))
-_ALIKE = 0.005  # single runs whose medians differ by less are a tie; repeats tie where their ranges overlap
-_MAX_NAMED = 3  # settings that a sentence names; of more it gives the number
+_ALIKE = 0.005  # largest relative difference of medians at which single runs tie; repeats tie if their ranges overlap
+_MAX_NAMED = 3  # settings named in a sentence; for more, only their number and the first
 
 
 def verdict(groups: Sequence[RunGroup]) -> list[str]:
@@ -35,14 +35,14 @@ def verdict(groups: Sequence[RunGroup]) -> list[str]:
 
 
 def ties(a: Spread, b: Spread) -> bool:
-    """Return whether two settings are even: the ranges of their repeats overlap, or single runs are alike."""
+    """Return whether two settings tie: the ranges of their repeats overlap, or single runs are nearly equal."""
     if len(a.values) > 1 or len(b.values) > 1:
         return a.low <= b.high and b.low <= a.high
     return abs(a.median - b.median) <= _ALIKE * max(abs(a.median), abs(b.median))
 
 
 def _speed(order: Sequence[RunGroup], tied: Sequence[RunGroup], baseline: RunGroup, speeds: dict[str, Spread]) -> str:
-    """Say which setting is fastest, and by how much over the baseline, or over the next if it is the baseline."""
+    """Name the fastest setting, and its speed-up over the baseline, or over the next one if it is the baseline."""
     fastest = order[0]
     unit = row_unit(THROUGHPUT, [s.median for s in speeds.values()])
 
@@ -69,7 +69,7 @@ def _speed(order: Sequence[RunGroup], tied: Sequence[RunGroup], baseline: RunGro
 
 
 def _cost(fastest: RunGroup, other: RunGroup) -> list[str]:
-    """Say what the fastest setting's tail latencies are beside those of another one."""
+    """Compare the fastest setting's tail latencies with those of another one."""
     parts = []
     for metric in TAILS:
         mine, base = spread(fastest, metric.key, other), spread(other, metric.key)
@@ -85,7 +85,7 @@ def _cost(fastest: RunGroup, other: RunGroup) -> list[str]:
 
 
 def _shortest_tail(groups: Sequence[RunGroup], fastest: RunGroup) -> str:
-    """Say which setting has the shortest tails, where that is not the fastest one."""
+    """Name the settings with the shortest tails, if these are not the fastest one."""
     parts = []
     for metric in TAILS:
         known = [(found, group) for group in groups if (found := spread(group, metric.key)) is not None]
@@ -100,7 +100,7 @@ def _shortest_tail(groups: Sequence[RunGroup], fastest: RunGroup) -> str:
 
 
 def _noise(groups: Sequence[RunGroup]) -> str:
-    """Say how sure the verdict is."""
+    """Return a sentence on the variation between repeats."""
     repeats = min(len(group.runs) for group in groups)
     if repeats > 1:
         return "Medians over the repeats; settings whose repeats overlap are called ties."

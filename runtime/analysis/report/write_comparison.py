@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..run_folder.files import whole_file, write_text
+from ...core.whole_file import whole_file, write_text
 from ..run_folder.titles import comparison_title, is_simulated
 from .comparison_page import charts_of_settings, draw_runs, render_comparison
+from .difference.run_difference import RunDifference
 from .metrics import THROUGHPUT, number_keys, ranked, spread
 from .run_groups import RunGroup, differing_keys, settings
 
@@ -22,42 +23,45 @@ def write_comparison(
     figures: bool = True,
     title: str | None = None,
     sort: str = THROUGHPUT.key,
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], RunDifference | None]:
     """Write report.html, comparison.json, comparison.csv and figures/*.png into a folder.
 
-    Numbers are medians over a setting's runs. Ratios are to the first setting. Pictures show the median run.
+    Numbers are medians over a setting's runs. Ratios are to the first setting. Figures show the median run.
 
     Args:
-        path: The folder; made if needed.
+        path: The folder; created if needed.
         groups: The settings, each with its runs; at least one.
         figures: Whether PNGs are written.
         title: Heading of the page; None: made from the labels.
         sort: Key of summary.json that ranks the settings.
 
     Returns:
-        What comparison.json holds.
+        The content of comparison.json, and the difference of the settings if they are two.
     """
     assert groups
     path.mkdir(parents=True, exist_ok=True)
     configs = [run.config for group in groups for run in group.runs]
     title = title or comparison_title(configs, [group.label for group in groups])
+    drawn = draw_runs(groups, sort)
+    difference = RunDifference(groups, drawn.sides) if drawn.sides else None
     comparison = _comparison(groups, title, sort)
+    if difference is not None:
+        comparison["difference"] = difference.numbers()
     write_text(path / "comparison.json", json.dumps(comparison, indent=2) + "\n")
     with whole_file(path / "comparison.csv") as part, part.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows(_csv_rows(comparison))
-    drawn = draw_runs(groups, sort)
-    page = render_comparison(groups, drawn, title, sort)
+    page = render_comparison(groups, drawn, title, sort, difference=difference)
     write_text(path / "report.html", page)
     if figures:
         drawn.write(path / "figures", charts_of_settings(groups, sort), simulated=all(map(is_simulated, configs)))
-    return comparison
+    return comparison, difference
 
 
 def _comparison(groups: Sequence[RunGroup], title: str, sort: str) -> dict[str, Any]:
-    """Return what comparison.json holds.
+    """Return the content of comparison.json.
 
-    `candidates` has an entry for each group, in their order: the settings that differ, and of each metric the median,
-    min, max, the ratio to the first group and the value of each run. `ranking` holds the labels, the best first.
+    `candidates` has one entry per group, in order: the settings that differ, and for each metric the median, min, max,
+    the ratio to the first group and the value of each run. `ranking` lists the labels, best first.
     """
     points = [settings(group.runs[0].config) for group in groups]
     differing = differing_keys(points)
@@ -89,7 +93,7 @@ def _comparison(groups: Sequence[RunGroup], title: str, sort: str) -> dict[str, 
 
 
 def _csv_rows(comparison: dict[str, Any]) -> list[list[Any]]:
-    """Return the lines of comparison.csv: the heading, then for each group its label, number of runs and metrics."""
+    """Return the lines of comparison.csv: the header, then each group's label, number of runs and metrics."""
     rows = comparison["candidates"]
     settings_keys = list(rows[0]["settings"])
     keys = list(dict.fromkeys(key for row in rows for key in row["metrics"]))

@@ -1,15 +1,16 @@
-"""Writes whole run folders: the data, as the room `run_folder` writes it, and the page, `report.html`."""
+"""Writes whole run folders: the data, by the room `run_folder`, and the page, `report.html`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from ..core.garbage_collection import without_collector
+from ...core.garbage_collection import without_collector
+from ...core.whole_file import write_text
 from ..drawing.png import write_figures
 from ..drawing.timeline_png import TimelineWindow, write_timeline
 from ..explain.analysed_run import AnalysedRun
 from ..explain.explain_json import write_explanation
-from ..run_folder.files import PREFILL_KEY, replica_folder, write_text
+from ..run_folder.files import PREFILL_KEY, replica_folder
 from ..run_folder.read import RunFolder
 from ..run_folder.titles import is_simulated
 from ..run_folder.write import write_fleet_totals, write_run_data
@@ -24,9 +25,9 @@ PAGE = "report.html"
 
 @without_collector()
 def write_run_folder(path: Path, run: AnalysedRun) -> RunFolder:
-    """Write a run's data and its page into the folder `path`; of a fleet also the folder of each replica inside it.
+    """Write a run's data and page into the folder `path`; for a fleet also one folder per replica inside it.
 
-    Where the run was replayed with other settings, `explain.json` says what they would do.
+    If the run was replayed with other settings, `explain.json` has their predicted effects.
     """
     if run.fleet.is_several:
         for number, replica in enumerate(run.replicas):
@@ -41,7 +42,7 @@ def write_run_folder(path: Path, run: AnalysedRun) -> RunFolder:
 
 
 def write_report(path: Path, run: AnalysedRun, *, figures: bool = False) -> None:
-    """Write the page of a run, or that of a fleet with its replicas side by side; with `figures` PNGs too."""
+    """Write the page of a run, or of a fleet with its replicas side by side; with `figures` also PNGs."""
     if run.fleet.is_several:
         _write_fleet_report(path, run, figures=figures)
         return
@@ -57,7 +58,7 @@ def _write_fleet_report(path: Path, run: AnalysedRun, *, figures: bool) -> None:
         RunGroup(fleet.replica_name(number), [replica.folder(path / replica_folder(number))])
         for number, replica in enumerate(run.replicas)
     ]
-    # Of pools, prompt tokens count too: decode replicas alone would be drawn of many.
+    # With pools, prompt tokens count too: otherwise, of many replicas, only decode replicas would be drawn.
     sort = "total_token_throughput" if has_pools else THROUGHPUT.key
     drawn = draw_runs(groups, sort)
     whole = run.summary if has_pools else None

@@ -1,6 +1,7 @@
-"""Writes a run as a Chrome trace, which opens in Perfetto: a track a stage, one for the coordinator, and counters.
+"""Writes a run as a Chrome trace for Perfetto: one track per stage, one for the coordinator, and counters.
 
-Arrows (flow events) lead a micro-batch from stage to stage. A slice is named by its kind; its arguments say the rest.
+Arrows (flow events) connect a micro-batch's slices from stage to stage. A slice is named by its kind; details are in
+its arguments.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ..core.micro_batch_columns import Floats
-from ..core.run_record import RunRecord
+from ...core.micro_batch_columns import Floats
+from ...core.run_record import RunRecord
 from ..ledger.causes import CAUSES, Cause
 from ..ledger.ledger import Ledger
 from .files import batches, gzip_file
 
-MAX_SLICES = 200_000  # compute slices. Viewers grow slow beyond it: a longer run's trace ends with that many
+MAX_SLICES = 200_000  # compute slices; longer runs are truncated, since viewers become slow
 _EVENTS_AT_ONCE = 1 << 12
-_PROCESS = 1  # viewers take 0 for the idle process of the machine
+_PROCESS = 1  # viewers treat 0 as the machine's idle process
 _KINDS = {(True, True): "mixed", (True, False): "prefill", (False, True): "decode", (False, False): "empty"}
-# The reserved colour names of the trace format that are nearest to the report's colours.
+# Reserved colour names of the trace format, closest to the report's colours.
 _COLOURS = {
     Cause.PB1_PREFILL_SIZE: "bad",
     Cause.PB2_PREFILL_DECODE: "terrible",
@@ -59,18 +60,18 @@ def write_trace(path: Path, record: RunRecord, ledger: Ledger, *, title: str = "
 
 
 class _Trace:
-    """The events of a run, up to the micro-batch of number `last`; infinity: all."""
+    """The events of a run, up to micro-batch number `last`; infinity: all."""
 
     def __init__(self, record: RunRecord, ledger: Ledger) -> None:
         self.record, self.ledger = record, ledger
-        self.coordinator = record.num_stages + 1  # the number of its track; they count from 1
+        self.coordinator = record.num_stages + 1  # its track; tracks count from 1
         columns, num = ledger.micro_batches, len(record.micro_batches)
         shown = columns.by_number[: max(1, MAX_SLICES // max(1, record.num_stages))].tolist()
         self.shown = [record.micro_batches[place] for place in shown]
         self.last = math.inf if len(shown) == num else int(columns.micro_batch[shown[-1]])
         self.about: Event = {"stages": record.num_stages, "micro_batches": num, "micro_batches_shown": len(shown)}
         if self.last < math.inf:
-            self.about["cut"] = f"the first {len(shown)} of {num} micro-batches; spans.csv.gz holds them all"
+            self.about["cut"] = f"the first {len(shown)} of {num} micro-batches; spans.csv.gz has all"
 
     def events(self, title: str) -> Iterator[Event]:
         """Yield all events."""
@@ -91,19 +92,19 @@ class _Trace:
         yield from self._counter("requests", {"waiting": "num_waiting", "running": "num_running"})
 
     def _time(self, seconds: float) -> float:
-        """Return the microseconds from the run's start. What was before it, as the wait for a request, is cut off."""
+        """Return the microseconds from the run's start; earlier times, as of the wait for a request, become 0."""
         return round(1e6 * max(0.0, seconds - self.ledger.t0), 3)
 
     def _slices(self, start: Floats, end: Floats) -> tuple[list[float], list[float]]:
-        """Return when slices begin and how long they last, in microseconds."""
+        """Return the starts and durations of slices, in microseconds."""
         begin, until = (np.round(1e6 * np.maximum(0.0, times - self.ledger.t0), 3) for times in (start, end))
         return begin.tolist(), np.round(np.maximum(0.0, until - begin), 3).tolist()
 
     def _computes(self) -> Iterator[Event]:
-        """Yield the compute slices of all stages with the arrows between them, micro-batch after micro-batch.
+        """Yield the compute slices of all stages and the arrows between them, by micro-batch.
 
-        What the stages share lies close together then, where gzip finds it again. An arrow's end binds to the slice
-        that begins where it is.
+        This order keeps the text that stages share close together, so that gzip compresses it. An arrow's end binds to
+        the slice that begins at its time.
         """
         on: dict[int, list[tuple[int, float, float]]] = {}  # by micro-batch: each stage, begin and length
         for stage, lane in enumerate(self.ledger.lanes):
@@ -124,7 +125,7 @@ class _Trace:
                     yield {**track, **flow}
 
     def _about_micro_batch(self, number: int, place: int) -> tuple[str, msgspec.Raw]:
-        """Return the kind of a micro-batch, and its sizes and requests as JSON, as the viewer shows them."""
+        """Return a micro-batch's kind, and its sizes and requests as JSON for the viewer."""
         if place < 0:
             return "no record", msgspec.Raw(b'{"step":%d}' % number)
         columns, micro_batch = self.ledger.micro_batches, self.record.micro_batches[place]
@@ -140,9 +141,9 @@ class _Trace:
         return _KINDS[prefill > 0, decodes > 0], msgspec.Raw(msgspec.json.encode(contents))
 
     def _idle(self) -> Iterator[Event]:
-        """Yield the slices of idle intervals before what is shown; of a whole run all."""
+        """Yield the slices of idle intervals before the shown micro-batches; all if the trace is not cut."""
         for stage, (lane, idle) in enumerate(zip(self.ledger.lanes, self.ledger.idle_columns, strict=True)):
-            awaited = [*lane.micro_batch.tolist(), None]  # None by an index of -1
+            awaited = [*lane.micro_batch.tolist(), None]  # index -1 gives None
             times = self._slices(idle.start, idle.end)
             for code, place, begin, length in zip(idle.cause.tolist(), idle.place.tolist(), *times, strict=True):
                 step, cause = awaited[place], CAUSES[code]
@@ -151,7 +152,7 @@ class _Trace:
                     yield {**event, "dur": length, "args": {"awaited_step": step}, "cname": _COLOURS[cause]}
 
     def _waits(self) -> Iterator[Event]:
-        """Yield the coordinator's waits. One begins where the one before it ends, or later."""
+        """Yield the coordinator's waits, clipped so that they do not overlap."""
         waits = [(w.start, w.end, w.reason, m.micro_batch) for m in self.shown for w in m.waits]
         over = 0.0
         for start, end, reason, step in sorted(waits, key=itemgetter(0, 1)):
@@ -162,7 +163,7 @@ class _Trace:
             over = max(over, until)
 
     def _marks(self) -> Iterator[Event]:
-        """Yield marks over all tracks: where a fault was noticed, where all stages stood again, and where a cut is."""
+        """Yield marks over all tracks: when faults were detected, when all stages ran again, and the trace's cut."""
         until = [
             float(lane.end[lane.micro_batch <= self.last].max(initial=self.ledger.t0)) for lane in self.ledger.lanes
         ]
@@ -182,7 +183,7 @@ class _Trace:
             yield {"ph": "M", "pid": _PROCESS, "name": "process_labels", "args": {"labels": cut}}
 
     def _counter(self, name: str, fields: dict[str, str]) -> Iterator[Event]:
-        """Yield an event wherever one of these fields of the micro-batches, by label, changes."""
+        """Yield an event whenever one of these micro-batch fields, by label, changes."""
         before: Event = {}
         for micro_batch in self.shown:
             values = {label: getattr(micro_batch, field) for label, field in fields.items()}
@@ -192,6 +193,6 @@ class _Trace:
             before = values
 
 
-@lru_cache(maxsize=64)  # the same requests decode in one micro-batch after the other
+@lru_cache(maxsize=64)  # the same requests decode in many micro-batches
 def _names(requests: tuple[int, ...]) -> str:
     return " ".join(map(str, requests))

@@ -1,4 +1,4 @@
-"""Reads run folders back."""
+"""Reads run folders."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from ...conf.errors import ConfigError
-from ...conf.units import with_present_names
-from ..core.run_record import RunRecord
+from ....conf.errors import ConfigError
+from ....conf.units import with_present_names
+from ...core.run_record import RunRecord
 from ..ledger.fleet import Fleet
 from .files import PREFILL_KEY, RECORD, REPLICAS_KEY, REQUIRED, SPANS, STAGE_TIMES, SUMMARY, replica_folder
 from .record_jsonl import read_record
@@ -28,9 +28,9 @@ _DAMAGE = (OSError, EOFError, ValueError, KeyError, IndexError, TypeError, zlib.
 class RunFolder:
     """A run on disk, or a fleet of runs.
 
-    `summary` is `summary.json` as written. `load_fleet` gives the records, which may be large: those in memory, of a
-    run that has just been written, else it reads them. A fleet has a summary of all its replicas, and their run folders
-    inside its own.
+    `summary` is `summary.json` as written. `load_fleet` returns the records, which may be large: from memory if the run
+    has just been written, else from the files. A fleet's folder has a summary over all replicas, and contains their
+    run folders.
     """
 
     path: Path
@@ -44,13 +44,13 @@ class RunFolder:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The run's config as it was composed; empty where it was not recorded."""
+        """The run's composed config; empty if it was not recorded."""
         found = self.summary.get("config")
         return found if isinstance(found, dict) else {}
 
     @property
     def replicas(self) -> list[RunFolder]:
-        """The runs of a fleet, by number; of a run that stands alone, the run itself.
+        """The runs of a fleet, by number; for a standalone run, the run itself.
 
         Raises:
             ConfigError: one of them is missing or damaged.
@@ -63,7 +63,7 @@ class RunFolder:
     def load(self) -> RunRecord:
         """Read the record; times are seconds from the run's start.
 
-        Its `Ledger` is the one that the run had, within a nanosecond. The folder does not keep the record in memory.
+        Its `Ledger` equals the original run's within a nanosecond. The record is not cached.
 
         Raises:
             ConfigError: one of the files is damaged.
@@ -91,7 +91,7 @@ def read_run_folder(path: Path) -> RunFolder:
     """
     for name in REQUIRED:
         if not (path / name).is_file() and not _is_fleet_folder(path):
-            raise ConfigError(f"{path}: not a run folder, it has no {name}")
+            raise ConfigError(f"{path}: not a run folder: it has no {name}")
     try:
         summary = msgspec.json.decode((path / SUMMARY).read_bytes(), type=dict[str, Any])
         return RunFolder(path, summary | {"config": with_present_names(summary.get("config"))})
@@ -100,7 +100,7 @@ def read_run_folder(path: Path) -> RunFolder:
 
 
 def load_fleet(folder: RunFolder) -> Fleet:
-    """Return the replicas of a fleet's folder; of a run folder, the run as a fleet of one.
+    """Return the replicas of a fleet's folder; for a run folder, the run as a fleet of one.
 
     Raises:
         ConfigError: one of the files is damaged.
@@ -114,7 +114,7 @@ def load_fleet(folder: RunFolder) -> Fleet:
 
 
 def is_run_folder(path: Path) -> bool:
-    """Return whether the folder is a run's, or a fleet's."""
+    """Return whether the folder is a run folder or a fleet's folder."""
     return all((path / name).is_file() for name in REQUIRED) or _is_fleet_folder(path)
 
 
@@ -124,7 +124,7 @@ def _is_fleet_folder(path: Path) -> bool:
 
 
 def with_infinities(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config that was read from JSON with the infinities that JSON has not."""
+    """Return a config read from JSON with its "inf" strings converted to infinity, which JSON lacks."""
 
     def restored(value: Any) -> Any:
         return with_infinities(value) if isinstance(value, dict) else math.inf if value == "inf" else value

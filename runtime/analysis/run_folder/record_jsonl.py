@@ -1,6 +1,6 @@
-"""`record.jsonl.gz`, which holds what a record has beside its spans.
+"""`record.jsonl.gz`: a run's record except its spans and stage times.
 
-It has a line for the run, for each fault, each micro-batch with its waits, each request with its token times.
+It has one line for the run, and one per fault, per micro-batch with its waits, and per request with its token times.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 from msgspec.structs import asdict
 
-from ..core.request_record import RequestRecord
-from ..core.run_record import (
+from ...core.request_record import RequestRecord
+from ...core.run_record import (
     Blocked,
     DecodesRecord,
     FaultReason,
@@ -25,7 +25,7 @@ from ..core.run_record import (
     Unknown,
     Wait,
 )
-from ..core.stage_floor import StageFloor
+from ...core.stage_floor import StageFloor
 
 
 class RunLine(msgspec.Struct, array_like=True, tag="run"):
@@ -137,15 +137,15 @@ def record_lines(record: RunRecord, origin: float) -> Iterator[Line]:
 
 
 def _values(line: type[Line], of: object) -> dict[str, Any]:
-    """Return what a record has under the names of a line's fields."""
+    """Return the attributes of a record that a line has fields for."""
     return {name: getattr(of, name) for name in line.__struct_fields__}
 
 
 def read_record(lines: Iterable[bytes]) -> RunRecord:
-    """Return the record that these lines hold: all of it but spans and stage times.
+    """Return the record in these lines: everything except spans and stage times.
 
     Raises:
-        ValueError: a line is not one of these, or the first is not the run's (msgspec's errors are `ValueError` too).
+        ValueError: a line is invalid, or the first is not the run's (msgspec's errors are `ValueError` too).
     """
     decode = msgspec.json.Decoder(Line).decode
     record: RunRecord | None = None

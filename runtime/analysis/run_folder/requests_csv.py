@@ -1,4 +1,4 @@
-"""`requests.csv`: a row for each request."""
+"""`requests.csv`: one row per request."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from ..core.request_record import RequestRecord
-from ..core.run_record import RunRecord
+from ...core.latencies import time_to_first_token, tokens_apart
+from ...core.request_record import RequestRecord
+from ...core.run_record import RunRecord
+from ...core.whole_file import whole_file
 from ..ledger.blame import Blame
 from ..ledger.fleet import Fleet
-from ..ledger.latencies import time_to_first_token, tokens_apart
 from ..ledger.ledger import Ledger
-from .files import whole_file
 
 
 def request_row(request: RequestRecord, origin: float, bubble: float) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def request_row(request: RequestRecord, origin: float, bubble: float) -> dict[st
 def request_rows(record: RunRecord, ledger: Ledger, blame: Blame) -> tuple[list[str], list[list[Any]]]:
     """Return the columns of a run's requests, and their rows, in the order of the record.
 
-    The columns have the TTFT and TBT that each request cost others.
+    They include the TTFT and TBT that each request cost others.
     """
     costs = [np.round(1e3 * charges.cost, 3).tolist() for charges in (blame.ttft, blame.tbt)]
     rows = [
@@ -60,7 +60,7 @@ def request_rows(record: RunRecord, ledger: Ledger, blame: Blame) -> tuple[list[
 def fleet_request_rows(fleet: Fleet) -> tuple[list[str], list[list[Any]]]:
     """Return the columns and rows of all replicas' requests, by number; `arrival_s` is from the fleet's start.
 
-    With a prefill pool, `replica` is of that pool, and the times are over both pools.
+    With a prefill pool, `replica` is the prefill replica, and the times are over both pools.
     """
     rows: list[list[Any]] = []
     for number, (record, ledger, start) in enumerate(zip(fleet.records, fleet.ledgers, fleet.starts, strict=True)):
@@ -75,7 +75,7 @@ def fleet_request_rows(fleet: Fleet) -> tuple[list[str], list[list[Any]]]:
 
 
 def write_requests(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Write what `request_rows` or `fleet_request_rows` gave."""
+    """Write the result of `request_rows` or `fleet_request_rows`."""
     with whole_file(path) as part, part.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(columns)

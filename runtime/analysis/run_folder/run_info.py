@@ -1,4 +1,4 @@
-"""What stands beside a run's record: its config, the packages' versions, its bounds."""
+"""A run's metadata: its config, package versions and latency bounds."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from ...conf.workloads import SloConfig
+from ....conf.workloads import SloConfig
 from ..ledger.slo import has_bound
 from .titles import title_of
 
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What a run was, beside what was recorded of it.
+    """A run's metadata, in addition to its record.
 
     Attributes:
         config: the run's config, by group and key.
-        versions: of the packages that ran, by name.
-        title: of the report; by default what `title_of` makes of the config.
-        slo: with bounds, the summary has `request_goodput`.
-        cost_error: of a simulation: how far its stage times may be off; the summary has it under this name.
+        versions: of the packages used, by name.
+        title: of the report; by default derived from the config by `title_of`.
+        slo: if it has bounds, the summary's config records them.
+        cost_error: for a simulation: the error of its stage times; stored in the summary under this name.
     """
 
     config: Mapping[str, Any]
@@ -31,7 +31,7 @@ class RunInfo:
     cost_error: Mapping[str, Any] | None = None
 
     def summary(self, numbers: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what `summary.json` holds: `numbers`, and of which run they are, with the date of now."""
+        """Return the contents of `summary.json`: `numbers`, and the run's metadata with the current date."""
         bounds = {"slo": asdict(self.slo)} if self.slo is not None and has_bound(self.slo) else {}
         return {
             "title": self.title or title_of(self.config),

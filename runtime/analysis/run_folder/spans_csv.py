@@ -1,4 +1,4 @@
-"""`spans.csv.gz`: a row for each micro-batch on each stage."""
+"""`spans.csv.gz`: one row per micro-batch and stage."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ..core.messages import Span
-from ..core.micro_batch_columns import Floats, Ints, values_at
-from ..core.run_record import RunRecord
+from ...core.messages import Span
+from ...core.micro_batch_columns import Floats, Ints, values_at
+from ...core.run_record import RunRecord
 from ..ledger.causes import CAUSES
 from ..ledger.ledger import Ledger
 from .text_columns import csv_rows, decimals, integers, nanoseconds, text_by_code
@@ -20,14 +20,14 @@ from .text_columns import csv_rows, decimals, integers, nanoseconds, text_by_cod
 SPAN_COLUMNS = (
     *("step", "stage", "ready", "input", "begin", "end", "sent", "dispatched"),  # seconds from the run's start
     *("prefill_tokens", "decode_tokens", "decode_context", "chunk_prefix"),  # chunk_prefix: summed over the chunks
-    *("idle_before_ms", "idle_cause"),  # the cause of the largest part
-    "predicted_ms",  # end - begin as the scheduler predicted it; empty where it did not
-    *("contended_before_ms", "contended_ms"),  # in a processor's queue: the rank's threads until begin, then its own
-    *("expert_load", "hot_layer", "hot_expert"),  # as of a `Span`; empty without experts
+    *("idle_before_ms", "idle_cause"),  # the cause with the largest share
+    "predicted_ms",  # the scheduler's prediction of end - begin; empty without one
+    *("contended_before_ms", "contended_ms"),  # in the CPU run queue: the rank's threads until begin, then its own
+    *("expert_load", "hot_layer", "hot_expert"),  # as in a `Span`; empty without experts
 )
 _CONTENDED = ("contended_before", "contended")  # of a `Span`
 _ROUTING = ("expert_load", "hot_layer", "hot_expert")  # of a `Span`
-_LATER: dict[str, Callable[[str], Any]] = {  # columns that folders of older versions lack, in the order of a `Span`
+_LATER: dict[str, Callable[[str], Any]] = {  # columns that older run folders lack, in the order of a `Span`
     **dict.fromkeys(("contended_before_ms", "contended_ms"), lambda text: float(text) / 1e3),
     **dict(zip(_ROUTING, (float, int, int), strict=True)),
 }
@@ -36,17 +36,17 @@ _ROWS_AT_ONCE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class SpanTable:
-    """The spans of a run as arrays, an entry each, by micro-batch, then by stage.
+    """The spans of a run as arrays, one entry each, by micro-batch, then by stage.
 
     Attributes:
         micro_batch, stage: Numbers.
         times: For each of `SPAN_COLUMNS[2:7]`, seconds on the record's clock.
-        place: Of the micro-batch in the ledger's columns; -1 of one without a record.
+        place: Index of the micro-batch in the ledger's columns; -1 without a record.
         idle: Idle seconds right before each.
-        cause: The code of the cause that most of them have; -1 where there are none.
-        predicted: Compute seconds that the scheduler predicted; NaN where it did not.
+        cause: The code of the cause with most of these seconds; -1 if there are none.
+        predicted: Compute seconds predicted by the scheduler; NaN without a prediction.
         contended: For each of `SPAN_COLUMNS[15:17]`, seconds.
-        routing: For each of `SPAN_COLUMNS[17:]`, its value; NaN where there is none.
+        routing: For each of `SPAN_COLUMNS[17:]`, its value; NaN if there is none.
     """
 
     micro_batch: Ints
@@ -61,14 +61,14 @@ class SpanTable:
 
 
 def span_table(record: RunRecord, ledger: Ledger) -> SpanTable:
-    """Put a run's spans in order, each with what its ledger and its prediction say."""
+    """Return a run's sorted spans, with idle times from the ledger and the scheduler's predictions."""
     spans = record.spans
     stage, micro_batch = (np.array(list(map(attrgetter(name), spans)), np.int64) for name in ("stage", "micro_batch"))
     order = np.lexsort((stage, micro_batch))
     stage, micro_batch = stage[order], micro_batch[order]
     times = [np.array(list(map(attrgetter(name), spans)), np.float64)[order] for name in SPAN_COLUMNS[2:7]]
 
-    place = ledger.micro_batches.places(micro_batch)  # without a record there is no prediction: the last row
+    place = ledger.micro_batches.places(micro_batch)  # without a record, -1 selects the last row: no prediction
     unknown = [np.nan] * record.num_stages
     predictions = np.array([m.predicted or unknown for m in record.micro_batches] + [unknown], np.float64)
 
@@ -86,7 +86,7 @@ def span_table(record: RunRecord, ledger: Ledger) -> SpanTable:
 
 
 def span_rows(record: RunRecord, ledger: Ledger) -> Iterator[bytes]:
-    """Yield the header and rows, by micro-batch, then by stage, in pieces of many rows."""
+    """Yield the header and rows, by micro-batch, then by stage, in chunks of many rows."""
     yield ",".join(SPAN_COLUMNS).encode() + b"\n"
     spans, micro_batches = span_table(record, ledger), ledger.micro_batches
     counts = micro_batches.prefill, micro_batches.decodes, micro_batches.context, micro_batches.chunk_prefix
@@ -115,7 +115,7 @@ def span_rows(record: RunRecord, ledger: Ledger) -> Iterator[bytes]:
 
 
 def read_spans(text: Iterable[str]) -> list[Span]:
-    """Return the spans in the lines of a file; other columns are ignored, and columns may stand in any order."""
+    """Return the spans in the lines of a file; columns may be in any order, and unknown ones are ignored."""
     rows = csv.reader(text)
     at = {name: i for i, name in enumerate(next(rows, []))}
     micro_batch, stage, *times = (at[name] for name in SPAN_COLUMNS[:7])

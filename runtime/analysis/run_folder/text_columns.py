@@ -1,4 +1,4 @@
-"""Turns columns of numbers into text at once: row by row it takes ten times as long."""
+"""Vectorized formatting of number columns as text, ten times faster than row by row."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ..core.micro_batch_columns import Floats, Ints
+from ...core.micro_batch_columns import Floats, Ints
 
 Bools = npt.NDArray[np.bool_]
 Cells = npt.NDArray[np.uint8]  # [rows, width]: the text of a column; zero bytes are padding
 _ZERO, _POINT, _MINUS = b"0.-"
-_GROUP_DIGITS = 4  # are looked up at once
+_GROUP_DIGITS = 4  # digits per table lookup
 _GROUP_TEXTS = np.frombuffer("".join([f"{n:04d}" for n in range(10**_GROUP_DIGITS)]).encode(), np.uint32)
 
 
 def decimals(units: Ints, places: int, known: Bools | None = None) -> Cells:
-    """Write integers times 10**-`places`, exactly, without trailing zeros; empty where not `known`."""
+    """Format integers times 10**-`places` exactly, without trailing zeros; empty if not `known`."""
     count = len(units)
     rest = np.abs(units)
     digits = max(places + 1, len(str(int(rest.max(initial=0)))))
@@ -28,7 +28,7 @@ def decimals(units: Ints, places: int, known: Bools | None = None) -> Cells:
         text[:, group] = _GROUP_TEXTS[low]
     digit = text.view(np.uint8).reshape(count, groups * _GROUP_DIGITS).T  # [digits, rows], the highest first
     point = len(digit) - places
-    cells = np.zeros((count, len(digit) + 2), np.uint8)  # a sign, and a point behind the whole part
+    cells = np.zeros((count, len(digit) + 2), np.uint8)  # with a sign, and a point after the integer part
     cells[units < 0, 0] = _MINUS
     is_shown = np.zeros(count, bool)
     for at in range(point):
@@ -45,17 +45,17 @@ def decimals(units: Ints, places: int, known: Bools | None = None) -> Cells:
 
 
 def integers(values: Ints, known: Bools | None = None) -> Cells:
-    """Write integers; empty where not `known`."""
+    """Format integers; empty if not `known`."""
     return decimals(values, 0, known)
 
 
 def nanoseconds(seconds: Floats) -> Ints:
-    """Convert seconds to the integers that `decimals` takes: with 9 places they are seconds again."""
+    """Convert seconds to integer nanoseconds for `decimals`, which formats them as seconds with 9 places."""
     return np.rint(seconds * 1e9).astype(np.int64)
 
 
 def text_by_code(codes: Ints, texts: Sequence[str]) -> Cells:
-    """Return the text of each code, an index of `texts`; empty for -1."""
+    """Return the text of each code, an index into `texts`; empty for -1."""
     array = np.array([text.encode() for text in (*texts, "")], np.bytes_)
     cells: Cells = array.view(np.uint8).reshape(len(array), array.itemsize)[codes]
     return cells

@@ -1,4 +1,4 @@
-"""Titles of runs: what ran, and of a simulated run also that it is simulated, on what hardware, and its grid."""
+"""Titles of runs: model and policy; for simulated runs also the hardware and the parallel grid."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 
 def is_simulated(config: Mapping[str, Any]) -> bool:
-    """Return whether a run's config is that of a simulation."""
+    """Return whether a run's config describes a simulation."""
     return isinstance(config.get("simulation"), Mapping)
 
 
 def title_of(config: Mapping[str, Any]) -> str:
     """Return a run's title.
 
-    It reads `Simulated: sarathi, llama2-70b on 8 x a100-80g, tp 8, pp 1`, or `gapless: shipped, sarathi`.
+    Examples: `Simulated: sarathi, llama2-70b on 8 x a100-80g, tp 8, pp 1`, or `gapless: shipped, sarathi`.
     """
     policy, model = _name(config, "scheduler"), _name(config, "model")
     if is_simulated(config):
@@ -27,7 +27,7 @@ def title_of(config: Mapping[str, Any]) -> str:
 def comparison_title(configs: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> str:
     """Return the title of a comparison.
 
-    It has the runs' labels and, if they are simulated, says that, and the model and grid that all share.
+    It contains the runs' labels and, if some are simulated, a remark and the model and grid that all share.
     """
     joined = ", ".join(labels)
     what = joined if len(joined) <= 60 else f"{len(labels)} settings"
@@ -40,9 +40,9 @@ def comparison_title(configs: Sequence[Mapping[str, Any]], labels: Sequence[str]
 
 
 def setting_of(config: Mapping[str, Any]) -> str:
-    """Return the model, the devices and the grid, and what each pool has of them.
+    """Return the model, the devices and the grid, per pool if there are pools.
 
-    It reads `llama2-70b on 4 x a100-80g + 4 x h100, tp 4, pp 2`.
+    Example: `llama2-70b on 4 x a100-80g + 4 x h100, tp 4, pp 2`.
     """
     model, hardware = _name(config, "model"), _name(config, "hardware")
     parallel, simulation = config.get("parallel"), config.get("simulation")
@@ -68,7 +68,7 @@ def setting_of(config: Mapping[str, Any]) -> str:
 
 
 def _shared(configs: Sequence[Mapping[str, Any]]) -> str:
-    """Return the model and the hardware, each if all runs have the same."""
+    """Return the model and the hardware, each if all runs share it."""
     models, hardware = ({_name(config, group) for config in configs} for group in ("model", "hardware"))
     model = models.pop() if len(models) == 1 else ""
     return f"{model} on {hardware.pop()}".strip() if len(hardware) == 1 and hardware != {""} else model

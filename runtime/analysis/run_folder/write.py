@@ -1,4 +1,4 @@
-"""Writes the data of a run's folder, and a fleet's totals: tables, record, summary and trace, but no page."""
+"""Writes the data of a run folder, and a fleet's totals: tables, record, summary and trace, but no report page."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any
 
 import msgspec
 
-from ..core.garbage_collection import without_collector
-from ..core.run_record import RunRecord
+from ...core.garbage_collection import without_collector
+from ...core.run_record import RunRecord
+from ...core.whole_file import write_text
 from ..ledger.blame import Blame
 from ..ledger.fleet import Fleet
 from ..ledger.ledger import Ledger
 from .chrome_trace import write_trace
-from .files import RECORD, REQUESTS, SPANS, STAGE_TIMES, SUMMARY, TRACE, batches, gzip_file, write_text
+from .files import RECORD, REQUESTS, SPANS, STAGE_TIMES, SUMMARY, TRACE, batches, gzip_file
 from .record_jsonl import record_lines
 from .requests_csv import fleet_request_rows, request_rows, write_requests
 from .spans_csv import span_rows
@@ -26,10 +27,10 @@ _LINES_AT_ONCE = 20_000
 
 @without_collector()
 def write_run_data(path: Path, summary: Mapping[str, Any], record: RunRecord, ledger: Ledger, blame: Blame) -> None:
-    """Write a run's files into `path`, which is made if need be. The ledger's conservation of time is checked first.
+    """Write a run's files into `path`, created if missing. The ledger's conservation of time is checked first.
 
     Files: requests.csv, spans.csv.gz, record.jsonl.gz (the rest of the record: micro-batches with their waits, token
-    times), summary.json, trace.json.gz, and stage_times.json where the scheduler learned them.
+    times), summary.json, trace.json.gz, and stage_times.json if the scheduler learned stage times.
     """
     ledger.check()
     write_summary(path, summary)
@@ -47,7 +48,7 @@ def write_run_data(path: Path, summary: Mapping[str, Any], record: RunRecord, le
 
 
 def write_fleet_totals(path: Path, summary: Mapping[str, Any], fleet: Fleet) -> None:
-    """Write summary.json and requests.csv of all replicas together into `path`, which is made if need be.
+    """Write summary.json and requests.csv over all replicas into `path`, created if missing.
 
     `write_run_data` writes each replica into `replica_folder` of `path`.
     """
@@ -57,6 +58,6 @@ def write_fleet_totals(path: Path, summary: Mapping[str, Any], fleet: Fleet) -> 
 
 
 def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
-    """Write `summary.json` into `path`, which is made if need be."""
+    """Write `summary.json` into `path`, created if missing."""
     path.mkdir(parents=True, exist_ok=True)
     write_text(path / SUMMARY, json.dumps(summary, indent=2) + "\n")

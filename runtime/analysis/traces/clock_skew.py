@@ -1,9 +1,9 @@
-"""How far the clocks of a pipeline's ranks lie apart, bounded by what must have come before what.
+"""Clock offsets between a pipeline's ranks, bounded by happened-before relations.
 
-A receive cannot end before its send began, and no rank leaves a collective that another has not entered. Each such
-pair bounds the difference of two clocks from one side; messages back bound it from the other. Over ranks that send
-each other nothing the bounds add: all of them together are shortest paths in a graph whose edges are the bounds.
-Clocks are taken not to drift: a trace lasts for seconds.
+A receive cannot end before its send began, and no rank leaves a collective before every rank has entered it. Each such
+pair bounds the offset of two clocks from one side; messages in the other direction bound it from the other side. For
+ranks that exchange no messages, bounds add up along paths: the tightest ones are shortest paths in a graph whose edges
+are the bounds. Clocks are assumed not to drift, as a trace lasts for seconds.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..core.micro_batch_columns import Floats
+from ...core.micro_batch_columns import Floats
 
 _ROUNDING = 1e-6  # seconds: traces round times to microseconds
-_RELAXED_UNTIL = 1e-9  # seconds to which a contradiction is found
+_RELAXED_UNTIL = 1e-9  # seconds, tolerance of the search for a contradiction
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Events of rank `first` that came before events of rank `second`, an entry each.
+    """Events of rank `first` that happened before events of rank `second`, one entry per pair.
 
     Attributes:
         before: times of the earlier events, in seconds on the clock of `first`.
         after: times of the later ones, in seconds on the clock of `second`.
-        least: seconds that lie between them at least: of a transfer, its bytes over the fastest link.
+        least: minimum seconds between them: for a transfer, its bytes over the fastest link's bandwidth.
     """
 
     first: int
@@ -38,21 +38,21 @@ class Order:
 
     @property
     def room(self) -> Floats:
-        """Seconds by which the clock of `second` is ahead of that of `first` at most, by each pair of events."""
+        """Upper bound, from each pair of events, on the seconds by which `second`'s clock is ahead of `first`'s."""
         return self.after - self.before - self.least
 
 
 @dataclass(frozen=True, slots=True)
 class ClockFit:
-    """Where a rank's clock lies beside the reference rank's, and how well the trace says so.
+    """Offset of a rank's clock from the reference rank's, and its uncertainty.
 
     Attributes:
         ahead: seconds by which the rank's clock is ahead of the reference's.
-        low: the least that it may be; -infinity where nothing bounds it from below.
-        high: the most; infinity where nothing bounds it from above.
+        low: lower bound of `ahead`; -infinity if unbounded.
+        high: upper bound of `ahead`; infinity if unbounded.
         same_clock: both read one clock.
         pairs: pairs of events that bound it.
-        by_other_ranks: ways over other ranks bound it closer than events between the two.
+        by_other_ranks: paths over other ranks give tighter bounds than events between the two.
         contradiction: seconds by which the pairs contradict each other under every offset.
     """
 
@@ -68,37 +68,37 @@ class ClockFit:
 
     @property
     def half_width(self) -> float | None:
-        """How far `ahead` may be off, in seconds; None where nothing bounds it from one side."""
+        """How far `ahead` may be off, in seconds; None if it is unbounded on a side."""
         if math.isinf(self.low) or math.isinf(self.high):
             return None
         return max(self.high - self.ahead, self.ahead - self.low, 0.0)
 
     @property
     def text(self) -> str:
-        """A sentence for people."""
-        clocks, theirs = f"clocks of rank {self.rank}", f"rank {self.reference}'s"
+        """A sentence for the report."""
+        clock, theirs = f"the clock of rank {self.rank}", f"rank {self.reference}'s"
         messages = f"{self.pairs:,} {'message' if self.pairs == 1 else 'messages'}"
         if self.same_clock:
-            return f"ranks {self.reference} and {self.rank} read one clock: their offset is 0"
+            return f"ranks {self.reference} and {self.rank} share a clock: their offset is 0"
         if not self.pairs:
-            return f"{clocks}: no message bounds their offset from {theirs}; times are as recorded"
+            return f"{clock}: no message bounds its offset from {theirs}; times are as recorded"
         if self.contradiction > 0:
             return (
-                f"{clocks}: no offset from {theirs} fits all {messages}; {_lie(self.ahead)} {theirs}, "
-                f"{_shown(self.contradiction / 2)} are left unexplained at most"
+                f"{clock}: no offset from {theirs} fits all {messages}; {_offset(self.ahead)} {theirs} leaves at most "
+                f"{_shown(self.contradiction / 2)} unexplained"
             )
         if self.half_width is None:
             bound, is_upper = (self.high, True) if math.isinf(self.low) else (self.low, False)
             most = "at most" if is_upper == (bound > 0) else "at least"
             return (
-                f"{clocks} lie {most} {_lie(bound)} {theirs}, bounded from one side only, by {messages}; taken as just "
-                "that, as if the fastest took no time"
+                f"{clock} is {most} {_offset(bound)} {theirs}, by {messages} in one direction only; this bound is "
+                "used, as if the fastest took no time"
             )
-        ways = "over other ranks" if self.by_other_ranks else "both ways"
-        return f"{clocks} lie {_lie(self.ahead, self.half_width)} {theirs}, from {messages} {ways}"
+        ways = "over other ranks" if self.by_other_ranks else "in both directions"
+        return f"{clock} is {_offset(self.ahead, self.half_width)} {theirs}, by {messages} {ways}"
 
 
-def _lie(ahead: float, half_width: float | None = None) -> str:
+def _offset(ahead: float, half_width: float | None = None) -> str:
     off = "" if half_width is None else f" ± {_shown(half_width)}"
     return f"{_shown(abs(ahead))}{off} {'ahead of' if ahead > 0 else 'behind'}"
 
@@ -108,12 +108,11 @@ def _shown(seconds: float) -> str:
 
 
 def fit_clocks(clocks: Mapping[int, str], orders: Iterable[Order]) -> dict[int, ClockFit]:
-    """Return where the clock of each rank lies beside that of the first rank, the reference.
+    """Return each rank's clock offset from the first rank, the reference.
 
     Args:
-        clocks: by rank, the name of its clock; ranks that name the same one read it together, and "" is a clock of
-            the rank's own.
-        orders: what came before what.
+        clocks: name of each rank's clock; ranks with the same name share a clock, and "" is a clock of the rank's own.
+        orders: the happened-before relations.
     """
     names = {rank: name or f"of rank {rank} alone" for rank, name in clocks.items()}
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names.values()))}
@@ -149,7 +148,7 @@ def _fit(num_clocks: int, orders: Sequence[Order]) -> list[ClockFit]:
 
 
 def _closed(room: Floats) -> Floats:
-    """Return how far each clock may be ahead of each other one, by way of all: shortest paths (Floyd and Warshall)."""
+    """Bound pairwise clock offsets by all-pairs shortest paths (Floyd-Warshall)."""
     most = room.copy()
     for via in range(len(most)):
         most = np.minimum(most, most[:, via, None] + most[None, via])
@@ -157,7 +156,7 @@ def _closed(room: Floats) -> Floats:
 
 
 def _least_relaxation(room: Floats) -> float:
-    """Return the least seconds by which every bound must give way, so that some offsets fit all of them."""
+    """Return the minimum seconds by which all bounds must be relaxed so that some offsets satisfy them."""
 
     def fits(relaxed: float) -> bool:
         return bool((np.diag(_closed(room + relaxed)) >= -_RELAXED_UNTIL).all())
@@ -173,11 +172,11 @@ def _least_relaxation(room: Floats) -> float:
 
 
 def _chosen(most: Floats) -> Floats:
-    """Return the offsets that fit all bounds: the middle between two, and the bound itself where there is one alone.
+    """Return offsets that satisfy all bounds: the midpoint of two bounds, or the bound itself if there is only one.
 
-    The middles fit each other: a bound between two clocks is no more than the ways over clock 0. The others are set
-    one after the other, each within the bounds that those set before leave it. A bound alone is close where it
-    matters: a stage that waits stands before its message comes, and then nothing but the transfer lies between.
+    The midpoints are consistent: a bound between two clocks is at most the path over clock 0. The other clocks are set
+    one at a time, within the bounds given by those already set. A single bound is tight when it matters: a waiting
+    stage is ready before its message arrives, so only the transfer is in between.
     """
     ahead = np.zeros(len(most))
     both = np.isfinite(most[0]) & np.isfinite(most[:, 0])

@@ -1,4 +1,4 @@
-"""Puts the traces of a pipeline's ranks on one clock, as far as their messages bound where the clocks lie."""
+"""Aligns the clocks of a pipeline's rank traces, as far as their messages bound the clock offsets."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .rank_trace import RankTrace, Transfer, with_times
 from .stage_spans import stage_spans
 
 _FASTEST_LINK = 0.9e12  # bytes/s: NVLink 5, one way (NVIDIA GB200 NVL72's data sheet, 1.8 TB/s both ways)
-_ONE_CLOCK = 1e-3  # seconds that two processes' times of one clock may be off
-_ROUNDING = 1e-5  # seconds that traces may be off by rounding
-_UNNAMED = "unnamed"  # stands for the host of traces that name none
+_ONE_CLOCK = 1e-3  # seconds by which two processes' readings of one clock may differ
+_ROUNDING = 1e-5  # seconds of rounding error in traces
+_UNNAMED = "unnamed"  # placeholder host of traces without a host name
 
 
 def align_clocks(lanes: Sequence[RankTrace]) -> list[str]:
-    """Put the times of the ranks, one for each stage in order, on the first one's clock; return lines for people."""
+    """Shift the times of the ranks, one per stage in order, to the first one's clock; return notes for the report."""
     orders = _orders(lanes)
     fits = fit_clocks(_clocks(lanes, orders), orders)
     for trace in lanes:
@@ -27,15 +27,15 @@ def align_clocks(lanes: Sequence[RankTrace]) -> list[str]:
     if others and all(fit.same_clock for fit in others):
         every = "Both" if len(lanes) == 2 else f"All {len(lanes)}"
         if all(trace.host for trace in lanes):
-            return [f"{every} ranks read one clock: their offset is 0."]
-        return [f"{every} ranks are taken to read one clock: the traces name no host, and no message contradicts it."]
+            return [f"{every} ranks share a clock: their offset is 0."]
+        return [f"{every} ranks are assumed to share a clock: the traces name no host, and no message contradicts it."]
     return [f"{fit.text[0].upper()}{fit.text[1:]}." for fit in others]
 
 
 def _clocks(lanes: Sequence[RankTrace], orders: Sequence[Order]) -> dict[int, str]:
-    """Return the name of each rank's clock: its host, unless messages between ranks of that host say otherwise.
+    """Return the name of each rank's clock: its host, unless messages between ranks of that host contradict it.
 
-    Ranks whose traces name no host are taken to be of one.
+    Ranks whose traces have no host name are assumed to share a host.
     """
     host = {trace.rank: trace.host or _UNNAMED for trace in lanes}
     wrong = {
@@ -68,11 +68,10 @@ def _orders(lanes: Sequence[RankTrace]) -> list[Order]:
 
 
 def _by_peer(sender: RankTrace, receiver: RankTrace) -> Iterator[tuple[Transfer, Transfer]]:
-    """Yield the transfers between two ranks that name each other, matched in order.
+    """Yield the transfers between two ranks that name each other as peers, matched in order.
 
-    Where one trace has more than the other, its last sends are taken to have no receive, and its first receives no
-    send: of all ways to match them it is the one that says least, as the sends are the earliest, the receives the
-    latest.
+    If the counts differ, the last sends are assumed to have no receive, or the first receives no send. Of all
+    matchings this gives the loosest bounds, since it takes the earliest sends and the latest receives.
     """
     sent = [send for send in sender.sends if send.peer == receiver.rank]
     got = [each for each in receiver.receives if each.peer == sender.rank]
@@ -95,7 +94,7 @@ def _order(first: int, second: int, matched: Sequence[tuple[Transfer, Transfer]]
 
 
 def _move(trace: RankTrace, ahead: float) -> None:
-    """Put the times of a rank whose clock is `ahead` seconds ahead on the reference's."""
+    """Shift the times of a rank whose clock is `ahead` seconds ahead to the reference clock."""
 
     def moved(time: float) -> float:
         return time - ahead

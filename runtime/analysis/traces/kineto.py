@@ -1,4 +1,4 @@
-"""Reads the torch profiler's (Kineto's) Chrome traces: one file for each rank of an engine."""
+"""Reads Chrome traces of the torch profiler (Kineto): one file per rank of an engine."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from ...conf.errors import ConfigError
+from ....conf.errors import ConfigError
 from .chrome_trace import ChromeTrace, NoTraceError
 from .nccl import Direction, ProcessGroups, Range, kind_of, transfer_of
 from .rank_trace import Engine, RankTrace, Step, Transfer, joined, merged, with_times, without
 from .step_names import step_of
 
 _SUFFIXES = (".json", ".json.gz")
-_COMPARED = 64  # events that tell whether one file holds another's
+_COMPARED = 64  # events compared to detect that one file contains another's
 _CPU_TRANSFER = re.compile(r"(?:gloo|mpi|ucc):(send|recv)\b|_C::shm_(send|recv)_tensor_list")
 _OTHER_COMMUNICATION = re.compile(r"c10d::(send|recv)|record_param_comms|gloo:|nccl:")
 _BACKWARD = "autograd::engine::evaluate_function"
@@ -35,14 +35,14 @@ _FILE_NUMBERS = {
 
 
 def read_kineto(paths: Iterable[Path]) -> list[RankTrace]:
-    """Read the traces of an engine's ranks: folders that hold them, or files (.json or .json.gz).
+    """Read the traces of an engine's ranks from files (.json or .json.gz) or folders of them.
 
-    Times are seconds since the first event of all. Events are read one by one; of each some numbers are kept.
+    Times are seconds since the earliest start of the files. Events are streamed to save memory.
 
-    The files of a rank's phases, which SGLang's `profile_by_stage` writes, are joined.
+    A rank's files per phase, as written by SGLang's `profile_by_stage`, are joined.
 
     Raises:
-        ConfigError: no trace there, one that is damaged or no trace of inference, or two of one rank.
+        ConfigError: no trace there, a damaged trace, a training trace, or two traces of one rank.
     """
     read = _read(paths)
     others = [file for file in read if not file.is_rank]
@@ -50,9 +50,9 @@ def read_kineto(paths: Iterable[Path]) -> list[RankTrace]:
     of_several = [f for f in ranks if f.is_merged or sum(f.includes(other) for other in ranks) > 1]
     ranked = [file for file in ranks if file not in of_several]
     if not ranks:
-        raise ConfigError(f"{read[0].path}: no trace of a rank: neither kernels nor operators in it")
+        raise ConfigError(f"{read[0].path}: not a rank's trace: it has neither kernels nor operators")
     if not ranked:
-        raise ConfigError(f"{ranks[0].path}: holds the events of several ranks; give the ranks' own files")
+        raise ConfigError(f"{ranks[0].path}: contains events of several ranks; give one file per rank")
     by_rank: dict[str, dict[str, _File]] = {}  # its files by phase
     for file in ranked:
         numbers = ", ".join(f"{name} {value}" for name, value in file.numbers.items()) or str(file.path)
@@ -61,7 +61,7 @@ def read_kineto(paths: Iterable[Path]) -> list[RankTrace]:
         other = phases.get(file.phase) or (next(iter(phases.values()), None) if "" in (file.phase, *phases) else None)
         if other is not None:
             raise ConfigError(
-                f"{other.path.name} and {file.path.name} are both of {where}: keep the traces of one recording"
+                f"{other.path.name} and {file.path.name} are both traces of {where}; keep those of one recording"
             )
         phases[file.phase] = file
         file.rank = list(by_rank).index(where) if file.rank is None else file.rank
@@ -72,14 +72,14 @@ def read_kineto(paths: Iterable[Path]) -> list[RankTrace]:
     traces = [joined(list(parts)) for _, parts in groupby((f.trace(origin, last) for f in own), key=lambda t: t.rank)]
     if len(own) < len(ranked):
         traces[0].notes.append(f"{len(ranked) - len(own)} ranks of other data-parallel replicas are left out.")
-    for why, files in (("is not a rank's", others), ("holds the events of several ranks", of_several)):
+    for why, files in (("not a rank's trace", others), ("events of several ranks", of_several)):
         if files:
-            traces[0].notes.append(f"Left out, as it {why}: {', '.join(sorted(file.path.name for file in files))}.")
+            traces[0].notes.append(f"Left out ({why}): {', '.join(sorted(file.path.name for file in files))}.")
     return traces
 
 
 def _read(paths: Iterable[Path]) -> list[_File]:
-    """Read each file. One that a folder holds and that is no trace is kept as an empty one."""
+    """Read each file. A file found in a folder that is not a trace becomes an empty `_File`."""
     given = list(paths)
     read, foreign = [], []
     for path in trace_files(given):
@@ -94,7 +94,7 @@ def _read(paths: Iterable[Path]) -> list[_File]:
 
 
 def trace_files(paths: Iterable[Path]) -> list[Path]:
-    """Return the trace files that `paths` are or hold.
+    """Return the trace files among `paths` and in their folders.
 
     Raises:
         ConfigError: there is none.
@@ -106,14 +106,14 @@ def trace_files(paths: Iterable[Path]) -> list[Path]:
         files = [path] if path.is_file() else sorted(path.iterdir())
         inside = [file for file in files if file is path or file.name.lower().endswith(_SUFFIXES)]
         if not inside:
-            raise ConfigError(f"{path}: holds no trace, which is a .json or .json.gz file")
+            raise ConfigError(f"{path}: contains no trace (.json or .json.gz)")
         found += inside
     return found
 
 
 @dataclass(slots=True, eq=False)
 class _File:
-    """What is kept of one file. Times are microseconds from `base_ns`, in nanoseconds."""
+    """The data kept from one file. Times are microseconds since `base_ns` (nanoseconds)."""
 
     path: Path
     base_ns: int = 0
@@ -122,17 +122,17 @@ class _File:
     tensor_rank: int = 0
     replica: int = 0
     host: str = ""
-    has_rank: bool = False  # the file says that it is a rank's
+    has_rank: bool = False  # the file identifies itself as a rank's
     engine: Engine = "unknown engine"
     kernels: tuple[array[float], array[float]] = field(default_factory=lambda: (array("d"), array("d")))
     operators: dict[Any, tuple[array[float], array[float]]] = field(default_factory=dict)  # by thread
     steps: dict[str, list[tuple[Step, Any]]] = field(default_factory=dict)  # by category; with their thread
     transfers: list[tuple[Direction | None, Transfer]] = field(default_factory=list)  # NCCL kernels
-    unnamed: list[tuple[str, Transfer]] = field(default_factory=list)  # NCCL kernels that do not say what they do
+    unnamed: list[tuple[str, Transfer]] = field(default_factory=list)  # NCCL kernels whose operation is unknown
     ranges: list[Range] = field(default_factory=list)  # NCCL's annotations on the device
     groups: ProcessGroups = field(default_factory=ProcessGroups)
     processes: dict[str, set[str]] = field(default_factory=dict)  # by category: processes or devices of its events
-    numbers: dict[str, int] = field(default_factory=dict)  # that the file's name says
+    numbers: dict[str, int] = field(default_factory=dict)  # ranks in the file's name
     cpu_transfers: list[tuple[Direction, Transfer]] = field(default_factory=list)
 
     @classmethod
@@ -150,7 +150,7 @@ class _File:
             except ConfigError:
                 raise
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                raise ConfigError(f"{path}: damaged, or not the torch profiler's ({error!r} in an event)") from error
+                raise ConfigError(f"{path}: damaged, or not a torch profiler trace ({error!r} in an event)") from error
         file._take_metadata(trace.metadata, first or 0.0)
         return file
 
@@ -160,7 +160,7 @@ class _File:
 
     @property
     def is_merged(self) -> bool:
-        """Whether it holds the events of several ranks: of more than one device, or of several processes of a CPU."""
+        """Whether it contains events of several ranks: of several devices, or of several CPU processes."""
         return len(self.processes.get("kernel" if self.kernels[0] else "cpu_op", ())) > 1
 
     @property
@@ -170,11 +170,11 @@ class _File:
 
     @property
     def phase(self) -> str:
-        """What SGLang's `profile_by_stage` puts into the file: `EXTEND` or `DECODE`; empty: all."""
+        """The phase in the file name, from SGLang's `profile_by_stage`: such as `EXTEND` or `DECODE`; empty: all."""
         return found[1].upper() if (found := _PHASE.search(self.path.name)) else ""
 
     def includes(self, other: _File) -> bool:
-        """Return whether it begins with all that the other file begins with, and holds more, as a merged file does."""
+        """Return whether it starts with the other file's first events and is longer, like a merged file."""
         if len(self.kernels[0]) <= len(other.kernels[0]):
             return False
         return set(other._times_ns[:_COMPARED]) <= set(self._times_ns)
@@ -225,7 +225,9 @@ class _File:
             if found := _CPU_TRANSFER.match(name):
                 self.cpu_transfers.append((_direction(found[1] or found[2]), Transfer(start, end)))
             elif name.startswith(_BACKWARD):
-                raise ConfigError(f"{self.path}: a trace of training, it has backward passes; only inference is read")
+                raise ConfigError(
+                    f"{self.path}: a training trace (it has backward passes); only inference is supported"
+                )
             elif not _OTHER_COMMUNICATION.match(name):
                 starts, ends = self.operators.setdefault(event.get("tid"), (array("d"), array("d")))
                 starts.append(start)
@@ -247,8 +249,8 @@ class _File:
         steps = self._steps("gpu_user_annotation" if on_device else "user_annotation")
         if not steps:
             notes.append(
-                f"The traces name no steps{' on the device' if on_device else ''}: micro-batches are told apart by "
-                "sends and receives, and what they held is unknown."
+                f"The traces have no step annotations{' on the device' if on_device else ''}: micro-batches are "
+                "inferred from sends and receives, and their token counts are unknown."
             )
         if on_device:
             transfers = self._directed(steps, last_stage, notes)
@@ -262,7 +264,7 @@ class _File:
                 np.concatenate([starts, [step.start for step in inside]]),
                 np.concatenate([ends, [step.end for step in inside]]),
             )
-            if steps:  # what an empty step does is no compute
+            if steps:  # operators in empty steps do not count as compute
                 computes = without(computes, merged(*_edges(step for step in steps if step.is_empty)))
             transfers = self.cpu_transfers
         assert self.rank is not None
@@ -290,9 +292,9 @@ class _File:
         )
 
     def _steps(self, category: str) -> list[Step]:
-        """Return the steps in order of time: those that say what they held, where any does; none inside another.
+        """Return the outermost steps in time order; if any has token counts, only those, and SGLang's `step[...]`.
 
-        A device has an annotation on each stream that it used: together they are one step.
+        A device has one annotation per stream used: together they are one step.
         """
         steps = [step for step, _ in self.steps.get(category, [])]
         if any(step.has_tokens for step in steps):
@@ -310,15 +312,15 @@ class _File:
     def _directed(self, steps: Sequence[Step], last_stage: int, notes: list[str]) -> list[tuple[Direction, Transfer]]:
         """Return NCCL's sends and receives, each with its direction.
 
-        It is the kernel's own, that of the range around it, or, where the engine calls NCCL past torch, told by its
-        place: the first stage sends, the last receives, and one between receives before a step and sends after it.
-        A kernel of which nothing says what it does becomes compute. `notes` get a line about each kind of loss.
+        The direction is the kernel's own, else the enclosing range's. If the engine calls NCCL without torch, it is
+        inferred from the stage: the first stage sends, the last one receives, and other stages receive before a step
+        and send after it. A kernel whose operation is unknown becomes compute. `notes` get a line per kind of loss.
         """
         assert self.rank is not None
         known: list[tuple[Direction, Transfer]] = []
         ranges = sorted(self.ranges, key=lambda found: found.start)
         starts = np.array([found.start for found in ranges])
-        unsaid: dict[str, float] = {}  # by what becomes of it: microseconds
+        unsaid: dict[str, float] = {}  # microseconds by how they are counted
         kernels = [*(("", *found) for found in self.transfers), *((name, None, found) for name, found in self.unnamed)]
         for name, direction, transfer in kernels:
             place = int(np.searchsorted(starts, transfer.start, side="right")) - 1
@@ -340,10 +342,10 @@ class _File:
                 known.append((direction, transfer))
             else:
                 kernel = name.partition("(")[0]
-                what = f"{kernel} (sends, receives or sums) count as compute" if name else "transfers are left out"
+                what = f"{kernel} (send, receive or all-reduce) count as compute" if name else "transfers are left out"
                 unsaid[what] = unsaid.get(what, 0.0) + transfer.end - transfer.start
         for what, took in unsaid.items():
-            notes.append(f"{self.path.name}: {took / 1e6:.3f} s of {what}: the trace does not say which they are.")
+            notes.append(f"{self.path.name}: {took / 1e6:.3f} s of {what}: the trace does not record the operation.")
         if not kernels:
             for found in ranges:
                 if found.direction is not None:
@@ -357,7 +359,7 @@ def _direction(word: str) -> Direction:
 
 
 def _by_place(transfer: Transfer, steps: Sequence[Step]) -> Direction | None:
-    """Tell a direction by its place: receives come before a step that is near, sends after one."""
+    """Infer a direction from the nearest step: receives come before it, sends after it."""
     if not steps:
         return None
     since = min((transfer.start - step.end for step in steps if step.end <= transfer.start), default=np.inf)

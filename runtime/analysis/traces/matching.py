@@ -1,4 +1,4 @@
-"""Which micro-batch of one stage is which of the next, and what their sends and receives were: wait or transfer."""
+"""Matches micro-batches and transfers between adjacent stages, and splits receives into wait and transfer."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _FARTHEST = 64  # micro-batches by which one rank's trace may begin or end befor
 class MatchedTransfer:
     """A send and its receive; seconds, both sides on one clock.
 
-    A receive is a wait until both sides stand, and a transfer from then on: `wait` + `transfer` are its seconds.
-    `sender_wait` is how long the sender stood before the receiver did.
+    A receive is a wait until both sides are ready, and a transfer from then on: `wait` + `transfer` is its duration.
+    `sender_wait` is how long the sender waited for the receiver.
     """
 
     send: Transfer
@@ -24,12 +24,12 @@ class MatchedTransfer:
 
     @property
     def stood(self) -> float:
-        """When both sides stood, within the receive."""
+        """When both sides were ready, within the receive."""
         return min(max(self.send.start, self.receive.start), self.receive.end)
 
     @property
     def wait(self) -> float:
-        """Seconds of the receive until both sides stood."""
+        """Seconds of the receive until both sides were ready."""
         return self.stood - self.receive.start
 
     @property
@@ -39,16 +39,15 @@ class MatchedTransfer:
 
     @property
     def sender_wait(self) -> float:
-        """Seconds that the sender stood before the receiver did; 0 where the receiver was first."""
+        """Seconds that the sender waited for the receiver; 0 if the receiver was ready first."""
         return max(0.0, min(self.receive.start, self.send.end) - self.send.start)
 
 
 def shift_between(upstream: Sequence[StageSpan], downstream: Sequence[StageSpan]) -> int:
-    """Return the d for which `upstream[i]` and `downstream[i + d]` are one micro-batch.
+    """Return the d for which `upstream[i]` and `downstream[i + d]` are the same micro-batch.
 
-    A rank's trace may begin or end some micro-batches before another's. What the traces say of both decides: labels
-    and token counts, bytes of their transfers, and that a stage computes nothing before the one ahead of it has. Of
-    shifts that are as good the smallest counts.
+    A rank's trace may begin or end some micro-batches before another's. The shift is chosen by matching labels, bytes
+    of transfers, and the order of compute: downstream begins after upstream ends. On a tie the smallest shift wins.
     """
     spare = min(abs(len(upstream) - len(downstream)) + _FARTHEST // 2, _FARTHEST)
     shifts = sorted(range(-spare, spare + 1), key=abs)
@@ -56,7 +55,7 @@ def shift_between(upstream: Sequence[StageSpan], downstream: Sequence[StageSpan]
 
 
 def _agreement(upstream: Sequence[StageSpan], downstream: Sequence[StageSpan], shift: int) -> tuple[float, int]:
-    """Return the share of pairs that agree, less the share of those that do not, and the number of pairs."""
+    """Return the share of pairs that agree minus the share that disagree, and the number of pairs."""
     first, last = max(0, -shift), min(len(upstream), len(downstream) - shift)
     pairs = [(upstream[i], downstream[i + shift]) for i in range(first, last)]
     if not pairs or len(pairs) < min(len(upstream), len(downstream)) // 2:
@@ -65,7 +64,7 @@ def _agreement(upstream: Sequence[StageSpan], downstream: Sequence[StageSpan], s
 
 
 def _agree(upstream: StageSpan, downstream: StageSpan) -> int:
-    """Return 1 if two spans may be of one micro-batch, else -1."""
+    """Return 1 if two spans may belong to one micro-batch, else -1."""
     if upstream.step.label and downstream.step.label and upstream.step.has_tokens and downstream.step.has_tokens:
         return 1 if upstream.step.label == downstream.step.label else -1
     sent = [send.bytes for send in upstream.sends]
@@ -76,7 +75,7 @@ def _agree(upstream: StageSpan, downstream: StageSpan) -> int:
 
 
 def match_transfers(upstream: StageSpan, downstream: StageSpan) -> list[MatchedTransfer]:
-    """Return the transfers of one micro-batch, in their order; none where the two sides differ in their number."""
+    """Return the transfers of one micro-batch in order; none if the two sides differ in number."""
     if len(upstream.sends) != len(downstream.receives):
         return []
     return [MatchedTransfer(*pair) for pair in zip(upstream.sends, downstream.receives, strict=True)]

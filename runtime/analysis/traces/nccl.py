@@ -1,4 +1,4 @@
-"""What NCCL's and RCCL's kernels and ranges in a trace say: what is sent and received, and with whom."""
+"""Interprets NCCL and RCCL kernels and ranges in a trace: operation, direction and peer."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def kind_of(kernel: str, arguments: Mapping[str, Any]) -> Kind:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """An annotation of torch around NCCL's work, in seconds. Its ranks are those within a process group."""
+    """A torch annotation around NCCL work. `own` and `peer` are ranks within a process group."""
 
     start: float
     end: float
@@ -54,7 +54,7 @@ class Range:
 
     @classmethod
     def of(cls, name: str, start: float, end: float) -> Range | None:
-        """Return what an annotation says; None if it is not NCCL's."""
+        """Parse an annotation; None if it is not NCCL's."""
         found = _RANGE.match(name)
         if found is None:
             return None
@@ -67,12 +67,12 @@ class Range:
 
 @dataclass(slots=True)
 class ProcessGroups:
-    """The process groups of a rank, by name: their ranks in the whole job."""
+    """The process groups of a rank, by name: their global ranks."""
 
     ranks: dict[str, list[int]] = field(default_factory=dict)
 
     def add(self, name: str, ranks: object) -> None:
-        """Note a group. Lists that are shortened to `[0, 1, ..., 63]` say nothing."""
+        """Add a group. Abbreviated lists, such as `[0, 1, ..., 63]`, are ignored."""
         if isinstance(ranks, str):
             try:
                 ranks = json.loads(ranks)
@@ -82,16 +82,16 @@ class ProcessGroups:
             self.ranks[name] = ranks
 
     def add_config(self, config: object) -> None:
-        """Note the groups of `pg_config` in a trace's `distributedInfo`."""
+        """Add the groups of `pg_config` in a trace's `distributedInfo`."""
         groups = config.values() if isinstance(config, dict) else config
         for group in groups if isinstance(groups, Iterable) else ():
             if isinstance(group, dict):
                 self.add(str(group.get("pg_name", "")), group.get("ranks"))
 
     def peer(self, found: Range, group: str, rank: int) -> int | None:
-        """Return the peer's rank in the whole job; None where more than one fits.
+        """Return the peer's global rank; None unless exactly one matches.
 
-        Without groups, numbers count as ranks of the job, unless this rank's own is another.
+        Without groups, the range's ranks are taken as global ranks if `own` is this rank.
         """
         groups = [self.ranks[group]] if group in self.ranks else list(self.ranks.values())
         if not groups:
@@ -102,7 +102,7 @@ class ProcessGroups:
 
 
 def transfer_of(arguments: Mapping[str, Any], start: float, end: float) -> tuple[Direction | None, Transfer]:
-    """Return what a kernel sends or receives, as far as its arguments say it."""
+    """Return a kernel's direction and transfer, as far as its arguments specify them."""
     name = str(arguments.get("Collective name", "")).lower()
     direction: Direction | None = "send" if name == "send" else "recv" if name.startswith("recv") else None
     peer = arguments.get("Dst Rank" if direction == "send" else "Src Rank") if direction else None

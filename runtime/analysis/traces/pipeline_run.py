@@ -1,4 +1,4 @@
-"""The traces of a pipeline's ranks as one `RunRecord`."""
+"""Merges the traces of a pipeline's ranks into one `RunRecord`."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ...conf.errors import ConfigError
-from ..core.messages import Span
-from ..core.run_record import DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord, Unknown, Wait
+from ....conf.errors import ConfigError
+from ...core.messages import Span
+from ...core.run_record import DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord, Unknown, Wait
 from .common_clock import align_clocks
 from .matching import MatchedTransfer, match_transfers, shift_between
 from .rank_trace import Engine, RankTrace, Step, Transfer
 from .scheduler_view import depth_of, waits_of_first_stage
 from .stage_spans import StageSpan, stage_spans
 
-NOBODY = -1  # the number of a request that the trace does not name
+NOBODY = -1  # request number if the trace does not identify the request
 
 
 @dataclass(slots=True)
@@ -33,9 +33,9 @@ class ImportedRun:
 
 
 def run_of_traces(traces: Sequence[RankTrace]) -> ImportedRun:
-    """Make one run of the ranks of a pipeline. Of a stage's tensor-parallel ranks the first one is its lane.
+    """Merge a pipeline's ranks into one run. A stage is represented by its first tensor-parallel rank.
 
-    Micro-batches that not every stage has recorded, at the edges of the traces, are left out.
+    Micro-batches at the edges of the traces that some stage has not recorded are left out.
 
     Raises:
         ConfigError: no rank, a stage without a rank, a rank without micro-batches, or ranks that share none.
@@ -46,7 +46,7 @@ def run_of_traces(traces: Sequence[RankTrace]) -> ImportedRun:
     spans = [stage_spans(trace) for trace in lanes]
     for trace, own in zip(lanes, spans, strict=True):
         if not own:
-            raise ConfigError(f"{trace.name}: rank {trace.rank} has no micro-batch: no step and no compute of one")
+            raise ConfigError(f"{trace.name}: rank {trace.rank} has no micro-batch: neither steps nor compute")
     rows = _rows(spans)
     if not rows:
         raise ConfigError(f"{lanes[0].name} and the other ranks' traces have no micro-batch in common")
@@ -70,15 +70,15 @@ def run_of_traces(traces: Sequence[RankTrace]) -> ImportedRun:
     late = sum(w.end - w.start for m in record.micro_batches for w in m.waits if w.end == m.dispatched)
     if late:
         record.notes.append(
-            f"Stage 0 waited {late:.3f} s with nothing left to wait for, before micro-batches that may be new prompts: "
-            "none had come, or the engine had not scheduled it. The trace does not say which."
+            f"Stage 0 waited {late:.3f} s before micro-batches that may be new prompts, with none in flight. No "
+            "request had arrived, or the engine had not scheduled it. The trace does not show which."
         )
     engine = Counter(trace.engine for trace in lanes).most_common(1)[0][0]
     return ImportedRun(record, engine, transfers)
 
 
 def _one_rank_a_stage(traces: Sequence[RankTrace], notes: list[str]) -> list[RankTrace]:
-    """Return the traces of the stages, in order: one for each."""
+    """Return one trace per stage, in order."""
     if not traces:
         raise ConfigError("no trace of a rank")
     staged = with_stages(traces, notes)
@@ -88,18 +88,18 @@ def _one_rank_a_stage(traces: Sequence[RankTrace], notes: list[str]) -> list[Ran
         lanes.setdefault(trace.stage, trace)
     for stage in range(max(lanes)):
         if stage not in lanes:
-            raise ConfigError(f"no trace of stage {stage}, though one of stage {max(lanes)}: give those of all stages")
+            raise ConfigError(f"no trace of stage {stage}, but one of stage {max(lanes)}; give those of all stages")
     beside = len(staged) - len(lanes)
     if beside:
         ranks = ", ".join(str(trace.rank) for trace in sorted(lanes.values(), key=lambda trace: trace.rank))
-        notes.append(f"Of each stage one rank stands for all: {ranks}. The other {beside} are left out.")
+        notes.append(f"One rank represents each stage: {ranks}. The other {beside} are left out.")
     return [lanes[stage] for stage in sorted(lanes)]
 
 
 def with_stages(traces: Sequence[RankTrace], notes: list[str]) -> list[RankTrace]:
     """Return the traces with their stages.
 
-    Where a trace does not say its stage, who sends to whom does, else its rank.
+    If some trace does not specify its stage, stages are inferred from the sends and receives, else from the ranks.
     """
     if all(trace.stage is not None for trace in traces):
         return list(traces)
@@ -114,15 +114,15 @@ def with_stages(traces: Sequence[RankTrace], notes: list[str]) -> list[RankTrace
     alone = [by_rank[rank] for rank in sorted(by_rank.keys() - follows.keys() - set(follows.values()))]
     if follows and alone:
         raise ConfigError(
-            f"{alone[0].name}: the stage of rank {alone[0].rank} is unknown, as it sends to no other rank here and "
-            "receives from none; leave it out, or say the stage in the names of all files, as in TP-0-PP-1"
+            f"{alone[0].name}: the stage of rank {alone[0].rank} is unknown, since it exchanges messages with no other "
+            "rank here; leave it out, or put the stage into the names of all files, as in TP-0-PP-1"
         )
     stage = dict.fromkeys(by_rank, 0)
     for rank in sorted(by_rank):
         if rank in follows:
             stage[follows[rank]] = stage[rank] + 1
     if not follows and len(by_rank) > 1:
-        notes.append("The traces do not say who sends to whom: each rank is taken for a stage, in their order.")
+        notes.append("The traces do not record the peers of sends: each rank is taken as a stage, in order.")
         stage = {rank: place for place, rank in enumerate(sorted(by_rank))}
     return [replace(trace, stage=stage[trace.rank]) for trace in traces]
 
@@ -133,7 +133,7 @@ def _peer_of(transfers: Sequence[Transfer]) -> int | None:
 
 
 def _rows(spans: Sequence[Sequence[StageSpan]]) -> list[list[StageSpan]]:
-    """Return the micro-batches that all stages have, each with its span on every stage."""
+    """Return the micro-batches that all stages recorded, each with its span on every stage."""
     shifts = [0]
     for upstream, downstream in itertools.pairwise(spans):
         shifts.append(shifts[-1] + shift_between(upstream, downstream))
@@ -163,12 +163,12 @@ def _micro_batch(number: int, row: Sequence[StageSpan], waits: list[Wait]) -> Mi
 
 
 def _shares(total: int, count: int) -> list[int]:
-    """Split `total` into `count` whole parts, as even as can be: a trace has their sum only."""
+    """Split `total` into `count` integers as evenly as possible: a trace contains only their sum."""
     return [total // count + (i < total % count) for i in range(count)]
 
 
 def _held(rows: Sequence[Sequence[StageSpan]], number: int) -> tuple[float, float]:
-    """Return from when to when a send held up the first stage, which had to wait for the receiver; else (0, 0)."""
+    """Return when the receiver was ready and when the send ended, if the send blocked the first stage; else (0, 0)."""
     row, after = rows[number], rows[number + 1][0].begin if number + 1 < len(rows) else math.inf
     pairs = match_transfers(row[0], row[1]) if len(row) > 1 else []
     blocked = [pair for pair in pairs if pair.sender_wait > 0 and pair.receive.start > row[0].end]
@@ -180,8 +180,8 @@ def _held(rows: Sequence[Sequence[StageSpan]], number: int) -> tuple[float, floa
 def _spans(number: int, rows: Sequence[Sequence[StageSpan]], held: tuple[float, float]) -> list[Span]:
     """Return the spans of one micro-batch.
 
-    A send that outlasts the stage's idle time did not hold it up; one that waited for its receiver (`held`) is among
-    the waits of the first stage.
+    A send that outlasts the stage's idle time did not block it. A send that waited for its receiver (`held`) counts
+    among the waits of the first stage.
     """
     found = []
     for stage, span in enumerate(rows[number]):
@@ -212,15 +212,15 @@ def _unknown(rows: Sequence[Sequence[StageSpan]]) -> list[Unknown]:
 def _notes(
     lanes: Sequence[RankTrace], rows: Sequence[Sequence[StageSpan]], transfers: dict[int, list[MatchedTransfer]]
 ) -> list[str]:
-    """Return what a reader must know of the run, a line each."""
+    """Return the notes for the report, one line each."""
     notes = list(dict.fromkeys(note for trace in lanes for note in trace.notes))
     for stage, pairs in transfers.items():
         if not pairs:
-            notes.append(f"The traces show no transfers from stage {stage - 1} to stage {stage} that match.")
+            notes.append(f"The traces have no matching transfers from stage {stage - 1} to stage {stage}.")
             continue
         wait, transfer = sum(pair.wait for pair in pairs), sum(pair.transfer for pair in pairs)
         notes.append(
-            f"Receives of stage {stage} took {wait + transfer:.3f} s: {wait:.3f} s until the sender stood too, "
+            f"Receives of stage {stage} took {wait + transfer:.3f} s: {wait:.3f} s waiting for the sender, "
             f"{transfer:.3f} s of transfer."
         )
     for stage in range(len(lanes)):
@@ -228,7 +228,7 @@ def _notes(
         computed = sum(row[stage].computed for row in rows)
         if computed < 0.9 * busy:
             notes.append(
-                f"Stage {stage}: kernels or operators fill {computed / busy:.0%} of its compute time; in the rest it "
-                "was launching, or waiting inside a micro-batch."
+                f"Stage {stage}: kernels or operators fill {computed / busy:.0%} of its compute time; the rest "
+                "is launch overhead, or waiting within a micro-batch."
             )
     return notes

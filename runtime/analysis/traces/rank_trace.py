@@ -1,4 +1,4 @@
-"""What one rank's trace says, whatever file it came from: each importer makes `RankTrace`s."""
+"""One rank's trace, independent of the file format: each importer produces `RankTrace`s."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..core.micro_batch_columns import Floats
+from ...core.micro_batch_columns import Floats
 
 Engine = Literal["vLLM", "SGLang", "Megatron-LM", "unknown engine"]
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One pass of an engine through a rank's layers, a micro-batch; times in seconds on the rank's clock.
+    """One forward pass through a rank's layers, a micro-batch; times in seconds on the rank's clock.
 
-    Counts are None where the trace does not say them. On a GPU the times are the device's where the trace has them.
+    Counts are None if the trace does not record them. For a GPU, the times are device times if the trace has them.
 
     Attributes:
-        start: when the rank turned to it.
-        end: when it was done with it.
+        start: when the rank started it.
+        end: when the rank was done with it.
         label: the trace's own name for it.
         prefill_requests: prompts or chunks in it.
         prefill_tokens: their tokens.
-        prefill_prefix: sum of the KV tokens that lie before the chunks.
+        prefill_prefix: sum of the KV tokens before the chunks.
         decode_requests: requests that decode in it.
-        decode_tokens: their tokens: more than requests where drafts are verified.
+        decode_tokens: their tokens: more than requests if draft tokens are verified.
         decode_context: sum of the KV tokens that the decodes attend to.
     """
 
@@ -44,12 +44,12 @@ class Step:
 
     @property
     def has_tokens(self) -> bool:
-        """Whether the trace says how many tokens it held."""
+        """Whether the trace records token counts."""
         return self.prefill_tokens is not None and self.decode_tokens is not None
 
     @property
     def is_empty(self) -> bool:
-        """Whether the engine passed through without a token: to hand out what has ended, or to keep ranks in step."""
+        """Whether the step has no tokens: to return finished requests, or a dummy run to keep ranks in step."""
         return self.prefill_tokens == 0 and self.decode_tokens == 0
 
 
@@ -57,12 +57,12 @@ class Step:
 class Transfer:
     """One send or one receive of a rank; times in seconds on its clock.
 
-    `start`: the rank stood ready for it (its kernel began, its call was entered). `end`: it was over for this rank. A
-    receive that starts before its sender does holds the wait for the sender; matching both sides takes it out.
+    `start`: the rank was ready for it (its kernel began, its call was entered). `end`: it was done on this rank. A
+    receive that starts before its send includes the wait for the sender; matching both sides removes the wait.
 
     Attributes:
-        peer: the other rank, by its number in the whole job; None where the trace does not say.
-        bytes: None where the trace does not say.
+        peer: global rank of the other side; None if unknown.
+        bytes: None if unknown.
         group: name of the process group. Transfers between two ranks are in order within a group.
     """
 
@@ -82,17 +82,17 @@ class RankTrace:
 
     Attributes:
         name: of the file, for messages.
-        rank: its number in the whole job.
-        stage: None where the trace does not say; `pipeline_run.py` reads it off the transfers then.
-        tensor_rank: its number among the ranks of its stage.
-        host: name of the machine; ranks of one host share a clock. Empty where the trace does not say.
-        engine: who wrote the trace.
-        computes: [n, 2] begin and end of compute (device kernels, or the CPU's operators), merged: ascending, and none
-            overlaps another. Communication is not in it.
-        steps: in order of time.
-        sends: in order of time.
-        receives: in order of time.
-        notes: what a reader must know about this rank's trace, a line each.
+        rank: its global rank.
+        stage: pipeline stage; None if the trace does not specify it: then `pipeline_run.py` infers it.
+        tensor_rank: its tensor-parallel rank within the stage.
+        host: name of the machine; ranks of one host share a clock. Empty if unknown.
+        engine: the engine that wrote the trace.
+        computes: [n, 2] begin and end of compute (device kernels, or CPU operators), merged: ascending and disjoint.
+            Sends and receives are excluded.
+        steps: in time order.
+        sends: in time order.
+        receives: in time order.
+        notes: notes about this rank's trace for the report, one line each.
     """
 
     name: str
@@ -109,7 +109,7 @@ class RankTrace:
 
 
 def joined(parts: Sequence[RankTrace]) -> RankTrace:
-    """Return the trace of a rank whose events are in several files, by the same clock."""
+    """Join the files of one rank, which share a clock, into one trace."""
     first, *others = parts
     if not others:
         return first
@@ -124,15 +124,12 @@ def joined(parts: Sequence[RankTrace]) -> RankTrace:
 
 
 def with_times(found: Iterable[T], moved: Callable[[float], float]) -> list[T]:
-    """Return the same steps or transfers at other times."""
+    """Return copies of steps or transfers with their times mapped by `moved`."""
     return [replace(each, start=moved(each.start), end=moved(each.end)) for each in found]
 
 
 def merged(start: Sequence[float] | Floats, end: Sequence[float] | Floats) -> Floats:
-    """Return the union of intervals as [n, 2]: ascending, and none overlaps or touches another.
-
-    Empty ones are dropped.
-    """
+    """Return the union of intervals as [n, 2]: ascending and separate. Empty ones are dropped."""
     begins, ends = np.asarray(start, np.float64), np.asarray(end, np.float64)
     kept = ends > begins
     begins, ends = begins[kept], ends[kept]
@@ -146,7 +143,7 @@ def merged(start: Sequence[float] | Floats, end: Sequence[float] | Floats) -> Fl
 
 
 def without(intervals: Floats, holes: Floats) -> Floats:
-    """Return `intervals` less `holes`; both as `merged` makes them, and so is what comes back."""
+    """Return `intervals` minus `holes`; arguments and result have the form of `merged`."""
     if not len(holes) or not len(intervals):
         return intervals
     edges = np.unique(np.concatenate([intervals.ravel(), holes.ravel()]))
@@ -156,7 +153,7 @@ def without(intervals: Floats, holes: Floats) -> Floats:
 
 
 def seconds_within(intervals: Floats, start: Floats, end: Floats) -> Floats:
-    """Return the seconds of `intervals` (as `merged` makes them) in each [start, end)."""
+    """Return the seconds of `intervals` (in the form of `merged`) in each [start, end)."""
     if not len(intervals):
         return np.zeros(len(start))
     begins, ends = intervals[:, 0], intervals[:, 1]

@@ -1,16 +1,16 @@
-"""Why the first stage waited, as far as a trace shows it: the engine's scheduler has no trace of its own."""
+"""Infers why the first stage waited, since the engine's scheduler has no trace of its own."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from ..core.run_record import Blocked, Wait
+from ...core.run_record import Blocked, Wait
 from .stage_spans import StageSpan
 
 
 def depth_of(first: Sequence[StageSpan], left: Sequence[float]) -> int:
-    """Return the most micro-batches that were in flight at once.
+    """Return the maximum number of micro-batches in flight.
 
     Args:
         first: each micro-batch on the first stage.
@@ -22,21 +22,21 @@ def depth_of(first: Sequence[StageSpan], left: Sequence[float]) -> int:
 def waits_of_first_stage(
     first: Sequence[StageSpan], left: Sequence[float], held: Sequence[tuple[float, float]]
 ) -> list[list[Wait]]:
-    """Return the waits before each micro-batch. What is no wait in a gap of the first stage is control.
+    """Return the waits before each micro-batch. The rest of a gap of the first stage is control.
 
-    - The stage's send of the micro-batch before waited for its receiver, then was under way: a wait for a slot, then
-      for the send.
-    - As many micro-batches were in flight as ever: the stage waited for a slot.
-    - There was room, a micro-batch left then, and the next one is all decodes: they were in flight.
-    - After the last micro-batch had left, decodes of the next one were admissible: control, which is no wait. Of
-      prompts nobody knows when they came: unknown.
+    - The send of the previous micro-batch waited for its receiver, then was in transit: a wait for a slot, then for the
+      send.
+    - The maximum number of micro-batches was in flight: the stage waited for a slot.
+    - There was a free slot, a micro-batch left during the gap, and the next one is all decodes: they were in flight.
+    - After the last micro-batch had left, decodes of the next one were admissible: control, which is not a wait. If it
+      has only prompts, whose arrival times are unknown: unknown.
 
-    The second and the third hold for engines that fill their pipeline whenever they can.
+    The second and third rules assume that the engine fills its pipeline whenever it can.
 
     Args:
         first: each micro-batch on the first stage.
         left: when it left the last stage, in seconds; in this order.
-        held: from when its receiver stood until its send was over, where the send held up the stage, else (0, 0).
+        held: from when its receiver was ready until its send ended, if the send blocked the stage, else (0, 0).
     """
     depth = depth_of(first, left)
     waits: list[list[Wait]] = [[] for _ in first]
@@ -64,5 +64,5 @@ def waits_of_first_stage(
 
 
 def _in_flight(left: Sequence[float], time: float) -> int:
-    """Return how many of these micro-batches, in the order in which they left, had not left by then."""
+    """Return how many of these micro-batches, given their ascending exit times, were still in flight at `time`."""
     return len(left) - bisect_right(left, time)

@@ -1,4 +1,4 @@
-"""The micro-batches of one rank: a span of compute for each step, with the transfers that belong to it."""
+"""The micro-batches of one rank: one compute span per step, with the step's transfers."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import numpy as np
 
 from .rank_trace import RankTrace, Step, Transfer, seconds_within
 
-_SMALL = 0.02  # of the compute between two handovers: less lies between the transfers of one handover
+_SMALL = 0.02  # transfers with at most this share of a step's compute between them belong to one handover
 
 
 @dataclass(slots=True)
 class StageSpan:
     """What a rank did for one micro-batch; seconds on the trace's clock.
 
-    `begin` and `end` are of its compute, the first kernel or operator and the last; `computed` of these seconds are
-    within kernels or operators.
+    `begin` and `end` delimit its compute, from the first kernel or operator to the last; `computed` is the part of this
+    time inside kernels or operators.
     """
 
     step: Step
@@ -31,10 +31,10 @@ class StageSpan:
 
 
 def stage_spans(trace: RankTrace) -> list[StageSpan]:
-    """Return the micro-batches of a rank in order of time. Steps without tokens are none.
+    """Return the micro-batches of a rank in time order. Steps without tokens are skipped.
 
-    A receive belongs to the step that it ends before or in; a send to the step that began last. A step computes from
-    its last receive on, until the rank turns to something else: a send, the next receive, the next step.
+    A receive belongs to the first step that ends after it; a send to the last step that began before it. A step
+    computes from the end of its last receive until the rank's next activity: a send, the next receive or the next step.
     """
     steps = trace.steps or _steps_by_transfers(trace)
     ends, starts = [step.end for step in steps], [step.start for step in steps]
@@ -64,7 +64,7 @@ def stage_spans(trace: RankTrace) -> list[StageSpan]:
 
 
 def _hull(trace: RankTrace, start: float, end: float) -> tuple[float, float]:
-    """Return the first begin and last end of compute within [start, end); `start` twice where there is none."""
+    """Return the first begin and last end of compute within [start, end); `start` twice if there is none."""
     begins, ends = trace.computes[:, 0], trace.computes[:, 1]
     first = int(np.searchsorted(ends, start, side="right"))
     last = int(np.searchsorted(begins, end, side="left")) - 1
@@ -74,10 +74,10 @@ def _hull(trace: RankTrace, start: float, end: float) -> tuple[float, float]:
 
 
 def _steps_by_transfers(trace: RankTrace) -> list[Step]:
-    """Return the steps of a trace that names none.
+    """Infer the steps of a trace without step annotations.
 
-    A step computes from one input to the next, or, on the first stage, up to each send. Where there are neither, one
-    step holds all compute.
+    A step lasts from one input to the next or, on the first stage, until each send. Without sends and receives, all
+    compute is one step.
     """
     if not len(trace.computes):
         return []
@@ -90,9 +90,10 @@ def _steps_by_transfers(trace: RankTrace) -> list[Step]:
 
 
 def _handovers(trace: RankTrace, times: Sequence[float], *, at_end: bool = False) -> list[float]:
-    """Return the transfers' times.
+    """Return one time per handover.
 
-    Of those that nearly no compute parts, it is only the last, or the first `at_end` of compute.
+    Transfers with almost no compute between them are one handover. Its time is the last transfer's, or with `at_end`
+    (transfers follow the compute) the first one's.
     """
     if len(times) < 2:
         return list(times)

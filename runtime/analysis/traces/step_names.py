@@ -1,4 +1,4 @@
-"""The names that engines give their steps in a trace, and what they say of a step."""
+"""Parses the names of engine steps in traces."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import re
 
 from .rank_trace import Engine, Step
 
-# vLLM, `annotate_profile` of its GPU worker: sq are query tokens, sk KV tokens with those of the step itself.
+# vLLM, `annotate_profile` of its GPU worker: sq are query tokens, sk KV tokens including the step's own.
 _VLLM = re.compile(r"execute_context_(\d+)\((\d+)\)_generation_(\d+)\((\d+)\)")
 _VLLM_DETAILED = re.compile(r"execute_\d+_context_(\d+)\(sq(\d+)sk(\d+)\w*\)_generation_(\d+)\(sq(\d+)sk(\d+)\w*\)")
 # SGLang, `_build_step_span_name` of its model runner.
 _SGLANG = re.compile(r"step\[\s*(\w+)(?: bs=(\d+))?(?: toks=(\d+))?(?: ext=(\d+) dec=(\d+))?[^\]]*\]")
-# Steps of which the name says no more.
+# Step names without token counts.
 _PLAIN: dict[str, Engine] = {
     "scheduler.run_batch": "SGLang",
     "run_batch": "SGLang",
@@ -21,10 +21,10 @@ _PLAIN: dict[str, Engine] = {
 
 
 def step_of(name: str, start: float, end: float) -> tuple[Step, Engine] | None:
-    """Return the step that an annotation names, and the engine that names its steps so; None where it is no step."""
+    """Return the step that an annotation names, and the engine with that naming scheme; None if it is not a step."""
     if found := _VLLM_DETAILED.match(name):
         prompts, tokens, keys, decodes, rows, context = map(int, found.groups())
-        known = context if rows == decodes else None  # else rows of drafts attend to parts of it
+        known = context if rows == decodes else None  # draft tokens attend only to parts of it
         return Step(start, end, name, prompts, tokens, keys - tokens, decodes, rows, known), "vLLM"
     if found := _VLLM.match(name):
         prompts, tokens, decodes, rows = map(int, found.groups())

@@ -6,28 +6,27 @@ from __future__ import annotations
 
 from ...core.queue_snapshot import QueueSnapshot
 
-_STEP = 0.5  # of the chunk, by which it grows at a time
+_STEP = 0.5  # growth per step, as a share of the chunk
 _STEP_INTERVAL = 16  # micro-batches between two steps
-_MOST_OF_A_PROMPT = 0.5  # share of the iterations' chunks that a single prompt counts for, however long it is
+_MOST_OF_A_PROMPT = 0.5  # share of the chunks of `iterations` that a single prompt counts for, however long
 _FULL = 0.25  # slots or blocks are full if fewer than this share of the running requests could be added
-_ROOMY = 0.5  # share from which on they are full no more
+_ROOMY = 0.5  # they count as free again from this share on
 
 
 class ChunkGrowth:
-    """Says how large a chunk is, from the prompt tokens that wait.
+    """Sets the chunk size from the number of waiting prompt tokens.
 
-    Larger chunks prefill faster, and decodes come round later. So chunks grow where more prompt tokens wait than
-    `iterations` micro-batches take, as token throttling has it (gLLM, arXiv 2504.14775), and never below the chunk that
-    they have otherwise. They grow in slow steps: a burst is over before decodes notice much of it, a load beyond what
-    the chunk carries is not. They shrink at once.
+    Larger chunks prefill faster but delay decodes. So chunks grow when more prompt tokens wait than `iterations`
+    micro-batches take, as in token throttling (gLLM, arXiv 2504.14775), and never fall below the base chunk size. They
+    grow in slow steps: a burst is over before it delays decodes much, a sustained overload is not. They shrink at once.
 
-    Where slots or blocks are full, prompts wait for requests to end. Larger chunks would then only leave more
-    micro-batches without any.
+    If slots or blocks are full, prompts wait for requests to finish. Larger chunks would then only leave more
+    micro-batches without a chunk.
 
     Args:
         iterations: micro-batches over which waiting prompt tokens are spread.
-        most: tokens of a chunk that has grown.
-        tile: rows that matrix products pad to.
+        most: maximum tokens of a grown chunk.
+        tile: rows that GEMMs pad to.
     """
 
     def __init__(self, iterations: int, most: int, tile: int) -> None:
@@ -35,17 +34,17 @@ class ChunkGrowth:
         self._most = most
         self._tile = tile
         self._size = 0
-        self._next_step = _STEP_INTERVAL  # number of the micro-batch from which on it may grow again
+        self._next_step = _STEP_INTERVAL  # number of the first micro-batch that may grow again
         self._is_full = False
 
     def grown(self, number: int, chunk: int, queues: QueueSnapshot, decodes: float) -> int:
-        """Return the tokens of a micro-batch's chunk and decodes.
+        """Return the tokens of a micro-batch, chunk and decodes together.
 
         Args:
-            number: of the micro-batch.
-            chunk: the same while prompts do not pile up.
-            queues: at this time.
-            decodes: that ride along, on average.
+            number: number of the micro-batch.
+            chunk: its tokens while prompts do not pile up.
+            queues: current queue statistics.
+            decodes: mean number of piggybacked decodes.
         """
         wanted = max(chunk, min(self._wanted(chunk, queues, decodes), self._most))
         if wanted <= self._size:
@@ -59,7 +58,7 @@ class ChunkGrowth:
         return self._size
 
     def _wanted(self, chunk: int, queues: QueueSnapshot, decodes: float) -> int:
-        """Return the tokens with which the prompts that wait are dispatched within the iterations."""
+        """Return the tokens per micro-batch that dispatch the waiting prompts within `iterations` micro-batches."""
         self._is_full = queues.num_admissible < (_ROOMY if self._is_full else _FULL) * queues.num_running
         prompts = queues.num_waiting + queues.num_prefilling
         if not prompts or self._is_full:

@@ -1,4 +1,4 @@
-"""The chunk size C: given, or picked as the run goes (paper 4.4)."""
+"""The chunk size C: configured, or picked during the run (paper 4.4)."""
 
 # Compiled (see runtime/compiled.py).
 
@@ -17,21 +17,22 @@ from .saturation import FIRST_SIZE, Saturation, aligned
 
 _SATURATED_SPEED = 0.875  # share of the highest prefill speed that counts as saturated (paper 4.1)
 _BACKLOGGED_SPEED = 0.95  # the same while many prompts wait: speed is then worth the delay of decodes
-_LONG_BACKLOG = 32  # rounds of chunks through the pipeline that make the backlog of prompts long
-_SHORT_BACKLOG = 8  # rounds that make it short again: prompts can wait a little
-_LOOK_INTERVAL = 64  # micro-batches between looks at what has been learned
+_LONG_BACKLOG = 32  # a backlog of more rounds of chunks through the pipeline is long
+_SHORT_BACKLOG = 8  # a backlog of at most this many rounds is short again: prompts can wait a little
+_LOOK_INTERVAL = 64  # micro-batches between updates of the chunk size
 _WORTHWHILE_CHANGE = 1.25  # ratio of two chunk sizes that is worth a change
 _FULL_MARGIN = 0.1  # slots or blocks are full if fewer than this share of the running requests could be added
 
 
 class ChunkPicker:
-    """Holds the chunk size, `chunk`, and picks it where it is `auto`.
+    """Provides the chunk size, `chunk`, and picks it for `chunk=auto`.
 
-    It picks the smallest size that saturates a stage (paper 4.1). Where requests wait for slots or blocks, it picks
-    none larger than every decode needs to ride along. With as many requests as can run, b decodes go with each chunk,
-    which then has C - b prompt tokens, and up to C = b x (P:D + 1) all decodes ride (5.1.4). A larger C saves nothing:
-    the decodes need as many micro-batches as before, some of them without a chunk, and those are bubbles (PB2). While
-    slots and blocks are free, the chunk decides how many decodes there are, and only saturation counts.
+    It picks the smallest size that saturates a stage (paper 4.1). If requests wait for slots or blocks, the size is
+    capped at the largest with which every decode is piggybacked on a chunk. With the maximum number of running
+    requests, b decodes accompany each chunk of C - b prompt tokens, and all decodes are piggybacked up to
+    C = b x (P:D + 1) (5.1.4). A larger C saves nothing: the decodes need as many micro-batches as before, some of them
+    without a chunk, which causes bubbles (PB2). While slots and blocks are free, the chunk size determines how many
+    decodes there are, and only saturation counts.
     """
 
     def __init__(self, chunk: int | Literal["auto"], tile: int, num_stages: int) -> None:
@@ -46,10 +47,10 @@ class ChunkPicker:
         self._prompt_tokens = self._output_tokens = 0  # of finished requests
 
     def update(self, number: int, snapshot: Callable[[], QueueSnapshot]) -> str | None:
-        """Set `chunk` for the micro-batch of that number.
+        """Set `chunk` for micro-batch `number`.
 
         Returns:
-            What was picked and why, in one line, if it changed.
+            One line with the new size and the reason, or None if it did not change.
         """
         if not self.is_auto:
             return None
@@ -66,7 +67,7 @@ class ChunkPicker:
         return note
 
     def filled(self, batch: MicroBatch) -> None:
-        """Take note of a micro-batch that has just been filled."""
+        """Record a micro-batch that has just been filled."""
         if self.is_auto and batch.chunks:
             self._saturation.dispatched(batch.num_tokens)
 
@@ -76,18 +77,18 @@ class ChunkPicker:
             self._saturation.observe(micro_batch, spans)
 
     def finished(self, request: Request) -> None:
-        """Take note of the lengths of a finished request."""
+        """Record the lengths of a finished request."""
         self._prompt_tokens += request.prompt_len
         self._output_tokens += request.num_output
 
     @property
     def is_settled(self) -> bool:
-        """Whether no sizes are being tried."""
+        """Whether the trials of sizes are over."""
         return self._picked is not None or not self.is_auto
 
     @property
     def overhead(self) -> float | None:
-        """Seconds that each further chunk costs a stage, beside its tokens; None while sizes are being tried."""
+        """Fixed cost of a chunk in a stage, in seconds; None unless `auto` and all sizes have been tried."""
         return self._saturation.overhead if self.is_auto and self._saturation.is_known else None
 
     def _pick(self, queues: QueueSnapshot) -> str | None:
@@ -113,7 +114,7 @@ class ChunkPicker:
         return f"chunk=auto: {chunk} tokens (tile {self._tile}): {why}"
 
     def _whole_tiles(self, num_tokens: float) -> int:
-        """Return `num_tokens` cut to whole tiles, or one tile more where a stage is clearly slower by the cut."""
+        """Return `num_tokens` rounded down to whole tiles, or one tile more if that makes a stage clearly slower."""
         fewer = int(num_tokens / self._tile) * self._tile
         speed = self._saturation.speed_at
         return fewer if speed(fewer) >= _BACKLOGGED_SPEED * speed(num_tokens) else fewer + self._tile

@@ -1,4 +1,4 @@
-"""Over how many micro-batches in flight decodes are dealt, and how many of them go into the next, by predicted time."""
+"""Balances decodes over the micro-batches in flight, by predicted time."""
 
 # Compiled (see runtime/compiled.py).
 
@@ -9,17 +9,17 @@ from collections.abc import Iterable, Sequence
 from ...core.request import Request
 from .linear_cost import TOKENS_FOR_TIME, LinearCost
 
-_CLEARLY_SHORTER = 0.9  # ratio of two predicted rounds from which on fewer micro-batches are worth a change
-_STILL_SHORTER = 0.93  # ratio up to which they are kept: a change costs a bubble
-_WORTH_A_DELAY = 0.02  # share of a micro-batch's time by which decodes must exceed theirs before any of them waits
-_ALIKE = 1.01  # ratio of two predicted rounds that are not worth a change
+_CLEARLY_SHORTER = 0.9  # ratio of predicted rounds below which fewer micro-batches are worth a change
+_STILL_SHORTER = 0.93  # ratio up to which fewer are kept: a change costs a bubble
+_WORTH_A_DELAY = 0.02  # decodes may exceed their share by this part of a micro-batch's time before any waits
+_ALIKE = 1.01  # predicted rounds within this ratio are not worth a change
 
 
 def round_seconds(stages: Sequence[LinearCost], groups: int, decodes: float, context: float, tile: int = 1) -> float:
-    """Return the predicted time between two tokens of a request, where only decodes run.
+    """Return the predicted time between two tokens of a request while only decodes run.
 
-    `decodes`, which attend to `context` tokens in sum, are dealt over `groups` micro-batches in flight. A token comes
-    round when its micro-batch has passed every stage, but not before the slowest stage has computed every micro-batch.
+    `decodes` attend to `context` tokens in total and are distributed over `groups` micro-batches in flight. A request
+    gets its next token when its micro-batch has passed every stage, and the slowest stage has computed all of them.
     """
     rows = -(-decodes / groups // tile) * tile if tile > 1 else decodes / groups
     through = slowest = 0.0
@@ -31,12 +31,12 @@ def round_seconds(stages: Sequence[LinearCost], groups: int, decodes: float, con
 
 
 def best_groups(stages: Sequence[LinearCost], most: int, now: int, decodes: int, context: int, tile: int = 1) -> int:
-    """Return the number of micro-batches, `most` at most, over which decodes alone come round the soonest.
+    """Return the number of micro-batches, up to `most`, that minimizes the time between tokens with decodes only.
 
-    It is `most` unless fewer are clearly better, and `now` where the best number is hardly better. With equal stages
-    and no more micro-batches than stages, more are never worse. Where one stage is slower than the others or the depth
-    exceeds the stages, and a stage takes as long for half of the decodes, each further micro-batch makes the slowest
-    stage's round longer.
+    It is `most` unless fewer are clearly better, and `now` if the best number is hardly better. With equal stages and
+    at most one micro-batch per stage, more are never worse. But if one stage is slower or the depth exceeds the number
+    of stages, and half of the decodes take a stage as long as all, each further micro-batch lengthens the slowest
+    stage's round.
     """
     rounds = [round_seconds(stages, k, decodes, context, tile) for k in range(1, min(most, decodes) + 1)]
     shortest = min(rounds)
@@ -48,11 +48,11 @@ def best_groups(stages: Sequence[LinearCost], most: int, now: int, decodes: int,
 
 
 class DecodeDealer:
-    """Deals decodes over the micro-batches in flight so that each has the same predicted time of them.
+    """Distributes decodes over the micro-batches in flight so that each has the same predicted decode time.
 
-    A decode on a long context takes longer, so its micro-batch holds fewer. Before the first fit each decode counts
-    alike. A decode that is left for the next micro-batch has its token a micro-batch later. Where the decodes that came
-    back together are hardly more than their share, as few are beside a chunk, they stay together.
+    A decode with a long context takes longer, so its micro-batch gets fewer decodes. Before the first fit all decodes
+    count the same. A decode left for the next micro-batch gets its token one micro-batch later, so decodes that came
+    back together stay together if they hardly exceed their share.
 
     Args:
         most: micro-batches in flight.
@@ -60,23 +60,23 @@ class DecodeDealer:
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.groups = most  # micro-batches over which decodes are dealt while no prompt tokens are to be dispatched
+        self.groups = most  # micro-batches that share the decodes while no prompt tokens are left to dispatch
         self._seconds = 0.0  # of all decodes, ready and in flight, in the slowest stage
         self._count = 0
-        self._next_survey = 0  # number of the micro-batch before which the decodes are surveyed again
+        self._next_survey = 0  # number of the micro-batch at which decodes are surveyed again
         self._cost = LinearCost(TOKENS_FOR_TIME)
 
     def survey(
         self, number: int, running: Iterable[Request], cost: LinearCost, stages: Sequence[LinearCost], tile: int
     ) -> None:
-        """Take stock of all decodes, once in a round of micro-batches: contexts hardly change within one.
+        """Survey all decodes, once per round of micro-batches: contexts hardly change within a round.
 
         Args:
-            number: of the micro-batch that is to be filled. It may be the same several times, where nothing was ready.
-            running: admitted requests, of which those that decode count.
-            cost: of the stage that is slowest for a typical micro-batch.
+            number: number of the micro-batch to fill; repeated if nothing was ready.
+            running: admitted requests; only the decoding ones count.
+            cost: cost of the slowest stage for a typical micro-batch.
             stages: costs of all stages; empty before the first fit.
-            tile: rows that matrix products pad to; 1 where the fit in use counts single tokens.
+            tile: rows that GEMMs pad to; 1 if the fit in use counts single tokens.
         """
         if number < self._next_survey and cost is self._cost:
             return
@@ -92,11 +92,11 @@ class DecodeDealer:
 
     @property
     def mean(self) -> float:
-        """Seconds that a decode adds in the slowest stage, on average."""
+        """Mean seconds that a decode adds in the slowest stage; 1 if decodes cost nothing."""
         return self._seconds / self._count if self._seconds > 0.0 else 1.0
 
     def seconds(self, context: int) -> float:
-        """Return the seconds that a decode adds which attends to `context` tokens; alike where none costs anything."""
+        """Return the seconds that a decode with `context` tokens adds; 1 if decodes cost nothing."""
         cost = self._cost
         return cost.per_token + cost.per_row + cost.per_context * context if self._seconds > 0.0 else 1.0
 
@@ -107,14 +107,14 @@ class DecodeDealer:
         return _WORTH_A_DELAY * (self._cost.constant + self._seconds / depth if seconds is None else seconds)
 
     def share(self, ready: Sequence[Request], depth: int, count: int, most: int, seconds: float | None) -> int:
-        """Return how many of the decodes that are ready, first ready first, go into the next micro-batch.
+        """Return how many of the ready decodes go into the next micro-batch.
 
         Args:
-            ready: these decodes, in that order.
-            depth: micro-batches that the decodes are dealt over.
-            count: decodes, ready and in flight.
-            most: decodes that there is room for.
-            seconds: predicted time of the micro-batch; None if it holds decodes only.
+            ready: ready decodes, first ready first.
+            depth: micro-batches that share the decodes.
+            count: number of decodes, ready and in flight.
+            most: number of decodes that there is room for.
+            seconds: predicted time of the micro-batch; None if it contains only decodes.
         """
         if not ready or most <= 0:
             return 0
@@ -123,7 +123,7 @@ class DecodeDealer:
         all_ready = 0.0
         for request in ready:
             all_ready += self.seconds(request.num_dispatched)
-        if all_ready <= owed + max(0.5 * mean, self._slack(depth, seconds)):  # those that came back together stay so
+        if all_ready <= owed + max(0.5 * mean, self._slack(depth, seconds)):  # came back together, and stay so
             return min(len(ready), most)
         taken = 0
         for request in ready:

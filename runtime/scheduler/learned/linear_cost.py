@@ -14,7 +14,7 @@ UNBOUNDED = 1 << 30  # tokens of a chunk that costs nothing
 
 
 class LinearCost:
-    """The seconds of one stage, linear in the `Features` of a micro-batch, by the stage's weights of them."""
+    """Predicted seconds of one stage, linear in the `Features` of a micro-batch."""
 
     def __init__(self, weights: Sequence[float]) -> None:
         self.weights = weights
@@ -25,7 +25,7 @@ class LinearCost:
         return weigh(self.weights, row)
 
     def of_decodes(self, count: int, context: int) -> float:
-        """Return the seconds of a micro-batch of `count` decodes alone, which attend to `context` tokens in sum."""
+        """Return the seconds of a micro-batch of `count` decodes alone, with `context` KV tokens in total."""
         return self.constant + (self.per_token + self.per_row) * count + self.per_context * context
 
     def of_chunk(self, length: int, prefix: int) -> float:
@@ -35,14 +35,14 @@ class LinearCost:
     def of_tokens(self, start: int, stop: int) -> float:
         """Return the seconds that the tokens `start` .. `stop - 1` of a prompt add, in chunks of any length.
 
-        It holds as far as a token's attention costs as much within its chunk as on the prefix: the pairs are the same.
+        Exact if attention costs the same within a chunk as on the prefix: the number of query-key pairs is the same.
         """
         return (self.per_token + 0.5 * self.per_prefix * (start + stop)) * (stop - start)
 
     def longest_chunk(self, seconds: float, prefix: int) -> int:
         """Return the length of the longest chunk on a KV `prefix` that adds at most `seconds`; 0 if none does.
 
-        It is the root n of per_square * n^2 + linear * n = seconds, in the form that is stable for a small square.
+        It is the root n of per_square * n^2 + linear * n = seconds, in a form that is stable for a small `per_square`.
         """
         if seconds <= 0.0:
             return 0

@@ -1,4 +1,4 @@
-"""Into how many chunks a long prompt is cut, so that each takes the same predicted time."""
+"""Cuts a long prompt into chunks of equal predicted time."""
 
 # Compiled (see runtime/compiled.py).
 
@@ -8,24 +8,24 @@ import math
 
 from .linear_cost import LinearCost
 
-_LEAST_OVERHEAD = 0.02  # share of a chunk's time: where the overhead is less, longer chunks gain next to nothing
+_LEAST_OVERHEAD = 0.02  # share of a chunk's time; below it, longer chunks gain next to nothing
 
 
 def chunk_count(seconds: float, overhead: float, num_stages: int) -> float:
-    """Return the number of equal chunks with which a prompt that is alone has its first token the soonest.
+    """Return the number of equal chunks that minimizes the TTFT of a lone prompt.
 
-    n chunks through P stages take (n + P - 1) times W / n + c: W are `seconds` of the whole prompt in the slowest
-    stage, c is the `overhead` of a chunk in seconds, above 0. That is least at n = sqrt((P - 1) W / c). No chunk is so
-    long that its overhead is a share below `_LEAST_OVERHEAD`, because a request that comes meanwhile waits for a chunk.
+    n chunks through P stages take (n + P - 1) x (W / n + c), where W is `seconds`, the whole prompt's time in the
+    slowest stage, and c > 0 is `overhead`, the fixed seconds per chunk. The minimum is at n = sqrt((P - 1) W / c).
+    Overhead is at least a `_LEAST_OVERHEAD` share: a new request waits for a chunk, so chunks must not be too long.
     """
     return max(1.0, math.sqrt((num_stages - 1) * seconds / overhead), seconds * _LEAST_OVERHEAD / overhead)
 
 
 def next_chunk(cost: LinearCost, prefix: int, remaining: int, seconds: float, at_most: bool) -> int:
-    """Return the tokens of the next chunk, which adds an equal share of the time that is left of a prompt.
+    """Return the tokens of the next chunk, which takes an equal share of the prompt's remaining time.
 
-    The shares are the nearest to `seconds`, or with `at_most` none is longer: so what is left for the last chunk is
-    as long as the others, neither a tiny tail nor a rest of its own.
+    The share is the one nearest to `seconds`, or with `at_most` not above it. So the last chunk takes as long as the
+    others and leaves no tiny tail.
     """
     total = cost.of_tokens(prefix, prefix + remaining)
     count = total / seconds

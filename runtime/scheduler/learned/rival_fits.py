@@ -11,8 +11,8 @@ from ...core.messages import Span
 from ...core.run_record import MicroBatchRecord
 from .stage_fit import StageFit
 
-_WATCHED_ROUNDS = 2  # the fit that is not in use learns from one round of the pipeline in this many
-_CLEAR_ADVANTAGE = 1.25  # ratio of errors from which on one fit is clearly better
+_WATCHED_ROUNDS = 2  # the unused fit learns from one in this many pipeline rounds
+_CLEAR_ADVANTAGE = 1.25  # ratio of errors at which one fit is clearly better
 
 
 class RivalRows:
@@ -25,10 +25,10 @@ class RivalRows:
 
 
 class RivalFits:
-    """Predicts stage times by whichever fit has erred clearly less on what came after it.
+    """Predicts stage times with whichever fit has had clearly smaller errors on later observations.
 
-    Time grows smoothly with tokens where tiles are small beside a chunk, and in steps of a tile where they are large
-    (paper 4.4). Both fits are `StageFit`; with a tile of 1 they are one.
+    Time grows smoothly with tokens if tiles are small compared with a chunk, and in steps of a tile if they are large
+    (paper 4.4). Both fits are `StageFit`; with a tile of 1 there is only one.
 
     Args:
         depth: micro-batches in a round of the pipeline.
@@ -41,7 +41,7 @@ class RivalFits:
         self._depth = depth
         self._by_tokens = StageFit(num_stages, profile)
         self._by_tiles = StageFit(num_stages, profile) if tile > 1 else None
-        self._rows: dict[int, RivalRows] = {}  # of the micro-batches in flight, by their numbers
+        self._rows: dict[int, RivalRows] = {}  # of the micro-batches in flight, by number
         self.best = self._by_tokens
 
     @property
@@ -51,7 +51,7 @@ class RivalFits:
 
     @property
     def step(self) -> int:
-        """Tokens that the fit in use counts in steps of: the tile, or 1."""
+        """Granularity of the fit in use, in tokens: the tile, or 1."""
         return self._tile if self.best is self._by_tiles else 1
 
     @property
@@ -67,7 +67,7 @@ class RivalFits:
     def observe(self, micro_batch: MicroBatchRecord, spans: Sequence[Span]) -> None:
         """Learn from the spans of one or several stages that have computed a micro-batch.
 
-        The fit that is not in use learns from whole rounds, because each micro-batch in flight has decodes of its own.
+        The unused fit learns from whole rounds, because each micro-batch in flight has different decodes.
         """
         number = micro_batch.micro_batch
         rows = self._rows.get(number) or RivalRows(micro_batch, self._tile)

@@ -1,4 +1,4 @@
-"""The number of tokens from which on a stage prefills about as fast as it can, learned from a few sizes."""
+"""The number of tokens that saturates a stage's prefill speed, learned from a few sizes."""
 
 # Compiled (see runtime/compiled.py).
 
@@ -12,25 +12,25 @@ from ...core.messages import Span
 from ...core.run_record import MicroBatchRecord
 
 FIRST_SIZE = 256  # tokens, before anything is known: near saturation for most models and GPUs (paper, Figure 4 and 4.4)
-_SIZE_FACTORS = (1.0, 0.5, 2.0, 4.0)  # times the first size; a larger one only where the one before was clearly faster
+_SIZE_FACTORS = (1.0, 0.5, 2.0, 4.0)  # times the first size; larger ones only if the previous was clearly faster
 _TRIES = 2  # micro-batches of each size
 _FILLED_SHARE = 0.8  # a micro-batch of this share of a size counts as one of the size
-_VAIN_ATTEMPTS = 16  # micro-batches with prompts, none of them of the size: prompts are too short or too few
-_FLAT_SPEED = 0.95  # ratio of the speeds at half a size and at the size from which on more tokens are no faster
+_VAIN_ATTEMPTS = 16  # micro-batches with prompts that did not fill the size: prompts are too short or too few
+_FLAT_SPEED = 0.95  # if half of a size has this share of the size's speed, more tokens are no faster
 
 
 class Saturation:
-    """Offers sizes of micro-batches to try, and keeps the highest prefill speed that each size gave.
+    """Offers micro-batch sizes to try, and keeps the highest prefill speed that each size reached.
 
-    The highest counts because decodes that rode along, long prefixes and other work of the machine only lower it.
-    Speeds are those of the slowest stage. A straight line through times by tokens would put the point too far out:
-    reading the weights overlaps with computing, so that times are flat at first.
+    The highest counts because piggybacked decodes, long prefixes and other load on the machine only lower it. Speeds
+    are of the slowest stage. A linear fit of time over tokens would overestimate the saturation point: reading the
+    weights overlaps with compute, so times are flat at first.
     """
 
     def __init__(self, tile: int, num_stages: int) -> None:
         self._num_stages = num_stages
         self._sizes = [aligned(round(FIRST_SIZE * factor), tile) for factor in _SIZE_FACTORS]
-        self._place = 0  # of the size that is tried
+        self._place = 0  # index of the size being tried
         self._tries = self._attempts = 0  # for this size: micro-batches that filled it, and micro-batches with prompts
         self._dispatched = self._computed = 0  # micro-batches with prompts
         self._awaited = 0  # micro-batches that must be computed before the speed of the size is known
@@ -49,14 +49,14 @@ class Saturation:
 
     @property
     def offer(self) -> int | None:
-        """Tokens for the next micro-batch with prompts; None if all is known.
+        """Tokens for the next micro-batch with prompts; None once all sizes have been tried.
 
-        A size is offered until its speed is known, so that those in flight are alike: short ones behind long ones wait.
+        A size is offered until its speed is known, to keep micro-batches in flight alike: short ones wait behind long.
         """
         return None if self.is_known else self._sizes[self._place]
 
     def dispatched(self, tokens: int) -> None:
-        """Take note that a micro-batch with prompts, of `tokens` tokens, has been dispatched."""
+        """Record that a micro-batch with prompts, of `tokens` tokens, has been dispatched."""
         self._dispatched += 1
         if (offer := self.offer) is None:
             return
@@ -85,7 +85,7 @@ class Saturation:
             self._climb()
 
     def _climb(self) -> None:
-        """Go on to the next size, or end the trials if it promises nothing."""
+        """Move on to the next size, or stop the trials if it promises no gain."""
         self._place += 1
         self._tries = self._attempts = 0
         if self._place > 1:
@@ -94,14 +94,14 @@ class Saturation:
                 self._place = len(self._sizes)
 
     def speed_at(self, tokens: float) -> float:
-        """Return the tokens/s of micro-batches of `tokens` tokens, 0 where nothing has been seen."""
+        """Return the tokens/s of micro-batches of `tokens` tokens; 0 if none has been observed."""
         sizes, speeds = self._curve
         return float(np.interp(tokens, sizes, speeds))
 
     def tokens_at(self, share: float) -> int:
-        """Return the tokens from which on a micro-batch has `share` of the highest prefill speed.
+        """Return the smallest number of tokens with `share` of the highest prefill speed.
 
-        Where prompts were too short to tell, it is at least `FIRST_SIZE`.
+        It is at least `FIRST_SIZE` if prompts were too short to tell.
         """
         sizes, speeds = self._curve
         if len(sizes) == 1:
@@ -111,9 +111,9 @@ class Saturation:
 
     @property
     def overhead(self) -> float:
-        """Seconds that a micro-batch takes beside what its tokens add, at the sizes that saturate a stage; 0 if none.
+        """Fixed cost of a micro-batch, in seconds, at sizes that saturate a stage; 0 if none.
 
-        It is where the line through the times of the largest size and of a quarter of it meets 0 tokens.
+        It is the intercept at 0 tokens of the line through the times of the largest size and a quarter of it.
         """
         sizes, speeds = self._curve
         if len(sizes) < 3:

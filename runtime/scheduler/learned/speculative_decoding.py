@@ -1,4 +1,4 @@
-"""Draft tokens for the decodes of a micro-batch: how many, and whether they pay."""
+"""Draft tokens for the decodes of a micro-batch: how many, and whether they pay off."""
 
 # Compiled (see runtime/compiled.py).
 
@@ -15,16 +15,16 @@ from ...core.request import Request
 from ...core.run_record import MicroBatchRecord
 from .stage_fit import StageFit
 
-_FIRST_TRIALS = 16  # micro-batches with drafts before their cost is trusted: until then drafts fill the room
-_REST = 8  # decodes for which a request whose drafts do not pay is left alone
-_FIRST_RATE = 0.5  # taken for the share of accepted tokens before any was verified
-_PRIOR_WEIGHT = 2.0  # in tokens, of the share over all requests in the share of one
-_MEMORY = 32.0  # verified tokens of one request after which one counts 1/e
+_FIRST_TRIALS = 16  # micro-batches with draft tokens before their cost is trusted; until then they fill the room
+_REST = 8  # decodes without a guess for a request whose draft tokens do not pay off
+_FIRST_RATE = 0.5  # acceptance rate assumed before any token was verified
+_PRIOR_WEIGHT = 2.0  # in tokens: weight of the rate over all requests in one request's rate
+_MEMORY = 32.0  # verified tokens of one request after which an observation counts 1/e
 _MEMORY_OF_ALL = 1024.0
 
 
 class AcceptanceRate:
-    """The share of draft tokens that were what the model sampled, given that those before them were. Old ones fade."""
+    """Acceptance rate of draft tokens, given that all before them were accepted. Old observations fade."""
 
     def __init__(self, memory: float) -> None:
         self._keep = 1.0 - 1.0 / memory
@@ -32,53 +32,53 @@ class AcceptanceRate:
         self._tried = 0.0
 
     def observe(self, accepted: int, rejected: int) -> None:
-        """Count draft tokens of one guess that were accepted, and the one, if any, that was not."""
+        """Count one guess's accepted draft tokens, and the rejected one, if any."""
         for is_accepted in [1.0] * accepted + [0.0] * rejected:
             self._accepted = self._keep * self._accepted + is_accepted
             self._tried = self._keep * self._tried + 1.0
 
     def given(self, prior: float) -> float:
-        """Return the share, where `prior` counts as a few tokens."""
+        """Return the rate, with `prior` counted as a few tokens."""
         return (self._accepted + _PRIOR_WEIGHT * prior) / (self._tried + _PRIOR_WEIGHT)
 
 
 class _Follower:
-    """One request's tokens, the guess that was last made for them, and the shares of accepted ones."""
+    """One request's tokens, its last guess, and its acceptance rates."""
 
     def __init__(self) -> None:
         self.lookup = PromptLookup()
-        self.guess: list[int] = []  # of the tokens that follow those in `lookup`
+        self.guess: list[int] = []  # of the tokens after those in `lookup`
         self.length = 0  # of the n-gram that the guess is from
         self.rates = [AcceptanceRate(_MEMORY) for _ in range(LONGEST + 1)]  # by length of the n-gram
-        self.rest = 0  # decodes for which no guess is made
+        self.rest = 0  # decodes left without a guess
 
 
-class Drafts:
-    """Adds draft tokens to decodes, which the stages verify in the same pass: up to `most` a decode.
+class SpeculativeDecoding:
+    """Adds up to `most` draft tokens per decode, which the stages verify in the same pass.
 
-    A draft token is one more row of its micro-batch. It pays if the micro-batch then yields more tokens a second: if
-    the token is accepted with a higher probability than the cost of its row, over the time of the micro-batch for each
-    of its tokens. The cost is learned from the spans of the run. The probability is learned from guesses, whether they
-    were dispatched or not: each is held against the tokens that the model then sampled.
+    A draft token is one more row of its micro-batch. It pays off if the micro-batch then yields more tokens per second:
+    if its acceptance probability exceeds the cost of its row relative to the micro-batch's time per token. The cost is
+    learned from the run's spans. The probability is learned from guesses, dispatched or not: each is compared with the
+    tokens that the model then samples.
     """
 
     def __init__(self, most: int, num_stages: int) -> None:
         self.most = most
         self._fit = StageFit(num_stages)
-        self._num_tried = 0  # micro-batches with drafts whose times are known
+        self._num_tried = 0  # micro-batches with draft tokens whose times are known
         self._rates = [AcceptanceRate(_MEMORY_OF_ALL) for _ in range(LONGEST + 1)]
         self._followers: dict[int, _Follower] = {}
 
     @property
     def num_followed(self) -> int:
-        """Requests whose tokens are held here."""
+        """Number of requests whose tokens are tracked."""
         return len(self._followers)
 
     def add(self, batch: MicroBatch, room: int, pool: BlockPool, num_running: int) -> None:
-        """Add up to `room` draft tokens to the decodes of a micro-batch, those likeliest to be accepted first.
+        """Add up to `room` draft tokens to the decodes of a micro-batch, the likeliest to be accepted first.
 
-        Drafts preempt nothing and leave a KV block for each running request. Requests with penalties or structured
-        outputs get none: what they sample depends on the tokens that were accepted before.
+        Draft tokens preempt nothing and leave a KV block for each running request. Requests with penalties or
+        structured outputs get none: their sampling depends on the tokens accepted before.
         """
         least = self._least_rate(batch, room)
         found: list[tuple[float, int]] = []
@@ -98,7 +98,7 @@ class Drafts:
                 probability *= -negative_rate
             count = _within(pool, request, count, num_running)
             if count > 0:
-                batch.drafts[request.id] = guess[:count]
+                batch.draft_tokens[request.id] = guess[:count]
                 room -= count
 
     def observe(self, micro_batch: MicroBatchRecord, spans: Sequence[Span]) -> None:
@@ -113,7 +113,7 @@ class Drafts:
         self._followers.pop(request.id, None)
 
     def _guess(self, request: Request) -> float:
-        """Guess the next tokens of a request. Return the probability that the first is right; 0.0 without a guess."""
+        """Guess a request's next tokens. Return the first one's acceptance probability; 0.0 without a guess."""
         if request.params.depends_on_past:
             return 0.0
         follower = self._followers.get(request.id)
@@ -136,7 +136,7 @@ class Drafts:
         return follower.rates[follower.length].given(of_all)
 
     def _catch_up(self, follower: _Follower, request: Request) -> None:
-        """Hold the last guess against the tokens that have come since, and take them over."""
+        """Compare the last guess with the tokens sampled since, and append them to the lookup."""
         tokens = request.tokens_in(len(follower.lookup), request.num_tokens)
         known = min(len(follower.guess), len(tokens))
         right = 0
@@ -149,7 +149,7 @@ class Drafts:
         follower.guess = []
 
     def _least_rate(self, batch: MicroBatch, room: int) -> float:
-        """Return the probability of being accepted from which on a draft token pays."""
+        """Return the acceptance probability from which a draft token pays off."""
         weights = self._fit.by_stage
         if weights is None or self._num_tried < _FIRST_TRIALS:
             return 0.0
@@ -166,7 +166,7 @@ class Drafts:
 
 
 def _within(pool: BlockPool, request: Request, count: int, num_running: int) -> int:
-    """Return how many of `count` draft tokens of a request the cache has room for, and take their blocks."""
+    """Return how many of a request's `count` draft tokens fit into the KV cache, and allocate their blocks."""
     own = len(request.blocks) * pool.block_size - request.num_tokens
     if count > own:
         blocks = -(-(request.num_tokens + count) // pool.block_size) - len(request.blocks)

@@ -14,15 +14,15 @@ from ...core.features import FEATURES, Features, weigh, weigh_all
 from ...core.least_squares import non_negative
 
 _FIRST_REFIT = 8  # micro-batches before the first fit
-_REFIT_SHARE = 1 / 4  # share of the observations so far that are new before the next fit
-_REFIT_MOST = 128  # most micro-batches between fits
-_WRONG_ERROR = 0.1  # relative error of a prediction, twice the noise at least, that counts as wrong
-_WRONG_PREDICTIONS = 6  # more wrong predictions than right ones since the last fit that call for a new one
+_REFIT_SHARE = 1 / 4  # new observations before the next fit, as a share of those already fitted
+_REFIT_MOST = 128  # maximum micro-batches between fits
+_WRONG_ERROR = 0.1  # relative error above which a prediction is wrong, if also above twice the noise
+_WRONG_PREDICTIONS = 6  # excess of wrong over right predictions since the last fit that triggers a new one
 _MEMORY = 1024  # micro-batches after which an observation counts 1/e
-_HUBER_BOUND = 1.345  # in scales of the residual: 95% as efficient as least squares where errors are normal
+_HUBER_BOUND = 1.345  # in scales of the residual: 95% efficiency relative to least squares for normal errors
 _MAD_TO_SIGMA = 1.4826  # median absolute deviation to standard deviation, for normal errors
-_GUESS_WEIGHT = 0.3  # in observations, of the guess that tokens are all that counts
-_PROFILE_WEIGHT = 16.0  # in observations, of a profile
+_GUESS_WEIGHT = 0.3  # in observations: weight of the initial guess that only tokens count
+_PROFILE_WEIGHT = 16.0  # in observations: weight of a profile
 
 
 def read_profile(folder: str | None, num_stages: int) -> list[list[float]] | None:
@@ -47,9 +47,9 @@ def read_profile(folder: str | None, num_stages: int) -> list[list[float]] | Non
 class StageFit:
     """Fits non-negative weights of `Features` for each stage, in seconds, by robust least squares on relative errors.
 
-    Old observations fade, and outliers count less (Huber). Before the first fit nothing is predicted. Fits become rare
-    as observations grow many, but where predictions are wrong in a row the next one comes at once: micro-batches that
-    are unlike all before, as those of the first long prompt, are predicted from what hardly told in the old ones.
+    Old observations fade, and outliers count less (Huber). Before the first fit nothing is predicted. Fits become rarer
+    as observations accumulate, but repeated wrong predictions trigger one early: micro-batches unlike all before, such
+    as those of the first long prompt, depend on weights that earlier data hardly constrained.
 
     Args:
         profile: weights by stage from an earlier run, which count as a few observations.
@@ -64,7 +64,7 @@ class StageFit:
         self._moment = np.zeros((num_stages, n))
         self._scale = np.ones(n)  # the largest value of each feature so far: scaled features are of order one
         self._noise = np.full(num_stages, 0.1)  # scale of the relative residuals
-        self.noise = 0.1  # mean scale, over the stages, of the relative errors that fits made on later observations
+        self.noise = 0.1  # mean over the stages of the scale of relative errors on observations after a fit
         self._rows: list[Features] = []
         self._counts: list[int] = []  # stages that have computed each row
         self._stages: list[int] = []
@@ -77,7 +77,7 @@ class StageFit:
 
     @property
     def is_fitted(self) -> bool:
-        """Whether there are weights yet, to predict with."""
+        """Whether there are weights to predict with."""
         return self.weights is not None
 
     def predict(self, row: Features) -> list[float] | None:
@@ -100,7 +100,7 @@ class StageFit:
             self._fit()
 
     def _judge(self, row: Features, stage: int, seconds: float) -> None:
-        """Count whether this stage's time is as the fit in use predicts it."""
+        """Count whether the fit in use predicted this stage's time."""
         assert self.by_stage is not None
         predicted = weigh(self.by_stage[stage], row)
         is_wrong = abs(seconds - predicted) > max(_WRONG_ERROR, 2 * self.noise) * predicted
@@ -128,7 +128,7 @@ class StageFit:
     def _absorb(
         self, stages: slice, rows: npt.NDArray[np.float64], seconds: npt.NDArray[np.float64], fade: float
     ) -> None:
-        """Add observations of `stages`, as many of each, one stage after the other, to the normal equations.
+        """Add observations of `stages` (equally many per stage, stage by stage) to the normal equations.
 
         `rows` is [stages * n, features], `seconds` [stages * n]. Earlier observations count `fade` times as much.
         """
@@ -154,7 +154,7 @@ class StageFit:
         self.weights, self.by_stage = weights, weights.tolist()
 
     def _start(self, stage: int, rows: npt.NDArray[np.float64], seconds: npt.NDArray[np.float64]) -> None:
-        """Start from the profile, else from the guess that tokens are all that counts."""
+        """Start from the profile, else from the guess that only tokens count."""
         if self._profile is not None:
             guess, weight = self._profile[stage] * self._scale, _PROFILE_WEIGHT
         else:

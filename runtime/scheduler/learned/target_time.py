@@ -1,4 +1,4 @@
-"""The predicted time that micro-batches are filled to."""
+"""The target time: the predicted time to which micro-batches are filled."""
 
 # Compiled (see runtime/compiled.py).
 
@@ -11,12 +11,12 @@ from .typical_micro_batch import TypicalMicroBatch
 
 
 class TargetTime:
-    """Says how many seconds of the slowest stage a micro-batch should take.
+    """Computes the target time of a micro-batch in the slowest stage.
 
-    They are `fixed_s` once stage times are fitted. Without it they are the time of a typical micro-batch of `chunk`
-    tokens. Until the first fit, tokens stand for time.
+    It is `fixed_s` once stage times are fitted, else the time of a typical micro-batch of `chunk` tokens. Until the
+    first fit, token counts stand in for time.
 
-    `cost` is the slowest stage's.
+    `cost` is the slowest stage's cost.
     """
 
     def __init__(self, fixed_s: float | None, fits: RivalFits) -> None:
@@ -28,7 +28,7 @@ class TargetTime:
         self._weights: object = None  # of the fit that `cost` was made from
 
     def refresh(self, chunk: int) -> None:
-        """Take over a new fit: find the stage that is slowest for a typical micro-batch."""
+        """Adopt a new fit: find the slowest stage for a typical micro-batch."""
         self.fits.choose()
         if self.fits.by_stage is not self._weights:
             self._weights = self.fits.by_stage
@@ -37,15 +37,15 @@ class TargetTime:
             self.cost = max(self.stages, key=lambda cost: cost.of(typical))
 
     def seconds(self, chunk: int) -> float:
-        """Return the time to fill to, where a typical micro-batch has `chunk` tokens."""
+        """Return the target time if a typical micro-batch has `chunk` tokens."""
         if self.fixed_s is not None and self.fits.is_fitted:
             return self.fixed_s
         return self.cost.of(self.typical.with_chunk(self.whole_chunk(chunk)))
 
     def alone(self, tokens: int, overhead: float, num_stages: int) -> float:
-        """Return the time with which a prompt of `tokens` tokens that is alone has its first token the soonest.
+        """Return the target time that minimizes the TTFT of a lone prompt of `tokens` tokens.
 
-        Each chunk costs a stage `overhead` seconds beside its tokens.
+        Each chunk has a fixed cost of `overhead` seconds in a stage.
         """
         if self.fixed_s is not None:
             return self.fixed_s

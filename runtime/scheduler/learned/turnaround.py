@@ -1,4 +1,4 @@
-"""How long even the busiest stage idles in a round, and whether one more micro-batch in flight is worth it."""
+"""How long even the busiest stage idles per round, and whether one more micro-batch in flight pays off."""
 
 # Compiled (see runtime/compiled.py).
 
@@ -9,20 +9,19 @@ from collections.abc import Sequence
 from ...core.messages import Span
 from ...core.run_record import MicroBatchRecord
 
-_NEWEST_WEIGHT = 1 / 64  # of the newest micro-batch in the means: one bubble is no rule
-_IDLE_SHARE = 1 / 8  # of what one more micro-batch in flight adds to the time between tokens
+_NEWEST_WEIGHT = 1 / 64  # of the newest micro-batch in the means: low, to ignore single bubbles
+_IDLE_SHARE = 1 / 8  # idle share that counts as long, relative to the growth of TBT by one more micro-batch
 
 
 class Turnaround:
     """Watches the idle time of each stage while as many micro-batches are in flight as there are stages.
 
-    Each stage then idles once a round for the turnaround: activations are under way between stages, and tokens from
-    the last stage back to stage 0. Where micro-batches are not all equal, each stage also waits for the longest. One
-    more micro-batch in flight hides both, but a decode then comes round a stage's time later: over P stages, TBT grows
-    by 1 / P.
+    Each stage then idles once per round for the turnaround: activations are in flight between stages, and tokens from
+    the last stage back to stage 0. If micro-batches are not all equal, each stage also waits for the longest. One more
+    micro-batch in flight hides both, but delays each decode by one stage time: over P stages, TBT grows by 1 / P.
 
-    So it is worth it where even the busiest stage idles for more than `_IDLE_SHARE` / P of its time. Other stages idle
-    longer only because they are faster, and no depth helps that.
+    So it pays off if even the busiest stage idles for more than `_IDLE_SHARE` / P of its time. Other stages idle longer
+    only because they are faster, which no depth can fix.
     """
 
     def __init__(self, num_stages: int) -> None:
@@ -34,7 +33,7 @@ class Turnaround:
     def observe(self, micro_batch: MicroBatchRecord, spans: Sequence[Span]) -> None:
         """Learn from the spans of one or several stages that have computed a micro-batch.
 
-        Call it for every micro-batch: all idle time of a round may lie before one of them.
+        Call it for every micro-batch: all idle time of a round may come before a single one.
         """
         for wait in micro_batch.waits:
             if wait.reason != "depth_full":

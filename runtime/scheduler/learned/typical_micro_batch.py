@@ -1,4 +1,4 @@
-"""What micro-batches have held of late: running means over them."""
+"""Running means over recent micro-batches."""
 
 # Compiled (see runtime/compiled.py).
 
@@ -9,14 +9,14 @@ from ...core.micro_batch import MicroBatch
 
 _NEWEST_WEIGHT = 1 / 32  # of the newest micro-batch in the means
 _NEWEST_WEIGHT_OF_FULLNESS = 1 / 256  # lower, because a change of the depth costs a bubble
-FULL = 0.9  # share of whole chunks from which on micro-batches count as full
+FULL = 0.9  # mean share of a whole chunk from which micro-batches count as full
 
 
 class TypicalMicroBatch:
-    """Running means of what micro-batches hold.
+    """Running means of the contents of micro-batches.
 
-    `decodes`, `context` (KV tokens that the decodes attend to) and `prefix` (of a prompt token) are of micro-batches
-    with prompts. `fullness` is of any micro-batch: its prompt tokens as a share of a whole chunk.
+    `decodes`, `context` (KV tokens that the decodes attend to) and `prefix` (of a prompt token) are over micro-batches
+    with prompts. `fullness` is over all micro-batches: prompt tokens as a share of a whole chunk.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class TypicalMicroBatch:
 
         Args:
             batch: the micro-batch.
-            context: KV tokens that its decodes attend to, in sum.
+            context: KV tokens that its decodes attend to, in total.
             whole_chunk: prompt tokens that would have filled it.
             number: its number, from 0.
         """

@@ -1,7 +1,7 @@
-"""The eight policies, a file each, and how the policy that a config names is found.
+"""The eight policies, one file each, and the lookup of the policy that a config names.
 
-A policy is the one `Scheduler` of its file: of ours the file in this folder that its config calls `rule`, of the user's
-the one that `scheduler=./FILE.py` names.
+A policy is the only `Scheduler` in its file. A built-in policy's file is in this folder, named by the config's `rule`;
+a user's file is given by `scheduler=./FILE.py`.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from ....conf.errors import ConfigError
 from ....conf.policies import POLICY_CONFIGS, SchedulerConfig
 from ....conf.policy_file import load_policy_file
 from ...core.block_pool import BlockPool
-from ..base import Limits, Scheduler
+from ..base import Scheduler
+from ..limits import Limits
 
-POLICIES = tuple(POLICY_CONFIGS)  # ours
+POLICIES = tuple(POLICY_CONFIGS)  # built-in
 
 
 def make_scheduler(config: SchedulerConfig, limits: Limits, pool: BlockPool) -> Scheduler:
-    """Make the policy that a config names, with nothing in its queues.
+    """Make the policy that a config names, with empty queues.
 
     Raises:
-        ConfigError: as `find_policy`.
+        ConfigError: see `find_policy`.
     """
     return find_policy(config)(config, limits, pool)
 
@@ -30,7 +31,7 @@ def find_policy(config: SchedulerConfig) -> type[Scheduler]:
     """Return the class of the policy that a config names.
 
     Raises:
-        ConfigError: the user's file does not run, or does not hold one policy.
+        ConfigError: the user's file fails to run, or does not contain exactly one policy.
     """
     file = getattr(config, "file", None)
     module = load_policy_file(file) if file else import_module(f".{config.rule}", __package__)

@@ -1,4 +1,4 @@
-"""SARATHI with decodes dealt by time: `scheduler=sarathi scheduler.balance_decodes=true`. It is not in the paper."""
+"""SARATHI with balanced decodes: `scheduler=sarathi scheduler.balance_decodes=true`. It is not in the paper."""
 
 # Compiled (see runtime/compiled.py).
 
@@ -13,10 +13,10 @@ from ...core.block_pool import BlockPool
 from ...core.messages import Span
 from ...core.micro_batch import MicroBatch
 from ...core.run_record import MicroBatchRecord
-from ..base import Limits
 from ..learned.decode_dealer import DecodeDealer
 from ..learned.rival_fits import RivalFits
 from ..learned.target_time import TargetTime
+from ..limits import Limits
 from .sarathi import Sarathi
 
 
@@ -24,19 +24,19 @@ from .sarathi import Sarathi
 class BalancedSarathi(Sarathi):
     """A micro-batch takes its share of all decodes instead of every ready one.
 
-    So they do not gather in one micro-batch while the others run short. Shares are alike in predicted time. While there
-    are decodes only, they are dealt over fewer micro-batches where these come round sooner.
+    This keeps decodes from piling up in one micro-batch while others run short. Shares have equal predicted time. While
+    there are only decodes, they are distributed over fewer micro-batches if that shortens the time between tokens.
     """
 
     def __init__(self, config: SarathiConfig, limits: Limits, pool: BlockPool) -> None:
         super().__init__(config, limits, pool)
         most = limits.depth.most
-        self.fits = RivalFits(limits.stages, self.tile, most, None)
+        self.fits = RivalFits(limits.stages, self.limits.tile, most, None)
         self.target = TargetTime(None, self.fits)
         self._dealer = DecodeDealer(most)
 
     def prepare(self) -> None:
-        """Pick the chunk, and take over what has been learned of stage times."""
+        """Pick the chunk size, and adopt what has been learned about stage times."""
         super().prepare()
         self.target.refresh(self.chunk)
 
@@ -56,7 +56,7 @@ class BalancedSarathi(Sarathi):
 
     @property
     def depth(self) -> int:
-        """As many as the pipeline takes, but with decodes only the number over which they come round the soonest."""
+        """Micro-batches in flight: the maximum, or with decodes only the number that minimizes the TBT."""
         return self.limits.depth.most if self.backlog else self._dealer.groups
 
     def predict(self, micro_batch: MicroBatchRecord) -> list[float] | None:
@@ -64,7 +64,7 @@ class BalancedSarathi(Sarathi):
         return self.fits.predict(micro_batch)
 
     def observe(self, micro_batch: MicroBatchRecord, spans: Sequence[Span]) -> None:
-        """Learn which chunk to pick, and the times of stages."""
+        """Learn which chunk size to pick, and the stage times."""
         super().observe(micro_batch, spans)
         self.fits.observe(micro_batch, spans)
 

@@ -1,4 +1,4 @@
-"""Micro-batches of equal predicted time: ours. SARATHI makes them equal in tokens, which is not the same."""
+"""Our policy: micro-batches of equal predicted time. SARATHI makes them equal in tokens, which is not the same."""
 
 # Compiled (see runtime/compiled.py).
 
@@ -15,7 +15,7 @@ from ...core.messages import Span
 from ...core.micro_batch import MicroBatch
 from ...core.request import Request
 from ...core.run_record import MicroBatchRecord
-from ..base import Limits, Scheduler
+from ..base import Scheduler
 from ..chunked import ChunkedScheduler
 from ..learned.chunk_growth import ChunkGrowth
 from ..learned.decode_dealer import DecodeDealer
@@ -24,51 +24,52 @@ from ..learned.rival_fits import RivalFits
 from ..learned.stage_fit import read_profile
 from ..learned.target_time import TargetTime
 from ..learned.turnaround import Turnaround
+from ..limits import Limits
 
-_TILE_ALIGNMENT_LOSS = 0.05  # of a chunk is given up for a multiple of the tile; more would make the times unequal
-_LONG_ROUNDS = 8  # rounds of whole chunks that make a prompt long
-_SMALLEST_CHUNK = 1 / 16  # of a whole one: a smaller chunk is not worth its overhead
-_COARSE_TILES = 4  # most tiles of a chunk that holds whole ones
+_TILE_ALIGNMENT_LOSS = 0.05  # share of a chunk given up to align it to the tile; more makes times unequal
+_LONG_ROUNDS = 8  # a prompt that takes more rounds of whole chunks is long
+_SMALLEST_CHUNK = 1 / 16  # share of a whole chunk; a smaller chunk is not worth its overhead
+_COARSE_TILES = 4  # chunks of at most this many tiles are cut to whole tiles
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class EqualTime(ChunkedScheduler):
     """Each micro-batch is filled to the same predicted time of the slowest stage.
 
-    Decodes come first, dealt over the depth by predicted time. While there are decodes only, they are dealt over fewer
-    micro-batches where these come round sooner. Chunks fill what is left of the time, so
-    that a chunk shrinks as its prefix and the decodes' contexts grow. Where a prompt ends early, the first chunk of the
-    next one fills up. Where no other prompt waits, the rest of a prompt is cut into equal chunks, not into whole ones
-    and a tiny tail. Chunks of one prompt follow each other through the pipeline.
+    Decodes come first, distributed over the depth by predicted time. While there are only decodes, they are distributed
+    over fewer micro-batches if that shortens the time between tokens. Prompt chunks fill the remaining time, so a chunk
+    shrinks as its prefix and the decodes' contexts grow. If a prompt ends early, the first chunk of the next prompt
+    fills the micro-batch up. If no other prompt waits, the rest of a prompt is cut into equal chunks instead of whole
+    chunks and a tiny tail. Chunks of one prompt follow each other through the pipeline.
 
-    A prompt of many rounds that is alone, with `chunk=auto`, has the time with which its first token comes the soonest.
+    With `chunk=auto`, the target time for a lone prompt of many rounds is the one that minimizes its TTFT.
 
-    Where a chunk is a few tiles long, times grow in steps of a tile, and a micro-batch holds whole tiles (paper 4.4):
-    the number nearest to what fills it, at most a chunk's.
+    If a chunk is only a few tiles long, time grows in steps of a tile, so a micro-batch is rounded to whole tiles
+    (paper 4.4), up to `chunk` tokens.
 
     While more prompt tokens wait than `iterations` micro-batches take, the chunk grows, up to `max_prefill_tokens`.
-    That carries more requests/s and shortens TTFT, at the price of TBT. A `target_ms` is kept to.
+    This raises throughput and shortens TTFT at the expense of TBT. With a `target_ms` the chunk does not grow.
 
-    The time to fill to is `target_ms`, else the time of a typical micro-batch of `chunk` tokens. Stage times are
-    learned from the spans of the run; until the first fit, tokens stand for time. The depth is the number of stages,
-    and one more while even the busiest stage idles although prompts wait and fill micro-batches.
+    The target time is `target_ms`, else the time of a typical micro-batch of `chunk` tokens. Stage times are learned
+    from the run's spans; until the first fit, token counts stand in for time. The depth is the number of stages, plus
+    one while even the busiest stage idles although prompts wait and fill micro-batches.
     """
 
     def __init__(self, config: EqualTimeConfig, limits: Limits, pool: BlockPool) -> None:
         super().__init__(config, limits, pool)
         self._growth: ChunkGrowth | None = None
         if config.iterations is not None and config.target_ms is None:
-            self._growth = ChunkGrowth(config.iterations, config.max_prefill_tokens, self.tile)
+            self._growth = ChunkGrowth(config.iterations, config.max_prefill_tokens, self.limits.tile)
         profile = read_profile(config.profile, limits.stages)
-        self.fits = RivalFits(limits.stages, self.tile, self._least_depth, profile)
+        self.fits = RivalFits(limits.stages, self.limits.tile, self._least_depth, profile)
         target_s = None if config.target_ms is None else config.target_ms / 1e3
         self.target = TargetTime(target_s, self.fits)
         self._turnaround = Turnaround(limits.stages)
         self._dealer = DecodeDealer(self._least_depth)
-        self._left_s = 0.0  # of the time of the last micro-batch, after its chunks
+        self._left_s = 0.0  # of the last micro-batch's target time, after its chunks
 
     def fill(self, batch: MicroBatch) -> None:
-        """Take the share of decodes that is due, then a chunk for what is left of the predicted time."""
+        """Take this micro-batch's share of decodes, then chunks that fill the remaining predicted time."""
         prompt = self.next_prompt()
         most = self.limits.batch - 1 if prompt else self.limits.batch
         num_decodes = len(self.running) - len(self.prefilling)
@@ -93,14 +94,14 @@ class EqualTime(ChunkedScheduler):
             self.target.typical.observe(batch, context, self.target.whole_chunk(self.chunk), self._turn)
 
     def _target_seconds(self, prompt: Request | None) -> float:
-        """Return the time that a micro-batch is filled to whose first chunk is of `prompt`."""
+        """Return the target time of a micro-batch whose first chunk is from `prompt`."""
         overhead = self.picker.overhead
         if prompt and overhead and len(self.running) == 1 and not self.num_waiting and self._is_long(prompt):
             return self.target.alone(prompt.prefill_target, overhead, self.limits.stages)
         return self.target.seconds(self.chunk)
 
     def _is_long(self, prompt: Request) -> bool:
-        """Return whether a prompt runs for so many rounds that it is cut by predicted time alone."""
+        """Return whether a prompt takes so many rounds that it is cut by predicted time alone."""
         return self.fits.is_fitted and prompt.prefill_target > _LONG_ROUNDS * self._least_depth * self.chunk
 
     def _long_chunk_length(self, batch: MicroBatch, prompt: Request, seconds: float) -> int:
@@ -116,8 +117,9 @@ class EqualTime(ChunkedScheduler):
             length = min(remaining, cost.longest_chunk(seconds, prefix))
         if length == remaining:
             return length
-        tiles = (batch.num_tokens + length) / self.tile  # whole ones: what fills a part of one costs as much
-        whole = max(1, math.floor(tiles) if is_bounded else round(tiles)) * self.tile - batch.num_tokens
+        tile = self.limits.tile
+        tiles = (batch.num_tokens + length) / tile  # whole tiles: a partly filled one costs as much
+        whole = max(1, math.floor(tiles) if is_bounded else round(tiles)) * tile - batch.num_tokens
         return min(remaining, whole) if whole > 0 else length
 
     def _chunk_length(self, batch: MicroBatch, prompt: Request, seconds: float) -> int:
@@ -130,7 +132,7 @@ class EqualTime(ChunkedScheduler):
             length = self._short_chunk_length(batch, prompt, seconds)
         if length >= least:
             return length
-        # Nothing may stand still: a micro-batch without a chunk takes a small one, unless its time is promised.
+        # Keep prefill moving: add a small chunk to a micro-batch without one, unless a target time forbids it.
         is_promised = self.target.fixed_s is not None and batch.decodes
         return 0 if batch.chunks or is_promised else least
 
@@ -140,7 +142,7 @@ class EqualTime(ChunkedScheduler):
         room = self.target.cost.longest_chunk(seconds, prompt.num_dispatched)
         length = min(remaining, max(0, self._in_whole_tiles(batch, room) if self._is_coarse else room))
         if length < remaining:
-            overhang = (batch.num_tokens + length) % self.tile
+            overhang = (batch.num_tokens + length) % self.limits.tile
             if overhang <= _TILE_ALIGNMENT_LOSS * length:
                 length -= overhang
             if length and self.num_waiting == 0 and len(self.prefilling) == 1:
@@ -148,13 +150,14 @@ class EqualTime(ChunkedScheduler):
         return length
 
     def _in_whole_tiles(self, batch: MicroBatch, room: int) -> int:
-        """Return the tokens, near `room`, that fill the micro-batch up to whole tiles, a chunk's at most."""
-        tiles = (batch.num_tokens + room) / self.tile
+        """Return the tokens, about `room`, that fill the micro-batch to whole tiles, up to `chunk` tokens in total."""
+        tile = self.limits.tile
+        tiles = (batch.num_tokens + room) / tile
         whole = math.floor(tiles) if self.target.fixed_s is not None else round(tiles)
-        return max(1, min(whole, self.chunk // self.tile)) * self.tile - batch.num_tokens
+        return max(1, min(whole, self.chunk // tile)) * tile - batch.num_tokens
 
     def draft_room(self, batch: MicroBatch) -> int:
-        """Return the tokens up to the tile, and no more than fit into what decodes and chunks have left of the time."""
+        """Return the draft tokens that fit up to the tile and into the time that decodes and chunks have left."""
         cost = self.target.cost
         a_row = cost.per_token + cost.per_row
         room = Scheduler.draft_room(self, batch)
@@ -163,7 +166,7 @@ class EqualTime(ChunkedScheduler):
     @property
     def _is_coarse(self) -> bool:
         """Whether a chunk is so few tiles that time grows in steps of a tile."""
-        return self.tile <= self.chunk <= _COARSE_TILES * self.tile
+        return self.limits.tile <= self.chunk <= _COARSE_TILES * self.limits.tile
 
     @property
     def _least_depth(self) -> int:
@@ -171,11 +174,11 @@ class EqualTime(ChunkedScheduler):
 
     @property
     def depth(self) -> int:
-        """Bound on the micro-batches in flight, picked for what is in the queues.
+        """Maximum number of micro-batches in flight, chosen by the state of the queues.
 
-        One more in flight makes tokens wait, so it must pay: below saturation stages idle anyway, and where slots or
-        blocks lack, so that prompts do not fill micro-batches, it only deals the same decodes over more of them. While
-        there are only decodes, it is the number over which they come round the soonest.
+        One more in flight delays tokens, so it must pay off. Below saturation stages idle anyway. If slots or blocks
+        run short, so that prompts do not fill micro-batches, it only spreads the same decodes over more of them. While
+        there are only decodes, the depth is the number that minimizes the time between tokens.
         """
         if not self.backlog:
             return self._dealer.groups
@@ -183,7 +186,7 @@ class EqualTime(ChunkedScheduler):
         return self.limits.depth.most if is_deeper else self._least_depth
 
     def prepare(self) -> None:
-        """Take over what has been learned since the last micro-batch: the slowest stage's cost, and the chunk."""
+        """Adopt what has been learned since the last micro-batch: the slowest stage's cost, and the chunk size."""
         self.target.refresh(self.chunk)
         last = self.chunk
         super().prepare()
@@ -191,11 +194,11 @@ class EqualTime(ChunkedScheduler):
         self._dealer.survey(self._turn, self.running.values(), self.target.cost, self.target.stages, self.fits.step)
 
     def _grown_chunk(self, last: int) -> int:
-        """Return the chunk, grown if prompts pile up. Within a round it stays `last`, so micro-batches are alike."""
+        """Return the chunk size, grown if prompts pile up. It stays `last` within a round of micro-batches."""
         chunk = self.chunk
         if self._growth is None or not self.picker.is_settled:
             return chunk
-        if self.prefilling:  # a prompt longer than all that waits behind it is no pile: orders let others overtake it
+        if self.prefilling:  # one prompt longer than all behind it is no pile-up: others may overtake it
             first = self.prefilling[0]
             if first.prefill_target > self.backlog - first.remaining_prefill:
                 return chunk
@@ -208,7 +211,7 @@ class EqualTime(ChunkedScheduler):
         return self.fits.predict(micro_batch)
 
     def observe(self, micro_batch: MicroBatchRecord, spans: Sequence[Span]) -> None:
-        """Learn the times of stages, which chunk to pick, and how long a turnaround takes."""
+        """Learn the stage times, which chunk size to pick, and the turnaround time."""
         super().observe(micro_batch, spans)
         self.fits.observe(micro_batch, spans)
         if self.picker.is_settled and self.depth == self._least_depth:

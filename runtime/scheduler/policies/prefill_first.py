@@ -1,4 +1,4 @@
-"""vLLM's and TGI's first rule: prompts before decodes, each in micro-batches of their own."""
+"""The original policy of vLLM and TGI: prefills before decodes, in separate micro-batches."""
 
 # Compiled (see runtime/compiled.py).
 
@@ -12,25 +12,27 @@ from ....conf.policies import PrefillFirstConfig
 from ...core.block_pool import BlockPool
 from ...core.micro_batch import MicroBatch
 from ...core.request import Request
-from ..base import Limits, Scheduler
+from ..base import Scheduler
+from ..limits import Limits
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PrefillFirst(Scheduler):
-    """The policy of a prefill-only batch whenever a waiting prompt fits, else one of all ready decodes.
+    """Runs a prefill-only batch whenever a waiting prompt fits, else a batch of all ready decodes.
 
-    Such a batch holds whole prompts, up to `max_batched_tokens` in sum (a longer one enters alone). B requests at most.
+    A prefill-only batch contains whole prompts of up to `max_prefill_tokens` in total; a longer prompt runs alone. Any
+    batch has at most B requests.
     """
 
     cuts_prompts: ClassVar[bool] = False
 
     def __init__(self, config: PrefillFirstConfig, limits: Limits, pool: BlockPool) -> None:
         super().__init__(config, limits, pool)
-        self.max_batched_tokens = config.max_batched_tokens
+        self.max_prefill_tokens = config.max_prefill_tokens
 
     def fill(self, batch: MicroBatch) -> None:
-        """Take whole prompts while they fit; without any, decodes."""
-        room = self.max_batched_tokens
+        """Take whole prompts while they fit; if none does, decodes."""
+        room = self.max_prefill_tokens
         while len(batch.chunks) < self.limits.batch and (prompt := self._fitting(room, alone=not batch.chunks)):
             room -= prompt.remaining_prefill
             self.take_chunk(batch, prompt, prompt.remaining_prefill)

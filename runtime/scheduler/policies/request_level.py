@@ -11,10 +11,10 @@ from ..group_scheduler import GroupScheduler
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class RequestLevel(GroupScheduler):
-    """Up to B x depth requests enter together, dealt into `depth` micro-batches; the next batch waits for all."""
+    """Admits up to B x depth requests together, split into `depth` micro-batches; the next batch waits for all."""
 
     def enter(self) -> None:
-        """Once all groups have ended, admit as many requests as fit, and deal them into groups of one size."""
+        """Once all groups are done, admit as many requests as fit, and split them into groups of equal size."""
         if not self.groups:
             entered = self.admit_group(self.limits.running, self.pool.num_blocks)
             size = -(-len(entered) // self.limits.depth.most)

@@ -1,4 +1,4 @@
-"""SARATHI (arXiv 2308.16369, section 4): one chunk of one prompt, and the decodes that ride along with it."""
+"""SARATHI (arXiv 2308.16369, section 4): one chunk of one prompt, with piggybacked decodes."""
 
 # Compiled (see runtime/compiled.py).
 
@@ -14,8 +14,8 @@ from ..chunked import ChunkedScheduler
 class Sarathi(ChunkedScheduler):
     """Decode-maximal batching (4.3): one chunk and up to B - 1 ready decodes; without a prompt, up to B decodes.
 
-    Chunk and decodes together come to at most C tokens, `chunk`, and to a multiple of the tile (4.4). The last chunk of
-    a prompt is all that is left of it: cut to whole tiles, it would pad as many rows and take one micro-batch more.
+    Chunk and decodes together have at most C tokens (`chunk`), a multiple of the tile (4.4). The last chunk of a prompt
+    takes all remaining tokens: cutting it to whole tiles would pad as many rows and take one more micro-batch.
     Chunks of one prompt may follow each other through the pipeline, because the next chunk needs no sampled token.
     """
 
@@ -27,6 +27,6 @@ class Sarathi(ChunkedScheduler):
             self.take_chunk(batch, prompt, self.chunk_length(prompt.remaining_prefill, len(batch.decodes)))
 
     def chunk_length(self, remaining: int, num_decodes: int) -> int:
-        """Return the tokens of the chunk that goes with `num_decodes` decodes, of a prompt with `remaining` tokens."""
-        whole = self.chunk - self.chunk % self.tile
+        """Return the chunk length for a prompt with `remaining` tokens, alongside `num_decodes` decodes."""
+        whole = self.chunk - self.chunk % self.limits.tile
         return min(remaining, (whole if whole > num_decodes else self.chunk) - num_decodes)

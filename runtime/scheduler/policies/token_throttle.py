@@ -1,4 +1,4 @@
-"""gLLM's token throttling (arXiv 2504.14775): prefill and decode tokens of a micro-batch have bounds of their own."""
+"""gLLM's token throttling (arXiv 2504.14775): separate bounds for prefill and decode tokens of a micro-batch."""
 
 # Compiled (see runtime/compiled.py).
 
@@ -9,16 +9,17 @@ from mypy_extensions import mypyc_attr
 from ....conf.policies import TokenThrottleConfig
 from ...core.block_pool import BlockPool
 from ...core.micro_batch import MicroBatch
-from ..base import Limits, Scheduler
+from ..base import Scheduler
+from ..limits import Limits
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class TokenThrottle(Scheduler):
     """Prefill tokens follow the backlog and the free KV cache; decodes are spread evenly over the depth.
 
-    Prefill budget: the smaller of the backlog over `iterations` and of the free share of the cache above the reserve
-    times `max_prefill_tokens`, but `min_prefill_tokens` at least. Decode budget: (ready + in flight) / depth, the
-    remainder dealt round robin. B requests at most.
+    Prefill budget: min(backlog / `iterations`, free share of the KV cache above the reserve x `max_prefill_tokens`),
+    but at least `min_prefill_tokens`. Decode budget: (ready + in flight) / depth, the remainder round robin. At most B
+    requests.
     """
 
     def __init__(self, config: TokenThrottleConfig, limits: Limits, pool: BlockPool) -> None:

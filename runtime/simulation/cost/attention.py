@@ -1,4 +1,4 @@
-"""Predicts the time of attention kernels: of a chunk over its prefix and itself, and of decodes over their contexts."""
+"""Predicts the time of attention kernels, for prefill chunks and for decodes."""
 
 # Compiled (see runtime/compiled.py).
 
@@ -7,12 +7,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ...conf.costs import AttentionConfig
+from ....conf.costs import AttentionConfig
 
-_BLOCK_QUERIES = 64  # rows of queries in a block
-_BLOCKS_PER_MULTIPROCESSOR = 2  # that run at once
-_MOST_SPLIT_WAVES = 0.5  # with fewer waves of a decode's blocks, which leave multiprocessors idle, keys may be split
-_NORM_ORDER = 4.0  # of the norm that joins the time of a decode's longest block and the time to read all bytes
+_BLOCK_QUERIES = 64  # query rows per block
+_BLOCKS_PER_MULTIPROCESSOR = 2  # concurrent
+_MOST_SPLIT_WAVES = 0.5  # with fewer waves, which leave multiprocessors idle, decodes may split the keys
+_NORM_ORDER = 4.0  # of the p-norm that combines the longest decode block's time with the memory time
 
 
 class AttentionCost:
@@ -20,15 +20,15 @@ class AttentionCost:
 
     A kernel's work is divided into blocks. The multiprocessors run a fixed number of blocks at once: a wave. For
     chunks, a block is 64 queries of one head, which attend to all keys. For decodes, a block is one KV head of a
-    request, whose keys and values are read once. Where blocks are few, kernels split the keys if that is faster: it
-    spreads the work of a block over several multiprocessors, and partial results are added up. So a longer chunk, a
-    longer prefix, more decodes and longer contexts never take less time.
+    request, whose keys and values are read once. If there are few blocks, kernels split the keys when that is faster
+    (flash-decoding): several multiprocessors share a block, and their partial results are combined. So a longer chunk,
+    a longer prefix, more decodes and longer contexts never take less time.
 
     Args:
         heads, kv_heads, head_dim: the rank's share of the model's heads, and their size.
         multiprocessors: their number on the device.
-        dtype_bytes: bytes of an element. The config's rates hold for 2 bytes; time grows in proportion.
-        row_bytes: bytes of one token's key of one head, with its scale; 0: those of its elements.
+        dtype_bytes: bytes of an element. The config's rates are for 2 bytes; time grows in proportion.
+        row_bytes: bytes of one token's key in one head, with its scale; 0: `head_dim` elements of `dtype_bytes`.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class AttentionCost:
     ) -> None:
         self._wave_blocks = _BLOCKS_PER_MULTIPROCESSOR * multiprocessors
         self._heads, self._kv_heads = heads, kv_heads
-        flops_per_key = 4 * _BLOCK_QUERIES * head_dim * self._wave_blocks  # of a wave
+        flops_per_key = 4 * _BLOCK_QUERIES * head_dim * self._wave_blocks  # per wave
         self._chunk_wave_per_key = flops_per_key / (config.chunk_tflops * 1e12) * dtype_bytes / 2
         self._self_share, self._chunk_spread = config.chunk_self, config.chunk_spread
         self.chunks_together = config.chunks_together
@@ -93,7 +93,7 @@ class AttentionCost:
         return overhead + min(whole, split)
 
     def _chunk_parts(self, length: int) -> tuple[float, float, float, float]:
-        """Return a chunk's overhead and its seconds a key, then what the same add where keys are split."""
+        """Return a chunk's overhead and seconds per key, then the added overhead and seconds per key of split keys."""
         blocks = -(-length // _BLOCK_QUERIES) * self._heads / self._wave_blocks
         waves = blocks + self._chunk_whole_waves * (-(-blocks // 1) - blocks)
         per_key = waves * self._chunk_wave_per_key
@@ -119,13 +119,13 @@ class AttentionCost:
         return whole if whole < parts else parts
 
     def _decode_parts(self, requests: int) -> tuple[float, float, float, float, float]:
-        """Return what the time of decodes is made of.
+        """Return the terms of the time of `requests` decodes.
 
-        These are the overhead and the seconds a token of the mean context, then the same where keys are split (an
-        infinite overhead where they never are), and the most tokens that one block reads then.
+        These are the overhead and the seconds per token of mean context, then both with split keys (an infinite
+        overhead if keys are never split), and the maximum tokens that one block reads then.
         """
         blocks = requests * self._kv_heads / self._wave_blocks
-        partial = self._decode_whole_waves * (-(-blocks // 1) - blocks)  # what a last wave costs beyond its blocks
+        partial = self._decode_whole_waves * (-(-blocks // 1) - blocks)  # extra cost of a partial last wave
         waves = blocks + partial if blocks > _MOST_SPLIT_WAVES else _MOST_SPLIT_WAVES
         overhead = self._decode_launch + waves * self._decode_wave
         split, split_waves = math.inf, 0.0
@@ -144,5 +144,5 @@ class AttentionCost:
 
 
 def _joined(block: float, read: float) -> float:
-    """Return the time of decodes whose longest block takes one time, and the reading of all bytes another."""
+    """Combine the longest block's time and the memory time of decodes by a p-norm."""
     return math.pow(math.pow(block, _NORM_ORDER) + math.pow(read, _NORM_ORDER), 1 / _NORM_ORDER)

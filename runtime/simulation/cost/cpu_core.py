@@ -1,13 +1,13 @@
-"""The constants of a CPU core. Cores differ too much to predict seconds by them: layers are compared, no more."""
+"""Cost constants of a CPU core, only for comparing layers: cores differ too much to predict absolute times."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
 
-from ...conf.build import build, read_yaml
-from ...conf.costs import CostsConfig
-from ...conf.sampling import SamplingParams
+from ....conf.build import build, read_yaml
+from ....conf.costs import CostsConfig
+from ....conf.sampling import SamplingParams
 
 
 @cache
@@ -18,6 +18,6 @@ def cpu_core(dtype_bytes: int) -> CostsConfig:
 
 
 def sampled_row_seconds(vocab_size: int, sampling: SamplingParams) -> float:
-    """Return the seconds of sampling a token on such a core: 0.03 ms of 49,152 logits, 0.25 if drawn, 0.7 by top-p."""
+    """Return the seconds to sample a token on such a core: of 49,152 logits 0.03 ms greedy, 0.25 random, 0.7 top-p."""
     per_logit_ns = 0.6 if sampling.is_greedy else 5.0 if sampling.top_p == 1.0 else 14.0
     return vocab_size * per_logit_ns * 1e-9

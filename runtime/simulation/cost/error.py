@@ -1,4 +1,4 @@
-"""How far the times of a simulation's stages may be off, and where that was found."""
+"""The error range of simulated stage times, and its source."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from ...conf.costs import ErrorConfig
+from ....conf.costs import ErrorConfig
 
 LOW, HIGH = 10, 90  # percentiles of the error
 
 
 @dataclass(frozen=True, slots=True)
 class CostError:
-    """The 10th and the 90th percentile of real / predicted - 1 over times of stages, and what they were found on."""
+    """The 10th and 90th percentiles of real / predicted - 1 over stage times, and their source."""
 
     low: float
     high: float
@@ -34,17 +34,17 @@ class CostError:
 
     @property
     def numbers(self) -> dict[str, Any]:
-        """What `summary.json` holds of it as `cost_error`."""
+        """The `cost_error` entry of `summary.json`."""
         return {"low": self.low, "high": self.high, "source": self.source}
 
     @property
     def text(self) -> str:
-        """Say it in one line: `stage times may be off by -5% to +22% (whole steps that were not fitted)`."""
+        """The error range in one line: `stage times may be off by -5% to +22% (whole steps that were not fitted)`."""
         return f"stage times may be off by {self.low:+.0%} to {self.high:+.0%} ({self.source})"
 
 
 def widest(errors: Iterable[CostError | None]) -> CostError | None:
-    """Return the error of stages of several kinds; None where that of one is not known."""
+    """Return the range that covers all `errors`; None if one is not known."""
     known: list[CostError] = []
     for error in errors:
         if error is None:
@@ -55,5 +55,5 @@ def widest(errors: Iterable[CostError | None]) -> CostError | None:
 
 
 def error_text(error: CostError | None) -> str:
-    """Say how far stage times may be off, or that it is not known."""
-    return "how far stage times may be off is not known: hardware.costs.error=null" if error is None else error.text
+    """Return the error range in one line, or that it is not known."""
+    return "the error of stage times is unknown: hardware.costs.error=null" if error is None else error.text

@@ -1,4 +1,4 @@
-"""Predicts the time of a layer's experts: how a router spreads tokens over them, and the products that follow."""
+"""Predicts the time of an MoE layer's experts: how the router spreads tokens over them, and the grouped GEMMs."""
 
 from __future__ import annotations
 
@@ -6,44 +6,43 @@ from statistics import NormalDist
 
 import numpy as np
 
-from ...conf.experts import ExpertsConfig
+from ....conf.experts import ExpertsConfig
 from .gemm import Floats, Gemm, Products
 
-_ROWS_AT_ONCE = 16  # numbers of rows that one call of numpy predicts
-_LOGISTIC_SLOPE = 1.702  # with it a logistic function is within 0.01 of the normal distribution
-_REACH = 5.0  # standard deviations from the mean beyond which an expert's number of rows does not lie
+_ROWS_AT_ONCE = 16  # row counts predicted by one numpy call
+_LOGISTIC_SLOPE = 1.702  # slope at which a logistic function is within 0.01 of the normal CDF
+_REACH = 5.0  # maximum deviation of an expert's rows from the mean, in standard deviations
 _BISECTIONS = 200
 
 
 class Routing:
-    """Expects how many rows the experts of a rank get, where a router picks k of E experts for each token.
+    """Expected rows of a rank's experts, for a top-k router over E experts.
 
-    A token picks experts without replacement with probabilities in proportion to 1 / i**skew (Zipf's law; i is an
-    expert's place in the order of popularity), whatever other tokens pick. With `skew` 0 all are alike.
+    Each token picks k experts without replacement, independently of other tokens, with probabilities proportional to
+    1 / i**skew (Zipf's law; i is an expert's popularity rank). With `skew` 0 all experts are equally likely.
 
-    Where experts are dealt to several ranks, they are dealt by turns in the order of popularity, so that the first rank
-    gets the most popular of each turn. The busiest rank of a micro-batch lies above the mean of the ranks for two
-    reasons: the first rank does on average, and by chance the maximum of `ranks` normal variables does. The two are
-    joined as the sides of a right angle.
+    With expert parallelism, experts are assigned to ranks round-robin in order of popularity, so that the first rank
+    gets the most popular expert of each round. The busiest rank exceeds the mean for two reasons: the first rank's
+    higher expected load, and the expected maximum of `ranks` normal variables. The two are added in quadrature.
 
     Attributes:
-        pairs: expected pairs of a token and an expert, of one token on the first rank.
+        pairs: expected token-expert pairs of one token on the first rank.
     """
 
     def __init__(self, experts: ExpertsConfig, skew: float = 0.0, ranks: int = 1) -> None:
         picked = inclusion(experts.num_experts, experts.experts_per_token, skew)
-        own = picked[::ranks]  # the probability that a token picks it, of each expert of the rank
+        own = picked[::ranks]  # probability that a token picks each of the rank's experts
         self.pairs = float(own.sum())
         self._probabilities, self._counts = np.unique(own, return_counts=True)
         self._mean_pairs = experts.experts_per_token / ranks
         self._most_pairs = min(experts.experts_per_token, len(own))
-        # Blom's approximation of the expected maximum of that many standard normal variables (1958).
+        # Blom's approximation (1958) of the expected maximum of `ranks` standard normal variables.
         highest = NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)) if ranks > 1 else 0.0
-        # The variance of a token's pairs is as if each expert were picked independently of the others.
+        # The variance of a token's pairs, as if experts were picked independently of each other.
         self._chance = highest**2 * float((own * (1 - own)).sum())
 
     def rows(self, tokens: Floats) -> Floats:
-        """Return the expected pairs on the busiest rank, for numbers of tokens."""
+        """Return the expected token-expert pairs on the busiest rank, by number of tokens."""
         above = ((tokens * (self.pairs - self._mean_pairs)) ** 2 + tokens * self._chance) ** 0.5
         return np.minimum(tokens * self._mean_pairs + above, tokens * self._most_pairs)
 
@@ -53,9 +52,9 @@ class Routing:
         return np.maximum(found, np.minimum(tokens, 1.0))
 
     def row_tiles(self, tokens: Floats, tile_rows: Floats) -> Floats:
-        """Return the expected number of tiles that cover the rows of each expert, [..., tiles], by the tile's rows.
+        """Return the expected number of tiles that cover the rows of all experts, [..., tiles], by the tile's rows.
 
-        An expert's number of rows is taken as normal, its last tile as computed whole.
+        An expert's number of rows is assumed normal; its last tile counts as whole.
         """
         busy = self._busy(tokens)
         mean = (busy[..., None] * self._probabilities)[..., None]
@@ -70,7 +69,7 @@ class Routing:
         return np.maximum(found, np.minimum(tokens, 1.0)[..., None])
 
     def _busy(self, tokens: Floats) -> Floats:
-        """Return the number of tokens that would give the rank so many rows on average as it gets when busiest."""
+        """Return the number of tokens whose average load on the first rank equals the busiest rank's load."""
         return self.rows(tokens) / self.pairs
 
     def _any(self, tokens: Floats) -> Floats:
@@ -80,17 +79,18 @@ class Routing:
 
 
 def inclusion(num_experts: int, picked: int, skew: float) -> Floats:
-    """Return the probability that a token picks each expert, [E], falling; their sum is `picked`.
+    """Return the probability that a token picks each expert, [E], descending; they sum to `picked`.
 
-    Picking without replacement is a race of exponential clocks with the experts' weights as rates, in which the first
-    `picked` win. The k-th comes close to a fixed instant t, so that an expert wins with probability 1 - exp(-t weight).
+    Sampling without replacement is equivalent to a race of exponential clocks with the experts' weights as rates, in
+    which the first `picked` win. The last winner's time is close to a constant t, so that an expert wins with
+    probability 1 - exp(-t weight).
     """
     if picked == num_experts:
         return np.ones(num_experts)
     if skew == 0:
         return np.full(num_experts, picked / num_experts)
     weights = np.arange(1, num_experts + 1, dtype=np.float64) ** -skew
-    low, high = -60.0, 60.0 + skew * float(np.log(num_experts))  # of the logarithm of t
+    low, high = -60.0, 60.0 + skew * float(np.log(num_experts))  # bounds of log(t)
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
         if -np.expm1(-np.exp(middle) * weights).sum() < picked:
@@ -102,13 +102,13 @@ def inclusion(num_experts: int, picked: int, skew: float) -> Floats:
 
 
 class ExpertProducts:
-    """Predicts the two products of a layer of experts, each one grouped kernel, with those of the shared expert.
+    """Predicts an MoE layer's two grouped GEMMs, each with the GEMM of the shared expert.
 
     Times are cached by tokens.
 
     Args:
         up, down: (inputs, outputs) of an expert's two weights on the rank.
-        shared: the products of the shared expert; None: there is none.
+        shared: the GEMMs of the shared expert; None: there is none.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class ExpertProducts:
         self._by_tokens: dict[int, list[float]] = {}
 
     def seconds(self, tokens: int) -> list[float]:
-        """Return the seconds of each of the two products for so many tokens."""
+        """Return the seconds of each of the two GEMMs for `tokens` tokens."""
         known = self._by_tokens.get(tokens)
         if known is None:
             first = tokens - tokens % _ROWS_AT_ONCE

@@ -1,4 +1,4 @@
-"""Predicts the time of a matrix product on a device that computes it in tiles."""
+"""Predicts the time of a GEMM on a device that computes it in tiles."""
 
 from __future__ import annotations
 
@@ -7,39 +7,38 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ...conf.costs import GemmConfig
-from ...kernels.weight_format import WeightFormat
+from ....conf.costs import GemmConfig
+from ....kernels.weight_format import WeightFormat
 
 Floats = npt.NDArray[np.float64]
 
-_SPLITS = (1, 2, 3, 4, 5, 6, 8, 10)  # numbers of parts into which kernels split the inner dimension
+_SPLITS = (1, 2, 3, 4, 5, 6, 8, 10)  # split-K factors
 _INNER_STEP = 64  # elements of the inner dimension that a tile reads at a time
 _REFERENCE_AREA = 256 * 128  # elements of the tile for which the config gives `wave_us`
-_REFERENCE_FLOP = 1e11  # FLOP of the product for which the config gives the rates of tiles
-_POWER_NORM_ORDER = 6  # of the norm that joins the time by waves and the time at the sustained rate
-_BLOCK = 128  # weights that share a scale where FP8 has one a block
-_ROWS_AT_ONCE = 16  # numbers of rows that one call of numpy predicts: hardly slower than one number
+_REFERENCE_FLOP = 1e11  # FLOP of the GEMM for which the config gives the rates of tiles
+_POWER_NORM_ORDER = 6  # of the p-norm that combines the time by waves with the time at the sustained rate
+_BLOCK = 128  # weights per scale in block-scaled FP8
+_ROWS_AT_ONCE = 16  # row counts predicted by one numpy call: hardly slower than one
 
 
 class Gemm:
     """Predicts the time of [rows, inputs] x [inputs, outputs].
 
-    A library has kernels of several tile shapes, which may split the inner dimension. The model assumes that the
-    library chooses the fastest. A kernel computes whole tiles in waves of one tile a multiprocessor. A last wave that
-    is not full costs a part of a whole one. Long kernels lower the device's clock, and its power bounds the rate that
-    it sustains.
+    A library has kernels of several tile shapes, which may use split-K. The model assumes that the library chooses the
+    fastest. A kernel computes whole tiles in waves of one tile per multiprocessor. A partial last wave costs a part of
+    a full one. Long kernels lower the device's clock, and its power limit bounds the sustained rate.
 
-    The time to read and write the matrices once is a second bound. A norm joins it with the time to compute, since
-    near the roofline's knee both matter.
+    The time to read and write the matrices once is a second bound. A p-norm combines it with the compute time, since
+    both matter near the roofline's knee.
 
     Args:
         multiprocessors: their number on the device.
-        dtype_bytes: bytes of an element. The config's rates hold for 2 bytes; time grows in proportion.
-        weights: how weights are quantized; None: they are not. Where the device multiplies what they are, and products
-            round their input to the same, the config has the rate. Else kernels turn weights into numbers of
-            `dtype_bytes` as they read them.
-        fuses_casts: the kernel before a product rounds its input, where one scale does for a row.
-        byte_tflops: rate of large products of FP8 or INT8 numbers that power sustains; 0: the config's.
+        dtype_bytes: bytes of an element. The config's rates are for 2 bytes; time grows in proportion.
+        weights: weight format; None: not quantized. FP8 weights, and INT8 weights with INT8 activations, are
+            multiplied at the config's rate for them. Without such a rate, and for other formats, kernels dequantize
+            weights to `dtype_bytes` as they read them.
+        fuses_casts: the preceding kernel quantizes the input, unless scales are per block.
+        byte_tflops: sustained rate of large FP8 or INT8 GEMMs; 0: the config's.
     """
 
     def __init__(
@@ -56,14 +55,14 @@ class Gemm:
         if weights is not None and weights.bits == 8 and (weights.int8_activations or weights.is_float):
             block = config.fp8_block_rate if by_block else None
             rate = (block or config.fp8_rate) if weights.is_float else config.int8_rate
-        self._cast_us, self._cast_us_of_element = 0.0, 0.0  # to round the input
+        self._cast_us, self._cast_us_of_element = 0.0, 0.0  # to quantize the input
         if rate is not None and config.cast_gigabytes_per_s is not None and (by_block or not fuses_casts):
             self._cast_us, self._cast_us_of_element = (
                 config.cast_us,
                 (dtype_bytes + 1) / (config.cast_gigabytes_per_s * 1e3),
             )
-        self._slowness = dtype_bytes / 2 if rate is None else 1 / rate  # relative to numbers of 2 bytes
-        self._sustained_us = 2e-6 / config.sustained_tflops * self._slowness  # of a multiplication, by power
+        self._slowness = dtype_bytes / 2 if rate is None else 1 / rate  # relative to elements of 2 bytes
+        self._sustained_us = 2e-6 / config.sustained_tflops * self._slowness  # per multiply-add, power-limited
         if byte_tflops and rate is not None:
             self._sustained_us = 2e-6 / byte_tflops
         tiles = [
@@ -82,7 +81,7 @@ class Gemm:
         self.tile_rows = self._rows[:, 0]  # [tiles]
         self._splits = np.array(_SPLITS, np.float64)
         self._overhead_us = config.launch_us + np.where(self._splits > 1, config.split_us, 0.0)
-        self._num_partial = np.where(self._splits > 1, self._splits, 0.0)  # results that must be summed
+        self._num_partial = np.where(self._splits > 1, self._splits, 0.0)  # partial results to be summed
 
     def _tiles(self, config: GemmConfig, multiprocessors: int) -> Iterator[tuple[tuple[int, int], float, float]]:
         """Yield each tile's shape, microseconds per element of the inner dimension, and `whole_waves`."""
@@ -92,7 +91,7 @@ class Gemm:
 
     @property
     def tflops(self) -> float:
-        """The rate of large products that power sustains."""
+        """The sustained rate of large GEMMs."""
         return 2e-6 / self._sustained_us
 
     def seconds(self, rows: Floats, inputs: Floats, outputs: Floats) -> Floats:
@@ -111,14 +110,14 @@ class Gemm:
         return (found + self._cast(rows[..., 0], inputs[..., 0])) * 1e-6
 
     def grouped_seconds(self, rows: Floats, row_tiles: Floats, weights: Floats, inputs: int, outputs: int) -> Floats:
-        """Return the seconds, [...], of one kernel that multiplies groups of rows, each with a weight of its own.
+        """Return the seconds, [...], of one grouped GEMM: groups of rows, each with a weight of its own.
 
-        The tiles of all groups share the waves. Each weight is read once. The inner dimension is not split.
+        The tiles of all groups share the waves. Each weight is read once. There is no split-K.
 
         Args:
-            rows: of all groups, [...].
+            rows: total of all groups, [...].
             row_tiles: tiles that cover the rows of all groups, for each of `tile_rows`: [..., tiles].
-            weights: how many weights have rows, [...].
+            weights: number of weights with rows, [...].
             inputs: of each weight.
             outputs: of each weight.
         """
@@ -130,7 +129,7 @@ class Gemm:
         return (found + self._cast(rows, sizes[0])) * 1e-6
 
     def _cast(self, rows: Floats, inputs: Floats) -> Floats:
-        """Return the microseconds of rounding a product's input; 0 where it is not rounded by a kernel of its own."""
+        """Return the microseconds to quantize a GEMM's input; 0 if that takes no kernel of its own."""
         return self._cast_us + rows * inputs * self._cast_us_of_element
 
     def _compute_us(self, row_tiles: Floats, inputs: Floats, outputs: Floats, splits: Floats) -> Floats:
@@ -142,15 +141,15 @@ class Gemm:
         return found
 
     def _bytes(self, inputs: Floats, weights: Floats, outputs: Floats) -> Floats:
-        """Return the bytes that so many elements take."""
+        """Return the bytes of that many input, weight and output elements."""
         return inputs * self._input_bytes + weights * self._weight_bytes + outputs * self._output_bytes
 
     def _joined_us(self, compute: Floats, products: Floats, moved: Floats) -> Floats:
-        """Return the microseconds that follow from those of computing, from power, and from memory.
+        """Combine the compute, power and memory bounds, and return microseconds.
 
         Args:
             compute: microseconds of the tiles, at the clock of the reference product.
-            products: multiplications.
+            products: multiply-adds.
             moved: bytes read and written.
         """
         config, knee, order = self._config, self._config.knee, _POWER_NORM_ORDER
@@ -162,7 +161,7 @@ class Gemm:
 
 
 class Products:
-    """Predicts the times of multiplying the same rows with each of several weights. Times are cached by rows.
+    """Predicts the times of GEMMs of the same rows with each of several weights. Times are cached by rows.
 
     Args:
         weights: the (inputs, outputs) of each weight.
@@ -174,7 +173,7 @@ class Products:
         self._by_rows: dict[int, list[float]] = {}
 
     def seconds(self, rows: int) -> list[float]:
-        """Return the seconds of each weight's product with `rows` rows."""
+        """Return the seconds of each weight's GEMM with `rows` rows."""
         known = self._by_rows.get(rows)
         if known is None:
             first = rows - rows % _ROWS_AT_ONCE

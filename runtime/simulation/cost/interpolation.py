@@ -10,7 +10,7 @@ from typing import TypeVar
 
 K = TypeVar("K", bound=Hashable)
 
-_NUM_SLOPE_POINTS = 4  # the last points of a curve, which give its slope beyond them
+_NUM_SLOPE_POINTS = 4  # last points of a curve, to which the slope beyond them is fitted
 
 
 class Curve:
@@ -54,11 +54,11 @@ def _fit_slope(sizes: Sequence[int], seconds: Sequence[float]) -> float:
 class ChunkAttention:
     """Predicts the seconds of a chunk's attention as a function of its length and prefix.
 
-    In the prefix the time is linear, as is the number of keys that are read. In the length it is a power law between
-    two measured lengths: the exponent lies between 0 (all overhead) and 2 (a causal triangle). Beyond the longest
-    measured length it is proportional to the work, length * (prefix + length / 2).
+    Time is linear in the prefix, like the number of keys read. Between two measured lengths it is a power law in the
+    length: the exponent is between 0 (all overhead) and 2 (a causal triangle). Beyond the longest measured length it is
+    proportional to the work, length * (prefix + length / 2).
 
-    Chunks without a prefix have a curve of their own, since kernels compute a causal triangle without reading a mask.
+    Chunks without a prefix have their own curve, since kernels compute a causal triangle without reading a mask.
 
     Args:
         points: seconds by (length, prefix).
@@ -78,7 +78,7 @@ class ChunkAttention:
         self._curves = [curves[length] for length in self._lengths]
 
     def __call__(self, length: int, prefix: int) -> float:
-        """Return the seconds of a chunk of `length` tokens after `prefix` tokens; longer ones by their work."""
+        """Return the seconds of a chunk of `length` tokens after `prefix` tokens; longer ones are scaled by work."""
         lengths = self._lengths
         if prefix == 0 or not lengths:
             seconds = self._without_prefix(length)
@@ -118,10 +118,10 @@ def _power_law(low: int, seconds_at_low: float, high: int, seconds_at_high: floa
 
 
 class DecodeAttention:
-    """Predicts the seconds of decodes' attention as a function of their number and of their contexts' sum.
+    """Predicts the seconds of decodes' attention as a function of their number and their total context.
 
     The time of one decode is linear in the mean context. Between two measured numbers of decodes it is linear in the
-    number's logarithm. The time of all decodes is their number times that of one.
+    number's logarithm. The time of all decodes is their number times the time of one.
 
     Args:
         points: seconds by (number of decodes, context of each).
@@ -144,7 +144,7 @@ class DecodeAttention:
         self._curves = [curves[number] for number in self._numbers]
 
     def __call__(self, requests: int, context: int) -> float:
-        """Return the seconds of `requests` decodes over `context` KV tokens in sum, as if all had the same context."""
+        """Return the seconds of `requests` decodes over `context` KV tokens in total, as if evenly split."""
         numbers, mean_context = self._numbers, context / requests
         at = bisect_right(numbers, requests)
         if at == 0 or at == len(numbers):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...conf.costs import LinkConfig
+from ....conf.costs import LinkConfig
 
 
 class Link:
@@ -13,7 +13,7 @@ class Link:
 
     def __init__(self, config: LinkConfig) -> None:
         self.least_seconds = config.least_us * 1e-6
-        self._ramp = config.ramp_us * 1e-9  # seconds, times the square root of the bytes
+        self._ramp = config.ramp_us * 1e-9  # seconds per square root of bytes
         self._bytes_per_second = config.gigabytes_per_s * 1e9
         self._norm_order = config.knee
 
@@ -26,7 +26,7 @@ class Link:
 
 
 class FasterLink:
-    """Predicts the time of a collective that is computed by the faster of two ways; the second may be None."""
+    """Predicts the time of a collective with the faster of two implementations; the second may be None."""
 
     def __init__(self, config: LinkConfig, other: LinkConfig | None) -> None:
         self._links = [Link(each) for each in (config, other) if each is not None]

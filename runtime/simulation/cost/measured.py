@@ -1,4 +1,4 @@
-"""Reads operator times and the host's times from a profile. `interpolation.py` fills in between its points."""
+"""Reads operator times and the host's times from a profile. `interpolation.py` interpolates between its points."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from functools import lru_cache
 from pathlib import Path
 from statistics import median
 
-from ...conf.architecture import Architecture
-from ...conf.errors import ConfigError
-from ...conf.user_path import user_path
-from ...parallel.placement import StageLink, nodes_of_a_stage
+from ....conf.architecture import Architecture
+from ....conf.errors import ConfigError
+from ....conf.user_path import user_path
+from ....parallel.placement import StageLink, nodes_of_a_stage
 from .error import CostError
 from .interpolation import ChunkAttention, Curve, DecodeAttention, medians
 from .operators import LAYER_LINEARS, HostTimes, Linear
 from .profile_folder import OperatorSample, ProfileFolder, StageSample, shape_of
 from .stage_costs import StageCosts
 
-_TWIN = 0.05  # how far makespan and busy time of a simulated twin may be from the real run's
+_TWIN = 0.05  # allowed relative error of a simulated twin's makespan and busy time
 
 
 class MeasuredOperators:
@@ -26,7 +26,7 @@ class MeasuredOperators:
 
     Args:
         sends: by number of rows, seconds to send them to the next stage. None or empty: not measured.
-        host: the host's times in the real pipeline (`measured_host`); None: what the samples alone show of them.
+        host: the host's times in the real pipeline (`measured_host`); None: only what the samples show.
 
     Raises:
         ValueError: too few samples to predict every operator.
@@ -61,11 +61,11 @@ class MeasuredOperators:
         self._sends = Curve(sends) if sends else None
 
     def routing(self, rows: int) -> float:
-        """Return 0: the engine that is measured computes no experts."""
-        return 0.0  # the engine that is measured computes no experts
+        """Return 0: profiles of MoE models are not supported."""
+        return 0.0
 
     def chunks_attention(self, chunks: Sequence[tuple[int, int]]) -> float:
-        """See `Operators.chunks_attention`. Each takes the time that it takes alone."""
+        """See `Operators.chunks_attention`. Each chunk takes as long as alone."""
         return sum(self.chunk_attention(length, prefix) for length, prefix in chunks)
 
     def linear(self, operator: Linear, rows: int) -> float:
@@ -82,14 +82,14 @@ class MeasuredOperators:
         return 0.0
 
     def send(self, rows: int, *, link: StageLink, scatter_gather: bool) -> float:
-        """Return the seconds of a send within the profiled node, for a link between nodes too."""
+        """Return the seconds of a send as measured within a node, also for a link between nodes."""
         assert self._sends is not None, "stages without a measured send"
         return self._sends(rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The times that a simulation takes from a profile folder."""
+    """What a simulation reads from a profile folder."""
 
     hardware: str  # the name of the hardware config that was profiled
     operators: MeasuredOperators
@@ -107,7 +107,7 @@ def read_measured(
     cache_dtype: str = "auto",
     devices_per_node: int = 8,
 ) -> Measured:
-    """Read a profile folder for a model of `arch` in `dtype`, in `tp` slices, over `pp` stages.
+    """Read a profile folder for a model of `arch` in `dtype`, with `tp` tensor-parallel ranks and `pp` stages.
 
     Raises:
         ConfigError: no profile, a damaged or unfinished one, one of another model, or one whose stages were on another
@@ -124,12 +124,12 @@ def read_measured(
             raise ConfigError(f"{key}: measured {about.model} with {name}={found}; this model has {name}={wanted}")
     if (nodes := nodes_of_a_stage(tp, devices_per_node)) != about.nodes:
         raise ConfigError(
-            f"{key}: measured all-reduces of stages over {_nodes(about.nodes)}; cluster.devices_per_node="
-            f"{devices_per_node} and parallel.tp={tp} come to {_nodes(nodes)}"
+            f"{key}: measured all-reduces of stages over {_nodes(about.nodes)}; with cluster.devices_per_node="
+            f"{devices_per_node} and parallel.tp={tp} a stage spans {_nodes(nodes)}"
         )
     measured = _read(folder.path, key, about.hardware, folder.num_bytes)
     if pp > 1 and not measured.operators.has_sends:
-        raise ConfigError(f"{key}: holds no sends between stages; gapless profile parallel=pp2 measures them")
+        raise ConfigError(f"{key}: has no sends between stages; gapless profile parallel=pp2 measures them")
     return measured
 
 
@@ -145,17 +145,17 @@ def _read(path: Path, key: str, hardware: str, num_bytes: int) -> Measured:
     try:
         operators = MeasuredOperators(samples, send_seconds(stages), measured_host(samples, layers, stages))
     except ValueError:
-        raise ConfigError(f"{key}: unfinished; gapless profile with the same settings goes on where it ended") from None
+        raise ConfigError(f"{key}: unfinished; gapless profile with the same settings resumes it") from None
     return Measured(hardware, operators, stage_error(operators, layers, stages))
 
 
 def measured_host(samples: Sequence[OperatorSample], layers: Sequence[int], stages: Sequence[StageSample]) -> HostTimes:
-    """Return what a profile shows of the host, by the description that constants have too.
+    """Return the host times that a profile shows, in the same form as from constants.
 
-    What kernels take longer in the pipeline than in place is `stretch`, as of constants. `row` is 0, since the LM
-    head's times are measured with sampling, and so is `layer`: an operator's time is from its begin on the host to its
-    end. Times between micro-batches are medians of whole ones through the pipeline, and 0 where none was measured;
-    result and turnaround are those of micro-batches that followed each other closely, where there are any.
+    `stretch` is how many times longer kernels take in the pipeline than alone. `row` is 0, since LM-head times include
+    sampling. `layer` is 0, since operator times start at the launch on the host. Times between micro-batches are
+    medians over micro-batches through the real pipeline, or 0 if none were measured; result and turnaround use those
+    with several in flight, if there are any.
 
     Raises:
         ValueError: too few samples to predict every operator.
@@ -178,11 +178,11 @@ def measured_host(samples: Sequence[OperatorSample], layers: Sequence[int], stag
 
 
 def pace(operators: MeasuredOperators, layers: Sequence[int], stages: Sequence[StageSample]) -> float:
-    """Return how many times longer micro-batches take in the real pipeline than their operators take by themselves.
+    """Return how many times longer micro-batches take in the real pipeline than their operators take alone.
 
     They take longer since the CPU's caches are colder after a message than after a micro-batch, and since the
-    coordinator computes beside the ranks. The ratio is of total times: outliers count, since runs have them too. It is
-    1 where no micro-batches were measured that follow each other closely.
+    coordinator runs alongside the ranks. The ratio is of total times: outliers count, since runs have them too. It is
+    1 if no micro-batches were measured with several in flight.
     """
     costs = StageCosts(layers, [operators] * len(layers))
     crowded = [sample for sample in stages if sample.in_flight > 1]
@@ -191,21 +191,21 @@ def pace(operators: MeasuredOperators, layers: Sequence[int], stages: Sequence[S
 
 
 def stage_error(operators: MeasuredOperators, layers: Sequence[int], stages: Sequence[StageSample]) -> CostError:
-    """Return how far `operators` are off on whole micro-batches of chunks and decodes, to which none was fitted.
+    """Return the error of `operators` on whole micro-batches of chunks and decodes, which were not fitted.
 
-    Without such micro-batches it is what simulated twins of real runs are held to (docs/simulate.md).
+    Without such micro-batches it is the tolerance for simulated twins of real runs (docs/simulate.md).
     """
     costs = StageCosts(layers, [operators] * len(layers))
     measured = medians(((s.point, s.stage), s.compute) for s in stages if s.point.chunk and s.point.decodes)
     if not measured:
-        return CostError(-_TWIN, _TWIN, "what twins of real runs are held to; the profile has no whole stages")
+        return CostError(-_TWIN, _TWIN, "the tolerance for twins of real runs; the profile has no whole stages")
     predicted = {point: costs.seconds(point.shape) for point, _ in measured}
     ratios = [seconds / predicted[point][stage] for (point, stage), seconds in measured.items()]
-    return CostError.from_ratios(ratios, f"the profile's {len(ratios)} whole stages that were not fitted")
+    return CostError.from_ratios(ratios, f"on the profile's {len(ratios)} whole stages, which were not fitted")
 
 
 def send_seconds(stages: Sequence[StageSample]) -> dict[int, float]:
-    """Return, by number of rows, the median seconds from the end of a stage to the begin of the next.
+    """Return, by number of rows, the median seconds from the end of a stage to the start of the next.
 
     Only micro-batches that were alone in the pipeline count.
     """

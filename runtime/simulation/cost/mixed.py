@@ -1,15 +1,15 @@
-"""Operator times of a stage whose layers differ: some have experts and some a feed-forward block, some a window."""
+"""Operator times of a stage with several kinds of layers: MoE or dense, with or without a sliding window."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ...parallel.placement import StageLink
+from ....parallel.placement import StageLink
 from .operators import HostTimes, Linear, Operators
 
 
 class MixedOperators:
-    """The mean over a stage's layers, so that as many layers as the stage has take the sum. An `Operators`.
+    """Operator times averaged over a stage's layers; multiplied by their number, they give the sum. An `Operators`.
 
     Args:
         sources: the times of each kind of layer.
@@ -62,5 +62,5 @@ class MixedOperators:
 
     @property
     def host(self) -> HostTimes:
-        """What a stage's host takes for a micro-batch."""
+        """Host times of the stage."""
         return self._sources[0].host

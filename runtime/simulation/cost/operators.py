@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
-from ...conf.costs import HostConfig
-from ...parallel.placement import StageLink
+from ....conf.costs import HostConfig
+from ....parallel.placement import StageLink
 
 # The linear operators of the paper's Table 1, under its names, and the LM head.
 Linear = Literal["preproj", "postproj", "ffn_ln1", "ffn_ln2", "head"]
@@ -17,20 +17,20 @@ LAYER_LINEARS: tuple[Linear, ...] = LINEARS[:4]
 
 @dataclass(frozen=True, slots=True)
 class HostTimes:
-    """What an engine's host takes, in seconds. Constants and a profile both give it (docs/cost_model.md#host).
+    """Host overhead of an engine, in seconds, from constants or a profile (docs/cost_model.md#host).
 
     Attributes:
-        step: for the micro-batch, while the device waits: batch tables, sampling.
-        row: the same for each token that is sampled.
+        step: per micro-batch, while the device waits: batch tables, sampling.
+        row: per sampled token, while the device waits.
         layer: to launch a layer, while the device computes.
         floor: to prepare a micro-batch, while the device computes.
-        several: what a layer takes longer with several decodes.
+        several: added time per layer with several decodes.
         stretch: how many times longer kernels take in an engine than alone.
-        prompt: for a micro-batch with prompt tokens, while the device waits.
-        front: from a client's sending until the engine has the request, and what each prompt token adds to it.
-        dispatch: from the coordinator's dispatch to the begin of the first stage's compute.
+        prompt: per micro-batch with prompt tokens, while the device waits.
+        front: from a client's send until the engine has the request, and the added time per prompt token.
+        dispatch: from the coordinator's dispatch to the start of the first stage's compute.
         result: from the end of the last stage's compute until the coordinator has the result.
-        turnaround: from the end of a stage's micro-batch to the begin of its next, whose input is there.
+        turnaround: from the end of a stage's micro-batch to the start of its next, if the input is ready.
     """
 
     step: float = 0.0
@@ -47,7 +47,7 @@ class HostTimes:
 
     @classmethod
     def of(cls, config: HostConfig, tp: int) -> HostTimes:
-        """Return the times of constants, for stages of `tp` ranks."""
+        """Convert constants to host times, for stages of `tp` ranks."""
         return cls(
             step=config.step_us * 1e-6,
             row=config.row_us * 1e-6,
@@ -64,15 +64,15 @@ class HostTimes:
 
 
 class Operators(Protocol):
-    """The seconds that one rank takes for each operator of a model in `tp` slices, on one kind of device.
+    """Seconds of each operator on one of `tp` tensor-parallel ranks, on one kind of device.
 
-    Times of a layer's operators are those of one layer. A source extrapolates beyond the sizes that it knows.
+    Layer operators are timed per layer. A source extrapolates beyond its known sizes.
     """
 
     def linear(self, operator: Linear, rows: int) -> float:
-        """Return the seconds of a matrix product over `rows` tokens, with its bias.
+        """Return the seconds of a GEMM over `rows` tokens, with its bias.
 
-        In a layer of experts, `ffn_ln1` and `ffn_ln2` are the products of all experts that a rank computes.
+        In an MoE layer, `ffn_ln1` and `ffn_ln2` are the grouped GEMMs of the rank's experts.
         """
         ...
 
@@ -81,14 +81,11 @@ class Operators(Protocol):
         ...
 
     def routing(self, rows: int) -> float:
-        """Return the seconds that a layer of experts takes beside its products; 0 without experts.
-
-        They go to the router, to sorting rows by expert and to summing the experts' outputs.
-        """
+        """Return the seconds of the router, sorting rows by expert and summing expert outputs; 0 without experts."""
         ...
 
     def embedding(self, rows: int) -> float:
-        """Return the seconds of the token and position embedding, with the all-reduce if ranks hold slices of it."""
+        """Return the seconds of the token and position embedding, with the all-reduce if ranks hold shards of it."""
         ...
 
     def chunk_attention(self, length: int, prefix: int) -> float:
@@ -108,13 +105,13 @@ class Operators(Protocol):
         ...
 
     def send(self, rows: int, *, link: StageLink, scatter_gather: bool) -> float:
-        """Return the seconds from when a stage has computed the hidden states of `rows` tokens until the next has them.
+        """Return the seconds to send the hidden states of `rows` tokens from a stage to the next.
 
-        With `scatter_gather`, each of the `tp` ranks sends one slice and the receivers gather them (Megatron-LM).
+        With `scatter_gather`, each of the `tp` ranks sends one shard and the receivers all-gather them (Megatron-LM).
         """
         ...
 
     @property
     def host(self) -> HostTimes:
-        """What a stage's host takes for a micro-batch."""
+        """Host times of a stage."""
         ...

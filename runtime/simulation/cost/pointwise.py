@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ...conf.costs import PointwiseConfig
+from ....conf.costs import PointwiseConfig
 
 
 class Pointwise:
@@ -13,8 +13,8 @@ class Pointwise:
     A kernel takes the larger of two times: the latency of one row, and the time to move all bytes at its rate.
 
     Args:
-        kernels: for each kernel, the elements of a row that one multiprocessor computes, the bytes that it reads and
-            writes for a row, and its rate in GB/s.
+        kernels: for each kernel, the elements per row that one multiprocessor computes, the bytes read and written per
+            row, and the rate in GB/s.
     """
 
     def __init__(self, config: PointwiseConfig, kernels: Iterable[tuple[float, float, float]]) -> None:

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
-from ...conf.architecture import Architecture
-from ...conf.errors import ConfigError
+from ....conf.architecture import Architecture
+from ....conf.errors import ConfigError
 from .profile_point import Point
 
 T = TypeVar("T")
@@ -23,13 +23,13 @@ T = TypeVar("T")
 OPERATORS = ("preproj", "attn", "postproj", "ffn_ln1", "ffn_ln2", "others", "embedding", "step", "head", "total")
 _ABOUT_FILE, _OPERATORS_FILE, _STAGES_FILE = "profile.yaml", "operators.csv", "stages.csv"
 _FORMAT = 1
-# Fields of an architecture that do not change how long a layer takes.
+# Fields of an architecture that do not affect a layer's time.
 _TIMELESS_FIELDS = (
     *("num_layers", "max_position", "bos_token_id", "eos_token_ids", "norm_eps", "tie_embeddings", "family"),
     *("rope_theta", "rope_scaling", "rotary_dim"),
     *("attention_scale", "embedding_scale", "residual_scale", "logit_scale"),
 )
-# Fields that a profile has only where they differ from a plain model's.
+# Fields that a profile has only if they differ from their defaults.
 _RARE_FIELDS = ("norms", "qk_norm_over", "attention_softcap", "attention_sinks", "logit_softcap")
 
 
@@ -44,12 +44,12 @@ class About:
     hardware: str
     device: str
     tp: int  # ranks of a stage
-    ranks: int  # that measured operators at the same time
+    ranks: int  # measured operators concurrently
     threads: int  # CPU threads of a rank
-    num_layers: int  # of each stage on which operators were measured
-    layers: list[int]  # of each stage of the pipeline: the number
+    num_layers: int  # per stage, in the measurement of operators
+    layers: list[int]  # number of layers of each pipeline stage
     block_size: int
-    nodes: int = 1  # that hold the ranks of a stage
+    nodes: int = 1  # per stage
     quantization: str | None = None  # of weights
     cache_dtype: str = "auto"
 
@@ -57,7 +57,7 @@ class About:
 class OperatorSample(NamedTuple):
     """The measurement of one micro-batch's operators on one stage.
 
-    `seconds` has a time for each name in `OPERATORS`. Those of a layer's operators are means over the layers.
+    `seconds` has a time for each name in `OPERATORS`. Times of layer operators are means over the layers.
     """
 
     stage: int
@@ -72,13 +72,13 @@ class StageSample(NamedTuple):
     point: Point
     stage: int
     compute: float
-    wait: float  # from when both the micro-batch's input and the stage were available to the begin of its compute
+    wait: float  # from when both the input and the stage were available to the start of compute
     bound: str  # which of the two came last: `input` (from the previous stage or the coordinator) or `stage`
     result: float | None  # from the end of the last stage until the coordinator has the result; None on other stages
 
 
 def shape_of(arch: Architecture) -> dict[str, Any]:
-    """Return the fields of `arch` that decide how long a layer, the embedding and the LM head take."""
+    """Return the fields of `arch` that affect the times of a layer, the embedding and the LM head."""
     plain = {field.name: field.default for field in fields(arch) if field.name in _RARE_FIELDS}
     shape = {key: value for key, value in asdict(arch).items() if key not in _TIMELESS_FIELDS}
     if shape.pop("layers"):
@@ -90,7 +90,7 @@ class ProfileFolder:
     """Reads and writes the folder of a profile. Each measurement is written at once, so that a profile can be resumed.
 
     Args:
-        key: what errors call the folder; its path by default.
+        key: name of the folder in errors; its path by default.
     """
 
     def __init__(self, path: Path, key: str = "") -> None:
@@ -99,25 +99,25 @@ class ProfileFolder:
 
     @property
     def exists(self) -> bool:
-        """Whether a profile has been begun here."""
+        """Whether the folder has a profile, finished or not."""
         return (self.path / _ABOUT_FILE).exists()
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of all measurements, which grow with each one."""
+        """Total size of the measurements in bytes; it grows with each one."""
         files = (self.path / name for name in (_OPERATORS_FILE, _STAGES_FILE))
         return sum(file.stat().st_size for file in files if file.exists())
 
     def begin(self, about: About, versions: Mapping[str, str], device_name: str | None = None) -> None:
-        """Write `profile.yaml`; where there is one, check that it describes the same measurements.
+        """Write `profile.yaml`; if it exists, check that it describes the same measurements.
 
         Args:
             about: what is measured.
             versions: of packages, by name.
-            device_name: the GPU's.
+            device_name: name of the GPU.
 
         Raises:
-            ConfigError: the folder holds measurements of another setting.
+            ConfigError: the folder has measurements of another setting.
         """
         if self.exists:
             was, now = asdict(self.about()), asdict(about)
@@ -147,10 +147,12 @@ class ProfileFolder:
         try:
             content = yaml.safe_load((self.path / _ABOUT_FILE).read_text(encoding="utf-8-sig"))
             if (found := content["format"]) != _FORMAT:
-                raise ConfigError(f"{self._key}: a profile of format {found}, not {_FORMAT}; measure it again")
+                raise ConfigError(f"{self._key}: has profile format {found}, not {_FORMAT}; measure it again")
             return About(**content["measured"])
         except FileNotFoundError:
-            raise ConfigError(f"{self._key}: no profile there ({_ABOUT_FILE}); gapless profile makes one") from None
+            raise ConfigError(
+                f"{self._key}: contains no profile ({_ABOUT_FILE}); create one with gapless profile"
+            ) from None
         except (OSError, yaml.YAMLError, KeyError, TypeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{self._key}: {_ABOUT_FILE} is damaged ({' '.join(str(error).split())})") from None
 
@@ -168,7 +170,7 @@ class ProfileFolder:
         return self._parse(_OPERATORS_FILE, parse)
 
     def stages(self) -> list[StageSample]:
-        """Read the measurements of whole stages. There are none where the pipeline was not measured.
+        """Read the measurements of whole stages. Empty if the pipeline was not measured.
 
         Raises:
             ConfigError: a damaged file.
@@ -212,7 +214,7 @@ class ProfileFolder:
         try:
             with path.open("ab") as file:
                 file.write(text.getvalue().encode())
-        except OSError as error:  # no part of a row is left, so that a later run goes on
+        except OSError as error:  # remove a partial row, so that a later run can resume
             os.truncate(path, size)
             raise OSError(error.errno, error.strerror, str(path)) from error
 
@@ -228,7 +230,7 @@ class ProfileFolder:
 
 
 def machine() -> dict[str, Any]:
-    """Describe the kind of this machine, without its name."""
+    """Describe this machine's CPU and system, without its hostname."""
     return {"cpu": _cpu_model(), "cores": os.cpu_count() or 1, "system": f"{platform.system()} {platform.machine()}"}
 
 
@@ -242,7 +244,9 @@ def _cpu_model() -> str:
 
 
 def _differs(folder: str, key: str, was: object, now: object) -> str:
-    return f"{folder}: holds measurements with {key}={was}, not {now}; hydra.run.dir=FOLDER names another folder"
+    return (
+        f"{folder}: contains measurements with {key}={was}, not {now}; choose another folder with hydra.run.dir=FOLDER"
+    )
 
 
 def _point(row: dict[str, str]) -> Point:

@@ -10,7 +10,7 @@ from .stage_costs import MicroBatchShape
 class Point(NamedTuple):
     """One micro-batch: a chunk of `chunk` tokens on a KV `prefix`, and `decodes` that attend to `context` tokens each.
 
-    The chunk samples a token where `sample` is 1; decodes always do.
+    The chunk samples a token if `sample` is 1; decodes always do.
     """
 
     chunk: int = 0

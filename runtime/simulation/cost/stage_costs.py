@@ -5,19 +5,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from mypy_extensions import mypyc_attr
 
-from ..core.columns import entries, total
-from ..core.messages import MicroBatchMessage
-from ..core.run_record import MicroBatchRecord
+from ...core.columns import entries, total
+from ...core.messages import MicroBatchMessage
+from ...core.run_record import MicroBatchRecord
+from ...core.stage_floor import LastLayer
 from .operators import LAYER_LINEARS, HostTimes, Linear, Operators
 
-LastLayer = Literal["sampled", "all"]  # the rows that the model's last layer computes
-_AFTER_KEYS: tuple[Linear, ...] = LAYER_LINEARS[1:]  # products of a layer that keys and values do not need
-# Share of `others` in the first norm, the rotary embedding and the writes of keys and values, which take all rows. By
-# the bytes that the kernels move it is 0.20 for LLaMA-2 70B, 0.27 for GPT-3 and 0.38 for LLaMA 13B.
+_AFTER_KEYS: tuple[Linear, ...] = LAYER_LINEARS[1:]  # a layer's GEMMs after the QKV projection
+# Share of `others` in the first norm, the rotary embedding and the KV-cache writes, which run on all rows. By bytes
+# moved it is 0.20 for LLaMA-2 70B, 0.27 for GPT-3 and 0.38 for LLaMA 13B.
 _OTHERS_OF_KEYS = 0.3
 
 
@@ -26,7 +25,7 @@ class MicroBatchShape:
 
     `chunks`: (length, prefix) of each; `decodes`: their number; `context`: sum of the KV tokens that each decode
     attends to; `sampled`: number of rows whose logits are computed; `ended`: sum of the KV tokens that the sampled rows
-    of chunks attend to, each at the end of its chunk. Where `ended` is None, the first chunks sample.
+    of chunks attend to, each at the end of its chunk. If `ended` is None, the first chunks are assumed to sample.
     """
 
     __slots__ = ("chunks", "context", "decodes", "ended", "sampled")
@@ -51,7 +50,7 @@ class MicroBatchShape:
 
     @classmethod
     def of(cls, micro_batch: MicroBatchMessage) -> MicroBatchShape:
-        """Return the shape of a micro-batch that is sent to the ranks."""
+        """Return the shape of a micro-batch message."""
         starts: bytes = micro_batch.decodes.starts
         count = sampled = entries(starts)
         ended = 0
@@ -66,14 +65,14 @@ class MicroBatchShape:
 
     @classmethod
     def of_record(cls, micro_batch: MicroBatchRecord, ended: int | None = None) -> MicroBatchShape:
-        """Return the shape of a recorded micro-batch; `ended` as of the class."""
+        """Return the shape of a recorded micro-batch; for `ended`, see the class."""
         chunks = [(chunk.tokens, chunk.start) for chunk in micro_batch.chunks]
         decodes = micro_batch.decodes
         return MicroBatchShape(chunks, len(decodes), decodes.context, micro_batch.sampled_rows, ended)
 
     @property
     def rows(self) -> int:
-        """Number of tokens, over which the linear layers run fused."""
+        """Number of tokens; each linear operator runs once over all of them."""
         rows = self.decodes
         for length, _ in self.chunks:
             rows += length
@@ -84,19 +83,18 @@ class MicroBatchShape:
 class StageCosts:
     """Predicts the seconds of each stage for a micro-batch.
 
-    A stage's time is the sum over its layers of linear operators over all rows, attention apart for chunks and for
-    decodes, two all-reduces, others, and the routing of rows to experts where there are some. It takes at least what
-    the host takes to launch them; the rest of the host's time comes on top. The first stage adds the embedding, the
-    last one the LM head over the rows that sample. The last layer of the last stage computes keys and values of all
-    rows, but attention and feed-forward of the rows that sample alone, each of which is one query over its whole
-    context, as of a decode.
+    A stage's time is the sum over its layers of the linear operators over all rows, attention (separately for chunks
+    and decodes), two all-reduces, others, and MoE routing. It is at least the host's launch time; the rest of the host
+    time is added. The first stage adds the embedding, the last one the LM head over the sampled rows. The last layer of
+    the last stage computes keys and values for all rows, but attention and feed-forward only for sampled rows, each as
+    one query over its whole context, like a decode.
 
     Args:
         layers: number of decoder layers of each stage.
         operators: operator times of each stage, as stages may run on different devices.
-        host: whether the host's time counts; else it is assumed to be hidden behind the device.
-        last_layer: the rows whose attention and feed-forward the last layer computes: `sampled` ones, or `all`.
-        scale: every time of a stage is so many times as long.
+        host: whether host time counts; else it is assumed to overlap fully with the device.
+        last_layer: rows for which the last layer computes attention and feed-forward: `sampled` or `all`.
+        scale: factor on every stage time.
     """
 
     def __init__(
@@ -111,7 +109,7 @@ class StageCosts:
         assert len(layers) == len(operators) >= 1
         self.layers = tuple(layers)
         self.operators = tuple(operators)
-        self._kinds: list[tuple[Operators, dict[int, float]]] = []  # the distinct ones, each with its times by rows
+        self._kinds: list[tuple[Operators, dict[int, float]]] = []  # distinct ones, with layer times by rows
         index: dict[int, int] = {}
         for source in operators:
             if id(source) not in index:
@@ -129,19 +127,19 @@ class StageCosts:
         self._several = [each.several * count for each, count in zip(hosts, layers, strict=True)]
         self._has_several = any(self._several)
         self._launches = [each.floor + each.layer * count for each, count in zip(hosts, layers, strict=True)]
-        self.stretches = tuple([each.stretch for each in hosts])  # of each stage: how much longer its kernels take
+        self.stretches = tuple([each.stretch for each in hosts])  # of each stage: slowdown of its kernels
         self._by_rows: dict[int, list[float]] = {}  # of each stage, without attention and head
         self._embedding: dict[int, float] = {}
         self._head: dict[int, float] = {}
-        self._of_keys: dict[int, float] = {}  # by rows: what the last layer computes of all rows
-        self._after_keys: dict[int, float] = {}  # by sampled rows: what else it computes, without attention
+        self._of_keys: dict[int, float] = {}  # by rows: the last layer's seconds for all rows
+        self._after_keys: dict[int, float] = {}  # by sampled rows: its other seconds, without attention
 
     def scaled(self, scale: float) -> StageCosts:
-        """Return the same stages with every time `scale` times as long as by their operators."""
+        """Return the same stages with `scale` as the factor on their times."""
         return StageCosts(self.layers, self.operators, host=self._counts_host, last_layer=self.last_layer, scale=scale)
 
     def with_operators(self, operators: Sequence[Operators]) -> StageCosts:
-        """Return stages of as many layers by other operators, one of each stage."""
+        """Return the same stages with other operators, one per stage."""
         return StageCosts(self.layers, operators, host=self._counts_host, last_layer=self.last_layer, scale=self.scale)
 
     @property
@@ -172,7 +170,7 @@ class StageCosts:
         return self._with_host(times, shape.sampled, bool(shape.chunks))
 
     def _with_host(self, times: list[float], sampled: int, has_chunks: bool) -> list[float]:
-        """Add the host to the devices' seconds: it launches while they compute, and does the rest while they wait."""
+        """Add host times to device times: launches overlap with the device, the rest does not."""
         host_steps = self._host_steps_with_prompts if has_chunks else self._host_steps
         for stage, launch in enumerate(self._launches):
             seconds = times[stage] * self.stretches[stage]
@@ -183,9 +181,9 @@ class StageCosts:
         return times
 
     def _skipped(self, shape: MicroBatchShape, rows: int, attention: float) -> float:
-        """Return the seconds that the last layer saves where it computes sampled rows alone.
+        """Return the seconds that the last layer saves by computing only sampled rows.
 
-        `attention` is the time of all rows.
+        `attention` is its attention time for all rows.
         """
         source, by_rows = self._kinds[self._kind[-1]]
         of_keys = self._of_keys.get(rows)
@@ -233,7 +231,7 @@ class StageCosts:
         return parts
 
     def _skip(self, parts: dict[str, float], source: Operators, shape: MicroBatchShape) -> None:
-        """Take from `parts` what the last layer saves by computing sampled rows alone."""
+        """Subtract from `parts` what the last layer saves by computing only sampled rows."""
         rows, sampled, attention = shape.rows, shape.sampled, _attention(source, shape)
         for name in _AFTER_KEYS:
             parts[name] -= source.linear(name, rows) - (source.linear(name, sampled) if sampled else 0.0)

@@ -1,4 +1,4 @@
-"""Predicts the time of what crosses the links of a cluster: messages between ranks, and collectives of a stage."""
+"""Predicts communication times in a cluster: messages between ranks, and collectives of a stage."""
 
 # Compiled (see runtime/compiled.py).
 
@@ -6,21 +6,21 @@ from __future__ import annotations
 
 import math
 
-from ...conf.clusters import ClusterConfig
-from ...conf.costs import CostsConfig
-from ...parallel.placement import StageLink, nodes_of_a_stage
+from ....conf.clusters import ClusterConfig
+from ....conf.costs import CostsConfig
+from ....parallel.placement import StageLink, nodes_of_a_stage
 from .link import FasterLink, Link
 
-_TREE_SHARE = 0.9  # of a ring's rate that a tree reaches, as NCCL assumes (src/graph/tuning.cc)
+_TREE_SHARE = 0.9  # bandwidth of a tree relative to a ring, as in NCCL (src/graph/tuning.cc)
 
 
 class Topology:
-    """The links of a cluster of one kind of device, with the ranks of one stage on as few nodes as hold them.
+    """The links of a cluster of one kind of device; a stage uses as few nodes as possible.
 
     Args:
-        costs: the device's constants; `cluster` has the links that differ.
-        graphs: collectives may be kernels in a CUDA graph; the faster of those and the library's are taken.
-        between_racks: the stage's nodes lie in several racks.
+        costs: the device's constants; links in `cluster` override them.
+        graphs: collectives may use kernels in a CUDA graph, if those are faster than the library's.
+        between_racks: the stage's nodes span several racks.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class Topology:
         self._tp = tp
         self._nodes = nodes_of_a_stage(tp, cluster.devices_per_node)
         self._ranks_a_node = -(-tp // self._nodes)
-        self._adapters = min(self._ranks_a_node, cluster.adapters)  # those that the stage's ranks on a node use
+        self._adapters = min(self._ranks_a_node, cluster.adapters)  # used by the stage's ranks on one node
         self._between_racks = between_racks
         self._algorithms = cluster.all_reduce_algorithms
         own = costs.graph_all_reduce if graphs and cluster.all_reduce is None else None
@@ -41,7 +41,7 @@ class Topology:
         self._uplinks = cluster.uplinks
 
     def send(self, size: float, link: StageLink) -> float:
-        """Return the seconds of a message of `size` bytes of each rank of a stage to the next one."""
+        """Return the seconds of a message of `size` bytes from each rank of a stage to the next stage."""
         if not link.between_nodes:
             return self._node.seconds(size)
         seconds = self._network.seconds(size * link.per_adapter)
@@ -54,20 +54,20 @@ class Topology:
         return self._collective(2, size)
 
     def gather(self, size: float) -> float:
-        """Return the seconds until each of the stage's ranks has all of `size` bytes, of which each has a slice."""
+        """Return the seconds of an all-gather of `size` bytes in total over the stage's ranks."""
         return self._collective(1, size)
 
     def _collective(self, passes: int, size: float) -> float:
-        """Return the seconds of an all-reduce (two passes: reduce-scatter, gather) or of a gather (one).
+        """Return the seconds of an all-reduce (two passes: reduce-scatter, all-gather) or an all-gather (one pass).
 
-        Within a node, `all_reduce` is as measured. Over several, with R ranks on n nodes:
+        Within a node, it is the link's time. Over several nodes, with R ranks on n nodes:
 
-        - `ring`: each link of a ring of all ranks carries `passes` (R - 1) / R of the bytes. The slowest sets the pace:
-          one within a node, or all adapters of a node together. Latency of the network counts `passes` (n - 1) times.
-          A gather is always one, or `two_level`.
-        - `tree`: each link carries twice the bytes, at 0.9 of the rate, and latency counts 2 log2(n) times. So NCCL
-          compares it with the ring (`src/graph/tuning.cc`).
-        - `two_level`: each node's ranks reduce to a slice each, then each rank reduces its slice with its peers on the
+        - `ring`: each link of a ring over all ranks carries `passes` (R - 1) / R of the bytes. The bottleneck is a link
+          within a node or all adapters of a node together. Network latency counts `passes` (n - 1) times. An all-gather
+          uses a ring or `two_level`.
+        - `tree`: each link carries twice the bytes, at 0.9 of the rate, and latency counts 2 log2(n) times, as in
+          NCCL's model (`src/graph/tuning.cc`).
+        - `two_level`: each node's ranks reduce-scatter, then each rank all-reduces its shard with its peers on the
           other nodes. The network carries `passes` (n - 1) / n of the bytes, and its latency counts `passes` log2(n)
           times.
         """
@@ -97,7 +97,7 @@ class Topology:
 
     @property
     def _hop_seconds(self) -> float:
-        """How much longer a message without bytes takes to another node than within one, where launches cost too."""
+        """Extra latency of an empty message between nodes compared with one in a node, which includes the launch."""
         least = self._network.least_seconds
         if self._between_racks:
             least = max(least, self._spine.least_seconds)

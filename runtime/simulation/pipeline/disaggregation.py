@@ -1,4 +1,4 @@
-"""Disaggregated prefill: a pool of replicas that prefill, one of replicas that decode, KV transfers between them."""
+"""Disaggregated prefill: a pool of prefill replicas, a pool of decode replicas, and the KV transfers between them."""
 
 # Compiled (see runtime/compiled.py).
 
@@ -9,50 +9,51 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from ...conf.policies import SchedulerConfig
-from ...conf.workloads import WorkloadConfig
-from ..core.garbage_collection import without_collector
-from ..core.messages import TokenLogprobs
-from ..core.request import Request
-from ..core.stage_floor import StageFloor
-from ..engine.plan import Plan
-from ..engine.replay import exactly
-from ..pipeline.protocol import PipelineError
-from ..workload import Clients, WorkItem
+from ....conf.policies import SchedulerConfig
+from ....conf.workloads import WorkloadConfig
+from ...core.garbage_collection import without_collector
+from ...core.messages import TokenLogprobs
+from ...core.request import Request
+from ...core.stage_floor import StageFloor
+from ...core.work_item import WorkItem
+from ...engine.clients import Clients
+from ...engine.plan import Plan
+from ...engine.replay import exactly
+from ...pipeline.protocol import PipelineError
 from .kv_transfer import KvLinks, KvTransfer, make_links
-from .pipeline import SimulatedPipeline
 from .replicas import ROUTERS, Replica, make_pipelines
 from .setting import Setting
+from .simulated_pipeline import SimulatedPipeline
 
 
 class PrefillReplica(Replica):
-    """A replica that serves the first token of each request.
+    """A replica that prefills each request and samples its first token.
 
-    The KV blocks of the others' prompts stay in use until `release`.
+    The KV blocks of a request that needs more tokens stay in use until `release`.
     """
 
     def __init__(
         self, pipeline: SimulatedPipeline, policy: SchedulerConfig, plan: Plan, floors: list[StageFloor] | None = None
     ) -> None:
         super().__init__(pipeline, policy, plan, stop_check=self._keep_blocks, floors=floors)
-        self.prefilled: list[Request] = []  # with more tokens to come, not handed over yet
-        self._more: dict[int, WorkItem] = {}  # the whole requests of those with more than one token
-        self._kept: dict[int, list[int]] = {}  # blocks by request
+        self.prefilled: list[Request] = []  # need more tokens, not handed over yet
+        self._more: dict[int, WorkItem] = {}  # original items of requests that need more than one token
+        self._kept: dict[int, list[int]] = {}  # KV blocks by request
 
     def add(self, number: int, item: WorkItem, arrival: float) -> None:
-        """Submit an item for its first token; if it needs more, its blocks are kept for the decode pool."""
+        """Submit an item for its first token; if it needs more tokens, keep its blocks until its KV is sent."""
         if item.output_len > 1 and len(item.prompt) + 1 < self.max_model_len:
             self._more[number] = item
         super().add(number, msgspec.structs.replace(item, output_len=1), arrival)
 
     def _keep_blocks(self, request: Request, token: int, logprobs: TokenLogprobs | None) -> None:
-        """Take the blocks from a request that has got its first token, before the scheduler frees them."""
+        """Take over the blocks of a request that has its first token, before the scheduler frees them."""
         if request.id in self._more:
             self._kept[request.id] = self.coordinator.scheduler.pool.take_back(request)
             self.prefilled.append(request)
 
     def take_prefilled(self) -> list[tuple[Request, WorkItem]]:
-        """Take the requests that can be handed over: each as it was here, and whole."""
+        """Return and clear the requests that can be handed over, each with its original item."""
         taken, self.prefilled = self.prefilled, []
         return [(request, self._more.pop(request.id)) for request in taken]
 
@@ -62,7 +63,7 @@ class PrefillReplica(Replica):
 
 
 class DecodeReplica(Replica):
-    """A replica that goes on with requests from their second token on."""
+    """A replica that decodes requests from their second token on."""
 
     def receive(self, prefilled: Request, item: WorkItem, now: float) -> None:
         """Queue a request whose first token came at `now`."""
@@ -82,23 +83,24 @@ class DecodeReplica(Replica):
         self.queued_tokens += request.max_len
 
     def admit(self) -> list[Request]:
-        """Admit what has room; their KV may be sent."""
+        """Admit the requests that have room; their KV can be sent."""
         return self.coordinator.scheduler.admit_incoming()
 
     def received(self, request: Request, begin: float, end: float) -> None:
-        """Let a request decode, whose KV was sent in [begin, end)."""
+        """Mark a request as ready to decode; its KV was sent in [begin, end)."""
         request.record.kv_transfer = (begin, end)
         self.coordinator.scheduler.received(request)
 
 
 class DisaggregatedFleet:
-    """Two pools of replicas on one clock.
+    """A prefill pool and a decode pool on one clock.
 
-    A request goes to a prefill replica, and with its first token to a decode replica, both as the router says. Once
-    that has set blocks aside, its KV is sent. Then it decodes, and the blocks of the prefill replica are free.
+    The router picks a prefill replica for each request and, after its first token, a decode replica. Once the decode
+    replica has reserved blocks, the KV is sent. Then the request decodes, and its blocks on the prefill replica are
+    freed.
 
-    Events are taken in the order of their times over both pools and the links, since each may wait for the others. What
-    they make admissible is dispatched once all of one time have been taken.
+    Events of both pools and of the links are processed in time order, since each may wait for the others. Work that
+    becomes admissible is dispatched after all events of the same time.
     """
 
     def __init__(
@@ -125,10 +127,10 @@ class DisaggregatedFleet:
         start: float = 0.0,
         front: tuple[float, float] = (0.0, 0.0),
     ) -> Iterator[int]:
-        """Do as `run_fleet`.
+        """Like `run_fleet`, over both pools.
 
         Raises:
-            PipelineError: a policy takes nothing though nothing is in flight.
+            PipelineError: the scheduler stalled: unfinished requests, and no micro-batch in flight.
         """
         with without_collector():
             yield from self._run(Clients(items, workload, start, front))
@@ -160,7 +162,7 @@ class DisaggregatedFleet:
         return min(self._links.next_event, min([replica.next_event for replica in self.replicas]))
 
     def _dispatch(self) -> None:
-        """Dispatch what has become admissible by now, and begin transfers."""
+        """Dispatch the work that is admissible now, and start transfers."""
         now = self._now
         for index in sorted(self._to_prefill):
             self._prefill[index].dispatch(now)
@@ -173,7 +175,7 @@ class DisaggregatedFleet:
         self._links.begin(now)
 
     def _collect(self) -> int:
-        """Advance to the next event and take all of its time; return the number of requests that ended."""
+        """Process all events at the time of the next one; return the number of requests that ended."""
         now = self._next_event
         if now == math.inf:
             for replica in self.replicas:
@@ -204,11 +206,11 @@ class DisaggregatedFleet:
 
 
 def make_disaggregated(setting: Setting, *, repeat: int = 1) -> DisaggregatedFleet:
-    """Make the pools of a setting that has a prefill pool, with nothing submitted to them.
+    """Make the idle fleet of a setting with a prefill pool.
 
     Args:
-        setting: of both pools.
-        repeat: as of `make_replicas`.
+        setting: the decode pool's, with the prefill pool's in `prefill`.
+        repeat: see `make_replicas`.
     """
     pool = setting.prefill
     assert pool is not None

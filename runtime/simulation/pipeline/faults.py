@@ -1,4 +1,4 @@
-"""When which rank of a simulated pipeline fails, and how."""
+"""Fault schedule of a simulated pipeline: which rank fails, when and how."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...conf.simulation import FaultsConfig
+from ....conf.simulation import FaultsConfig
 
 
 @dataclass(frozen=True, slots=True)
 class RankFault:
-    """A rank's process ends, or the rank hangs, `at` a time in seconds on the pipeline's clock."""
+    """A rank that exits or hangs; `at` is in seconds on the pipeline's clock."""
 
     at: float
     rank: int
@@ -19,10 +19,10 @@ class RankFault:
 
 
 def draw_faults(config: FaultsConfig, num_ranks: int, *, seed: int, replica: int = 0) -> Iterator[RankFault]:
-    """Yield the faults of a replica's ranks in the order of their times, without end where they are drawn.
+    """Yield the faults of a replica's ranks in time order; unbounded if they are random.
 
-    Each rank fails by a Poisson process, also while the pipeline is repaired. With one seed the faults of a shorter
-    mean time are the same ones, closer together.
+    Random faults are a Poisson process per rank, which continues during repairs. With the same seed, a shorter MTBF
+    gives the same faults, closer together.
     """
     draw = random.Random(f"faults {seed}")
 

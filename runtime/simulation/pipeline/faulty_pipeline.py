@@ -1,4 +1,4 @@
-"""A simulated pipeline whose ranks fail and are replaced, by the protocol of the real one."""
+"""A simulated pipeline whose ranks fail and are replaced, with the real pipeline's recovery protocol."""
 
 from __future__ import annotations
 
@@ -6,31 +6,32 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from ...conf.schema import ParallelConfig
-from ...conf.simulation import FaultsConfig
-from ..core.messages import MicroBatchResult, Span
-from ..core.run_record import FaultRecord
+from ....conf.schema import ParallelConfig
+from ....conf.simulation import FaultsConfig
+from ...core.messages import MicroBatchResult, Span
+from ...core.run_record import FaultRecord
+from ...pipeline.protocol import PipelineFault
+from ...pipeline.recovery_limit import RecoveryLimit
 from ..cost.stage_costs import StageCosts
-from ..pipeline.protocol import PipelineFault
-from ..pipeline.recovery_limit import RecoveryLimit
 from .faults import RankFault
-from .pipeline import SimulatedPipeline
+from .simulated_pipeline import SimulatedPipeline
 
 
 class FaultyPipeline(SimulatedPipeline):
     """A `SimulatedPipeline` with faults.
 
-    From its fault on a rank's stage computes nothing. What has not left the stage by then is lost, and so is all that
-    has not come back when the fault is noticed. A process that ended is noticed by its connection, which closes. A rank
-    that hangs is noticed by a micro-batch that makes no progress, and not while there is none. The repair replaces all
-    ranks that have failed by then. When another one fails meanwhile, it begins again once that is noticed.
+    A stage stops computing when one of its ranks fails. Micro-batches that have not left the stage by then are lost,
+    as are results that have not returned when the fault is detected. An exited process is detected by its closed
+    connection. A hung rank is detected by a micro-batch that makes no progress, or during a repair. The repair replaces
+    all ranks that have failed by then. If another rank fails during the repair, the repair restarts once that fault is
+    detected.
 
-    `wait` also returns, with nothing, at the time of a fault.
+    `wait` also returns an empty list at the time of a fault.
 
     Args:
-        faults: of ranks, in the order of their times.
-        times: seconds until a fault is noticed, and of the parts of a repair.
-        parallel: the rank grid, its spares, and how many faults are repaired.
+        faults: rank faults in time order.
+        times: detection delays and durations of the repair phases.
+        parallel: the rank grid, its spares and the recovery limit.
         how: the other arguments of `SimulatedPipeline`.
     """
 
@@ -49,16 +50,16 @@ class FaultyPipeline(SimulatedPipeline):
         self._tp = parallel.tp
         self._limit = RecoveryLimit(parallel.max_recoveries, parallel.recovery_window_s)
         self._next: RankFault | None = next(faults, None)
-        self._failed: list[RankFault] = []  # that are not noticed yet
-        self._is_told = False  # spans of what is lost have been returned
-        self._spares = [0.0] * parallel.spares  # when each stands by, ascending
-        self._fault: FaultRecord | None = None  # that is being repaired
-        self._parts: dict[str, float] = {}  # of its repair, in seconds
+        self._failed: list[RankFault] = []  # not detected yet
+        self._is_told = False  # whether the spans of lost micro-batches have been returned
+        self._spares = [0.0] * parallel.spares  # when each is ready, ascending
+        self._fault: FaultRecord | None = None  # under repair
+        self._parts: dict[str, float] = {}  # durations of its repair phases, in seconds
         self._replaced: set[int] = set()
         self._up = 0.0
 
     def wait(self, deadline: float) -> list[MicroBatchResult]:
-        """See `Pipeline.wait`. The clock moves to the next result, fault, notice of a fault or end of a repair."""
+        """See `Pipeline.wait`. The clock moves to the next result, fault, fault detection or end of a repair."""
         event, clock = self.next_event, self.clock
         if event is None or event > deadline:
             clock.seconds = max(clock.seconds, deadline)
@@ -76,7 +77,7 @@ class FaultyPipeline(SimulatedPipeline):
         return []
 
     def restart(self, fault: FaultRecord) -> None:
-        """See `Pipeline.restart`. The repair takes the seconds that the config gives each of its parts."""
+        """See `Pipeline.restart`. The config sets the duration of each repair phase."""
         now, times = self.clock.seconds, self._times
         self._limit.count(fault.text, now)
         if self._fault is None:
@@ -96,7 +97,7 @@ class FaultyPipeline(SimulatedPipeline):
 
     @property
     def next_event(self) -> float | None:
-        """Time of the next result, of the next fault, of when one is noticed, or of the end of a repair."""
+        """Time of the next result, fault, fault detection or end of a repair."""
         at = self._next_result
         if self._fault is not None:
             at = math.inf if self._failed else self._up
@@ -108,7 +109,7 @@ class FaultyPipeline(SimulatedPipeline):
 
     @property
     def _next_result(self) -> float:
-        """Time of the next result; infinity where none will come."""
+        """Time of the next result; infinity if none will come."""
         if not self._results:
             return math.inf
         at, result = self._results[0]
@@ -122,12 +123,12 @@ class FaultyPipeline(SimulatedPipeline):
         return left > failed.at
 
     def _noticed(self, failed: RankFault) -> float:
-        """Return when a fault is noticed; infinity where nothing that is before the pipeline now makes it so."""
+        """Return when a fault is detected; infinity while no micro-batch in flight reveals it."""
         times = self._times
         return self._since(failed) + (times.detect_hang_s if failed.hangs else times.detect_process_s)
 
     def _since(self, failed: RankFault) -> float:
-        """Return from when on a fault holds the pipeline up: a rank hangs once it has something to compute."""
+        """Return when a fault starts to block the pipeline; a hung rank blocks once a micro-batch needs it."""
         if not failed.hangs or self._fault is not None:
             return failed.at
         for _, result in self._results:
@@ -136,7 +137,7 @@ class FaultyPipeline(SimulatedPipeline):
         return math.inf
 
     def _fail(self) -> list[MicroBatchResult]:
-        """Return the spans of what is lost, as stages of a real pipeline send theirs by themselves, and then fail.
+        """Return the spans of lost micro-batches, as real stages report theirs on their own; then raise the fault.
 
         Raises:
             PipelineFault: the spans have been returned, or there are none.
@@ -153,7 +154,7 @@ class FaultyPipeline(SimulatedPipeline):
         raise PipelineFault(f"rank {rank} (stage {stage}): its process ended", "process", since)
 
     def _lost(self) -> list[MicroBatchResult]:
-        """Return what stages have computed of the micro-batches that are lost."""
+        """Return the spans that stages have computed for lost micro-batches."""
         found = []
         for _, result in self._results:
             spans = self._computed(result.spans)
@@ -162,7 +163,7 @@ class FaultyPipeline(SimulatedPipeline):
         return found
 
     def _computed(self, spans: list[Span]) -> list[Span]:
-        """Return those spans of a micro-batch that ended before its stage failed, and by now."""
+        """Return the spans of a micro-batch that have ended by now, before their stages failed."""
         found: list[Span] = []
         for span in spans:
             failed = [failed for failed in self._failed if failed.rank // self._tp == span.stage]
@@ -174,9 +175,9 @@ class FaultyPipeline(SimulatedPipeline):
         return found
 
     def _start(self, now: float) -> float:
-        """Return the seconds from `now` until a rank has started in another's place.
+        """Return the seconds from `now` until a replacement rank has started.
 
-        The first spare takes it, if there is one, and another one begins to start.
+        The first spare is used if there is one, and a new spare starts.
         """
         times = self._times
         if not self._spares:
@@ -186,7 +187,7 @@ class FaultyPipeline(SimulatedPipeline):
         return max(0.0, stands_by - now) + times.start_with_spare_s
 
     def _finish(self) -> None:
-        """End the repair: all stages stand again."""
+        """End the repair: all stages are up again."""
         fault = self._fault
         assert fault is not None
         fault.parts, fault.ranks, fault.up = self._parts, sorted(self._replaced), self._up

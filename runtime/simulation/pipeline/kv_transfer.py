@@ -1,4 +1,4 @@
-"""The links over which KV caches go from the prefill pool to the decode pool, and the transfers that wait for them."""
+"""The links that carry KV caches from the prefill pool to the decode pool, and the transfers waiting for them."""
 
 # Compiled (see runtime/compiled.py).
 
@@ -8,14 +8,14 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from ...models.memory import BYTES, kv_bytes_per_token
-from ..core.request import Request
+from ....models.memory import BYTES, kv_bytes_per_token
+from ...core.request import Request
 from ..cost.link import Link
 from .setting import Setting
 
 
 class KvTransfer:
-    """The keys and values of a request's prompt on their way.
+    """The transfer of a request's prompt KV.
 
     `source` and `target` are indices of replicas in their pools. Times are seconds on the clock of the fleet; `begin`
     and `end` are infinite while it waits for its links.
@@ -32,13 +32,13 @@ class KvTransfer:
 class KvLinks:
     """The links between two pools.
 
-    Each port, of a prefill replica or of a decode replica, carries one transfer at a time; those that wait go as soon
-    as both of their ports are free, the first come first.
+    Each port of a prefill or decode replica carries one transfer at a time. A waiting transfer starts as soon as both
+    of its ports are free; earlier transfers take precedence.
 
     Args:
         seconds_of: predicts the seconds of a transfer from its bytes.
-        bytes_per_token: of a token's keys and values, by the window of the layers; None: full attention.
-        sources: port of each prefill replica. targets: of each decode replica. Replicas of one node may share a port.
+        bytes_per_token: KV bytes per token, by the layers' attention window; None: full attention.
+        sources, targets: port of each prefill and of each decode replica. Replicas of one node may share a port.
     """
 
     def __init__(
@@ -57,15 +57,15 @@ class KvLinks:
 
     @property
     def next_event(self) -> float:
-        """When the next transfer ends; infinity where none is under way."""
+        """When the next transfer ends; infinity if none is in progress."""
         return min([transfer.end for transfer in self._under_way], default=math.inf)
 
     def add(self, transfer: KvTransfer) -> None:
-        """Have a transfer wait for both of its ports."""
+        """Queue a transfer for its two ports."""
         self._waiting.append(transfer)
 
     def begin(self, now: float) -> None:
-        """Begin the transfers whose ports are free."""
+        """Start the transfers whose ports are free."""
         if not self._waiting:
             return
         sending = {self._sources[transfer.source] for transfer in self._under_way}
@@ -86,7 +86,7 @@ class KvLinks:
         self._waiting = waiting
 
     def end(self, now: float) -> list[KvTransfer]:
-        """Take the transfers that have ended by `now`."""
+        """Return and remove the transfers that have ended by `now`."""
         ended = [transfer for transfer in self._under_way if transfer.end <= now]
         if ended:
             self._under_way = [transfer for transfer in self._under_way if transfer.end > now]
@@ -94,27 +94,27 @@ class KvLinks:
 
 
 class KvLink:
-    """Predicts the seconds of a transfer: its bytes are split evenly over the messages that go at the same time.
+    """Predicts the duration of a transfer whose bytes are split evenly over parallel messages.
 
     Args:
-        ways: what messages cross, each with how many of them go there at once; the slowest counts.
+        ways: the links that messages cross, each with its number of parallel messages; the slowest link counts.
     """
 
     def __init__(self, ways: Sequence[tuple[Link, float]]) -> None:
         self._ways = list(ways)
 
     def seconds(self, size: float) -> float:
-        """Return the seconds for `size` bytes in all."""
+        """Return the seconds for `size` bytes in total."""
         return max([link.seconds(size / flows) for link, flows in self._ways])
 
 
 def make_links(prefill: Setting, decode: Setting) -> KvLinks:
-    """Make the links between two pools of replicas, of which each fills nodes of its own in order.
+    """Make the links between two pools of replicas; each pool fills its own nodes in order.
 
-    Over the network, a transfer has as many flows as the replica of fewer adapters has: one a rank, or fewer where
-    `cluster.network_adapters` are. Replicas that share the adapters of a node share a port. Where the pools do not lie
-    in one rack, transfers also cross the links between racks. Over the links of a node there is a flow for each rank of
-    the replica of fewer ranks.
+    Over the network, each replica has one flow per rank, at most `cluster.network_adapters` per node, and a transfer
+    uses the smaller of the two replicas' numbers. Replicas that share a node's adapters share a port. If the pools span
+    racks, transfers also cross the links between racks. Within a node, a transfer has one flow per rank of the smaller
+    replica.
     """
     cluster = decode.config.cluster
     over_network = decode.config.simulation.disaggregation.link == "network"

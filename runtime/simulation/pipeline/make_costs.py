@@ -1,35 +1,33 @@
-"""Makes the cost model of a simulated cluster: chooses the source of operator times of each stage."""
+"""Builds the cost model of a simulated cluster: chooses each stage's source of operator times."""
 
 from __future__ import annotations
 
 from collections import Counter
 from functools import lru_cache
 
-from ...conf.architecture import LayerKind
-from ...conf.costs import CostsConfig
-from ...conf.errors import ConfigError
-from ...conf.schema import HardwareConfig, SimulateConfig
-from ...kernels.weight_format import WeightFormat
-from ...models.memory import BYTES
-from ...parallel.placement import stages_span_racks
-from ..core.stage_floor import StageFloor, StageMachine
+from ....conf.architecture import LayerKind
+from ....conf.errors import ConfigError
+from ....conf.schema import HardwareConfig, SimulateConfig
+from ....kernels.weight_format import WeightFormat
+from ....models.memory import BYTES
+from ....parallel.placement import stages_span_racks
+from ...core.stage_floor import StageFloor, StageMachine
+from ...engine.plan import Plan, stage_hardware
+from ...engine.stage_floors import stage_floors
 from ..cost.analytic import AnalyticOperators
 from ..cost.error import CostError, widest
-from ..cost.floor import stage_floors
 from ..cost.gemm import Gemm
-from ..cost.imported import imported_costs
 from ..cost.measured import Measured, read_measured
 from ..cost.mixed import MixedOperators
 from ..cost.operators import HostTimes, Operators
 from ..cost.stage_costs import StageCosts
-from ..engine.plan import Plan, stage_hardware
 
 
 def make_costs(config: SimulateConfig, plan: Plan) -> StageCosts:
-    """Make the model of the seconds that each stage takes for a micro-batch.
+    """Build the cost model of stage times per micro-batch.
 
     Raises:
-        ConfigError: there is neither a profile nor constants of the hardware, or the profile is of another model.
+        ConfigError: the hardware has neither a profile nor constants, or the profile is of another model.
     """
     parallel = config.parallel
     racks = stages_span_racks(parallel.pp, parallel.tp, config.cluster, config.simulation.replicas)
@@ -58,9 +56,9 @@ def make_operators(
     kind: LayerKind | None = None,
     format: WeightFormat | None = None,
 ) -> Operators:
-    """Make the operator times of one kind of device: measured where the profile is of that device, else analytic.
+    """Make the operator times of one kind of device: measured if the profile is of that device, else analytic.
 
-    They are those of layers of a kind (None: the first layer's), whose weights have a format.
+    `kind` is the kind of layer (None: the first layer's), `format` its weight format.
 
     Raises:
         ConfigError: as `make_costs`.
@@ -72,14 +70,14 @@ def make_operators(
         raise ConfigError(
             f"simulation.profile={simulation.profile}: measured on hardware={measured.hardware}, not {hardware.name}"
         )
-    costs = _constants(config, hardware)
+    costs = hardware.costs
     if costs is None:
         raise ConfigError(
-            f"hardware={hardware.name}: no constants to simulate by; hardware=a100-80g has some, and "
-            "simulation.profile=FOLDER takes what gapless profile measured"
+            f"hardware={hardware.name}: has no cost constants; use hardware=a100-80g, or a profile by gapless profile "
+            "(simulation.profile=FOLDER)"
         )
     if simulation.launch == "eager" and costs.eager_host is None:
-        raise ConfigError(f"simulation.launch=eager: no times of such an engine are known on hardware={hardware.name}")
+        raise ConfigError(f"simulation.launch=eager: no eager launch times are known for hardware={hardware.name}")
     return _analytic(
         plan.arch,
         config.parallel.tp,
@@ -99,14 +97,14 @@ def make_operators(
     )
 
 
-# Later runs of one process use the same again, with the times of each number of rows that are already computed.
+# Shared by later runs in the same process, with their cached times by number of rows.
 _analytic = lru_cache(maxsize=16)(AnalyticOperators)
 _mixed = lru_cache(maxsize=16)(MixedOperators)
 _stage_costs = lru_cache(maxsize=16)(StageCosts)
 
 
 def make_control(config: SimulateConfig, plan: Plan) -> HostTimes:
-    """Make the host's seconds between micro-batches: those of the profile or the devices, plus what the config adds.
+    """Make the host times between micro-batches, from the profile or the devices, plus the config's additions.
 
     Raises:
         ConfigError: as `make_costs`.
@@ -117,7 +115,7 @@ def make_control(config: SimulateConfig, plan: Plan) -> HostTimes:
     elif measured is not None:
         hosts = [measured.operators.host]
     else:
-        costs = [_constants(config, hardware) for hardware in stage_hardware(config)]
+        costs = [hardware.costs for hardware in stage_hardware(config)]
         hosts = [
             HostTimes() if each is None else HostTimes.of(each.host_of(simulation.launch), config.parallel.tp)
             for each in costs
@@ -131,7 +129,7 @@ def make_control(config: SimulateConfig, plan: Plan) -> HostTimes:
 
 
 def make_floors(config: SimulateConfig, plan: Plan) -> list[StageFloor]:
-    """Make the work of each stage, with its device's constants as its machine; nothing where a profile has the times.
+    """Make the work of each stage, with its device's constants as the machine; empty with a measured profile.
 
     Raises:
         ConfigError: as `make_costs`.
@@ -139,7 +137,7 @@ def make_floors(config: SimulateConfig, plan: Plan) -> list[StageFloor]:
     dtype_bytes, format = BYTES[plan.dtype], None if plan.formats is None else plan.formats.typical
     machines = []
     for hardware in stage_hardware(config):
-        costs = _constants(config, hardware)
+        costs = hardware.costs
         if costs is None or _measured(config, plan) is not None:
             return []
         byte_tflops = costs.host_of(config.simulation.launch).byte_tflops
@@ -156,7 +154,7 @@ def make_floors(config: SimulateConfig, plan: Plan) -> list[StageFloor]:
 
 
 def make_error(config: SimulateConfig, plan: Plan) -> CostError | None:
-    """Say how far the times of `make_costs` may be off; None: not known.
+    """Return the error range of the times of `make_costs`; None: not known.
 
     Raises:
         ConfigError: as `make_costs`.
@@ -166,24 +164,15 @@ def make_error(config: SimulateConfig, plan: Plan) -> CostError | None:
     def error_of(hardware: HardwareConfig) -> CostError | None:
         if measured is not None and measured.hardware == hardware.name:
             return measured.error
-        costs = _constants(config, hardware)
+        costs = hardware.costs
         return CostError.of(costs.error) if costs is not None and costs.error is not None else None
 
     return widest(error_of(hardware) for hardware in stage_hardware(config))
 
 
-def _constants(config: SimulateConfig, hardware: HardwareConfig) -> CostsConfig | None:
-    """Return a device's constants: those of the profile, if it holds some, else the hardware's own."""
-    if config.simulation.cost == "analytic" or hardware.name != config.hardware.name:
-        return hardware.costs
-    return imported_costs(config.simulation.profile, hardware) or hardware.costs
-
-
 def _measured(config: SimulateConfig, plan: Plan) -> Measured | None:
     simulation, parallel = config.simulation, config.parallel
     if simulation.profile is None or simulation.cost == "analytic":
-        return None
-    if imported_costs(simulation.profile, config.hardware) is not None:
         return None
     return read_measured(
         simulation.profile,

@@ -7,25 +7,39 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import Any, Protocol
 
-from ...conf.policies import SchedulerConfig
-from ...conf.workloads import WorkloadConfig
-from ...parallel.placement import stage_links
-from ..core.garbage_collection import without_collector
-from ..core.run_record import RunRecord
-from ..core.stage_floor import StageFloor
-from ..engine.coordinator import Coordinator, StopCheck
-from ..engine.plan import Plan
-from ..engine.replay import make_request
-from ..ledger.running_totals import RunningTotals
-from ..scheduler.policies import make_scheduler
-from ..workload import Clients, WorkItem
+from ....conf.policies import SchedulerConfig
+from ....conf.workloads import SloConfig, WorkloadConfig
+from ....parallel.placement import stage_links
+from ...core.garbage_collection import without_collector
+from ...core.run_record import RunRecord
+from ...core.stage_floor import StageFloor
+from ...core.work_item import WorkItem
+from ...engine.clients import Clients
+from ...engine.coordinator import Coordinator, StopCheck
+from ...engine.plan import Plan
+from ...engine.replay import make_request
+from ...scheduler.policies import make_scheduler
 from .faults import draw_faults
 from .faulty_pipeline import FaultyPipeline
-from .pipeline import Disturbance, SimulatedPipeline
 from .setting import Setting
+from .simulated_pipeline import Disturbance, SimulatedPipeline
 
 _MICRO_BATCHES_PER_TOTAL = 4096
+
+
+class RunTotals(Protocol):
+    """Accumulates finished work and drops it from the record; implemented by the ledger's `RunningTotals`."""
+
+    def take(self, record: RunRecord) -> None:
+        """Count the completed micro-batches and the ended requests of `record`, and drop them from it."""
+
+    def summary(self, record: RunRecord) -> dict[str, Any]:
+        """Return the contents of `summary.json` for the whole run."""
+
+
+MakeTotals = Callable[[int, SloConfig], RunTotals]  # from the depth and the SLO
 
 
 class Replica:
@@ -44,7 +58,7 @@ class Replica:
         self.cache_block = plan.block_size if plan.prefix_caching else None
         scheduler = make_scheduler(policy, plan.limits, plan.make_pool())
         self.coordinator = Coordinator(pipeline, scheduler, stop_check=stop_check, ends_only=True, floors=floors)
-        self.totals: RunningTotals | None = None  # where set, what is finished moves there from the record
+        self.totals: RunTotals | None = None  # if set, finished work moves there from the record
         self.unfinished = 0
         self.queued_tokens = 0  # prompt and output tokens of unfinished requests
 
@@ -55,7 +69,7 @@ class Replica:
 
     @property
     def next_event(self) -> float:
-        """The time of the pipeline's next event, such as the end of a micro-batch; infinity where there is none."""
+        """The time of the pipeline's next event, such as the end of a micro-batch; infinity if there is none."""
         event = self.pipeline.next_event
         return math.inf if event is None else event
 
@@ -67,7 +81,7 @@ class Replica:
         self.queued_tokens += request.max_len
 
     def dispatch(self, now: float) -> None:
-        """Dispatch what is admissible at `now`, after requests have arrived."""
+        """Advance the clock to `now` and dispatch the admissible work."""
         self.pipeline.clock.seconds = max(self.pipeline.clock.seconds, now)
         self.coordinator.dispatch()
 
@@ -89,7 +103,7 @@ class Replica:
         return ended
 
     def advance(self, until: float, clients: Clients) -> int:
-        """Advance through all events before `until`, and tell the clients; return the number of requests that ended."""
+        """Advance through all events before `until`, and notify the clients; return the number of ended requests."""
         ended = 0
         while (at := self.next_event) < until:
             if number := self.step():
@@ -98,19 +112,20 @@ class Replica:
         return ended
 
 
-def make_replicas(setting: Setting, *, repeat: int = 1) -> list[Replica]:
-    """Make the replicas of a setting, with nothing submitted to them.
+def make_replicas(setting: Setting, *, repeat: int = 1, make_totals: MakeTotals | None = None) -> list[Replica]:
+    """Make the idle replicas of a setting.
 
     Args:
-        setting: of all replicas.
-        repeat: the number of the run, from 1; each run and each replica has disturbances and faults of its own.
+        setting: shared by all replicas.
+        repeat: number of the run, from 1; each run and each replica draws its own disturbances and faults.
+        make_totals: makes the totals of runs without `simulation.record`; None: every replica keeps its record.
     """
     config, plan = setting.config, setting.plan
     made = []
     for pipeline in make_pipelines(setting, repeat=repeat):
         replica = Replica(pipeline, config.scheduler, plan, floors=setting.floors)
-        if not config.simulation.record:
-            replica.totals = RunningTotals(plan.limits.depth.most, config.slo)
+        if make_totals is not None and not config.simulation.record:
+            replica.totals = make_totals(plan.limits.depth.most, config.slo)
         made.append(replica)
     return made
 
@@ -119,9 +134,9 @@ def make_pipelines(setting: Setting, *, repeat: int = 1, first: int = 0) -> list
     """Make the pipelines of a setting's replicas.
 
     Args:
-        setting: of all replicas.
-        repeat: as of `make_replicas`.
-        first: number of the first of them, among all replicas of the run.
+        setting: shared by all replicas.
+        repeat: see `make_replicas`.
+        first: number of the first replica among all replicas of the run.
     """
     config, plan, control = setting.config, setting.plan, setting.control
     simulation, parallel = config.simulation, config.parallel
@@ -157,7 +172,7 @@ def make_pipelines(setting: Setting, *, repeat: int = 1, first: int = 0) -> list
     return made
 
 
-Router = Callable[[Sequence[Replica], int], int]  # from the replicas and a request's number to the replica's index
+Router = Callable[[Sequence[Replica], int], int]  # (replicas, request number) -> index of the replica
 
 
 def _round_robin(replicas: Sequence[Replica], number: int) -> int:
@@ -188,18 +203,18 @@ def run_fleet(
     start: float = 0.0,
     front: tuple[float, float] = (0.0, 0.0),
 ) -> Iterator[int]:
-    """Run `items`, in the order of their arrivals, to their ends; yield the number of requests that have just ended.
+    """Run `items` to completion in order of arrival; yield the number of requests that have just ended.
 
     Args:
-        replicas: with nothing submitted to them.
-        items: as `Clients` takes them.
+        replicas: idle replicas.
+        items: see `Clients`.
         router: a name of `ROUTERS`.
-        workload: as `Clients` takes it, for its closed loop and its duration.
+        workload: gives the closed loop and the duration; see `Clients`.
         start: when the first item may be sent, in seconds on the replicas' clock.
-        front: as `Clients` takes it.
+        front: see `Clients`.
 
     Raises:
-        PipelineError: a policy takes nothing though nothing is in flight.
+        PipelineError: the scheduler stalled: unfinished requests, and no micro-batch in flight.
     """
     with without_collector():
         yield from _run_fleet(replicas, Clients(items, workload, start, front), ROUTERS[router], start)
@@ -225,7 +240,7 @@ def _run_fleet(replicas: Sequence[Replica], clients: Clients, route: Router, now
         if due > now:
             for index, replica in enumerate(replicas):
                 ended = replica.advance(due, clients)
-                if replica.next_event == due:  # the request is there when what has just ended is dispatched again
+                if replica.next_event == due:  # dispatch once, after the arrival is added
                     last = replica.collect()
                     clients.answered(due, last)
                     ended += last

@@ -1,29 +1,29 @@
-"""A simulation that fits, ready to run: a config with its plan, its stage times and the host's share."""
+"""A validated simulation, ready to run: a config with its plan, stage times and host times."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from ...conf.build import load_hardware
-from ...conf.disaggregation import DisaggregationConfig
-from ...conf.errors import ConfigError
-from ...conf.policies import TokenBudgetConfig
-from ...conf.schema import SimulateConfig
-from ..core.stage_floor import StageFloor
+from ....conf.build import load_hardware
+from ....conf.disaggregation import DisaggregationConfig
+from ....conf.errors import ConfigError
+from ....conf.policies import TokenBudgetConfig
+from ....conf.schema import SimulateConfig
+from ...core.stage_floor import StageFloor
+from ...engine.plan import Plan, make_plan
 from ..cost.error import CostError, widest
 from ..cost.operators import HostTimes
 from ..cost.stage_costs import StageCosts
-from ..engine.plan import Plan, make_plan
 from .make_costs import make_control, make_costs, make_error, make_floors
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A config that fits, and what follows from it.
+    """A config that fits in memory, with its plan and its cost model.
 
-    That is the plan, the seconds that each stage takes for a micro-batch (`costs`), the host's seconds between
-    micro-batches (`control`), and how far `costs` may be off (`error`; None: not known). Where there is a prefill pool,
-    `prefill` is its setting, and this one is the decode pool's. `floors` are the work of its stages.
+    `costs` predicts stage times per micro-batch, `control` holds the host times between micro-batches, and `error` is
+    the error range of `costs` (None: not known). With a prefill pool, `prefill` is its setting, and this one is the
+    decode pool's. `floors` are the work of its stages.
     """
 
     config: SimulateConfig
@@ -35,7 +35,7 @@ class Setting:
     floors: list[StageFloor] = field(default_factory=list)
 
     def with_times(self, scale: float) -> Setting:
-        """Return the setting with stage times that are `scale` times as long."""
+        """Return the setting with all stage times multiplied by `scale`."""
         prefill = self.prefill and self.prefill.with_times(scale)
         return replace(self, costs=self.costs.scaled(scale), prefill=prefill)
 
@@ -44,7 +44,7 @@ def make_setting(config: SimulateConfig) -> Setting:
     """Make the setting of one config.
 
     Raises:
-        ConfigError: the model does not fit, or no stage times, or of pools no links, are known of the hardware.
+        ConfigError: the model does not fit, or the hardware has no stage times, or no links between pools.
     """
     setting = _setting_of(config)
     if not config.simulation.disaggregation.is_on:
@@ -56,8 +56,8 @@ def make_setting(config: SimulateConfig) -> Setting:
     for hardware in (prefill.config.hardware, config.hardware):
         if hardware.costs is None:
             raise ConfigError(
-                f"hardware={hardware.name}: no constants of its links, over which KV caches would go between the pools "
-                "of simulation.disaggregation; hardware=a100-80g has some"
+                f"hardware={hardware.name}: has no link constants for the KV transfers of "
+                "simulation.disaggregation; use hardware=a100-80g"
             )
     return replace(
         setting,
@@ -74,7 +74,7 @@ def _setting_of(config: SimulateConfig) -> Setting:
 
 
 def _prefill_config(config: SimulateConfig) -> SimulateConfig:
-    """Return the config of the prefill pool: its own replicas, grid, hardware and policy, the rest as it is."""
+    """Return the config of the prefill pool: its own replicas, grid, hardware and policy, all else unchanged."""
     pool, parallel, scheduler = config.simulation.disaggregation, config.parallel, config.scheduler
     assert pool.prefill_replicas is not None
     tp, pp = pool.prefill_tp or parallel.tp, pool.prefill_pp or parallel.pp
@@ -95,7 +95,7 @@ def _prefill_config(config: SimulateConfig) -> SimulateConfig:
             depth=parallel.depth if is_same_grid else None,
         ),
         scheduler=TokenBudgetConfig(
-            budget=pool.prefill_chunk,
+            max_batched_tokens=pool.prefill_chunk,
             batch=scheduler.batch,
             max_batch=scheduler.max_batch,
             order=scheduler.order,

@@ -1,4 +1,4 @@
-"""The simulated pipeline: stages on a virtual clock that take as long as a cost model says."""
+"""The simulated pipeline: stages on a virtual clock, timed by a cost model."""
 
 # Compiled (see runtime/compiled.py).
 
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from mypy_extensions import mypyc_attr
 
-from ...parallel.placement import StageLink
-from ..core.messages import MicroBatchMessage, MicroBatchResult, Sampled, Span
-from ..core.run_record import FaultRecord
+from ....parallel.placement import StageLink
+from ...core.messages import MicroBatchMessage, MicroBatchResult, Sampled, Span
+from ...core.run_record import FaultRecord
 from ..cost.stage_costs import MicroBatchShape, StageCosts
 
 _SAMPLED_TOKEN = 0
@@ -22,7 +22,7 @@ _SAMPLED_TOKEN = 0
 
 @dataclass(frozen=True)
 class Disturbance:
-    """Random deviations of stage times from the cost model's, drawn by `seed`.
+    """Random deviations of stage times from the cost model, drawn from `seed`.
 
     Every time is multiplied by a log-normal factor of mean 1 and coefficient of variation `jitter`. A share
     `straggler_rate` of all times is `straggler_factor` times as long.
@@ -40,7 +40,7 @@ class Disturbance:
 
 
 class VirtualClock:
-    """Seconds that pass only when the simulation waits."""
+    """A clock that advances only when the simulation waits."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -52,21 +52,21 @@ class VirtualClock:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SimulatedPipeline:
-    """A `Pipeline` of stages in a row, each first in, first out, joined by links that carry one activation at a time.
+    """A `Pipeline` of FIFO stages, joined by links that carry one activation at a time.
 
-    `submit` computes at once when each stage begins and ends the micro-batch; `wait` returns the result when the clock
-    has reached its end. Every sampled token is 0, which drafts guess too; where they are
-    used, decodes sample it with the probability that a draft is to be right, else another one.
+    `submit` computes when each stage starts and ends the micro-batch; `wait` returns the result when the clock has
+    reached its end. Every sampled token is 0, and draft tokens guess 0 too. With speculative decoding, a decode samples
+    0 with probability `draft_acceptance`, else another token.
 
     Args:
         costs: seconds of each stage for a micro-batch.
-        stage_links: what lies between each stage and the next; None: two nodes.
-        scatter_gather: each tensor-parallel rank sends a slice, and the receivers gather them.
+        stage_links: link from each stage to the next; None: every stage is on another node.
+        scatter_gather: each tensor-parallel rank sends its shard, and the receivers all-gather them.
         overlap_sends: a stage computes while it sends; else it is idle until the send is done.
-        dispatch_s: seconds of a message from the coordinator to the ranks. result_s: from the last stage back.
+        dispatch_s, result_s: seconds of a message from the coordinator to the ranks, and from the last stage back.
         turnaround_s: seconds that a stage's host takes from the end of a micro-batch until the next may begin.
-        draft_acceptance: probability that a draft token is right, drawn by `seed`, request and position; None where no
-            drafts are used.
+        draft_acceptance: probability that a draft token is accepted, drawn from `seed`, request and position; None
+            without speculative decoding.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class SimulatedPipeline:
         return sampled
 
     def _draw(self, micro_batch: MicroBatchMessage, rows: int, acceptance: float) -> Sampled:
-        """Sample where drafts are used."""
+        """Sample for speculative decoding."""
         tokens = [_SAMPLED_TOKEN] * rows
         for row, decode in enumerate(micro_batch.decodes, rows - len(micro_batch.decodes)):
             if random.Random(f"{self._seed} {decode.request} {decode.start}").random() >= acceptance:

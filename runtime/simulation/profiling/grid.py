@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from ...conf.sampling import SamplingParams
-from ..core.messages import DecodesMessage, MicroBatchMessage, NewRequest, SegmentMessage
+from ....conf.sampling import SamplingParams
+from ...core.messages import DecodesMessage, MicroBatchMessage, NewRequest, SegmentMessage
 from ..cost.profile_point import Point
 
 _GREEDY = SamplingParams(max_tokens=1, ignore_eos=True)
 _MAX_DENSE_SIZE = 256  # up to this size, sizes are spaced closely
-_MAX_TILES = 16  # in longer chunks, one tile that is not full costs little beside the others
-_MIN_TOKENS = 16  # of a chunk with a prefix, a prefix or a context; below it, overhead dominates, and decodes show that
+_MAX_TILES = 16  # in longer chunks, one partial tile costs little
+_MIN_TOKENS = 16  # of a chunk with a prefix, a prefix or a context; below it, overhead dominates
 
 
 def operator_points(max_tokens: int, max_context: int, max_decodes: int, tile: int) -> list[Point]:
     """List the points to which operators are fitted: chunks without decodes, and decodes without a chunk.
 
     Chunks vary in length and prefix, decodes in number and context. Small sizes are close to each other, since
-    libraries switch kernels of matrix products there, and time may even fall as rows are added. For each multiple of a
-    tile, the list also has one row more, which may cost as much as a whole tile more.
+    libraries switch GEMM kernels there, and time may even fall as rows are added. Each multiple of a tile is followed
+    by one row more, which may cost a whole extra tile.
     """
     longest = min(max_tokens, max_context)
     spaced = [n for n in _spaced(8, max_tokens) if n <= longest]
@@ -37,7 +37,7 @@ def operator_points(max_tokens: int, max_context: int, max_decodes: int, tile: i
 
 
 def mixed_points(max_tokens: int, max_context: int, max_decodes: int) -> list[Point]:
-    """List the points by which a fit is judged: chunks together with decodes, as policies form micro-batches."""
+    """List the points that validate a fit: chunks together with decodes, as policies form micro-batches."""
     points = []
     for chunk, quarters in ((max_tokens // 32, 3), (max_tokens // 16, 2), (max_tokens // 8, 1), (max_tokens // 4, 1)):
         for decodes in (max(1, max_decodes // 8), max(1, max_decodes // 4)):
@@ -53,14 +53,14 @@ def mixed_points(max_tokens: int, max_context: int, max_decodes: int) -> list[Po
 
 
 def sent_points(max_tokens: int, max_context: int) -> list[Point]:
-    """List the points by which the time between stages is measured: chunks of a few lengths."""
+    """List the points that measure the time between stages: chunks of a few lengths."""
     return [Point(chunk=n) for n in (1, 16, 64, 256, 1024, 4096) if n <= min(max_tokens, max_context)]
 
 
 def _spaced(min_size: int, max_size: int) -> list[int]:
     """List `min_size` times each power of two below `max_size`, sizes between those, and `max_size`.
 
-    Below `_MAX_DENSE_SIZE`, three evenly spaced sizes lie between neighbours. Above it, one does.
+    There are three evenly spaced sizes between neighbours below `_MAX_DENSE_SIZE`, and one above it.
     """
     sizes = {max_size}
     size = min_size

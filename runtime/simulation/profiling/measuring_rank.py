@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
+from ...pipeline.handshake import Setup
 from ..cost.profile_point import Point
-from ..pipeline.handshake import Setup
 from .grid import MessageMaker
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def measure(parent: Connection, assignment: Assignment) -> None:
     """Run a measuring rank until `parent` stops it. This is the main function of its process.
 
     It sends `("ready", None)` and waits for a message. Then it sends `("sample", (point, seconds by operator))` for
-    each point of `todo`, and `("done", None)`. It goes on to compute until the next message. If it fails, it sends
+    each point of `todo`, and `("done", None)`. Then it computes until the next message. If it fails, it sends
     `("failed", text)`.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
@@ -55,16 +55,15 @@ class _MeasuringRank:
     def __init__(self, assignment: Assignment) -> None:
         import torch
 
-        from ...parallel.groups import Groups
-        from ...parallel.mesh import Mesh
-        from ...parallel.rendezvous import Rendezvous
-        from ..pipeline.stage_worker import StageWorker
+        from ....parallel.groups import Groups
+        from ....parallel.rendezvous import Rendezvous
+        from ...pipeline.stage_worker import StageWorker
         from .probe import Probe
 
         setup = assignment.setup
         assert setup.threads
         torch.set_num_threads(setup.threads)
-        self._mesh = Mesh(setup.pp, setup.tp, assignment.rank)
+        self._mesh = setup.mesh(assignment.rank)
         rendezvous = Rendezvous(
             assignment.rank,
             self._mesh.world_size,
@@ -81,12 +80,12 @@ class _MeasuringRank:
             stage.final_norm.register_forward_pre_hook(self._keep_sampled)
         self._probe = Probe(stage)
         self._assignment = assignment
-        self._messages = MessageMaker(setup.arch.vocab_size, setup.block_size)
+        self._messages = MessageMaker(stage.arch.vocab_size, stage.spec.block_size)
         self._random = random.Random(self._mesh.stage)  # the ranks of a stage draw the same numbers
         max_rows = max(point.rows for point in (*assignment.todo, *assignment.idle))
         self._hidden: torch.Tensor | None = None
         if not stage.mesh.is_first:
-            self._hidden = torch.randn(max_rows, setup.arch.hidden_size, dtype=stage.dtype, device=stage.device)
+            self._hidden = torch.randn(max_rows, stage.arch.hidden_size, dtype=stage.dtype, device=stage.device)
 
     def serve(self, parent: Connection) -> None:
         """Warm up, measure and report every point of `todo`, then compute until `parent` sends a message."""
@@ -113,12 +112,12 @@ class _MeasuringRank:
         return bool(self._groups.all_reduce(num_stopped).item())
 
     def _measure(self, point: Point) -> dict[str, float]:
-        """Return the seconds of one micro-batch by operator, computed as a rank of a run does (`pipeline/rank.py`).
+        """Return the seconds of one micro-batch by operator, computed as in a real run (`pipeline/rank.py`).
 
-        The stage's compute is timed, and on the last stage the sampler. Preparing the batch is not. Unlike a run's, the
-        last layer computes all rows as the others do, so that a layer's operators are measured at the point's rows.
+        The stage's compute is timed, and on the last stage the sampler. Preparing the batch is not. Unlike in a run,
+        the last layer computes all rows like the others, so that a layer's operators are measured at the point's rows.
         """
-        block_size = self._assignment.setup.block_size
+        block_size = self._worker.stage.spec.block_size
         last_block = self._assignment.num_blocks - point.slots(block_size) // block_size
         message = self._messages.make(point, self._random.randint(0, last_block))
         worker, hidden = self._worker, self._hidden
@@ -137,6 +136,6 @@ class _MeasuringRank:
     def _keep_sampled(
         self, _: torch.nn.Module, args: tuple[torch.Tensor | None, ...]
     ) -> tuple[torch.Tensor | None, ...]:
-        """Give the final norm the rows that sample, as the last layer of a run does."""
+        """Pass only the sampled rows to the final norm, as the last layer of a run does."""
         rows = self._sampled_rows
         return args if rows is None else tuple(None if part is None else part[rows] for part in args)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 
-from ..core.messages import Span
+from ...core.messages import Span
+from ...pipeline.protocol import Pipeline, PipelineError
 from ..cost.profile_folder import StageSample
 from ..cost.profile_point import Point
-from ..pipeline.protocol import Pipeline, PipelineError
 from .grid import MessageMaker
 
 _POLL_S = 1.0
@@ -32,7 +32,7 @@ def time_micro_batches(
     assert in_flight <= pipeline.depth
     sent: dict[int, tuple[Point, float]] = {}  # by micro-batch: when it was dispatched
     spans: dict[int, list[Span]] = {}
-    ended: dict[int, float] = {}  # by micro-batch: when its tokens came, maybe before the spans of all stages
+    ended: dict[int, float] = {}  # by micro-batch: when its tokens arrived, possibly before the spans of all stages
     stage_ends: dict[int, float] = {}  # by stage: when its last micro-batch ended
     remaining = list(points)[::-1]
     last_result = pipeline.clock.now()
@@ -51,7 +51,7 @@ def time_micro_batches(
             in_order = sorted(spans.pop(first), key=attrgetter("stage"))
             yield _samples(in_flight, in_order, *sent.pop(first), ended.pop(first), stage_ends)
         if pipeline.clock.now() - last_result > _TIMEOUT_S:
-            raise PipelineError(f"no step ended within {_TIMEOUT_S:g} s")
+            raise PipelineError(f"no micro-batch ended within {_TIMEOUT_S:g} s")
 
 
 def _samples(

@@ -1,4 +1,4 @@
-"""The errors of a measured cost model: on grid points that are left out of its fit, and on whole stages."""
+"""The errors of a measured cost model: on grid points held out of its fit, and on whole stages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PredictionError:
     measurements, which no prediction can avoid: the median over points of a point's median relative deviation.
     """
 
-    what: str  # is predicted: an operator, "send" or a stage
+    what: str  # what is predicted: an operator, "send" or a stage
     points: int
     bias: float
     median: float
@@ -61,7 +61,7 @@ def send_errors(stages: Sequence[StageSample]) -> list[PredictionError]:
 def stage_errors(costs: StageCosts, stages: Sequence[StageSample]) -> list[PredictionError]:
     """Compute the error for each stage on whole micro-batches of chunks and decodes through the real pipeline.
 
-    The cost model was fitted to none of them.
+    These micro-batches are not part of the fit.
     """
     errors = []
     for stage in sorted({sample.stage for sample in stages}):

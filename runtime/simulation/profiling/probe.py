@@ -1,4 +1,4 @@
-"""Times each operator of a stage through hooks, without a change to its layers."""
+"""Times each operator of a stage through hooks, without changing its layers."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...models.attention.backend import AttentionBackend
-from ...models.batch import RaggedBatch
-from ...models.decoder import Attention, DecoderLayer, FeedForward
-from ...models.stage import Stage
+from ....models.attention.backend import AttentionBackend
+from ....models.batch import RaggedBatch
+from ....models.decoder import Attention, DecoderLayer, FeedForward
+from ....models.stage import Stage
 
 LAYER_OPERATORS = ("preproj", "attn", "postproj", "ffn_ln1", "ffn_ln2")
 _OF_A_LAYER = (*LAYER_OPERATORS, "others")
 
 
 class Probe:
-    """Marks, through hooks on a stage's modules, when each operator begins and ends. Operators run as in a real run.
+    """Marks, through hooks on a stage's modules, when each operator starts and ends. Operators run as in a real run.
 
-    On a CPU a mark is the clock's time. On CUDA it is an event. Where the host lags behind the device, the gap counts
-    as time of the operator that waits for its launch. Marks take time on the host too, so the micro-batch runs once
-    more without them, and the operators' times are scaled to that total. Decodes that go through all layers in one call
-    run layer by layer first, and their operators are scaled to the time of that call.
+    On a CPU a mark is a clock reading, on CUDA an event. If the host lags behind the device, the gap counts towards the
+    operator that waits for its launch. Marks cost host time too, so on CUDA the micro-batch runs once more without
+    them, and the operators' times are scaled to that total. If decodes go through all layers in one call, they run
+    layer by layer first, and their operators are scaled to the time of that call.
     """
 
     def __init__(self, stage: Stage) -> None:
@@ -77,7 +77,7 @@ class Probe:
             self._marks.append((name, time.perf_counter()))
 
     def measure(self, compute: Callable[[], object], *, decodes_only: bool = False) -> dict[str, float]:
-        """Run `compute`, which computes one micro-batch, and return seconds by part of it.
+        """Run `compute` for one micro-batch, and return its seconds by part.
 
         A layer's operators and `others` are averages over the layers. `embedding` is the stage's embedding, `step` all
         else before the first layer, `head` all after the last layer, and `total` the whole micro-batch.
@@ -140,7 +140,7 @@ class Probe:
 
 
 class _MarkedBackend(AttentionBackend):
-    """An attention backend that marks the begin and the end of each layer's attention."""
+    """An attention backend that marks the start and the end of each layer's attention."""
 
     def __init__(self, backend: AttentionBackend, mark: Callable[[str], None]) -> None:
         self.about = backend.about

@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ...conf.architecture import Architecture
-from ...conf.errors import ConfigError
-from ...conf.profiling import ProfileConfig
-from ...kernels import cores
-from ...models.memory import BYTES, MemoryModel
-from ...parallel.placement import nodes_of_a_stage
+from ....conf.architecture import Architecture
+from ....conf.errors import ConfigError
+from ....conf.profiling import ProfileConfig
+from ....kernels import cores
+from ....models.memory import BYTES, MemoryModel
+from ....models.stage_spec import StageSpec
+from ....parallel.placement import nodes_of_a_stage
+from ...engine.plan import Plan, make_plan
+from ...pipeline.handshake import Setup
 from ..cost.profile_folder import About, shape_of
 from ..cost.profile_point import Point
-from ..engine.plan import Plan, make_plan
-from ..pipeline.handshake import Setup
 from .grid import mixed_points, operator_points, sent_points
 
-_MAX_LAYERS = 8  # enough that a layer's weights have left the CPU's caches before the layer runs again
-_FILL_CHUNK_TOKENS = 512  # of the chunks that write the pipeline's whole KV cache
+_MAX_LAYERS = 8  # enough to evict a layer's weights from the CPU's caches before it runs again
+_FILL_CHUNK_TOKENS = 512  # per chunk, to write the pipeline's whole KV cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +31,14 @@ class ProfilePlan:
     operators: list[Point]  # of those ranks
     config: ProfileConfig  # of the pipeline, whose KV cache is just large enough for `mixed` and `sent`
     plan: Plan  # of the pipeline
-    mixed: list[Point]  # go through the pipeline closely behind each other
-    sent: list[Point]  # go through the pipeline one at a time
+    mixed: list[Point]  # run through the pipeline back to back
+    sent: list[Point]  # run through the pipeline one at a time
 
     @property
     def fill(self) -> list[tuple[Point, int]]:
         """Chunks that together write the pipeline's whole KV cache, each with its first block."""
         block = self.config.block_size
-        size = max(block, min(_FILL_CHUNK_TOKENS, self.setup.arch.max_position) // block * block)
+        size = max(block, min(_FILL_CHUNK_TOKENS, self.setup.stages[0].arch.max_position) // block * block)
         starts = range(0, self.plan.num_blocks, size // block)
         return [(Point(chunk=min(size, (self.plan.num_blocks - start) * block)), start) for start in starts]
 
@@ -51,7 +52,7 @@ def plan_profile(config: ProfileConfig) -> ProfilePlan:
     plan, hardware, parallel, block = make_plan(config), config.hardware, config.parallel, config.block_size
     arch = plan.arch
     if arch.experts is not None or arch.latent is not None:
-        raise ConfigError(f"model={config.model.name}: gapless profile measures no experts and no latent attention yet")
+        raise ConfigError(f"model={config.model.name}: gapless profile supports neither experts nor MLA yet")
     stages_per_node = max(1, min(parallel.world_size, config.cluster.devices_per_node) // parallel.tp)
     stages = stages_per_node if config.neighbours is None else 1 + config.neighbours
     ranks = stages * parallel.tp
@@ -115,28 +116,29 @@ def _setup(
     typical = None if plan.formats is None else plan.formats.typical
     if rounded is None and typical is not None:  # a quantized checkpoint's shapes are measured with random weights
         rounded = "fp8" if typical.is_float else "int8" if typical.bits == 8 else "int4"
-    return Setup(
-        pp=stages,
-        tp=config.parallel.tp,
-        model=replace(
-            config.model,
-            weights="random",
-            architecture=arch,
-            dtype=plan.dtype,
-            quantization=rounded,
-            cuda_graphs=False,  # they hide operators
-        ),
-        arch=arch,
-        layers=[(stage * num_layers, (stage + 1) * num_layers) for stage in range(stages)],
-        depth=1,
-        num_blocks=max(point.slots(block) for point in points) // block,
-        block_size=block,
-        replicate_embedding=plan.replicate_embedding and stages > 1,
-        seed=config.seed,
-        threads=threads,
-        timeout_s=config.parallel.start_timeout_s + config.parallel.step_timeout_s,
-        cache_dtype=config.cache.dtype,
+    model = replace(
+        config.model,
+        weights="random",
+        architecture=arch,
+        dtype=plan.dtype,
+        quantization=rounded,
+        cuda_graphs=False,  # they hide operators
     )
+    specs = [
+        StageSpec(
+            model=model,
+            arch=arch,
+            layers=(stage * num_layers, (stage + 1) * num_layers),
+            num_blocks=max(point.slots(block) for point in points) // block,
+            block_size=block,
+            replicate_embedding=plan.replicate_embedding and stages > 1,
+            seed=config.seed,
+            cache_dtype=config.cache.dtype,
+        )
+        for stage in range(stages)
+    ]
+    timeout = config.parallel.start_timeout_s + config.parallel.step_timeout_s
+    return Setup(specs, config.parallel.tp, depth=1, threads=threads, timeout_s=timeout)
 
 
 def _fitting(points: Sequence[Point], num_blocks: int, block_size: int) -> list[Point]:

@@ -1,4 +1,4 @@
-"""A session of measurements: starts ranks that measure side by side, and collects their samples."""
+"""A session of measurements: starts ranks that measure concurrently, and collects their samples."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
+from ...pipeline.handshake import Setup
+from ...pipeline.protocol import PipelineError
 from ..cost.profile_point import Point
-from ..pipeline.handshake import Setup
-from ..pipeline.protocol import PipelineError
 from .measuring_rank import Assignment, measure
 
 _POLL_S = 0.5
@@ -21,11 +21,10 @@ Sample = tuple[int, Point, dict[str, float]]  # stage, point, seconds by operato
 
 
 def missing(points: Sequence[Point], samples: int, have: Counter[Point], seed: int) -> list[Point]:
-    """List each point as often as it must still be measured to have `samples` measurements. `have` counts them.
+    """List each point as often as it must still be measured to reach `samples`. `have` counts existing measurements.
 
-    The list goes over all points in rounds. Each round is in a random order, with points of similar size together, so
-    that ranks that start together always measure points of similar size, as in a run. That matters since memory bounds
-    the speed of a decode, which is therefore slower beside another decode.
+    The list covers all points in rounds. Each round is in random order, grouped by size, so that concurrent ranks
+    measure points of similar size, as in a run. That matters since decodes are memory-bound and slow each other down.
     """
     generator = random.Random(seed)
     todo: list[Point] = []
@@ -38,12 +37,12 @@ def missing(points: Sequence[Point], samples: int, have: Counter[Point], seed: i
 def run(setup: Setup, device: str, points: Sequence[Point], todo: Mapping[int, list[Point]]) -> Iterator[Sample]:
     """Start all ranks of `setup`, and yield their measurements as they come.
 
-    Every rank computes until the last measurement, so that each is measured beside the others.
+    Every rank computes until the last measurement, so that all are measured under the same load.
 
     Args:
         setup: what is measured.
         device: type of the ranks' devices, `cpu` or `cuda`.
-        points: micro-batches that a rank computes, without measuring them, when it has no more to measure.
+        points: micro-batches that a rank computes, unmeasured, once it has measured its own.
         todo: by stage, the points to measure.
 
     Raises:

@@ -1,1 +1,1 @@
-"""Finds the capacity of a setting under an SLO, and searches for the setting of the highest capacity."""
+"""Finds the capacity of a setting under an SLO, and searches for the setting with the highest capacity."""

@@ -8,24 +8,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...conf.policies import SarathiConfig, SchedulerConfig, TokenBudgetConfig
-from ...conf.tuning import TailSlo
+from ....conf.policies import SarathiConfig, SchedulerConfig, TokenBudgetConfig
+from ....conf.tuning import TailSlo
+from ...core.latencies import p99
+from ...core.numbers import ms_text
 from ..cost.operators import LAYER_LINEARS, Operators
 from ..cost.stage_costs import MicroBatchShape, StageCosts
-from ..drawing.formatting import ms_text
-from ..ledger.latencies import p99
-from ..simulation.setting import Setting
+from ..pipeline.setting import Setting
 from .demand import Demand
 
-# Maximum number of tokens in a micro-batch if the policy sets none. Matrix products saturate with far fewer.
+# Maximum number of tokens in a micro-batch if the policy sets none. GEMMs saturate with far fewer.
 _UNLIMITED_TOKENS = 8192
 # Sizes of micro-batches that are tried: each below _FINE_STEP, then fine steps, from _COARSE_FROM on coarse steps.
 _FINE_STEP, _COARSE_STEP, _COARSE_FROM = 8, 64, 512
 _SLACK = 1.05  # measured times do not rise strictly with the number of tokens
 _MAX_PROMPT_LENGTHS = 64  # of more distinct prompt lengths, quantiles are used
-_LARGE_BATCH = 256  # decodes of a micro-batch in which the attention of a decode takes about its minimum time
+_LARGE_BATCH = 256  # decodes per micro-batch at which attention per decode is about minimal
 
-# Minimum seconds of a token in a layer, by operators, whether host overhead counts, and maximum size of a micro-batch.
+# Minimum seconds per token and layer, by operators, whether host overhead counts, and maximum size of a micro-batch.
 TokenSeconds = dict[tuple[Operators, bool, int], float]
 
 
@@ -64,20 +64,22 @@ class Bounds:
     def __call__(self, setting: Setting) -> Bound:
         """Return the bound of a setting.
 
-        Its rate is that of `throughput`, or 0 where a tail cannot meet the SLO at all.
+        Its rate is `throughput`, or 0 if a tail cannot meet the SLO at any rate.
         """
         ttft_ms, tbt_ms = self.floors_ms(setting)
         ttft, tbt = self._slo.ttft_p99_ms, self._slo.tbt_p99_ms
         if tbt is not None and tbt_ms > tbt:
             took = ms_text(tbt_ms)
-            return Bound(0.0, f"a single decode takes {took} through the stages, over the TBT of {ms_text(tbt)}")
+            return Bound(
+                0.0, f"a single decode takes {took} through the pipeline, above the TBT bound of {ms_text(tbt)}"
+            )
         if ttft is not None and ttft_ms > ttft:
             took = ms_text(ttft_ms)
-            return Bound(0.0, f"a stage takes {took} for a long prompt, over the TTFT of {ms_text(ttft)}")
+            return Bound(0.0, f"a stage takes {took} for a long prompt, above the TTFT bound of {ms_text(ttft)}")
         return Bound(self.throughput(setting))
 
     def floors_ms(self, setting: Setting) -> tuple[float, float]:
-        """Return the p99 of TTFT and of TBT, in milliseconds, below which no schedule of a setting comes."""
+        """Return lower bounds of the p99 TTFT and TBT over all schedules of a setting, in milliseconds."""
         whole = setting.costs.whole_layers
         per_token = max(count * token for count, token in zip(whole, self._tokens_seconds(setting), strict=True))
         decode_s = _lone_decode(setting.costs) if self._outputs.max() > 1 else 0.0
@@ -86,9 +88,9 @@ class Bounds:
     def throughput(self, setting: Setting) -> float:
         """Return the requests/s that no schedule of a setting exceeds, whatever the SLO.
 
-        It is the lowest of three rates. At the first, the busiest stage computes all the time. At the second, as many
-        requests as can run at once always do, and each takes the minimum time. At the third, the prompts of running
-        requests always fill the KV cache, for that time.
+        It is the lowest of three rates, limited by the busiest stage, by the maximum number of running requests, and by
+        the KV cache, which holds the prompts of running requests. For the last two, each request takes its minimum
+        time.
         """
         costs = setting.costs
         token_s = self._tokens_seconds(setting)
@@ -101,7 +103,7 @@ class Bounds:
                 costs.whole_layers, token_s, costs.stretches, costs.operators, strict=True
             )
         )
-        by_work = self._num / busiest if busiest > 0 else math.inf  # one layer alone: it computes sampled rows
+        by_work = self._num / busiest if busiest > 0 else math.inf  # 0: a lone layer skips unsampled rows
         decode_s = _lone_decode(costs)
         least_s = (self._outputs - 1) * decode_s + self._inputs * per_token  # from admission to the end, by request
         plan, mean_s, mean_token_s = setting.plan, float(least_s.mean()), float((self._inputs * least_s).mean())
@@ -143,7 +145,7 @@ class Bounds:
                 limit,
             }
             sizes = sorted(size for size in tried if size <= limit)
-            # Times rise with the size, so a size between two that are tried takes no less than the smaller of them.
+            # Times rise with the size, so a size between two tried ones takes at least as long as the smaller.
             times = (layer_seconds(source, size, host) for size in sizes)
             self._token_times[key] = min(t / (end - 1) for t, end in zip(times, [*sizes[1:], limit + 1], strict=True))
         return self._token_times[key]
@@ -163,7 +165,7 @@ def max_tokens(policy: SchedulerConfig, setting: Setting) -> int:
     if isinstance(policy, SarathiConfig) and isinstance(policy.chunk, int):
         return max(policy.chunk, batch)
     if isinstance(policy, TokenBudgetConfig):
-        return max(policy.budget, batch)
+        return max(policy.max_batched_tokens, batch)
     return max(_UNLIMITED_TOKENS, batch)
 
 
@@ -173,5 +175,5 @@ def _lone_decode(costs: StageCosts) -> float:
 
 
 def slowest_stage(costs: StageCosts, shapes: Sequence[MicroBatchShape]) -> float:
-    """Return the seconds of the stage that takes longest for all `shapes`, one after the other."""
+    """Return the total seconds of the slowest stage over all `shapes`."""
     return float(np.sum([costs.seconds(shape) for shape in shapes], axis=0).max())

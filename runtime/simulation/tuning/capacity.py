@@ -6,15 +6,15 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ...conf.tuning import TailSlo
-from ..simulation.setting import Setting
+from ....conf.tuning import TailSlo
+from ..pipeline.setting import Setting
 from .bounds import Bounds, TokenSeconds
 from .demand import Demand
 from .paired import LEVEL, half_width
 from .trial import Trial, try_rate
 
 LOWEST_SHARE = 1 / 4096  # of the bound: lower rates are not tried
-_PROBES = (0.9, 0.75)  # shares of the rate that was found; if one is not carried, that rate passed by luck
+_PROBES = (0.9, 0.75)  # shares of the found rate that must be carried too, else it passed by luck
 
 Try = Callable[[float], Trial]
 
@@ -27,7 +27,7 @@ class Capacity:
         rate: The rate; 0 if none is carried.
         above: A higher rate that is not carried, within the precision of the search.
         trial: The trial of `rate`.
-        limit: The trial of `above`, which says why it is not carried.
+        limit: The trial of `above`, with the reason why it is not carried.
         trials: All trials of the search.
         not_monotone: A rate above `rate` passed too, but one between them did not.
     """
@@ -52,12 +52,12 @@ class Capacity:
 
 @dataclass(slots=True)
 class Bracket:
-    """Two rates between which the capacity lies; trials narrow it. Rates are requests/s.
+    """Two rates that bracket the capacity; trials narrow them. Rates are requests/s.
 
     Attributes:
         try_rate: Makes a trial at a rate.
-        high: A rate that is not carried, at first a bound that nothing exceeds.
-        low: A rate that is carried, at first 0.
+        high: A rate that is not carried, initially an upper bound.
+        low: A rate that is carried, initially 0.
         trials: All trials so far.
         low_trial: The trial of `low`.
         high_trial: The trial of `high`; None while that is the bound.
@@ -76,7 +76,7 @@ class Bracket:
         self.lowest = self.lowest or LOWEST_SHARE * self.high
 
     def test(self, rate: float) -> bool:
-        """Return whether `rate` is carried. A trial runs only if `low` and `high` do not say so already."""
+        """Return whether `rate` is carried. A trial runs only if `low` and `high` do not imply the answer."""
         if rate <= self.low:
             return True
         if rate >= self.high:
@@ -90,7 +90,7 @@ class Bracket:
         return trial.carried
 
     def climb(self, rate: float, factor: float) -> None:
-        """Walk up or down from a guess, by factors that grow, until the capacity lies between two trials."""
+        """Step up or down from a guess, by growing factors, until two trials bracket the capacity."""
         if self.test(rate):
             while rate * factor < self.high and self.test(rate := rate * factor):
                 factor *= factor
@@ -112,7 +112,7 @@ class Bracket:
 
 
 def make_bracket(try_rate: Try, bound: float, demand: Demand, lowest: float = 0.0) -> Bracket:
-    """Make the bracket of a demand's capacity; of a closed loop, one trial leaves nothing between its two rates."""
+    """Make the bracket of a demand's capacity; for a closed loop, one trial determines it."""
     if demand.clients is None:
         return Bracket(try_rate, bound, lowest=lowest)
     trial = try_rate(bound)
@@ -125,14 +125,14 @@ def make_bracket(try_rate: Try, bound: float, demand: Demand, lowest: float = 0.
 def find_capacity(try_rate: Try, bound: float, precision: float, *, guess: float | None = None) -> Capacity:
     """Find the highest rate below `bound` that is carried.
 
-    A higher rate makes tails longer, but in a finite run not always. So rates somewhat below the one that was found are
-    tried too. If one of them is not carried, the search goes on below it.
+    Tails usually grow with the rate, but in a finite run not always. So rates somewhat below the found one are tried
+    too. If one of them is not carried, the search continues below it.
 
     Args:
         try_rate: Makes a trial at a rate.
         bound: A rate that cannot be carried, in requests/s.
         precision: The rate is found to within this share.
-        guess: The rate to begin at, in requests/s.
+        guess: The rate to start at, in requests/s.
     """
     bracket = Bracket(try_rate, bound)
     if guess is not None and guess < bound:
@@ -189,16 +189,16 @@ class ConfidenceInterval:
 
 @dataclass(slots=True)
 class SeededCapacities:
-    """The capacities of several settings on the seeds of a workload, each found once, when it is first asked for.
+    """The capacities of several settings on the seeds of a workload, each found on first use.
 
-    All settings meet the same requests on a seed, with the same gaps scaled by the rate.
+    On a seed, all settings get the same requests, with the same gaps scaled by the rate.
 
     Attributes:
         settings: The settings.
         demands: The workload of each seed.
         slo: Bounds of the tail latencies.
         precision: Each capacity is found to within this share.
-        guesses: For each setting the rate to begin at, in requests/s; empty: none is known.
+        guesses: Starting rate of each setting, in requests/s; empty: none is known.
         token_times: Times that all `Bounds` share.
         on_trial: Called with the number of the setting and each of its trials.
         found: The capacities of each setting so far, by seed.
@@ -217,7 +217,7 @@ class SeededCapacities:
         self.found = [[] for _ in self.settings]
 
     def __call__(self, number: int, seed: int) -> Capacity:
-        """Return the capacity of setting `number` on a seed, after those on the seeds before it."""
+        """Return the capacity of setting `number` on a seed; finds those of earlier seeds first."""
         found = self.found[number]
         while len(found) <= seed:
             found.append(self._find(number, len(found)))
@@ -228,7 +228,7 @@ class SeededCapacities:
         return self(number, seed).rate
 
     def _find(self, number: int, seed: int) -> Capacity:
-        """Find a capacity. The search for a rate begins at that of the seed before."""
+        """Find a capacity. The search starts at the previous seed's rate."""
         setting, demand = self.settings[number], self.demands[seed]
 
         def attempt(rate: float) -> Trial:

@@ -1,4 +1,4 @@
-"""Says how close settings come to an SLO that none of them meets, at the lowest rate that a search tries."""
+"""How close settings come to an SLO that none of them meets, at the lowest rate that a search tries."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...conf.tuning import TailSlo
-from ..drawing.formatting import ms_text
-from ..simulation.setting import Setting
+from ....conf.tuning import TailSlo
+from ...core.numbers import ms_text
+from ..pipeline.setting import Setting
 from .bounds import Bounds
 from .capacity import LOWEST_SHARE
 from .demand import Demand
 from .trial import Trial, try_rate
 
-_SHORTLIST = 6  # settings that are simulated: those whose shortest possible tails exceed the SLO by least
+_SHORTLIST = 6  # settings that are simulated, ranked by the excess of their shortest possible tails
 _SHOWN = 3  # settings that are returned
 _REQUESTS = 100  # of the workload's requests, in the first simulation
 
 
 @dataclass(frozen=True, slots=True)
 class SloMargin:
-    """A tail latency beside its bound, in milliseconds.
+    """A tail latency and its bound, in milliseconds.
 
     Attributes:
         name: The latency: TTFT or TBT.
         key: The key of its bound.
-        p99_ms: What was reached.
+        p99_ms: The p99 that was reached.
         bound_ms: The bound.
     """
 
@@ -66,12 +66,12 @@ class Approach:
 
     @property
     def times(self) -> float:
-        """The tail that is farthest from its bound, as a multiple of it."""
+        """The worst tail, as a multiple of its bound."""
         return max(tail.times for tail in self.tails)
 
     @property
     def text(self) -> str:
-        """The setting as text, with its tails beside their bounds, those that are too long first."""
+        """The setting as text, with its tails and their bounds, the worst first."""
         tails = sorted(self.tails, key=lambda tail: -tail.times)
         reasons = "; ".join(tail.text for tail in tails)
         if self.times <= 1.0 and self.trial.why:
@@ -104,8 +104,8 @@ def closest(
 ) -> list[Approach]:
     """Return the settings that come closest to the SLO, the closest first.
 
-    All run at one rate, the lowest that a search would try of any of them: there requests hardly meet, so tails are
-    about as short as they can be.
+    All run at the lowest rate that a search would try for any of them: requests hardly overlap, so tails are close to
+    their minimum.
 
     Args:
         settings: Settings that meet the SLO at no rate, by their labels.
@@ -126,7 +126,7 @@ def closest(
         for requests in (demand.sample(_REQUESTS), demand):
             trial = try_rate(settings[label], requests, rate, slo, to_end=True)
             on_trial(trial)
-            if not trial.carried:  # else a part of the requests says too little
+            if not trial.carried:  # if carried, the sample is too small to tell
                 break
         assert trial.ttft_p99_ms is not None
         assert trial.tbt_p99_ms is not None
@@ -135,7 +135,7 @@ def closest(
 
 
 def unmet_note(found: Sequence[Approach]) -> str:
-    """Say in one line that no setting meets the SLO, which one comes closest, and by how much it misses each bound."""
+    """Return one line: no setting meets the SLO, which one comes closest, and by how much it misses each bound."""
     near = f"; closest: {found[0].text}" if found else ""
     return f"no setting meets the SLO at any rate{near}"
 

@@ -1,4 +1,4 @@
-"""A workload at any request rate: the same requests in the same order, with scaled gaps; or that of a closed loop."""
+"""A workload at any request rate: the same requests in the same order, with scaled gaps; or a closed loop."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from ...conf.errors import ConfigError
-from ...conf.workloads import ShareGptConfig, TraceConfig, WorkloadConfig
-from ...models.tokenizer import load_tokenizer
-from ..engine.plan import Plan
+from ....conf.errors import ConfigError
+from ....conf.workloads import ShareGptConfig, TraceConfig, WorkloadConfig
+from ....models.tokenizer import load_tokenizer
+from ...engine.plan import Plan
 from ..workload import Workload, make_workload
 
 NUM_REQUESTS = 400  # if the config does not say how many
@@ -21,12 +21,12 @@ _MIN_REQUESTS = 20  # a p99 of fewer requests is merely the slowest one
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Requests that can arrive at any rate, or those of a closed loop, whose clients set the rate.
+    """Requests that can arrive at any rate, or a closed loop, whose clients set the rate.
 
     Attributes:
-        unit: The requests with arrivals at 1 request/s; of a closed loop, as it has them.
-        clients: Of a closed loop; None: there is none.
-        own_rate: The request rate of the trace that they come from, in requests/s; None if they come from no trace.
+        unit: The requests with arrivals at 1 request/s; for a closed loop, unscaled.
+        clients: Number of closed-loop clients; None: open loop.
+        own_rate: Request rate of the trace, in requests/s; None if arrivals are not from a trace.
     """
 
     unit: Workload
@@ -42,7 +42,7 @@ class Demand:
         return int(self.unit.output_lens.sum()) - len(self)
 
     def at(self, rate: float) -> Workload:
-        """Return the requests at `rate` requests/s; of a closed loop, all."""
+        """Return the requests at `rate` requests/s; for a closed loop, unscaled."""
         if self.clients is not None:
             return self.unit
         return replace(self.unit, arrivals=self.unit.arrivals / rate)
@@ -75,15 +75,15 @@ class Demand:
 def make_demands(config: WorkloadConfig, plan: Plan, context: int, seeds: int, more: int = 0) -> list[Demand]:
     """Make a demand for each of `seeds` seeds and for `more` that may follow. The first has the config's own seed.
 
-    Other seeds draw other requests; of a trace they take other sections. If `request_rate` is null, a trace keeps its
-    own arrivals, faster or slower, and no section is taken twice: a short trace has fewer of them.
+    Other seeds draw other requests, or take other sections of a trace. If `request_rate` is null, a trace keeps its own
+    arrivals, scaled to the rate, and no section repeats, so that a short trace gives fewer demands.
 
     Args:
         config: The workload.
         plan: Names the tokenizer and the vocabulary.
         context: Maximum tokens of a request, prompt and output.
-        seeds: How many demands are made that are all used.
-        more: How many follow. Of a trace, their sections lie halfway between the others.
+        seeds: Number of demands that are always used.
+        more: Number of further demands. For a trace, their sections are halfway between the others.
 
     Raises:
         ConfigError: The workload is not valid, or has too few requests for a p99.
@@ -102,7 +102,7 @@ def make_demands(config: WorkloadConfig, plan: Plan, context: int, seeds: int, m
     elif isinstance(config, TraceConfig):
         whole = make(replace(config, num_prompts=None, request_rate=None))
         if config.num_prompts is not None and config.num_prompts > len(whole):
-            make(config)  # raises the error that says so
+            make(config)  # raises the error
         num = min(num, len(whole))
         starts = [round(share * (len(whole) - num)) for share in _places(seeds, more)]
         if config.request_rate is None:
@@ -118,12 +118,12 @@ def make_demands(config: WorkloadConfig, plan: Plan, context: int, seeds: int, m
     else:
         demands = [Demand(make(replace(poisson, seed=config.seed + k, num_prompts=num))) for k in range(seeds + more)]
     if len(demands[0]) < _MIN_REQUESTS:
-        raise ConfigError(f"workload.num_prompts={len(demands[0])}: must be {_MIN_REQUESTS} or more, for a p99 of them")
+        raise ConfigError(f"workload.num_prompts={len(demands[0])}: must be at least {_MIN_REQUESTS} for a p99")
     return demands
 
 
 def _places(even: int, more: int) -> list[float]:
-    """Return `even` places spread evenly over [0, 1], then `more` halfway between those before them."""
+    """Return `even` places spread evenly over [0, 1], then `more` halfway between neighbours."""
     places = [k / max(1, even - 1) for k in range(even)]
     while len(places) < even + more:
         known = sorted({0.0, *places, 1.0})
@@ -139,7 +139,9 @@ def _stretched(workload: Workload) -> Demand:
     """
     span = float(workload.arrivals[-1])
     if span <= 0.0:
-        raise ConfigError("workload: all requests of the trace come at once; give workload.request_rate=1 for gaps")
+        raise ConfigError(
+            "workload: all requests of the trace arrive at once; spread them with workload.request_rate=1"
+        )
     rate = (len(workload) - 1) / span
     return Demand(replace(workload, arrivals=workload.arrivals * rate), rate)
 

@@ -1,13 +1,13 @@
-"""What the cost model's error makes of a capacity."""
+"""The range of a capacity within the cost model's error."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ...conf.tuning import TailSlo
+from ....conf.tuning import TailSlo
 from ..cost.error import CostError
-from ..simulation.setting import Setting
+from ..pipeline.setting import Setting
 from .bounds import Bounds, TokenSeconds
 from .capacity import Capacity, ConfidenceInterval, make_bracket
 from .demand import Demand
@@ -19,7 +19,7 @@ _NEGLIGIBLE = 1 / 64  # of the capacity: lower rates are not tried
 
 @dataclass(frozen=True, slots=True)
 class ErrorRange:
-    """The capacity where stage times are as long as the error allows, and where they are as short; in requests/s."""
+    """The capacities with the longest and the shortest stage times within the error, in requests/s."""
 
     low: float
     high: float
@@ -37,15 +37,15 @@ def error_range(
 ) -> ErrorRange | None:
     """Find the capacity of a setting again with stage times at both ends of the cost model's error.
 
-    Both are found on the first seed, beginning where the capacity would be if it followed the times alone, and carried
-    over to the mean of all seeds by their ratio. The SLO stays as it is.
+    Both are found on the first seed, starting at its capacity divided by the scale of the times, and then scaled to the
+    mean of all seeds. The SLO is unchanged.
 
     Args:
         setting: The setting.
         demand: The requests of the first seed.
         slo: Bounds of the tail latencies.
         capacities: Its capacity on each seed.
-        precision: That of the search.
+        precision: The search's precision.
         token_times: Times that all `Bounds` share.
         on_trial: Called with each trial.
 
@@ -79,14 +79,24 @@ def error_range(
 
 
 def range_note(error: CostError | None) -> str:
-    """Say in one line what a range means; empty if the error is not known."""
+    """Return one line that explains a range; empty if the error is not known."""
     if error is None:
         return ""
     return (
-        f'"If times are off": the capacity within the same SLO if all stage times were {_longer(error.high)}, and if '
-        f"they were {_longer(error.low)}, than predicted. ± says how much is chance in the workload."
+        f'"If times are off": the capacity within the same SLO if all stage times were {_longer(error.high)} than '
+        f"predicted, and if they were {_longer(error.low)}. ± is the sampling error of the workload."
     )
 
 
 def _longer(share: float) -> str:
     return f"{share:.0%} longer" if share >= 0 else f"{-share:.0%} shorter"
+
+
+def range_text(off: ErrorRange | None) -> str:
+    """Write a range in requests/s: `1.9 to 2.5`; `-` if there is none."""
+    return "-" if off is None else f"{rate_text(off.low)} to {rate_text(off.high)}"
+
+
+def rate_text(rate: float) -> str:
+    """Write a rate with three significant digits."""
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"

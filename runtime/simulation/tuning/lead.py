@@ -1,4 +1,4 @@
-"""The lead of a search's winner over the next setting, and whether it outlasts the error of the cost model."""
+"""The lead of a search's winner over the next setting, and whether it survives the cost model's error."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .error_range import ErrorRange
+from .error_range import ErrorRange, range_text
 from .search_result import Finalist
 from .space import Candidate
-from .tables import range_text
 
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """By how much the winner carries more than the next setting that carries less, and whether that outlasts the error.
+    """The winner's lead over the next setting that carries less, and whether it survives the cost model's error.
 
     Attributes:
         over: The other setting.
         own: The winner's capacity at both ends of the error.
-        other: That of the other setting.
+        other: The other setting's capacity at both ends.
         share: How much less it carries, as a share of the winner's capacity.
-        same_grid: Both have the same tensor-parallel size and stages, so that their times are off alike.
+        same_grid: Both have the same tensor-parallel size and stages, so that both are assumed to have the same error.
     """
 
     over: Candidate
@@ -32,36 +31,36 @@ class Lead:
 
     @property
     def if_alike(self) -> bool:
-        """Whether the winner carries more at both ends, if the times of both are off alike."""
+        """Whether the winner carries more at both ends if both have the same error."""
         return self.own.low > self.other.low and self.own.high > self.other.high
 
     @property
     def if_apart(self) -> bool:
-        """Whether it carries more even if its own times are as long and the other's as short as the error allows."""
+        """Whether it carries more even with opposite errors: its own times longest, the other's shortest."""
         return self.own.low > self.other.high
 
     @property
     def survives(self) -> bool:
-        """Whether the lead outlasts every error that is assumed to be possible."""
+        """Whether the lead survives every error that is assumed possible."""
         return self.if_alike and (self.same_grid or self.if_apart)
 
     @property
     def text(self) -> str:
-        """Say it, with the assumption."""
+        """The lead as text, with the assumption."""
         ranges = f"{range_text(self.other)} against {range_text(self.own)} requests/s"
         if not self.if_alike:
             why = "if stage times are off, it may carry as much or more"
         elif self.same_grid:
-            why = "if stage times are off, it still carries less, as both are off alike on the same grid"
+            why = "if stage times are off, it still carries less, since both are on the same grid and off alike"
         elif self.if_apart:
-            why = "if stage times are off, it still carries less, even if the two grids are off in opposite directions"
+            why = "if stage times are off, it still carries less, even with opposite errors of the two grids"
         else:
-            why = "if stage times are off, it still carries less where both grids are off alike, else perhaps not"
+            why = "if stage times are off, it carries less only if both grids are off alike"
         return f"{self.over.label} carries {self.share:.0%} less; {why} ({ranges})"
 
     @property
     def numbers(self) -> dict[str, Any]:
-        """What `tune.json` holds of it."""
+        """Its entry in `tune.json`."""
         return {
             "over": self.over.label,
             "share": self.share,

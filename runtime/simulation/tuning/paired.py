@@ -1,13 +1,13 @@
-"""Tells settings apart by their capacities on the same seeds, with more seeds until they differ or the seeds run out.
+"""Compares settings by their capacities on the same seeds, with more seeds until they differ or the seeds run out.
 
-Two settings meet the same requests on a seed, with the same gaps scaled by the rate (common random numbers). What a
-seed's draws add to the capacity of both cancels in their difference, so the paired t interval of the differences is
-much narrower than the intervals of the two means.
+On a seed, all settings get the same requests, with the same gaps scaled by the rate (common random numbers). Effects of
+a seed that settings share cancel in their difference, so the paired t interval of the differences is much narrower than
+the intervals of the two means.
 
-Looking again after every seed, and at several settings, gives chance more occasions. So the level is divided by both
-(Bonferroni): by the looks that there can be, and by the settings beside the leader. Then, with normal differences, the
-truly best setting is put below another in at most LEVEL / 2 of all searches, and among settings that are equal one
-alone is called the best in at most LEVEL of them. Bonferroni is cautious: where it says nothing, settings are a tie.
+Testing after every seed, and several settings, raises the rate of false positives. So the level is divided (Bonferroni)
+by the maximum number of looks and by the number of settings other than the leader. With normal differences, the truly
+best setting is then ranked below another in at most LEVEL / 2 of all searches, and among equal settings a single one is
+called the best in at most LEVEL of them. Bonferroni is conservative: settings without a clear result are a tie.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ..core.student import t_quantile
+from ...core.student import t_quantile
 
 LEVEL = 0.05
 TOLERANCE = 0.02  # share of the best mean by which settings may differ and still be called equal
@@ -41,7 +41,7 @@ class Difference:
 
     @classmethod
     def of(cls, leader: Sequence[float], other: Sequence[float], level: float) -> Difference:
-        """Compute the difference of rates that are paired by seed; a longer sequence is cut."""
+        """Compute the difference of rates that are paired by seed; a longer sequence is truncated."""
         differences = [a - b for a, b in zip(leader, other, strict=False)]
         half = half_width(differences, level) if len(differences) > 1 else None
         return cls(math.fsum(differences) / len(differences), half, len(differences))
@@ -49,37 +49,29 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What is known of settings after their last seed.
+    """The comparison of settings after their last seed.
 
     Attributes:
         rates: Capacities of each setting, one for each seed that it ran.
         leader: The setting with the highest mean.
         differences: The difference of each setting from the leader.
-        verdicts: Of each setting: `best` is the leader; `less` carries less than the leader; `equal` carries the same
-            to within the tolerance; `tie` cannot be told apart from it.
-        level: The level of each interval, two-sided, after its division by settings and looks.
+        verdicts: For each setting: `best` is the leader; `less` carries less than the leader; `equal` carries the same
+            to within the tolerance; `tie` is inconclusive.
     """
 
     rates: list[list[float]]
     leader: int
     differences: list[Difference]
     verdicts: list[Verdict]
-    level: float
-
-    @property
-    def tied(self) -> list[int]:
-        """The settings that are not told apart from the leader, with the leader; empty if there is none beside it."""
-        tied = [number for number, verdict in enumerate(self.verdicts) if verdict != "less"]
-        return tied if len(tied) > 1 else []
 
     def order(self, simplicity: Callable[[int], object]) -> list[int]:
-        """Return the settings, the one to choose first.
+        """Return the settings in order of preference.
 
-        Settings that are not told apart, with means within the tolerance of the leader's, come first. Among these the
-        simpler is first. All others follow by how little they differ from the leader, those that carry less last.
+        Settings not shown to be worse, with means within the tolerance of the leader's, come first, the simplest ahead.
+        All others follow by their difference from the leader, those that carry less last.
 
         Args:
-            simplicity: Returns what orders settings, the simplest least.
+            simplicity: Returns the sort key of a setting, least for the simplest.
         """
         near = TOLERANCE * _mean(self.rates[self.leader])
 
@@ -94,16 +86,16 @@ class Comparison:
 def compare(
     capacity: Callable[[int, int], float], settings: int, *, least: int, most: int, resolution: float = 0.0
 ) -> Comparison:
-    """Run settings on seeds until each is told apart from the leader or found equal to it, or all seeds are used.
+    """Run settings on seeds until each has a verdict other than `tie`, or all seeds are used.
 
-    Settings that carry as much as the leader end with as many seeds as the leader.
+    Settings whose verdict is not `less` end with as many seeds as the leader.
 
     Args:
-        capacity: Returns the capacity of a setting on a seed, both as numbers from 0, in requests/s.
+        capacity: Returns the capacity of a setting on a seed, both numbered from 0, in requests/s.
         settings: How many settings there are.
         least: Seeds that every setting runs.
         most: Seeds that a setting runs at most.
-        resolution: Share to within which a capacity is found. Smaller differences of means say nothing.
+        resolution: Relative precision of a capacity. Smaller differences of means are ignored.
     """
     assert settings >= 1
     assert 1 <= least <= most
@@ -135,11 +127,11 @@ def compare(
         "best" if number == leader else _judge(difference, _mean(rates[leader]), tolerance, resolution)
         for number, difference in enumerate(differences)
     ]
-    return Comparison(rates, leader, differences, verdicts, level)
+    return Comparison(rates, leader, differences, verdicts)
 
 
 def _judge(difference: Difference, best: float, tolerance: float, resolution: float) -> Verdict:
-    """Say how a setting stands to the leader, whose mean is `best`."""
+    """Return the verdict on a setting against the leader, whose mean is `best`."""
     mean, half = difference.mean, difference.half
     if half is None:
         return "tie"
@@ -153,7 +145,7 @@ def half_width(values: Sequence[float], level: float) -> float:
 
     Args:
         values: The values.
-        level: The share of intervals that may miss the mean: 0.05 for a 95% interval.
+        level: 1 minus the confidence level: 0.05 for a 95% interval.
     """
     number = len(values)
     assert number > 1

@@ -1,12 +1,15 @@
-"""The search for the setting of the highest capacity: candidates race on growing parts of the workload."""
+"""The search for the setting with the highest capacity: candidates race on growing parts of the workload."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from ...conf.tuning import TuneConfig
+from ....conf.tuning import TuneConfig
+from ...core.run_record import RunRecord
+from ..pipeline.run import simulated
 from .bounds import Bound, Bounds, TokenSeconds
 from .capacity import Bracket, Capacity, SeededCapacities, make_bracket
 from .closest import Approach, closest
@@ -15,10 +18,11 @@ from .error_range import error_range
 from .paired import compare
 from .search_result import Finalist, SearchResult, TriedCandidate
 from .space import Candidate, Space, chunked
-from .trial import Trial, measure, try_rate
+from .trial import Trial, try_rate
 
-# Called with what is under way, how many candidates are done, how many there are, and the best rate in requests/s.
+# Called with the activity, the number of candidates done, their total, and the best rate in requests/s.
 OnProgress = Callable[[str, int, int, float], None]
+Summarize = Callable[[Sequence[RunRecord]], dict[str, Any]]  # records of a fleet -> the numbers of `summary.json`
 
 _NEGLIGIBLE = 1 / 16  # share of the winner's rate below which no rate is tried
 _MAX_GRIDS = 5  # grids that are compared with the winner's on the whole workload
@@ -32,7 +36,7 @@ class Rung:
     Attributes:
         name: Its name.
         requests: How many of the workload's requests it simulates.
-        keep: Candidates whose rate is above this share of the best one's go on.
+        keep: Candidates with a rate above this share of the best rate advance.
         precision: Rates are found to within this share.
     """
 
@@ -43,28 +47,28 @@ class Rung:
 
 
 class Search:
-    """Finds the setting of the highest capacity.
+    """Finds the setting with the highest capacity.
 
     Candidates race on rungs: growing parts of the workload, with the same requests for all (common random numbers).
 
-    - On a rung, candidates run in the order of the rate that is expected of them. One that does not carry the share
+    - On a rung, candidates run in descending order of their expected rate. One that does not carry the share
       `keep` of the best rate so far leaves the race.
     - Most leave after one simulation, which stops as soon as its tails are too long. A candidate whose bound is too low
       leaves without one.
     - After the first rung, the remaining candidates are joined by their neighbours in depth, layer split and B.
     - On the last rung, the whole workload, a candidate must carry more than the best to replace it.
 
-    The finalists are then compared on the same seeds, with more of them while they cannot be told apart.
+    The finalists are then compared on the same seeds, with more seeds while they are tied.
     """
 
     def __init__(self, config: TuneConfig) -> None:
         """Prepare the search; simulates nothing.
 
         Args:
-            config: The model, the devices, the workload, the SLO and what is searched.
+            config: The model, the devices, the workload, the SLO and the search space.
 
         Raises:
-            ConfigError: The workload is not valid, or no grid holds the model.
+            ConfigError: The workload is not valid, or no grid can hold the model.
         """
         self.config = config
         self.space = Space(config)
@@ -72,7 +76,8 @@ class Search:
         self.requests = 0
         self.carried: list[tuple[Candidate, Trial]] = []
         self._token_times: TokenSeconds = {}
-        self._whole_loops: dict[Candidate, Trial] = {}  # of a closed loop, the trials of its whole workload
+        self._whole_loops: dict[Candidate, Trial] = {}  # closed-loop trials on the whole workload
+        self.summarize: Summarize = lambda records: {}  # makes the numbers of each finalist
         self.on_progress: OnProgress = lambda activity, done, total, best: None  # called as the search advances
         tp, pp, replicas = self.space.grids()[0]
         plan = self.space.setting(self.space.first(tp, pp, replicas)).plan
@@ -80,7 +85,7 @@ class Search:
 
     @property
     def demand(self) -> Demand:
-        """The whole workload, of its own seed."""
+        """The whole workload, with its own seed."""
         return self.demands[0]
 
     def run(self) -> SearchResult:
@@ -111,10 +116,8 @@ class Search:
             closest=near,
         )
 
-    # The race.
-
     def race(self) -> list[TriedCandidate]:
-        """Race all candidates. Returns those that remain, without a `why`, and then those that left."""
+        """Race all candidates. Returns the remaining ones, without a `why`, and then those that left."""
         remaining = [TriedCandidate(candidate, Bound(0.0)) for candidate in self.space.candidates(self.demand)]
         left: list[TriedCandidate] = []
         for number, rung in enumerate(self._rungs()):
@@ -125,7 +128,7 @@ class Search:
         return [*self._refine_chunk(remaining), *left]
 
     def _rungs(self) -> list[Rung]:
-        """Return about a quarter, a half and the whole of the workload; of a small workload no half."""
+        """Return rungs of about a quarter, a half and all of the workload; a small workload has no half."""
         precision, num = self.config.precision, len(self.demand)
         first = Rung("first", max(min(num, 60), num // 4), keep=0.75, precision=max(precision, 0.06))
         second = Rung("second", max(min(num, 120), num // 2), keep=0.9, precision=max(precision, 0.03))
@@ -159,13 +162,13 @@ class Search:
             if not tried.why:
                 best = max(best, tried.low)
         self.on_progress(f"{rung.requests} requests", len(order), len(order), best)
-        for tried in order:  # those that ran before the best one
+        for tried in order:  # drop those that ran before the best one
             if not tried.why and tried.high <= rung.keep * best:
                 tried.why = f"carries {tried.low:.3g} requests/s, the best {best:.3g}"
         return [tried for tried in order if tried.why]
 
     def _find_rate(self, tried: TriedCandidate, demand: Demand, rung: Rung, best: float) -> None:
-        """Find the rate that a candidate carries on a rung, or that it is too low to go on.
+        """Find a candidate's rate on a rung, or that it is too low to advance.
 
         Args:
             tried: The candidate; gets its rate, or the reason why it leaves.
@@ -183,7 +186,7 @@ class Search:
             bracket.climb(tried.expected or tried.bound.rate / 2, 1 + 4 * rung.precision)
         elif rung.keep == 1.0 and not bracket.test(more):
             limit = bracket.high_trial.why if bracket.high_trial else ""
-            tried.why = f"not {more:.3g} requests/s, more than the best: {limit}"
+            tried.why = f"does not carry {more:.3g} requests/s, which would beat the best: {limit}"
             tried.requests += sum(trial.requests for trial in bracket.trials)
             return
         elif bracket.test(enough) and bracket.test(more):
@@ -236,10 +239,8 @@ class Search:
                 tried.why = f"carries {tried.low:.3g} requests/s, the best {highest:.3g}"
         return sorted(found, key=lambda tried: bool(tried.why))
 
-    # Every candidate, for comparison with the race.
-
     def exhaust(self) -> list[TriedCandidate]:
-        """Find the capacity of every candidate and variant on the whole workload."""
+        """Find the capacity of every candidate and variant on the whole workload, for comparison with the race."""
         bounds = self._bounds(self.demand)
         bases = [TriedCandidate(candidate, Bound(0.0)) for candidate in self.space.candidates(self.demand)]
         found = list(self._with_variants(bases))
@@ -259,10 +260,8 @@ class Search:
             best = max(best, tried.low)
         return found
 
-    # After the search, on the whole workload.
-
     def _confirm(self, candidates: Sequence[TriedCandidate]) -> list[Finalist]:
-        """Compare candidates on the same seeds, and run each at its capacity. The one to choose comes first."""
+        """Compare candidates on the same seeds, and run each at its capacity. The preferred one comes first."""
 
         def count(number: int, trial: Trial) -> None:
             self._count(trial)
@@ -300,7 +299,7 @@ class Search:
             number, verdict = kept[place], compared.verdicts[place]
             candidate, own = candidates[number].candidate, by_seed(number, 0)
             if verdict in ("tie", "equal"):
-                candidates[number].why = f"cannot be told apart from the best; {own.why}"
+                candidates[number].why = f"statistically tied with the best; {own.why}"
             setting, capacities = self.space.setting(candidate), by_seed.found[number]
             self.on_progress("if stage times are off", len(found), len(kept), own.rate)
             off = error_range(
@@ -319,7 +318,7 @@ class Search:
                     behind=compared.differences[place],
                     verdict=verdict,
                     off=off,
-                    numbers=measure(setting, self.demand, own.rate),
+                    numbers=self.summarize([r.record for r in simulated(setting, self.demand.at(own.rate))]),
                 )
             )
         return found
@@ -374,7 +373,7 @@ class Search:
     def _capacity_beside(
         self, winner: float, candidate: Candidate, bound: float, precision: float, lowest: float = _NEGLIGIBLE
     ) -> Bracket:
-        """Find a capacity on the whole workload, beginning at the winner's rate.
+        """Find a capacity on the whole workload, starting at the winner's rate.
 
         Args:
             winner: The winner's rate, in requests/s.
@@ -389,13 +388,11 @@ class Search:
         bracket.narrow(precision)
         return bracket
 
-    # Shared by the race, the exhaustive search and what follows.
-
     def _bounds(self, demand: Demand) -> Bounds:
         return Bounds(demand, self.config.slo, self._token_times)
 
     def _bracket(self, candidate: Candidate, demand: Demand, bound: float) -> Bracket:
-        """Make a bracket for a candidate's capacity, whose trials are counted."""
+        """Make a bracket for a candidate's capacity; its trials are counted."""
         setting = self.space.setting(candidate)
 
         def attempt(rate: float) -> Trial:
@@ -422,7 +419,7 @@ def _finalists_first(tried: TriedCandidate) -> tuple[bool, bool, float]:
 
 
 def _limit_text(bracket: Bracket) -> str:
-    """Say why the lowest rate that was not carried was not."""
+    """Return why the lowest failed rate was not carried."""
     if bracket.high_trial is None:
         return "no rate is carried"
     return f"{bracket.high_trial.why} at {bracket.high_trial.rate:.3g} requests/s"

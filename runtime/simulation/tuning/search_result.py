@@ -1,4 +1,4 @@
-"""What a search finds: every candidate that was tried, the finalists, and the winner."""
+"""The result of a search: every candidate that was tried, the finalists, and the winner."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .trial import Trial
 
 @dataclass(slots=True)
 class TriedCandidate:
-    """What the search knows of a candidate. Rates are requests/s.
+    """What the search knows about a candidate. Rates are requests/s.
 
     Attributes:
         candidate: The candidate.
@@ -28,8 +28,7 @@ class TriedCandidate:
         rung: Name of the last rung on which its rate was found.
         low: The highest rate that it carried there.
         high: A rate above `low` that it did not carry there, or that its bound excludes.
-        expected: The rate that it is expected to carry: its own from the rung before, or that of the candidate of which
-            it is a variant.
+        expected: Its expected rate: its own from the previous rung, or for a new variant the rate of its original.
         why: Why it left the race; empty while it is in it.
         low_trial: The trial of `low`.
         requests: Requests that were simulated for it.
@@ -49,13 +48,13 @@ class TriedCandidate:
 
 @dataclass(slots=True, kw_only=True)
 class Ranked:
-    """What is known of a setting whose capacity was found for each seed, beside others.
+    """A setting with its capacity for each seed, compared with others.
 
     Attributes:
         capacities: Its capacity for each seed, the workload's own first.
         behind: How much more the setting with the highest mean carries, over the seeds that both ran.
-        verdict: How it stands to that setting.
-        off: Its capacity at both ends of the cost model's error; None where that is not known.
+        verdict: The verdict against that setting.
+        off: Its capacity at both ends of the cost model's error; None if the error is not known.
     """
 
     capacities: list[Capacity]
@@ -75,7 +74,7 @@ class Ranked:
 
     @property
     def known(self) -> dict[str, Any]:
-        """What a JSON file holds of it; rates are requests/s."""
+        """Its entry in a JSON file; rates are requests/s."""
         return {
             "mean": self.interval.mean,
             "half_width_95": self.interval.half,
@@ -104,19 +103,19 @@ R = TypeVar("R", bound=Ranked)
 
 
 def tied(ranked: Iterable[R]) -> list[R]:
-    """Return those that cannot be told apart from the one with the highest mean, with it; empty if it is alone."""
+    """Return the setting with the highest mean and those tied with it; empty if it is alone."""
     found = [each for each in ranked if each.verdict != "less"]
     return found if len(found) > 1 else []
 
 
 @dataclass(slots=True)
 class SearchResult:
-    """All that a search finds.
+    """The result of a search.
 
     Attributes:
         tried: Every candidate that was tried.
         misfits: Grids that cannot hold the model.
-        finalists: The best candidates, the one to choose first.
+        finalists: The best candidates, the preferred one first.
         chunks: The winner with each chunk, and its capacity.
         carried: Every trial on the whole workload that was carried, and its candidate.
         demands: The workload of each seed.
@@ -124,7 +123,7 @@ class SearchResult:
         simulations: Simulations of the search itself.
         requests: Requests that these simulated.
         confirming_requests: Requests that were simulated after the search, for the other seeds and for `chunks`.
-        error: How far stage times may be off; None: not known.
+        error: Error range of stage times; None: not known.
         closest: If no setting meets the SLO, those that come closest, the closest first.
     """
 
@@ -143,7 +142,7 @@ class SearchResult:
 
     @property
     def ties(self) -> list[Finalist]:
-        """The finalists that cannot be told apart from the one with the highest mean, with it; empty if it is alone."""
+        """The finalist with the highest mean and those tied with it; empty if it is alone."""
         return tied(self.finalists)
 
     @property

@@ -7,28 +7,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...conf.errors import ConfigError
-from ...conf.policies import SchedulerConfig
-from ...conf.schema import SimulateConfig, recast
-from ...conf.tuning import TuneConfig
-from ...models.block_groups import blocks_held
-from ...models.huggingface import resolve_architecture
+from ....conf.errors import ConfigError
+from ....conf.policies import SchedulerConfig
+from ....conf.schema import SimulateConfig, recast
+from ....conf.tuning import TuneConfig
+from ....models.block_groups import blocks_held
+from ....models.checkpoint import Checkpoint
+from ...engine.plan import Plan
 from ..cost.stage_costs import MicroBatchShape
-from ..engine.plan import Plan
-from ..simulation.setting import Setting, make_setting
+from ..pipeline.setting import Setting, make_setting
 from .bounds import slowest_stage
 from .demand import Demand, lengths
 
-_CHUNK_KEYS = ("chunk", "budget")  # what policies call the tokens of a micro-batch
+_CHUNK_KEYS = ("chunk", "max_batched_tokens")  # policy keys of the tokens per micro-batch
 _MIN_GAIN = 0.005  # share of the slowest stage's time that a layer split must save to be tried
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One way to run the model, which a search tries.
+    """One way to run the model, to be tried by a search.
 
     Attributes:
-        tp: Tensor-parallel ranks of a stage.
+        tp: Tensor-parallel ranks per stage.
         pp: Stages.
         replicas: Replicas of the whole pipeline.
         policy: The scheduler.
@@ -55,7 +55,7 @@ class Candidate:
 
     @property
     def simplicity(self) -> tuple[int, int, int]:
-        """What orders candidates by how simple they are to run, the simplest least.
+        """Sort key by how simple a candidate is to run, least for the simplest.
 
         It counts departures from the policy's own depth, split and B, then ranks of a replica, then stages.
         """
@@ -64,7 +64,7 @@ class Candidate:
 
     @property
     def grid(self) -> str:
-        """The ranks as text: `tp4 pp2 x2`, or `tp4 ep pp2 x2` where they hold whole experts."""
+        """The ranks as text: `tp4 pp2 x2`, or `tp4 ep pp2 x2` with expert parallelism."""
         replicas = f" x{self.replicas}" if self.replicas > 1 else ""
         return f"tp{self.tp}{' ep' if self.expert_parallel else ''} pp{self.pp}{replicas}"
 
@@ -98,7 +98,7 @@ class Space:
     """The candidates that a config allows, and their settings, each made once.
 
     Attributes:
-        config: What is searched.
+        config: The search's config.
         misfits: Grids that do not fit; `grids` fills it.
     """
 
@@ -113,7 +113,7 @@ class Space:
             ConfigError: No grid can hold the model.
         """
         config = self.config
-        arch = resolve_architecture(config.model, tensors=False)
+        arch = Checkpoint.open(config.model, tensors=False).arch
         of_node = config.cluster.devices_per_node
         devices = config.nodes * of_node
         found: list[tuple[int, int, int]] = []
@@ -122,7 +122,9 @@ class Space:
             for pp in config.search.pp or _divisors(devices // tp):
                 replicas, idle = divmod(devices, tp * pp)
                 if idle or not replicas:
-                    self._refuse(tp, pp, max(1, replicas), f"{tp * pp} ranks a replica do not divide {devices} devices")
+                    self._refuse(
+                        tp, pp, max(1, replicas), f"{tp * pp} ranks per replica do not divide {devices} devices"
+                    )
                     continue
                 if config.search.replicas is not None and replicas not in config.search.replicas:
                     continue
@@ -154,12 +156,12 @@ class Space:
         return found
 
     def first(self, tp: int, pp: int, replicas: int) -> Candidate:
-        """Return the first candidate of a grid, whose KV cache is that of them all."""
+        """Return the first candidate of a grid; all candidates of the grid have the same KV cache."""
         return Candidate(tp, pp, replicas, policies(self.config)[0], expert_parallel=self._expert_parallel(tp)[0])
 
     def _expert_parallel(self, tp: int) -> Sequence[bool]:
-        """Return what is tried of the experts on `tp` ranks: slices of each, whole ones, or both."""
-        experts = resolve_architecture(self.config.model, tensors=False).experts
+        """Return the options to try on `tp` ranks: tensor-parallel experts, expert parallelism, or both."""
+        experts = Checkpoint.open(self.config.model, tensors=False).arch.experts
         if experts is None or tp == 1:
             return [False]
         tried = self.config.search.expert_parallel
@@ -205,7 +207,7 @@ class Space:
         return batch if batch < plan.limits.batch else None
 
     def splits(self, candidate: Candidate, demand: Demand) -> list[tuple[int, ...]]:
-        """Return the layer splits whose slowest stage is faster than that of the balanced split.
+        """Return the layer splits whose slowest stage is faster than the balanced split's.
 
         They take one or two layers off the first stage, which embeds, or off the last, which samples. Stages are
         compared on a typical micro-batch.
@@ -247,7 +249,7 @@ class Space:
     def config_of(self, candidate: Candidate) -> SimulateConfig:
         """Return the config with which `gapless simulate` runs a candidate."""
         config = self.config
-        fixed = config.parallel.depth  # of an engine
+        fixed = config.parallel.depth
         depth = fixed if candidate.extra_depth is None else candidate.pp + candidate.extra_depth
         parallel = replace(
             config.parallel,
@@ -291,7 +293,7 @@ def chunked(policy: SchedulerConfig, chunks: Sequence[int]) -> list[SchedulerCon
 
 
 def typical_shape(plan: Plan, candidate: Candidate, demand: Demand) -> MicroBatchShape:
-    """Return the shape of a typical micro-batch: a chunk in the middle of a prompt, and the decodes that ride along.
+    """Return the shape of a typical micro-batch: a chunk in the middle of a prompt, and piggybacked decodes.
 
     There are as many decodes per chunk as the workload's P:D ratio implies, up to the limit of the plan.
     """

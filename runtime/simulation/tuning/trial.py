@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
-from ...conf.tuning import TailSlo
-from ..core.micro_batch_columns import Floats
-from ..core.request_record import RequestRecord
-from ..drawing.formatting import ms_text
-from ..ledger.fleet import Fleet
-from ..ledger.latencies import p99, time_to_first_token, tokens_apart
-from ..ledger.summary import summarize
-from ..simulation.replicas import Replica
-from ..simulation.run import simulated, start
-from ..simulation.setting import Setting
+from ....conf.tuning import TailSlo
+from ...core.latencies import p99, time_to_first_token, tokens_apart
+from ...core.micro_batch_columns import Floats
+from ...core.numbers import ms_text
+from ...core.request_record import RequestRecord
+from ..pipeline.replicas import Replica
+from ..pipeline.run import start
+from ..pipeline.setting import Setting
 from .demand import Demand
 
 _CHECK_INTERVAL = 256  # events of the simulation between two checks of whether the SLO can still be met
@@ -31,7 +28,7 @@ class Trial:
     """The outcome of a setting at one request rate.
 
     Attributes:
-        rate: Requests/s; of a closed loop those that it came to.
+        rate: Requests/s; for a closed loop, the rate that it reached.
         why: Why the rate is not carried; empty if it is.
         requests: Requests that were simulated. They are fewer than the workload's if the run was cut short.
         ttft_p99_ms: p99 of TTFT; None if the run was cut short.
@@ -66,7 +63,7 @@ def try_rate(
         rate: Requests/s.
         slo: Bounds of the tail latencies.
         seed: Seed of the simulation.
-        to_end: Go on when it is clear that the rate is not carried, so that the tails are known.
+        to_end: Continue when it is clear that the rate is not carried, so that the tails are known.
     """
     fleet, run = start(setting, demand.at(rate), repeat=seed + 1)
     watch = _SloWatch(fleet, demand, slo)
@@ -87,11 +84,6 @@ def try_rate(
     return Trial(rate, why, len(requests), *tails_ms, running)
 
 
-def measure(setting: Setting, demand: Demand, rate: float) -> dict[str, Any]:
-    """Simulate a whole run at a request rate and return its summary, as `summary.json` has it."""
-    return summarize(Fleet([replica.record for replica in simulated(setting, demand.at(rate))]))
-
-
 class _SloWatch:
     """Counts latencies above their bound during a run. Once there are too many, the p99 must be above it too."""
 
@@ -104,7 +96,7 @@ class _SloWatch:
         self._long_gaps = 0
 
     def violation(self) -> str:
-        """Say why the SLO cannot be met any more; empty while it can."""
+        """Return why the SLO can no longer be met; empty while it can."""
         ttft_s, tbt_s = _seconds(self._slo.ttft_p99_ms), _seconds(self._slo.tbt_p99_ms)
         late = 0
         for replica in self._fleet:
@@ -116,9 +108,9 @@ class _SloWatch:
                     self._counted.add(request.request)
                     self._long_gaps += _num_long_gaps(request, tbt_s)
         if late > self._max_late:
-            return f"p99 of TTFT over {ms_text(self._slo.ttft_p99_ms)}"
+            return f"p99 TTFT above {ms_text(self._slo.ttft_p99_ms)}"
         if self._long_gaps > self._max_long_gaps:
-            return f"p99 of TBT over {ms_text(self._slo.tbt_p99_ms)}"
+            return f"p99 TBT above {ms_text(self._slo.tbt_p99_ms)}"
         return ""
 
 
@@ -138,15 +130,15 @@ def _seconds(bound_ms: float | None) -> float:
 
 
 def _slo_violation(ttft_ms: float, tbt_ms: float, slo: TailSlo) -> str:
-    """Say which tail latency exceeds its bound; empty if none does."""
+    """Return which tail latency exceeds its bound; empty if none does."""
     for name, tail_ms, bound_ms in (("TTFT", ttft_ms, slo.ttft_p99_ms), ("TBT", tbt_ms, slo.tbt_p99_ms)):
         if bound_ms is not None and tail_ms > bound_ms:
-            return f"p99 of {name} {ms_text(tail_ms)}, over {ms_text(bound_ms)}"
+            return f"p99 {name} {ms_text(tail_ms)}, above {ms_text(bound_ms)}"
     return ""
 
 
 def _piling_up(ttft: Floats, span: float) -> str:
-    """Say whether requests arrive faster than they are served, so that they wait longer and longer; empty if not.
+    """Return that requests pile up, since they arrive faster than they are served; empty if they do not.
 
     Args:
         ttft: TTFT of each request in the order of arrival, in seconds. The last tenth is compared with the first.
@@ -154,4 +146,4 @@ def _piling_up(ttft: Floats, span: float) -> str:
     """
     tenth = max(1, len(ttft) // 10)
     growth = float(ttft[-tenth:].mean() - ttft[:tenth].mean())
-    return f"requests pile up: TTFT grows by {ms_text(growth * 1e3)}" if growth > _MAX_GROWTH * span else ""
+    return f"the queue grows: TTFT rises by {ms_text(growth * 1e3)}" if growth > _MAX_GROWTH * span else ""

@@ -1,4 +1,4 @@
-"""Draws when requests arrive: all at once, with gamma-distributed gaps, or at the times of a trace."""
+"""Draws arrival times: all at once, with gamma-distributed gaps, or from a trace."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import math
 
 import numpy as np
 
-from ...conf.workloads import WorkloadConfig
+from ....conf.workloads import WorkloadConfig
 from .workload import ARRIVAL_STREAM, Floats
 
 
 def arrivals(config: WorkloadConfig, num_requests: int, trace_times: Floats | None = None) -> Floats:
     """Return the arrival times of `num_requests` requests, in seconds from the start, ascending. The first is 0.
 
-    Where `request_rate` is null, requests arrive at the times of the trace, or without a trace all at once. Else gaps
-    are gamma-distributed with the mean 1 / rate and the shape `burstiness`: 1 is a Poisson process, below 1 requests
-    come in bursts, above 1 they are smoother, and with `inf` gaps are constant.
+    If `request_rate` is null, requests arrive at the times of the trace, or without a trace all at once. Otherwise gaps
+    are gamma-distributed with mean 1 / rate and shape `burstiness`: 1 is a Poisson process, below 1 arrivals are
+    bursty, above 1 they are smoother, and `inf` gives constant gaps.
     """
     rate, shape = config.request_rate, config.burstiness
     if rate is None and trace_times is not None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...conf.workloads import FixedConfig
+from ....conf.workloads import FixedConfig
 from .workload import LENGTH_STREAM, DrawnRequests, Ints
 
 
@@ -31,7 +31,7 @@ def longest(config: FixedConfig) -> int:
 
 
 def fitting(config: FixedConfig, context: int) -> str:
-    """Say, for an error, which lengths make requests that are too long fit into `context` tokens."""
+    """Return, for an error message, lengths at which the requests fit into `context` tokens."""
     key = "output_len" if config.input_len is None else "input_len"
 
     def longest_with(length: int) -> int:

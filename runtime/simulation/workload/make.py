@@ -1,4 +1,4 @@
-"""Makes a workload from its config: draws lengths and arrivals, and cuts requests of a file to the context."""
+"""Makes a workload from its config: draws lengths and arrivals, and truncates a file's requests to the context."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...conf.errors import ConfigError
-from ...conf.workloads import FixedConfig, ShareGptConfig, TraceConfig, WorkloadConfig, ZipfConfig
-from ...models.tokenizer import Tokenizer
+from ....conf.errors import ConfigError
+from ....conf.workloads import FixedConfig, ShareGptConfig, TraceConfig, WorkloadConfig, ZipfConfig
+from ....models.tokenizer import Tokenizer
+from ...core.prefix_ids import PrefixIds
 from . import fixed, sharegpt, trace, zipf
 from .arrivals import arrivals
-from .prefix_ids import PrefixIds
 from .workload import DrawnRequests, Workload
 
-_DEFAULT_NUM_PROMPTS = 100  # of a workload without a file
-_ENDLESS = 1_000_000  # requests that are drawn where their time ends, not their number
+_DEFAULT_NUM_PROMPTS = 100  # without a workload file
+_ENDLESS = 1_000_000  # requests drawn if the workload is limited by duration, not by number
 
 
 def make_workload(config: WorkloadConfig, *, vocab_size: int, context: int, tokenizer: Tokenizer) -> Workload:
     """Make the requests of `config` for a model. The same config gives the same requests on any machine.
 
     `context` is the largest number of tokens that a request may have, prompt and output together. Drawn lengths must
-    fit into it. Longer requests of a file are cut: the prompt first, and the output where no prompt would be left.
+    fit into it. Longer requests of a file are truncated: the prompt first, then the output if no prompt would be left.
 
     Raises:
         ConfigError: drawn lengths do not fit (the error names some that do), or a file is missing, damaged or too
@@ -46,7 +46,7 @@ def make_workload(config: WorkloadConfig, *, vocab_size: int, context: int, toke
         rounds, entries = np.divmod(np.arange(wanted), len(inputs))
         prefixes = prefixes or [PrefixIds([number], length) for number, length in enumerate(inputs.tolist())]
         inputs, outputs = inputs[entries], outputs[entries]
-        if times is not None:  # the next round begins as long after the last request as others do after each other
+        if times is not None:  # rounds are separated by the trace's mean gap
             times = times[entries] + rounds * times[-1] * (1 + 1 / max(1, len(times) - 1))
     whole = Workload(
         input_lens=inputs,
@@ -77,15 +77,15 @@ def _draw(config: WorkloadConfig, num_requests: int | None, context: int, tokeni
     if isinstance(config, ShareGptConfig):
         return sharegpt.draw(config, num_requests, tokenizer)
     assert num_requests is not None
-    room = f"and one may have {context} (model.max_model_len, or what the KV cache holds)"
+    room = f"but a request may have {context} (model.max_model_len or KV-cache capacity)"
     if isinstance(config, FixedConfig):
         if (longest := fixed.longest(config)) > context:
             raise ConfigError(
-                f"workload=fixed: requests come to {longest} tokens, {room}; {fixed.fitting(config, context)}"
+                f"workload=fixed: requests have up to {longest} tokens, {room}; {fixed.fitting(config, context)}"
             )
         return fixed.draw(config, num_requests)
     assert isinstance(config, ZipfConfig), config
     if config.max_len > context:
         fits = f"workload.max_len={context} fits" if config.min_len <= context else "lower min_len too"
-        raise ConfigError(f"workload.max_len={config.max_len}: requests come to it, {room}; {fits}")
+        raise ConfigError(f"workload.max_len={config.max_len}: some requests have this length, {room}; {fits}")
     return zipf.draw(config, num_requests)

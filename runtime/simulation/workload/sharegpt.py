@@ -12,12 +12,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from ...conf import strict_json
-from ...conf.errors import ConfigError, reason
-from ...conf.row_files import open_rows
-from ...conf.user_path import user_path
-from ...conf.workloads import ShareGptConfig
-from ...models.tokenizer import Tokenizer
+from ....conf import strict_json
+from ....conf.errors import ConfigError, reason
+from ....conf.row_files import open_rows
+from ....conf.user_path import user_path
+from ....conf.workloads import ShareGptConfig
+from ....models.tokenizer import Tokenizer
 from .workload import LENGTH_STREAM, DrawnRequests
 
 _WRONG = "not ShareGPT's JSON, a list of {conversations: [{value: ...}]}"
@@ -33,7 +33,7 @@ def draw(config: ShareGptConfig, num_requests: int | None, tokenizer: Tokenizer)
 
     Raises:
         ConfigError: the file is missing or is not ShareGPT's JSON, it has no usable conversation or fewer than
-            `num_requests`, an object of it has a key twice, or the model has no tokenizer.
+            `num_requests`, a JSON object in it has a duplicate key, or the model has no tokenizer.
     """
     conversations = _read(user_path(config.path, "workload.path"))
     order = np.random.default_rng((config.seed, LENGTH_STREAM)).permutation(len(conversations))
@@ -52,19 +52,17 @@ def draw(config: ShareGptConfig, num_requests: int | None, tokenizer: Tokenizer)
             prompts.append(ids)
             outputs.append(length)
     if num_requests is not None and len(prompts) < num_requests:
-        raise ConfigError(
-            f"workload.num_prompts={num_requests}: {config.path} holds {len(prompts)} usable conversations"
-        )
+        raise ConfigError(f"workload.num_prompts={num_requests}: {config.path} has {len(prompts)} usable conversations")
     if not prompts:
-        raise ConfigError(f"{config.path}: no conversation of two turns of {_MIN_TURN_TOKENS} tokens or more in it")
+        raise ConfigError(f"{config.path}: has no conversation with two turns of at least {_MIN_TURN_TOKENS} tokens")
     return DrawnRequests(np.array([len(ids) for ids in prompts]), np.array(outputs), prompts=prompts)
 
 
 def _turns(conversation: msgspec.Raw, path: str) -> tuple[str, str] | None:
-    """Return the texts of a conversation's first two turns; None where one of them has none.
+    """Return the texts of a conversation's first two turns; None if either has none.
 
     Raises:
-        ConfigError: an object of its JSON has a key twice.
+        ConfigError: a JSON object has a duplicate key.
     """
     try:
         turns = strict_json.loads(bytes(conversation).decode())["conversations"][:2]
@@ -75,7 +73,7 @@ def _turns(conversation: msgspec.Raw, path: str) -> tuple[str, str] | None:
 
 
 def _read(path: Path) -> list[msgspec.Raw]:
-    """Return the JSON of each conversation that has two turns or more, of an array or of JSON Lines."""
+    """Return the JSON of each conversation with two or more turns, from a JSON array or JSON Lines."""
     decoder = msgspec.json.Decoder(_Conversation | None)
     try:
         with open_rows(path, "workload.path") as file:

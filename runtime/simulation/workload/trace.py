@@ -1,7 +1,7 @@
 """Reads requests from a recorded trace: prompt tokens, output tokens and arrival times.
 
-The file is a CSV or JSON, in lines or as an array, with the column names of the Azure LLM inference traces, BurstGPT,
-Vidur, Mooncake, Bailian and others. Mooncake's and Bailian's name the blocks that prompts begin with alike.
+The file is CSV, JSON Lines or a JSON array, with the column names of the Azure LLM inference traces, BurstGPT, Vidur,
+Mooncake, Bailian and others. Mooncake and Bailian traces also have hash ids of prompt blocks, for prefix caching.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from typing import Any
 
 import numpy as np
 
-from ...conf.errors import ConfigError
-from ...conf.row_files import first_row, json_rows, open_rows
-from ...conf.user_path import user_path
-from ...conf.workloads import TraceConfig
-from ..core.numbers import is_number
-from .prefix_ids import PrefixIds
+from ....conf.errors import ConfigError
+from ....conf.row_files import first_row, json_rows, open_rows
+from ....conf.user_path import user_path
+from ....conf.workloads import TraceConfig
+from ...core.numbers import is_number
+from ...core.prefix_ids import PrefixIds
 from .workload import DrawnRequests
 
-# By what a row says: the names, in lower case, of its column or key in the traces of Azure, BurstGPT, Vidur, Mooncake,
-# Bailian and Splitwise, and in those of benchmarks. Of several the first counts.
+# For each field: its column or key names, in lower case, in the traces of Azure, BurstGPT, Vidur, Mooncake, Bailian and
+# Splitwise, and in benchmark files. The first name found is used.
 _NAMES = {
     "time": ("timestamp", "arrived_at", "arrival_timestamp", "arrival_time", "start_time"),
     "prompt tokens": (
@@ -48,17 +48,17 @@ _EXPECTED = (
     "timestamp, input_length, output_length (Mooncake)"
 )
 _TOKEN_LIMIT = 1 << 40
-_MOONCAKE_BLOCK, _BAILIAN_BLOCK = 512, 16  # tokens of a block that a hash id stands for
+_MOONCAKE_BLOCK, _BAILIAN_BLOCK = 512, 16  # tokens per hash id
 _EARLIEST_S, _LATEST_S = 1e9, 1e11  # seconds since 1970: the years 2001 and 5138
 
 
 def draw(config: TraceConfig, num_requests: int | None) -> DrawnRequests:
-    """Return the first `num_requests` rows in the order of time, `time_scale` times as fast. None: all rows.
+    """Return the first `num_requests` rows (None: all) in time order, sped up by `time_scale`.
 
     A prompt or an output of 0 tokens counts as 1.
 
     Raises:
-        ConfigError: the file is missing or is no such trace, a row is bad (the error names its line), or there are
+        ConfigError: the file is missing or not such a trace, a row is invalid (the error names its line), or there are
             fewer rows than `num_requests`.
     """
     prefixes: list[PrefixIds | None] = []
@@ -68,9 +68,9 @@ def draw(config: TraceConfig, num_requests: int | None) -> DrawnRequests:
         prefixes.append(prefix)
     rows = np.array(entries, np.float64).reshape(-1, 3)
     if not len(rows):
-        raise ConfigError(f"{config.path}: no requests in it")
+        raise ConfigError(f"{config.path}: has no requests")
     if num_requests is not None and num_requests > len(rows):
-        raise ConfigError(f"workload.num_prompts={num_requests}: {config.path} holds {len(rows)} requests")
+        raise ConfigError(f"workload.num_prompts={num_requests}: {config.path} has {len(rows)} requests")
     order = np.argsort(rows[:, 0], kind="stable")[:num_requests]
     rows = rows[order]
     lengths = np.maximum(rows[:, 1:], 1).astype(np.int64)
@@ -80,10 +80,10 @@ def draw(config: TraceConfig, num_requests: int | None) -> DrawnRequests:
 
 
 def _requests(path: Path, hash_block_size: int | None) -> Iterator[tuple[tuple[float, int, int], PrefixIds | None]]:
-    """Yield the seconds, prompt tokens and output tokens of each row, and what its prompt begins with."""
+    """Yield each row's time in seconds, prompt tokens and output tokens, and its prompt's prefix ids."""
     line = 1
-    since_1970: bool | None = None  # the first row's time; its size says the unit
-    known: dict[int | str, int] = {}  # a small number for each hash id, which may have any number of bits
+    since_1970: bool | None = None  # whether the first row's time is a Unix time
+    known: dict[int | str, int] = {}  # hash ids, of any size, numbered from 0
     try:
         with open_rows(path, "workload.path") as file:
             lines = io.TextIOWrapper(file, "utf-8-sig", newline="")
@@ -106,7 +106,7 @@ def _requests(path: Path, hash_block_size: int | None) -> Iterator[tuple[tuple[f
                     raise ConfigError(f"{path}:{line}: out of range: {_text(row)}")
                 yield entry, prefix
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not text in UTF-8 ({error.reason} after line {line})") from None
+        raise ConfigError(f"{path}: not UTF-8 text ({error.reason} after line {line})") from None
     except csv.Error as error:
         raise ConfigError(f"{path}: not a CSV ({error} after line {line})") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -116,9 +116,9 @@ def _requests(path: Path, hash_block_size: int | None) -> Iterator[tuple[tuple[f
 
 
 def _rows(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, dict[str, Any], bool]]:
-    """Yield what each row of JSON or a CSV says under the keys of `_NAMES`, the number of its line first.
+    """Yield each row of JSON or a CSV.
 
-    The last part is whether its time is in milliseconds.
+    Each item is the line number, the values by the keys of `_NAMES`, and whether the time is in milliseconds.
     """
     header, first, lines = first_row(lines)
     if header.lstrip().startswith(("{", "[")):
@@ -140,22 +140,22 @@ def _rows(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, dict[str, Any
 
 
 def _names(path: Path, line: int, names: Collection[str]) -> dict[str, str]:
-    """Return under which name each of `_NAMES` stands, in a row or a header.
+    """Return the name that a row or a header uses for each key of `_NAMES`.
 
     Raises:
-        ConfigError: a required one is missing, or stands twice.
+        ConfigError: a required key is missing, or a column is given twice.
     """
     found = {what: next((name for name in choices if name in names), "") for what, choices in _NAMES.items()}
     if not all(found[what] for what in _REQUIRED):
         has = ", ".join(names)[:80] or "none"
-        raise ConfigError(f"{path}:{line}: its columns must be {_EXPECTED}; it has {has}")
+        raise ConfigError(f"{path}:{line}: must have the columns {_EXPECTED}; it has {has}")
     if isinstance(names, list) and (twice := next((name for name in found.values() if names.count(name) > 1), None)):
-        raise ConfigError(f"{path}:{line}: the column {twice!r} is given twice")
+        raise ConfigError(f"{path}:{line}: duplicate column {twice!r}")
     return {what: name for what, name in found.items() if name}
 
 
 def _in_milliseconds(names: Mapping[str, str]) -> bool:
-    """Return whether times are in milliseconds, as Mooncake's are. Bailian's, with a chat, are in seconds."""
+    """Return whether times are in milliseconds, as in Mooncake traces. Bailian traces, with a chat id, use seconds."""
     return names["prompt tokens"] == "input_length" and "chat" not in names
 
 
@@ -174,7 +174,7 @@ def _seconds(value: Any, in_milliseconds: bool) -> float:
 
 
 def _count(value: Any) -> int:
-    """Convert a whole number, whatever it is written as: 12, 12.0 or a text of either."""
+    """Convert a whole number, written as 12, 12.0 or a string of either."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise TypeError(value)
     if isinstance(value, int) or (isinstance(value, str) and value.strip().isdecimal()):
@@ -186,19 +186,19 @@ def _count(value: Any) -> int:
 
 
 class _HashIdsError(ValueError):
-    """Hash ids that say nothing of the prompt."""
+    """Hash ids that are malformed or do not match the prompt length."""
 
 
 def _prefix(row: Mapping[str, Any], num_tokens: int, size: int | None, known: dict[int | str, int]) -> PrefixIds | None:
-    """Return the prompt's hash ids, each for `size` tokens; None: for as many as in the published traces.
+    """Return the prompt's hash ids, each for `size` tokens (None: the block size of the published traces).
 
-    A hash id stands for a block of the prompt and for all before it. A partial block at the end may have one. `known`
-    has a number for each id of the file; new ones are added.
+    A hash id identifies a block of the prompt together with all blocks before it. A partial block at the end may have
+    one. `known` numbers the ids of the file; new ones are added.
     """
     ids = row.get("block ids")
-    if isinstance(ids, str) and ids:  # of a CSV
+    if isinstance(ids, str) and ids:  # from a CSV
         try:
-            ids = json.loads(ids.replace("'", '"'))  # as Python prints a list of texts
+            ids = json.loads(ids.replace("'", '"'))  # a list of strings as Python prints it
         except ValueError:
             raise _HashIdsError(f"hash_ids: not a list of numbers: {ids[:80]!r}") from None
     if ids is None or ids in ("", []):
@@ -206,14 +206,14 @@ def _prefix(row: Mapping[str, Any], num_tokens: int, size: int | None, known: di
     if isinstance(ids, list):
         ids = [int(each) if isinstance(each, float) and abs(each) < 1 << 53 and each % 1 == 0 else each for each in ids]
     if not isinstance(ids, list) or not all(type(each) in (int, str) for each in ids):
-        raise _HashIdsError(f"hash_ids: must be a list of whole numbers or texts: {str(ids)[:80]!r}")
+        raise _HashIdsError(f"hash_ids: must be a list of integers or strings: {str(ids)[:80]!r}")
     size = size or (_BAILIAN_BLOCK if "chat" in row else _MOONCAKE_BLOCK)
     if len(ids) not in (num_tokens // size, -(-num_tokens // size)):
         count = f"{len(ids)} entries for {num_tokens} tokens"
-        raise _HashIdsError(f"hash_ids has {count}, not one for each {size}; see workload.hash_block_size")
+        raise _HashIdsError(f"hash_ids has {count}, not one per {size}; see workload.hash_block_size")
     return PrefixIds([known.setdefault(each, len(known)) for each in ids], size)
 
 
 def _text(row: Mapping[str, Any]) -> str:
-    """Return what a row says, for an error."""
+    """Return a row's values as text for an error."""
     return repr(",".join(str(value) for value in row.values())[:80])

@@ -6,27 +6,27 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import overload
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from .prefix_ids import PrefixIds
+from ...core.prefix_ids import PrefixIds
+from ...core.work_item import WorkItem
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-# Independent streams of random numbers of one seed, so that a new rate changes neither lengths nor prompts.
+# Independent random streams of one seed, so that a new rate changes neither lengths nor prompts.
 LENGTH_STREAM, ARRIVAL_STREAM, PROMPT_STREAM = range(3)
-_SLICE_SIZE = 4096  # requests that are converted from arrays at once
+_SLICE_SIZE = 4096  # requests converted from arrays at a time
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnRequests:
-    """The requests that a workload's rule draws or its file holds, before they are cut to the context.
+    """The requests that a workload draws or reads from its file, before truncation to the context.
 
     `inputs` and `outputs` are numbers of tokens, 1 or more. `times` are seconds from the first request, ascending;
-    None where the rule or the file has none. `prompts` are token ids; None where they are to be random. `prefixes` say
-    what each prompt begins with, None for a prompt that shares nothing; None where the file does not say.
+    None if there are none. `prompts` are token ids; None for random prompts. `prefixes` are the prompts' shared
+    prefixes, None for a prompt that shares nothing; None if the file has no hash ids.
     """
 
     inputs: Ints
@@ -34,23 +34,6 @@ class DrawnRequests:
     times: Floats | None = None
     prompts: list[list[int]] | None = None
     prefixes: list[PrefixIds | None] | None = None
-
-
-class WorkItem(msgspec.Struct, frozen=True):
-    """One request: token ids of its `prompt`, exactly `output_len` output tokens, `arrival` seconds from the start.
-
-    `deadline` is the time from arrival within which the first token is due, in seconds; None: no deadline. `user` is
-    "" where the workload has one user. A lower `priority` is more urgent. A prompt of zeros, as simulations have,
-    begins as `prefix` says.
-    """
-
-    prompt: Sequence[int]
-    output_len: int
-    arrival: float
-    user: str = ""
-    deadline: float | None = None
-    prefix: PrefixIds | None = None
-    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +47,12 @@ class Workload(Sequence[WorkItem]):
     seed: int = 0
     users: int = 1
     deadline: float | None = None  # seconds from a request's arrival
-    num_cut: int = 0  # requests that were longer than the context and were cut to it
-    entries: Ints | None = None  # which prompt each request has; None: one after the other
+    num_cut: int = 0  # requests truncated to the context
+    entries: Ints | None = None  # index of each request's prompt; None: in order
     prompts: list[list[int]] | None = None  # token ids, by prompt; None: random prompts
-    prefixes: list[PrefixIds | None] | None = None  # what each prompt begins with; None: nothing is known of it
-    priorities: tuple[int, ...] = (0,)  # that requests have in turn
-    warmup: Workload | None = None  # requests that are answered before the first of these comes, and do not count
+    prefixes: list[PrefixIds | None] | None = None  # shared prefix of each prompt; None: not known
+    priorities: tuple[int, ...] = (0,)  # assigned to requests round-robin
+    warmup: Workload | None = None  # requests completed before the first of these arrives; not measured
 
     def __len__(self) -> int:
         return len(self.input_lens)
@@ -97,7 +80,7 @@ class Workload(Sequence[WorkItem]):
                 yield WorkItem(bytes(length), output_len, arrival, user, self.deadline, prefix, priority)
 
     def part(self, taken: slice | Ints, arrivals: Floats | None = None) -> Workload:
-        """Return some of the requests, by number; they arrive at `arrivals`, or as they do, the first at 0."""
+        """Return the requests `taken`; they arrive at `arrivals`, or at their own times shifted to start at 0."""
         if arrivals is None:
             arrivals = self.arrivals[taken] - self.arrivals[taken][:1]
         entries = np.arange(len(self)) if self.entries is None else self.entries

@@ -1,17 +1,17 @@
-"""Draws lengths from a Zipf law and divides each at one P:D ratio: the workload of the paper's section 5.3."""
+"""Draws total lengths from a Zipf distribution and splits each by one P:D ratio: the paper's section 5.3."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ...conf.workloads import ZipfConfig
+from ....conf.workloads import ZipfConfig
 from .workload import LENGTH_STREAM, DrawnRequests
 
 
 def draw(config: ZipfConfig, num_requests: int) -> DrawnRequests:
     """Draw the lengths of `num_requests` requests.
 
-    The k-th length from `min_len` on, P + D = min_len - 1 + k, has a probability proportional to k^-theta.
+    The k-th length, P + D = min_len - 1 + k, has a probability proportional to k^-theta.
     """
     ranks = np.arange(1, config.max_len - config.min_len + 2)
     cumulative = np.cumsum(ranks**-config.theta)

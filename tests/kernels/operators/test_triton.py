@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from gapless.models.head_norm import HeadNorm
-from gapless.models.kernels.kernels import TorchKernels
+from gapless.kernels.head_norm import HeadNorm
+from gapless.kernels.operators.base import TorchKernels
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton"),
@@ -36,7 +36,7 @@ def test_kernels_compute_what_torchs_operators_do() -> None:
 
 
 def check_in_interpreter() -> None:
-    from gapless.models.kernels.triton import TritonKernels
+    from gapless.kernels.operators.triton import TritonKernels
 
     kernels = TritonKernels(CPU)
     torch.manual_seed(0)
@@ -83,7 +83,7 @@ def check_rotation_and_writes(
 
 def test_kernels_compile_for_an_h100() -> None:
     """Of LLaMA 2 70B over 8 ranks, and of GPT-3."""
-    from gapless.models.kernels import triton as kernels
+    from gapless.kernels.operators import triton as kernels
 
     sizes = {"G": 8, "D": 128, "HEADS": 16, "BLOCK": 128}
     compile_for_h100(kernels, "_add_and_norm", 16, bias=None, SIZE=8192, BLOCK=8192)

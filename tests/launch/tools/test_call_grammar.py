@@ -205,7 +205,7 @@ def test_an_answer_that_reads_like_a_call(tokenizer: Tokenizer, name: str) -> No
     assert speech is not None
     for keys in like:
         form = StructuredOutputs(**keys)
-        with pytest.raises(ConfigError, match=r'no answer may begin with \{"name": $'):
+        with pytest.raises(ConfigError, match=r'an answer must not start with \{"name": , as'):
             sampled(tokenizer, replace(speech, form=form))
     for keys in own:
         form = StructuredOutputs(**keys)

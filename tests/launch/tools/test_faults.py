@@ -112,7 +112,7 @@ def test_calls_and_answers_of_a_form_go_on_with_the_same_tokens(tmp_path: Path) 
         cut = streamed(server, partial(os.kill, server.engines[0], signal.SIGKILL))
         assert server.process.wait(HANGS_S) == 1
     with serving(tmp_path, *overrides, "parallel=pp2") as server:
-        assert f"requests taken up again: {len(ASKED)}" in server.log
+        assert f"resumed requests: {len(ASKED)}" in server.log
         for (id, tokens), expected in zip(cut, whole, strict=True):
             answer = httpx2.get(f"{server.url}/v1/chat/completions/{id}", timeout=HANGS_S).json()
             assert answer["choices"][0]["token_ids"] == expected

@@ -191,7 +191,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("codex", {"tools": [{"type": "web_search"}], "tool_choice": "required"}, 'web_search = "disabled"'),
     ("codex", {"previous_response_id": "resp_1"}, "previous_response_id: "),
     ("codex", {"store": True}, "store: "),
-    ("codex", {"input": [{"type": "compaction", "encrypted_content": "x"}]}, "no compaction items"),
+    ("codex", {"input": [{"type": "compaction", "encrypted_content": "x"}]}, "compaction items are not supported"),
     (
         "codex",
         {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},

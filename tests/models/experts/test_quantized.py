@@ -17,9 +17,8 @@ from gapless.conf.errors import ConfigError
 from gapless.conf.schema import ModelConfig
 from gapless.kernels.processor import multiplies_bfloat16
 from gapless.kernels.weight_format import WeightFormat
-from gapless.models.huggingface import resolve_architecture
+from gapless.models.checkpoint import Checkpoint
 from gapless.models.layout import tensor_shapes
-from gapless.models.open_checkpoint import open_checkpoint
 from gapless.models.quantization.formats import LayerFormats, cut_too_small, model_formats, rounded_format
 from gapless.models.quantization.matrices import round_to
 from gapless.parallel.groups import Groups
@@ -145,8 +144,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, n
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_rank(kind: str, folders: dict[str, Any], tmp_path: Path) -> None:
     folder, tokens, logits = folders[kind]
-    arch = resolve_architecture(ModelConfig(weights=str(folder)))
-    open_checkpoint(folder, arch).check(arch, tensor_shapes(arch))
+    arch = Checkpoint.open(ModelConfig(weights=str(folder))).arch
+    Checkpoint.open(ModelConfig(weights=str(folder))).tensors(arch).check(arch, tensor_shapes(arch))
     with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 60) as groups:
         run(groups, job(tmp_path / "out.npz", weights=str(folder)))
     check(tmp_path / "out.npz", tokens, logits, quantized_tolerance())
@@ -167,8 +166,10 @@ def test_meshes(pp: int, tp: int, whole: bool, folders: dict[str, Any], tmp_path
 
 
 def formats_of(folder: Path, tp: int, whole: bool = False) -> tuple[LayerFormats, ...]:
-    arch = resolve_architecture(ModelConfig(weights=str(folder)))
-    return model_formats(open_checkpoint(folder, arch).format, arch, tp, "cpu", whole_experts=whole).layers
+    arch = Checkpoint.open(ModelConfig(weights=str(folder))).arch
+    return model_formats(
+        Checkpoint.open(ModelConfig(weights=str(folder))).tensors(arch).format, arch, tp, "cpu", whole_experts=whole
+    ).layers
 
 
 def test_experts_stay_quantized_where_there_is_a_product(folders: dict[str, Any]) -> None:
@@ -188,8 +189,8 @@ def test_experts_stay_quantized_where_there_is_a_product(folders: dict[str, Any]
 def test_whole_experts_keep_the_groups_that_slices_would_cut(folders: dict[str, Any]) -> None:
     folder = folders["awq"][0]
     assert [formats_of(folder, 8, whole=whole)[0].experts is None for whole in (False, True)] == [True, False]
-    arch = resolve_architecture(ModelConfig(weights=str(folder)))
-    format_of = open_checkpoint(folder, arch).format
+    arch = Checkpoint.open(ModelConfig(weights=str(folder))).arch
+    format_of = Checkpoint.open(ModelConfig(weights=str(folder))).tensors(arch).format
     told = cut_too_small(lambda name: format_of(name) if ".experts." in name else None, arch, 8)
     assert told is not None
     assert told.startswith("parallel.tp=8 cuts the groups of tensor model.layers.0.mlp.experts.0.down_proj.weight to")
@@ -234,9 +235,9 @@ def test_what_is_wrong_with_an_expert_is_named(what: str, folders: dict[str, Any
     shutil.copy(folder / "config.json", tmp_path)
     tensors = load_file(folder / "model.safetensors") | changes
     save_file({name: each for name, each in tensors.items() if each is not None}, tmp_path / "model.safetensors")
-    arch = resolve_architecture(ModelConfig(weights=str(tmp_path)))
+    arch = Checkpoint.open(ModelConfig(weights=str(tmp_path))).arch
     with pytest.raises(ConfigError, match=said) as caught:
-        open_checkpoint(tmp_path, arch).check(arch, tensor_shapes(arch))
+        Checkpoint.open(ModelConfig(weights=str(tmp_path))).tensors(arch).check(arch, tensor_shapes(arch))
     assert "\n" not in str(caught.value)
 
 
@@ -246,6 +247,6 @@ def test_a_scheme_for_all_experts_in_one_tensor_is_refused(folders: dict[str, An
     config = json.loads((folder / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": W4A16.config}))
     shutil.copy(folder / "model.safetensors", tmp_path)
-    arch = resolve_architecture(ModelConfig(weights=str(tmp_path)))
+    arch = Checkpoint.open(ModelConfig(weights=str(tmp_path))).arch
     with pytest.raises(ConfigError, match=r"_(blocks|scales): quantized in another way than quantization_config says"):
-        open_checkpoint(tmp_path, arch).check(arch, tensor_shapes(arch))
+        Checkpoint.open(ModelConfig(weights=str(tmp_path))).tensors(arch).check(arch, tensor_shapes(arch))

@@ -14,11 +14,11 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.models.mixtral.modeling_mixtral import MixtralExperts
 
 from gapless.conf.experts import ExpertsConfig
+from gapless.kernels.experts import SeparateExperts
 from gapless.kernels.processor import multiplies_bfloat16
 from gapless.kernels.quantized_matrix import QuantizedMatrix
 from gapless.kernels.weight_format import SHORT, WeightFormat
 from gapless.models.experts import routed
-from gapless.models.experts.cpp import SeparateExperts
 from gapless.models.experts.routed import RoutedExperts
 from gapless.models.experts.router import route
 from gapless.models.quantization.matrices import round_to

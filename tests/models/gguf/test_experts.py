@@ -14,9 +14,8 @@ from gguf import GGMLQuantizationType as Kind
 from gapless.conf.schema import ModelConfig
 from gapless.kernels.processor import multiplies_bfloat16
 from gapless.kernels.weight_format import WeightFormat
-from gapless.models.gguf.weights import FORMATS
-from gapless.models.huggingface import resolve_architecture
-from gapless.models.open_checkpoint import open_checkpoint
+from gapless.models.checkpoint import Checkpoint
+from gapless.models.gguf.block_types import BLOCK_TYPES
 from gapless.models.quantization.formats import model_formats
 from tests.models.gguf.test_weights import IN_GGUF, model_of
 from tests.models.test_tokens import check, job, prompts_of, reference
@@ -25,6 +24,7 @@ from tests.support.gguf_files import converted, write_gguf
 from tests.support.stage_driver import run_all
 from tests.support.token_reference import quantized_tolerance
 
+FORMATS = {name: each.format for name, each in BLOCK_TYPES.items()}
 KINDS = {"mixtral": (Kind.Q4_1, Kind.Q8_0), "qwen2-moe": (Kind.Q5_1, Kind.Q4_0), "qwen3-moe": (Kind.Q8_0, Kind.F16)}
 
 
@@ -77,8 +77,8 @@ def test_gate_and_up_of_gpt_oss_may_have_formats_of_their_own(kinds: tuple[Kind,
     run_ranks(run_all, 1, 2, tmp_path, [job(tmp_path / f"{file.stem}.npz", weights=str(file)) for file in files])
     expected = np.load(tmp_path / "numbers.npz")
     check(tmp_path / "blocks.npz", expected["tokens"], expected["logits"], quantized_tolerance())
-    arch = resolve_architecture(ModelConfig(weights=str(files[0])))
-    format_of = open_checkpoint(files[0], arch).format
+    arch = Checkpoint.open(ModelConfig(weights=str(files[0]))).arch
+    format_of = Checkpoint.open(ModelConfig(weights=str(files[0]))).tensors(arch).format
     on_cpu, on_cuda = (model_formats(format_of, arch, 1, device).layers[0].experts for device in ("cpu", "cuda"))
     down = WeightFormat(8, 32) if multiplies_bfloat16() else FORMATS["MXFP4"]
     assert on_cpu == (WeightFormat(8, 32, has_offsets=True) if Kind.Q4_1 in kinds else down, down)
@@ -89,7 +89,9 @@ def test_gate_and_up_of_gpt_oss_may_have_formats_of_their_own(kinds: tuple[Kind,
 def test_experts_stay_in_their_blocks_formats(files: dict[str, Any]) -> None:
     for name, (kind, of_down) in KINDS.items():
         file = files[name][0]
-        arch = resolve_architecture(ModelConfig(weights=str(file)))
-        own = model_formats(open_checkpoint(file, arch).format, arch, 2, "cpu").layers[1]
+        arch = Checkpoint.open(ModelConfig(weights=str(file))).arch
+        own = model_formats(
+            Checkpoint.open(ModelConfig(weights=str(file))).tensors(arch).format, arch, 2, "cpu"
+        ).layers[1]
         expected = (FORMATS[kind.name], FORMATS[of_down.name]) if of_down.name in FORMATS else None
         assert own.experts == expected

@@ -19,10 +19,9 @@ from gapless.kernels.processor import multiplies_bfloat16
 from gapless.kernels.quantized import QuantizedWeight, make_product, make_table
 from gapless.kernels.quantized_matrix import QuantizedMatrix
 from gapless.kernels.weight_format import WeightFormat
+from gapless.models.checkpoint import Checkpoint
+from gapless.models.gguf.block_types import BLOCK_TYPES
 from gapless.models.gguf.blocks import read_blocks
-from gapless.models.gguf.weights import FORMATS
-from gapless.models.huggingface import resolve_architecture
-from gapless.models.open_checkpoint import open_checkpoint
 from gapless.models.quantization.formats import model_formats
 from gapless.models.quantization.matrices import converted as in_format
 from gapless.parallel.groups import Groups
@@ -35,6 +34,7 @@ from tests.support.gguf_files import converted, write_gguf
 from tests.support.stage_driver import run, run_all
 from tests.support.token_reference import quantized_tolerance
 
+FORMATS = {name: each.format for name, each in BLOCK_TYPES.items()}
 LARGE = WIDE | {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 WRITTEN = (Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0)
 
@@ -73,8 +73,8 @@ def test_codes_and_scales_are_the_numbers_that_gguf_makes_of_blocks(name: str, t
     down, query = arbitrary(Kind[name], 256, 512), arbitrary(Kind[name], 256, 256)
     blocks = {"blk.0.ffn_down.weight": (down, Kind[name]), "blk.0.attn_q.weight": (query, Kind[name])}
     file = write_gguf(tmp_path / "model.gguf", model, blocks=blocks)
-    arch = resolve_architecture(ModelConfig(weights=str(file)))
-    source = open_checkpoint(file, arch)
+    arch = Checkpoint.open(ModelConfig(weights=str(file))).arch
+    source = Checkpoint.open(ModelConfig(weights=str(file))).tensors(arch)
     layer = "model.layers.0."
     assert source.format(f"{layer}mlp.down_proj.weight") == FORMATS[name]
     assert source.format(f"{layer}mlp.up_proj.weight") is None
@@ -92,7 +92,7 @@ def test_codes_and_scales_are_the_numbers_that_gguf_makes_of_blocks(name: str, t
 def test_a_matrix_of_a_codebook_has_a_product_or_is_held_as_integers(kind: Kind) -> None:
     data, _ = weights(kind, 64, 512)
     block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-    matrix = read_blocks(kind.name, FORMATS[kind.name], data.reshape(64, -1, block_bytes), block, slice(0, 512))
+    matrix = read_blocks(BLOCK_TYPES[kind.name], data.reshape(64, -1, block_bytes), block, slice(0, 512))
     numbers = torch.from_numpy(gguf.dequantize(data, kind))
     assert torch.equal(in_format(matrix, WeightFormat(8, 32)).dequantized(), numbers)
     x = torch.randn(3, 512)
@@ -153,8 +153,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, np.
 
 def test_a_matrix_of_several_kinds_takes_what_holds_all(files: dict[str, Any]) -> None:
     file = files["several"][0]
-    arch = resolve_architecture(ModelConfig(weights=str(file)))
-    formats = model_formats(open_checkpoint(file, arch).format, arch, 1, "cpu")
+    arch = Checkpoint.open(ModelConfig(weights=str(file))).arch
+    formats = model_formats(Checkpoint.open(ModelConfig(weights=str(file))).tensors(arch).format, arch, 1, "cpu")
     first, second = formats.layers
     assert (first.qkv, second.qkv) == (FORMATS["Q5_1"], FORMATS["Q4_1"])  # 8 bits with offsets, 4 bits with offsets
     assert (first.fc1, second.fc1) == (FORMATS["Q5_1"], None)
@@ -182,7 +182,7 @@ def test_scales_of_k_types_take_two_bytes_where_products_round_more() -> None:
     """In float32 on a level without bfloat16: rows move by 2^-12 then, and elsewhere not at all."""
     data, _ = weights(Kind.Q2_K, 64, 512)
     block, block_bytes = gguf.GGML_QUANT_SIZES[Kind.Q2_K]
-    matrix = read_blocks("Q2_K", FORMATS["Q2_K"], data.reshape(64, -1, block_bytes), block, slice(0, 512))
+    matrix = read_blocks(BLOCK_TYPES["Q2_K"], data.reshape(64, -1, block_bytes), block, slice(0, 512))
     numbers = torch.from_numpy(gguf.dequantize(data, Kind.Q2_K))
     assert matrix.dequantized().equal(numbers)
     for half_scales in (True, False):

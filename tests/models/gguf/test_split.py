@@ -14,10 +14,10 @@ import transformers
 
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import ModelConfig
+from gapless.models.checkpoint import Checkpoint
+from gapless.models.find_weights import find_weights
 from gapless.models.gguf.file import open_gguf
-from gapless.models.huggingface import resolve_architecture, resolve_weights
 from gapless.models.layout import tensor_shapes
-from gapless.models.open_checkpoint import open_checkpoint
 from tests.models.gguf.test_weights import WIDE, model_of
 from tests.support.gguf_files import write_gguf
 
@@ -38,9 +38,9 @@ def parts(made: tuple[Path, Path], tmp_path: Path) -> list[Path]:
 
 def checked(path: Path) -> Any:
     model = ModelConfig(weights=str(path))
-    arch, found = resolve_architecture(model), resolve_weights(model)
+    arch, found = Checkpoint.open(model).arch, find_weights(model)
     assert found is not None
-    source = open_checkpoint(found, arch)
+    source = Checkpoint.open(ModelConfig(weights=str(found))).tensors(arch)
     source.check(arch, tensor_shapes(arch))
     return arch, source
 

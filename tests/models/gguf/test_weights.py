@@ -17,12 +17,11 @@ from hypothesis import strategies as st
 from gapless.conf.architecture import Architecture
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import ModelConfig
+from gapless.models.checkpoint import Checkpoint
 from gapless.models.gguf.config import config_values
 from gapless.models.gguf.file import open_gguf
 from gapless.models.gguf.weights import _TYPES
-from gapless.models.huggingface import resolve_architecture
 from gapless.models.layout import tensor_shapes
-from gapless.models.open_checkpoint import open_checkpoint
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.rendezvous import Rendezvous
@@ -148,8 +147,8 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[transformers.PreTrai
 
 
 def opened(file: Path) -> tuple[Any, Architecture]:
-    arch = resolve_architecture(ModelConfig(weights=str(file)))
-    return open_checkpoint(file, arch), arch
+    arch = Checkpoint.open(ModelConfig(weights=str(file))).arch
+    return Checkpoint.open(ModelConfig(weights=str(file))).tensors(arch), arch
 
 
 @pytest.mark.parametrize("kind", [Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1])

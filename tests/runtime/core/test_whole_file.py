@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gapless.runtime.run_folder.files import gzip_file, write_text
+from gapless.runtime.analysis.run_folder.files import gzip_file
+from gapless.runtime.core.whole_file import write_text
 
 
 def test_a_write_that_breaks_off_leaves_the_older_file_and_names_it(tmp_path: Path) -> None:
@@ -35,7 +36,7 @@ def test_the_next_writer_of_a_file_removes_what_a_killed_one_left(tmp_path: Path
     code = f"""if True:
         import os
         from pathlib import Path
-        from gapless.runtime.run_folder.files import whole_file
+        from gapless.runtime.core.whole_file import whole_file
         with whole_file(Path({str(file)!r})) as part:
             part.write_text("half")
             os.kill(os.getpid(), 9)"""

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from gapless.conf.errors import ConfigError
 from gapless.conf.workloads import FixedConfig, WorkloadConfig
 from gapless.models.tokenizer import ByteTokenizer
-from gapless.runtime.workload import Clients, WorkItem, Workload, make_workload
+from gapless.runtime.core.work_item import WorkItem
+from gapless.runtime.engine.clients import Clients
+from gapless.runtime.simulation.workload import Workload, make_workload
 from tests.support.closed_loops import loop
 from tests.support.tiers import examples
 
@@ -100,5 +102,5 @@ def test_a_duration_takes_as_many_requests_as_come_in_it() -> None:
 
 
 def test_only_a_closed_loop_thinks() -> None:
-    with pytest.raises(ConfigError, match=r"^workload.think_ms=5.0: must be 0 where max_concurrency is null$"):
+    with pytest.raises(ConfigError, match=r"^workload.think_ms=5.0: must be 0 without max_concurrency$"):
         FixedConfig(think_ms=5.0)

@@ -76,7 +76,7 @@ class Bed:
         self.count = 0
 
     def scheduler(self, stages: int) -> Scheduler:
-        config = TokenBudgetConfig(budget=32, drafts=self.drafts)
+        config = TokenBudgetConfig(max_batched_tokens=32, drafts=self.drafts)
         pool = BlockPool(self.pipeline.num_blocks, BLOCK, prefix_caching=self.caching)
         depth = Depth.fixed(1 if self.looks_ahead else stages)
         return make_scheduler(config, Limits(self.batch, depth, 8, stages, self.looks_ahead), pool)
@@ -185,7 +185,7 @@ def test_a_policy_that_takes_nothing_is_noticed_and_a_repair_is_not_taken_for_on
     bed = Bed()
     bed.coordinator.check_progress()
     request = bed.add()
-    with pytest.raises(PipelineError, match="takes none of 1 unfinished requests, and nothing is in flight"):
+    with pytest.raises(PipelineError, match="scheduler stalled: 1 unfinished requests, none in flight"):
         bed.coordinator.check_progress()
     bed.dispatch()
     bed.coordinator.check_progress()

@@ -11,9 +11,9 @@ import pytest
 
 from gapless import LLM, SamplingParams
 from gapless.conf.policies import POLICY_CONFIGS, SarathiConfig
+from gapless.runtime.analysis.ledger.fleet import Fleet
+from gapless.runtime.analysis.ledger.summary import summarize
 from gapless.runtime.engine.outputs import CompletionOutput
-from gapless.runtime.ledger.fleet import Fleet
-from gapless.runtime.ledger.summary import summarize
 from tests.support.tiers import is_whole
 
 LINES = "".join(f"    self.value_{n} = value_{n}\n" for n in range(6))  # goes on as it began

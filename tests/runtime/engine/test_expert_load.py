@@ -18,10 +18,10 @@ from gapless.conf.experts import ExpertsConfig
 from gapless.models.experts.block import Experts
 from gapless.models.experts.load import ExpertLoad
 from gapless.parallel.mesh import Mesh
+from gapless.runtime.analysis.run_folder.read import read_run_folder
 from gapless.runtime.core.run_record import RunRecord
-from gapless.runtime.run_folder.read import read_run_folder
-from tests.runtime.explain.test_replayed_causes import run_of
-from tests.runtime.ledger.test_stragglers import record_of
+from tests.runtime.analysis.explain.test_replayed_causes import run_of
+from tests.runtime.analysis.ledger.test_stragglers import record_of
 from tests.support.lone_rank import LLAMA, LoneGroups
 from tests.support.written_runs import analysed, write_run
 
@@ -95,5 +95,5 @@ def test_a_slow_stage_is_explained_by_its_experts_where_their_load_differs(of_sl
     ]
     words = analysed(record, {}).words[0]
     assert words.startswith("A slow stage 1 (2.")
-    named = ", as its busiest experts get 3 times the mean of tokens (1.1 times on the others), most often expert 5 of"
+    named = ", its busiest experts get 3x the mean tokens, on other stages 1.1x, mostly expert 5 of"
     assert (f"{named} layer 7)" in words) == (of_slow == 3.0)

@@ -11,17 +11,17 @@ from gapless.conf.errors import ConfigError
 from gapless.conf.policies import EqualTimeConfig
 from gapless.conf.schema import BenchConfig
 from gapless.launch.compose import compose_one
+from gapless.runtime.analysis.ledger.causes import Cause
+from gapless.runtime.analysis.ledger.ledger import Ledger
+from gapless.runtime.analysis.ledger.running_ledger import RunningLedger
+from gapless.runtime.analysis.live.live_spans import live_spans
+from gapless.runtime.analysis.report.faults_section import fault_lines
+from gapless.runtime.analysis.report.run_page import render_report
 from gapless.runtime.core.run_record import RunRecord
 from gapless.runtime.engine.fewer_stages import plan_fewer_stages
 from gapless.runtime.engine.plan import make_plan
-from gapless.runtime.ledger.causes import Cause
-from gapless.runtime.ledger.ledger import Ledger
-from gapless.runtime.ledger.running_ledger import RunningLedger
-from gapless.runtime.report.run_page import render_report
-from gapless.runtime.report.terminal import fault_lines
 from gapless.runtime.scheduler.policies import POLICIES
-from gapless.runtime.serving.live_spans import live_spans
-from tests.runtime.ledger.test_recovery import in_parts
+from tests.runtime.analysis.ledger.test_recovery import in_parts
 from tests.runtime.scheduler.test_schedulers import run
 from tests.support.written_runs import analysed
 
@@ -100,7 +100,7 @@ def test_the_report_says_how_many_stages_are_left() -> None:
     run = analysed(record, {})
     assert [fault["stages"] for fault in run.summary["faults"]] == [3, 2]
     assert "with 3 stages from then on" in fault_lines(run.summary)[0]
-    assert ", 2 stages from then on</td>" in render_report(run)
+    assert " with 2 stages from then on</td>" in render_report(run)
 
 
 def config_of(*overrides: str) -> BenchConfig:
@@ -128,7 +128,7 @@ def test_a_profile_of_other_stages_is_left_aside(tmp_path) -> None:
 def test_what_was_accepted_must_still_fit() -> None:
     config = config_of("cache.num_blocks=64")
     plan = make_plan(config)
-    with pytest.raises(ConfigError, match=r"requests of 64 tokens at most, and requests of up to \d+ were accepted"):
+    with pytest.raises(ConfigError, match=r"requests of at most 64 tokens, but requests of up to \d+ were accepted"):
         plan_fewer_stages(replace(config, cache=replace(config.cache, num_blocks=4)), plan, 1)
     with pytest.raises(ConfigError, match="memory"):
         plan_fewer_stages(replace(config, hardware=replace(config.hardware, memory_gib=1e-4)), plan, 1)

@@ -16,7 +16,7 @@ import torch
 
 from gapless import LLM, SamplingParams
 from gapless.conf.policies import OrcaBestConfig, RequestLevelConfig, SarathiConfig
-from gapless.runtime.ledger.ledger import Ledger
+from gapless.runtime.analysis.ledger.ledger import Ledger
 from tests.support import hf_models
 
 PROMPT = "def read(self, size=-1):\n"
@@ -72,8 +72,8 @@ def test_bad_words(llm: LLM, greedy: list[list[int]]) -> None:
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ({"bad_words": ("",)}, "sampling.bad_words=('',): must be at most 1024 words that are not blank"),
-        ({"bad_words": "\ud800"}, "sampling.bad_words: half of a surrogate pair is not text"),
+        ({"bad_words": ("",)}, "sampling.bad_words=('',): must be at most 1024 non-blank words"),
+        ({"bad_words": "\ud800"}, "sampling.bad_words: contains a lone surrogate, which is not text"),
         ({"bad_words_ids": ((1, -2),)}, "sampling.bad_words_ids=[-2]: must lie in 0 .. "),
         ({"bad_words_ids": ((),)}, "sampling.bad_words_ids=((),): must be lists of token ids"),
         ({"bad_words_ids": (3,)}, "sampling.bad_words_ids=(3,): must be lists of token ids"),
@@ -253,8 +253,8 @@ def test_penalties_survive_preemption(llm: LLM) -> None:
     [
         ("", "prompt 0 is empty"),
         ([], "prompt 0 is empty"),
-        ([5, 10**6], "prompt 0 holds a token id outside 0"),
-        ([-1], "prompt 0 holds a token id outside 0"),
+        ([5, 10**6], "prompt 0 contains a token id outside 0"),
+        ([-1], "prompt 0 contains a token id outside 0"),
         ([1.5], "prompt 0 is neither a text nor a list of token ids"),
         ([None], "prompt 0 is neither a text nor a list of token ids"),
         ({"prompt": 5}, "prompt 0 is neither a text nor a list of token ids"),
@@ -278,7 +278,7 @@ def test_a_bad_prompt_is_refused_and_none_is_run(llm: LLM, prompt: object, messa
 def test_a_prompt_that_can_never_fit_the_cache_is_refused() -> None:
     with (
         LLM("shipped", **{"cache.num_blocks": 4, "parallel.threads": 1}) as llm,
-        pytest.raises(ValueError, match=r"may come to 69 tokens: cache\.num_blocks=4 of 16 hold 64"),
+        pytest.raises(ValueError, match=r"may reach 69 tokens: cache\.num_blocks=4 of 16 hold 64"),
     ):
         llm.generate([[5] * 5], SamplingParams(max_tokens=64))
 

@@ -12,10 +12,10 @@ from gapless.conf.build import compose_engine
 from gapless.conf.policies import POLICY_CONFIGS, SchedulerConfig
 from gapless.conf.schema import EngineConfig
 from gapless.conf.structured_outputs import StructuredOutputs
+from gapless.runtime.analysis.ledger.ledger import Ledger
 from gapless.runtime.engine import start
 from gapless.runtime.engine.outputs import CompletionOutput, RequestOutput
 from gapless.runtime.engine.plan import make_plan
-from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.pipeline.local import LocalPipeline
 
 POLICIES = {name: config(batch=5) for name, config in POLICY_CONFIGS.items()}

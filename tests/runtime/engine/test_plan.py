@@ -13,12 +13,12 @@ from gapless.conf.policies import POLICY_CONFIGS
 from gapless.conf.schema import CacheConfig, EngineConfig, HardwareConfig, SimulateConfig
 from gapless.models.memory import MemoryModel, kv_bytes_per_token
 from gapless.models.work_memory import PAGE_STEP, graph_bytes, sampler_bytes
+from gapless.runtime.analysis.ledger.fleet import Fleet
+from gapless.runtime.analysis.ledger.summary import summarize
 from gapless.runtime.engine.plan import make_plan, make_setup
-from gapless.runtime.ledger.fleet import Fleet
-from gapless.runtime.ledger.summary import summarize
-from gapless.runtime.simulation.run import simulated
-from gapless.runtime.simulation.setting import make_setting
-from gapless.runtime.workload.workload import Workload
+from gapless.runtime.simulation.pipeline.run import simulated
+from gapless.runtime.simulation.pipeline.setting import make_setting
+from gapless.runtime.simulation.workload.workload import Workload
 
 CONTEXT = 65536
 SLOTS = 13  # contexts that fit beside the weights
@@ -80,7 +80,7 @@ def windowed(**overrides: Any) -> SimulateConfig:
 
 def test_a_window_lets_more_and_longer_requests_in() -> None:
     plan, whole = make_plan(windowed()), make_plan(windowed(scheduler={"name": "request_level"}))
-    assert plan.windows == make_setup(windowed(), plan).windows == (4096,)
+    assert plan.windows == make_setup(windowed(), plan).stages[0].windows == (4096,)
     promised = plan.make_pool().blocks_for(32_768)
     assert promised == 2 * 4096 // 16 + 1
     assert plan.kv_tokens == 4 * plan.num_blocks * plan.block_size
@@ -243,7 +243,7 @@ def test_a_cache_of_8_bits_is_counted_and_its_readers_are_known(name: str, cache
     small = replace(engine("cpu"), hardware=HardwareConfig(memory_gib=0.02))
     plain, own = (make_plan(replace(small, cache=CacheConfig(dtype=each))) for each in ("auto", cache_dtype))
     assert own.num_blocks > 2.5 * plain.num_blocks  # of float32
-    assert make_setup(replace(small, cache=CacheConfig(dtype=cache_dtype)), own).cache_dtype == cache_dtype
+    assert make_setup(replace(small, cache=CacheConfig(dtype=cache_dtype)), own).stages[0].cache_dtype == cache_dtype
 
 
 def test_experts_and_latent_attention_can_be_rounded() -> None:

@@ -126,13 +126,13 @@ def test_a_slow_stage(pipeline: Pipeline) -> None:
 @pytest.mark.parametrize("slow", [(0.3, 0.5), (0.2, 0.8)])
 def test_a_stage_that_is_slow_for_a_while(pipeline: Pipeline, slow: tuple[float, float]) -> None:
     words = pipeline.words("sarathi", "workload.num_prompts=8", "workload.output_len=120", slow=slow)
-    named = r"A straggler on stage 1 \([\d.]+ times its usual time from [\d.]+ s to [\d.]+ s\) "
+    named = r"A straggler on stage 1 \([\d.]+x its usual time from [\d.]+ s to [\d.]+ s\) "
     assert re.match(named, words[0]), words
 
 
 def test_a_late_coordinator(pipeline: Pipeline) -> None:
     words = pipeline.words("late")
-    assert words[0].startswith("Late dispatches cost "), words
+    assert words[0].startswith("Coordinator overhead costs "), words
 
 
 @pytest.mark.slow
@@ -146,7 +146,7 @@ def test_hogs_on_the_cores_of_the_ranks(pipeline: Pipeline) -> None:
             hog.kill()
             hog.wait()
     words = pipeline.words_of_record(shares_cores=True)
-    assert re.match(r"Processor contention (on stage \d )?costs ", words[0]), words  # that of one stage, by chance
+    assert re.match(r"CPU contention (on stage \d )?costs ", words[0]), words  # that of one stage, by chance
 
 
 @pytest.mark.slow
@@ -165,7 +165,7 @@ def test_a_hog_on_one_core(pipeline: Pipeline) -> None:
         hog.wait()
         bind(pipeline.launcher.ranks[1].pid, every)
     words = pipeline.words_of_record(shares_cores=True)
-    assert re.match("Processor contention (on stage 1 )?costs ", words[0]), words  # stage 0 too, if others run beside
+    assert re.match("CPU contention (on stage 1 )?costs ", words[0]), words  # stage 0 too, if others run beside
 
 
 def bind(process: int, cores: set[int]) -> None:
@@ -181,9 +181,9 @@ def test_a_slow_client(pipeline: Pipeline) -> None:
         time.sleep(0.1)
         pipeline.llm.generate([[number + 1] * 20], SamplingParams(max_tokens=2))
     words = pipeline.words_of_record()
-    assert re.match("Nothing to mend: .*; the rest is mostly time without requests ", words[0]), words
+    assert re.match("No cause worth fixing: .*; the rest is mostly time without requests ", words[0]), words
 
 
 def test_a_starved_queue(pipeline: Pipeline) -> None:
     words = pipeline.words("sarathi", "workload.request_rate=6", "workload.output_len=2")
-    assert re.match("Nothing to mend: .*; the rest is mostly time without requests ", words[0]), words
+    assert re.match("No cause worth fixing: .*; the rest is mostly time without requests ", words[0]), words

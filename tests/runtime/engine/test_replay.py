@@ -14,18 +14,19 @@ from gapless.conf.policies import POLICY_CONFIGS, Depth, SarathiConfig
 from gapless.conf.sampling import SamplingParams
 from gapless.conf.workloads import FixedConfig
 from gapless.models.tokenizer import ByteTokenizer
+from gapless.runtime.analysis.ledger.ledger import Ledger
 from gapless.runtime.core.block_pool import BlockPool
 from gapless.runtime.core.messages import MicroBatchResult
 from gapless.runtime.core.micro_batch import MicroBatch
 from gapless.runtime.core.request import Request
+from gapless.runtime.core.work_item import WorkItem
 from gapless.runtime.engine.coordinator import Coordinator, TokenEvent
 from gapless.runtime.engine.replay import replay
-from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.pipeline.protocol import PipelineError
 from gapless.runtime.scheduler import Limits
 from gapless.runtime.scheduler.policies import make_scheduler
 from gapless.runtime.scheduler.policies.sarathi import Sarathi
-from gapless.runtime.workload import WorkItem, make_workload
+from gapless.runtime.simulation.workload import make_workload
 from tests.support.closed_loops import loop
 from tests.support.tiers import examples
 from tests.support.virtual_pipeline import VirtualPipeline
@@ -129,7 +130,7 @@ def test_a_policy_may_wait_for_what_is_still_to_come() -> None:
     limits, pool = bed.coordinator.scheduler.limits, bed.coordinator.scheduler.pool
     bed.coordinator.scheduler = InPairs(SarathiConfig(), limits, pool)
     run = bed.run(items_of([0.0, 50.0, 50.0], [(4, 5)] * 3))
-    with pytest.raises(PipelineError, match=r"^the policy takes none of 1 unfinished requests"):
+    with pytest.raises(PipelineError, match=r"^scheduler stalled: 1 unfinished requests"):
         list(run)
     assert [request.finish_reason for request in bed.made] == ["length", "length", "abort"]
 
@@ -201,5 +202,5 @@ def test_what_cannot_fit_is_named(llm: LLM) -> None:
     llm.reset()
     with pytest.raises(ValueError, match="prompt 1 has 3000 tokens: the context is 2048"):
         list(llm.replay([WorkItem([5], 1, 0.0), WorkItem([5] * 3000, 1, 0.0)]))
-    with pytest.raises(ValueError, match="prompt 0 may come to 1100 tokens"):
+    with pytest.raises(ValueError, match="prompt 0 may reach 1100 tokens"):
         list(llm.replay([WorkItem([5] * 1000, 100, 0.0)]))

@@ -16,13 +16,14 @@ from gapless.models.memory import weight_bytes
 from gapless.models.quantization.formats import LayerFormats, ModelFormats
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.split import split_layers
+from gapless.runtime.analysis.explain.rated_costs import floor_seconds
 from gapless.runtime.core.micro_batch_sizes import PHASES, Sizes
 from gapless.runtime.core.run_record import DecodesRecord, MicroBatchRecord, SegmentRecord
-from gapless.runtime.core.stage_floor import StageFloor, StageMachine
-from gapless.runtime.cost.floor import floor_seconds, stage_floors
-from gapless.runtime.cost.stage_costs import LastLayer, MicroBatchShape, StageCosts
-from tests.runtime.cost.test_analytic import DEVICES, MODELS, arch_of, costs_of, operators
-from tests.runtime.cost.test_last_layer import shapes
+from gapless.runtime.core.stage_floor import LastLayer, StageFloor, StageMachine
+from gapless.runtime.engine.stage_floors import stage_floors
+from gapless.runtime.simulation.cost.stage_costs import MicroBatchShape, StageCosts
+from tests.runtime.simulation.cost.test_analytic import DEVICES, MODELS, arch_of, costs_of, operators
+from tests.runtime.simulation.cost.test_last_layer import shapes
 from tests.support.active_params import active_params
 
 MACHINE = StageMachine({"bfloat16": 100.0}, 1000.0)

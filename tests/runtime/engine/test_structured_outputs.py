@@ -111,7 +111,7 @@ def test_bad_words_choose_among_the_outputs_that_match(llm: LLM) -> None:
     choices = StructuredOutputs(choice=["x", "y", "z"])
     (output,) = llm.generate(PROMPTS[0], SamplingParams(bad_words=("x", "z"), structured_outputs=choices, **drawn))
     assert {one.text for one in output.outputs} == {"y"}
-    with pytest.raises(ConfigError, match=r"sampling\.bad_words: no output follows both this and structured_outputs"):
+    with pytest.raises(ConfigError, match=r"sampling\.bad_words: no output satisfies both this and structured_outputs"):
         llm.generate(PROMPTS[0], SamplingParams(bad_words=("x", "y", "z"), structured_outputs=choices, **drawn))
 
 
@@ -135,9 +135,12 @@ def test_logprobs_are_those_of_the_allowed_tokens(llm: LLM) -> None:
         ({"grammar": ""}, r"structured_outputs\.grammar: "),
         ({}, "found none"),
         ({"regex": "a", "choice": ["b"]}, "found regex and choice"),
-        ({"choice": [""]}, r"choice=\('',\): must be texts that are not empty"),
+        ({"choice": [""]}, r"choice=\('',\): must be non-empty strings"),
         ({"json_object": 1}, "json_object=1: must be true or false"),
-        ({"regex": "a", "disable_any_whitespace": True}, "whitespace need json, not regex"),
+        (
+            {"regex": "a", "disable_any_whitespace": True},
+            "whitespace options apply to json and json_object, not to regex",
+        ),
     ],
 )
 def test_what_is_wrong_is_one_line(wanted: dict[str, Any], message: str, llm: LLM) -> None:

@@ -19,6 +19,7 @@ from gapless.runtime.pipeline.handshake import Halt, Ready, Rejoin, Setup
 from gapless.runtime.pipeline.rank import _ServingRank
 from gapless.runtime.pipeline.stage_worker import StageWorker
 from tests.support.fake_client import Coordinator, FakeClient
+from tests.support.lone_rank import stage_specs
 
 MODEL = build(ModelConfig, load_group("model", "tiny"), "model")
 NEW = NewRequest(0, 3, 0, SamplingParams(), ())
@@ -58,8 +59,7 @@ def journal(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def rank() -> Iterator[_Alone]:
-    assert MODEL.architecture is not None
-    setup = Setup(1, 1, MODEL, MODEL.architecture, [(0, 4)], 1, 10, 16, False, 0, 1, 60.0)
+    setup = Setup(stage_specs(MODEL, [(0, 4)], 10, 16), 1, depth=1, threads=1, timeout_s=60.0)
     yield _Alone(FakeClient(), setup, 0, "cpu")  # type: ignore[arg-type]
     assert not dist.is_initialized()
 

@@ -31,7 +31,7 @@ from gapless.runtime.pipeline.local import LocalPipeline
 from gapless.runtime.pipeline.stage_worker import StageWorker
 from gapless.runtime.pipeline.start_warnings import _said_reasons
 from tests.support.fake_cuda import CUDA, FakeCuda, HostWaitError
-from tests.support.lone_rank import LLAMA, lone_stage
+from tests.support.lone_rank import LLAMA, lone_stage, stage_specs
 
 MODEL = build(ModelConfig, load_group("model", "tiny"), "model")
 SOON = 1e18
@@ -59,8 +59,8 @@ def _one_rank() -> Iterator[None]:
 
 def local_pipeline(device: str, depth: int = 2, looks_ahead: bool = False) -> LocalPipeline:
     assert MODEL.architecture is not None
-    layers = [(0, MODEL.architecture.num_layers)]
-    setup = Setup(1, 1, MODEL, MODEL.architecture, layers, depth, 20, 4, False, 0, 1, 60.0)
+    stages = stage_specs(MODEL, [(0, MODEL.architecture.num_layers)], 20, 4)
+    setup = Setup(stages, 1, depth, threads=1, timeout_s=60.0)
     return LocalPipeline(setup, device, looks_ahead)
 
 

@@ -11,32 +11,32 @@ import torch
 from gapless.conf.build import build, load_group
 from gapless.conf.schema import ModelConfig
 from gapless.kernels import processor
+from gapless.models.stage_spec import StageSpec
 from gapless.parallel.mesh import Mesh
 from gapless.runtime.core.stage_floor import StageMachine
 from gapless.runtime.pipeline import measure_machine as measuring
-from gapless.runtime.pipeline.handshake import Setup
 from gapless.runtime.pipeline.measure_machine import measure_machine, slow_reason
 from tests.support.fake_cuda import CUDA, FakeCuda
-from tests.support.lone_rank import LLAMA, lone_stage
+from tests.support.lone_rank import LLAMA, lone_stage, stage_specs
 
 CPU = torch.device("cpu")
 
 
-def setup(model: str = "tiny", **changes: object) -> Setup:
-    """Return the setup of two stages, the second of which has one layer."""
+def spec(stage: int, model: str = "tiny", **changes: object) -> StageSpec:
+    """Return one of two stages, the second of which has one layer."""
     config = replace(build(ModelConfig, load_group("model", model), "model"), dtype="float32", **changes)  # type: ignore[arg-type]
     assert config.architecture is not None
     layers = [
         (0, config.architecture.num_layers - 1),
         (config.architecture.num_layers - 1, config.architecture.num_layers),
     ]
-    return Setup(2, 1, config, config.architecture, layers, 2, 20, 4, False, 0, 1, 60.0)
+    return stage_specs(config, layers, 20, 4)[stage]
 
 
 def test_few_weights_are_not_worth_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "_measured", lambda *_: StageMachine({"float32": 1.0}, 1.0))
-    assert not measure_machine(setup(), Mesh(2, 1, 0), CPU).is_known
-    large = setup("llama-13b")
+    assert not measure_machine(spec(0), Mesh(2, 1, 0), CPU).is_known
+    large = spec(1, "llama-13b")
     assert measure_machine(large, Mesh(2, 1, 1), CPU).is_known
     monkeypatch.setattr(measuring, "_free_bytes", lambda _: 100 << 20)
     assert not measure_machine(large, Mesh(2, 1, 1), CPU).is_known
@@ -44,7 +44,7 @@ def test_few_weights_are_not_worth_the_time(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_processor_that_does_not_multiply_bfloat16_is_measured_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measuring, "_measured", lambda device, dtype, threads: StageMachine({dtype: 1.0}, 1.0))
-    large = setup("llama-13b")
+    large = spec(0, "llama-13b")
     short = msgspec.structs.replace(large, model=replace(large.model, dtype="bfloat16"))
     for multiplies, dtype in ((True, "bfloat16"), (False, "float32")):
         monkeypatch.setattr(processor, "multiplies_bfloat16", lambda multiplies=multiplies: multiplies)
@@ -85,17 +85,15 @@ def test_a_gpu_is_timed_by_its_own_events(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_why_a_stage_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    def stage(kernels: str = "auto") -> str:
-        return slow_reason(setup(kernels=kernels), made)
-
+    plain = lone_stage(LLAMA, Mesh(1, 1), CPU, torch.float32, 4, kernels="torch")
     made = lone_stage(LLAMA, Mesh(1, 1), CPU, torch.float32, 4)
     made.fallback_reason = ""
-    assert stage() == ""
-    assert stage("torch") == "model.kernels=torch leaves the C++ kernels out"
+    assert slow_reason(made) == ""
+    assert slow_reason(plain) == "model.kernels=torch disables the C++ kernels"
     made.fallback_reason = "no compiler; install GCC"
     level = processor.level()
     assert level is not None
-    assert stage() == f"this build has no kernels for its instruction set, {level.name}"
+    assert slow_reason(made) == f"this build has no kernels for its instruction set, {level.name}"
     monkeypatch.setattr(processor, "level", lambda: None)
     made.fallback_reason = processor.lacking()
-    assert stage() == made.fallback_reason
+    assert slow_reason(made) == made.fallback_reason

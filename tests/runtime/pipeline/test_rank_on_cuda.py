@@ -19,20 +19,21 @@ from gapless.parallel import groups as groups_module
 from gapless.parallel import nccl
 from gapless.parallel.mesh import Mesh
 from gapless.runtime.core.messages import MicroBatchMessage, MicroBatchResult, RankFailure
-from gapless.runtime.cost.profile_point import Point
 from gapless.runtime.pipeline import rank as rank_module
 from gapless.runtime.pipeline import start_parts
 from gapless.runtime.pipeline.handshake import Halt, Ready, Rejoin, Setup, StartPart
 from gapless.runtime.pipeline.rank import _Reporter, _ServingRank
-from gapless.runtime.profiling.grid import MessageMaker
+from gapless.runtime.simulation.cost.profile_point import Point
+from gapless.runtime.simulation.profiling.grid import MessageMaker
 from tests.support.fake_client import Coordinator, FakeClient
 from tests.support.fake_cuda import CUDA
 from tests.support.fake_driver import HANG_S, FakeDriver
+from tests.support.lone_rank import stage_specs
 from tests.support.tiers import HANGS_S
 
 MESHES = [Mesh(1, 1, 0), Mesh(1, 2, 1), Mesh(2, 1, 0), Mesh(2, 1, 1), Mesh(2, 2, 2), Mesh(3, 1, 1)]
 MODEL = dataclasses.replace(
-    build(ModelConfig, load_group("model", "tiny"), "model"), cuda_graphs=True, attention="sdpa"
+    build(ModelConfig, load_group("model", "tiny"), "model"), cuda_graphs=True, attention="sdpa", dtype="bfloat16"
 )
 assert MODEL.architecture is not None
 ARCH = dataclasses.replace(MODEL.architecture, num_layers=3)
@@ -60,7 +61,13 @@ class Rank:
         self.driver, self.mesh, self.client = driver, mesh, FakeClient()
         self._messages = MessageMaker(ARCH.vocab_size, BLOCK)
         layers = [(stage, stage + 1) for stage in range(mesh.pp)]
-        setup = Setup(mesh.pp, mesh.tp, MODEL, ARCH, layers, 2, 20, BLOCK, False, 0, 1, 60.0)
+        setup = Setup(
+            stage_specs(dataclasses.replace(MODEL, architecture=ARCH), layers, 20, BLOCK),
+            mesh.tp,
+            depth=2,
+            threads=1,
+            timeout_s=60.0,
+        )
 
         class OnFakeDevice(_ServingRank):
             def _hear(self) -> None:
@@ -285,7 +292,7 @@ def test_the_reporter_waits_on_its_own_device_and_has_no_word_after_it_was_dropp
         patch.setattr(rank_module, "_REPORT_S", 0.05)
         has_begun.wait(HANGS_S)
         reporter.drop()
-        with pytest.raises(RuntimeError, match="cuda:0 still computes"):
+        with pytest.raises(RuntimeError, match="cuda:0 is still computing"):
             reporter.join()
     driver.is_stuck.clear()
     reporter.join()

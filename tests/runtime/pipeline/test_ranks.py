@@ -8,8 +8,8 @@ import pytest
 
 from gapless import LLM
 from gapless.conf.sampling import SamplingParams
+from gapless.runtime.analysis.ledger.ledger import Ledger
 from gapless.runtime.engine.outputs import RequestOutput
-from gapless.runtime.ledger.ledger import Ledger
 from tests.support.process_launcher import ProcessLauncher
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7] * 30, [9] * 40, [11, 12]]

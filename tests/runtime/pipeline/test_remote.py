@@ -26,6 +26,7 @@ from gapless.runtime.pipeline.protocol import PipelineError, PipelineFault
 from gapless.runtime.pipeline.recovery_limit import RecoveryLimit
 from gapless.runtime.pipeline.remote import RemotePipeline
 from gapless.runtime.pipeline.start_warnings import _said_reasons
+from tests.support.lone_rank import stage_specs
 from tests.support.thread_ranks import ThreadLauncher
 from tests.support.tiers import HANGS_S
 
@@ -33,9 +34,8 @@ MODEL = build(ModelConfig, load_group("model", "tiny"), "model")
 
 
 def setup_of(pp: int, tp: int) -> Setup:
-    assert MODEL.architecture is not None
-    layers = [(stage, stage + 1) for stage in range(pp)]
-    return Setup(pp, tp, MODEL, MODEL.architecture, layers, pp, 10 * pp, 16, False, 0, 1, 60.0)
+    stages = stage_specs(MODEL, [(stage, stage + 1) for stage in range(pp)], 10 * pp, 16)
+    return Setup(stages, tp, depth=pp, threads=1, timeout_s=60.0)
 
 
 @contextmanager
@@ -101,7 +101,7 @@ def test_a_start_with_a_fallback_measures_decodes_of_the_whole_pipeline(caplog: 
     with pipeline(3, fallback_reasons={1: "no compiler"}) as (found, launcher):
         (line,) = caplog.messages
         rate = r"\(expect about [\d.e+]+ tokens/s for a single request\)"
-        assert re.match(rf"torch's operators run on rank 1, which take longer {rate}: no compiler; ", line)
+        assert re.match(rf"using torch's operators on rank 1, which are slower {rate}: no compiler; ", line)
         assert [rank.kinds() for rank in launcher.ranks.values()] == [["Setup", *["MicroBatchMessage"] * 2]] * 3
         assert found._patience_s == 300.0, "a chunk may take far longer than these decodes"
         found.submit(micro_batch(0))
@@ -136,9 +136,7 @@ def test_the_limit_on_a_start_counts_from_the_last_sign_of_life() -> None:
             found.wait(time.monotonic() + 0.2)
             if found._repair is not None and found._repair.joined is not None:
                 launcher.ranks[0].send(StartPart(0, "capture", found.clock.now() - begin, is_done=False))
-        with pytest.raises(
-            PipelineError, match=r"did not stand again .*\(rank 0: weights 1\.5 s, capture 2\.\d s so far"
-        ):
+        with pytest.raises(PipelineError, match=r"did not recover .*\(rank 0: weights 1\.5 s, capture 2\.\d s so far"):
             results_of(found, 1)
 
 
@@ -335,7 +333,7 @@ def test_a_rank_that_lives_and_does_not_let_go_is_replaced(monkeypatch: pytest.M
         found.restart(FaultRecord(1, fault.reason, str(fault), fault.since, found.clock.now()))
         launcher.ranks[0].ready = False  # who starts may take longer
         fault = fault_of(found)
-        assert (fault.reason, str(fault)) == ("hang", "rank 1 (stage 1) did not let go of a failed pipeline")
+        assert (fault.reason, str(fault)) == ("hang", "rank 1 (stage 1) did not leave a failed pipeline")
         assert found._dead == {1}
 
 
@@ -347,7 +345,7 @@ def test_a_repair_that_takes_too_long_ends_the_run() -> None:
         found.restart(FaultRecord(1, fault.reason, str(fault), fault.since - 2.0, found.clock.now()))
         launcher.ranks[0].ready = False
         assert found.wait(time.monotonic() + 0.1) == [], "the bound is on the repair, not on what was before"
-        text = r"^rank 0 \(stage 0\) did not stand again \(rank 0 .+\) within parallel\.start_timeout_s=1; raise it"
+        text = r"^rank 0 \(stage 0\) did not recover \(rank 0 .+\) within parallel\.start_timeout_s=1; raise it"
         with pytest.raises(PipelineError, match=text):
             results_of(found, 1)
 
@@ -373,7 +371,7 @@ def test_the_stages_that_are_left_go_on_without_one_that_has_no_place(
         assert launcher.kept == [*range(tp), *range(2 * tp, 3 * tp)], "whole stages"
         assert (found.num_stages, found.num_blocks, len(found.where)) == (2, 20, 2 * tp)
         assert (record.stages, record.ranks) == (2, list(range(2 * tp)))
-        assert "no place for rank " in caplog.text
+        assert "no room for rank " in caplog.text
         found.submit(micro_batch(0, epoch=1))
         assert len(results_of(found, 2 * tp)) == 2 * tp
 
@@ -387,13 +385,13 @@ def test_no_stage_or_one_that_is_too_small_ends_the_run(monkeypatch: pytest.Monk
     with pipeline(2, 1, too_few, resplit_after_s=0.1) as (found, launcher):
         launcher.has_room = False
         launcher.ranks[1].die()
-        with pytest.raises(PipelineError, match=r"no place for rank 1 \(stage 1\) any more, .* do: no memory$"):
+        with pytest.raises(PipelineError, match=r"no room for rank 1 \(stage 1\), .* stages: no memory$"):
             repair(found, fault_of(found))
     with pipeline(1, 2, too_few, resplit_after_s=0.1) as (found, launcher):
         found._parallel = replace(found._parallel, start_timeout_s=1.0)
         launcher.has_room = False
         launcher.ranks[1].die()
-        with pytest.raises(PipelineError, match="did not stand again"):  # nothing is left to go on with
+        with pytest.raises(PipelineError, match="did not recover"):  # nothing is left to go on with
             repair(found, fault_of(found))
 
 
@@ -402,5 +400,5 @@ def test_faults_are_counted_within_the_window() -> None:
     for now in (0.0, 5.0, 10.5, 16.0, 26.1):
         limit.count("a fault", now)
     limit.count("a fault", 36.0)
-    with pytest.raises(PipelineError, match=r"^a fault; it is fault 3 within 10 s \(parallel\.max_recoveries=2\)$"):
+    with pytest.raises(PipelineError, match=r"^a fault; fault 3 within 10 s \(parallel\.max_recoveries=2\)$"):
         limit.count("a fault", 36.1)

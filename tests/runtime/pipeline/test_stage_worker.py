@@ -10,6 +10,7 @@ from gapless.conf.architecture import Architecture
 from gapless.conf.sampling import SamplingParams
 from gapless.conf.schema import ModelConfig
 from gapless.models.build_stage import build_stage
+from gapless.models.stage_spec import StageSpec
 from gapless.parallel.groups import Groups
 from gapless.parallel.mesh import Mesh
 from gapless.parallel.rendezvous import Rendezvous
@@ -40,7 +41,8 @@ ARCH = Architecture(
 def worker() -> Iterator[StageWorker]:
     with Groups.start(Rendezvous(0, 1, "", "cpu"), Mesh(1, 1), 60) as groups:
         model = ModelConfig(architecture=ARCH)
-        yield StageWorker(build_stage(model, ARCH, groups, range(2), num_blocks=12, block_size=4, seed=3))
+        spec = StageSpec(model=model, arch=ARCH, layers=(0, 2), num_blocks=12, block_size=4, seed=3)
+        yield StageWorker(build_stage(spec, groups))
 
 
 def new(request: int, prompt_len: int, **sampling: int) -> NewRequest:

@@ -48,11 +48,11 @@ def lines_of(places: dict[int, Place], tp: int, hardware: HardwareConfig, cluste
 
 def test_a_split_stage_and_its_adapters() -> None:
     (line,) = warned("aabb", 4)
-    assert line.startswith("stages over several nodes (stage 0 on host-a, host-b): each of their all-reduces crosses")
+    assert line.startswith("stages span several nodes (stage 0 on host-a, host-b), so their all-reduces cross")
     assert len(warned("aabb", 4, cluster=ClusterConfig(network_adapters=2))) == 1
     lines = warned("aabb", 4, cluster=ClusterConfig(network_adapters=1))
     assert lines[1] == (
-        "2 ranks of a stage over several nodes share 1 network adapter of a node (cluster.network_adapters) in each "
+        "2 ranks of a stage that spans nodes share 1 network adapter per node (cluster.network_adapters) in each "
         "all-reduce"
     )
 
@@ -60,15 +60,15 @@ def test_a_split_stage_and_its_adapters() -> None:
 def test_stages_that_go_to_and_fro() -> None:
     for hardware in (GPU, HardwareConfig()):
         assert warned("aabbaabb", 2, hardware) == [
-            "stages change nodes 3 times where 1 would do (by stage: host-a, host-b, host-a, host-b): order the ranks "
-            "by node"
+            "stages change nodes 3 times where 1 would suffice (by stage: host-a, host-b, host-a, host-b): order "
+            "ranks by node"
         ]
 
 
 def test_more_nodes_than_the_cluster_is_said_to_need() -> None:
     assert warned("aabb", 2) == [
-        "stages change nodes once (by stage: host-a, host-b), and never by cluster.devices_per_node=8: either "
-        "nodes have fewer devices, or others use them"
+        "stages change nodes once (by stage: host-a, host-b), and never by cluster.devices_per_node=8: "
+        "nodes have fewer devices, or other jobs use them"
     ]
     assert warned("aabb", 2, cluster=ClusterConfig(devices_per_node=2)) == []
     assert warned("aabb", 2, HardwareConfig()) == []  # for the cores of both
@@ -77,7 +77,7 @@ def test_more_nodes_than_the_cluster_is_said_to_need() -> None:
 def test_stages_that_cross_racks_too_often() -> None:
     cluster, racks = ClusterConfig(devices_per_node=1), {"a": "x", "b": "y", "c": "x"}
     assert warned("abc", 1, cluster=cluster, racks=racks) == [
-        "stages change racks 2 times where 1 would do (by stage: x, y, x): order the ranks by rack"
+        "stages change racks 2 times where 1 would suffice (by stage: x, y, x): order ranks by rack"
     ]
     assert warned("acb", 1, cluster=cluster, racks=racks) == []
     assert warned("abc", 1, cluster=cluster, racks={"a": "x"}) == []
@@ -95,8 +95,8 @@ def test_ranks_that_fall_back_for_the_same_reason_share_a_line(caplog: pytest.Lo
     warn_of_fallback(("no compiler", "", "no compiler", "no disk"))
     lines = [line.partition("; ")[0] for line in caplog.messages]
     assert lines == [
-        "torch's operators run on ranks 0, 2, which take longer: no compiler",
-        "torch's operators run on rank 3, which take longer: no disk",
+        "using torch's operators on ranks 0, 2, which are slower: no compiler",
+        "using torch's operators on rank 3, which are slower: no disk",
     ]
 
 
@@ -106,8 +106,8 @@ def test_a_fallback_is_said_once_with_the_measured_speed(caplog: pytest.LogCaptu
     for _ in range(2):
         warn_of_fallback(("no compiler; install GCC",), rates.pop)
     assert caplog.messages == [
-        "torch's operators run, which take longer (expect about 23 tokens/s for a single request): no compiler; "
-        "install GCC; model.kernels=torch asks for them without this line"
+        "using torch's operators, which are slower (expect about 23 tokens/s for a single request): no compiler; "
+        "install GCC; model.kernels=torch selects them without this warning"
     ]
     warn_of_fallback(("", ""), rates.pop)
     assert (len(caplog.messages), len(rates)) == (1, 2), "nothing more is measured than there are lines for"

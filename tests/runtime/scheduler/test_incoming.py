@@ -8,7 +8,8 @@ from gapless.conf.policies import Depth, TokenBudgetConfig
 from gapless.conf.sampling import SamplingParams
 from gapless.runtime.core.block_pool import BlockPool
 from gapless.runtime.core.request import Request
-from gapless.runtime.scheduler.base import Limits, Scheduler
+from gapless.runtime.scheduler.base import Scheduler
+from gapless.runtime.scheduler.limits import Limits
 from gapless.runtime.scheduler.policies import make_scheduler
 
 BLOCK = 4
@@ -16,7 +17,7 @@ BLOCK = 4
 
 def scheduler(num_blocks: int = 20, batch: int = 4) -> Scheduler:
     limits = Limits(batch, Depth.fixed(1))
-    return make_scheduler(TokenBudgetConfig(budget=64), limits, BlockPool(num_blocks, BLOCK))
+    return make_scheduler(TokenBudgetConfig(max_batched_tokens=64), limits, BlockPool(num_blocks, BLOCK))
 
 
 def prefilled(number: int, prompt: int, output: int = 8) -> Request:

@@ -17,14 +17,14 @@ from gapless.conf.policies import (
     TokenThrottleConfig,
 )
 from gapless.conf.sampling import SamplingParams
+from gapless.runtime.analysis.ledger.fleet import Fleet
+from gapless.runtime.analysis.ledger.summary import summarize
 from gapless.runtime.core.block_pool import BlockPool
 from gapless.runtime.core.messages import MicroBatchMessage, Span
 from gapless.runtime.core.micro_batch import MicroBatch
 from gapless.runtime.core.request import Request
 from gapless.runtime.core.run_record import Blocked, DecodesRecord, MicroBatchRecord, Wait
 from gapless.runtime.engine.coordinator import Coordinator
-from gapless.runtime.ledger.fleet import Fleet
-from gapless.runtime.ledger.summary import summarize
 from gapless.runtime.scheduler import Limits, Scheduler
 from gapless.runtime.scheduler.learned.turnaround import Turnaround
 from gapless.runtime.scheduler.policies import make_scheduler
@@ -404,7 +404,7 @@ def test_the_next_is_the_first_that_was_not_aborted(order: str) -> None:
 
 
 def test_prompts_that_fill_a_batch_exactly_enter_together() -> None:
-    scheduler = make(PrefillFirstConfig(max_batched_tokens=100), 4)
+    scheduler = make(PrefillFirstConfig(max_prefill_tokens=100), 4)
     for number, length in enumerate((60, 40, 1)):
         scheduler.add(request(number, length))
     batch = scheduler.next_batch()

@@ -17,15 +17,15 @@ from gapless.conf.errors import ConfigError
 from gapless.conf.policies import Depth, SchedulerConfig
 from gapless.conf.policy_file import policy_mapping
 from gapless.conf.sampling import SamplingParams
+from gapless.runtime.analysis.ledger.ledger import Ledger
 from gapless.runtime.core.block_pool import BlockPool
 from gapless.runtime.core.messages import MicroBatchMessage
 from gapless.runtime.core.request import Request
+from gapless.runtime.core.work_item import WorkItem
 from gapless.runtime.engine.coordinator import Coordinator
-from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.pipeline.protocol import PipelineError
 from gapless.runtime.scheduler import Limits, Scheduler
 from gapless.runtime.scheduler.policies import find_policy, make_scheduler
-from gapless.runtime.workload import WorkItem
 from tests.support.closed_loops import loop
 from tests.support.tiers import examples
 from tests.support.virtual_pipeline import VirtualPipeline
@@ -157,9 +157,9 @@ def test_a_policy_that_never_takes_anything_ends_a_real_run_too(tmp_path: Path) 
         "class Idle(Scheduler):\n    def fill(self, batch):\n        pass\n",
     )
     with LLM("tiny", scheduler=idle, **{"cache.num_blocks": 64}) as llm:
-        with pytest.raises(PipelineError, match=r"^the policy takes none of 2 unfinished requests, and nothing is in"):
+        with pytest.raises(PipelineError, match=r"^scheduler stalled: 2 unfinished requests, none in"):
             llm.generate([[5], [6, 7]])
-        with pytest.raises(PipelineError, match=r"^the policy takes none of 1 unfinished requests"):
+        with pytest.raises(PipelineError, match=r"^scheduler stalled: 1 unfinished requests"):
             list(llm.replay([WorkItem([5], 3, 0.0), WorkItem([5], 3, 0.0)], workload=loop(1)))
 
 

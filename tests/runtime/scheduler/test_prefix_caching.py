@@ -8,10 +8,10 @@ import pytest
 
 from gapless.conf.policies import Depth, SarathiConfig
 from gapless.conf.sampling import SamplingParams
+from gapless.runtime.analysis.ledger.ledger import Ledger
 from gapless.runtime.core.block_pool import BlockPool
 from gapless.runtime.core.request import Request
 from gapless.runtime.engine.coordinator import Coordinator
-from gapless.runtime.ledger.ledger import Ledger
 from gapless.runtime.scheduler import Limits
 from gapless.runtime.scheduler.policies import POLICIES, make_scheduler
 from tests.runtime.scheduler.test_schedulers import WORKLOAD, run

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from gapless.conf.policies import POLICY_CONFIGS, Depth, SarathiConfig, SchedulerConfig
 from gapless.conf.sampling import SamplingParams
+from gapless.runtime.analysis.ledger.ledger import Ledger
+from gapless.runtime.analysis.ledger.token_intervals import TokenIntervals
 from gapless.runtime.core.block_pool import BlockPool
 from gapless.runtime.core.messages import MicroBatchMessage
 from gapless.runtime.core.micro_batch import Chunk, MicroBatch
 from gapless.runtime.core.request import Request
 from gapless.runtime.core.windowed_pool import WindowedPool
 from gapless.runtime.engine.coordinator import Coordinator
-from gapless.runtime.ledger.ledger import Ledger
-from gapless.runtime.ledger.token_intervals import TokenIntervals
 from gapless.runtime.scheduler import ORDERS, Limits, Scheduler
 from gapless.runtime.scheduler.group_scheduler import GroupScheduler
 from gapless.runtime.scheduler.policies import POLICIES, find_policy, make_scheduler
@@ -77,9 +77,9 @@ def workloads(draw: st.DrawFn) -> dict:
 def config_of(policy: str, w: dict) -> SchedulerConfig:
     chunk, tile = w["chunk"], w["tile"]
     own: dict[str, dict] = {
-        "prefill_first": {"max_batched_tokens": chunk},
+        "prefill_first": {"max_prefill_tokens": chunk},
         "sarathi": {"chunk": "auto" if w["auto"] else chunk, "tile": tile, "balance_decodes": w["seed"] % 2 == 1},
-        "token_budget": {"budget": chunk},
+        "token_budget": {"max_batched_tokens": chunk},
         "token_throttle": {
             "iterations": 1 + tile // 4,
             "max_prefill_tokens": 2 * chunk,
@@ -115,10 +115,10 @@ class Audit:
         self.first_waiting = waiting and (waiting.id, waiting.remaining_prefill)
         self.backlog, self.depth = s.backlog, s.depth
         assert s.backlog == sum(self.partial.values()) + sum(
-            r.remaining_prefill for r in (*s.waiting, *s.yielding.values()) if not r.is_finished
+            r.remaining_prefill for r in (*s.waiting, *s._preemption.yielding.values()) if not r.is_finished
         )
         batch = decide()
-        self.short_of_kv = s.short_of_kv or self.preempted or bool(s.yielding)
+        self.short_of_kv = s.short_of_kv or self.preempted or bool(s._preemption.yielding)
         if batch is not None and not self.w.get("windows"):  # else a chunk may be cut short
             check_rule(s, batch, self, self.w)
         return batch
@@ -270,7 +270,7 @@ def check_run(coordinator: Coordinator, pipeline: VirtualPipeline, requests: lis
     for r in requests:
         assert r.output == pipeline.sampled(r.id)[: r.num_output], "an output that the model did not sample"
     check_record(coordinator, pipeline, requests)
-    assert scheduler.drafts is None or not scheduler.drafts.num_followed
+    assert scheduler.speculative_decoding is None or not scheduler.speculative_decoding.num_followed
 
 
 def check_record(coordinator: Coordinator, pipeline: VirtualPipeline, requests: list[Request]) -> None:
@@ -366,12 +366,12 @@ def check_rule(s: Scheduler, batch: MicroBatch, before: Audit, w: dict) -> None:
         assert [r.id for r in decodes] == before.ready[: len(decodes)], "first those that have been ready the longest"
     assert not (chunks and taken & {c.request.id for c in chunks})
     new = [c for c in chunks if c.request.id not in before.partial]
-    assert batch.drafts.keys() <= taken, "only decodes have drafts"
-    assert all(1 <= len(tokens) <= w["drafts"] for tokens in batch.drafts.values())
-    if batch.drafts:
-        undrafted = batch.num_tokens - batch.num_drafts
-        assert batch.num_tokens <= undrafted + (-undrafted % s.tile if chunks else s.tile - undrafted % s.tile)
-        assert batch.num_tokens <= getattr(s, "budget", batch.num_tokens)
+    assert batch.draft_tokens.keys() <= taken, "only decodes have drafts"
+    assert all(1 <= len(tokens) <= w["drafts"] for tokens in batch.draft_tokens.values())
+    if batch.draft_tokens:
+        undrafted, tile = batch.num_tokens - batch.num_draft_tokens, s.limits.tile
+        assert batch.num_tokens <= undrafted + (-undrafted % tile if chunks else tile - undrafted % tile)
+        assert batch.num_tokens <= getattr(s, "max_batched_tokens", batch.num_tokens)
     tokens, whole = batch.num_prefill_tokens, all(c.request.num_blocks_sent == 0 and c.ends_prefill for c in chunks)
     if isinstance(s, GroupScheduler):
         assert whole, "a prompt enters whole"
@@ -391,15 +391,15 @@ def check_rule(s: Scheduler, batch: MicroBatch, before: Audit, w: dict) -> None:
     elif isinstance(s, PrefillFirst):
         assert whole, "a prompt enters whole"
         assert not (chunks and decodes), "prefills and decodes are apart"
-        assert tokens <= s.max_batched_tokens or len(chunks) == 1
+        assert tokens <= s.max_prefill_tokens or len(chunks) == 1
         if decodes and free_choice:
             assert len(decodes) == min(len(before.ready), B), "every ready decode"
     elif isinstance(s, Sarathi):
         assert len(chunks) <= 1
         if chunks:
-            C = s.chunk
+            C, tile = s.chunk, s.limits.tile
             assert batch.num_tokens <= C
-            aligned = (batch.num_tokens - batch.num_drafts) % s.tile == 0 or len(decodes) >= C - C % s.tile
+            aligned = (batch.num_tokens - batch.num_draft_tokens) % tile == 0 or len(decodes) >= C - C % tile
             assert chunks[0].ends_prefill or aligned
         assert chunks or not before.partial or not free_choice, "a prompt that has begun goes on"
         if isinstance(s, BalancedSarathi):
@@ -410,10 +410,10 @@ def check_rule(s: Scheduler, batch: MicroBatch, before: Audit, w: dict) -> None:
     elif isinstance(s, TokenBudget):
         if free_choice:
             assert len(decodes) == min(len(before.ready), B), "decodes first"
-        assert tokens <= max(0, s.budget - len(decodes)), "a non-positive rest admits nothing"
+        assert tokens <= max(0, s.max_batched_tokens - len(decodes)), "a non-positive rest admits nothing"
         check_prompts_in_order(chunks, new, before)
         if free_choice and (s.prefilling or s.num_waiting) and len(s.running) < s.limits.running and len(ids) < B:
-            assert batch.num_tokens - batch.num_drafts >= s.budget, "the budget is used up"
+            assert batch.num_tokens - batch.num_draft_tokens >= s.max_batched_tokens, "the budget is used up"
     elif isinstance(s, TokenThrottle):
         c = s.config
         assert len(decodes) <= max(1, before.share), "decodes are spread over the depth"
@@ -425,11 +425,11 @@ def check_rule(s: Scheduler, batch: MicroBatch, before: Audit, w: dict) -> None:
         if free_choice and before.partial and s.target.fixed_s is None:
             assert chunks, "a prompt that has begun goes on, unless the time is promised"
         a_row = s.target.cost.per_token + s.target.cost.per_row
-        if batch.drafts and a_row > 0.0:
-            assert batch.num_drafts * a_row <= s._left_s * (1 + 1e-9), "drafts take the time that is left"
+        if batch.draft_tokens and a_row > 0.0:
+            assert batch.num_draft_tokens * a_row <= s._left_s * (1 + 1e-9), "drafts take the time that is left"
         assert all(c.ends_prefill for c in chunks[:-1]), "a prompt is cut only where the micro-batch is full"
         if len(chunks) > 1 and s.fits.best.weights is None:
-            assert batch.num_tokens - batch.num_drafts <= max(s.chunk, len(decodes) + chunks[0].length)
+            assert batch.num_tokens - batch.num_draft_tokens <= max(s.chunk, len(decodes) + chunks[0].length)
         check_prompts_in_order(chunks, new, before)
     else:
         pytest.fail(f"{type(s).__name__} has no rule here")
@@ -579,7 +579,7 @@ def test_an_urgent_request_takes_the_place_of_the_least_urgent(policy: str, look
         assert scheduler.next_batch() is not None
         assert set(scheduler.running) == {0, 3}, "the least urgent has gone, and no other"
         assert [request.preemptions for request in (*old, urgent)] == [0, 1, 0, 0]
-        assert not scheduler.yielding
+        assert not scheduler._preemption.yielding
 
 
 def test_equal_priorities_never_preempt_each_other_and_no_work_is_lost_in_vain() -> None:

@@ -20,18 +20,20 @@ from gapless.conf.schema import ServeConfig
 from gapless.conf.structured_outputs import StructuredOutputs
 from gapless.launch.compose import compose_one
 from gapless.parallel.frames import DATA, FrameSocket
+from gapless.runtime.analysis.explain.analysed_run import AnalysedRun
+from gapless.runtime.analysis.ledger.causes import CAUSES, Cause
+from gapless.runtime.analysis.ledger.fleet import Fleet
+from gapless.runtime.analysis.ledger.ledger import Ledger
+from gapless.runtime.analysis.ledger.summary import summarize
+from gapless.runtime.analysis.live.ledger_observer import LedgerObserver
+from gapless.runtime.analysis.live.live_spans import MAX_BOXES, live_spans
+from gapless.runtime.analysis.live.recording import Recording, join_parts
+from gapless.runtime.analysis.run_folder.record_jsonl import read_record, record_lines
+from gapless.runtime.analysis.run_folder.run_info import RunInfo
 from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import FaultRecord, RunRecord
 from gapless.runtime.engine.plan import make_plan
-from gapless.runtime.explain.analysed_run import AnalysedRun
-from gapless.runtime.ledger.causes import CAUSES, Cause
-from gapless.runtime.ledger.fleet import Fleet
-from gapless.runtime.ledger.ledger import Ledger
-from gapless.runtime.ledger.summary import summarize
-from gapless.runtime.run_folder.record_jsonl import read_record, record_lines
-from gapless.runtime.run_folder.run_info import RunInfo
 from gapless.runtime.serving.engine import ServingEngine, run_engine
-from gapless.runtime.serving.live_spans import MAX_BOXES, live_spans
 from gapless.runtime.serving.messages import (
     Abort,
     FromEngine,
@@ -47,9 +49,8 @@ from gapless.runtime.serving.messages import (
     encoder,
     from_engine,
 )
-from gapless.runtime.serving.recording import Recording, join_parts
-from tests.runtime.ledger.test_recovery import random_run
-from tests.runtime.report.test_run_page import simulated_run
+from tests.runtime.analysis.ledger.test_recovery import random_run
+from tests.runtime.analysis.report.test_run_page import simulated_run
 from tests.support.tiers import HANGS_S
 from tests.support.virtual_pipeline import VirtualPipeline
 
@@ -83,7 +84,7 @@ def started() -> Iterator[Engine]:
     config = compose_one([], ServeConfig, "serve")
     ours, theirs = socket.socketpair()
     context = multiprocessing.get_context("spawn")
-    process = context.Process(target=run_engine, args=(to_mapping(config), theirs, {}))
+    process = context.Process(target=run_engine, args=(to_mapping(config), theirs, {}, LedgerObserver))
     process.start()
     theirs.close()
     engine = Engine(FrameSocket(ours))
@@ -196,6 +197,22 @@ def test_a_fault_is_told_at_once() -> None:
     assert Recovery.of(record.faults).seconds == {"detect": 1.0, "start": 0.5}
 
 
+def test_without_an_observer_what_is_over_is_forgotten() -> None:
+    config = compose_one([], ServeConfig, "serve")
+    plan = make_plan(config)
+    ours, theirs = socket.socketpair()
+    pipeline = VirtualPipeline(1, plan.limits.depth.most, 100, 16, lambda micro_batch, stage: 0.01)
+    engine = ServingEngine(config, plan, pipeline, FrameSocket(theirs))
+    engine._add(Submit(0, [5] * 20, SamplingParams(max_tokens=8, ignore_eos=True), 0.0))
+    record = engine._coordinator.record
+    while engine._coordinator.has_work:
+        engine._coordinator.step(engine._coordinator.clock.now() + 1.0)
+        engine._snapshot(always=True)
+    assert (record.micro_batches, record.spans, record.requests) == ([], [], [])
+    snapshots = [from_engine.decode(payload) for _, payload in FrameSocket(ours).receive(10)]
+    assert {(one.tokens, len(one.busy)) for one in snapshots if isinstance(one, Snapshot)} == {(0, 0)}
+
+
 def test_spans_around_a_fault() -> None:
     """What a stage never computed has no length; the rest is all there."""
     ledger = Ledger(random_run(3))
@@ -259,7 +276,7 @@ def test_a_window_of_an_idle_server_is_idle() -> None:
     ledger.check()
     assert ledger.seconds_by_cause()[Cause.STARVED_NO_REQUEST] == pytest.approx(10.0)
     assert Fleet([found]).duration == pytest.approx(5.0)
-    assert AnalysedRun.of(found, RunInfo({})).words == ["No request was there."]
+    assert AnalysedRun.of(found, RunInfo({})).words == ["There were no requests."]
 
 
 def test_a_window_has_its_faults() -> None:

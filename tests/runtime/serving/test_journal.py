@@ -113,7 +113,7 @@ def test_a_damaged_record_ends_what_is_read(tmp_path: Path) -> None:
 def test_a_file_that_is_no_journal_is_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "letter"
     path.write_text("Dear reader, this is no journal.\n")
-    with pytest.raises(ConfigError, match=r"serve.journal=.*letter: it is no journal"):
+    with pytest.raises(ConfigError, match=r"serve.journal=.*letter: is not a journal"):
         Journal(path, "tiny", "same")
     assert path.read_text() == "Dear reader, this is no journal.\n"
 
@@ -133,7 +133,7 @@ def test_one_server_has_it_also_after_it_was_compacted(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     with opened(path) as journal:
         for _ in range(2):
-            with pytest.raises(ConfigError, match="another server writes it"), opened(path):
+            with pytest.raises(ConfigError, match="in use by another server"), opened(path):
                 pass
             journal.compact([accepted(1)])
     with opened(path) as journal:

@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...conf.tuning import TailSlo
-from ..drawing.chart import Axis, Chart, Series, stacked_bars
-from ..report.comparison_charts import pareto_front
-from .search_result import SearchResult
-from .space import Candidate, chunk_key
-from .trial import Trial
+from .....conf.tuning import TailSlo
+from ....simulation.tuning.search_result import SearchResult
+from ....simulation.tuning.space import Candidate, chunk_key
+from ....simulation.tuning.trial import Trial
+from ...drawing.chart import Axis, Chart, Series, stacked_bars
+from ..comparison_charts import pareto_front
 
 
 def charts(found: SearchResult, slo: TailSlo) -> list[Chart]:
-    """Make the charts of a search that have something to show."""
+    """Build the charts of a search, without empty ones."""
     drawn = [
         chunk_chart(found),
         front_chart(found, "tbt", "TBT", lambda trial: trial.tbt_p99_ms, slo.tbt_p99_ms),
@@ -26,7 +26,7 @@ def charts(found: SearchResult, slo: TailSlo) -> list[Chart]:
 
 
 def chunk_chart(found: SearchResult) -> Chart:
-    """Make the bars of the winner's capacity with each chunk."""
+    """Build the bars of the winner's capacity with each chunk size."""
     if not found.chunks:
         return stacked_bars("capacity_by_chunk", "", Axis("capacity"), [], {})
     winner = found.chunks[0][0]
@@ -47,16 +47,16 @@ def pareto(carried: Sequence[CarriedTrial], value: Tail) -> list[CarriedTrial]:
 
 
 def front_chart(found: SearchResult, name: str, what: str, value: Tail, bound: float | None) -> Chart:
-    """Make the scatter of rates that were carried on the whole workload against a tail latency.
+    """Build the scatter plot of rates carried on the whole workload against a tail latency.
 
     The Pareto front is blue. Each setting on it is named at its highest rate there.
 
     Args:
         found: The result of the search.
         name: Short name of the latency, for the figure's file.
-        what: The latency as the chart calls it.
+        what: Name of the latency in the chart.
         value: Reads the latency of a trial, in milliseconds.
-        bound: Its SLO in milliseconds; None: it has none.
+        bound: Its SLO in milliseconds; None: no SLO.
     """
     best = pareto(found.carried, value)
     highest = dict(best)  # rates rise along the front, so each setting keeps its last and highest

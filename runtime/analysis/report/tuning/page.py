@@ -1,48 +1,35 @@
-"""`report.html` of a search: the best setting, the commands that run it, and all settings that were tried."""
+"""`report.html` of a search: the best setting, the commands that run it, and all settings tried."""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Mapping
-from importlib import resources
 
-from ...conf.tuning import TuneConfig
-from ..core.numbers import counted
-from ..cost.error import error_text
-from ..drawing.page_parts import whole_page
-from ..drawing.svg import figures
+from .....conf.tuning import TuneConfig
+from ....core.numbers import counted
+from ....simulation.cost.error import error_text
+from ....simulation.tuning.closest import unmet_note
+from ....simulation.tuning.error_range import range_note, range_text, rate_text
+from ....simulation.tuning.lead import lead_of
+from ....simulation.tuning.search_result import SearchResult
+from ....simulation.tuning.space import chunk_key
+from ...drawing.page_parts import cards, template, whole_page
+from ...drawing.svg import figures
+from ...drawing.text_table import TextTable
 from .charts import charts
-from .closest import unmet_note
-from .error_range import range_note
-from .lead import lead_of
-from .search_result import SearchResult
-from .space import chunk_key
-from .tables import (
-    TextTable,
-    chunk_rows,
-    closest_rows,
-    finalist_rows,
-    misfit_rows,
-    range_text,
-    rate_text,
-    tie_text,
-    tried_rows,
-)
+from .tables import chunk_rows, closest_rows, finalist_rows, misfit_rows, tie_text, tried_rows
 
 
 def render(found: SearchResult, config: TuneConfig, title: str, subtitle: str, commands: Mapping[str, str]) -> str:
-    """Render the page of a search; it needs no other file.
+    """Render the self-contained page of a search.
 
     Args:
         found: The result of the search.
         config: Its config.
         title: Heading of the page.
         subtitle: The line below it.
-        commands: Commands that run the winner, by what they do.
+        commands: Commands that run the winner, by their purpose.
     """
-    body, style = (
-        resources.files(__package__).joinpath(f"tune.{kind}").read_text(encoding="utf-8") for kind in ("html", "css")
-    )
     shown = [
         f'<p class="hint">{html.escape(what)}</p>\n<pre class="command">{html.escape(command)}</pre>'
         for what, command in commands.items()
@@ -50,52 +37,55 @@ def render(found: SearchResult, config: TuneConfig, title: str, subtitle: str, c
     tried = tried_rows(found)
     notes = (("next", lead_note(found)), ("error", error_note(found)))
     return whole_page(
-        body,
+        template("tune.html", __package__),
         {
             "title": html.escape(title),
             "subtitle": html.escape(subtitle),
-            "cards": "\n".join(_card(*card) for card in cards(found, config)),
+            "cards": cards(main_numbers(found, config)),
             "commands": "\n".join(shown) or f'<p class="none">{html.escape(unmet_note(found.closest))}</p>',
             "finalists_title": "The best settings" if found.finalists else "The closest settings",
-            "finalists": table(finalist_rows(found.finalists) if found.finalists else closest_rows(found.closest)),
+            "finalists": _table(finalist_rows(found.finalists) if found.finalists else closest_rows(found.closest)),
             "ties": html.escape(ties_note(found)),
             "error": "".join(f"  <p><b>{name}</b> {html.escape(note)}</p>\n" for name, note in notes if note),
             "finalists_note": html.escape(finalists_note(found)),
             "charts": figures(charts(found, config.slo)),
-            "chunks": table(chunk_rows(found)),
-            "misfits": table(misfit_rows(found)) if found.misfits else '<p class="none">every grid fits</p>',
-            "tried": table(tried),
+            "chunks": _table(chunk_rows(found)),
+            "misfits": _table(misfit_rows(found), "every grid fits"),
+            "tried": _table(tried),
             "tried_note": html.escape(tried_note(found)),
             "tried_summary": f"all {len(tried.rows)} settings",
         },
-        style,
     )
 
 
-def cards(found: SearchResult, config: TuneConfig) -> list[tuple[str, str, str]]:
-    """Return the main results as cards: a name, a value (HTML) and a note."""
+def main_numbers(found: SearchResult, config: TuneConfig) -> list[tuple[str, str, str, str]]:
+    """Return the main results: each a name, a value, its unit and a note."""
     winner = found.winner
     if winner is None:
-        near = [("closest", f"{one.times:.3g}x", one.text) for one in found.closest[:1]]
-        return [("capacity", "0", "no setting meets the SLO at any rate"), *near]
+        near = [("closest", f"{one.times:.3g}x", "", one.text) for one in found.closest[:1]]
+        return [("capacity", "0", "", "no setting meets the SLO at any rate"), *near]
     candidate = winner.candidate
     devices = config.nodes * config.cluster.devices_per_node
     per_device = winner.interval.mean / devices
     shown = [
-        ("capacity", f"{rate_text(winner.interval.mean)} <small>requests/s</small>", interval_note(found)),
-        *([("ties", str(len(found.ties)), "settings that cannot be told apart; see the table")] if found.ties else []),
-        ("grid", html.escape(candidate.grid), f"{counted(devices, 'device')}, {per_device:.3g} requests/s each"),
-        ("policy", html.escape(candidate.policy.name), ""),
+        ("capacity", rate_text(winner.interval.mean), "requests/s", interval_note(found)),
+        *(
+            [("ties", str(len(found.ties)), "", "settings that cannot be told apart; see the table")]
+            if found.ties
+            else []
+        ),
+        ("grid", candidate.grid, "", f"{counted(devices, 'device')}, {per_device:.3g} requests/s each"),
+        ("policy", candidate.policy.name, "", ""),
     ]
     if candidate.chunk is not None:
-        shown.append((str(chunk_key(candidate.policy)), str(candidate.chunk), "tokens of a micro-batch"))
+        shown.append((str(chunk_key(candidate.policy)), str(candidate.chunk), "", "tokens of a micro-batch"))
     if found.asked is not None:
-        shown.append(("asked", f"{rate_text(found.asked)} <small>requests/s</small>", asked_note(found)))
+        shown.append(("asked", rate_text(found.asked), "requests/s", asked_note(found)))
     return shown
 
 
 def interval_note(found: SearchResult) -> str:
-    """Say how certain the winner's capacity is."""
+    """Describe the confidence interval of the winner's capacity."""
     winner = found.winner
     assert winner is not None
     interval = winner.interval
@@ -106,19 +96,19 @@ def interval_note(found: SearchResult) -> str:
 
 
 def error_note(found: SearchResult) -> str:
-    """Say how far stage times may be off, and what the range of each finalist means."""
+    """Describe the error of stage times, and what the range of each finalist means."""
     note = range_note(found.error) if found.finalists else ""
     return f"{error_text(found.error)}. {note}".strip()
 
 
 def lead_note(found: SearchResult) -> str:
-    """Say whether the winner's lead outlasts the error of stage times; empty if there is no lead or no error known."""
+    """Say whether the winner's lead exceeds the error of stage times; empty if there is no lead or no known error."""
     lead = lead_of(found.finalists)
     return lead.text if lead is not None else ""
 
 
 def ties_note(found: SearchResult) -> str:
-    """Say which finalists cannot be told apart, and why the first comes first; empty if the winner stands alone."""
+    """Name the statistically tied finalists, and why the first is ranked first; empty if there are none."""
     ties = found.ties
     if not ties:
         return ""
@@ -139,7 +129,7 @@ def asked_note(found: SearchResult) -> str:
 
 
 def finalists_note(found: SearchResult) -> str:
-    """Say what the numbers of the finalists are."""
+    """Explain the numbers of the finalists."""
     bubbles = (
         "Bubbles: idle without starved, recovery, fill and drain, over all stage time "
         "(docs/ledger.md#idle-and-bubbles)."
@@ -160,7 +150,7 @@ def finalists_note(found: SearchResult) -> str:
 
 
 def tried_note(found: SearchResult) -> str:
-    """Say how much was simulated."""
+    """Describe the amount of simulation."""
     bounded = sum(tried.requests == 0 for tried in found.tried)
     return (
         f"{counted(len(found.tried), 'setting')}, {bounded} of them ruled out by their bound alone; "
@@ -169,22 +159,5 @@ def tried_note(found: SearchResult) -> str:
     )
 
 
-def table(rows: TextTable) -> str:
-    """Render a table as HTML."""
-    if not rows.rows:
-        return '<p class="none">none</p>'
-    last = len(rows.heads) - 1
-
-    def css(column: int) -> str:
-        if column not in rows.left_columns:
-            return ""
-        return ' class="why"' if column == last else ' class="text"'
-
-    heads = "".join(f"<th{css(n)}>{html.escape(head)}</th>" for n, head in enumerate(rows.heads))
-    lines = ("".join(f"<td{css(n)}>{html.escape(cell)}</td>" for n, cell in enumerate(row)) for row in rows.rows)
-    body = "".join(f"<tr>{line}</tr>" for line in lines)
-    return f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _card(what: str, value: str, note: str) -> str:
-    return f'<div class="card"><h3>{what}</h3><div class="value">{value}</div><p>{html.escape(note)}</p></div>'
+def _table(shown: TextTable, none: str = "none") -> str:
+    return shown.html() if shown.rows else f'<p class="none">{none}</p>'

@@ -1,65 +1,24 @@
-"""Tables of what a search found, as text. The terminal and the page show the same tables."""
+"""Tables of a search's results, as text. The terminal and the page show the same tables."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from ..core.numbers import counted
-from ..drawing.formatting import ms_text, percent_text
-from .capacity import Capacity
-from .closest import Approach
-from .error_range import ErrorRange
-from .paired import Difference, Verdict
-from .search_result import Finalist, SearchResult, TriedCandidate
-from .space import chunk_key
+from ....core.numbers import counted, ms_text, percent_text
+from ....simulation.tuning.capacity import Capacity
+from ....simulation.tuning.closest import Approach
+from ....simulation.tuning.error_range import range_text, rate_text
+from ....simulation.tuning.paired import Difference, Verdict
+from ....simulation.tuning.search_result import Finalist, SearchResult, TriedCandidate
+from ....simulation.tuning.space import chunk_key
+from ...drawing.text_table import TextTable
 
-RUNGS = {"first": "quarter", "second": "half", "whole": "all"}  # what share of the requests each rung simulates
-
-
-@dataclass(frozen=True, slots=True)
-class TextTable:
-    """A table of text.
-
-    Attributes:
-        heads: Headings of the columns.
-        rows: The cells of each row.
-        left_columns: Columns that are aligned left; the others are aligned right.
-        optional_columns: Columns that are left out where there is no room, the last one first.
-    """
-
-    heads: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
-    left_columns: frozenset[int] = frozenset({0})
-    optional_columns: tuple[int, ...] = ()
-
-    def fitting_columns(self, width: int, *, gap: int, last_width: int) -> list[int]:
-        """Return the columns that fit into `width` letters.
-
-        Args:
-            width: Letters of a line.
-            gap: Letters between two columns.
-            last_width: Letters of the last column, which may be broken into lines.
-        """
-        kept = list(range(len(self.heads)))
-        optional = list(self.optional_columns)
-        while optional and self.letters(kept[:-1], gap) + last_width > width:
-            kept.remove(optional.pop())
-        return kept
-
-    def letters(self, columns: Sequence[int], gap: int) -> int:
-        """Return how many letters a line of these columns has, each with its gap."""
-        return sum(max(len(line[n]) for line in (self.heads, *self.rows)) + gap for n in columns)
-
-
-def rate_text(rate: float) -> str:
-    """Write a rate with three significant digits."""
-    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+RUNGS = {"first": "quarter", "second": "half", "whole": "all"}  # share of the requests that each rung simulates
 
 
 def finalist_rows(finalists: Sequence[Finalist]) -> TextTable:
-    """Make the table of the best settings, with the numbers of a run at their rate."""
+    """Build the table of the best settings, with the numbers of a run at their rate."""
     heads = (
         *("setting", "requests/s", "if times are off", "less than the best", "seeds", "TTFT p99", "TBT p99"),
         *("output tok/s", "bubbles", "KV", "what keeps it from more"),
@@ -80,16 +39,21 @@ def finalist_rows(finalists: Sequence[Finalist]) -> TextTable:
         )
         for place, finalist in enumerate(finalists, 1)
     ]
-    return TextTable(heads, rows, frozenset({0, 10}), optional_columns=(2, 3, 5, 6, 4, 8, 9, 7))
-
-
-def range_text(off: ErrorRange | None) -> str:
-    """Write a range in requests/s: `1.9 to 2.5`; `-` where there is none."""
-    return "-" if off is None else f"{rate_text(off.low)} to {rate_text(off.high)}"
+    optional = (
+        "if times are off",
+        "less than the best",
+        "TTFT p99",
+        "TBT p99",
+        "seeds",
+        "bubbles",
+        "KV",
+        "output tok/s",
+    )
+    return TextTable(heads, rows, "The best settings", ("setting", "what keeps it from more"), optional)
 
 
 def behind_text(behind: Difference, verdict: Verdict) -> str:
-    """Write how much less than the best a setting carries, in requests/s, and whether that tells them apart."""
+    """Format by how much a setting carries less than the best, in requests/s, and whether they are tied."""
     if verdict == "best":
         return "the most"
     words = {"less": "", "equal": ", equal", "tie": ", a tie"}
@@ -97,7 +61,7 @@ def behind_text(behind: Difference, verdict: Verdict) -> str:
 
 
 def difference_text(difference: Difference) -> str:
-    """Write a difference in requests/s, with its interval: `0.12 ± 0.05`."""
+    """Format a difference in requests/s, with its interval: `0.12 ± 0.05`."""
     if difference.half is None:
         return f"{difference.mean:.3g}"
     scale = max(abs(difference.mean), difference.half)
@@ -107,12 +71,12 @@ def difference_text(difference: Difference) -> str:
 
 
 def tie_text(names: Sequence[str], behind: Sequence[Difference], why_first: str) -> str:
-    """Say which settings cannot be told apart; empty if there are no two.
+    """List the statistically tied settings; empty if there are fewer than two.
 
     Args:
-        names: The settings, the one that comes first first.
-        behind: How far each is behind the one with the highest mean.
-        why_first: Why the first one comes first.
+        names: The settings, the top-ranked one first.
+        behind: The difference of each to the highest mean.
+        why_first: Why the first one is ranked first.
     """
     if len(names) < 2:
         return ""
@@ -126,7 +90,7 @@ def tie_text(names: Sequence[str], behind: Sequence[Difference], why_first: str)
 
 
 def closest_rows(closest: Sequence[Approach]) -> TextTable:
-    """Make the table of the settings that come closest to an SLO that none meets."""
+    """Build the table of the settings closest to an unmet SLO."""
     heads = ("setting", "requests/s", *(f"{tail.name} p99" for one in closest[:1] for tail in one.tails), "misses")
     rows = [
         (
@@ -142,19 +106,18 @@ def closest_rows(closest: Sequence[Approach]) -> TextTable:
         )
         for place, one in enumerate(closest, 1)
     ]
-    last = len(heads) - 1
-    return TextTable(heads, rows, frozenset({0, last}), optional_columns=tuple(range(last - 1, 0, -1)))
+    return TextTable(heads, rows, "The closest settings", ("setting", "misses"), heads[-2:0:-1])
 
 
 def limit_text(capacity: Capacity) -> str:
-    """Say why a capacity is not higher."""
+    """Return why a capacity is not higher."""
     if capacity.limit is None:
         return f"no schedule carries {rate_text(capacity.above)}" if capacity.above else ""
     return f"{capacity.why} at {rate_text(capacity.above)}" if capacity.above else capacity.why
 
 
 def chunk_rows(found: SearchResult) -> TextTable:
-    """Make the table of the winner with each chunk."""
+    """Build the table of the winner with each chunk size."""
     if not found.chunks:
         return TextTable((), [])
     best = max(capacity.rate for _, capacity in found.chunks) or 1.0
@@ -176,11 +139,11 @@ def chunk_rows(found: SearchResult) -> TextTable:
             )
         )
     heads = (key, "requests/s", "of the best", "TTFT p99", "TBT p99", "what keeps it from more")
-    return TextTable(heads, rows, frozenset({5}), optional_columns=(3, 2))
+    return TextTable(heads, rows, "Which chunk size", ("what keeps it from more",), ("TTFT p99", "of the best"))
 
 
 def grid_rows(found: SearchResult) -> TextTable:
-    """Make the table of the setting of each grid that came furthest, and why it is not the winner."""
+    """Build the table of the setting of each grid that came furthest, and why it is not the winner."""
     best: dict[str, TriedCandidate] = {}
     for tried in sorted(found.tried, key=_furthest_first):
         best.setdefault(tried.candidate.grid, tried)
@@ -196,17 +159,17 @@ def grid_rows(found: SearchResult) -> TextTable:
         for grid, tried in best.items()
     ]
     heads = ("grid", "its best setting", "carried", "bound", "why not")
-    return TextTable(heads, rows, frozenset({0, 1, 4}), optional_columns=(3,))
+    return TextTable(heads, rows, "Grids", ("grid", "its best setting", "why not"), ("bound",))
 
 
 def misfit_rows(found: SearchResult) -> TextTable:
-    """Make the table of the grids that cannot hold the model, each with the reason."""
+    """Build the table of the grids that the model does not fit, with the reasons."""
     rows = [(f"tp{m.tp} pp{m.pp}" + (f" x{m.replicas}" if m.replicas > 1 else ""), m.why) for m in found.misfits]
-    return TextTable(("grid", "why"), rows, frozenset({0, 1}))
+    return TextTable(("grid", "why"), rows, "What does not fit", ("grid", "why"))
 
 
 def tried_rows(found: SearchResult) -> TextTable:
-    """Make the table of every setting, the one that came furthest first."""
+    """Build the table of all settings, the one that came furthest first."""
     winner = found.winner.candidate if found.winner else None
     rows = []
     for tried in sorted(found.tried, key=_furthest_first):
@@ -222,17 +185,17 @@ def tried_rows(found: SearchResult) -> TextTable:
             )
         )
     heads = ("setting", "carried", "TTFT p99", "TBT p99", "bound", "why not the best")
-    return TextTable(heads, rows, frozenset({0, 5}))
+    return TextTable(heads, rows, left=("setting", "why not the best"))
 
 
 def _carried(tried: TriedCandidate) -> str:
-    """Write the rate that was carried, and on what share of the requests if not on all."""
+    """Format the rate carried, and the share of the requests if not all were simulated."""
     if not tried.low:
         return "-"
     return rate_text(tried.low) + (f" ({RUNGS[tried.rung]})" if tried.rung != "whole" else "")
 
 
 def _furthest_first(tried: TriedCandidate) -> tuple[int, bool, float, float]:
-    """Order candidates by how far they came, then by the rate that they carried."""
+    """Return the sort key of a candidate: by how far it came, then by the rate it carried."""
     reached = list(RUNGS).index(tried.reached) if tried.reached else -1
     return -max(reached, 2 * (tried.rung == "whole")), not tried.low, -tried.low, -tried.bound.rate

@@ -14,20 +14,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gapless.runtime.analysis.drawing import distributions, formatting, thinning
+from gapless.runtime.analysis.drawing.chart import Axis, Chart, Series, extent, stacked_bars, ticks
+from gapless.runtime.analysis.drawing.chart_data import ChartData, fleet_chart_data
+from gapless.runtime.analysis.drawing.layout import WIDTH, Layout, Line, Text
+from gapless.runtime.analysis.drawing.page_parts import template
+from gapless.runtime.analysis.drawing.png import draw_chart, light_palette, write_figures
+from gapless.runtime.analysis.drawing.svg import figure
+from gapless.runtime.analysis.ledger.causes import CAUSES
+from gapless.runtime.analysis.ledger.fleet import Fleet
+from gapless.runtime.analysis.report import run_charts
+from gapless.runtime.analysis.report.comparison_charts import heat_maps, pareto_front, throughput_against
+from gapless.runtime.analysis.report.run_groups import RunGroup
+from gapless.runtime.analysis.run_folder.read import RunFolder
+from gapless.runtime.core.numbers import number_text
 from gapless.runtime.core.run_record import RunRecord
-from gapless.runtime.drawing import distributions, formatting, thinning
-from gapless.runtime.drawing.chart import Axis, Chart, Series, extent, stacked_bars, ticks
-from gapless.runtime.drawing.chart_data import ChartData, fleet_chart_data
-from gapless.runtime.drawing.layout import WIDTH, Layout, Line, Text
-from gapless.runtime.drawing.page_parts import template
-from gapless.runtime.drawing.png import draw_chart, light_palette, write_figures
-from gapless.runtime.drawing.svg import figure
-from gapless.runtime.ledger.causes import CAUSES
-from gapless.runtime.ledger.fleet import Fleet
-from gapless.runtime.report import run_charts
-from gapless.runtime.report.comparison_charts import heat_maps, pareto_front, throughput_against
-from gapless.runtime.report.run_groups import RunGroup
-from gapless.runtime.run_folder.read import RunFolder
 from tests.support.hand_made import one_stage, run_group
 
 Array = np.ndarray
@@ -118,7 +119,7 @@ def test_a_mark_is_drawn_at_its_value_or_as_an_arrow_that_names_it(value: float,
         assert text.text == "SLO"
     else:
         assert not lines
-        assert formatting.number_text(value) in text.text
+        assert number_text(value) in text.text
         assert text.text.endswith("\N{RIGHTWARDS ARROW}") == (value > layout.x1)
         assert text.text.startswith("\N{LEFTWARDS ARROW}") == (value < layout.x0)
 

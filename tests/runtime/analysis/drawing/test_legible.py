@@ -12,15 +12,13 @@ from typing import Any
 
 import pytest
 
-from gapless.runtime.difference.difference_page import render_difference
-from gapless.runtime.difference.run_difference import RunDifference
-from gapless.runtime.drawing.formatting import css_name
-from gapless.runtime.drawing.page_parts import HATCHES, template
-from gapless.runtime.ledger.causes import CAUSES
-from gapless.runtime.report.run_groups import group_runs
-from gapless.runtime.report.write_comparison import write_comparison
-from gapless.runtime.run_folder.read import read_run_folder
-from tests.runtime.report.test_run_page import CHROMIUM, page_of, simulated_run
+from gapless.runtime.analysis.drawing.formatting import css_name
+from gapless.runtime.analysis.drawing.page_parts import HATCHES, template
+from gapless.runtime.analysis.ledger.causes import CAUSES
+from gapless.runtime.analysis.report.run_groups import group_runs
+from gapless.runtime.analysis.report.write_comparison import write_comparison
+from gapless.runtime.analysis.run_folder.read import read_run_folder
+from tests.runtime.analysis.report.test_run_page import CHROMIUM, page_of, simulated_run
 from tests.support.hand_made import config
 from tests.support.tiers import HANGS_S
 from tests.support.written_runs import write_run
@@ -112,14 +110,9 @@ addEventListener("load", () => setTimeout(() => {
 def test_a_small_screen_shows_all_text_at_12_px_and_does_not_scroll_sideways(kind: str, width: int, tmp_path: Path):
     if kind == "run":
         page = page_of(simulated_run(4, 300))
-    elif kind == "difference":
-        for chunk in (256, 128):
-            write_run(tmp_path / str(chunk), simulated_run(3, 100, seed=chunk), config(chunk=chunk))
-        base, other = (read_run_folder(tmp_path / str(chunk)) for chunk in (256, 128))
-        page = render_difference(RunDifference([base], [other]))
     else:
         folders = []
-        for chunk in (256, 128, 64):
+        for chunk in (256, 128, 64) if kind == "comparison" else (256, 128):
             write_run(tmp_path / str(chunk), simulated_run(2, 100, seed=chunk), config(chunk=chunk))
             folders.append(read_run_folder(tmp_path / str(chunk)))
         write_comparison(tmp_path, group_runs(folders), figures=False)

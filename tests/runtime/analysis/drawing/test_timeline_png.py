@@ -1,20 +1,17 @@
-"""The window that `timeline.png` shows: typical of its run by the causes of idle time, one length for all runs."""
+"""The window that `timeline.png` shows: the middle of its run, one length for all runs."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gapless.runtime.analysis.drawing.timeline_png import TimelineWindow, idle_text, windows_of, write_timeline
+from gapless.runtime.analysis.ledger.ledger import Ledger
 from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import DecodesRecord, FaultRecord, MicroBatchRecord, RunRecord, SegmentRecord
-from gapless.runtime.drawing.timeline_png import TimelineWindow, idle_text, windows_of, write_timeline
-from gapless.runtime.drawing.typical_window import TimeShares
-from gapless.runtime.ledger.causes import CAUSES
-from gapless.runtime.ledger.ledger import Ledger
 from tests.support.hand_made import span
 from tests.support.tiers import examples
 
@@ -56,35 +53,17 @@ runs = st.lists(st.tuples(st.sampled_from([CHUNK, DECODE]), st.floats(0.01, 1.0)
 
 
 @settings(max_examples=examples(60))
-@given(runs, st.floats(0.01, 1.2), st.floats(0.0, 1.0))
-def test_shares_of_a_window_are_its_idle_time_by_cause(ledger: Ledger, part: float, place: float):
-    seconds = part * ledger.span_seconds
-    start = place * max(0.0, ledger.span_seconds - seconds)
-    (shares,) = TimeShares(ledger).within(np.array([start]), seconds)
-    assert shares.sum() == pytest.approx(1.0)
-    assert shares.min() >= -1e-9
-    for code, share in enumerate(shares[: len(CAUSES)]):
-        idle = 0.0
-        for columns in ledger.idle_columns:
-            begin = (columns.start - ledger.t0).clip(start, start + seconds)
-            end = (columns.end - ledger.t0).clip(start, start + seconds)
-            idle += float((end - begin)[columns.cause == code].sum())
-        assert share == pytest.approx(idle / seconds / ledger.num_stages, abs=1e-9)
-
-
-@settings(max_examples=examples(60))
 @given(runs, st.floats(0.01, 1.2))
-def test_no_window_that_begins_with_a_micro_batch_is_nearer(ledger: Ledger, part: float):
-    shares, seconds = TimeShares(ledger), part * ledger.span_seconds
-    start, end = shares.typical(seconds)
+def test_the_idle_share_of_a_window_in_the_middle(ledger: Ledger, part: float):
+    run, seconds = TimelineWindow.of(ledger), part * ledger.span_seconds
+    start, end = run.middle(seconds)
     assert 0.0 <= start < end <= ledger.span_seconds + 1e-9
     assert end - start == pytest.approx(min(seconds, ledger.span_seconds))
-    (distance,) = shares.distances(np.array([start]), end - start)
-    assert 0.0 <= distance <= 1.0 + 1e-9
-    last = ledger.span_seconds - seconds
-    if last > 0:
-        others = shares.distances(shares.begins[shares.begins < last], seconds)
-        assert distance <= others.min(initial=1.0) + 1e-3
+    idle = 0.0
+    for columns in ledger.idle_columns:
+        begins, ends = ((side - ledger.t0).clip(start, end) for side in (columns.start, columns.end))
+        idle += float((ends - begins).sum())
+    assert run.idle_share(start, end) == pytest.approx(idle / (end - start) / ledger.num_stages, abs=1e-9)
 
 
 @settings(max_examples=examples(30))
@@ -96,19 +75,13 @@ def test_windows_of_compared_runs_are_of_one_length(ledgers: list[Ledger]):
         assert end - start == pytest.approx(min(length, ledger.span_seconds))
 
 
-def test_the_main_cause_of_a_run_is_in_its_window(tmp_path: Path):
-    """The middle of the run hardly idles; the rest of it does, for one cause."""
-    kinds = ([DECODE, CHUNK] * 20) + [CHUNK] * 40 + ([DECODE, CHUNK] * 20)
+def test_a_window_s_title_has_its_idle_share_and_the_run_s(tmp_path: Path):
+    kinds = [DECODE, CHUNK] * 60
     ledger = Ledger(serial(run_of(kinds, [0.1] * len(kinds))))
-    shares = ledger.seconds_by_cause()
-    main = max(shares, key=lambda cause: shares[cause])
     run = TimelineWindow.of(ledger)
     ((start, end),) = windows_of([run])
-    within = run.shares.within(np.array([start]), end - start)[0, : len(CAUSES)]
-    assert run.shares.idle(start, end) == pytest.approx(ledger.bubble_fraction, abs=0.05)
-    assert CAUSES[int(within.argmax())] is main
-    share = f"{100 * ledger.bubble_fraction:.1f}% of the run"
-    assert share in idle_text(run.shares, start, end)
+    assert start == pytest.approx(ledger.span_seconds - end)
+    assert f"{100 * ledger.bubble_fraction:.1f}% of the run" in idle_text(run, start, end)
     given_window = TimelineWindow.of(ledger, (1.0, 2.0))
     assert windows_of([given_window, run])[0] == (1.0, 2.0)
     picture = write_timeline(tmp_path / "timeline.png", {"a": run, "b": given_window})
@@ -130,7 +103,7 @@ def test_axes_have_the_runs_own_times(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [ax.get_xlim() for ax in axes] == [pytest.approx(window) for window in windows]
     assert windows[0][0] > 0
     assert "seconds from the run's start" in axes[-1].get_xlabel()
-    assert "the most like the whole run's" in axes[-1].get_xlabel()
+    assert "(each run's middle " in axes[-1].get_xlabel()
     assert "of the run" in axes[0].get_title("right")
 
 

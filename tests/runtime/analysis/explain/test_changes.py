@@ -9,11 +9,11 @@ import pytest
 from gapless.conf.build import build, load_group
 from gapless.conf.policies import POLICY_CONFIGS
 from gapless.conf.schema import SimulateConfig
-from gapless.runtime.cost.stage_costs import MicroBatchShape
-from gapless.runtime.explain.changes import Change, Shown, candidates, with_policy
-from gapless.runtime.explain.even_split import even_split, mean_seconds
-from gapless.runtime.explain.twin import changed_config
-from gapless.runtime.simulation.setting import make_setting
+from gapless.runtime.analysis.explain.changes import Change, Shown, candidates, with_policy
+from gapless.runtime.analysis.explain.even_split import even_split, mean_seconds
+from gapless.runtime.analysis.explain.twin import changed_config
+from gapless.runtime.simulation.cost.stage_costs import MicroBatchShape
+from gapless.runtime.simulation.pipeline.setting import make_setting
 from tests.support.explained_runs import run
 
 SHOWN = Shown(chunk=200, most_requests=40, has_queue=True, kv_full=False, users=False, deadlines=False)
@@ -60,7 +60,10 @@ def test_chunk_is_halved_doubled_and_left_to_the_policy() -> None:
 
 def test_another_policy_keeps_the_chunk_where_it_has_one() -> None:
     policy = config_of(chunk=96).scheduler
-    assert with_policy(policy, "token_budget").overrides == ("scheduler=token_budget", "scheduler.budget=96")
+    assert with_policy(policy, "token_budget").overrides == (
+        "scheduler=token_budget",
+        "scheduler.max_batched_tokens=96",
+    )
     assert with_policy(policy, "equal_time").overrides == ("scheduler=equal_time", "scheduler.chunk=96")
     assert with_policy(policy, "orca_best").overrides == ("scheduler=orca_best",)
     assert with_policy(policy, "token_throttle").overrides == ("scheduler=token_throttle",)  # its bound is of a batch

@@ -10,12 +10,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from gapless.runtime.cost.stage_costs import MicroBatchShape
-from gapless.runtime.explain.learned_operators import LearnedOperators
-from gapless.runtime.explain.learned_run import learn_run
-from gapless.runtime.explain.twin import Twin
-from gapless.runtime.explain.what_if import share_beyond
-from gapless.runtime.simulation.setting import make_setting
+from gapless.runtime.analysis.explain.learned_operators import LearnedOperators
+from gapless.runtime.analysis.explain.learned_run import learn_run
+from gapless.runtime.analysis.explain.twin import Twin
+from gapless.runtime.analysis.explain.what_if import share_beyond
+from gapless.runtime.simulation.cost.stage_costs import MicroBatchShape
+from gapless.runtime.simulation.pipeline.setting import make_setting
 from tests.support.explained_runs import errors_of, learned_twin, run, simulated_config
 
 

@@ -14,21 +14,21 @@ from gapless.conf.build import to_mapping
 from gapless.conf.schema import SimulateConfig
 from gapless.launch.compose import compose_one
 from gapless.launch.turns import requests
+from gapless.runtime.analysis.explain.analysed_run import AnalysedRun
+from gapless.runtime.analysis.explain.explain_run import quick_explanation
+from gapless.runtime.analysis.explain.explanation import METRICS
+from gapless.runtime.analysis.explain.replayed_causes import replayed_causes
+from gapless.runtime.analysis.explain.roots import Root
+from gapless.runtime.analysis.explain.sized_cause import COMPUTE
+from gapless.runtime.analysis.explain.twin import twin_of
+from gapless.runtime.analysis.explain.what_if import WhatIf
+from gapless.runtime.analysis.explain.without import twins_without
+from gapless.runtime.analysis.ledger.causes import Cause
+from gapless.runtime.analysis.ledger.ledger import Ledger
+from gapless.runtime.analysis.run_folder.run_info import RunInfo
 from gapless.runtime.core.run_record import RunRecord
-from gapless.runtime.explain.analysed_run import AnalysedRun
-from gapless.runtime.explain.explain_run import quick_explanation
-from gapless.runtime.explain.explanation import METRICS
-from gapless.runtime.explain.replayed_causes import replayed_causes
-from gapless.runtime.explain.roots import Root
-from gapless.runtime.explain.sized_cause import COMPUTE
-from gapless.runtime.explain.twin import twin_of
-from gapless.runtime.explain.what_if import WhatIf
-from gapless.runtime.explain.without import twins_without
-from gapless.runtime.ledger.causes import Cause
-from gapless.runtime.ledger.ledger import Ledger
-from gapless.runtime.run_folder.run_info import RunInfo
-from gapless.runtime.simulation.run import simulated
-from gapless.runtime.simulation.setting import make_setting
+from gapless.runtime.simulation.pipeline.run import simulated
+from gapless.runtime.simulation.pipeline.setting import make_setting
 from tests.support.written_runs import analysed
 
 SMALL = ("model=llama-13b", "hardware=a100-80g", "parallel=pp2", "workload=zipf", "workload.num_prompts=40")
@@ -58,7 +58,7 @@ def explained(*overrides: str) -> AnalysedRun:
     [
         (("parallel.layers=[26,14]",), (), Root.UNEVEN_LAYERS, 0, "Uneven layers on stage 0 (26 of 40) cost "),
         ((EVEN, "simulation.devices=[a100-80g,a6000]"), (EVEN,), Root.SLOW_STAGE, 1, "A slow stage 1 (2"),
-        (SLOW_LINK, NEAR_LINK, Root.TRANSPORT, 0, "Slow links, most after stage 0 (0.04"),
+        (SLOW_LINK, NEAR_LINK, Root.TRANSPORT, 0, "Slow links, mostly after stage 0 (0.04"),
         (
             (SARATHI, "scheduler.chunk=32"),
             (SARATHI, "scheduler.chunk=256"),
@@ -72,7 +72,7 @@ def explained(*overrides: str) -> AnalysedRun:
             (FEW,),
             Root.FEW_REQUESTS,
             None,
-            "Few clients (2 unfinished at most) cost ",
+            "Few concurrent requests (at most 2 unfinished) cost ",
         ),
         (("cache.num_blocks=420",), (), None, None, "A small KV cache (420 blocks"),
         (
@@ -80,11 +80,11 @@ def explained(*overrides: str) -> AnalysedRun:
             (),
             Root.CHANCE,
             None,
-            "Stage times that v",
+            "Stage-time jitter costs ",
         ),
-        (("scheduler=prefill_first",), (), Root.POLICY, None, "The policy (prefill_first) costs "),
-        (("parallel.depth=1",), (), Root.DEPTH, None, "Few micro-batches in flight (1 at most) cost "),
-        (("simulation.dispatch_ms=30",), (), Root.CONTROL, None, "Late dispatches cost "),
+        (("scheduler=prefill_first",), (), Root.POLICY, None, "The scheduling policy (prefill_first) costs "),
+        (("parallel.depth=1",), (), Root.DEPTH, None, "Few micro-batches in flight (at most 1) cost "),
+        (("simulation.dispatch_ms=30",), (), Root.CONTROL, None, "Coordinator overhead costs "),
     ],
 )
 def test_a_cause_costs_what_the_run_without_it_saves(
@@ -114,7 +114,7 @@ def test_a_healthy_run_has_no_cause(keys: tuple[str, ...]) -> None:
     run = explained(*keys)
     assert run.causes == ()
     (only,) = run.words
-    assert only.startswith("Nothing to mend: ")
+    assert only.startswith("No cause worth fixing: ")
     assert run.summary["causes"] == []
 
 
@@ -133,8 +133,8 @@ def test_a_real_run_s_cause_costs_more_than_its_replay_is_off() -> None:
 def test_a_short_budget_says_what_was_left() -> None:
     record, config = run_of("scheduler=prefill_first")
     run = AnalysedRun.of(record, RunInfo(to_mapping(config)), partial(quick_explanation, seconds=1e-3))
-    assert "no time" in run.words[-1].lower()
-    assert "Nothing to mend" not in run.words[0]
+    assert "lack of time" in run.words[-1]
+    assert "No cause worth fixing" not in run.words[0]
 
 
 def test_a_run_that_was_not_explained_is_sized_by_its_spans() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gapless.runtime.explain.slow_compute import find_slow_compute
-from gapless.runtime.ledger.compute_shares import ComputeShare
+from gapless.runtime.analysis.explain.slow_compute import find_slow_compute
+from gapless.runtime.core.compute_share import ComputeShare
 from tests.support.hand_made import floor
 
 
@@ -29,8 +29,8 @@ def test_the_sentence_names_the_nearer_rate_and_the_reason() -> None:
         {"seconds": 10.0, "floor_seconds": 0.3, "mfu": 0.001, "bandwidth_share": 0.03}
     )
     (found,) = find_slow_compute([share(phase="prefill", mfu=0.1)], [floor()], device="device")
-    assert found.sentence == "prompts run at 10% of this device's GEMM rate (0.015 of 0.15 TFLOP/s)"
-    assert find_slow_compute([share(phase="mixed")], [])[0].sentence.startswith("prompts and decodes run at 3% of")
+    assert found.sentence == "prefills run at 10% of this device's GEMM rate (0.015 of 0.15 TFLOP/s)"
+    assert find_slow_compute([share(phase="mixed")], [])[0].sentence.startswith("prefills and decodes run at 3% of")
 
 
 @pytest.mark.parametrize(

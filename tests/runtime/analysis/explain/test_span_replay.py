@@ -13,15 +13,15 @@ import pytest
 from gapless.conf.schema import SimulateConfig
 from gapless.launch.compose import compose_one
 from gapless.launch.turns import requests
+from gapless.runtime.analysis.explain.learned_run import learn_run
+from gapless.runtime.analysis.explain.roots import Root
+from gapless.runtime.analysis.explain.sized_cause import SizedCause
+from gapless.runtime.analysis.explain.span_replay import SpanReplay, replayed_spans
+from gapless.runtime.analysis.ledger.ledger import Ledger
 from gapless.runtime.core.micro_batch_columns import Floats
 from gapless.runtime.core.run_record import RunRecord
-from gapless.runtime.explain.learned_run import learn_run
-from gapless.runtime.explain.roots import Root
-from gapless.runtime.explain.sized_cause import SizedCause
-from gapless.runtime.explain.span_replay import SpanReplay, replayed_spans
-from gapless.runtime.ledger.ledger import Ledger
-from gapless.runtime.simulation.run import simulated
-from gapless.runtime.simulation.setting import make_setting
+from gapless.runtime.simulation.pipeline.run import simulated
+from gapless.runtime.simulation.pipeline.setting import make_setting
 
 RUN = ("model=llama-33b", "hardware=a100-80g", "parallel=pp4", "cache.num_blocks=3000", "workload=zipf")
 SHORT = ("workload.num_prompts=24", "workload.max_len=600", "workload.min_len=100")

@@ -15,15 +15,15 @@ from gapless.conf.errors import ConfigError
 from gapless.conf.policies import OrcaBestConfig, SarathiConfig
 from gapless.conf.schema import EngineConfig, SimulateConfig
 from gapless.conf.simulation import FaultsConfig
+from gapless.runtime.analysis.explain.twin import Twin, make_twin
+from gapless.runtime.analysis.ledger.ledger import Ledger
+from gapless.runtime.analysis.run_folder.read import read_run_folder
+from gapless.runtime.core.prefix_ids import PrefixIds
 from gapless.runtime.core.run_record import FaultRecord, RunRecord
+from gapless.runtime.core.work_item import WorkItem
 from gapless.runtime.engine.llm import LLM
-from gapless.runtime.explain.twin import Twin, make_twin
-from gapless.runtime.ledger.ledger import Ledger
-from gapless.runtime.run_folder.read import read_run_folder
-from gapless.runtime.simulation.replicas import make_replicas, run_fleet
-from gapless.runtime.simulation.setting import make_setting
-from gapless.runtime.workload import WorkItem
-from gapless.runtime.workload.prefix_ids import PrefixIds
+from gapless.runtime.simulation.pipeline.replicas import make_replicas, run_fleet
+from gapless.runtime.simulation.pipeline.setting import make_setting
 from tests.support.explained_runs import errors_of, run, runs, simulated_config, written
 from tests.support.process_launcher import ProcessLauncher
 from tests.support.written_runs import write_data
@@ -63,7 +63,7 @@ def test_twin_of_a_simulated_run_is_the_run(tmp_path: Path, config: SimulateConf
 def test_changed_setting_is_that_of_the_changed_config(tmp_path: Path) -> None:
     config = simulated_config(request_rate=20.0)
     twin = make_twin(written(tmp_path, run(config), config))
-    other = twin.changed({"scheduler": "token_budget", "scheduler.budget": 96, "parallel.layers": (14, 18)})
+    other = twin.changed({"scheduler": "token_budget", "scheduler.max_batched_tokens": 96, "parallel.layers": (14, 18)})
     assert ends(twin.replay(setting=other)) == pytest.approx(ends(run(other.config)), abs=1e-6)
 
 
@@ -101,7 +101,7 @@ def test_time_of_faults_is_left_out_where_times_are_learned(tmp_path: Path) -> N
     del mapping["simulation"]
     write_data(tmp_path, record, mapping)
     twin = make_twin(read_run_folder(tmp_path))
-    assert twin.notes == ["2 faults left out, with the time lost and what was computed again"]
+    assert twin.notes == ["2 faults left out, with downtime and recomputation"]
     assert -0.2 < twin.error["duration"] < 0.02  # what was computed again took a tenth
 
 
@@ -126,7 +126,7 @@ def test_model_that_is_gone(tmp_path: Path) -> None:
     other = run(replace(config, scheduler=OrcaBestConfig()))
     replayed = twin.replay(setting=twin.changed({"scheduler": "orca_best"}))
     assert Ledger(replayed).span_seconds == pytest.approx(Ledger(other).span_seconds, rel=0.1)
-    with pytest.raises(ConfigError, match="no other split of the layers"):
+    with pytest.raises(ConfigError, match="cannot split the layers"):
         twin.changed({"parallel.layers": (10, 22)})
 
 
@@ -136,14 +136,14 @@ def test_one_replica_of_a_fleet(tmp_path: Path) -> None:
     for number, replica in enumerate(runs(config)):
         twin = make_twin(written(tmp_path / str(number), replica, config))
         assert off(twin) < 1e-6
-        assert twin.notes == ["one of 2 replicas, with the requests that the router gave it, when it did"]
+        assert twin.notes == ["one of 2 replicas, with the requests and arrival times that its router gave it"]
 
 
 def test_pools_are_refused(tmp_path: Path) -> None:
     config = simulated_config(request_rate=30.0)
     pools = replace(config.simulation, disaggregation=DisaggregationConfig(prefill_replicas=1))
     config = replace(config, simulation=pools)
-    with pytest.raises(ConfigError, match="of a prefill or a decode pool"):
+    with pytest.raises(ConfigError, match="a prefill or decode pool cannot"):
         make_twin(written(tmp_path, runs(config)[1], config))
 
 
@@ -175,9 +175,9 @@ def test_what_cannot_be_replayed_is_refused_in_one_line(tmp_path: Path) -> None:
     empty = RunRecord(2, 100, requests=record.requests, batch=8, depth=2)
     write_data(tmp_path / "empty", empty, mapping)
     for name, line in (
-        ("fleet", "2 pipelines; give the run of one"),
-        ("no_config", "holds no config"),
-        ("fewer", "went on with fewer stages"),
+        ("fleet", "contains 2 pipelines; give the folder of one"),
+        ("no_config", "contains no config"),
+        ("fewer", "continued with fewer stages"),
         ("empty", "no micro-batches"),
     ):
         with pytest.raises(ConfigError, match=line) as refused:
@@ -224,5 +224,5 @@ def test_twin_of_a_real_run(tmp_path: Path, real_run: tuple[RunRecord, dict[str,
     assert max(abs(errors[f"busy {stage}"]) for stage in range(2)) < 0.4
     changed = twin.replay(1, twin.changed({"scheduler": "orca_best", "parallel.depth": 3}))
     Ledger(changed).check()
-    with pytest.raises(ConfigError, match="must come to the 2 ranks of the run"):
+    with pytest.raises(ConfigError, match="must use the run's 2 ranks"):
         twin.changed({"parallel.pp": 3})

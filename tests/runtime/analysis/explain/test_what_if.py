@@ -11,17 +11,17 @@ import pytest
 import yaml
 
 from gapless.conf.schema import SimulateConfig
-from gapless.runtime.cost.stage_costs import MicroBatchShape, StageCosts
-from gapless.runtime.explain.analysed_run import AnalysedRun
-from gapless.runtime.explain.bounded_costs import BoundedCosts
-from gapless.runtime.explain.explain_json import read_explanation, write_explanation
-from gapless.runtime.explain.explain_run import explain, quick_explanation
-from gapless.runtime.explain.explanation import METRICS
-from gapless.runtime.explain.twin import make_twin, values_of
-from gapless.runtime.explain.what_if import ModelError, WhatIf, interval_of
-from gapless.runtime.ledger.fleet import Fleet
-from gapless.runtime.ledger.summary import summarize
-from gapless.runtime.simulation.run import start
+from gapless.runtime.analysis.explain.analysed_run import AnalysedRun
+from gapless.runtime.analysis.explain.bounded_costs import BoundedCosts
+from gapless.runtime.analysis.explain.explain_json import read_explanation, write_explanation
+from gapless.runtime.analysis.explain.explain_run import explain, quick_explanation
+from gapless.runtime.analysis.explain.explanation import METRICS
+from gapless.runtime.analysis.explain.twin import make_twin, values_of
+from gapless.runtime.analysis.explain.what_if import ModelError, WhatIf, interval_of
+from gapless.runtime.analysis.ledger.fleet import Fleet
+from gapless.runtime.analysis.ledger.summary import summarize
+from gapless.runtime.simulation.cost.stage_costs import MicroBatchShape, StageCosts
+from gapless.runtime.simulation.pipeline.run import start
 from tests.support.explained_runs import learned_twin, run, simulated_config, workload_of, written
 
 NO_ERROR = dict.fromkeys(METRICS, 0.0)
@@ -61,7 +61,7 @@ def test_a_change_of_a_noisy_run_lands_in_its_range(tmp_path: Path) -> None:
     config = jittered(simulated_config(), 0.2)
     twin = make_twin(written(tmp_path, run(config), config))
     what_if = WhatIf(twin)
-    assert what_if.is_noisy
+    assert what_if.twin.is_noisy
     other = twin.changed({"scheduler.chunk": 64})
     saves = what_if.savings(other, what_if.screen(other), 10, NO_ERROR)["duration"]
     inside = 0
@@ -152,7 +152,7 @@ def test_sizes_that_a_run_has_not_shown_widen_the_range() -> None:
     config = jittered(simulated_config(), 0.05)
     config = replace(config, scheduler=replace(config.scheduler, chunk=64))  # type: ignore[call-arg]
     what_if = WhatIf(learned_twin(config))
-    assert what_if.is_noisy
+    assert what_if.twin.is_noisy
     smaller, larger = (what_if.twin.changed({"scheduler.chunk": chunk}) for chunk in (48, 256))
     known, unknown = what_if.screen(smaller), what_if.screen(larger)
     assert known.beyond < 0.05 < 0.5 < unknown.beyond <= 1

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
+from gapless.runtime.analysis.ledger.causes import Cause
+from gapless.runtime.analysis.ledger.idle import IdleInterval
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.run_record import MicroBatchRecord, RunRecord, Wait
-from gapless.runtime.ledger.causes import Cause
-from gapless.runtime.ledger.idle import IdleInterval
 
 WAITED_FOR = {
     "no_request": Cause.STARVED_NO_REQUEST,

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from gapless.runtime.analysis.ledger.blame import Blame, Charges
+from gapless.runtime.analysis.ledger.token_intervals import Part, StagePart, TokenIntervals, stage_part
 from gapless.runtime.core.features import FEATURES, features, weigh
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
-from gapless.runtime.ledger.blame import Blame, Charges
-from gapless.runtime.ledger.token_intervals import Part, StagePart, TokenIntervals, stage_part
-from tests.runtime.simulation.test_disaggregation import drawn, fleet_of, pools
-from tests.runtime.simulation.test_drafts import CheapRows, simulate
-from tests.runtime.simulation.test_faults import fleets, ran
+from tests.runtime.simulation.pipeline.test_disaggregation import drawn, fleet_of, pools
+from tests.runtime.simulation.pipeline.test_drafts import CheapRows, simulate
+from tests.runtime.simulation.pipeline.test_faults import fleets, ran
 from tests.support.closed_loops import loop
 from tests.support.simulated_parts import items, make_replica, run
 from tests.support.tiers import examples

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gapless.runtime.ledger.compute_shares import ComputeShare, compute_shares
-from gapless.runtime.ledger.ledger import Ledger
+from gapless.runtime.analysis.ledger.compute_shares import compute_shares
+from gapless.runtime.analysis.ledger.ledger import Ledger
+from gapless.runtime.core.compute_share import ComputeShare
 from tests.support.hand_made import floor, one_stage
 
 

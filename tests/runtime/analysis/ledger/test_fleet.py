@@ -12,18 +12,18 @@ import pytest
 from rich.console import Console
 
 from gapless.conf.workloads import SloConfig
+from gapless.runtime.analysis.drawing.chart_data import fleet_chart_data
+from gapless.runtime.analysis.explain.analysed_run import AnalysedRun
+from gapless.runtime.analysis.ledger.causes import Cause
+from gapless.runtime.analysis.ledger.fleet import Fleet
+from gapless.runtime.analysis.ledger.ledger import Ledger
+from gapless.runtime.analysis.ledger.summary import summarize
+from gapless.runtime.analysis.report.idle_table import bubble_table
+from gapless.runtime.analysis.report.run_groups import group_runs
+from gapless.runtime.analysis.report.write_comparison import write_comparison
+from gapless.runtime.analysis.report.write_folder import write_report
+from gapless.runtime.analysis.run_folder.read import is_run_folder, load_fleet, read_run_folder
 from gapless.runtime.core.run_record import RunRecord
-from gapless.runtime.drawing.chart_data import fleet_chart_data
-from gapless.runtime.explain.analysed_run import AnalysedRun
-from gapless.runtime.ledger.causes import Cause
-from gapless.runtime.ledger.fleet import Fleet
-from gapless.runtime.ledger.ledger import Ledger
-from gapless.runtime.ledger.summary import summarize
-from gapless.runtime.report.run_groups import group_runs
-from gapless.runtime.report.terminal import bubble_table
-from gapless.runtime.report.write_comparison import write_comparison
-from gapless.runtime.report.write_folder import write_report
-from gapless.runtime.run_folder.read import is_run_folder, load_fleet, read_run_folder
 from tests.support.simulated_parts import items, make_replica, run
 from tests.support.written_runs import write_run
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapless.runtime.ledger.idle import IdleColumns
+from gapless.runtime.analysis.ledger.idle import IdleColumns
 
 # Of one stage in order: whether idle or busy, for how long, of which cause, before which micro-batch.
 times = st.lists(st.tuples(st.booleans(), st.integers(0, 2), st.integers(0, 1), st.integers(0, 1)), max_size=12)

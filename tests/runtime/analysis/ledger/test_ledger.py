@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gapless.runtime.analysis.ledger.causes import CAUSES, Cause
+from gapless.runtime.analysis.ledger.lanes import lanes_of, leaving_lane
+from gapless.runtime.analysis.ledger.ledger import Ledger
+from gapless.runtime.analysis.ledger.live_bubbles import LiveBubbles
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
-from gapless.runtime.ledger.causes import CAUSES, Cause
-from gapless.runtime.ledger.lanes import lanes_of, leaving_lane
-from gapless.runtime.ledger.ledger import Ledger
-from gapless.runtime.ledger.live_bubbles import LiveBubbles
 from tests.support.tiers import calibration, examples
 
 
@@ -276,11 +276,15 @@ def test_gaps_before_each_micro_batch():
 
 
 def test_live_estimate():
-    live = LiveBubbles()
-    assert live.bubble_fraction == 0.0
-    for s in [span(1, 0, 2, 4), span(0, 0, 1, 2), span(0, 1, 2, 3), span(1, 1, 4, 5)]:  # they come in any order
-        live.add(s)
-    assert live.bubble_fraction == pytest.approx(1 / 6)  # stage 1 stood one second of its three
+    record = RunRecord(2, 100)
+    live = LiveBubbles(record)
+    assert live.fraction() == 0.0
+    record.spans += [span(1, 0, 2, 4), span(0, 0, 1, 2)]  # they come in any order
+    assert live.fraction() == 0.0
+    record.spans += [span(0, 1, 2, 3), span(1, 1, 4, 6)]
+    assert live.fraction() == pytest.approx(1 / 7)  # stage 1 stood one second of its four, stage 0 none of its three
+    record.spans.append(span(2, 0, 5, 6))
+    assert live.fraction() == pytest.approx(2 / 9)  # stage 0 stood one of its five
 
 
 def simulate(num_stages: int, depth: int, batches: list[tuple[int, int, list[float], float, str]]) -> RunRecord:

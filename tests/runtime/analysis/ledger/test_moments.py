@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 
+from gapless.runtime.analysis.ledger.blame import Blame
+from gapless.runtime.analysis.ledger.ledger import Ledger
+from gapless.runtime.analysis.ledger.moments import Moment, worst_moments
 from gapless.runtime.core.run_record import RunRecord
-from gapless.runtime.ledger.blame import Blame
-from gapless.runtime.ledger.ledger import Ledger
-from gapless.runtime.ledger.moments import Moment, worst_moments
-from gapless.runtime.simulation.faults import RankFault
-from tests.runtime.simulation.test_faults import TIMES, fleets, ran
+from gapless.runtime.simulation.pipeline.faults import RankFault
+from tests.runtime.simulation.pipeline.test_faults import TIMES, fleets, ran
 from tests.support.simulated_parts import items, make_replica, run
 from tests.support.tiers import examples
 

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from gapless import LLM, SamplingParams
 from gapless.parallel.placement import StageLink
+from gapless.runtime.analysis.ledger.causes import Cause
+from gapless.runtime.analysis.ledger.idle import IdleInterval
+from gapless.runtime.analysis.ledger.ledger import Ledger
+from gapless.runtime.analysis.run_folder.read import read_run_folder
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import DecodesRecord, FaultRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
-from gapless.runtime.ledger.causes import Cause
-from gapless.runtime.ledger.idle import IdleInterval
-from gapless.runtime.ledger.ledger import Ledger
-from gapless.runtime.run_folder.read import read_run_folder
 from gapless.runtime.scheduler.policies import POLICIES
-from gapless.runtime.simulation.pipeline import Disturbance
+from gapless.runtime.simulation.pipeline.simulated_pipeline import Disturbance
 from tests.support.simulated_parts import Device, items, make_replica, run
 from tests.support.tiers import examples
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from gapless.runtime.analysis.ledger.ledger import Ledger
+from gapless.runtime.analysis.ledger.pools import JoinedRequest, join_pools
 from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
-from gapless.runtime.ledger.ledger import Ledger
-from gapless.runtime.ledger.pools import JoinedRequest, join_pools
 from tests.support.hand_made import span
 
 

@@ -8,16 +8,16 @@ from collections.abc import Iterator
 
 import pytest
 
+from gapless.runtime.analysis.ledger.causes import BUBBLES, CAUSES, STARVED, Cause
+from gapless.runtime.analysis.ledger.fleet import Fleet
+from gapless.runtime.analysis.ledger.ledger import Ledger
+from gapless.runtime.analysis.ledger.recovery import down_seconds, name_recovery, replay_seconds, with_waits_of_dropped
+from gapless.runtime.analysis.ledger.running_ledger import RunningLedger
+from gapless.runtime.analysis.ledger.running_totals import RunningTotals
+from gapless.runtime.analysis.ledger.summary import summarize
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import DecodesRecord, FaultRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
-from gapless.runtime.ledger.causes import BUBBLES, CAUSES, STARVED, Cause
-from gapless.runtime.ledger.fleet import Fleet
-from gapless.runtime.ledger.ledger import Ledger
-from gapless.runtime.ledger.recovery import down_seconds, name_recovery, replay_seconds, with_waits_of_dropped
-from gapless.runtime.ledger.running_ledger import RunningLedger
-from gapless.runtime.ledger.running_totals import RunningTotals
-from gapless.runtime.ledger.summary import summarize
 
 STAGES, DEPTH = 3, 4
 

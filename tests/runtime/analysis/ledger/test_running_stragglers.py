@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from gapless.runtime.analysis.ledger.ledger import Ledger
+from gapless.runtime.analysis.ledger.running_ledger import RunningLedger
+from gapless.runtime.analysis.ledger.running_stragglers import RunningStragglers
+from gapless.runtime.analysis.ledger.stragglers import Straggler, find_stragglers
 from gapless.runtime.core.run_record import RunRecord
-from gapless.runtime.ledger.ledger import Ledger
-from gapless.runtime.ledger.running_ledger import RunningLedger
-from gapless.runtime.ledger.running_stragglers import RunningStragglers
-from gapless.runtime.ledger.stragglers import Straggler, find_stragglers
-from tests.runtime.ledger.test_stragglers import record_of
+from tests.runtime.analysis.ledger.test_stragglers import record_of
 from tests.support.tiers import first_quick
 
 PART = 24  # micro-batches that come at once

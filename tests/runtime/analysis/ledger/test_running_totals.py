@@ -10,18 +10,18 @@ import pytest
 from gapless.conf.policies import EqualTimeConfig, OrcaBestConfig, SarathiConfig, SchedulerConfig
 from gapless.conf.sampling import SamplingParams
 from gapless.conf.workloads import SloConfig
+from gapless.runtime.analysis.ledger.causes import Cause
+from gapless.runtime.analysis.ledger.fleet import Fleet
+from gapless.runtime.analysis.ledger.ledger import Ledger
+from gapless.runtime.analysis.ledger.quantiles import Quantiles
+from gapless.runtime.analysis.ledger.running_ledger import RunningLedger
+from gapless.runtime.analysis.ledger.running_totals import RunningTotals
+from gapless.runtime.analysis.ledger.summary import summarize
 from gapless.runtime.core.block_pool import BlockPool
 from gapless.runtime.core.messages import MicroBatchMessage
 from gapless.runtime.core.request import Request
 from gapless.runtime.core.run_record import RunRecord
 from gapless.runtime.engine.coordinator import Coordinator
-from gapless.runtime.ledger.causes import Cause
-from gapless.runtime.ledger.fleet import Fleet
-from gapless.runtime.ledger.ledger import Ledger
-from gapless.runtime.ledger.quantiles import Quantiles
-from gapless.runtime.ledger.running_ledger import RunningLedger
-from gapless.runtime.ledger.running_totals import RunningTotals
-from gapless.runtime.ledger.summary import summarize
 from gapless.runtime.scheduler import Limits
 from gapless.runtime.scheduler.policies import make_scheduler
 from tests.support.hand_made import close_to, floor

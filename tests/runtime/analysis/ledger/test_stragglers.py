@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from gapless.runtime.analysis.ledger.ledger import Ledger
+from gapless.runtime.analysis.ledger.stragglers import find_stragglers
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.run_record import DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
-from gapless.runtime.ledger.ledger import Ledger
-from gapless.runtime.ledger.stragglers import find_stragglers
 
 
 def run_of(num_stages: int, slow: dict[int, tuple[range, float]], **options: Any) -> Ledger:

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from gapless.conf.workloads import SloConfig
+from gapless.runtime.analysis.ledger.causes import Cause
+from gapless.runtime.analysis.ledger.fleet import Fleet
+from gapless.runtime.analysis.ledger.summary import summarize
+from gapless.runtime.core.latencies import latencies
 from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import DecodesRecord, RunRecord
-from gapless.runtime.ledger.causes import Cause
-from gapless.runtime.ledger.fleet import Fleet
-from gapless.runtime.ledger.latencies import latencies
-from gapless.runtime.ledger.summary import summarize
 from tests.support.hand_made import one_stage
 
 VLLM = ["duration", "completed", "failed", "total_input_tokens", "total_output_tokens", "request_throughput"]

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from gapless.runtime.analysis.ledger.token_intervals import Part, StagePart, TokenIntervals, stage_part
+from gapless.runtime.core.latencies import time_to_first_token, tokens_apart
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.micro_batch_columns import Floats
 from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import DecodesRecord, FaultRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
-from gapless.runtime.ledger.latencies import time_to_first_token, tokens_apart
-from gapless.runtime.ledger.token_intervals import Part, StagePart, TokenIntervals, stage_part
-from tests.runtime.simulation.test_disaggregation import drawn, fleet_of, pools
-from tests.runtime.simulation.test_drafts import CheapRows, simulate
-from tests.runtime.simulation.test_faults import fleets, ran
+from tests.runtime.simulation.pipeline.test_disaggregation import drawn, fleet_of, pools
+from tests.runtime.simulation.pipeline.test_drafts import CheapRows, simulate
+from tests.runtime.simulation.pipeline.test_faults import fleets, ran
 from tests.support.closed_loops import loop
 from tests.support.simulated_parts import items
 from tests.support.tiers import examples

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gapless.runtime.analysis.ledger.causes import BUBBLES, STARVED, Cause
+from gapless.runtime.analysis.ledger.fleet import Fleet
+from gapless.runtime.analysis.ledger.ledger import Ledger
+from gapless.runtime.analysis.ledger.summary import summarize
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.run_record import DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord, Unknown, Wait
-from gapless.runtime.ledger.causes import BUBBLES, STARVED, Cause
-from gapless.runtime.ledger.fleet import Fleet
-from gapless.runtime.ledger.ledger import Ledger
-from gapless.runtime.ledger.summary import summarize
 
 
 def two_stages(times: list[tuple[float, float]], waits: list[list[Wait]], unknown: list[Unknown]) -> RunRecord:

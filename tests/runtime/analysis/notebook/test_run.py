@@ -164,7 +164,7 @@ def test_a_picture_that_is_not_there(run: Run, arguments: tuple[str, ...], error
 
 
 def test_what_is_no_run_folder_or_column_is_named(tmp_path: Path, run: Run) -> None:
-    with pytest.raises(ConfigError, match=r"not a run folder, it has no summary\.json"):
+    with pytest.raises(ConfigError, match=r"not a run folder: it has no summary\.json"):
         read_run(tmp_path)
     with pytest.raises(ConfigError, match=r"^spans\['begn'\]: no such column; did you mean 'begin'\?$"):
         run.spans["begn"]
@@ -174,7 +174,7 @@ def test_what_is_no_run_folder_or_column_is_named(tmp_path: Path, run: Run) -> N
 def test_the_document_s_example(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = (Path(__file__).parents[3] / "docs/run_folder.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[4] / "docs/run_folder.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs/first").symlink_to(run.path)

@@ -14,13 +14,22 @@ import pytest
 from rich.console import Console
 
 from gapless.conf.errors import ConfigError
+from gapless.runtime.analysis.report.comparison_charts import heat_maps
+from gapless.runtime.analysis.report.comparison_table import comparison_table
+from gapless.runtime.analysis.report.metrics import (
+    LATENCY,
+    METRICS,
+    Metric,
+    best_of,
+    number,
+    number_keys,
+    ranked,
+    spread,
+)
+from gapless.runtime.analysis.report.run_groups import RunGroup, differing_keys, group_runs, settings
+from gapless.runtime.analysis.report.write_comparison import write_comparison
+from gapless.runtime.analysis.run_folder.read import RunFolder, read_run_folder
 from gapless.runtime.core.run_record import RunRecord, Wait
-from gapless.runtime.report.comparison_charts import heat_maps
-from gapless.runtime.report.metrics import LATENCY, METRICS, Metric, best_of, number, number_keys, ranked, spread
-from gapless.runtime.report.run_groups import RunGroup, differing_keys, group_runs, settings
-from gapless.runtime.report.terminal import comparison_table
-from gapless.runtime.report.write_comparison import write_comparison
-from gapless.runtime.run_folder.read import RunFolder, read_run_folder
 from tests.support.hand_made import config, folder, one_stage, run_group
 from tests.support.written_runs import write_run
 
@@ -151,7 +160,9 @@ def groups(tmp_path: Path) -> list[RunGroup]:
 
 
 def test_a_comparison(groups: list[RunGroup], tmp_path: Path):
-    comparison = write_comparison(tmp_path / "out", groups)
+    comparison, difference = write_comparison(tmp_path / "out", groups)
+    assert difference is not None
+    assert comparison["difference"] == difference.numbers()
     assert comparison == json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert comparison["ranking"] == ["sarathi chunk=256", "sarathi chunk=128"]
     first, second = comparison["candidates"]
@@ -219,7 +230,9 @@ def test_of_many_the_best_are_drawn(tmp_path: Path):
         path = tmp_path / f"run{place}"
         write_run(path, slower(one_stage(), 1.0 + place), config(chunk=16 * (place + 1)))
         folders.append(read_run_folder(path))
-    write_comparison(tmp_path, group_runs(folders[::-1]), figures=False)
+    comparison, difference = write_comparison(tmp_path, group_runs(folders[::-1]), figures=False)
+    assert difference is None
+    assert "difference" not in comparison
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     reader = Reader()
     reader.feed(page)

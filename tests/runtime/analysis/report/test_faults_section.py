@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from gapless.runtime.analysis.ledger.recovery import fault_summary
+from gapless.runtime.analysis.report.faults_section import (
+    fault_lines,
+    faults_section,
+    straggler_lines,
+    stragglers_section,
+)
 from gapless.runtime.core.run_record import FaultRecord
-from gapless.runtime.ledger.recovery import fault_summary
-from gapless.runtime.report.faults_section import faults_section, stragglers_section
-from gapless.runtime.report.terminal import fault_lines, straggler_lines
 
 PARTS = {"stop": 0.5, "start": 2.0, "rendezvous": 0.25, "weights": 1.0}
 REPAIRED = FaultRecord(1, "process", "rank 1 ended with <9>", 112.0, 112.75, 117.0, PARTS, [1, 3], 6, 1234)
@@ -21,15 +25,16 @@ def test_a_run_without_faults_has_no_section() -> None:
 def test_the_section_has_a_row_for_each_fault() -> None:
     section = faults_section(FAULTS)
     assert section.count("<tr>") == 3
-    texts = ("12.000 s", "process", "rank 1 ended with &lt;9&gt;", "1, 3", "1,234", "5.00 s", "1.50 s", "never", "-")
+    assert "<th>12.000 s</th>" in section
+    texts = ("process", "rank 1 ended with &lt;9&gt;", "1, 3", "1,234", "5.00 s", "1.50 s", "never", "-")
     for text in texts:
         assert f"<td>{text}</td>" in section, text
 
 
 def test_the_parts_of_a_fault_sum_to_it() -> None:
     parts = "detect 750 ms, stop 500 ms, start 2.00 s, rendezvous 250 ms, weights 1.00 s, rest 500 ms"
-    assert f'<td class="parts">{parts}</td>' in faults_section(FAULTS)
-    assert '<td class="parts">detect 60.00 s</td>' in faults_section(FAULTS)
+    assert f'<td class="text">{parts}</td>' in faults_section(FAULTS)
+    assert '<td class="text">detect 60.00 s</td>' in faults_section(FAULTS)
 
 
 def test_the_terminal_has_a_line_for_each_fault() -> None:
@@ -69,4 +74,4 @@ def test_faults_of_several_runs_have_the_name_of_theirs() -> None:
     named = [{**fault, "run": f"replica <{number}>"} for number, fault in enumerate(FAULTS)]
     section = faults_section(named)
     assert "<thead><tr><th>run</th><th>time</th>" in section
-    assert "<tr><td>replica &lt;1&gt;</td><td>30.000 s</td>" in section
+    assert "<tr><th>replica &lt;1&gt;</th><td>30.000 s</td>" in section

@@ -17,19 +17,20 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from gapless.runtime.analysis.drawing.chart import Axis, Chart, Series
+from gapless.runtime.analysis.drawing.page_parts import fill, script_json
+from gapless.runtime.analysis.drawing.png import write_figures
+from gapless.runtime.analysis.ledger.causes import BUBBLES, CAUSES, STARVED, Cause
+from gapless.runtime.analysis.ledger.fleet import Fleet
+from gapless.runtime.analysis.ledger.ledger import Ledger
+from gapless.runtime.analysis.ledger.summary import summarize
+from gapless.runtime.analysis.report.idle_table import bubble_table
+from gapless.runtime.analysis.report.metrics import metric_of
+from gapless.runtime.analysis.report.run_page import render_report
+from gapless.runtime.analysis.report.run_tables import latency_table
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
-from gapless.runtime.drawing.chart import Axis, Chart, Series
-from gapless.runtime.drawing.page_parts import fill, script_json
-from gapless.runtime.drawing.png import write_figures
-from gapless.runtime.ledger.causes import BUBBLES, CAUSES, STARVED, Cause
-from gapless.runtime.ledger.fleet import Fleet
-from gapless.runtime.ledger.ledger import Ledger
-from gapless.runtime.ledger.summary import summarize
-from gapless.runtime.report import terminal
-from gapless.runtime.report.metrics import metric_of
-from gapless.runtime.report.run_page import render_report
 from tests.support.tiers import HANGS_S
 from tests.support.written_runs import analysed, write_run
 
@@ -224,10 +225,10 @@ def test_tables_for_the_terminal():
     fleet = Fleet([record], ledgers=[ledger])
     summary = summarize(fleet)
     console = Console(width=110, record=True, force_terminal=False, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(terminal.bubble_table(fleet))
-    console.print(terminal.latency_table(summary))
+    console.print(bubble_table(fleet))
+    console.print(latency_table(summary))
     text = console.export_text()
-    for word in ("stage 0", "stage 1", "transport", "idle", "bubbles: ", "TTFT", "TBT", "end to end", "p99"):
+    for word in ("stage 0", "stage 1", "transport", "idle", "bubbles", "TTFT", "TBT", "end to end", "p99"):
         assert word in text
     assert f"{ledger.bubble_fraction * 100:.1f}%" in text
 

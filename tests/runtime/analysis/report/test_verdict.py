@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from gapless.runtime.drawing.chart import numbered_points
-from gapless.runtime.report.comparison_charts import TAILS, throughput_against
-from gapless.runtime.report.metrics import metric_of, ratio_text, row_unit
-from gapless.runtime.report.run_groups import RunGroup, group_runs
-from gapless.runtime.report.verdict import verdict
-from gapless.runtime.report.write_comparison import write_comparison
-from gapless.runtime.run_folder.read import read_run_folder
+from gapless.runtime.analysis.drawing.chart import numbered_points
+from gapless.runtime.analysis.report.comparison_charts import TAILS, throughput_against
+from gapless.runtime.analysis.report.metrics import metric_of, ratio_text, row_unit
+from gapless.runtime.analysis.report.run_groups import RunGroup, group_runs
+from gapless.runtime.analysis.report.verdict import verdict
+from gapless.runtime.analysis.report.write_comparison import write_comparison
+from gapless.runtime.analysis.run_folder.read import read_run_folder
 from tests.support.hand_made import config, folder, one_stage, run_group
 from tests.support.written_runs import write_run
 

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gapless.runtime.analysis.ledger.ledger import Ledger
+from gapless.runtime.analysis.run_folder import chrome_trace
+from gapless.runtime.analysis.run_folder.read import read_run_folder
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import DecodesRecord, FaultRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
-from gapless.runtime.ledger.ledger import Ledger
-from gapless.runtime.run_folder import chrome_trace
-from gapless.runtime.run_folder.read import read_run_folder
 from tests.support.tiers import examples
 from tests.support.trace_format import check_trace
 
@@ -130,7 +130,7 @@ def test_a_cut_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert whole["otherData"]["micro_batches_shown"] == 10
     monkeypatch.setattr(chrome_trace, "MAX_SLICES", 8)
     loaded = written(tmp_path, record)
-    text = "the first 4 of 10 micro-batches; spans.csv.gz holds them all"
+    text = "the first 4 of 10 micro-batches; spans.csv.gz has all"
     assert loaded["otherData"]["cut"] == text
     assert loaded["otherData"]["micro_batches_shown"] == 4
     (mark,) = [e for e in loaded["traceEvents"] if e["name"] == "trace cut here"]

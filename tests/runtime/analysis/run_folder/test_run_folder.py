@@ -14,16 +14,16 @@ import pytest
 
 from gapless.conf.errors import ConfigError
 from gapless.conf.workloads import SloConfig
+from gapless.runtime.analysis.ledger.blame import Blame
+from gapless.runtime.analysis.ledger.fleet import Fleet
+from gapless.runtime.analysis.ledger.ledger import Ledger
+from gapless.runtime.analysis.ledger.summary import summarize
+from gapless.runtime.analysis.run_folder.read import read_run_folder
+from gapless.runtime.analysis.run_folder.spans_csv import SPAN_COLUMNS
+from gapless.runtime.analysis.run_folder.titles import comparison_title, title_of
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import DecodesRecord, FaultRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
-from gapless.runtime.ledger.blame import Blame
-from gapless.runtime.ledger.fleet import Fleet
-from gapless.runtime.ledger.ledger import Ledger
-from gapless.runtime.ledger.summary import summarize
-from gapless.runtime.run_folder.read import read_run_folder
-from gapless.runtime.run_folder.spans_csv import SPAN_COLUMNS
-from gapless.runtime.run_folder.titles import comparison_title, title_of
 from tests.support.hand_made import close_to, floor
 from tests.support.written_runs import write_run
 
@@ -222,7 +222,7 @@ def test_goodput(record: RunRecord, tmp_path: Path):
 
 
 def test_what_is_no_run_folder(tmp_path: Path, folder: Path):
-    with pytest.raises(ConfigError, match="not a run folder, it has no summary"):
+    with pytest.raises(ConfigError, match="not a run folder: it has no summary"):
         read_run_folder(tmp_path)
     damaged = folder / "record.jsonl.gz"
     damaged.write_bytes(damaged.read_bytes()[:100])

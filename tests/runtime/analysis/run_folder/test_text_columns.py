@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gapless.runtime.run_folder.text_columns import csv_rows, decimals, integers, text_by_code
+from gapless.runtime.analysis.run_folder.text_columns import csv_rows, decimals, integers, text_by_code
 
 NAMES = ("transport", "pb1_prefill_size", "x")
 whole = st.integers(-(10**17), 10**17)

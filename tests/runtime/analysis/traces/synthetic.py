@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
-from gapless.runtime.traces.rank_trace import RankTrace, Step, Transfer, merged
+from gapless.runtime.analysis.traces.rank_trace import RankTrace, Step, Transfer, merged
 
 
 @dataclass(frozen=True)

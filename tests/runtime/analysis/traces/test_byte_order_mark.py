@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gapless.runtime.traces.chrome_trace import ChromeTrace
+from gapless.runtime.analysis.traces.chrome_trace import ChromeTrace
 
 MARK = b"\xef\xbb\xbf"
 

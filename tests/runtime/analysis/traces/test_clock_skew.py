@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gapless.runtime.analysis.traces.clock_skew import Order, fit_clocks
 from gapless.runtime.core.micro_batch_columns import Floats
-from gapless.runtime.traces.clock_skew import Order, fit_clocks
 from tests.support.tiers import examples
 
 LEAST = 20e-6  # seconds of the fastest message
@@ -56,7 +56,7 @@ def test_bounds_are_tight_over_symmetric_links() -> None:
     fit = fit_clocks({0: "a", 1: "b"}, [out, back])[1]
     assert fit.half_width == pytest.approx(LEAST, abs=1e-9)
     assert fit.ahead == pytest.approx(-1.204e-3, abs=1e-9)
-    assert fit.text == "clocks of rank 1 lie 1.204 ms ± 0.020 ms behind rank 0's, from 200 messages both ways"
+    assert fit.text == "the clock of rank 1 is 1.204 ms ± 0.020 ms behind rank 0's, by 200 messages in both directions"
     known = [Order(o.first, o.second, o.before, o.after, LEAST) for o in (out, back)]
     assert fit_clocks({0: "a", 1: "b"}, known)[1].half_width == pytest.approx(0.0, abs=1e-9)
 
@@ -102,15 +102,15 @@ def test_messages_one_way_bound_one_side() -> None:
     fit = fit_clocks({0: "a", 1: "b"}, [late])[1]
     assert (fit.ahead, fit.half_width, fit.low) == (pytest.approx(310e-6), None, -np.inf)
     assert fit.text == (
-        "clocks of rank 1 lie at most 0.310 ms ahead of rank 0's, bounded from one side only, by 100 messages; "
-        "taken as just that, as if the fastest took no time"
+        "the clock of rank 1 is at most 0.310 ms ahead of rank 0's, by 100 messages in one direction only; "
+        "this bound is used, as if the fastest took no time"
     )
     fit = fit_clocks({0: "a", 1: "b"}, [early])[1]
     assert fit.ahead == pytest.approx(-2e-3)
-    assert fit.text.startswith("clocks of rank 1 lie at least 2.000 ms behind")
+    assert fit.text.startswith("the clock of rank 1 is at least 2.000 ms behind")
     reverse = fit_clocks({0: "a", 1: "b"}, [Order(1, 0, began, began + 310e-6)])[1]
     assert reverse.ahead == pytest.approx(-310e-6)
-    assert reverse.text.startswith("clocks of rank 1 lie at most 0.310 ms behind")
+    assert reverse.text.startswith("the clock of rank 1 is at most 0.310 ms behind")
 
 
 def test_ranks_of_one_host_share_a_clock() -> None:
@@ -119,7 +119,7 @@ def test_ranks_of_one_host_share_a_clock() -> None:
     fits = fit_clocks({0: "node1", 1: "node1", 2: "node2"}, orders)
     assert fits[1].ahead == 0.0
     assert fits[1].half_width == 0.0
-    assert fits[1].text == "ranks 0 and 1 read one clock: their offset is 0"
+    assert fits[1].text == "ranks 0 and 1 share a clock: their offset is 0"
     assert fits[2].half_width == pytest.approx(LEAST)
 
 
@@ -129,9 +129,9 @@ def test_what_no_offset_explains_is_said() -> None:
     fit = fit_clocks({0: "a", 1: "b"}, [Order(0, 1, at, at - 5e-3), Order(1, 0, at, at - 5e-3)])[1]
     assert fit.contradiction == pytest.approx(10e-3, rel=1e-3)
     assert "no offset from rank 0's fits all 4 messages" in fit.text
-    assert "5.000 ms are left unexplained" in fit.text
+    assert "at most 5.000 ms unexplained" in fit.text
 
 
 def test_rank_without_messages() -> None:
     fit = fit_clocks({0: "a", 3: "b"}, [])[3]
-    assert fit.text == "clocks of rank 3: no message bounds their offset from rank 0's; times are as recorded"
+    assert fit.text == "the clock of rank 3: no message bounds its offset from rank 0's; times are as recorded"

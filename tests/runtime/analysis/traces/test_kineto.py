@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from gapless.conf.errors import ConfigError
-from gapless.runtime.ledger.causes import Cause
-from gapless.runtime.ledger.ledger import Ledger
-from gapless.runtime.traces.chrome_trace import ChromeTrace
-from gapless.runtime.traces.kineto import read_kineto
-from gapless.runtime.traces.nccl import kind_of
-from gapless.runtime.traces.pipeline_run import run_of_traces
+from gapless.runtime.analysis.ledger.causes import Cause
+from gapless.runtime.analysis.ledger.ledger import Ledger
+from gapless.runtime.analysis.traces.chrome_trace import ChromeTrace
+from gapless.runtime.analysis.traces.kineto import read_kineto
+from gapless.runtime.analysis.traces.nccl import kind_of
+from gapless.runtime.analysis.traces.pipeline_run import run_of_traces
 
 VLLM = Path(__file__).parent / "vllm_pp2"
 Events = list[dict[str, Any]]
@@ -172,8 +172,8 @@ def test_files_that_are_no_rank_s_are_left_out_of_a_folder(tmp_path: Path) -> No
     write_ranks(tmp_path, gpu_ranks(by_arguments))
     (tmp_path / "server_args.json").write_text('{"model_path": "Qwen/Qwen3-8B", "pp_size": 2}')
     (tmp_path / "list.JSON").write_text('["a", 1]')
-    assert "Left out, as it is not a rank's: list.JSON, server_args.json." in notes_of(tmp_path)
-    with pytest.raises(ConfigError, match=r"server_args\.json: not a Chrome trace, it has no traceEvents"):
+    assert "Left out (not a rank's trace): list.JSON, server_args.json." in notes_of(tmp_path)
+    with pytest.raises(ConfigError, match=r"server_args\.json: not a Chrome trace: it has no traceEvents"):
         read_kineto([tmp_path / "server_args.json", *tmp_path.glob("1763*")])
 
 
@@ -190,9 +190,9 @@ def test_a_merged_file_is_never_counted_again(renamed: bool, info: bool, tmp_pat
     ]
     whole = {"traceEvents": merged} | ({"distributedInfo": {"rank": 0}} if info else {})
     (tmp_path / "all.json").write_text(json.dumps(whole))
-    assert "Left out, as it holds the events of several ranks: all.json." in notes_of(tmp_path)
+    assert "Left out (events of several ranks): all.json." in notes_of(tmp_path)
     if renamed:
-        with pytest.raises(ConfigError, match=r"all\.json: holds the events of several ranks; give the ranks' own"):
+        with pytest.raises(ConfigError, match=r"all\.json: contains events of several ranks; give one file"):
             read_kineto([tmp_path / "all.json"])
 
 
@@ -217,7 +217,7 @@ def test_two_recordings_of_a_rank_are_refused(info: bool, again: str, tmp_path: 
     write_ranks(tmp_path, gpu_ranks(by_arguments), info=info)
     for path in list(tmp_path.iterdir()):
         (tmp_path / path.name.replace(".trace", f"{again}.trace")).write_bytes(path.read_bytes())
-    with pytest.raises(ConfigError, match=r"are both of .*0: keep the traces of one recording"):
+    with pytest.raises(ConfigError, match=r"are both traces of .*0; keep those of one recording"):
         read_kineto([tmp_path])
 
 
@@ -241,7 +241,7 @@ def test_peers_within_a_group_are_ranks_of_the_job(groups: str, tmp_path: Path) 
         with pytest.raises(ConfigError, match=r"rank\d\.json: the stage of rank \d is unknown"):
             run_of_traces(read_kineto([tmp_path]))
     else:
-        assert "Of each stage one rank stands for all: 0, 2." in notes_of(tmp_path)
+        assert "One rank represents each stage: 0, 2." in notes_of(tmp_path)
 
 
 def test_time_whose_kind_is_not_known_is_said(tmp_path: Path) -> None:
@@ -253,8 +253,8 @@ def test_time_whose_kind_is_not_known_is_said(tmp_path: Path) -> None:
     for rank, events in enumerate(ranks):
         (tmp_path / f"rank{rank}.json").write_text(json.dumps({"traceEvents": events}))
     notes = notes_of(tmp_path)
-    assert "rank0.json: 0.004 s of ncclDevKernel_Generic_2 (sends, receives or sums) count as compute" in notes
-    assert "rank0.json: 0.002 s of transfers are left out: the trace does not say which they are." in notes
+    assert "rank0.json: 0.004 s of ncclDevKernel_Generic_2 (send, receive or all-reduce) count as compute" in notes
+    assert "rank0.json: 0.002 s of transfers are left out: the trace does not record the operation." in notes
     assert "AllReduce" not in notes
 
 
@@ -298,7 +298,7 @@ def test_a_trace_is_read_event_by_event_wherever_its_pieces_end(tmp_path: Path, 
     path = tmp_path / "a.json"
     path.write_text(json.dumps({"before": 1, "traceEvents": events, "after": [2]}, indent=2))
     for size in (7, 64, 1 << 20):
-        monkeypatch.setattr("gapless.runtime.traces.chrome_trace._AT_ONCE", size)
+        monkeypatch.setattr("gapless.runtime.analysis.traces.chrome_trace._AT_ONCE", size)
         trace = ChromeTrace(path)
         assert list(trace.events()) == events
         assert trace.metadata == {"before": 1, "traceEvents": [], "after": [2]}
@@ -320,17 +320,17 @@ BACKWARD = gpu_event("cpu_op", "autograd::engine::evaluate_function: MmBackward0
 @pytest.mark.parametrize(
     ("write", "line"),
     [
-        (bad("no trace"), "a.json: not a Chrome trace, which is JSON"),
-        (bad(""), "a.json: not a Chrome trace, which is JSON"),
-        (bad('{"a": 1}'), "a.json: not a Chrome trace, it has no traceEvents"),
-        (bad(GOOD[:-40]), "a.json: damaged or cut off, its list of events does not end"),
-        (bad(GOOD[:-1] + ","), "a.json: damaged or cut off after its events"),
-        (bad(gzip.compress(GOOD.encode())[:-20]), "a.json: not a readable trace, damaged or cut off"),
-        (bad('{"traceEvents": [{"ph": "X", "cat": "kernel"}]}'), "a.json: damaged, or not the torch profiler's"),
-        (bad('{"traceEvents": []}'), "a.json: no trace of a rank: neither kernels nor operators in it"),
+        (bad("no trace"), "a.json: not a Chrome trace: it is not JSON"),
+        (bad(""), "a.json: not a Chrome trace: it is not JSON"),
+        (bad('{"a": 1}'), "a.json: not a Chrome trace: it has no traceEvents"),
+        (bad(GOOD[:-40]), "a.json: damaged or truncated: its list of events does not end"),
+        (bad(GOOD[:-1] + ","), "a.json: damaged or truncated after its events"),
+        (bad(gzip.compress(GOOD.encode())[:-20]), "a.json: unreadable trace, damaged or truncated"),
+        (bad('{"traceEvents": [{"ph": "X", "cat": "kernel"}]}'), "a.json: damaged, or not a torch profiler trace"),
+        (bad('{"traceEvents": []}'), "a.json: not a rank's trace: it has neither kernels nor operators"),
         (
             bad(json.dumps({"traceEvents": [BACKWARD]})),
-            "a.json: a trace of training, it has backward passes; only inference is read",
+            "a.json: a training trace (it has backward passes); only inference is supported",
         ),
     ],
 )
@@ -345,5 +345,5 @@ def test_files_that_are_no_trace(write: Callable[[Path], None], line: str, tmp_p
 def test_two_recordings_in_one_folder(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(GOOD)
     (tmp_path / "b.json").write_text(GOOD)
-    with pytest.raises(ConfigError, match=r"a\.json and b\.json are both of rank 0: keep the traces of one recording"):
+    with pytest.raises(ConfigError, match=r"a\.json and b\.json are both traces of rank 0; keep those of one"):
         read_kineto([tmp_path])

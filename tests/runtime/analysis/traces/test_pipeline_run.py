@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapless.conf.errors import ConfigError
-from gapless.runtime.explain.analysed_run import AnalysedRun
-from gapless.runtime.explain.roots import Root
-from gapless.runtime.explain.span_replay import replayed_spans
-from gapless.runtime.ledger.causes import Cause
-from gapless.runtime.ledger.ledger import Ledger
-from gapless.runtime.run_folder.run_info import RunInfo
-from gapless.runtime.run_folder.spans_csv import span_rows
-from gapless.runtime.traces.pipeline_run import run_of_traces
-from gapless.runtime.traces.rank_trace import RankTrace, Step, Transfer, merged, seconds_within, without
+from gapless.runtime.analysis.explain.analysed_run import AnalysedRun
+from gapless.runtime.analysis.explain.roots import Root
+from gapless.runtime.analysis.explain.span_replay import replayed_spans
+from gapless.runtime.analysis.ledger.causes import Cause
+from gapless.runtime.analysis.ledger.ledger import Ledger
+from gapless.runtime.analysis.run_folder.run_info import RunInfo
+from gapless.runtime.analysis.run_folder.spans_csv import span_rows
+from gapless.runtime.analysis.traces.pipeline_run import run_of_traces
+from gapless.runtime.analysis.traces.rank_trace import RankTrace, Step, Transfer, merged, seconds_within, without
 
 from .synthetic import MicroBatch, micro_batches, ranks_of, two_ranks
 
@@ -94,7 +94,7 @@ def test_a_slow_stage_is_named_first(slow: int, is_bare: bool) -> None:
     traces, _ = two_ranks(work)
     run = run_of_traces([replace(trace, steps=[], stage=None) for trace in traces] if is_bare else traces)
     first = AnalysedRun.of(run.record, RunInfo({}, title="imported")).words[0]
-    assert first.startswith(f"A slow stage {slow} (2 times the others' time) costs ")
+    assert first.startswith(f"A slow stage {slow} (2x the other stages' time) costs ")
 
 
 @pytest.mark.parametrize("slow", [0, 1])
@@ -111,7 +111,7 @@ def test_a_slow_stage_is_named_first_where_dispatch_is_late_or_few_are_slow(
     traces, _ = two_ranks(work)
     run = run_of_traces([replace(trace, steps=[], stage=None) for trace in traces] if is_bare else traces)
     first_sentence = AnalysedRun.of(run.record, RunInfo({}, title="imported")).words[0]
-    assert first_sentence.startswith(f"A slow stage {slow} ({1.3 if every > 1 else 2} times the others' time) costs ")
+    assert first_sentence.startswith(f"A slow stage {slow} ({1.3 if every > 1 else 2}x the other stages' time) costs ")
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.05])
@@ -195,7 +195,7 @@ def test_prompts_that_come_when_nothing_is_in_flight_may_be_late_or_new() -> Non
     record = run_of_traces(traces).record
     idle = Ledger(record).seconds_by_cause(0)
     assert idle[Cause.UNKNOWN] == pytest.approx(2 * 0.5, rel=0.05)
-    assert any("does not say which" in note for note in record.notes)
+    assert any("does not show which" in note for note in record.notes)
 
 
 def test_a_lazy_send_does_not_hold_the_first_stage() -> None:
@@ -213,7 +213,7 @@ def test_one_rank_of_a_stage_stands_for_its_tensor_parallel_ranks() -> None:
     record = run_of_traces([*beside, first, second]).record
     assert record.num_stages == 2
     assert len(record.spans) == 8
-    assert "Of each stage one rank stands for all: 0, 1. The other 2 are left out." in record.notes
+    assert "One rank represents each stage: 0, 1. The other 2 are left out." in record.notes
 
 
 def test_stages_are_read_off_who_sends_to_whom() -> None:
@@ -228,8 +228,8 @@ def test_stages_are_read_off_who_sends_to_whom() -> None:
     ("traces", "line"),
     [
         ([], "no trace of a rank"),
-        ([RankTrace("a", 0, 0)], "a: rank 0 has no micro-batch: no step and no compute of one"),
-        ([RankTrace("a", 0, 1)], "no trace of stage 0, though one of stage 1: give those of all stages"),
+        ([RankTrace("a", 0, 0)], "a: rank 0 has no micro-batch: neither steps nor compute"),
+        ([RankTrace("a", 0, 1)], "no trace of stage 0, but one of stage 1; give those of all stages"),
     ],
 )
 def test_what_makes_no_run(traces: list[RankTrace], line: str) -> None:
@@ -268,7 +268,7 @@ def test_unions_and_differences_of_intervals(one: list[tuple[int, int]], other: 
 
 
 def test_the_wait_lies_within_the_receive() -> None:
-    from gapless.runtime.traces.matching import MatchedTransfer
+    from gapless.runtime.analysis.traces.matching import MatchedTransfer
 
     late_send = MatchedTransfer(Transfer(9.0, 9.5), Transfer(1.0, 2.0))  # clocks that disagree by seconds
     assert (late_send.wait, late_send.transfer, late_send.sender_wait) == (1.0, 0.0, 0.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gapless.runtime.traces.step_names import step_of
+from gapless.runtime.analysis.traces.step_names import step_of
 
 
 @pytest.mark.parametrize(

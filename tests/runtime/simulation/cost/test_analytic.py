@@ -19,6 +19,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from benchmarks import end_to_end
+from benchmarks.support import fitting
 from benchmarks.support import measurements as m
 from gapless.conf.architecture import Architecture, LayerKind
 from gapless.conf.build import build, group_names, load_group, load_hardware, to_mapping
@@ -27,11 +28,10 @@ from gapless.conf.costs import AttentionKernels, CostsConfig, HostConfig
 from gapless.conf.errors import ConfigError
 from gapless.kernels.weight_format import WeightFormat
 from gapless.parallel.placement import StageLink
-from gapless.runtime.cost.analytic import AnalyticOperators
-from gapless.runtime.cost.attention import AttentionCost
-from gapless.runtime.cost.operators import LINEARS, Linear
-from gapless.runtime.cost.stage_costs import MicroBatchShape, StageCosts
-from gapless.runtime.profiling import fitting
+from gapless.runtime.simulation.cost.analytic import AnalyticOperators
+from gapless.runtime.simulation.cost.attention import AttentionCost
+from gapless.runtime.simulation.cost.operators import LINEARS, Linear
+from gapless.runtime.simulation.cost.stage_costs import MicroBatchShape, StageCosts
 from tests.support.tiers import examples
 
 DATA = Path(os.environ.get("GAPLESS_DATA", "no folder"))  # holds a100/ and h100/ (benchmarks/support/measurements.py)
@@ -378,7 +378,7 @@ def test_prompts_of_a_model_that_was_not_fitted_are_foreseen(device: str) -> Non
     ("path", "value", "right"),
     [
         ("gemm.tiles", ["256by128"], "shapes like 256x128"),
-        ("gemm.tflops", [200.0], "numbers, one a tile"),
+        ("gemm.tflops", [200.0], "numbers, one per tile shape"),
         ("gemm.whole_waves", [2.0, 0, 0, 0], "in [0, 1]"),
         ("gemm.knee", 0.5, "1 or more"),
         ("attention.flashinfer.decode_gigabytes_per_s", 0.0, "above 0"),

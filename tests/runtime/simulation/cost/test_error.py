@@ -12,9 +12,9 @@ from gapless.conf.build import build, group_names, load_group, load_hardware
 from gapless.conf.costs import ErrorConfig
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import SimulateConfig
-from gapless.runtime.cost.error import CostError, error_text, widest
-from gapless.runtime.simulation.make_costs import make_error
-from gapless.runtime.simulation.setting import make_setting
+from gapless.runtime.simulation.cost.error import CostError, error_text, widest
+from gapless.runtime.simulation.pipeline.make_costs import make_error
+from gapless.runtime.simulation.pipeline.setting import make_setting
 
 SHARES = st.floats(-0.5, 2.0)
 ERRORS = st.builds(lambda a, b, source: CostError(min(a, b), max(a, b), source), SHARES, SHARES, st.sampled_from("abc"))
@@ -46,7 +46,7 @@ def test_percentiles_of_ratios() -> None:
     error = CostError.from_ratios([0.9 + 0.02 * number for number in range(11)], "eleven times")
     assert (error.low, error.high) == pytest.approx((-0.08, 0.08))
     assert error.text == "stage times may be off by -8% to +8% (eleven times)"
-    assert "not known" in error_text(None)
+    assert "unknown" in error_text(None)
 
 
 @pytest.mark.parametrize("name", [name for name in group_names("hardware") if load_hardware(name).costs is not None])

@@ -18,10 +18,10 @@ from gapless.conf.architecture import Architecture
 from gapless.conf.build import load_hardware
 from gapless.conf.costs import CostsConfig
 from gapless.conf.experts import ExpertsConfig
-from gapless.runtime.cost.analytic import AnalyticOperators
-from gapless.runtime.cost.experts import Routing, inclusion
-from gapless.runtime.cost.gemm import Gemm
-from gapless.runtime.cost.stage_costs import MicroBatchShape, StageCosts
+from gapless.runtime.simulation.cost.analytic import AnalyticOperators
+from gapless.runtime.simulation.cost.experts import Routing, inclusion
+from gapless.runtime.simulation.cost.gemm import Gemm
+from gapless.runtime.simulation.cost.stage_costs import MicroBatchShape, StageCosts
 from tests.support.tiers import examples
 
 MODELS = ("mixtral-8x7b", "mixtral-8x22b", "qwen3-30b-a3b", "qwen3-235b-a22b")

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gapless.runtime.core.messages import DecodesMessage, MicroBatchMessage, SegmentMessage
-from gapless.runtime.cost.stage_costs import LastLayer, MicroBatchShape, StageCosts
-from tests.runtime.cost.test_analytic import operators
+from gapless.runtime.core.stage_floor import LastLayer
+from gapless.runtime.simulation.cost.stage_costs import MicroBatchShape, StageCosts
+from tests.runtime.simulation.cost.test_analytic import operators
 
 
 def costs(last_layer: LastLayer, layers: tuple[int, ...] = (3, 2), tp: int = 1) -> StageCosts:

@@ -18,17 +18,24 @@ from gapless.conf.build import build, load_group
 from gapless.conf.errors import ConfigError
 from gapless.conf.schema import SimulateConfig
 from gapless.parallel.placement import StageLink
-from gapless.runtime.cost.analytic import AnalyticOperators
-from gapless.runtime.cost.interpolation import ChunkAttention, Curve, DecodeAttention
-from gapless.runtime.cost.measured import MeasuredOperators, measured_host, pace, read_measured
-from gapless.runtime.cost.operators import LAYER_LINEARS, HostTimes, Operators
-from gapless.runtime.cost.profile_folder import OPERATORS, About, OperatorSample, ProfileFolder, StageSample, shape_of
-from gapless.runtime.cost.profile_point import Point
-from gapless.runtime.cost.stage_costs import MicroBatchShape, StageCosts
 from gapless.runtime.engine.plan import make_plan
-from gapless.runtime.profiling.grid import MessageMaker, mixed_points, operator_points, sent_points
-from gapless.runtime.profiling.prediction_error import held_out_errors, send_errors, stage_errors
-from gapless.runtime.simulation.make_costs import make_control, make_costs
+from gapless.runtime.simulation.cost.analytic import AnalyticOperators
+from gapless.runtime.simulation.cost.interpolation import ChunkAttention, Curve, DecodeAttention
+from gapless.runtime.simulation.cost.measured import MeasuredOperators, measured_host, pace, read_measured
+from gapless.runtime.simulation.cost.operators import LAYER_LINEARS, HostTimes, Operators
+from gapless.runtime.simulation.cost.profile_folder import (
+    OPERATORS,
+    About,
+    OperatorSample,
+    ProfileFolder,
+    StageSample,
+    shape_of,
+)
+from gapless.runtime.simulation.cost.profile_point import Point
+from gapless.runtime.simulation.cost.stage_costs import MicroBatchShape, StageCosts
+from gapless.runtime.simulation.pipeline.make_costs import make_control, make_costs
+from gapless.runtime.simulation.profiling.grid import MessageMaker, mixed_points, operator_points, sent_points
+from gapless.runtime.simulation.profiling.prediction_error import held_out_errors, send_errors, stage_errors
 
 ARCH = Architecture(**load_group("model", "tiny")["architecture"])
 ABOUT = About(
@@ -276,7 +283,7 @@ def test_a_folder_gives_back_what_was_measured(tmp_path: Path) -> None:
 def test_a_folder_takes_no_measurements_of_another_setting(tmp_path: Path) -> None:
     folder = folder_with(tmp_path / "p", [])
     folder.begin(ABOUT, {})
-    with pytest.raises(ConfigError, match=r"p: holds measurements with threads=1, not 2; hydra\.run\.dir=FOLDER names"):
+    with pytest.raises(ConfigError, match=r"p: contains measurements with threads=1, not 2; choose another folder"):
         folder.begin(replace(ABOUT, threads=2), {})
     with pytest.raises(ConfigError, match="with hidden_size=64, not 128"):
         folder.begin(replace(ABOUT, shape=ABOUT.shape | {"hidden_size": 128}), {})
@@ -295,7 +302,7 @@ def test_what_is_no_profile_of_the_model_is_refused(tmp_path: Path) -> None:
         read(tmp_path / "p", replace(ARCH, ffn_size=7))
     with pytest.raises(ConfigError, match="measured tiny with dtype=float32; this model has dtype=bfloat16"):
         read(tmp_path / "p", dtype="bfloat16")
-    with pytest.raises(ConfigError, match="no profile there"):
+    with pytest.raises(ConfigError, match="contains no profile"):
         read(tmp_path / "none")
     folder_with(tmp_path / "few", measured(GRID[:3]))
     with pytest.raises(ConfigError, match="unfinished"):
@@ -304,7 +311,7 @@ def test_what_is_no_profile_of_the_model_is_refused(tmp_path: Path) -> None:
     alone.begin(ABOUT, {})
     alone.add_operators(measured(GRID, samples=1))
     read(tmp_path / "alone", pp=1)
-    with pytest.raises(ConfigError, match="holds no sends between stages; gapless profile parallel=pp2 measures them"):
+    with pytest.raises(ConfigError, match="has no sends between stages; gapless profile parallel=pp2 measures them"):
         read(tmp_path / "alone")
 
 
@@ -320,9 +327,9 @@ def test_a_profile_of_stages_over_other_nodes_is_refused(tmp_path: Path) -> None
 
     read("one", 2)
     read("two", 1)
-    with pytest.raises(ConfigError, match=r"over 1 node; cluster\.devices_per_node=1 and .* come to 2 nodes$"):
+    with pytest.raises(ConfigError, match=r"over 1 node; with cluster\.devices_per_node=1 and .* spans 2 nodes$"):
         read("one", 1)
-    with pytest.raises(ConfigError, match=r"over 2 nodes; .* come to 1 node$"):
+    with pytest.raises(ConfigError, match=r"over 2 nodes; .* spans 1 node$"):
         read("two", 8)
 
 
@@ -350,7 +357,7 @@ def test_a_profile_stands_for_the_hardware_that_it_was_measured_on(tmp_path: Pat
     without = simulated(tmp_path / "p", host=False)
     assert make_control(without, make_plan(without)) == HostTimes()
     analytic = simulated(tmp_path / "p", cost="analytic")
-    with pytest.raises(ConfigError, match=r"hardware=cpu: no constants to simulate by.*simulation\.profile=FOLDER"):
+    with pytest.raises(ConfigError, match=r"hardware=cpu: has no cost constants.*simulation\.profile=FOLDER"):
         make_costs(analytic, make_plan(analytic))
 
 
@@ -373,7 +380,7 @@ def test_runs_of_one_process_share_what_they_have_costed() -> None:
     ("file", "text", "error"),
     [
         ("profile.yaml", "format: [", r"profile\.yaml is damaged"),
-        ("profile.yaml", "format: 7", "a profile of format 7, not 1; measure it again"),
+        ("profile.yaml", "format: 7", "has profile format 7, not 1; measure it again"),
         ("profile.yaml", "format: 1", r"profile\.yaml is damaged"),
         ("operators.csv", "rank,chunk\n1,x\n", r"operators\.csv is damaged"),
         ("stages.csv", "stage\n1\n", r"stages\.csv is damaged"),

@@ -22,12 +22,12 @@ from gapless.conf.clusters import ClusterConfig
 from gapless.conf.costs import CostsConfig, LinkConfig
 from gapless.conf.schema import SimulateConfig
 from gapless.parallel.placement import StageLink, stage_links
-from gapless.runtime.cost.analytic import AnalyticOperators
-from gapless.runtime.cost.link import Link
-from gapless.runtime.cost.stage_costs import MicroBatchShape
-from gapless.runtime.cost.topology import Topology
-from gapless.runtime.simulation.replicas import make_replicas
-from gapless.runtime.simulation.setting import make_setting
+from gapless.runtime.simulation.cost.analytic import AnalyticOperators
+from gapless.runtime.simulation.cost.link import Link
+from gapless.runtime.simulation.cost.stage_costs import MicroBatchShape
+from gapless.runtime.simulation.cost.topology import Topology
+from gapless.runtime.simulation.pipeline.replicas import make_replicas
+from gapless.runtime.simulation.pipeline.setting import make_setting
 from tests.support.tiers import examples
 
 DATA = Path(os.environ.get("GAPLESS_DATA", "no folder")) / "a100"

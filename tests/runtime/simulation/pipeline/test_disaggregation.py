@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 
 from gapless.conf.costs import LinkConfig
 from gapless.conf.policies import POLICY_CONFIGS, SarathiConfig, SchedulerConfig, TokenBudgetConfig
+from gapless.runtime.analysis.ledger.causes import Cause
+from gapless.runtime.analysis.ledger.fleet import Fleet
 from gapless.runtime.core.request import Request
-from gapless.runtime.cost.link import Link
+from gapless.runtime.core.work_item import WorkItem
 from gapless.runtime.engine.replay import exactly
-from gapless.runtime.ledger.causes import Cause
-from gapless.runtime.ledger.fleet import Fleet
 from gapless.runtime.pipeline.protocol import PipelineError
 from gapless.runtime.scheduler.policies import POLICIES
 from gapless.runtime.scheduler.policies.sarathi import Sarathi
-from gapless.runtime.simulation.disaggregation import DecodeReplica, DisaggregatedFleet, PrefillReplica
-from gapless.runtime.simulation.kv_transfer import KvLink, KvLinks, KvTransfer
-from gapless.runtime.simulation.pipeline import Disturbance
-from gapless.runtime.simulation.replicas import ROUTERS
-from gapless.runtime.workload import WorkItem
+from gapless.runtime.simulation.cost.link import Link
+from gapless.runtime.simulation.pipeline.disaggregation import DecodeReplica, DisaggregatedFleet, PrefillReplica
+from gapless.runtime.simulation.pipeline.kv_transfer import KvLink, KvLinks, KvTransfer
+from gapless.runtime.simulation.pipeline.replicas import ROUTERS
+from gapless.runtime.simulation.pipeline.simulated_pipeline import Disturbance
 from tests.support.closed_loops import loop
 from tests.support.simulated_parts import LONGEST, Audited, Device, items, make_replica, run
 from tests.support.tiers import examples
@@ -61,7 +61,7 @@ def pools(
         for first, count in ((0, prefill), (100, decode))
     )
     how.pop("disturbance", None)
-    first = TokenBudgetConfig(budget=budget)
+    first = TokenBudgetConfig(max_batched_tokens=budget)
     return DisaggregatedFleet(
         [make_replica(first, kind=PrefillReplica, **(prefill_how or how) | own) for own in before],
         [make_replica(policy, kind=DecodeReplica, receives=True, **how | own) for own in after],
@@ -201,12 +201,12 @@ def test_a_lone_request_over_a_free_link_is_as_on_one_replica(
     prompt: int, output: int, arrival: float, how: dict[str, Any]
 ) -> None:
     work = items((prompt, output, arrival))
-    alone = make_replica(TokenBudgetConfig(budget=LONGEST), **how)
+    alone = make_replica(TokenBudgetConfig(max_batched_tokens=LONGEST), **how)
     run(alone, work)
-    (joined,) = ran(pools(policy=TokenBudgetConfig(budget=LONGEST), **how), work).joined
+    (joined,) = ran(pools(policy=TokenBudgetConfig(max_batched_tokens=LONGEST), **how), work).joined
     first = alone.record.requests[0].arrival
     assert joined.record.token_times == pytest.approx([time - first for time in alone.record.requests[0].token_times])
-    (link_only,) = ran(pools(policy=TokenBudgetConfig(budget=LONGEST), least_s=0.25, **how), work).joined
+    (link_only,) = ran(pools(policy=TokenBudgetConfig(max_batched_tokens=LONGEST), least_s=0.25, **how), work).joined
     later = [0.0] + [0.25] * (output - 1)
     expected = [time + by for time, by in zip(joined.record.token_times, later, strict=True)]
     assert link_only.record.token_times == pytest.approx(expected)
@@ -307,5 +307,5 @@ def test_a_policy_that_takes_nothing_is_told() -> None:
     fleet = pools()
     scheduler = fleet.replicas[1].coordinator.scheduler
     fleet.replicas[1].coordinator.scheduler = TakesNothing(SarathiConfig(), scheduler.limits, scheduler.pool)
-    with pytest.raises(PipelineError, match="takes none of 1 unfinished requests"):
+    with pytest.raises(PipelineError, match="scheduler stalled: 1 unfinished requests"):
         sum(fleet.run(items((5, 3))))

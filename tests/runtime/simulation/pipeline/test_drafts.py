@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from gapless.conf.policies import POLICY_CONFIGS
+from gapless.runtime.analysis.ledger.fleet import Fleet
+from gapless.runtime.analysis.ledger.summary import summarize
 from gapless.runtime.core.run_record import MicroBatchRecord
-from gapless.runtime.cost.operators import HostTimes
-from gapless.runtime.cost.stage_costs import StageCosts
 from gapless.runtime.engine.plan import Plan
-from gapless.runtime.ledger.fleet import Fleet
-from gapless.runtime.ledger.summary import summarize
 from gapless.runtime.scheduler import Limits
-from gapless.runtime.simulation.pipeline import SimulatedPipeline
-from gapless.runtime.simulation.replicas import Replica
+from gapless.runtime.simulation.cost.operators import HostTimes
+from gapless.runtime.simulation.cost.stage_costs import StageCosts
+from gapless.runtime.simulation.pipeline.replicas import Replica
+from gapless.runtime.simulation.pipeline.simulated_pipeline import SimulatedPipeline
 from tests.support.simulated_parts import ARCHITECTURE, BLOCK, Device, items, run
 
 WORK = items(*[(20, 90)] * 12)

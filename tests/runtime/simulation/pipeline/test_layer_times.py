@@ -14,10 +14,10 @@ from gapless.conf.experts import ExpertsConfig
 from gapless.conf.latent import LatentConfig
 from gapless.conf.schema import BenchConfig, EngineConfig, GenerateConfig, ServeConfig, SimulateConfig
 from gapless.models.quantization.formats import LayerFormats, ModelFormats
-from gapless.runtime.cost.stage_costs import MicroBatchShape
-from gapless.runtime.engine.layer_times import layer_times
 from gapless.runtime.engine.plan import make_plan
-from gapless.runtime.simulation.make_costs import make_costs
+from gapless.runtime.simulation.cost.stage_costs import MicroBatchShape
+from gapless.runtime.simulation.pipeline.layer_times import layer_times
+from gapless.runtime.simulation.pipeline.make_costs import make_costs
 from tests.support.active_params import active_params
 
 EXPERTS = ExpertsConfig(num_experts=256, experts_per_token=8, ffn_size=2048, shared_ffn_size=2048)
@@ -113,7 +113,7 @@ def test_layers_and_head_go_by_the_formats_of_their_weights() -> None:
     assert plan.formats is not None
 
     def times(formats: ModelFormats) -> list[float]:
-        return layer_times(config, plan.arch, formats, 2, replicate_embedding=False)
+        return layer_times(config, plan.arch, formats, 2, False)
 
     short = dataclasses.replace(plan.formats, layers=(LayerFormats(), *plan.formats.layers[1:]))
     short_head, head = times(short), times(dataclasses.replace(short, head=None))

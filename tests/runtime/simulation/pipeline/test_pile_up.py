@@ -5,8 +5,9 @@ from __future__ import annotations
 from gapless.conf.schema import SimulateConfig
 from gapless.launch.compose import compose_one
 from gapless.launch.turns import requests
-from gapless.runtime.simulation.run import simulated
-from gapless.runtime.simulation.setting import make_setting
+from gapless.runtime.analysis.ledger.running_totals import RunningTotals
+from gapless.runtime.simulation.pipeline.run import simulated
+from gapless.runtime.simulation.pipeline.setting import make_setting
 
 
 def summary(*keys: str) -> dict[str, float]:
@@ -21,7 +22,7 @@ def summary(*keys: str) -> dict[str, float]:
         *keys,
     )
     config = compose_one(given, SimulateConfig, "simulate")
-    (replica,) = simulated(make_setting(config), requests(config)[0])
+    (replica,) = simulated(make_setting(config), requests(config)[0], make_totals=RunningTotals)
     assert replica.totals is not None
     return replica.totals.summary(replica.record)
 

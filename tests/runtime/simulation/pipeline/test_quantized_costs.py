@@ -17,12 +17,12 @@ from gapless.conf.errors import ConfigError
 from gapless.conf.schema import Architecture, SimulateConfig
 from gapless.kernels.weight_format import WeightFormat
 from gapless.models.memory import MemoryModel
-from gapless.runtime.cost.analytic import AnalyticOperators
-from gapless.runtime.cost.gemm import Gemm
-from gapless.runtime.cost.operators import LAYER_LINEARS, Linear
-from gapless.runtime.cost.stage_costs import MicroBatchShape
 from gapless.runtime.engine.plan import make_plan
-from gapless.runtime.simulation.make_costs import make_costs, make_operators
+from gapless.runtime.simulation.cost.analytic import AnalyticOperators
+from gapless.runtime.simulation.cost.gemm import Gemm
+from gapless.runtime.simulation.cost.operators import LAYER_LINEARS, Linear
+from gapless.runtime.simulation.cost.stage_costs import MicroBatchShape
+from gapless.runtime.simulation.pipeline.make_costs import make_costs, make_operators
 from tests.support.tiers import examples
 
 DEVICES = [name for name in group_names("hardware") if load_hardware(name).costs is not None]

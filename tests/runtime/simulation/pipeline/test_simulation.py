@@ -15,22 +15,22 @@ from hypothesis import strategies as st
 from gapless.conf.policies import POLICY_CONFIGS, SarathiConfig
 from gapless.conf.sampling import SamplingParams
 from gapless.parallel.placement import StageLink
+from gapless.runtime.analysis.ledger.causes import UNEVEN_WORK, Cause
+from gapless.runtime.analysis.ledger.fleet import Fleet
+from gapless.runtime.analysis.ledger.ledger import Ledger
+from gapless.runtime.analysis.ledger.running_totals import RunningTotals
 from gapless.runtime.core.micro_batch import MicroBatch
 from gapless.runtime.core.request import Request
 from gapless.runtime.core.run_record import RunRecord
-from gapless.runtime.cost.stage_costs import MicroBatchShape
+from gapless.runtime.core.work_item import WorkItem
 from gapless.runtime.engine.replay import replay
-from gapless.runtime.ledger.causes import UNEVEN_WORK, Cause
-from gapless.runtime.ledger.fleet import Fleet
-from gapless.runtime.ledger.ledger import Ledger
-from gapless.runtime.ledger.running_totals import RunningTotals
 from gapless.runtime.pipeline.protocol import PipelineError
 from gapless.runtime.scheduler.policies import POLICIES
 from gapless.runtime.scheduler.policies.sarathi import Sarathi
-from gapless.runtime.simulation import replicas as simulation
-from gapless.runtime.simulation.pipeline import Disturbance
-from gapless.runtime.simulation.replicas import ROUTERS, Replica, run_fleet
-from gapless.runtime.workload import WorkItem
+from gapless.runtime.simulation.cost.stage_costs import MicroBatchShape
+from gapless.runtime.simulation.pipeline import replicas as simulation
+from gapless.runtime.simulation.pipeline.replicas import ROUTERS, Replica, run_fleet
+from gapless.runtime.simulation.pipeline.simulated_pipeline import Disturbance
 from tests.support.closed_loops import loop
 from tests.support.simulated_parts import LONGEST, Audited, Device, items, make_replica, run
 from tests.support.tiers import HANGS_S, examples
@@ -364,12 +364,12 @@ def test_a_policy_that_takes_nothing_is_told() -> None:
     replica = make_replica()
     sarathi = replica.coordinator.scheduler
     replica.coordinator.scheduler = TakesNothing(SarathiConfig(), sarathi.limits, sarathi.pool)
-    with pytest.raises(PipelineError, match="the policy takes none of 2 unfinished requests"):
+    with pytest.raises(PipelineError, match="scheduler stalled: 2 unfinished requests"):
         run(replica, items((4, 4), (4, 4)))
 
 
 def test_a_simulation_imports_no_torch() -> None:
-    rooms = "gapless.runtime.simulation.replicas, gapless.runtime.report.write_folder"
+    rooms = "gapless.runtime.simulation.pipeline.replicas, gapless.runtime.analysis.report.write_folder"
     code = f"import sys, {rooms}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=HANGS_S)
     assert done.stdout == "False\n"

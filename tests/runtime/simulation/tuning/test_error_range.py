@@ -9,17 +9,17 @@ import pytest
 from gapless.conf.build import build, load_group
 from gapless.conf.policies import SarathiConfig
 from gapless.conf.tuning import TuneConfig
-from gapless.runtime.cost.error import CostError
-from gapless.runtime.simulation.setting import Setting
-from gapless.runtime.tuning.bounds import Bounds
-from gapless.runtime.tuning.capacity import Capacity, find_capacity
-from gapless.runtime.tuning.error_range import ErrorRange, error_range, range_note
-from gapless.runtime.tuning.lead import lead_of
-from gapless.runtime.tuning.paired import Difference, Verdict
-from gapless.runtime.tuning.search import Search
-from gapless.runtime.tuning.search_result import Finalist
-from gapless.runtime.tuning.space import Candidate
-from gapless.runtime.tuning.trial import Trial, try_rate
+from gapless.runtime.simulation.cost.error import CostError
+from gapless.runtime.simulation.pipeline.setting import Setting
+from gapless.runtime.simulation.tuning.bounds import Bounds
+from gapless.runtime.simulation.tuning.capacity import Capacity, find_capacity
+from gapless.runtime.simulation.tuning.error_range import ErrorRange, error_range, range_note
+from gapless.runtime.simulation.tuning.lead import lead_of
+from gapless.runtime.simulation.tuning.paired import Difference, Verdict
+from gapless.runtime.simulation.tuning.search import Search
+from gapless.runtime.simulation.tuning.search_result import Finalist
+from gapless.runtime.simulation.tuning.space import Candidate
+from gapless.runtime.simulation.tuning.trial import Trial, try_rate
 
 PRECISION = 0.02
 
@@ -121,9 +121,9 @@ def finalist(tp: int, pp: int, rate: float, verdict: Verdict, off: tuple[float, 
 @pytest.mark.parametrize(
     ("grid", "own", "other", "survives", "words"),
     [
-        ((2, 4), (8.0, 11.0), (7.0, 10.0), True, "as both are off alike on the same grid"),
-        ((4, 2), (8.0, 11.0), (7.0, 10.0), False, "where both grids are off alike, else perhaps not"),
-        ((4, 2), (8.0, 11.0), (5.0, 7.5), True, "in opposite directions"),
+        ((2, 4), (8.0, 11.0), (7.0, 10.0), True, "since both are on the same grid and off alike"),
+        ((4, 2), (8.0, 11.0), (7.0, 10.0), False, "only if both grids are off alike"),
+        ((4, 2), (8.0, 11.0), (5.0, 7.5), True, "even with opposite errors of the two grids"),
         ((2, 4), (6.0, 11.0), (7.0, 10.0), False, "may carry as much or more"),
         ((4, 2), (8.0, 9.0), (7.0, 10.0), False, "may carry as much or more"),
     ],

@@ -18,20 +18,23 @@ from gapless.conf.errors import ConfigError
 from gapless.conf.policies import EqualTimeConfig, OrcaBestConfig, SarathiConfig, TokenBudgetConfig
 from gapless.conf.tuning import TailSlo, TuneConfig
 from gapless.models.tokenizer import load_tokenizer
-from gapless.runtime.cost.stage_costs import MicroBatchShape
-from gapless.runtime.simulation.replicas import make_replicas, run_fleet
-from gapless.runtime.simulation.setting import Setting, make_setting
-from gapless.runtime.tuning.bounds import Bounds
-from gapless.runtime.tuning.capacity import ConfidenceInterval, SeededCapacities, find_capacity
-from gapless.runtime.tuning.charts import charts, pareto
-from gapless.runtime.tuning.demand import Demand
-from gapless.runtime.tuning.paired import compare
-from gapless.runtime.tuning.search import Search
-from gapless.runtime.tuning.search_result import SearchResult
-from gapless.runtime.tuning.space import Candidate, chunked
-from gapless.runtime.tuning.tables import misfit_rows, tried_rows
-from gapless.runtime.tuning.trial import Trial, measure, try_rate
-from gapless.runtime.workload import make_workload
+from gapless.runtime.analysis.ledger.fleet import Fleet
+from gapless.runtime.analysis.ledger.summary import summarize
+from gapless.runtime.analysis.report.tuning.charts import charts, pareto
+from gapless.runtime.analysis.report.tuning.tables import misfit_rows, tried_rows
+from gapless.runtime.simulation.cost.stage_costs import MicroBatchShape
+from gapless.runtime.simulation.pipeline.replicas import make_replicas, run_fleet
+from gapless.runtime.simulation.pipeline.run import simulated
+from gapless.runtime.simulation.pipeline.setting import Setting, make_setting
+from gapless.runtime.simulation.tuning.bounds import Bounds
+from gapless.runtime.simulation.tuning.capacity import ConfidenceInterval, SeededCapacities, find_capacity
+from gapless.runtime.simulation.tuning.demand import Demand
+from gapless.runtime.simulation.tuning.paired import compare
+from gapless.runtime.simulation.tuning.search import Search
+from gapless.runtime.simulation.tuning.search_result import SearchResult
+from gapless.runtime.simulation.tuning.space import Candidate, chunked
+from gapless.runtime.simulation.tuning.trial import Trial, try_rate
+from gapless.runtime.simulation.workload import make_workload
 
 
 def config(**keys: Any) -> TuneConfig:
@@ -56,6 +59,10 @@ def a_setting(search: Search, **keys: Any) -> Setting:
 
 
 # Bisection.
+
+
+def measure(setting: Setting, demand: Demand, rate: float) -> dict[str, Any]:
+    return summarize(Fleet([replica.record for replica in simulated(setting, demand.at(rate))]))
 
 
 def threshold(at: float) -> Any:
@@ -146,7 +153,7 @@ def test_a_trace_comes_faster_and_seeds_are_its_stretches(tmp_path: Path) -> Non
 
 
 def test_too_few_requests_for_a_p99() -> None:
-    with pytest.raises(ConfigError, match=r"^workload.num_prompts=19: must be 20 or more"):
+    with pytest.raises(ConfigError, match=r"^workload.num_prompts=19: must be at least 20"):
         Search(config(workload={"num_prompts": 19}))
 
 
@@ -167,8 +174,8 @@ def test_a_trial_says_what_a_whole_run_measures() -> None:
 @pytest.mark.parametrize(
     ("slo", "what"),
     [
-        (TailSlo(ttft_p99_ms=400.0), "p99 of TTFT"),
-        (TailSlo(tbt_p99_ms=12.0), "p99 of TBT"),
+        (TailSlo(ttft_p99_ms=400.0), "p99 TTFT"),
+        (TailSlo(tbt_p99_ms=12.0), "p99 TBT"),
     ],
 )
 def test_what_is_cut_short_would_have_failed(slo: TailSlo, what: str) -> None:
@@ -185,7 +192,7 @@ def test_what_is_cut_short_would_have_failed(slo: TailSlo, what: str) -> None:
 def test_requests_that_pile_up_are_not_carried() -> None:
     search = Search(config())
     trial = try_rate(a_setting(search), search.demand, 500.0, TailSlo(ttft_p99_ms=1e9))
-    assert trial.why.startswith("requests pile up: TTFT grows by")
+    assert trial.why.startswith("the queue grows: TTFT rises by")
 
 
 # Bounds.
@@ -196,7 +203,7 @@ def test_requests_that_pile_up_are_not_carried() -> None:
     [
         SarathiConfig(chunk=128),
         SarathiConfig(chunk=1024),
-        TokenBudgetConfig(budget=512),
+        TokenBudgetConfig(max_batched_tokens=512),
         EqualTimeConfig(),
         OrcaBestConfig(),
     ],
@@ -252,7 +259,7 @@ def test_windows_let_requests_be_longer_than_the_blocks_of_a_cache() -> None:
         "workload": {"input_len": 1500, "range_ratio": 0.0},
     }
     assert Search(config(model={"architecture": shape}, **keys)).demand.unit.input_lens.max() == 1500
-    with pytest.raises(ConfigError, match="requests come to 1512 tokens, and one may have 1024"):
+    with pytest.raises(ConfigError, match="requests have up to 1512 tokens, but a request may have 1024"):
         Search(config(**keys))
 
 
@@ -260,9 +267,9 @@ def test_what_is_asked_for_and_cannot_be_is_said() -> None:
     search = Search(config(search={"tp": [1, 3], "pp": [1, 4]}))
     search.space.grids()
     assert [row[1] for row in misfit_rows_of(search)] == [
-        "4 ranks a replica do not divide 2 devices",
-        "3 ranks a replica do not divide 2 devices",
-        "12 ranks a replica do not divide 2 devices",
+        "4 ranks per replica do not divide 2 devices",
+        "3 ranks per replica do not divide 2 devices",
+        "12 ranks per replica do not divide 2 devices",
     ]
 
 
@@ -312,7 +319,7 @@ def test_splits_and_depths_are_neighbours() -> None:
 
 def test_chunks_of_policies_that_have_some() -> None:
     assert chunked(SarathiConfig(), (64, 128)) == [SarathiConfig(chunk=64), SarathiConfig(chunk=128)]
-    assert chunked(TokenBudgetConfig(), (64,)) == [TokenBudgetConfig(budget=64)]
+    assert chunked(TokenBudgetConfig(), (64,)) == [TokenBudgetConfig(max_batched_tokens=64)]
     assert chunked(OrcaBestConfig(), (64, 128)) == [OrcaBestConfig()]
 
 

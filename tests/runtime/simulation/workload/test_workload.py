@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from gapless.conf.errors import ConfigError
 from gapless.conf.workloads import FixedConfig, ShareGptConfig, TraceConfig, WorkloadConfig, ZipfConfig
 from gapless.models.tokenizer import ByteTokenizer
-from gapless.runtime.workload import Workload, make_workload
+from gapless.runtime.simulation.workload import Workload, make_workload
 from tests.support.tiers import examples
 
 AZURE = Path(os.environ.get("GAPLESS_AZURE_TRACE", ""))  # AzureLLMInferenceTrace_conv.csv of 2023, .gz or not
@@ -258,20 +258,20 @@ def test_hash_ids_of_any_size_keep_apart(big: float | str, form: str, tmp_path: 
 @pytest.mark.parametrize(
     ("content", "line"),
     [
-        (b"PAR1\x15\x04", "workload.path={}: a Parquet file; give text in UTF-8"),
+        (b"PAR1\x15\x04", "workload.path={}: a Parquet file; give UTF-8 text"),
         (b"PK\x03\x04", "workload.path={}: a zip archive"),
-        (b"version https://git-lfs.github.com/spec/v1\n", "workload.path={}: a pointer of Git LFS"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "workload.path={}: a Git LFS pointer"),
         ("timestamp".encode("utf-16"), "workload.path={}: text in UTF-16"),
-        (json.dumps([ROW, LATER], indent=1)[:-2].encode(), "{}:7: not JSON: the array does not go on"),
-        (b'[{"timestamp": 0, "input_length": 1, "output_length": 1}\n 3]', "{}:1: not JSON: the array does not go on"),
+        (json.dumps([ROW, LATER], indent=1)[:-2].encode(), "{}:7: not JSON: expected , or ]"),
+        (b'[{"timestamp": 0, "input_length": 1, "output_length": 1}\n 3]', "{}:1: not JSON: expected , or ]"),
         (json.dumps(ROW | {"input_length": 12.5}).encode(), "{}:1: not a time and two token counts: '0,12.5,4'"),
         (json.dumps(ROW | {"input_length": True}).encode(), "{}:1: not a time and two token counts"),
         (json.dumps(ROW | {"output_length": None}).encode(), "{}:1: not a time and two token counts"),
         (b"timestamp,input_length,output_length\n0,12.0,\n", "{}:2: not a time and two token counts: '0,12.0,'"),
-        (b"timestamp,isl,osl,isl\n0,1,1,2\n", "{}:1: the column 'isl' is given twice"),
-        (json.dumps(ROW | {"hash_ids": [1.5]}).encode(), "{}:1: hash_ids: must be a list of whole numbers or texts"),
+        (b"timestamp,isl,osl,isl\n0,1,1,2\n", "{}:1: duplicate column 'isl'"),
+        (json.dumps(ROW | {"hash_ids": [1.5]}).encode(), "{}:1: hash_ids: must be a list of integers or strings"),
         (b'{"timestamp": NaN, "input_length": 1, "output_length": 1}', "{}:1: out of range"),
-        (b'{"timestamp": 0, "timestamp": 1, "input_length": 1, "output_length": 1}', "{}:1: key 'timestamp' is given"),
+        (b'{"timestamp": 0, "timestamp": 1, "input_length": 1, "output_length": 1}', "{}:1: duplicate key 'timestamp'"),
     ],
 )
 def test_what_no_trace_may_hold_is_named(content: bytes, line: str, tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ def test_prompts_of_a_jsonl_begin_alike_where_its_ids_say_so(tmp_path: Path) -> 
 def test_hash_ids_must_cover_the_prompt(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text('{"timestamp": 0, "input_length": 100, "output_length": 5, "hash_ids": [1, 2, 3]}')
-    expected = f"{path}:1: hash_ids has 3 entries for 100 tokens, not one for each 512; see workload.hash_block_size"
+    expected = f"{path}:1: hash_ids has 3 entries for 100 tokens, not one per 512; see workload.hash_block_size"
     assert error(TraceConfig(path=str(path))) == expected
     assert len(make(TraceConfig(path=str(path), hash_block_size=32))[0].prompt) == 100  # the last 4 tokens have no id
 
@@ -306,7 +306,7 @@ def test_rows_are_sorted_and_blank_lines_skipped(tmp_path: Path) -> None:
     config = trace(tmp_path, *rows, time_scale=10.0)
     assert triples(make(config)) == [(0.0, 1, 10), (0.0, 4, 40), (1.0, 2, 20), (2.0, 3, 30)]
     assert [row[1] for row in triples(make(trace(tmp_path, *rows, num_prompts=2)))] == [1, 4]
-    assert error(trace(tmp_path, *rows, num_prompts=5)) == f"workload.num_prompts=5: {config.path} holds 4 requests"
+    assert error(trace(tmp_path, *rows, num_prompts=5)) == f"workload.num_prompts=5: {config.path} has 4 requests"
 
 
 def test_a_rate_stands_in_for_a_trace_s_own_times(tmp_path: Path) -> None:
@@ -359,14 +359,14 @@ def test_files_that_are_no_trace(tmp_path: Path) -> None:
         (tmp_path / "t.csv").write_bytes(content)
         return error(TraceConfig(path=str(tmp_path / "t.csv"))).removeprefix(f"{tmp_path}/t.csv")
 
-    assert of(b"a,b,c\n1,2,3\n").startswith(":1: its columns must be TIMESTAMP, ContextTokens, GeneratedTokens (Azure)")
+    assert of(b"a,b,c\n1,2,3\n").startswith(":1: must have the columns TIMESTAMP, ContextTokens, GeneratedTokens")
     assert of(b"").endswith("it has none")
-    assert of(b"TIMESTAMP,ContextTokens,GeneratedTokens\n\n") == ": no requests in it"
-    assert of(b'{"timestamp": 3, "input_length": 5}\n').startswith(":1: its columns must be TIMESTAMP, ContextTokens")
+    assert of(b"TIMESTAMP,ContextTokens,GeneratedTokens\n\n") == ": has no requests"
+    assert of(b'{"timestamp": 3, "input_length": 5}\n').startswith(":1: must have the columns TIMESTAMP, ContextTokens")
     good = b'{"timestamp": 3, "input_length": 5, "output_length": 1}\n'
     assert of(good + b"3,4,5").startswith(":2: not JSON: Extra data")
     assert of(good + good.replace(b"5", b"-5")).startswith(":2: out of range: '3,-5,1'")
-    assert of(b"\xff\xff\x00").startswith(": not text in UTF-8")
+    assert of(b"\xff\xff\x00").startswith(": not UTF-8 text")
     assert of(gzip.compress(b"TIMESTAMP,ContextTokens,GeneratedTokens\n1,2,3\n")[:-9]).startswith(": a damaged .gz")
     assert error(TraceConfig(path="none.csv")) == "workload.path=none.csv: no such file"
     assert error(TraceConfig(path=str(tmp_path))) == f"workload.path={tmp_path}: is a directory"
@@ -453,44 +453,48 @@ def test_files_that_are_no_sharegpt(tmp_path: Path) -> None:
     for content, line in [
         (b"{", f"{path}: not ShareGPT's JSON, a list of"),
         (b'[{"conversations": 3}]', "Expected `array | null`, got `int`"),
-        (b'[{"conversations": []}]', f"{path}: no conversation of two turns of 4 tokens or more in it"),
+        (b'[{"conversations": []}]', f"{path}: has no conversation with two turns of at least 4 tokens"),
         (b'{"data": [{"conversations": []}]}', "{conversations: [{value: ...}]}; its first object has data"),
         (b'[{"messages": [], "id": 1}]', "{conversations: [{value: ...}]}; its first object has messages, id"),
         (b"\xff", f"{path}: not ShareGPT's JSON, a list of"),
         (gzip.compress(b"[" + b" " * 10**6)[:-9], f"workload.path={path}: cannot be read"),
         (
             b'[{"conversations": [{"value": "a prompt", "value": "b"}, {"value": "an answer"}]}]',
-            f"{path}: key 'value' is given twice",
+            f"{path}: duplicate key 'value'",
         ),
     ]:
         path.write_bytes(content)
         assert line in error(ShareGptConfig(path=str(path)))
     assert error(ShareGptConfig(path="none.json")) == "workload.path=none.json: no such file"
     one = conversations(tmp_path, ("a prompt", "an answer"), num_prompts=2)
-    assert error(one) == f"workload.num_prompts=2: {path} holds 1 usable conversations"
+    assert error(one) == f"workload.num_prompts=2: {path} has 1 usable conversations"
 
 
-ROOM = "and one may have 1000 (model.max_model_len, or what the KV cache holds)"
+ROOM = "but a request may have 1000 (model.max_model_len or KV-cache capacity)"
 
 
 @pytest.mark.parametrize(
     ("config", "line"),
     [
-        (FixedConfig(), f"workload=fixed: requests come to 1152 tokens, {ROOM}; workload.input_len=872 fits"),
+        (FixedConfig(), f"workload=fixed: requests have up to 1152 tokens, {ROOM}; workload.input_len=872 fits"),
         (
             FixedConfig(range_ratio=0.5),
-            f"workload=fixed: requests come to 1728 tokens, {ROOM}; workload.input_len=538 fits",
+            f"workload=fixed: requests have up to 1728 tokens, {ROOM}; workload.input_len=538 fits",
         ),
         (
             FixedConfig(input_len=None, pd_ratio=8.0, output_len=500),
-            f"workload=fixed: requests come to 4500 tokens, {ROOM}; workload.output_len=111 fits",
+            f"workload=fixed: requests have up to 4500 tokens, {ROOM}; workload.output_len=111 fits",
         ),
         (
             FixedConfig(output_len=5000),
-            f"workload=fixed: requests come to 6024 tokens, {ROOM}; lower workload.input_len and workload.output_len",
+            f"workload=fixed: requests have up to 6024 tokens, {ROOM}; "
+            "lower workload.input_len and workload.output_len",
         ),
-        (ZipfConfig(min_len=10), f"workload.max_len=4096: requests come to it, {ROOM}; workload.max_len=1000 fits"),
-        (ZipfConfig(), f"workload.max_len=4096: requests come to it, {ROOM}; lower min_len too"),
+        (
+            ZipfConfig(min_len=10),
+            f"workload.max_len=4096: some requests have this length, {ROOM}; workload.max_len=1000 fits",
+        ),
+        (ZipfConfig(), f"workload.max_len=4096: some requests have this length, {ROOM}; lower min_len too"),
     ],
 )
 def test_lengths_over_the_context_say_what_fits(config: WorkloadConfig, line: str) -> None:

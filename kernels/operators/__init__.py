@@ -1,0 +1,1 @@
+"""Elementwise and norm operators of a decoder layer: torch on any device, C++ on a CPU, Triton on CUDA."""

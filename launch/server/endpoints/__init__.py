@@ -1,0 +1,1 @@
+"""The endpoints: a file with the handlers of each group of paths."""

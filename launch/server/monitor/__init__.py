@@ -1,0 +1,1 @@
+"""What a server shows of its run: the live page, recordings, idle time. It needs `runtime/analysis`."""

@@ -1,0 +1,1 @@
+"""Predicts a run under another setting: its twin, replayed on the simulated pipeline."""

@@ -1,0 +1,1 @@
+"""The Python and notebook API of run folders: numpy tables, data frames and figures."""

@@ -1,0 +1,1 @@
+"""Reports of runs: self-contained pages, figures, and tables for the terminal."""

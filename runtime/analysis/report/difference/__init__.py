@@ -1,0 +1,1 @@
+"""The difference of two runs: its numbers, words, terminal tables and page."""

@@ -1,0 +1,1 @@
+"""Writes and reads the data of run folders; does no rendering."""

@@ -1,0 +1,1 @@
+"""Imports traces from other engines as a `RunRecord`: reads the ranks' files, and merges them into a run."""

@@ -1,1 +1,0 @@
-"""What two runs differ in: its numbers, words, terminal tables and page."""

@@ -1,1 +1,0 @@
-"""What a run would be under another setting: its twin, replayed on the simulated pipeline."""

@@ -1,1 +1,0 @@
-"""Writes and reads run folders: data only, it renders nothing."""

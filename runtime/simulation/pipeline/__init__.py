@@ -1,0 +1,1 @@
+"""Pipelines on a virtual clock, alone or as replicas behind a router."""

@@ -14,11 +14,10 @@ from ..conf.clusters import ClusterConfig
 from ..conf.errors import ConfigError
 from ..conf.schema import HardwareConfig, ParallelConfig
 from ..parallel.control import Endpoint
+from ..runtime.pipeline import waits
 from ..runtime.pipeline.launcher import Launcher
 from .signals import end_process, how_ended
 from .stderr_log import messages_on_stderr
-
-_END_S = 5.0  # grace period of a rank after the coordinator's Stop
 
 
 class ProcessLauncher(Launcher):
@@ -69,7 +68,7 @@ class ProcessLauncher(Launcher):
     def stop(self) -> None:
         """See `Launcher.stop`."""
         for process in self._ranks.values():
-            end_process(process, _END_S)
+            end_process(process, waits.END_S)
         self._ranks.clear()
 
 

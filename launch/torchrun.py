@@ -29,6 +29,7 @@ from ..conf.errors import ConfigError
 from ..conf.schema import HardwareConfig, ParallelConfig
 from ..parallel.control import Endpoint
 from ..parallel.openmp import choose_waiting
+from ..runtime.pipeline import waits
 from ..runtime.pipeline.launcher import Launcher
 from .signals import end_process, how_ended
 from .stderr_log import messages_on_stderr
@@ -40,7 +41,6 @@ _ROLE_ENV = "GAPLESS_ROLE"  # of a child: "keeper" or "rank"
 _STORE_IS_OPEN = "TORCHELASTIC_USE_AGENT_STORE"  # torch's variable: the agent has opened the store, not the first rank
 _TIMEOUT_S = 600.0
 _LOOK_S = 0.05
-_END_S = 5.0  # grace period of a rank after the coordinator's Stop
 _SELF = [sys.executable, "-m", "gapless.launch.torchrun"]
 _PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
@@ -108,13 +108,13 @@ class TorchrunLauncher(Launcher):
         return self._ended if code is None else self._ended | {0: f"its keeper {how_ended(code)}"}
 
     def stop(self) -> None:
-        """See `Launcher.stop`. Keepers end their ranks; rank 0's keeper is killed after `2 * _END_S` seconds."""
+        """See `Launcher.stop`. Keepers end their ranks; rank 0's keeper is killed after `2 * waits.END_S` seconds."""
         with suppress(RuntimeError):  # torchrun's agent and its store are gone
             for rank in list(self._number):
                 self._tell(rank, None)
         self._number.clear()
         if self._keeper is not None:
-            end_process(self._keeper, 2 * _END_S)
+            end_process(self._keeper, 2 * waits.END_S)
         self._keeper = None
 
 
@@ -174,7 +174,7 @@ class _Keeper:
 
     def _end(self) -> None:
         if self._running is not None:
-            end_process(self._running, _END_S)
+            end_process(self._running, waits.END_S)
         if self._waiting is not None:
             end_process(self._waiting)
 

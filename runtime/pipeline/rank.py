@@ -32,6 +32,7 @@ from ...kernels import cores
 from ...parallel.control import ControlClient, Endpoint
 from ...parallel.frames import ConnectionLost
 from ..core.messages import Compile, Compiled, MicroBatchMessage, MicroBatchResult, RankFailure, Span, Stop
+from . import waits
 from .handshake import Halt, Present, Ready, Rejoin, RollCall, Setup, StartPart, encoder, to_rank
 from .processor_waits import ProcessorWaits
 from .start_parts import PartTimer
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _WATCH_S = 0.5
-_REPORT_S = 1.0  # in which the reporter must stop, once the communicators have been aborted
 _BROKEN = (
     "connection closed",
     "connection reset",
@@ -401,10 +401,10 @@ class _Reporter:
         Raises:
             RuntimeError: the device is still computing.
         """
-        self._thread.join(_REPORT_S)
+        self._thread.join(waits.REPORT_S)
         if self._thread.is_alive():
             raise RuntimeError(
-                f"{self._device} is still computing {_REPORT_S:g} s after its communicators were aborted"
+                f"{self._device} is still computing {waits.REPORT_S:g} s after its communicators were aborted"
             )
 
     def _run(self) -> None:

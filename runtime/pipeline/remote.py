@@ -23,6 +23,7 @@ from ...parallel.real_placement import Place
 from ..core.messages import Compile, Compiled, MicroBatchMessage, MicroBatchResult, RankFailure, Stop
 from ..core.run_record import FaultReason, FaultRecord
 from ..core.stage_floor import StageMachine
+from . import waits
 from .decode_rate import measure_decode_rate
 from .handshake import Halt, Present, Ready, Rejoin, RollCall, Setup, StartPart, encoder, from_rank
 from .launcher import Launcher
@@ -34,16 +35,6 @@ from .start_parts import READY, StartParts
 from .start_warnings import say_attention, warn_of_fallback, warn_of_placement, warn_of_slow_ranks
 
 _log = logging.getLogger(__name__)
-_POLL_INTERVAL_S = 0.2
-_LAUNCHER_INTERVAL_S = 0.5
-_ROLL_CALL_S = 2.0
-_JOIN_INTERVAL_S = 0.02
-_LOOK_S = 1.0  # between checks that all ranks have a place
-_REJOIN_S = 10.0  # in which a surviving rank must have left a failed pipeline
-_LEAST_HANG_S = 10.0  # minimum hang timeout, if derived from micro-batch times so far
-_HANG_FACTOR = 20.0  # hang timeout, in multiples of the longest micro-batch
-_CAUSE_TIMEOUT_S = 2.0  # wait for a failure's cause: a dead rank's neighbours often report first
-_SHORT_CAUSE_TIMEOUT_S = 0.3  # if repairable: after a repair for the wrong cause, the right one is the next fault
 
 
 class RemotePipeline:
@@ -114,7 +105,7 @@ class RemotePipeline:
         self._parts = StartParts(begin)
         world = self._parallel.world_size
         num_started = -1
-        while not self._accept(_POLL_INTERVAL_S):
+        while not self._accept(waits.POLL_S):
             self._check_launcher()
             self._check_signs(self._ranks - self._server.connected, "did not start within")
             if num_started != len(self._server.connected):
@@ -125,7 +116,7 @@ class RemotePipeline:
         on_progress("ranks load their shards")
         ready: dict[int, Ready] = {}
         while len(ready) < world:
-            ready |= {m.rank: m for m in self._poll(_POLL_INTERVAL_S) if isinstance(m, Ready)}
+            ready |= {m.rank: m for m in self._poll(waits.POLL_S) if isinstance(m, Ready)}
             self._check_launcher()
             self._check_signs(self._ranks - ready.keys(), "did not connect and load within")
         if parts := self._parts.slowest():
@@ -199,12 +190,12 @@ class RemotePipeline:
             return []
         while True:
             left = deadline - self.clock.now()
-            messages = self._poll(max(0.0, min(left, _POLL_INTERVAL_S)))
+            messages = self._poll(max(0.0, min(left, waits.POLL_S)))
             results = [m for m in messages if isinstance(m, MicroBatchResult)]
             compiled = [m for m in messages if isinstance(m, Compiled)]
             for each in compiled:
                 self._compiling.pop(each.number, _nothing)()
-            if self.clock.now() - self._launcher_checked > _LAUNCHER_INTERVAL_S:
+            if self.clock.now() - self._launcher_checked > waits.LAUNCHER_POLL_S:
                 self._check_launcher()
             if results:
                 for span in (span for result in results for span in result.spans):
@@ -216,7 +207,7 @@ class RemotePipeline:
                         passed_s = now - self._submitted.pop(result.micro_batch)
                         self._longest_pass_s = max(self._longest_pass_s, passed_s)
                 return results
-            if left <= _POLL_INTERVAL_S or self._server.is_woken or compiled:
+            if left <= waits.POLL_S or self._server.is_woken or compiled:
                 return []
             self._check_progress()
 
@@ -231,7 +222,7 @@ class RemotePipeline:
         limit = self._parallel.step_timeout_s
         if not self._is_repairable or not self._longest_pass_s:
             return limit
-        return min(limit, max(_LEAST_HANG_S, _HANG_FACTOR * self._longest_pass_s))
+        return min(limit, max(waits.LEAST_HANG_S, waits.HANG_FACTOR * self._longest_pass_s))
 
     def _check_progress(self) -> None:
         if self._outstanding and self.clock.now() - self._last_progress > (limit := self._patience_s):
@@ -272,9 +263,9 @@ class RemotePipeline:
         """
         ranks = self._ranks
         while (left := deadline - self.clock.now()) > 0:
-            timeout = min(left, _POLL_INTERVAL_S)
+            timeout = min(left, waits.POLL_S)
             if repair.joined is None:
-                if self._accept(min(timeout, _JOIN_INTERVAL_S)):
+                if self._accept(min(timeout, waits.JOIN_POLL_S)):
                     repair.joined = self.clock.now()
                     self._begin_epoch(repair)
                 elif self._split_anew(repair):
@@ -291,7 +282,7 @@ class RemotePipeline:
                 self._finish(repair, now)
                 return
             stuck = ranks - repair.replaced - repair.present
-            if stuck and repair.joined is not None and now > repair.joined + _REJOIN_S:
+            if stuck and repair.joined is not None and now > repair.joined + waits.REJOIN_S:
                 names = ", ".join(map(self._name, sorted(stuck)))
                 self._raise(f"{names} did not leave a failed pipeline", "hang", stuck)
             self._check_signs(ranks - repair.ready.keys(), f"did not recover ({repair.fault.text}) within")
@@ -305,7 +296,7 @@ class RemotePipeline:
             PipelineError: the model does not fit into fewer stages.
         """
         now, after, tp = self.clock.now(), self._parallel.resplit_after_s, self._parallel.tp
-        if after is None or self._fewer_stages is None or now < repair.looked + _LOOK_S:
+        if after is None or self._fewer_stages is None or now < repair.looked + waits.PLACES_POLL_S:
             return False
         repair.looked = now
         if not (unplaced := self._launcher.unplaced()):
@@ -370,9 +361,9 @@ class RemotePipeline:
         """Return the ranks that do not answer a roll call."""
         self._server.publish(encoder.encode(RollCall()))
         silent = self._ranks
-        deadline = self.clock.now() + _ROLL_CALL_S
+        deadline = self.clock.now() + waits.ROLL_CALL_S
         while silent and self.clock.now() < deadline:
-            silent -= {m.rank for m in self._poll(_POLL_INTERVAL_S) if isinstance(m, Present)}
+            silent -= {m.rank for m in self._poll(waits.POLL_S) if isinstance(m, Present)}
         return sorted(silent)
 
     def _poll(self, timeout: float) -> list[Ready | MicroBatchResult | Compiled | Present]:
@@ -421,7 +412,7 @@ class RemotePipeline:
         wait for the launcher to report how it exited.
         """
         is_repairable = self._is_repairable
-        deadline = time.monotonic() + (_SHORT_CAUSE_TIMEOUT_S if is_repairable else _CAUSE_TIMEOUT_S)
+        deadline = time.monotonic() + (waits.REPAIRABLE_CAUSE_S if is_repairable else waits.CAUSE_S)
         gone: dict[int, str] = {}
         while time.monotonic() < deadline:
             if any(f is not None and not f.secondary for f in failures.values()):

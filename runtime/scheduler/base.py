@@ -17,10 +17,10 @@ from ..core.micro_batch import Chunk, MicroBatch
 from ..core.request import Request
 from ..core.run_record import Blocked, MicroBatchRecord
 from .kv_receiver import KvReceiver
-from .learned.speculative_decoding import SpeculativeDecoding
 from .limits import Limits
 from .preemption import Preemption
 from .prefix_caching import PrefixCaching
+from .speculative_decoding import SpeculativeDecoding
 from .waiting import make_queue
 
 

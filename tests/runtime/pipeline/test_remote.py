@@ -20,7 +20,7 @@ from gapless.conf.errors import ConfigError
 from gapless.conf.schema import HardwareConfig, ModelConfig, ParallelConfig
 from gapless.runtime.core.messages import DecodesMessage, MicroBatchMessage, MicroBatchResult, Span
 from gapless.runtime.core.run_record import FaultRecord
-from gapless.runtime.pipeline import remote
+from gapless.runtime.pipeline import remote, waits
 from gapless.runtime.pipeline.handshake import Setup, StartPart
 from gapless.runtime.pipeline.protocol import PipelineError, PipelineFault
 from gapless.runtime.pipeline.recovery_limit import RecoveryLimit
@@ -244,8 +244,8 @@ def test_a_launcher_s_word_on_a_dead_rank_is_part_of_the_error() -> None:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "_ROLL_CALL_S", 1.0)
-    monkeypatch.setattr(remote, "_POLL_INTERVAL_S", 0.05)
+    monkeypatch.setattr(waits, "ROLL_CALL_S", 1.0)
+    monkeypatch.setattr(waits, "POLL_S", 0.05)
 
 
 def test_a_rank_that_answers_nothing_is_the_one_that_hangs(impatient: None) -> None:
@@ -325,7 +325,7 @@ READY = remote.Ready(0, "node", "pid 1")
 
 
 def test_a_rank_that_lives_and_does_not_let_go_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "_REJOIN_S", 1.0)
+    monkeypatch.setattr(waits, "REJOIN_S", 1.0)
     with pipeline(3) as (found, launcher):
         launcher.ranks[1].rejoins = False
         launcher.ranks[0].die()
@@ -354,7 +354,7 @@ def test_a_repair_that_takes_too_long_ends_the_run() -> None:
 def test_the_stages_that_are_left_go_on_without_one_that_has_no_place(
     tp: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(remote, "_LOOK_S", 0.05)
+    monkeypatch.setattr(waits, "PLACES_POLL_S", 0.05)
     asked: list[int] = []
 
     def fewer_stages(num_stages: int) -> Setup:
@@ -377,7 +377,7 @@ def test_the_stages_that_are_left_go_on_without_one_that_has_no_place(
 
 
 def test_no_stage_or_one_that_is_too_small_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "_LOOK_S", 0.05)
+    monkeypatch.setattr(waits, "PLACES_POLL_S", 0.05)
 
     def too_few(num_stages: int) -> Setup:
         raise ConfigError("no memory")

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...core.block_pool import BlockPool
-from ...core.features import Features, features, weigh_all
-from ...core.messages import Span
-from ...core.micro_batch import MicroBatch
-from ...core.prompt_lookup import LONGEST, PromptLookup
-from ...core.request import Request
-from ...core.run_record import MicroBatchRecord
-from .stage_fit import StageFit
+from ..core.block_pool import BlockPool
+from ..core.features import Features, features, weigh_all
+from ..core.messages import Span
+from ..core.micro_batch import MicroBatch
+from ..core.request import Request
+from ..core.run_record import MicroBatchRecord
+from .learned.stage_fit import StageFit
+from .prompt_lookup import LONGEST, PromptLookup
 
 _FIRST_TRIALS = 16  # micro-batches with draft tokens before their cost is trusted; until then they fill the room
 _REST = 8  # decodes without a guess for a request whose draft tokens do not pay off

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gapless.runtime.core.prompt_lookup import LONGEST, SHORTEST, PromptLookup
+from gapless.runtime.scheduler.prompt_lookup import LONGEST, SHORTEST, PromptLookup
 
 TOKENS = st.lists(st.sampled_from([0, 1, 2, 256, 65536, 1 << 18]), max_size=60)  # whose bytes overlap one another
 

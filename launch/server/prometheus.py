@@ -56,35 +56,35 @@ class Metrics(Collector):
             return metric.labels(model_name)
 
         self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of accepted requests.")
-        self._generation_tokens = counter("generation_tokens", "Tokens that were sampled.")
+        self._generation_tokens = counter("generation_tokens", "Sampled tokens.")
         self._answers = Counter(
             "gapless:http_requests",
-            "Answers to HTTP requests, by their status; 499: the client has left.",
+            "HTTP responses by status; 499: the client disconnected.",
             ("model_name", "method", "path", "status"),
             registry=self.registry,
         )
         self._of_key = {
             name: Counter(f"gapless:key_{name}", text, ("model_name", "key"), registry=self.registry)
             for name, text in (
-                ("requests", "Requests for outputs, by the API key's name."),
-                ("prompt_tokens", "Tokens of their prompts."),
-                ("generation_tokens", "Tokens of their outputs."),
+                ("requests", "Generation requests by name of the API key."),
+                ("prompt_tokens", "Prompt tokens by name of the API key."),
+                ("generation_tokens", "Output tokens by name of the API key."),
             )
         }
         self._success = Counter(
             "gapless:request_success",
-            "Requests that ended, by their finish reason.",
+            "Finished requests by finish reason.",
             ("model_name", "finished_reason"),
             registry=self.registry,
         )
         self._ttft = histogram("time_to_first_token_seconds", "Seconds from arrival to the first token.", _TTFT_S)
-        self._itl = histogram("inter_token_latency_seconds", "Seconds between a request's tokens.", _ITL_S)
-        self._e2e = histogram("e2e_request_latency_seconds", "Seconds from arrival to a request's end.", _E2E_S)
-        self._queue = histogram("request_queue_time_seconds", "Seconds from arrival to the first chunk.", _E2E_S)
+        self._itl = histogram("inter_token_latency_seconds", "Seconds between tokens of a request.", _ITL_S)
+        self._e2e = histogram("e2e_request_latency_seconds", "Seconds from arrival to the end of a request.", _E2E_S)
+        self._queue = histogram("request_queue_time_seconds", "Seconds from arrival to the first dispatch.", _E2E_S)
         self._prefill = histogram(
-            "request_prefill_time_seconds", "Seconds from the first chunk to the first token.", _E2E_S
+            "request_prefill_time_seconds", "Seconds from the first dispatch to the first token.", _E2E_S
         )
-        self._decode = histogram("request_decode_time_seconds", "Seconds from the first token to the last.", _E2E_S)
+        self._decode = histogram("request_decode_time_seconds", "Seconds from the first to the last token.", _E2E_S)
         self.longest_stall = 0.0  # longest block of the event loop, in seconds
         self.longest_own_stall = 0.0  # the same, without time in which its thread was descheduled
         self.registry.register(self)
@@ -125,22 +125,22 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of the front and of the newest snapshots; called by prometheus_client."""
-        stalls = (("", self.longest_stall, ""), ("own_", self.longest_own_stall, " because it computed"))
+        stalls = (("", self.longest_stall, ""), ("own_", self.longest_own_stall, " by its own work"))
         for name, seconds, why in stalls:
-            text = f"Longest time for which the front's event loop answered nobody{why}."
+            text = f"Longest time for which the front end's event loop was blocked{why}, in seconds."
             yield self._family(GaugeMetricFamily, f"front_longest_{name}stall_seconds", text, [({}, seconds)])
         ready = [({"replica": str(replica)}, is_ready) for replica, is_ready in self.ready.items()]
-        yield self._family(GaugeMetricFamily, "replica_ready", "1 while the replica takes requests.", ready)
+        yield self._family(GaugeMetricFamily, "replica_ready", "1 while the replica accepts requests, else 0.", ready)
         if self.snapshots:
             for metric in _OF_ENGINE:
                 yield self._of_engines(*metric)
-            usage, used = "Share of the KV blocks in use; 1 is all.", self.snapshots.items()
+            usage, used = "KV cache usage, from 0 to 1.", self.snapshots.items()
             shares = (({"replica": str(each)}, found.kv_blocks_used / self.num_blocks) for each, found in used)
             yield self._family(GaugeMetricFamily, "kv_cache_usage_perc", usage, shares)
             if self.idle_by_cause is not None:
                 yield self._idle(self.idle_by_cause)
-            yield self._shares("mfu", "Share of the GEMM rate of its ranks that a stage reaches, by phase.")
-            text = "Share of the memory bandwidth of its ranks that a stage needs while it computes, by phase."
+            yield self._shares("mfu", "MFU of a stage: share of the GEMM rate of its ranks, by phase.")
+            text = "Share of the memory bandwidth of its ranks that a stage uses while it computes, by phase."
             yield self._shares("bandwidth_share", text)
             yield self._micro_batches()
 
@@ -171,7 +171,7 @@ class Metrics(Collector):
                     self._shown[key] = max(value, self._shown.get(key, 0.0))
                     labels = {"replica": str(replica), "stage": str(stage), "cause": cause}
                     rows.append((labels, self._shown[key]))
-        text = "Seconds that a stage was idle, by the ledger's cause."
+        text = "Idle seconds of a stage, by the ledger's cause."
         return self._family(CounterMetricFamily, "stage_idle_seconds", text, rows)
 
     def _shares(self, name: str, text: str) -> Metric:
@@ -184,7 +184,7 @@ class Metrics(Collector):
         return self._family(GaugeMetricFamily, f"stage_{name}", text, rows)
 
     def _micro_batches(self) -> Metric:
-        text, labels = "Tokens of a micro-batch, of prompts and of outputs.", ["model_name", "replica"]
+        text, labels = "Tokens per micro-batch, of prompts and decodes.", ["model_name", "replica"]
         family = HistogramMetricFamily("gapless:iteration_tokens_total", text, labels=labels)
         bounds = [*(str(float(bound)) for bound in TOKEN_BOUNDS), "+Inf"]
         for replica, found in self.snapshots.items():
@@ -207,22 +207,22 @@ def _waiting(found: Snapshot) -> Mapping[Any, float]:
 
 _GAUGE, _COUNTER = GaugeMetricFamily, CounterMetricFamily
 _OF_ENGINE: tuple[tuple[type[_Kind], str, str, str, _Read], ...] = (  # kind, name, text, label, and values by it
-    (_GAUGE, "num_requests_running", "Requests that hold KV blocks.", "", lambda s: {"": s.running}),
-    (_GAUGE, "num_requests_waiting", "Requests that are not admitted yet.", "", lambda s: {"": s.waiting}),
-    (_GAUGE, "num_requests_waiting_by_reason", "Requests that are not admitted yet, by what they wait for.", "reason",
+    (_GAUGE, "num_requests_running", "Running requests, which have KV blocks.", "", lambda s: {"": s.running}),
+    (_GAUGE, "num_requests_waiting", "Requests waiting for admission.", "", lambda s: {"": s.waiting}),
+    (_GAUGE, "num_requests_waiting_by_reason", "Requests waiting for admission, by what they wait for.", "reason",
      _waiting),
-    (_COUNTER, "num_preemptions", "Preemptions of requests that have ended.", "", lambda s: {"": s.preemptions}),
+    (_COUNTER, "num_preemptions", "Preemptions of finished requests.", "", lambda s: {"": s.preemptions}),
     (_COUNTER, "prefix_cache_queries", "Prompt tokens of admitted requests.", "", lambda s: {"": s.prefix_queries}),
-    (_COUNTER, "prefix_cache_hits", "Prompt tokens that were found in the prefix cache.", "",
+    (_COUNTER, "prefix_cache_hits", "Prompt tokens found in the prefix cache.", "",
      lambda s: {"": s.prefix_hits}),
-    (_GAUGE, "pipeline_epoch", "Faults of the pipeline that began an epoch.", "", lambda s: {"": s.recovery.epoch}),
-    (_COUNTER, "recoveries", "Times that the pipeline recovered from a fault, by what had failed.", "reason",
+    (_GAUGE, "pipeline_epoch", "Epoch of the pipeline; a fault starts the next.", "", lambda s: {"": s.recovery.epoch}),
+    (_COUNTER, "recoveries", "Recoveries from faults, by reason of the fault.", "reason",
      lambda s: {reason: s.recovery.repaired.get(reason, 0) for reason in get_args(FaultReason)}),
-    (_COUNTER, "recovery_seconds", "Seconds until the pipeline had recovered from a fault, by part.", "part",
+    (_COUNTER, "recovery_seconds", "Seconds of recoveries, by phase.", "part",
      lambda s: {"detect": 0.0, **s.recovery.seconds}),
-    (_COUNTER, "stage_busy_seconds", "Seconds that a stage computed.", "stage", lambda s: dict(enumerate(s.busy))),
-    (_GAUGE, "stage_slowdown", "How many times longer than usual a stage takes while it is a straggler, else 1.",
+    (_COUNTER, "stage_busy_seconds", "Compute seconds of a stage.", "stage", lambda s: dict(enumerate(s.busy))),
+    (_GAUGE, "stage_slowdown", "Slowdown of a stage compared with its usual time while it is a straggler, else 1.",
      "stage", _slowdown),
-    (_COUNTER, "stage_slow_seconds", "Seconds for which a stage was a straggler.", "stage",
+    (_COUNTER, "stage_slow_seconds", "Seconds during which a stage was a straggler.", "stage",
      lambda s: dict(enumerate(s.slow_seconds))),
 )  # fmt: skip

@@ -1,1 +1,1 @@
-"""What a server shows of its run: the live page, recordings, idle time. It needs `runtime/analysis`."""
+"""Monitoring of a server: live page, recordings, idle time by cause. Needs `runtime/analysis`."""

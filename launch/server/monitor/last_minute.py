@@ -24,7 +24,7 @@ def _latencies() -> Quantiles:
 
 @dataclass(slots=True)
 class _Second:
-    """The events of one second, and the state at its end."""
+    """The events of one second, and the engine's state at its end."""
 
     began: float
     ended: float = math.inf
@@ -42,14 +42,14 @@ class _Second:
 
     @property
     def row(self) -> list[float | None]:
-        """Row of the charts: time; tokens/s; running and waiting requests; KV usage; latencies in ms."""
+        """The row of the charts: time; tokens/s; running and waiting requests; KV usage; latencies in ms."""
         rate = round(self.tokens / (self.ended - self.began), 1)
         state = [round(self.ended, 3), rate, self.running, self.waiting, round(self.kv_share, 4)]
         return [*state, *_percentiles_ms([self.ttft]), *_percentiles_ms([self.tbt])]
 
 
 class LastMinute:
-    """The newest `SECONDS` seconds: tokens and latencies as they occur, the engine's state once per second.
+    """The last `SECONDS` seconds: tokens and latencies as they occur, the engine's state once per second.
 
     Args:
         num_blocks: KV blocks of the pipeline.
@@ -63,15 +63,15 @@ class LastMinute:
         self._ttft, self._tbt = array("d"), array("d")  # of the newest second
 
     def first_token(self, ttft: float) -> None:
-        """Count a request's first token, which came `ttft` seconds after its arrival."""
+        """Count a request's first token, `ttft` seconds after its arrival."""
         self._ttft.append(ttft)
 
     def next_token(self, seconds: float) -> None:
-        """Count a token that came `seconds` after the previous one."""
+        """Count a token that arrived `seconds` after the previous one."""
         self._tbt.append(seconds)
 
     def end_second(self, snapshot: Snapshot | None, now: float) -> None:
-        """End the newest second with the state of the engine."""
+        """Complete the newest second with the engine's state."""
         second = self._newest
         second.ended = now
         second.ttft.add(np.array(self._ttft))

@@ -1,4 +1,4 @@
-"""Server-sent events of the live page: the newest spans of the stages, the state, the last seconds.
+"""Server-sent events of the live page: new spans of the stages, engine state, per-second statistics.
 
 The engine sends spans only while there are viewers, which share them. Events contain no request text.
 """
@@ -63,7 +63,7 @@ class Viewer:
         self._is_new.set()
 
     async def next(self) -> bytes:
-        """Wait for events and take them; empty once the viewer is closed."""
+        """Wait for pending events and return them; empty once the viewer is closed."""
         await self._is_new.wait()
         if self._is_closed:
             return b""
@@ -79,7 +79,7 @@ class Live:
     Args:
         model: the model's name.
         engine: the engine, or several replicas.
-        replica: the replica to show. This class also advances the seconds of its last minute.
+        replica: the replica to show, whose per-second statistics this class also advances.
         said_of: explains the largest costs of a window; called in a thread.
         has_chat: the model has a chat template.
     """
@@ -156,7 +156,7 @@ class Live:
         self._client.watch(True)
 
     async def _find_words(self) -> None:
-        """Explain the newest seconds in words, in a thread, then pause for a multiple of the time spent."""
+        """Explain the last seconds in words, in a thread, then pause for a multiple of the time spent."""
         found, began = self._client.snapshot, time.monotonic()
         record = None if found is None else self._newest.record_at(began, found)
         self._said = WindowWords() if record is None else await asyncio.to_thread(self._said_of, record)

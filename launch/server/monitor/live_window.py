@@ -1,4 +1,4 @@
-"""A server's last seconds in words, like the summary of a recording of the same seconds."""
+"""Summary in words of a server's last seconds, as in a recording of the same window."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _LEAST_S = 1.0  # shortest window that is explained
 
 
 class LiveWindow:
-    """The record of a run's newest seconds, built from the parts that arrive while there are viewers.
+    """The record of the last seconds of a run, built from parts that the engine sends while there are viewers.
 
     Args:
         seconds: length of the window.
-        now: time in seconds at which viewing began, on the clock shared by the node's processes.
+        now: time in seconds of the first view, on the clock shared by the node's processes.
     """
 
     def __init__(self, seconds: float, now: float) -> None:
@@ -39,7 +39,7 @@ class LiveWindow:
         self._record = with_part(self._record, part)
 
     def record_at(self, now: float, snapshot: Snapshot) -> RunRecord | None:
-        """Return the window that ends now, in the form of a recording; None if it is too short.
+        """Return the window up to `now` as a recording's record; None if it is too short.
 
         Older data is discarded.
         """
@@ -71,7 +71,7 @@ class LiveWindow:
 
 
 class WindowWords(msgspec.Struct):
-    """An explained window: its `words`, and the headers and rows of its table of causes, largest first."""
+    """Explanation of a window: summary in `words`, headers and rows of the table of causes, largest first."""
 
     words: list[str] = []
     cause_heads: list[str] = []
@@ -79,13 +79,13 @@ class WindowWords(msgspec.Struct):
 
     @classmethod
     def of(cls, run: AnalysedRun) -> WindowWords:
-        """Return the words and causes of a run."""
+        """Return the summary and causes of an analysed run."""
         heads, rows = causes_listed(run.causes)
         return cls(run.words, [*heads], [[*row] for row in rows])
 
 
 def said_of(record: RunRecord, config: Mapping[str, Any]) -> WindowWords:
-    """Explain the largest costs of a window and what would reduce them.
+    """Explain the largest costs of a window and the changes that would reduce them.
 
     Args:
         record: the window's record.

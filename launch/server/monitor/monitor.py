@@ -1,4 +1,4 @@
-"""The parts of a server that show its run."""
+"""Monitoring of a server: the live page and recordings of all replicas."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .recordings import Recordings
 
 @dataclass(frozen=True, slots=True)
 class Monitor:
-    """The live page's streams and the recorders, one per replica, and what they have recorded."""
+    """The live streams and recorders, one per replica, and the finished recordings."""
 
     live: Sequence[Live]
     recorders: Sequence[Recorder]
@@ -37,12 +37,12 @@ class Monitor:
         *,
         has_chat: bool = False,
     ) -> Monitor:
-        """Make them for a model of this name. `config` is the server's, as a plain mapping."""
+        """Build the monitor of a server. `config` is the server's config as a plain mapping."""
         words = partial(said_of, config=config)
         live = [Live(name, engine, n, said_of=words, has_chat=has_chat) for n in range(len(engine.replicas))]
         return cls(live, [Recorder(each, run_dir, config, versions) for each in engine.replicas])
 
 
 def idle_by_cause(snapshot: Snapshot, now: float) -> list[dict[str, float]]:
-    """Return the idle seconds of each stage until now, by the ledger's cause."""
+    """Return the idle seconds of each stage up to now, by cause of the ledger."""
     return [{cause.value: value for cause, value in zip(CAUSES, row, strict=True)} for row in idle_at(snapshot, now)]

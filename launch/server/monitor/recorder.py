@@ -46,7 +46,7 @@ class Recorder:
         """Record for `seconds` seconds.
 
         Returns:
-            The folder, the names of its files and the window in words, once they are written.
+            The folder, the names of its files and the summary in words, once they are written.
 
         Raises:
             ApiError: a recording is in progress, the engine is not ready or failed, or the folder cannot be written.
@@ -88,7 +88,7 @@ class Recorder:
         return next(folder for folder in folders if not folder.exists())
 
     async def _take(self, write: Callable[[bytes], object], seconds: float) -> None:
-        """Make the engine record, and `write` each part; the seconds count from the first part."""
+        """Let the engine record, and pass each part to `write`; the seconds count from the first part."""
         began: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -130,7 +130,7 @@ class Recorder:
 
 
 async def _write(parts: Path, folder: Path) -> WindowWords:
-    """Write the run folder in a separate process; return the window in words.
+    """Write the run folder in a separate process; return the summary in words.
 
     Raises:
         ApiError: it failed.

@@ -1,7 +1,7 @@
 """Writes the run folder of a recorded window, in a separate process, so that neither the engine nor the front waits.
 
 Usage: python -m gapless.launch.server.monitor.write_recording PARTS FOLDER. PARTS is the file that `recorder.py` wrote:
-a frame with the config and the versions as JSON, then one frame per part. It prints the window in words, as JSON.
+a frame with the config and the versions as JSON, then one frame per part. It prints the summary in words, as JSON.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NICENESS = 10  # lower priority than the stages
 
 
 def main() -> None:
-    """Write a recording's run folder, print the window in words, and delete the file with the parts."""
+    """Write the run folder of a recording, print its summary in words, and delete the file of parts."""
     parts, folder = Path(sys.argv[1]), Path(sys.argv[2])
     os.nice(_NICENESS)
     frames = _frames(parts)

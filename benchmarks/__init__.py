@@ -1,4 +1,4 @@
-"""Commands that are run by hand from the repository's root, whether gapless is installed or not."""
+"""Benchmarks: commands to run from the repository's root, with gapless installed or not."""
 
 import importlib.util
 import sys

@@ -1,14 +1,14 @@
 """Compares `gapless serve` with vLLM's CPU server under the same load: `python -m benchmarks.against_vllm_server`.
 
 `--vllm` is the Python of an environment with vLLM's CPU build. Both serve the package's model in float32 on all cores,
-otherwise with their own defaults; one server runs at a time, and the clients share the cores. First all requests
-arrive at once: the request throughput is a server's saturation. Then the same requests arrive as the same Poisson
-process at each server, at 50, 80 and 100% of the lower saturation. No prompt repeats, so prefix caches never hit.
-Times count from when a request was due. A request meets the SLO if its first token arrives within `--ttft-ms` and each
-further one within `--tbt-ms` of the previous one; goodput is the throughput of such requests.
+otherwise with their own defaults; one server runs at a time, and the clients share the cores. First all requests arrive
+at once, which measures a server's saturation throughput. Then the same requests arrive at each server with the same
+Poisson arrival times, at 50, 80 and 100% of the lower saturation. No prompt repeats, so prefix caches never hit.
+Latencies count from a request's scheduled arrival. A request meets the SLO if its first token arrives within
+`--ttft-ms` and each further one within `--tbt-ms` of the previous one; goodput is the throughput of such requests.
 
 `same` is the share of outputs that equal the other server's. Overrides of `gapless serve` follow the options, e.g.
-`scheduler=equal_time`. A quarter of an hour for three rounds on 2 cores.
+`scheduler=equal_time`. Three rounds take 15 minutes on 2 cores.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _VOCABULARY: int = json.loads((_SHIPPED / "config.json").read_text())["vocab_siz
 
 @contextmanager
 def vllm_server(python: Path) -> Iterator[Server]:
-    """Start vLLM's server with the package's model; yield it once it accepts requests."""
+    """Start vLLM's server with the package's model, and yield once it accepts requests."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -67,7 +67,7 @@ class Load:
     def run(self, server: Server, when: str, rate: float | None) -> list[Stream]:
         """Send all requests, at once or at `rate` per second on average, and return their streams.
 
-        `when`, the name of the turn, seeds the prompts. Arrival times of all rates differ only in scale.
+        `when`, the name of the load, seeds the prompts. The arrival times of different rates differ only in scale.
 
         Raises:
             SystemExit: a request failed.
@@ -82,12 +82,12 @@ class Load:
 
 
 def seconds_of(streams: Sequence[Stream]) -> float:
-    """Return the seconds from the first due time to the last token."""
+    """Return the seconds from the first scheduled arrival to the last token."""
     return max(stream.token_times[-1] for stream in streams) - streams[0].due
 
 
 def measure(streams: Sequence[Stream], ttft_ms: float, tbt_ms: float) -> dict[str, float]:
-    """Measure the throughput and latencies of one turn."""
+    """Return the throughput and latencies of one run."""
     seconds = seconds_of(streams)
     good = sum(1e3 * stream.ttft <= ttft_ms and 1e3 * max(stream.gaps, default=0.0) <= tbt_ms for stream in streams)
     ttft = np.percentile([1e3 * stream.ttft for stream in streams], [50, 99])

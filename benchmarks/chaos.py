@@ -1,29 +1,29 @@
 """Injects faults into a loaded server for minutes and checks that nothing is lost: `python -m benchmarks.chaos`.
 
-For each grid a server of the package's model starts under Ray; its answers without faults are the expected ones. Then
-clients keep `--streams` streams open, while every `--every` seconds a random fault is injected:
+For each grid a server of the package's model starts under Ray; its outputs without faults are the reference. Then
+clients keep `--streams` streams open, and every `--every` seconds a random fault is injected:
 
 - `kill`, `stop`: a rank dies, or hangs.
-- `cut`, `cut control`: connections between two ranks are reset, or those between a rank and the coordinator.
+- `cut`, `cut control`: connections between two ranks, or between a rank and the coordinator, are reset.
 - `kill two`: two ranks die at once.
 - `kill again`: a rank dies, and another one 2 seconds later, during the repair.
-- `garbage`: a rank dies, and strangers send random bytes to each open port of engine and ranks during the repair.
+- `garbage`: a rank dies, and random bytes are sent to each open port of engine and ranks during the repair.
 - `raylet`, `gcs`, `agent`, only without `--nodes`: one of Ray's own processes dies. Agents are the dashboard agent and
   the runtime-env agent; the raylet exits with either.
 - `node`, only with `--nodes`: a Ray node that runs a rank is lost, and another one joins five seconds later.
 - `none`, only if named in `--kinds`: no fault, as a baseline.
 
-The time that a killed rank stops a server, without and with a spare, compared with that server's start:
+Downtime after a rank is killed, without and with a spare, compared with a cold start:
 
     python -m benchmarks.chaos --grids pp2 --spares 0,1 --kinds kill --every 10 --minutes 4 --streams 16
 
 A stream is lost if it ends early or with an error, and doubled if it gets more tokens than requested. It is different
 if any token differs from the run without faults. `rounding` counts those whose token ties with the expected one within
 1e-4 (`benchmarks/support/unbroken.py`), which also happens without faults. `pause` is the longest time between a fault
-and the next one in which no client gets a token; `next token` is from a fault until any client gets a token that was
-not sent before it; the parts are reported by the server. `cold start` is from the command to the first token of a
-first request. Overrides of the server follow the options. With `--nodes` the ranks are spread over a Ray cluster of
-one node per stage and a spare node, all on this machine.
+and the next one during which no client gets a token; `next token` is from a fault until any client gets a token that
+was not sent before it; the parts are reported by the server. `cold start` is from the command to the first token of a
+first request. Overrides of the server follow the options. With `--nodes` the ranks run on a Ray cluster with one node
+per stage and a spare node, all on this machine.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def engine_of(server: Server) -> int:
 
 
 def listening_ports(pids: Sequence[int]) -> set[int]:
-    """Return the IPv4 TCP ports at which these processes listen."""
+    """Return the IPv4 TCP ports on which these processes listen."""
     return {each.port for pid in pids for each in sockets_of(pid, ("tcp",)) if each.is_listening}
 
 
@@ -169,7 +169,7 @@ async def torment(
     streams: int,
     rng: random.Random,
 ) -> tuple[list[Row], Clients, MemoryLog]:
-    """Run clients and inject faults until time is up and each kind has occurred; return a row per fault."""
+    """Run clients and inject faults until time is up and each kind has occurred; return one row per fault."""
     clients, memory = Clients(server, questions(min(streams, 48), 64, 300)), MemoryLog()
     await clients.learn()
     running = asyncio.create_task(clients.run(streams))
@@ -205,13 +205,13 @@ def main() -> int:
     bench = Benchmark(
         __doc__,
         overrides=True,
-        minutes={"type": float, "default": 20.0, "help": "in all, or until each kind has come"},
+        minutes={"type": float, "default": 20.0, "help": "minimum, until each kind has occurred"},
         every=60.0,
         streams=100,
         grids=["pp2", "tp2_pp2"],
         spares=[0],
-        kinds={"type": lambda text: text.split(","), "help": "all of them by default"},
-        nodes={"action": "store_true", "help": "on a Ray cluster of several nodes, which may be lost"},
+        kinds={"type": lambda text: text.split(","), "help": "default: all"},
+        nodes={"action": "store_true", "help": "run on a Ray cluster of several nodes, and lose nodes too"},
         seed=0,
     )
     given, holds = bench.given, True

@@ -8,7 +8,7 @@ pipeline a rank prepares one micro-batch while it computes another. Policy and c
 compiled methods cannot be timed one by one.
 
 Then prints the round trip between real processes with one micro-batch in flight: from the end of a micro-batch on the
-last stage to the start of the next one on the first. 1 or 31 requests decode. About two minutes.
+last stage to the start of the next one on the first stage. 1 or 31 requests decode. About two minutes.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ SCHEDULER_METHODS = ("next_batch", "predict", "observe", "completed", "resume", 
 
 
 class Stopwatch:
-    """Accumulates the time of each part since the last `take`."""
+    """Accumulates the time spent in each part since the last `take`."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(TIMED, 0.0)
 
     def timed(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `call` with its seconds added to `part`."""
+        """Wrap `call` to add its duration to `part`."""
 
         def timed(*args: Any) -> Any:
             begin = time.perf_counter()
@@ -79,7 +79,7 @@ class Stopwatch:
 
 
 class EmptyPipeline:
-    """A `Pipeline` without computation: it encodes, decodes and prepares each message once."""
+    """A `Pipeline` that computes nothing: it encodes, decodes and prepares each message once."""
 
     def __init__(self, stages: int, num_blocks: int, worker: StageWorker, watch: Stopwatch) -> None:
         self.clock = WallClock()
@@ -132,7 +132,7 @@ def make_worker(num_blocks: int, groups: Groups, depth: int) -> StageWorker:
 
 
 def measure(decodes: int, stages: int, micro_batches: int, groups: Groups) -> Row:
-    """Return the median microseconds per part for micro-batches of one chunk and `decodes` decodes."""
+    """Return the median microseconds per part, for micro-batches of one chunk and `decodes` decodes."""
     outputs = 4 * micro_batches // stages + PROMPT // 2  # no request finishes before enough are measured
     blocks_a_request = -(-max(CONTEXT + outputs, PROMPT + 1) // BLOCK_SIZE)
     watch, num_blocks = Stopwatch(), (decodes + 1) * stages * blocks_a_request

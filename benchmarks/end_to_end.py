@@ -1,13 +1,12 @@
 """Compares simulated steps with an engine's published steps: `python -m benchmarks.end_to_end FOLDER`.
 
 FOLDER contains `end_to_end/MODEL.csv`: median times of prefill batches and of decode steps of Splitwise's vLLM-based
-engine (ISCA 2024) on A100s and H100s. It launches kernels one by one, so its steps correspond to
+engine (ISCA 2024) on A100s and H100s. It launches kernels individually, so its steps correspond to
 `simulation.launch=eager`. Errors are simulated / published - 1: median and 90th percentile of the absolute error, and
-the 10th and 90th percentile of published / simulated - 1, by which a prediction has to be corrected
-(`hardware.costs.error`).
+the 10th and 90th percentile of published / simulated - 1, the correction of a prediction (`hardware.costs.error`).
 
-`--model bloom-176b` compares a model to which nothing was fitted. `--fit` searches the constants of
-`hardware.costs.eager_host` on LLaMA 2 70B at TP 2 and 8, and prints them; TP 4 is held out.
+`--model bloom-176b` compares a held-out model. `--fit` searches the constants of `hardware.costs.eager_host` on LLaMA 2
+70B at TP 2 and 8, and prints them; TP 4 is held out.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ def read(folder: Path, model: str = "llama2-70b") -> Iterator[Step]:
 
 
 def predicted(steps: list[Step], host: HostConfig) -> np.ndarray:
-    """Predict the seconds of steps of one device in an engine with `host`."""
+    """Predict the seconds of one device's steps in an engine with the host constants `host`."""
     hardware = load_hardware(steps[0].device)
     assert hardware.costs is not None
     costs = replace(hardware.costs, eager_host=host)

@@ -4,11 +4,11 @@
 
 Three clusters of A100s: LLaMA 13B over two stages, LLaMA 2 70B over two stages of four ranks, GPT-3 over eight stages
 of eight. Four workloads: `fixed` prompts of 1,024 and outputs of 256 tokens; `zipf` with the defaults of its config
-group; a stretch of a `trace` at an offset drawn by the seed (only with --trace); `long`, which is `fixed` with 4% of
+group; a section of a `trace` at an offset drawn from the seed (only with --trace); `long`, which is `fixed` with 4% of
 the prompts 16,000 to 32,000 tokens long. Five loads with Poisson arrivals, as shares of the throughput of
 `token_budget` when all requests arrive at once; and `at once` itself. Numbers are means over the seeds.
 
-One line per cell: which policy has the highest requests/s; which has the shortest p99 TTFT and p99 TBT of those that
+One row per cell: the policy with the most requests/s; those with the shortest p99 TTFT and p99 TBT among policies that
 reach 99% of it; and `equal_time`'s ratios to the best of its rivals, and its inner idle time less their minimum, in
 points. A rival is another policy that reaches 99% of `equal_time`'s requests/s, with a p99 TTFT of at most ten times
 the shortest: at 25% load, a policy that makes requests wait for seconds has the same throughput and a short TBT. The
@@ -92,11 +92,11 @@ def main() -> int:
     bench = Benchmark(
         __doc__,
         overrides=True,
-        trace={"type": Path, "metavar": "FILE", "help": "also simulate a stretch of this trace"},
-        seed={"type": int, "action": "append", "help": "of lengths and arrivals; may be given several times"},
+        trace={"type": Path, "metavar": "FILE", "help": "also simulate a section of this trace"},
+        seed={"type": int, "action": "append", "help": "seed of lengths and arrivals; repeatable"},
         requests=400,
         jobs=2,
-        picture={"type": Path, "metavar": "FILE", "help": "draw where each policy wins, as PNG"},
+        picture={"type": Path, "metavar": "FILE", "help": "draw a map of the winners as PNG"},
     )
     given = bench.given
     if any(override.startswith("scheduler=") for override in given.overrides):
@@ -234,7 +234,7 @@ def means(rows: Iterable[Row]) -> list[Row]:
 
 
 def compare(rows: Iterable[Row], own: str) -> list[Row]:
-    """Report for each cell who wins, and how `own`, a label of `equal_time`, compares with the others."""
+    """Return for each cell the winners, and how `own`, a label of `equal_time`, compares with the others."""
     cells = by((row for row in rows if row["policy"] == own or row["policy"] not in own_labels()), *CELL)
     found = []
     for names, of_cell in cells.items():
@@ -292,7 +292,7 @@ def dominates(row: Row, own: Row) -> bool:
 
 
 def flags(cell: Mapping[str, Any]) -> str:
-    """Return the flags of what `equal_time` is behind in."""
+    """Return the flags of the metrics in which `equal_time` is behind."""
     found = "T" * (cell["requests_per_s_ratio"] < SAME)
     for letter, key, most in (
         ("F", "p99_ttft_ratio", BEHIND),

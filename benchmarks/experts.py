@@ -1,8 +1,9 @@
 """Compares predicted times of MoE layers with published ones: `python -m benchmarks.experts`.
 
-Nothing was fitted to them. The first tables are of one layer's fused kernels in bfloat16 with random routing (vLLM's
-`benchmark_moe.py`): top-k selection, both GEMMs, activation and sum. The last one is of whole batches (vLLM's
-`benchmark_latency.py`). Errors are simulated / published - 1. The sources are pull requests of vllm-project/vllm.
+Nothing was fitted to the published times. The first tables compare the fused kernels of one layer in bfloat16 with
+random routing (vLLM's `benchmark_moe.py`): top-k selection, both GEMMs, activation and sum. The last one compares whole
+batches (vLLM's `benchmark_latency.py`). Errors are simulated / published - 1. The sources are pull requests of
+vllm-project/vllm.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from .support.harness import Benchmark
 
 @dataclass(frozen=True)
 class Layer:
-    """Published microseconds of one layer's kernels, by tokens. `width`: of an expert on one rank."""
+    """Published microseconds of one layer's kernels, by number of tokens. `width`: an expert's FFN size on one rank."""
 
     name: str
     source: str
@@ -44,7 +45,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Run:
-    """Published seconds of prefill and decodes of a batch, by batch size."""
+    """Published seconds of a batch's prefill and decodes, by batch size."""
 
     model: str
     source: str

@@ -4,18 +4,18 @@ A LLaMA of about 160M parameters with random weights serves two workloads under 
 of one thread each. In each round each policy runs once for real on each workload (`gapless bench`). Before each run the
 machine's operators are profiled (`gapless profile`), and the profile's micro-batches run through the real pipeline, for
 about as long as the run. All rounds add to one profile: the speed of a shared machine changes from one second to the
-next, so profile and runs see the same machine only on average. Each policy is then simulated on each workload (`gapless
-simulate`) with that profile. Nothing in the simulation is fitted to the runs.
+next, so profile and runs match only on average. Each policy is then simulated on each workload (`gapless simulate`)
+with that profile. Nothing in the simulation is fitted to the runs.
 
 Each difference has a standard error, from the spread of the runs and of the profiled micro-batches. A difference within
 two standard errors of its bound needs more rounds to decide.
 
-A twin can differ for two reasons: the profile predicts stage times badly, or the simulation gets something else wrong,
+A twin can differ for two reasons: the profile mispredicts stage times, or the simulation is wrong about something else,
 such as sends, control or the order of micro-batches. The last table separates the two: it simulates each real run again
-with the measured stage times of that run.
+with that run's measured stage times.
 
-Further arguments are overrides of `gapless bench` and `gapless simulate`. About ten minutes per round on 2 cores that
-do nothing else.
+Further arguments are overrides of `gapless bench` and `gapless simulate`. About ten minutes per round on 2 otherwise
+idle cores.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ CELLS = [Cell(workload, policy) for workload in WORKLOADS for policy in POLICIES
 
 
 def profile(folder: Path, turn: int) -> None:
-    """Add one turn of operator and pipeline measurements to the profile."""
+    """Add one round of operator and pipeline measurements to the profile."""
     keys = words(MACHINE, f"max_tokens=768 max_context=1024 max_decodes=8 hydra.run.dir={folder}")
     run_gapless("profile", *keys, f"samples={turn}", "pipeline=false")
     plan = plan_profile(compose_one(keys, ProfileConfig, "profile"))
@@ -118,7 +118,7 @@ def profile(folder: Path, turn: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Makespan, busy time per stage, and idle time of all stages by cause of a run, in seconds."""
+    """A run's makespan, busy time per stage, and idle time by cause over all stages, in seconds."""
 
     makespan: float
     busy: list[float]
@@ -144,7 +144,7 @@ def report(bench: Benchmark, out: Path) -> None:
     worst = dict.fromkeys(REQUIRED, (0.0, 0.0))
 
     def row(cell: Cell, kind: str, name: str, real: list[float], twin: float, over: float | None = None) -> None:
-        """Compare the twin with the runs' median, relative to the median or to `over`, with its standard error."""
+        """Compare the twin with the median of the runs, relative to it or to `over`, with its standard error."""
         middle = statistics.median(real)
         off = (twin - middle) / (over or middle)
         error = math.hypot(1.25 * _error(real), of_profile * twin) / (over or middle)  # 1.25: of a median

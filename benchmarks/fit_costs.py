@@ -2,8 +2,8 @@
 
 FOLDER contains the measurements of one device: Vidur's (see `benchmarks/support/measurements.py`) or aiconfigurator's
 tables (see `published.py`). Fits the constants of `conf/hardware/*.yaml` to them, starting from those of --base, and
-prints the resulting YAML block. Also prints the errors |predicted / measured - 1|, median and 90th percentile: on the
-fitted rows; on held-out rows (every third token count, size or context); and of GEMMs on held-out weight shapes and
+prints the resulting YAML block. Also prints the median and 90th percentile of the errors |predicted / measured - 1|: on
+the fitted rows; on held-out rows (every third token count, size or context); and of GEMMs on held-out weight shapes and
 models. About ten minutes on one core.
 
 `--check hardware=NAME` fits nothing and prints the errors of the constants in that file. Seconds.
@@ -48,7 +48,7 @@ def read(folder: Path, hardware: HardwareConfig) -> OperatorTables:
 
 
 def unseen(base: CostsConfig, products: Sequence[m.MatrixProduct], part: Callable[[Any], object]) -> Array:
-    """Predict the products of each part with constants fitted to the other parts (cross-validation)."""
+    """Predict the GEMMs of each part with constants fitted to the other parts (cross-validation)."""
     parts, predicted = [part(p) for p in products], np.empty(len(products))
     for held_out in dict.fromkeys(parts):
         at = [i for i, own in enumerate(parts) if own == held_out]
@@ -77,8 +77,8 @@ def main() -> int:
         __doc__,
         {"folder": Path},
         check={"metavar": "hardware=NAME", "help": "only print the errors of that file's constants"},
-        base={"default": "a100-80g", "metavar": "NAME", "help": "hardware that the fit starts from"},
-        quick={"action": "store_true", "help": "only fit all rows, hold nothing out"},
+        base={"default": "a100-80g", "metavar": "NAME", "help": "starting point of the fit"},
+        quick={"action": "store_true", "help": "only fit all rows, without held-out errors"},
     )
     given, tables = bench.given, bench.tables
     name = given.check.removeprefix("hardware=") if given.check else given.base

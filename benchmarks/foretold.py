@@ -5,7 +5,7 @@ run folder is explained as if it were a real run, so stage times are learned fro
 are simulated with the true cost model and other noise.
 
 Prints for each metric how many true savings are within the predicted range, separately for changes whose micro-batch
-sizes the run has shown and for others; 9 of 10 should be. Ten minutes of one core, compiled.
+sizes occurred in the run and for others; the target is 90%. Ten minutes of one core, compiled.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main() -> int:
 
 
 def draw(chosen: random.Random, number: int) -> SimulateConfig:
-    """Draw the config of a run."""
+    """Draw a random config of a run."""
     model, policy = chosen.choice(list(LAYERS)), load_group("scheduler", chosen.choice(POLICIES))
     grid = load_group("parallel", chosen.choice(GRIDS))
     for key in {"chunk", "max_batched_tokens"} & policy.keys():

@@ -2,7 +2,7 @@
 
 A grammar generates requests with conflicting, wrong or missing lengths, chunked coding, upgrades, expectations, old
 versions, folded lines and bare line feeds; a body contains a request of its own. Each request has its own connection,
-often with a good request behind it, and is sent in pieces. A second parser, h11, counts the requests in the bytes.
+often followed by a valid request, and is sent in pieces. A second parser, h11, counts the requests in the sent bytes.
 Prints the first answers by fault and status. Fails if a connection gets more answers than requests or a server error
 (5xx, except 501 for unknown methods), or is not closed within `MOST_SECONDS`. Overrides of the server follow the
 options.
@@ -92,7 +92,7 @@ _LASTS = (
 
 @dataclass(frozen=True)
 class Faulty:
-    """One request and the bytes behind it, in the pieces in which they are sent."""
+    """A request and the bytes after it, in the pieces in which they are sent."""
 
     kind: str
     pieces: tuple[bytes, ...]

@@ -2,8 +2,8 @@
 
 Bodies are truncated, nested too deep, of wrong types or absurd sizes, contain broken tools, or are not UTF-8 or JSON.
 They go to every path that accepts a POST, over `--clients` connections. Prints the answers by path and status. Fails if
-an answer is a server error (5xx) or takes more than `MOST_SECONDS`, if a good request in between gets another answer
-than at first, or if a request is left running at the end. Overrides of the server follow the options; its model is the
+an answer is a server error (5xx) or takes more than `MOST_SECONDS`, if a valid request in between gets another answer
+than at first, or if a request is still running at the end. Overrides of the server follow the options; its model is the
 package's, with a chat template. Three minutes for 10,000 on 2 cores.
 """
 
@@ -268,7 +268,7 @@ _TEMPLATE = "{% for m in messages %}<{{ m.role }}> {{ m.content }}\n{% endfor %}
 
 @dataclass
 class Answers:
-    """What came back: counts and longest seconds by path and status, and what must not be."""
+    """Answers received: counts and longest seconds by path and status, and violations."""
 
     counts: Counter[tuple[str, int]] = field(default_factory=Counter)
     slowest: dict[tuple[str, int], float] = field(default_factory=dict)
@@ -287,7 +287,7 @@ class Answers:
 
 
 async def client(server: Server, requests: Iterator[Malformed], expected: str, answers: Answers) -> None:
-    """Send requests from the shared iterator, and a good request every `_EACH`."""
+    """Send requests from the shared iterator, and a valid request after every `_EACH`."""
     async with httpx2.AsyncClient(base_url=server.url, timeout=4 * MOST_SECONDS) as http:
         for number, request in enumerate(requests, 1):
             began = time.monotonic()

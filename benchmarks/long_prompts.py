@@ -2,14 +2,14 @@
 
 Sends 131,072 tokens through Llama 2 70B and GPT-3 over 8 x 8 A100s, with each fixed chunk of `sarathi` and with
 `equal_time`, and prints the speed-up over one chunk in flight (for `chunk=auto`: over the best of those). Then 120
-short requests arrive at a rate that keeps the pipeline half busy, with the long prompt among them. The table shows the
-long prompt's TTFT, the short requests' TTFT, and their TBT while the long prompt is prefilled. About 15 seconds.
+short requests arrive at half of the pipeline's capacity, with the long prompt among them. The table shows the long
+prompt's TTFT, the short requests' TTFT, and their TBT while the long prompt is prefilled. About 15 seconds.
 
 `--real` sends the long prompt (`--tokens`) through two real pipeline stages of one thread each: a tiny LLaMA with
-random weights prefills it in `--chunks`. The last stage has two of the three layers, since the last layer computes
-attention only for sampled rows and thus has little work. Chunks are pipelined, or (`parallel.depth=1`) each waits until
-the previous one has left the pipeline; the runs are interleaved. Overrides of `gapless bench` follow the options. About
-six minutes on 2 cores.
+random weights prefills it in `--chunks`. The last stage has two of the three layers, because the last layer computes
+attention only for sampled rows and has little work. Chunks are pipelined, or (`parallel.depth=1`) each waits until the
+previous one has left the pipeline; the runs are interleaved. Overrides of `gapless bench` follow the options. About six
+minutes on 2 cores.
 """
 
 from __future__ import annotations

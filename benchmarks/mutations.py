@@ -1,18 +1,17 @@
-"""Plants single-line faults and reports which test detects each: `python -m benchmarks.mutations`.
+"""Mutation testing: plants single-line faults and reports which test detects each: `python -m benchmarks.mutations`.
 
 `mutations.toml` next to this file lists the faults by place, ten or more each: scheduler, coordinator, ledger,
-transport, sampling, weights, experts, quantization, GGUF, tools, messages, keys and limits, explain, families. For
-each place it names the nearest test files. For each fault the script copies the tree to a temporary folder, from which
-`import gapless` is then resolved, plants the fault there, and runs tests until one fails: first the nearest files,
-then all that `make test` runs, and with `--all` those of `make test-all` too. Tests that also fail without the fault
-are ignored.
+transport, sampling, weights, experts, quantization, GGUF, tools, messages, keys and limits, explain, families. For each
+place it names the nearest test files. For each fault the script copies the tree to a temporary folder, plants the fault
+there, and runs tests that import `gapless` from there until one fails: first the nearest files, then all that `make
+test` runs, and with `--all` those of `make test-all` too. Tests that also fail without the fault are ignored.
 
     python -m benchmarks.mutations               # all of them with `make test`
     python -m benchmarks.mutations --all         # with `make test-all` for those that remain undetected
     python -m benchmarks.mutations --nearest --only sampling
 
-Prints a line per fault, then how many of each place were detected by which tests. Exits with 1 if fewer than `--least`
-were detected (default: all). `--nearest` takes half a minute to two minutes of one core per fault.
+Prints one line per fault, then the number of faults detected per place and tier of tests. Exits with 1 if fewer than
+`--least` were detected (default: all). `--nearest` takes half a minute to two minutes of one core per fault.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def read_faults(path: Path) -> tuple[list[Fault], dict[str, list[str]]]:
 
 
 class Tree:
-    """A copy of the tree, from which its subprocesses import `gapless`."""
+    """A copy of the tree; its subprocesses import `gapless` from it."""
 
     def __init__(self, folder: Path, cache: Path) -> None:
         self.root = folder / "tree"
@@ -99,7 +98,7 @@ class Tree:
             raise ValueError(f"{fault.file}: {found} is imported instead of the faulty copy")
 
     def source_of(self, file: str) -> Path:
-        """Return the file from which the module of a source file is imported."""
+        """Return the file from which a source file's module is imported."""
         module = ".".join(("gapless", *Path(file).with_suffix("").parts))
         code = f"import gapless.runtime, importlib.util; print(importlib.util.find_spec({module!r}).origin)"
         done = subprocess.run(

@@ -1,10 +1,10 @@
 """Compares the time of each operator in one process with its floor: `python -m benchmarks.operators`.
 
 Workload and models are those of `benchmarks/peer.py`, in one process on all cores, under `equal_time`. An operator's
-floor is the larger of two times: its FLOPs at the rate of GEMMs of 256 rows, and the bytes of weights, keys, values
-and activations that it reads and writes at the bandwidth of GEMVs, which read weights. Both rates are measured in the
-same run. Small tensors come from caches and may be faster. `--png FILE` draws the table. `--products` shows only the
-GEMMs of one layer, in microseconds by rows, with bfloat16 and quantized weights.
+floor is the larger of two times: its FLOPs / the rate of GEMMs with 256 rows, and the bytes of weights, keys, values
+and activations that it reads and writes / the bandwidth of GEMVs, which read weights. Both rates are measured in the
+same run. Small tensors are in caches and may be faster. `--png FILE` draws the table. `--products` shows only the GEMMs
+of one layer, in microseconds by number of rows, with bfloat16 and quantized weights.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def product(weight: Any, x: Any, *_: Any) -> tuple[str, float, float]:
 
 
 def head(layer: Any, x: Any) -> tuple[str, float, float]:
-    """Return the cost of an LM head tied to an unpacked embedding; a packed one is counted as a product."""
+    """Return the cost of an LM head tied to an unpacked embedding; a packed one counts as a GEMM."""
     if layer.packed is not None:
         return "rest of the stage", 0.0, 0.0
     return "LM head (tied)", 2.0 * len(x) * layer.weight.numel(), ELEMENT * layer.weight.numel()
@@ -123,7 +123,7 @@ def chunk(_: Any, q: Any, keys: Any, values: Any, table: Any, start: Any, *__: A
 
 
 def small(name: str, factor: float) -> Callable[..., tuple[str, float, float]]:
-    """Return a cost of `factor` times the bytes of the first tensor."""
+    """Return a cost function: `factor` times the bytes of the first tensor."""
     return lambda _, x, *__, **___: (name, 0.0, factor * x.numel() * ELEMENT)
 
 
@@ -201,7 +201,7 @@ def show_products(bench: Benchmark) -> int:
 
 
 def draw(path: Path, title: str, rows: list[dict[str, Any]]) -> None:
-    """Draw a bar per operator, with its floor in a darker colour."""
+    """Draw one bar per operator, with its floor in a darker colour."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,25 +1,25 @@
-"""Compares gapless with vLLM's CPU build and the machine's floor in interleaved runs: `python -m benchmarks.peer`.
+"""Compares gapless with vLLM's CPU build and a GEMM floor in interleaved runs: `python -m benchmarks.peer`.
 
 32 requests with prompts of 128 to 512 tokens and 64 greedy output tokens each, all at once, on one process, over two
 pipeline stages and over two tensor-parallel ranks, on all cores, in each type of `--dtype`. Both engines get the same
 weights (random, saved as a Hugging Face folder) and the same token ids. `same` is the share of requests whose tokens
-equal those of the first run in that type; in float32 that must be all.
+equal those of the first run in that type; in float32 it must be 100%.
 
-The floor is the time of the GEMMs alone: their FLOPs over the rate of GEMMs of 256 rows with the model's own weights in
-that type, in oneDNN's layout and cold, measured in each round. It does not include attention, norms or reading weights
-for few rows.
+The floor is the time of the GEMMs alone: their FLOPs / the rate of GEMMs with 256 rows and the model's own weights in
+that type, in oneDNN's layout and with cold caches, measured in each round. It does not include attention, norms or
+reading weights for few rows.
 
-`start` is from the start of the process to the first token of a first prompt. `MB` is the peak proportional set size of
-its processes.
+`start` is from the start of the process to the first token of the first prompt. `MB` is the peak proportional set size
+of its processes.
 
 `--vllm` is the Python of an environment with vLLM's CPU build; without it only gapless runs. `--llama`, the Python of
 an environment with `llama-cpp-python`, runs another comparison: SmolLM2-135M as GGUF files of several types, or the
-files in `--files`, by gapless in each `--dtype` and by llama.cpp, in tokens/s of all requests' prompts, of their
-decodes, and of both for a single request. Decode time is the total time less prompt time. `--llama build` builds
-llama.cpp first and keeps it in the user's cache. Overrides of gapless follow the options, e.g. `scheduler=equal_time`.
+files in `--files`, on gapless in each `--dtype` and on llama.cpp, in tokens/s of prefill and of decode, for all
+requests and for a single one. Decode time is the total time less prompt time. `--llama build` builds llama.cpp first
+and keeps it in the user's cache. Overrides of gapless follow the options, e.g. `scheduler=equal_time`.
 
-`--march x86-64-v3` limits gapless, torch, oneDNN and a build of llama.cpp to an instruction-set level that the
-processor includes, to measure the ratio at that level on a newer machine.
+`--march x86-64-v3` limits gapless, torch, oneDNN and a build of llama.cpp to an instruction-set level of older
+processors, to compare them at that level on a newer machine.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def llama(vocabulary: int, hidden: int, ffn: int, layers: int, heads: int, kv_he
 
 
 def experts(kind: str, vocabulary: int, hidden: int, layers: int, heads: int, kv_heads: int, **more: Any) -> Any:
-    """Return a function that saves a mixture of experts into a folder."""
+    """Return a function that saves an MoE model into a folder."""
     sizes = {"vocab_size": vocabulary, "hidden_size": hidden, "num_hidden_layers": layers}
     attention = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "max_position_embeddings": 2048}
     return partial(save, kind, sizes | attention | more)
@@ -87,7 +87,7 @@ MODELS: dict[str, Callable[[Path], object]] = {
 
 
 def vllm_environment(cores: list[str]) -> dict[str, str]:
-    """Return the environment of vLLM's CPU build. `cores`: of each rank, e.g. `0-1`."""
+    """Return the environment variables of vLLM's CPU build. `cores`: of each rank, e.g. `0-1`."""
     return {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "|".join(cores), "HF_HUB_OFFLINE": "1"}
 
 
@@ -218,7 +218,7 @@ def beside_llama(bench: Benchmark, folder: Path, job: Row) -> None:
 
 
 def make_requests(given: Any, vocabulary: int) -> list[Row]:
-    """Return requests of random token ids, according to the options."""
+    """Return requests with random token ids, according to the options."""
     lengths = np.random.default_rng(0).integers(given.prompt[0], given.prompt[1] + 1, given.requests)
     ids = np.random.default_rng(1)
     return [{"prompt": ids.integers(5, vocabulary, n).tolist(), "output": given.output} for n in lengths]

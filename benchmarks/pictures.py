@@ -1,21 +1,21 @@
-"""Makes every picture of README.md and docs/, including the runs that some show: `make pictures`.
+"""Generates every picture of README.md and docs/, including the runs that some of them show: `make pictures`.
 
     python -m benchmarks.pictures [SCENE,...] [--draw]
 
-Scenes, and what each makes:
+Scenes:
 
 - `pb1`, `pb2`, `pb3`: the bubbles of `docs/bubbles.md`, two minutes each. A `gapless bench` of a few requests over two
   stages runs first under a policy with that bubble, then under policies that remove it. The picture shows the window of
   the first run with the most of that bubble, and the middle of the others.
 - `reading`: parts of a run's page and its charts for `docs/reading_a_report.md`. They show what a report looks like; no
-  document takes a number from them.
-- `first`: the page of the `make run` run, for `README.md`.
-- `live`: the page of a server with the same questions during a chat, for `docs/serve.md`.
+  page quotes numbers from them.
+- `first`: the report of `make run`, for `README.md`.
+- `live`: the live page of a server with the same questions during a chat, for `docs/serve.md`.
 - `performance`, `policies`: charts of numbers in `benchmarks/results` (`operators` and `every_policy`).
 - `paper`: `docs/paper.md` and its charts, as `make paper`.
-- `all`: no picture but a table of every policy for `docs/bubbles.md`, eight minutes. It runs only if named.
+- `all`: a table of every policy for `docs/bubbles.md` instead of a picture, eight minutes. Runs only if named.
 
-`reading`, `first` and `live` need Chromium and its driver, the last two SmolLM2. `--draw` only draws.
+`reading`, `first` and `live` need Chromium and its driver, the last two also SmolLM2. `--draw` only draws.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def draw_first(folder: Path) -> None:
 
 
 def draw_live() -> None:
-    """Send the questions two at a time, chat in the page, and draw it while an answer streams."""
+    """Send the questions two at a time, chat in the page, and take a screenshot while an answer streams."""
     from tests.support.browser import browsing
     from tests.support.server import serving
 
@@ -239,7 +239,7 @@ def measured(name: str) -> dict[str, list[Row]]:
 
 
 def in_few_colours(image: Path) -> None:
-    """Rewrite a screenshot with a palette, a third of the size."""
+    """Convert a screenshot to a palette image, a third of the size."""
     from PIL import Image
 
     found = Image.open(image).convert("RGB")

@@ -1,15 +1,15 @@
 """Evaluates explanations on planted problems: `python -m benchmarks.planted`.
 
 Simulated runs with one problem each (12 kinds, three sizes: `support/plants.py`), their controls (the same runs without
-the problem), and healthy runs of all shapes. The true cost of a problem is the planted run less its control. The table
+the problem), and healthy runs of all shapes. The true cost of a problem is the planted run minus its control. The table
 shows the first cause that the explanation names and the cost that it claims; whether the cause is right and the claim
-within 10% of the truth; and whether the suggested change saves about as much as the best single change does. Both
-changes are simulated.
+within 10% of the truth; and whether the suggested change saves about as much as the best single change. Both changes
+are simulated.
 
 `--only KIND` evaluates one kind, `--healthy` only the healthy runs. Ten minutes of one core.
 
 `--real` plants problems in a real pipeline of two stages (`support/real_plants.py`), or runs healthy ones with
-`--healthy`; six minutes of 2 cores that do nothing else.
+`--healthy`; six minutes on 2 otherwise idle cores.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def judged(plant: Plant) -> Row:
 
 
 def diagnosed(name: str, found: Explained) -> Row:
-    """Return the row of an explained healthy run."""
+    """Return the row of a healthy run's explanation."""
     first = found.causes[0] if found.causes else None
     return {
         "run": name,
@@ -188,7 +188,7 @@ def planted_for_real(plant: Plant) -> Row:
 def _first(found: Explained, roots: Collection[Root], truth: float, within: float) -> Row:
     """Compare the first cause with the truth, in seconds.
 
-    `roots` are right answers; `within` is the tolerated error as a share.
+    `roots` are the correct answers; `within` is the tolerated error as a share.
     """
     first = found.causes[0] if found.causes else None
     error = first.seconds / truth - 1 if first else None
@@ -218,7 +218,7 @@ def saving_of(found: Explained, cause: SizedCause | None, metric: str) -> float 
 def best_saving(found: Explained, plant: Plant) -> tuple[str, float]:
     """Return the best single change, undoing the plant or a usual one, and what it saves of the metric.
 
-    A usual change that makes another metric much worse is a trade and does not count.
+    A usual change that makes another metric much worse is a trade-off and does not count.
     """
     best = ("", 0.0)
     for overrides in filter(None, (plant.undo, *usual_changes(found.config))):

@@ -1,11 +1,11 @@
-"""Measures the accuracy lost to low-precision types: `python -m benchmarks.precision`.
+"""Measures the accuracy loss of low-precision types: `python -m benchmarks.precision`.
 
 The trained SmolLM2-135M reads a text in windows of --context tokens, each from an empty cache. bfloat16, 8-bit KV
 caches and weights quantized on load are compared with float32: mean KL divergence of the next-token distribution,
 share of equal argmax tokens, and perplexity of the text. `kv_bytes` is per token.
 
-The package's file has most weights in Q4_1, and `int4` would recover exactly its quantized values. So the quantized
-model is the same model with permuted channels.
+The package's file has most weights in Q4_1, and quantizing to `int4` would reproduce exactly these values. So the
+quantized model is the same model with permuted channels.
 """
 
 from __future__ import annotations

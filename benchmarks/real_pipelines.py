@@ -1,4 +1,4 @@
-"""Reports how far simulations of real servers are off: `python -m benchmarks.real_pipelines FOLDER --write FILE`.
+"""Reports the errors of simulations of real servers: `python -m benchmarks.real_pipelines FOLDER --write FILE`.
 
 FOLDER contains `h200/h200_pp.csv` (vLLM on eight H200s: median time between tokens, output tokens/s) and
 `h200/silicon.csv` (ai-dynamo/aiconfigurator, Apache-2.0: single-stage servers, time to first token and per output
@@ -52,7 +52,7 @@ LONG = "model.architecture.max_position=131072"
 
 @dataclass(frozen=True)
 class Campaign:
-    """A set of servers with the same kind of clients and flags.
+    """A set of servers with the same kind of client and the same flags.
 
     `keys` are the overrides for them, with {inputs}, {outputs} and {clients} of a server. Each client sends `requests`
     requests, of which the first `warmup` do not count. `cached`: prompts were in the prefix cache.
@@ -106,7 +106,7 @@ class Server:
 
     @property
     def keys(self) -> str:
-        """Overrides of its simulation."""
+        """The overrides of its simulation."""
         clients = self.campaign.keys.format(
             inputs=self.inputs,
             outputs=self.outputs,
@@ -220,7 +220,7 @@ def fit(cells: Sequence[Server]) -> tuple[float, ...]:
 
 
 def best_grids(cells: Found) -> tuple[int, int, list[str]]:
-    """Return how often the grid with the most tokens/s is predicted, the number of loads, and the misses."""
+    """Return how often the grid with the most tokens/s is predicted correctly, the number of loads, and the misses."""
     loads: dict[tuple[str, int], Found] = defaultdict(list)
     for each in cells:
         loads[each[0].model, each[0].clients].append(each)

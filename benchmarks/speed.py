@@ -3,7 +3,7 @@
 10,000 requests of GPT-3 over 8 stages of 8 A100s, without host overhead. Interleaved runs of each policy, from sources
 and compiled (`python -m gapless.launch.compile`), each in its own process on one core. Prints the median, minimum and
 maximum seconds over the rounds, the median per micro-batch, and the peak memory of a process. The time of a run is from
-the first request to the last, with the cost model's cache warm for every number of tokens. About four minutes.
+the first request to the last, with a warm cost-model cache for every number of tokens. About four minutes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CODE = {"sources": "0", "compiled": "1"}  # the values of GAPLESS_COMPILED
 
 
 def main() -> int:
-    bench = Benchmark(__doc__, requests=10_000, rounds=3, one={"metavar": "POLICY", "help": "in this process, as JSON"})
+    bench = Benchmark(__doc__, requests=10_000, rounds=3, one={"metavar": "POLICY", "help": "run in this process"})
     if bench.given.one:
         print(json.dumps(measure(bench.given.one, bench.given.requests)))
         return 0

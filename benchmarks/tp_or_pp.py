@@ -1,4 +1,4 @@
-"""Simulates tensor against pipeline parallelism, and their combinations: `python -m benchmarks.tp_or_pp`.
+"""Compares tensor and pipeline parallelism, and their combinations, in simulations: `python -m benchmarks.tp_or_pp`.
 
 GPT-3 on 2 x 8 A100s (H100s on `cluster=dgx-h100`) serves 400 prompts of 1,024 tokens with 256 output tokens each, all
 at once, and then a few of them alone, on each choice of `cluster`, including tp 16 across both nodes; on 25 Gbit/s

@@ -4,7 +4,7 @@ Needs only torch, transformers, tokenizers and safetensors. The corpus is the Py
 that runs it (Python Software Foundation License): module sources without tests and data tables, their docstrings as
 documentation pages, and the language reference that `help()` shows (`support/corpus.py`). A byte-level BPE tokenizer
 and a `LlamaForCausalLM` are trained on the CPU and written as a Hugging Face folder. The same number of steps
-reproduces the model up to rounding; 1,139 steps take about an hour on two cores.
+reproduces the model up to rounding errors; 1,139 steps take about an hour on two cores.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def make_optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
-    """Give the matrices of the layers to Muon, the embedding and the norms to AdamW."""
+    """Make Muon for the matrices of the layers, AdamW for embedding and norms."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "layers." in name]
     norms = [p for p in model.parameters() if p.ndim < 2]
     groups = [
@@ -135,7 +135,7 @@ def make_optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
 
 
 def lr_scale(step: int, steps: int) -> float:
-    """Return the share of the peak learning rate: linear warm-up, plateau, linear decay to (almost) 0."""
+    """Return the learning rate over its peak: linear warm-up, plateau, linear decay to almost 0."""
     progress = step / steps
     decay = 1.0 if progress < DECAY_FROM else max(0.02, (1 - progress) / (1 - DECAY_FROM))
     return min(1.0, (step + 1) / WARMUP_STEPS, decay)

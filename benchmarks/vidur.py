@@ -1,11 +1,11 @@
 """Compares `gapless simulate` with Vidur, a peer simulator, on the same runs: `python -m benchmarks.vidur PYTHON DATA`.
 
 PYTHON is an interpreter with Vidur (microsoft/vidur, MIT; `pip install vidur==0.0.26`), DATA a folder of its
-measurements of an A100 (see `benchmarks/support/measurements.py`). Vidur learns operator times from them once (`--cache
+measurements of an A100 (see `benchmarks/support/measurements.py`). Vidur trains its predictors on them once (`--cache
 FOLDER` keeps the result), and the constants of `hardware=a100-80g` were fitted to them. Both get the same model, ranks,
-arrivals, KV blocks and bounds on requests and tokens of a micro-batch, and neither adds host overhead. Keys of gapless
-that describe an assumption of Vidur are set accordingly: a stage cannot compute while it sends, and it sends whole
-activations. Vidur's policies, and ours with the same rule:
+arrivals, KV blocks and limits on requests and tokens per micro-batch, and neither adds host overhead. gapless runs with
+Vidur's assumptions: a stage cannot compute while it sends, and it sends whole activations. Vidur's policies, and ours
+with the same rule:
 
     sarathi   decodes first, then chunks of prompts, up to `tokens`       token_budget, its max_batched_tokens
     vllm      whole prompts first, up to `tokens`; else decodes           prefill_first, its max_prefill_tokens
@@ -16,7 +16,7 @@ CPU seconds over `--rounds`:
 
     simulation      Vidur without metrics, gapless with its record of every token and span
     with metrics    Vidur with request, batch and utilization metrics as CSV, gapless with ledger and summary
-    whole command   a process from start to end, Vidur without plots, traces and learning, gapless with page and trace
+    whole command   a process from start to end, Vidur without plots, traces and training, gapless with report and trace
 
 The third compares predicted times of single micro-batches with measured times, by operator.
 """
@@ -75,7 +75,7 @@ Floats = npt.NDArray[np.float64]
 class Setting:
     """A run for both simulators.
 
-    `tokens` and `batch` bound the tokens and requests of a micro-batch. With `follow` the chunks of a prompt are
+    `tokens` and `batch` limit the tokens and requests per micro-batch. With `follow` the chunks of a prompt are
     pipelined through the stages, as always in gapless. By Vidur's default each chunk waits until the previous one has
     left.
     """
@@ -150,7 +150,7 @@ def main() -> int:
     bench = Benchmark(
         __doc__,
         {"python": Path, "data": Path},
-        cache={"type": Path, "help": "for what Vidur learns; default: a temporary folder"},
+        cache={"type": Path, "help": "Vidur's trained predictors; default: a temporary folder"},
         requests=500,
         rounds=3,
         only={"type": int, "nargs": "*", "help": "numbers of settings, starting at 1; default: all"},
@@ -162,7 +162,7 @@ def main() -> int:
         start = time.perf_counter()
         for model in (CODELLAMA, LLAMA):
             vidur.operators(model, 2, [[(1, 1)]])
-        say(f"Vidur has learned the times of operators, {time.perf_counter() - start:.0f} s")
+        say(f"trained Vidur's predictors, {time.perf_counter() - start:.0f} s")
         for setting in [SETTINGS[number - 1] for number in given.only] if given.only else SETTINGS:
             compare(bench, vidur, setting)
         by_operator(bench, vidur, given.data)
@@ -233,7 +233,7 @@ def simulate(config: SimulateConfig, workload: Workload, *, metrics: bool) -> Si
 
 
 def whole_command(setting: Setting, num: int) -> float:
-    """Return the CPU seconds of `gapless simulate`, run folder and page included."""
+    """Return the CPU seconds of `gapless simulate`, including run folder and report."""
     with scratch() as folder:
         before = _seconds_of_children()
         keys = [*setting.overrides(num), f"hydra.run.dir={folder / 'run'}"]

@@ -10,7 +10,7 @@ log; `gapless report import=kineto FOLDER` reads them.
 | `starved` | one request at a time, with a pause before each |
 
 `--vllm` is the Python of an environment with vLLM's CPU build. `--seed` draws lengths and tokens, so anyone can record
-a trace that nobody has seen.
+a new trace.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def main() -> int:
         vllm={"type": Path, "metavar": "PYTHON", "required": True},
         workload={"choices": WORKLOADS, "default": "mixed"},
         requests=12,
-        output={"type": int, "default": 24, "help": "maximum output tokens of a request"},
+        output={"type": int, "default": 24, "help": "maximum output tokens per request"},
         stages=2,
-        chunk={"type": int, "default": 256, "help": "maximum tokens of a micro-batch"},
-        seqs={"type": int, "default": 8, "help": "maximum requests of a micro-batch"},
+        chunk={"type": int, "default": 256, "help": "maximum tokens per micro-batch"},
+        seqs={"type": int, "default": 8, "help": "maximum requests per micro-batch"},
         seed=0,
         out={"type": Path, "metavar": "FOLDER", "help": "default: runs/vllm_trace/WORKLOAD"},
     ).given
@@ -79,7 +79,7 @@ def main() -> int:
 
 
 def workload(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return rounds of requests, run one after another, each after a `pause` in seconds."""
+    """Return rounds of requests, which run one after another, each after a `pause` in seconds."""
     random = np.random.default_rng(arguments.seed)
 
     def request() -> dict[str, Any]:

@@ -98,7 +98,7 @@ class Stopwatch:
 
 def product(weight: Any, x: Any, *_: Any) -> tuple[str, float, float]:
     rows, width = x.shape
-    name = f"products, {'up to' if rows <= FEW_ROWS else 'over'} {FEW_ROWS} rows"
+    name = f"GEMMs, {'up to' if rows <= FEW_ROWS else 'over'} {FEW_ROWS} rows"
     elements = width * weight._out_size
     return name, 2.0 * rows * elements, ELEMENT * (elements + rows * (width + weight._out_size))
 
@@ -113,13 +113,13 @@ def head(layer: Any, x: Any) -> tuple[str, float, float]:
 def decodes(_: Any, q: Any, keys: Any, values: Any, starts: Any, *__: Any) -> tuple[str, float, float]:
     B, K, G, D = q.shape
     context = int(starts.sum()) + B
-    return "attention of decodes", 4.0 * context * K * G * D, 2.0 * ELEMENT * context * K * D
+    return "decode attention", 4.0 * context * K * G * D, 2.0 * ELEMENT * context * K * D
 
 
 def chunk(_: Any, q: Any, keys: Any, values: Any, table: Any, start: Any, *__: Any) -> tuple[str, float, float]:
     N, K, G, D = q.shape
     pairs = N * start + N * (N + 1) / 2
-    return "attention of chunks", 4.0 * pairs * K * G * D, 2.0 * ELEMENT * (start + N) * K * D
+    return "chunk attention", 4.0 * pairs * K * G * D, 2.0 * ELEMENT * (start + N) * K * D
 
 
 def small(name: str, factor: float) -> Callable[..., tuple[str, float, float]]:
@@ -137,10 +137,10 @@ CALLS: tuple[tuple[type, str, Callable[..., tuple[str, float, float]]], ...] = (
     (LMHead, "forward", head),
     (PagedAttention, "attend_decodes", decodes),
     (PagedAttention, "attend_chunk", chunk),
-    (CppKernels, "norm", small("norm, gate, rotation, cache", 2.0)),
-    (CppKernels, "gated_silu", small("norm, gate, rotation, cache", 1.5)),
-    (CppKernels, "rotate_and_write", small("norm, gate, rotation, cache", 2.5)),
-    (StageWorker, "prepare", other("preparing")),
+    (CppKernels, "norm", small("norm, activation, RoPE, KV writes", 2.0)),
+    (CppKernels, "gated_silu", small("norm, activation, RoPE, KV writes", 1.5)),
+    (CppKernels, "rotate_and_write", small("norm, activation, RoPE, KV writes", 2.5)),
+    (StageWorker, "prepare", other("input preparation")),
     (StageWorker, "queue_sampling", other("sampling")),
     (StageWorker, "forward", other("rest of the stage")),
 )
@@ -211,8 +211,8 @@ def draw(path: Path, title: str, rows: list[dict[str, Any]]) -> None:
     names = [row["operator"] for row in rows][::-1]
     taken = [row["seconds"] for row in rows][::-1]
     floors = [min(row["floor_s"], row["seconds"]) for row in rows][::-1]
-    axes.barh(names, taken, color="#c9d6e8", label="over the floor")
-    axes.barh(names, floors, color="#2f5d8c", label="floor: FLOPs or bytes")
+    axes.barh(names, taken, color="#c9d6e8", label="time above the floor")
+    axes.barh(names, floors, color="#2f5d8c", label="floor: minimum for FLOPs or bytes")
     for number, seconds in enumerate(taken):
         axes.text(seconds, number, f" {seconds:.2f} s", va="center", fontsize=8)
     axes.set_xlabel("seconds")

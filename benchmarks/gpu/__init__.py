@@ -1,1 +1,1 @@
-"""Measures one GPU: whether results are right, the paper's figures, a profile, and speed beside the device's floor."""
+"""GPU checks: correct results, the paper's figures, a profile, and speed compared with the device's peak rates."""

@@ -34,7 +34,7 @@ class Case:
 
 
 def cases(block_size: int, small: bool) -> list[Case]:
-    """Return decodes alone, chunks alone and both. Contexts, starts and blocks are unordered."""
+    """Return cases of decodes only, chunks only, and both. Contexts, starts and blocks are in random order."""
     longest = LONGEST // 8 if small else LONGEST
     decodes = (1, 4) if small else (1, 2, 4, 8, 16, 32, 64, 128, 256)
     chunk = longest // 4
@@ -62,7 +62,7 @@ def _case(name: str, block_size: int, chunks: list[tuple[int, int]], decodes: in
 
 
 def attention(task: Task) -> Iterator[Row]:
-    """Compare every backend, and time its plan, its calls and its kernels."""
+    """Compare every backend with SDPA, and time its plan, calls and kernels."""
     for name in backend_names(task.device):
         for head_dim in (64, 128):
             try:
@@ -90,7 +90,7 @@ def _tensors(task: Task, case: Case, block_size: int, group: int, head_dim: int)
 
 
 def _compared(task: Task, name: str, head_dim: int, group: int, block_size: int, window: int | None) -> Row:
-    """Return the row of the largest error over all cases; its note names the case."""
+    """Return the row with the largest error over all cases; its note names the case."""
     worst, where = 0.0, ""
     for case in cases(block_size, task.small):
         sizes = {"head_dim": head_dim, "num_blocks": case.num_blocks, "block_size": block_size, "window": window}

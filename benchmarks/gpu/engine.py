@@ -78,7 +78,7 @@ def waits(task: Task) -> Iterator[Row]:
 
 
 def _decode(task: Task, llm: LLM, how: str) -> Iterator[Row]:
-    """Decode many requests, and measure the device's idle time between micro-batches of decodes."""
+    """Decode many requests, and measure the device's idle time between decode-only micro-batches."""
     number, length = (4, 8) if task.small else (64, 64)
     prompts, params = _requests(task)[0][:4] * (number // 4), SamplingParams(max_tokens=length, ignore_eos=True)
     llm.generate(prompts, params)
@@ -107,7 +107,7 @@ def no_waits(device: str) -> Iterator[None]:
 
 
 def place_of(error: BaseException) -> str:
-    """Return file and line of the innermost frame of ours in an error or its cause."""
+    """Return file and line of gapless' innermost stack frame in an error or its cause."""
     frames = traceback.extract_tb((error.__cause__ or error).__traceback__)
     frame = [frame for frame in frames if "torch/" not in frame.filename][-1]
     return f"{frame.filename.removeprefix(f'{ROOT}/').rpartition('site-packages/')[2]}:{frame.lineno}"

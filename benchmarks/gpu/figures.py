@@ -1,4 +1,4 @@
-"""The paper's Table 2 and Figures 3, 4, 7, 8 and 13 on the device, in the rows of the simulated ones."""
+"""The paper's Table 2 and Figures 3, 4, 7, 8 and 13 on the device, in the form of the simulated ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def table2(task: Task) -> Iterator[Row]:
 
 
 def figure3(task: Task) -> Iterator[Row]:
-    """Time prefills and decodes by operator, by batch."""
+    """Time prefills and decodes by operator and batch size."""
     times = _times(task.device, task.small)
     first, then = seconds_of_a_token(times, [batch for batch in BATCHES if times.fits(prefill(LENGTH, batch))])
     yield from of_paper("figure3", figure3_rows(first, then), _layers(task))
@@ -72,7 +72,7 @@ def figure7(task: Task) -> Iterator[Row]:
 
 
 def figure8(task: Task) -> Iterator[Row]:
-    """Time decodes piggybacked on a chunk of 256, at each length and batch of the paper from four on.
+    """Time decodes piggybacked on a chunk of 256, at each length and batch size of the paper from four on.
 
     Their cost is the difference of two iterations, which is below the noise for one or two decodes.
     """

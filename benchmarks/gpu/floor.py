@@ -1,4 +1,4 @@
-"""The device's best rates: GEMM and memory bandwidth."""
+"""The device's peak rates: GEMM and memory bandwidth."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BANDWIDTH = "bandwidth (GB/s)"
 
 
 def floor(task: Task) -> Iterator[Row]:
-    """Time `torch.mm` with a layer's shapes and 512 rows, and large copies and reads; the best of each is the floor."""
+    """Time `torch.mm` with a layer's shapes and 512 rows, and large copies and reads; the best of each is the peak."""
     rates = list[float]()
     for name, (inputs, outputs) in linear_shapes(architecture("llama-13b", task.small)).items():
         rate = _gemm_rate(task.device, inputs, outputs)
@@ -37,7 +37,7 @@ def floor(task: Task) -> Iterator[Row]:
 
 
 def linear_shapes(arch: Architecture) -> dict[str, tuple[int, int]]:
-    """Return the inputs and outputs of a layer's linear operators, by their names in the paper's Table 1."""
+    """Return the input and output sizes of a layer's linear operators, by their names in the paper's Table 1."""
     H, N, K, D = arch.hidden_size, arch.num_heads, arch.num_kv_heads, arch.head_dim
     gate = 2 if arch.gated_ffn else 1
     return {

@@ -1,4 +1,4 @@
-"""Gathers the wheels that `first` needs, for a GPU machine without a network.
+"""Collects the wheels that `first` needs, for a GPU machine without a network.
 
 `python -m benchmarks.gpu gather FOLDER`, with that machine's Python version; it prints sizes and how to install.
 """
@@ -23,7 +23,7 @@ MORE = ("pytest", "hypothesis", "transformers")  # for the tests, and tokenizers
 
 
 def main(arguments: list[str]) -> int:
-    """Gather the wheels. Return 1 if pip failed."""
+    """Collect the wheels; return 1 if pip failed."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu gather", description=(__doc__ or "").splitlines()[0]
     )

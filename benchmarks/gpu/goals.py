@@ -1,4 +1,4 @@
-"""Compares a stage with the device's best rates, and measures the cost of piggybacked decodes."""
+"""Compares a stage with the device's peak rates, and measures the cost of piggybacked decodes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def goals(task: Task) -> Iterator[Row]:
 
 
 def _measure(part: str, task: Task, stage: Stage, forward: Callable[[StageInputs], torch.Tensor]) -> Iterator[Row]:
-    """Time chunks, decodes and both; the last layer computes only sampled rows, as in a run."""
+    """Time chunks, decodes, and both; the last layer computes only sampled rows, as in a run."""
     arch, element = stage.arch, dtype_of(task.device).itemsize
     gemm, bandwidth = task.value("floor", GEMM), task.value("floor", BANDWIDTH)
     layers = f"{arch.num_layers} layers"

@@ -30,7 +30,7 @@ def graphs(task: Task) -> Iterator[Row]:
 
 
 def decode_graphs(task: Task) -> Iterator[Row]:
-    """Do the same with paged decode attention, so that decodes alone are one graph."""
+    """Do the same with paged decode attention, so a decode-only micro-batch is one graph."""
     yield from _captured(task, "decode_graphs", PAGE_STEP)
 
 

@@ -71,7 +71,7 @@ class PartList:
     """Parts that run in order.
 
     Attributes:
-        parts: Most important first, since the last ones may run out of time.
+        parts: Most important first, because the last ones may run out of time.
         total_s: Time limit of all parts together, in seconds.
         devices: Number of GPUs needed.
     """

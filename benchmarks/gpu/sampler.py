@@ -1,4 +1,4 @@
-"""Measures the sampler by rows and vocabulary: correctness where sampling is deterministic, and cost."""
+"""Measures the sampler by number of rows and vocabulary size: cost, and correctness if sampling is deterministic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GEMMs while a kernel occupies some multiprocessors, as NCCL kernels do that wait for another rank."""
+"""GEMMs while a kernel occupies some multiprocessors, as NCCL kernels do while they wait for another rank."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Helpers of the commands: files that they read and write, a least-squares fit, servers, and processes of peers."""
+"""Helpers of the benchmarks: input and output files, a least-squares fit, servers, and processes of peers."""

@@ -1,9 +1,9 @@
 """Reads the measurements of Vidur (microsoft/vidur, MIT): CSV files, .gz or not, times in milliseconds.
 
-The folder of a device (`a100`, `h100`) holds `mlp_MODEL`, `attention_*` (of FlashAttention),
-`attention_flashinfer_*`, `dgx_all_reduce`, `dgx_send_recv`,
-`all_reduce_by_hidden_size`, `send_intra_node_by_hidden_size` and `send_inter_node_by_hidden_size`. A file that is
-missing counts as empty. Times are returned in seconds.
+The folder of a device (`a100`, `h100`) contains `mlp_MODEL`, `attention_*` (of FlashAttention),
+`attention_flashinfer_*`, `dgx_all_reduce`, `dgx_send_recv`, `all_reduce_by_hidden_size`,
+`send_intra_node_by_hidden_size` and `send_inter_node_by_hidden_size`. A missing file counts as empty. Times are
+returned in seconds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Simulated runs with one planted problem each, their controls, and healthy runs, as overrides of `gapless simulate`.
 
 A plant costs about 8 to 15% (small), 20 to 40% (medium) or more than 50% (large) of the run. Its cost is the planted
-run less its control, the same run without the problem.
+run minus its control, the same run without the problem.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Plant:
         problem: overrides that cause the problem.
         control: overrides in place of `problem`.
         undo: override that undoes the problem; empty if no key does.
-        metric: of `METRICS`, in which the true cost is measured.
+        metric: of `METRICS`; the true cost is measured in it.
     """
 
     kind: str
@@ -96,7 +96,7 @@ def trace(name: str, prompts: Sequence[int], output: int) -> str:
 
 
 def among(prompt: int, count: int, long: int, every: int, output: int) -> tuple[str, str]:
-    """Return the overrides for usual prompts with a long one every so often, and for usual prompts only."""
+    """Return the overrides for usual prompts with an occasional long one, and for usual prompts only."""
     several = [long if number % every == every // 2 else prompt for number in range(count)]
     name = f"{prompt}_{count}_{long}_{every}_{output}"
     return trace(name, several, output), trace(f"{name}_usual", [prompt] * count, output)

@@ -1,7 +1,7 @@
 """Interleaved runs of `gapless bench` on the real pipeline.
 
 In `SETTING` a LLaMA of about 160M parameters with random weights serves requests of 256 to 1,024 tokens (prompt and
-output) over two stages of one thread each. A micro-batch has up to 8 requests, few enough to refill every slot several
+output) over two stages of one thread each. A micro-batch has at most 8 requests, so every slot is refilled several
 times during a run.
 """
 
@@ -41,7 +41,7 @@ def bench_by_turns(
         run: False: only read existing runs.
 
     Returns:
-        The complete turns, by case.
+        The complete rounds, by case.
     """
     for number in range(rounds) if run else ():
         for name, keys in cases.items():

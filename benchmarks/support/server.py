@@ -57,7 +57,7 @@ class Server:
 
 @contextmanager
 def gapless_server(overrides: Sequence[str]) -> Iterator[Server]:
-    """Start `gapless serve` on a free port; yield it once it accepts requests.
+    """Start `gapless serve` on a free port, and yield once it accepts requests.
 
     Raises:
         SystemExit: it did not start.
@@ -74,7 +74,7 @@ def logged(
 ) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """Start a process in an empty folder; yield it and its log file. Terminate it at the end.
 
-    A file, since a process blocks on a pipe that nobody reads.
+    Its output goes to a file, because a process blocks on a pipe that nobody reads.
     """
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"

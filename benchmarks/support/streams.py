@@ -15,7 +15,7 @@ from .server import Server
 
 @dataclass
 class Stream:
-    """One request: due time and arrival time of each token, in seconds since the load started."""
+    """One request: its scheduled time and the arrival time of each token, in seconds since the load started."""
 
     due: float
     token_times: list[float] = field(default_factory=list)
@@ -24,7 +24,7 @@ class Stream:
 
     @property
     def ttft(self) -> float:
-        """Seconds from the due time to the first token; includes any delay in the client."""
+        """Seconds from the scheduled time to the first token, including any delay in the client."""
         return self.token_times[0] - self.due
 
     @property
@@ -34,7 +34,7 @@ class Stream:
 
 
 def stream_all(server: Server, prompts: Sequence[Sequence[int]], tokens: int, due: Sequence[float]) -> list[Stream]:
-    """Send a request for each prompt when it is due (open loop); return all streams once they have ended.
+    """Send each prompt at its scheduled time (open loop); return all streams once they have ended.
 
     Args:
         server: running.

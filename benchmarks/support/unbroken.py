@@ -1,7 +1,7 @@
 """Clients that keep streams open and compare each output with the output without faults.
 
-Where two tokens are almost equally likely, a different summation order may select the other one, and the order depends
-on the rest of the micro-batch. `is_rounding` distinguishes such a difference from a wrong token.
+If two tokens are almost equally likely, a different summation order may select the other one, and the order depends on
+the rest of the micro-batch. `is_rounding` distinguishes such a difference from a wrong token.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ANSWER_S = 30
 
 @dataclass(frozen=True)
 class Question:
-    """A request for `tokens` tokens: greedy where `seed` is None."""
+    """A request for `tokens` tokens; greedy if `seed` is None."""
 
     prompt: list[int]
     tokens: int
@@ -101,7 +101,7 @@ class Clients:
         self.outcome = Outcome()
 
     async def learn(self) -> None:
-        """Send each question once and keep the answers as expected outputs.
+        """Send each question once, and keep the outputs as the expected ones.
 
         Raises:
             SystemExit: a request failed.

@@ -67,12 +67,12 @@ LLAMA = Model("70B", "meta-llama/Llama-2-70b-hf", "mlp_llama-2-70b-hf", "model=l
 
 
 class Vidur:
-    """Puts measurements where Vidur looks for downloads, and runs it.
+    """Puts measurements into Vidur's download cache, and runs Vidur.
 
     Args:
         python: an interpreter with Vidur.
         data: folder of a device's measurements.
-        cache: folder of measurements and of what Vidur learns from them.
+        cache: folder of measurements and trained predictors.
         scratch: folder for the files of a run.
     """
 

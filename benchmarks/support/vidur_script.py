@@ -48,7 +48,7 @@ def main(task_file: str, result_file: str) -> None:
 def simulate(task: dict[str, Any]) -> dict[str, Any]:
     """Simulate; returns `seconds` of CPU and, for each request, arrival, first token and end in simulated seconds.
 
-    The CPU time includes writing metrics, if any, but not the setup, which learns or reads operator times.
+    The CPU time includes writing metrics, if any, but not the setup, which trains or loads the predictors.
     """
     simulator = Simulator(configuration(task))
     requests = [event._request for _, event in simulator._event_queue]
@@ -117,7 +117,7 @@ def policy(task: dict[str, Any]) -> Any:
 
 
 def task_predictor(task: dict[str, Any]) -> Any:
-    """Configure random forests, Vidur's default, with one size instead of a search among 27; one thread."""
+    """Configure random forests, Vidur's default, with one size instead of a search over 27, and one thread."""
     return c.RandomForrestExecutionTimePredictorConfig(
         model_profiling_dataset=task["compute"],
         network_profiling_dataset=task["network"],

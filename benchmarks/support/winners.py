@@ -14,7 +14,7 @@ def draw_winners(path: Path, cells: Sequence[Mapping[str, Any]], policies: Seque
     """Write a PNG with a panel per cluster, a row per workload and a column per load.
 
     The left triangle of a square has the colour of the policy with the shortest p99 TTFT among those that reach 99% of
-    the highest requests/s, the right triangle that of the policy with the shortest p99 TBT.
+    the highest requests/s, the right triangle the colour of the one with the shortest p99 TBT.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

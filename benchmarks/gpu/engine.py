@@ -55,7 +55,7 @@ def engine(task: Task) -> Iterator[Row]:
         found = llm.generate(texts, params)  # with prefix cache hits
     for name, here, there in zip(SAMPLING, found, expected, strict=True):
         wrong = sum(a.token_ids != b.token_ids for a, b in zip(here.outputs, there.outputs, strict=True))
-        yield checked("engine", "outputs other than a CPU's, float32", name, wrong, 0)
+        yield checked("engine", "outputs that differ from a CPU's, float32", name, wrong, 0)
 
 
 def waits(task: Task) -> Iterator[Row]:
@@ -69,9 +69,9 @@ def waits(task: Task) -> Iterator[Row]:
                 with no_waits(task.device):
                     (output,) = llm.generate([text], [own])
             except RuntimeError as error:
-                yield missing("waits", "nothing waits", name, f"{place_of(error)}: {error}")
+                yield missing("waits", "no host synchronization", name, f"{place_of(error)}: {error}")
                 return  # the pipeline has failed
-            yield checked("waits", "outputs that lack", name, own.n - len(output.outputs), 0)
+            yield checked("waits", "missing outputs", name, own.n - len(output.outputs), 0)
         yield from _decode(task, llm, "a micro-batch ahead")
     with LLM(**_options(task, **{"parallel.depth": 1})) as llm:
         yield from _decode(task, llm, "parallel.depth=1")

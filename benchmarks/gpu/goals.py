@@ -76,10 +76,10 @@ def _measure(part: str, task: Task, stage: Stage, forward: Callable[[StageInputs
         mixed = seconds(MicroBatchShape(chunk, riding, riding * LENGTH, riding))
         added = (mixed - seconds(MicroBatchShape(chunk, sampled=1))) / riding
         setting = f"{riding} with a chunk of {CHUNK - riding}, {layers}"
-        yield Row(part=part, quantity="a decode that rides along (ms)", setting=setting, value=1e3 * added)
+        yield Row(part=part, quantity="piggybacked decode (ms)", setting=setting, value=1e3 * added)
         yield aimed(
             part,
-            "a decode that rides along, over one in a decode-only batch",
+            "piggybacked decode / decode in a decode-only batch",
             setting,
             added / alone,
             RIDING_SHARE,

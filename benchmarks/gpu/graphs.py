@@ -59,13 +59,13 @@ def _captured(task: Task, part: str, block_size: int) -> Iterator[Row]:
             assert slots_of(shape, block_size) <= kv_tokens, setting
             inputs = stage.prepare(batch_of(shape, block_size))
             replayed, again = (captured.forward(inputs).clone() for _ in range(2))
-            for quantity, other in (("without graphs", works.forward(inputs)), ("replayed once more", again)):
+            for quantity, other in (("eager execution", works.forward(inputs)), ("a second replay", again)):
                 differ = int((replayed != other).sum())
-                yield checked(part, f"logits other than those {quantity}", setting, differ, 0)
+                yield checked(part, f"logits that differ from {quantity}", setting, differ, 0)
             whole = stage(inputs).float()
             error = ((replayed.float() - whole).std() / whole.std()).item()
-            yield checked(part, "error beside rows that are not padded", setting, error, ROUNDING)
-            for quantity, forward in (("with graphs", captured.forward), ("without", stage)):
+            yield checked(part, "error compared with unpadded rows", setting, error, ROUNDING)
+            for quantity, forward in (("with graphs", captured.forward), ("without graphs", stage)):
                 host_s = host_seconds_of(partial(forward, inputs), stage.device)
                 yield figure(part, f"host, {quantity} (us)", setting, 1e6 * host_s)
 

@@ -67,7 +67,7 @@ def run(parts: list[Part], task: Task, seconds: float) -> Iterator[Row]:
         for part in parts:
             left = end - time.monotonic()
             if left < LEAST_S:
-                yield missing(part.name, part.name, "", f"not run: the {seconds:g} s are over")
+                yield missing(part.name, part.name, "", f"not run: the {seconds:g} s of the list have passed")
                 continue
             budget_s = min(part.budget_s, left)
             _say(f"{part.name}: at most {budget_s:.0f} s, {seconds - left:.0f} s so far")

@@ -68,15 +68,15 @@ def middle(task: Task) -> Iterator[Row]:
                         out = step(batch)
                     queued = time.perf_counter() - began
             except RuntimeError as error:
-                yield missing("middle", "nothing waits", name, f"{place_of(error)}: {error}")
+                yield missing("middle", "no host synchronization", name, f"{place_of(error)}: {error}")
                 continue
             if task.device == "cuda":
                 torch.cuda.synchronize()
             taken = time.perf_counter() - began
             wrong = abs(out.shape[0] - batch.num_tokens) + abs(out.shape[1] - arch.hidden_size)
-            yield checked("middle", "rows and columns too many or too few", name, wrong, 0)
-            yield figure("middle", "host, a micro-batch (ms)", name, 1e3 * queued / ROUNDS)
-            yield figure("middle", "device, a micro-batch (ms)", name, 1e3 * taken / ROUNDS)
+            yield checked("middle", "rows and columns that differ from the expected shape", name, wrong, 0)
+            yield figure("middle", "host, per micro-batch (ms)", name, 1e3 * queued / ROUNDS)
+            yield figure("middle", "device, per micro-batch (ms)", name, 1e3 * taken / ROUNDS)
         transport.drain()
     finally:
         parallel_state.destroy_model_parallel()

@@ -42,7 +42,7 @@ def one(task: Task) -> Iterator[Row]:
     done = _run(task, "local", "float32")
     task.folder.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(done.tokens), encoding="utf-8")
-    yield figure("one", "the command, from start to end (s)", "one rank, float32", done.seconds)
+    yield figure("one", "whole command (s)", "one rank, float32", done.seconds)
 
 
 def tp2(task: Task) -> Iterator[Row]:
@@ -71,17 +71,17 @@ def _generate(task: Task, parallel: str, killed: int | None = None) -> Iterator[
     expected = json.loads((task.folder / "one.json").read_text(encoding="utf-8"))
     found = _run(task, parallel, "float32", killed)
     wrong = sum(a != b for a, b in zip(found.tokens, expected, strict=True))
-    yield checked(part, "outputs other than one rank's", setting, wrong, 0)
-    yield figure(part, "the command, from start to end (s)", setting, found.seconds)
+    yield checked(part, "outputs that differ from one rank's", setting, wrong, 0)
+    yield figure(part, "whole command (s)", setting, found.seconds)
     yield figure(part, "output tokens/s", setting, found.summary["output_throughput"])
     faults = found.summary["faults"]
-    yield checked(part, "faults other than the planned", setting, abs(len(faults) - (killed is not None)), 0)
+    yield checked(part, "unexpected or missing faults", setting, abs(len(faults) - (killed is not None)), 0)
     for fault in faults:
         for name, seconds in fault["parts"].items():
             yield figure(part, f"fault, {name} (s)", setting, seconds)
     if killed is None:
         done = _run(task, parallel, "auto")
-        yield figure(part, "the command, from start to end (s)", f"{parallel}, dtype=auto", done.seconds)
+        yield figure(part, "whole command (s)", f"{parallel}, dtype=auto", done.seconds)
         yield figure(part, "output tokens/s", f"{parallel}, dtype=auto", done.summary["output_throughput"])
     if task.device == "cuda":
         if not found.contexts:

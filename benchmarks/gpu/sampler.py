@@ -42,7 +42,7 @@ def sampler(task: Task) -> Iterator[Row]:
             for name, params in NO_CHOICE.items():
                 found = [sampled.token for sampled in _queue(vocabulary, rows, params, logits)().read()]
                 wrong = sum(a != b for a, b in zip(found, best, strict=True))
-                yield checked("sampler", f"{name}: tokens other than the best", setting, wrong, 0)
+                yield checked("sampler", f"{name}: wrong tokens", setting, wrong, 0)
             for name, params in KINDS.items():
                 queue = _queue(vocabulary, rows, params, logits)
                 device_s, host_s = seconds_of(queue, where), host_seconds_of(queue, where)

@@ -35,7 +35,7 @@ def spinning(task: Task) -> Iterator[Row]:
     product = partial(torch.mm, x, weight)
     alone = seconds_of(product, where, 0.3, 100)
     setting = f"{ROWS} x {inputs} x {outputs}"
-    yield figure("spinning", "product alone (ms)", setting, 1e3 * alone)
+    yield figure("spinning", "GEMM alone (ms)", setting, 1e3 * alone)
     if task.device != "cuda":
         return
     compiled = torch.cuda._compile_kernel(SOURCE, "spin")
@@ -52,11 +52,11 @@ def spinning(task: Task) -> Iterator[Row]:
             product()
         end.record()
         end.synchronize()
-        setting = f"{held} multiprocessors held"
+        setting = f"{held} occupied multiprocessors"
         if stream.query():
-            note = "the kernel that holds them ended before the products"
-            yield missing("spinning", "product, share of its rate alone", setting, note)
+            note = "the kernel that occupies them ended before the GEMMs"
+            yield missing("spinning", "GEMM, share of its rate alone", setting, note)
             continue
         share = alone * number / (begin.elapsed_time(end) / 1e3)
-        yield figure("spinning", "product, share of its rate alone", setting, share)
+        yield figure("spinning", "GEMM, share of its rate alone", setting, share)
     torch.cuda.synchronize()

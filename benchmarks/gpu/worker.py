@@ -38,7 +38,7 @@ class Worker:
             connection.send((part, task))
             while True:
                 if not connection.poll(max(0.0, end - time.monotonic())):
-                    failure = f"over its {part.budget_s:.0f} s"
+                    failure = f"timed out after {part.budget_s:.0f} s"
                     break
                 received = connection.recv()
                 if isinstance(received, Row):

@@ -82,8 +82,8 @@ def test_the_first_contact_runs_on_a_cpu_at_tiny_sizes(tmp_path: Path) -> None:
     _, tables = measure("first", tmp_path)
     assert {row["setting"] for row in tables["engine"]} == {"", *SAMPLING}
     assert {row["goal"] for row in tables["goals"]} == {None, 0.65, 0.8, 0.1}
-    equal = {"without graphs", "replayed once more"}
-    kinds = {row["quantity"].removeprefix("logits other than those ") for row in tables["graphs"] if row["goal"] == 0}
+    equal = {"eager execution", "a second replay"}
+    kinds = {row["quantity"].removeprefix("logits that differ from ") for row in tables["graphs"] if row["goal"] == 0}
     assert kinds == equal
 
 
@@ -141,8 +141,8 @@ def test_what_the_time_does_not_reach_fails_and_is_named(tmp_path: Path) -> None
     parts = [Part(name, f"tests.support.gpu_parts:{name}", 60.0) for name in ("hangs", "works")]
     rows = list(measure_module.run(parts, Task("cpu", True, tmp_path, ()), 8.0))
     assert [(row.part, row.status) for row in rows][-2:] == [("hangs", "FAIL"), ("works", "FAIL")]
-    assert rows[-2].note.startswith("over its 8 s")
-    assert rows[-1].note == "not run: the 8 s are over"
+    assert rows[-2].note.startswith("timed out after 8 s")
+    assert rows[-1].note == "not run: the 8 s of the list have passed"
 
 
 @pytest.mark.parametrize(("cuda", "status"), [("12.8", "FAIL"), ("13.0", "skip")])
@@ -222,7 +222,7 @@ def test_a_part_that_fails_hangs_or_dies_does_not_stop_the_next(worker: Worker, 
     assert processes[0] == processes[1]
     for name, why, budget_s in (
         ("fails", "RuntimeError: CUDA error: an illegal memory access was encountered", 120.0),
-        ("hangs", "over its 3 s", 3.0),
+        ("hangs", "timed out after 3 s", 3.0),
         ("dies", "its process died (exit code 7)", 120.0),
     ):
         first, last = rows(name, budget_s)

@@ -24,7 +24,6 @@ from .block_groups import places
 from .decode_layers import DecodeLayers, find_decode_layers
 from .decoder import DecoderLayer
 from .experts.routed import RoutedExperts
-from .experts.router import ExpertRouter
 from .kv_cache import KVCache, positions, slot_mapping
 from .layer_build import LayerBuild
 from .quantization.formats import ModelFormats, plain_formats
@@ -162,7 +161,7 @@ class Stage(nn.Module):
     def pack(self) -> None:
         """Pack the loaded weights for this device's GEMMs. They cannot be loaded again."""
         for module in self.modules():
-            if isinstance(module, Packable | ExpertRouter | RoutedExperts):
+            if isinstance(module, Packable | RoutedExperts):
                 module.pack()
                 huge_pages.give_back()
         layers: list[DecoderLayer] = list(self.decoder)  # type: ignore[arg-type]

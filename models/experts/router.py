@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...conf.experts import ExpertsConfig
-from ...kernels.router import PackedRouter, pack_router
 
 _LEAST_SUM = 1e-20  # avoids division by zero if all sigmoids are zero
 
@@ -23,7 +22,8 @@ def route(logits_TE: Tensor, experts: ExpertsConfig, correction_E: Tensor | None
         correction_E: bias added to the scores for selection only.
     """
     k, logits_TE = experts.experts_per_token, logits_TE.float()
-    if _is_plain(experts):
+    is_softmax = experts.scores == "softmax" and experts.normalized
+    if is_softmax and experts.groups == 1 and not experts.correction_bias:
         highest, picked = logits_TE.topk(k)
         weights = highest.softmax(-1)  # equals the softmax over all experts, renormalized over the top k
         return picked, weights if experts.scale == 1.0 else weights * experts.scale
@@ -36,12 +36,6 @@ def route(logits_TE: Tensor, experts: ExpertsConfig, correction_E: Tensor | None
     if experts.normalized:
         weights = weights / (weights.sum(-1, keepdim=True) + _LEAST_SUM)
     return picked, weights if experts.scale == 1.0 else weights * experts.scale
-
-
-def _is_plain(experts: ExpertsConfig) -> bool:
-    """Return whether weights are the softmax of the top-k logits."""
-    is_softmax = experts.scores == "softmax" and experts.normalized
-    return is_softmax and experts.groups == 1 and not experts.correction_bias
 
 
 def _in_best_groups(choice_TE: Tensor, experts: ExpertsConfig) -> Tensor:
@@ -66,16 +60,6 @@ class ExpertRouter(nn.Module):
         has_correction = experts.correction_bias
         self.correction = nn.Parameter(torch.empty(E, device=device)) if has_correction else None
 
-        self._packed: PackedRouter | None = None
-
-    def pack(self) -> None:
-        """Pack the weight for the C++ router, if available. The original weight is kept: it is small."""
-        if _is_plain(self.experts):
-            self._packed = pack_router(self.weight, self.bias)
-
     def forward(self, x_TH: Tensor) -> tuple[Tensor, Tensor]:
         """Return each token's experts and routing weights, like `route`."""
-        if self._packed is None or x_TH.dtype != self.weight.dtype:
-            return route(F.linear(x_TH.to(self.weight.dtype), self.weight, self.bias), self.experts, self.correction)
-        picked, weights = self._packed(x_TH, self.experts.experts_per_token)
-        return picked, weights if self.experts.scale == 1.0 else weights * self.experts.scale
+        return route(F.linear(x_TH.to(self.weight.dtype), self.weight, self.bias), self.experts, self.correction)

@@ -89,34 +89,6 @@ def test_router_is_that_of_transformers(name: str) -> None:
         torch.testing.assert_close(_dense(*own(x)), _dense(picked, weights))
 
 
-@given(
-    tokens=st.integers(0, 40),
-    count=st.integers(1, 150),
-    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
-    bias=st.booleans(),
-    data=st.data(),
-)
-def test_the_choice_in_cpp_is_torchs(
-    tokens: int, count: int, dtype: torch.dtype, bias: bool, data: st.DataObject
-) -> None:
-    k = data.draw(st.integers(1, min(count, 8)))
-    rule = ExpertsConfig(num_experts=count, experts_per_token=k, router_bias=bias, scale=1.5)
-    torch.manual_seed(0)
-    own = ExpertRouter(64, rule, dtype=dtype, device=CPU).requires_grad_(False)
-    for parameter in own.parameters():
-        torch.nn.init.normal_(parameter)
-    x = torch.randn(tokens, 64, dtype=dtype)
-    logits = (x.float() @ own.weight.float().T + (0 if own.bias is None else own.bias.float())).to(dtype).float()
-    own.pack()
-    assert own._packed is not None
-    picked, weights = own(x)
-    highest = logits.topk(k).values
-    assert all(len(set(row)) == k for row in picked.tolist())
-    tolerance = {"atol": 1e-4, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 1e-1, "rtol": 2e-2}
-    torch.testing.assert_close(logits.gather(1, picked), highest, **tolerance)
-    torch.testing.assert_close(weights, 1.5 * logits.gather(1, picked).softmax(-1), **tolerance)
-
-
 @given(seed=st.integers(0, 1 << 16), groups=st.sampled_from([1, 2, 4, 8]), best=st.integers(1, 8), k=st.integers(1, 6))
 def test_groups_bound_the_choice_and_normalized_scores_add_up_to_their_scale(
     seed: int, groups: int, best: int, k: int

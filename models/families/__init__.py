@@ -6,30 +6,22 @@ The readers follow transformers 5. A feature that this package cannot compute ex
 from __future__ import annotations
 
 from .cohere import COHERE
-from .deepseek import DEEPSEEK
-from .dots1 import DOTS1
+from .deepseek import DEEPSEEK, DOTS1
 from .ernie import ERNIE, ERNIE_MOE
-from .exaone4 import EXAONE4
-from .falcon import FALCON, FALCON2
+from .falcon import FALCON, FALCON2, GPT_NEOX
 from .family import Family, Reader
 from .gemma import GEMMA2, GEMMA3
 from .glm import GLM, GLM4, GLM4_MOE
 from .gpt2 import GPT2
-from .gpt_neox import GPT_NEOX
 from .gpt_oss import GPT_OSS
-from .granite import GRANITE, GRANITE_MOE
-from .internlm2 import INTERNLM2
-from .llama import ARCEE, LLAMA, SEED_OSS
-from .minicpm import MINICPM
+from .granite import GRANITE, GRANITE_MOE, MINICPM
+from .llama import ARCEE, INTERNLM2, LLAMA, SEED_OSS, SMOLLM3
 from .minimax import MINIMAX_M2
 from .mistral import MISTRAL, MIXTRAL
-from .nemotron import NEMOTRON
-from .olmo import OLMO, OLMO2, OLMOE
-from .phi import PHI
-from .phi3 import PHI3
+from .olmo import EXAONE4, OLMO, OLMO2, OLMOE
+from .phi import PHI, PHI3
 from .qwen import QWEN2, QWEN3, QWEN_MOE
-from .smollm3 import SMOLLM3
-from .stablelm import STABLELM
+from .stablelm import NEMOTRON, STABLELM
 from .starcoder2 import STARCODER2
 
 FAMILIES: dict[str, Family] = {

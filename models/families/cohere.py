@@ -8,7 +8,7 @@ from ...conf.architecture import Architecture
 from ..model_config import ModelValues
 from ..names import LLAMA
 from ..rotary_config import RopeKeys
-from .common import attention_biases, rotary_decoder, windows
+from .common import attention_biases, only, rotary_decoder, windows
 from .family import Family
 
 # Keys of published configs, with the only supported value.
@@ -37,9 +37,7 @@ def _cohere(config: ModelValues, theta: float = 500000.0) -> Architecture:
 
 
 def _cohere2(config: ModelValues) -> Architecture:
-    for key, value in _FIXED.items():
-        if config.get(key, value) != value:
-            raise config.unsupported(f"{key}={config.get(key)}")
+    only(config, _FIXED)
     config.asked |= {"layer_switch", "use_parallel_embedding"}
     if "head_dim" in config.values:
         config.positive("head_dim")  # null is not allowed
@@ -52,6 +50,4 @@ COHERE = Family(
     name="cohere",
     readers={"cohere": ("CohereForCausalLM", _cohere), "cohere2": ("Cohere2ForCausalLM", _cohere2)},
     names=replace(LLAMA, neighbours_turn=True),
-    about="Command R, R7B and A, Aya Expanse",
-    refused="Command R+ (LayerNorm of queries and keys)",
 )

@@ -47,8 +47,6 @@ _HARMLESS = """
     embedding_dropout residual_dropout
 """
 HARMLESS = frozenset(_HARMLESS.split())
-
-
 _ROPE = RopeKeys()
 
 
@@ -59,6 +57,18 @@ def activation(config: ModelValues, key: str, default: str) -> Activation:
     if name not in _ACTIVATIONS:
         raise ConfigError(f"{config.path}: {key}={name}: not supported{nearest(name, _ACTIVATIONS)}")
     return _ACTIVATIONS[name]
+
+
+def only(config: ModelValues, fixed: Mapping[str, Any]) -> None:
+    """Check that each key is missing or has the only supported value."""
+    for key, value in fixed.items():
+        if config.get(key, value) != value:
+            raise config.unsupported(f"{key}={config.get(key)}")
+
+
+def all_biases(value: Any) -> dict[str, Any]:
+    """Return the fields of `Architecture` for the biases of all linear layers, each with this value."""
+    return dict.fromkeys(("qkv_bias", "attention_out_bias", "ffn_bias"), value)
 
 
 def attention_biases(config: ModelValues, key: str = "attention_bias", *, default: bool = False) -> dict[str, Any]:
@@ -149,18 +159,18 @@ def _turned(config: ModelValues, keys: RopeKeys, rope: Rope, head_dim: int) -> i
     return turned
 
 
-def by_layer(config: ModelValues, count: int, default: Callable[[int], str], window: int | None) -> list[int | None]:
+def by_layer(config: ModelValues, count: int, window: int | None, slides: Callable[[int], bool]) -> list[int | None]:
     """Return each layer's window; None: full attention.
 
     Args:
         config: its `layer_types` take precedence.
         count: number of layers.
-        default: layer kind by index, used without `layer_types`.
         window: window size of sliding-attention layers.
+        slides: whether the layer at an index has sliding attention, used without `layer_types`.
     """
     named = config.names("layer_types")
     if config.get("layer_types") is None:
-        named = [default(i) for i in range(count)]
+        named = ["sliding_attention" if slides(i) else "full_attention" for i in range(count)]
     if len(named) != count:
         raise ConfigError(f"{config.path}: layer_types: must have as many entries as num_hidden_layers")
     for each in named:
@@ -182,13 +192,13 @@ def windows(
     """Return the architecture with the window of each layer.
 
     Args:
-        config: its `layer_types` take precedence.
+        config: as in `by_layer`.
         arch: the architecture read so far.
-        window: window size of sliding-attention layers.
-        slides: whether the layer at an index has sliding attention, used without `layer_types`.
+        window: as in `by_layer`.
+        slides: as in `by_layer`.
         full_turns: full-attention layers have rotary positions too.
     """
-    found = by_layer(config, arch.num_layers, lambda i: "sliding_attention" if slides(i) else "full_attention", window)
+    found = by_layer(config, arch.num_layers, window, slides)
     one = arch.kind(0)
     return with_layers(arch, (replace(one, window=each, rope=full_turns or each is not None) for each in found))
 

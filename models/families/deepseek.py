@@ -1,4 +1,7 @@
-"""DeepSeek V2 and V3: MLA, experts after dense first layers; Kimi K2 is a V3 by another name."""
+"""DeepSeek V2 and V3: MLA, experts after dense first layers; Kimi K2 is a V3 by another name.
+
+dots.llm1: Qwen 3 attention, and DeepSeek V3 experts after dense first layers.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from ...conf.architecture import Architecture
 from ...conf.latent import LatentConfig
 from ..model_config import ModelValues
 from ..names import LLAMA
-from .common import experts, layers_of_experts, rotary_decoder
+from .common import attention_biases, experts, experts_in_groups, layers_of_experts, only, rotary_decoder, windows
 from .family import EXPERT_KEYS, Family
 
 # Keys for training and MTP layers, and one that is the sum of two others.
@@ -22,11 +25,10 @@ def _deepseek_v2(config: ModelValues) -> Architecture:
     method = config.values.get("topk_method", "greedy")
     if method not in ("greedy", "group_limited_greedy"):
         raise config.wrong("topk_method", "greedy or group_limited_greedy")
-    if config.flag("norm_topk_prob", False):
-        raise config.unsupported("norm_topk_prob=true")
-    _only(config, "scoring_func", "softmax")
-    if config.flag("mlp_bias", False):
-        raise config.unsupported("mlp_bias=true")
+    for key in ("norm_topk_prob", "mlp_bias"):
+        if config.flag(key, False):
+            raise config.unsupported(f"{key}=true")
+    only(config, {"scoring_func": "softmax"})
     grouped = {}
     if method != "greedy":
         grouped = {"groups": config.positive("n_group"), "top_groups": config.positive("topk_group")}
@@ -34,8 +36,7 @@ def _deepseek_v2(config: ModelValues) -> Architecture:
 
 
 def _deepseek_v3(config: ModelValues) -> Architecture:
-    _only(config, "scoring_func", "sigmoid")
-    _only(config, "topk_method", "noaux_tc")
+    only(config, {"scoring_func": "sigmoid", "topk_method": "noaux_tc"})
     rule = {
         "scores": "sigmoid",
         "correction_bias": True,
@@ -46,12 +47,6 @@ def _deepseek_v3(config: ModelValues) -> Architecture:
     }
     turns = config.flag("rope_interleave", True)
     return _deepseek(config, rule, default_max=4096, scale=2.5, default_heads=128, neighbours_turn=turns)
-
-
-def _only(config: ModelValues, key: str, value: Any) -> None:
-    """Check that a key is missing or has the only supported value."""
-    if config.get(key, value) != value:
-        raise config.unsupported(f"{key}={config.get(key)}")
 
 
 def _deepseek(
@@ -65,7 +60,7 @@ def _deepseek(
 ) -> Architecture:
     for key in _UNUSED:
         config.get(key)
-    _only(config, "moe_layer_freq", 1)
+    only(config, {"moe_layer_freq": 1})
     bias = config.flag("attention_bias", False)
     turning = config.positive("qk_rope_head_dim", 64)
     if turning % 2:
@@ -133,6 +128,34 @@ DEEPSEEK = Family(
         "latent.value_dim": "v_head_dim",
         "latent.down_bias": "attention_bias",
     },
-    about="DeepSeek V2 and V3, Kimi K2",
-    refused="MTP layers are ignored",
+)
+
+
+# Keys of published configs, with the only supported value.
+_FIXED = {"moe_layer_freq": 1, "scoring_func": "noaux_tc", "topk_method": "noaux_tc"}
+
+
+def _dots1(config: ModelValues) -> Architecture:
+    only(config, _FIXED)
+    arch = rotary_decoder(config, default_heads=32, default_max=2048)
+    width = config.positive("moe_intermediate_size", 1408)
+    of = experts_in_groups(
+        config,
+        default=config.positive("n_routed_experts"),
+        default_picked=None,
+        normalized=False,
+        width=width,
+        shared=config.positive("n_shared_experts") * width,
+    )
+    arch = replace(arch, **attention_biases(config), qk_norm=True, experts=of)
+    window, first = config.positive_or_null("sliding_window", 4096), config.integer("max_window_layers", 62)
+    arch = windows(config, arch, window, lambda i: window is not None and i >= first)
+    dense = config.integer("first_k_dense_replace", 0)
+    return layers_of_experts(arch, lambda i: i >= dense)
+
+
+DOTS1 = Family(
+    name="dots1",
+    readers={"dots1": ("Dots1ForCausalLM", _dots1)},
+    keys=EXPERT_KEYS,
 )

@@ -8,7 +8,7 @@ from ...conf.architecture import Architecture
 from ..model_config import ModelValues
 from ..names import LLAMA
 from ..rotary_config import RopeKeys
-from .common import experts, layers_of_experts, rotary_decoder
+from .common import all_biases, experts, layers_of_experts, rotary_decoder
 from .family import EXPERT_KEYS, KEYS, Family
 
 # Keys of published configs for training and MTP layers.
@@ -30,13 +30,7 @@ def _turning(config: ModelValues, heads: int, head_dim: int | None) -> Architect
 
 
 def _ernie(config: ModelValues) -> Architecture:
-    bias = config.flag("use_bias", False)
-    return replace(
-        _turning(config, 2, 128),
-        qkv_bias=bias,
-        attention_out_bias=bias,
-        ffn_bias=bias,
-    )
+    return replace(_turning(config, 2, 128), **all_biases(config.flag("use_bias", False)))
 
 
 def _ernie_moe(config: ModelValues) -> Architecture:
@@ -64,13 +58,11 @@ def _ernie_moe(config: ModelValues) -> Architecture:
 
 
 _NAMES = replace(LLAMA, neighbours_turn=True)
-_BIASES = dict.fromkeys(("qkv_bias", "attention_out_bias", "ffn_bias"), "use_bias")
 ERNIE = Family(
     name="ernie",
     readers={"ernie4_5": ("Ernie4_5ForCausalLM", _ernie)},
     names=_NAMES,
-    keys=KEYS | _BIASES,
-    about="ERNIE 4.5 0.3B",
+    keys=KEYS | all_biases("use_bias"),
 )
 ERNIE_MOE = Family(
     name="ernie-moe",
@@ -82,6 +74,4 @@ ERNIE_MOE = Family(
         "experts.shared_ffn_size": "moe_num_shared_experts",
         "layers": "moe_layer_start_index, moe_layer_end_index or moe_layer_interval",
     },
-    about="ERNIE 4.5 21B-A3B and 300B-A47B",
-    refused="images; MTP layers are ignored",
 )

@@ -1,4 +1,7 @@
-"""Falcon: parallel attention and feed-forward; fused q, k and v, by KV group. 7B has multi-query attention."""
+"""Falcon, GPT-NeoX and Pythia: parallel attention and feed-forward; fused q, k and v, by KV group.
+
+Falcon 7B has multi-query attention. GPT-NeoX and Pythia have a LayerNorm each for attention and feed-forward.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from ...conf.errors import ConfigError
 from ..model_config import ModelValues
 from ..names import Names
 from ..rotary_config import RopeKeys, read_rope
-from .common import activation, vocabulary
+from .common import activation, all_biases, attention_biases, rotary_decoder, vocabulary
 from .family import KEYS, Family
 
 
@@ -51,9 +54,7 @@ def _falcon(config: ModelValues) -> Architecture:
         rope_scaling=rope.scaling,
         activation=activation(config, "activation", "gelu"),
         gated_ffn=False,
-        qkv_bias=bias,
-        attention_out_bias=bias,
-        ffn_bias=bias,
+        **all_biases(bias),
         tie_embeddings=config.flag("tie_word_embeddings", True),
     )
 
@@ -76,9 +77,7 @@ _KEYS = KEYS | {
     "norms": "new_decoder_architecture, num_ln_in_parallel_attn or parallel_attn",
     "num_kv_heads": "num_kv_heads, multi_query or new_decoder_architecture",
     "ffn_size": "ffn_hidden_size",
-    "qkv_bias": "bias",
-    "attention_out_bias": "bias",
-    "ffn_bias": "bias",
+    **all_biases("bias"),
 }
 FALCON = Family(
     name="falcon",
@@ -86,13 +85,53 @@ FALCON = Family(
     variants=("falcon2",),
     names=_FALCON,
     keys=_KEYS,
-    about="Falcon 7B (one KV head, so parallel.tp=1), and RW without ALiBi",
-    refused="ALiBi",
 )
 FALCON2 = Family(
     name="falcon2",
     names=replace(_FALCON, attention_norm="ln_attn", ffn_norm="ln_mlp"),
     keys=_KEYS,
-    about="Falcon 40B and 180B, Falcon 2 11B (two norms per layer)",
-    refused="ALiBi",
+)
+
+
+_ROPE = RopeKeys(theta="rotary_emb_base", turned="rotary_pct", default_turned=0.25)
+
+
+def _gpt_neox(config: ModelValues) -> Architecture:
+    if config.flag("is_decoder", False) and config.get("add_cross_attention"):
+        raise config.unsupported("add_cross_attention")
+    foreign = {"num_key_value_heads", "head_dim"}  # refused as unknown
+    own = ModelValues(config.path, {key: value for key, value in config.values.items() if key not in foreign})
+    arch = rotary_decoder(own, default_max=2048, rope=_ROPE, eps=("layer_norm_eps", 1e-5), act=("hidden_act", "gelu"))
+    config.asked |= own.asked - foreign
+    heads, hidden = arch.num_heads, arch.hidden_size
+    if hidden % heads:
+        raise ConfigError(f"{config.path}: num_attention_heads={heads}: must divide hidden_size={hidden}")
+    return replace(
+        arch,
+        norm="layer",
+        norms="parallel" if config.flag("use_parallel_residual", True) else "before",
+        gated_ffn=False,
+        **attention_biases(config, default=True),
+        ffn_bias=True,
+    )
+
+
+GPT_NEOX = Family(
+    name="gpt_neox",
+    readers={"gpt_neox": ("GPTNeoXForCausalLM", _gpt_neox)},
+    names=Names(
+        embedding="gpt_neox.embed_in.weight",
+        layer="gpt_neox.layers.{}.",
+        attention_norm="input_layernorm",
+        q="attention.query_key_value",
+        k="attention.query_key_value",
+        v="attention.query_key_value",
+        attention_out="attention.dense",
+        ffn_norm="post_attention_layernorm",
+        up="mlp.dense_h_to_4h",
+        down="mlp.dense_4h_to_h",
+        final_norm="gpt_neox.final_layer_norm",
+        head="embed_out.weight",
+        grouped=True,
+    ),
 )

@@ -44,8 +44,6 @@ class Family:
         variants: further families that its readers may return.
         names: tensor names.
         keys: config.json keys that determine tensors, by architecture field.
-        about: the published models of the family, for docs/models.md.
-        refused: unsupported models and features, for docs/models.md.
         text_of: `model_type` by name in `architectures`, for multimodal models with a text model of this family
             (`text_config`).
     """
@@ -55,6 +53,4 @@ class Family:
     variants: Collection[str] = ()
     names: Names = LLAMA
     keys: Mapping[str, str] = field(default_factory=lambda: KEYS)
-    about: str
-    refused: str = ""
     text_of: Mapping[str, str] = field(default_factory=dict)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from ...conf.architecture import Architecture
@@ -16,7 +15,7 @@ from .common import (
     layers_with_ropes,
     ropes_by_kind,
     rotary_decoder,
-    with_layers,
+    windows,
     without_ropes,
 )
 from .family import Family
@@ -60,11 +59,6 @@ def _gemma(config: ModelValues, *, vocab_size: int, default_max: int, rope: Rope
     )
 
 
-def _windows(config: ModelValues, arch: Architecture, slides: Callable[[int], bool]) -> list[int | None]:
-    window = config.positive_or_null("sliding_window", 4096)
-    return by_layer(config, arch.num_layers, lambda i: "sliding_attention" if slides(i) else "full_attention", window)
-
-
 def _gemma2(config: ModelValues) -> Architecture:
     arch = _gemma(config, vocab_size=256000, default_max=8192, rope=RopeKeys())
     arch = replace(
@@ -72,8 +66,7 @@ def _gemma2(config: ModelValues) -> Architecture:
         attention_softcap=config.number_or_null("attn_logit_softcapping", 50.0),
         logit_softcap=config.number_or_null("final_logit_softcapping", 30.0),
     )
-    found = _windows(config, arch, lambda i: i % 2 == 0)
-    return with_layers(arch, (replace(arch.kind(0), window=window) for window in found))
+    return windows(config, arch, config.positive_or_null("sliding_window", 4096), lambda i: i % 2 == 0)
 
 
 def _gemma3(config: ModelValues) -> Architecture:
@@ -82,7 +75,8 @@ def _gemma3(config: ModelValues) -> Architecture:
     arch = replace(arch, qk_norm=True, logit_softcap=own.number_or_null("final_logit_softcapping"))
     pattern = own.positive("sliding_window_pattern", 6)
     config.asked.add("_sliding_window_pattern")  # transformers writes and ignores it
-    found = _windows(own, arch, lambda i: (i + 1) % pattern != 0)
+    window = config.positive_or_null("sliding_window", 4096)
+    found = by_layer(own, arch.num_layers, window, lambda i: (i + 1) % pattern != 0)
     full, sliding = (
         read_scaling(config, rope, keys, max_position=arch.max_position)
         for rope, keys in zip(ropes_by_kind(config), (_FULL, _SLIDING), strict=True)
@@ -101,14 +95,10 @@ GEMMA2 = Family(
     name="gemma2",
     readers={"gemma2": ("Gemma2ForCausalLM", _gemma2)},
     names=_GEMMA,
-    about="Gemma 2",
-    refused="bidirectional attention",
 )
 GEMMA3 = Family(
     name="gemma3",
     readers={"gemma3_text": ("Gemma3ForCausalLM", _gemma3)},
     text_of={"Gemma3ForConditionalGeneration": "gemma3_text"},
     names=_GEMMA,
-    about="Gemma 3, also the text model of those that read images",
-    refused="images, bidirectional attention",
 )

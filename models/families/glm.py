@@ -64,7 +64,6 @@ GLM = Family(
     name="glm",
     readers={"glm": ("GlmForCausalLM", _glm)},
     names=_GLM,
-    about="GLM-4-9B in the layout of transformers",
 )
 GLM4 = Family(
     name="glm4",
@@ -75,14 +74,10 @@ GLM4 = Family(
         ffn_norm="post_attention_layernorm",
         ffn_norm_after="post_mlp_layernorm",
     ),
-    about="GLM-4-0414, GLM-Z1",
-    refused="images",
 )
 GLM4_MOE = Family(
     name="glm4-moe",
     readers={"glm4_moe": ("Glm4MoeForCausalLM", _glm4_moe)},
     names=replace(LLAMA, further_layers=True),
     keys=EXPERT_KEYS | {"qk_norm": "use_qk_norm"},
-    about="GLM-4.5 and 4.6, and their Air",
-    refused="images; MTP layers are ignored",
 )

@@ -6,7 +6,7 @@ from ...conf.architecture import Architecture
 from ...conf.errors import ConfigError
 from ..model_config import ModelValues
 from ..names import Names
-from .common import activation
+from .common import activation, all_biases
 from .family import Family
 
 
@@ -34,9 +34,7 @@ def _gpt2(config: ModelValues) -> Architecture:
         position="learned",
         activation=activation(config, "activation_function", "gelu_new"),
         gated_ffn=False,
-        qkv_bias=True,
-        attention_out_bias=True,
-        ffn_bias=True,
+        **all_biases(True),
         tie_embeddings=config.flag("tie_word_embeddings", True),
     )
 
@@ -67,6 +65,4 @@ GPT2 = Family(
         "vocab_size": "vocab_size",
         "tie_embeddings": "tie_word_embeddings",
     },
-    about="GPT-2",
-    refused="per-layer attention scaling, cross-attention",
 )

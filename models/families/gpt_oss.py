@@ -41,5 +41,4 @@ GPT_OSS = Family(
     readers={"gpt_oss": ("GptOssForCausalLM", _gpt_oss)},
     names=replace(LLAMA, sinks="self_attn.sinks", router="mlp.router", fused_experts="mlp.experts."),
     keys=KEYS | {"experts.num_experts": "num_local_experts or num_experts"},
-    about="gpt-oss-20b and 120b",
 )

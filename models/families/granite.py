@@ -1,4 +1,7 @@
-"""Granite 3, dense and MoE: a LLaMA with multipliers for embeddings, attention scores, residuals and logits."""
+"""LLaMAs with multipliers for embeddings, attention scores, residuals and logits: Granite 3, MiniCPM 1 and 2.
+
+Source of MiniCPM: modeling_minicpm.py of openbmb/MiniCPM-2B-sft-bf16.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +38,6 @@ def _scaled(config: ModelValues) -> Architecture:
 GRANITE = Family(
     name="granite",
     readers={"granite": ("GraniteForCausalLM", _granite)},
-    about="Granite 3.0 to 3.3, dense",
-    refused="hybrids with Mamba",
 )
 _GATE_UP = "block_sparse_moe.input_linear.weight[{}]"
 GRANITE_MOE = Family(
@@ -51,6 +52,21 @@ GRANITE_MOE = Family(
         expert_down="block_sparse_moe.output_linear.weight[{}]",
     ),
     keys=KEYS | {"experts.num_experts": "num_local_experts"},
-    about="Granite 3.0 and 3.1 1B-A400M and 3B-A800M, PowerMoE",
-    refused="a shared expert, hybrids with Mamba",
+)
+
+
+def _minicpm(config: ModelValues) -> Architecture:
+    arch = rotary_decoder(config, default_max=2048, tied=True)
+    return replace(
+        arch,
+        **attention_biases(config),
+        embedding_scale=config.number("scale_emb", 1.0),
+        residual_scale=config.number("scale_depth", 1.0) / arch.num_layers**0.5,
+        logit_scale=config.number("dim_model_base", 1.0) / arch.hidden_size,
+    )
+
+
+MINICPM = Family(
+    name="minicpm",
+    readers={"minicpm": ("MiniCPMForCausalLM", _minicpm)},
 )

@@ -8,26 +8,28 @@ from ...conf.architecture import Architecture
 from ..model_config import ModelValues
 from ..names import LLAMA
 from ..rotary_config import RopeKeys
-from .common import experts, rotary_decoder
+from .common import experts, only, rotary_decoder
 from .family import KEYS, Family
 
 # Unused keys of published configs: MTP, training, and MiniMax-01 layer kinds that M2 lacks.
 _UNUSED = ("use_mtp", "num_mtp_modules", "mtp_transformer_layers", "mlp_intermediate_size", "shared_moe_mode")
+_FIXED = {
+    "scoring_func": "sigmoid",
+    "use_routing_bias": True,
+    "use_qk_norm": True,
+    "qk_norm_type": "per_layer",
+    "shared_intermediate_size": 0,
+}
 _BETAS = ("layernorm_full_attention_beta", "layernorm_linear_attention_beta", "layernorm_mlp_beta")
 
 
 def _minimax_m2(config: ModelValues) -> Architecture:
     for key in (*_UNUSED, *_BETAS):
         config.get(key)
-    known = {"scoring_func": "sigmoid", "use_routing_bias": True, "use_qk_norm": True, "qk_norm_type": "per_layer"}
-    for key, value in known.items():
-        if config.get(key, value) != value:
-            raise config.unsupported(f"{key}={config.get(key)}")
+    only(config, _FIXED)
     kinds = config.get("attn_type_list", [1])
     if not isinstance(kinds, list) or any(kind != 1 for kind in kinds):
         raise config.unsupported(f"attn_type_list={kinds!r}: attention that is not softmax")
-    if config.get("shared_intermediate_size", 0):
-        raise config.unsupported(f"shared_intermediate_size={config.get('shared_intermediate_size')}")
     rope = RopeKeys(default_theta=5e6, default_turned=1.0)
     arch = rotary_decoder(config, default_heads=8, default_head_dim=128, default_max=196608, rope=rope)
     turned = config.positive_or_null("rotary_dim")
@@ -59,6 +61,4 @@ MINIMAX_M2 = Family(
         further_layers=True,
     ),
     keys=KEYS | {"experts.num_experts": "num_local_experts or num_experts"},
-    about="MiniMax-M2",
-    refused="MTP layers are ignored",
 )

@@ -31,7 +31,6 @@ def _mixtral(config: ModelValues) -> Architecture:
 MISTRAL = Family(
     name="mistral",
     readers={"mistral": ("MistralForCausalLM", _mistral), "ministral": ("MinistralForCausalLM", _mistral)},
-    about="Mistral 7B and Nemo, Ministral 8B",
 )
 MIXTRAL = Family(
     name="mixtral",
@@ -45,5 +44,4 @@ MIXTRAL = Family(
         expert_down="w2",
     ),
     keys=KEYS | {"experts.num_experts": "num_local_experts or num_experts"},
-    about="Mixtral 8x7B and 8x22B",
 )

@@ -86,12 +86,10 @@ def _sparse(config: ModelValues, arch: Architecture) -> Architecture:
 QWEN2 = Family(
     name="qwen2",
     readers={"qwen2": ("Qwen2ForCausalLM", _qwen2)},
-    about="Qwen 2 and 2.5",
 )
 QWEN3 = Family(
     name="qwen3",
     readers={"qwen3": ("Qwen3ForCausalLM", _qwen3)},
-    about="Qwen 3",
 )
 QWEN_MOE = Family(
     name="qwen-moe",
@@ -103,5 +101,4 @@ QWEN_MOE = Family(
         "experts.shared_ffn_size": "shared_expert_intermediate_size",
         "layers": "decoder_sparse_step or mlp_only_layers",
     },
-    about="Qwen 1.5, 2 and 3 MoE",
 )

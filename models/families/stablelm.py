@@ -1,4 +1,8 @@
-"""StableLM 1 and 2: LayerNorm, RoPE on a quarter of each head, optional parallel attention and feed-forward."""
+"""Models with LayerNorm, and RoPE on part of each head.
+
+StableLM 1 and 2: a quarter, optional parallel attention and feed-forward. Nemotron 3 and 4, Minitron: half, LayerNorm
+with 1 + weight, squared ReLU without gate.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,9 @@ from dataclasses import replace
 from ...conf.architecture import Architecture
 from ...conf.errors import ConfigError
 from ..model_config import ModelValues
+from ..names import LLAMA
 from ..rotary_config import RopeKeys
-from .common import rotary_decoder
+from .common import attention_biases, rotary_decoder
 from .family import KEYS, Family
 
 
@@ -34,6 +39,28 @@ STABLELM = Family(
     name="stablelm",
     readers={"stablelm": ("StableLmForCausalLM", _stablelm)},
     keys=KEYS | {"norms": "use_parallel_residual", "qkv_bias": "use_qkv_bias"},
-    about="StableLM 3B, 2 1.6B and Zephyr",
-    refused="StableLM 2 12B (per-head QK norm)",
+)
+
+
+def _nemotron(config: ModelValues) -> Architecture:
+    config.positive("num_key_value_heads")  # null is not allowed
+    return replace(
+        rotary_decoder(
+            config,
+            default_max=4096,
+            rope=RopeKeys(default_turned=0.5),
+            eps=("norm_eps", 1e-5),
+            act=("hidden_act", "relu2"),
+        ),
+        norm="layer",
+        gated_ffn=False,
+        **attention_biases(config),
+        ffn_bias=config.flag("mlp_bias", False),
+    )
+
+
+NEMOTRON = Family(
+    name="nemotron",
+    readers={"nemotron": ("NemotronForCausalLM", _nemotron)},
+    names=replace(LLAMA, norm_offset=1.0),
 )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ...conf.architecture import Architecture
 from ..model_config import ModelValues
 from ..names import LLAMA
-from .common import rotary_decoder
+from .common import all_biases, rotary_decoder
 from .family import KEYS, Family
 
 # Keys of published configs; transformers reads others (hidden_act, norm_epsilon).
@@ -18,7 +18,6 @@ _UNUSED |= {"attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"}
 def _starcoder2(config: ModelValues) -> Architecture:
     config.asked |= _UNUSED
     config.positive("num_key_value_heads", 2)  # null is not allowed
-    bias = config.flag("use_bias", True)
     return replace(
         rotary_decoder(
             config,
@@ -30,9 +29,7 @@ def _starcoder2(config: ModelValues) -> Architecture:
         ),
         norm="layer",
         gated_ffn=False,
-        qkv_bias=bias,
-        attention_out_bias=bias,
-        ffn_bias=bias,
+        **all_biases(config.flag("use_bias", True)),
         sliding_window=config.positive_or_null("sliding_window"),
     )
 
@@ -41,6 +38,5 @@ STARCODER2 = Family(
     name="starcoder2",
     readers={"starcoder2": ("Starcoder2ForCausalLM", _starcoder2)},
     names=replace(LLAMA, gate="", up="mlp.c_fc", down="mlp.c_proj"),
-    keys=KEYS | {"qkv_bias": "use_bias", "attention_out_bias": "use_bias", "ffn_bias": "use_bias"},
-    about="Starcoder 2",
+    keys=KEYS | all_biases("use_bias"),
 )

@@ -163,8 +163,7 @@ def test_every_family_is_compared_with_transformers() -> None:
     compared |= {config.model_type for config in expert_models.FAMILIES.values()}
     assert compared == set(CONFIGS)
     here = {"InternLM2ForCausalLM", "MiniCPMForCausalLM"}
-    simulated = {name for name, (family, _) in READERS.items() if "simulated" in family.refused}
-    assert {NAME_BY_MODEL_TYPE[kind] for kind in compared} | here | simulated == set(READERS)
+    assert {NAME_BY_MODEL_TYPE[kind] for kind in compared} | here == set(READERS)
 
 
 def test_the_family_that_the_page_of_models_shows_is_the_package_s() -> None:

@@ -32,9 +32,6 @@ class CppProduct:
         weight: address of the struct that describes the weight to it; valid for the lifetime of this object.
     """
 
-    is_padded = False
-    """whether `inputs` pads rows, so that C++ callers cannot pass activations through unchanged"""
-
     def __init__(self, function: Any, shape: Iterable[int], held: Structure) -> None:
         self._multiply, self._held = function, held
         self.out_size, self.in_size = shape
@@ -52,20 +49,16 @@ class CppProduct:
 
     def linear(self, x: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
         """Return x @ weight.T + bias + residual, [T, out]."""
-        x, out = self.inputs(x), x.new_empty(len(x), self.out_size)
+        x, out = x.contiguous(), x.new_empty(len(x), self.out_size)
         residual = None if residual is None else residual.contiguous()
         self._multiply(self.weight, *addresses(x, bias, residual, out), len(x), 0)
         return out
 
     def logits(self, x: Tensor) -> Tensor:
         """Return x @ weight.T in the accumulation type, float32, [T, out]."""
-        x, out = self.inputs(x), x.new_empty(len(x), self.out_size, dtype=torch.float32)
+        x, out = x.contiguous(), x.new_empty(len(x), self.out_size, dtype=torch.float32)
         self._multiply(self.weight, *addresses(x, None, None, out), len(x), 1)
         return out
-
-    def inputs(self, x: Tensor) -> Tensor:
-        """Return the activations in the layout that the weight expects."""
-        return x.contiguous()
 
 
 class PackedMatrix(Structure):

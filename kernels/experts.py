@@ -101,7 +101,6 @@ class SeparateExperts(CppExperts):
         *more: *tuple[_Bias, _Bias, GatedActivation],
     ) -> None:
         self._held = gate_up, down
-        assert not any(own.is_padded for own in (*gate_up, *down))
         assert {own.function for own in (*gate_up, *down)} == {down[0].function}
         of_each = ((c_void_p * len(each))(*(own.weight for own in each)) for each in self._held)
         super().__init__("separate_experts", (len(down), down[0].in_size, down[0].function, *of_each), *more)

@@ -20,7 +20,7 @@ from .cpp_library import ELEMENTS, CppFile, addresses, find
 from .cpp_product import ARGUMENTS, CppProduct
 from .cuda_products import KeptMatrix, choose_product
 from .packed import pack
-from .quantized_matrix import QuantizedMatrix, pack_codes, whole_numbers
+from .quantized_matrix import QuantizedMatrix, whole_numbers
 
 QUANTIZED = CppFile("quantized", linear=ARGUMENTS, rows="pppii", is_fixed_point=":i")
 _OUTPUTS = 32  # per block
@@ -76,20 +76,19 @@ class _Matrix(Structure):
 class QuantizedWeight(CppProduct):
     """A quantized weight on a CPU, in the layout of the GEMM with activations of `dtype`.
 
-    Groups of its inputs may be padded; `inputs` pads the activations.
+    Its groups are whole words, since `common_format` makes only groups of a multiple of 16 inputs.
     """
 
     def __init__(self, matrix: QuantizedMatrix, dtype: torch.dtype, library: CDLL) -> None:
         format = matrix.format
-        self._dtype, self._format = dtype, format
+        self._dtype = dtype
         out_size, in_size = matrix.shape
-        # Quantized activations need weights unpacked to 8 bits; the zero point stays the format's.
-        self._bits = 8 if format.int8_activations else format.bits
-        in_word = _WORD // self._bits
-        groups, words = in_size // format.group, -(-format.group // in_word)
-        self._group = words * in_word  # with padding; x is padded with zeros
-        self.is_padded = self._group != format.group
-        self._codes = huge_pages.copy(_blocks(self._padded_codes(matrix)))
+        in_word = _WORD // format.bits
+        groups, words = in_size // format.group, format.group // in_word
+        assert words * in_word == format.group, format
+        assert format.bits == 8 or not format.int8_activations, format
+        rows = _padded(matrix.codes, -matrix.codes.shape[1] % (_INPUTS * format.bits // 8))
+        self._codes = huge_pages.copy(_blocks(rows.view(torch.int32)))
         numbers, unit = whole_numbers(format) or (None, 1.0)
         self._table = None if numbers is None else torch.tensor([_ZERO + each for each in numbers], dtype=torch.uint8)
         # With 8-bit values and offsets, a weight is a small difference of large terms: keep scales and offsets exact.
@@ -101,27 +100,12 @@ class QuantizedWeight(CppProduct):
         self._scales = huge_pages.copy(_blocks(scales.to(kind)))
         self._offsets = None if offsets is None else huge_pages.copy(_blocks(offsets.to(kind)))
         zero = _ZERO if numbers else format.zero
-        sizes = (out_size, self._codes.shape[1], groups, words, self._bits, halves, zero)
-        rows = (groups * self._group, format.int8_activations, _LEAST_TILED)
+        sizes = (out_size, self._codes.shape[1], groups, words, format.bits, halves, zero)
         tensors = addresses(self._codes, self._scales, self._offsets, self._table)
         self._rows = library.rows
-        super().__init__(library.linear, matrix.shape, _Matrix(*tensors, *sizes, *rows))
-
-    def _padded_codes(self, matrix: QuantizedMatrix) -> Tensor:
-        """Return the quantized values in int32 words, [out, words], with each group and all inputs padded."""
-        codes = matrix.codes
-        if self._bits != matrix.format.bits or self._group != matrix.format.group:
-            padding = (0, self._group - matrix.format.group)
-            codes = F.pad(matrix.unpacked().unflatten(1, (-1, matrix.format.group)), padding).flatten(1)
-            codes = pack_codes(codes, self._bits)
-        return _padded(codes, -codes.shape[1] % (_INPUTS * self._bits // 8)).view(torch.int32)
-
-    def inputs(self, x: Tensor) -> Tensor:
-        """Return the activations with each group padded with zeros, to match the weight's layout."""
-        if self.is_padded:
-            padding = (0, self._group - self._format.group)
-            x = F.pad(x.unflatten(1, (-1, self._format.group)), padding).flatten(1)
-        return x.contiguous()
+        super().__init__(
+            library.linear, matrix.shape, _Matrix(*tensors, *sizes, in_size, format.int8_activations, _LEAST_TILED)
+        )
 
     def rows(self, ids: Tensor) -> Tensor:
         """Return the weight's rows, [T, in]."""

@@ -114,7 +114,7 @@ def _is_plain(layer: DecoderLayer) -> bool:
 
 def _is_by_cpp(linear: ColumnParallelLinear | RowParallelLinear) -> bool:
     packed = linear.packed
-    return isinstance(packed, CppProduct) and packed.most_rows > 0 and not packed.is_padded
+    return isinstance(packed, CppProduct) and packed.most_rows > 0
 
 
 def _parts(layer: DecoderLayer) -> tuple[Attention, FeedForward]:

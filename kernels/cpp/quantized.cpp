@@ -39,7 +39,7 @@ void linear(const Matrix* m, const Element* x, const Element* bias, const Elemen
     multiply(*m, x, rows, {bias, residual, out, m->outputs, wide != 0});
 }
 
-// out[count, in_size] = the rows `ids` of the weight, whose groups lie in it padded.
+// out[count, in_size] = the rows `ids` of the weight.
 void rows(const Matrix* m, const int64_t* ids, Element* out, int64_t count, int64_t in_size) {
     const int64_t in_word = 32 / m->bits, group = in_size / m->groups;
     const auto term = [&](const void* from, int64_t at) { return read_scales(from, at - at % kLane, m->halves)[at % kLane]; };

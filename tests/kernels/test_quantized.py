@@ -71,7 +71,7 @@ def check(product: Any, matrix: QuantizedMatrix, x: torch.Tensor, *terms: torch.
 @given(
     rows=st.one_of(st.integers(0, 20), st.sampled_from([32, 47, 64, 130, 257])),
     outputs=st.sampled_from([1, 31, 32, 64, 100, 160, 320]),
-    group=st.sampled_from([2, 4, 10, 16, 32, 64, 128, 144]),
+    group=st.sampled_from([16, 32, 48, 64, 128, 144]),
     groups=st.integers(1, 9),
     bits=st.sampled_from([4, 8]),
     has_offsets=st.booleans(),
@@ -93,7 +93,7 @@ def test_it_is_the_product_of_its_numbers(
     with_residual: bool,
     dtype: torch.dtype,
 ) -> None:
-    inputs = group * groups
+    inputs, int8_activations = group * groups, int8_activations and bits == 8
     matrix = random_matrix(outputs, inputs, WeightFormat(bits, group, has_offsets, int8_activations))
     generator = torch.Generator().manual_seed(rows)
     x = torch.randn(rows, inputs, generator=generator).to(dtype)

@@ -75,31 +75,16 @@ class StageDecoder:
     Args:
         kernels: their operators.
         layers: their weights, which this object keeps alive.
-        H, K, G, D, F: hidden size, KV heads and query heads of each, head dimension and feed-forward size of this rank.
-        block_size: tokens per KV block.
-        eps, head_eps: of the norms, and of the head norms.
+        sizes: the fields of `_Stage` from `H` to `F`, for this rank, and `block_size`, `eps` and `head_eps`.
     """
 
-    def __init__(
-        self,
-        kernels: CppKernels,
-        layers: Sequence[DecoderWeights],
-        *,
-        H: int,
-        K: int,
-        G: int,
-        D: int,
-        F: int,
-        block_size: int,
-        eps: float,
-        head_eps: float,
-    ) -> None:
+    def __init__(self, kernels: CppKernels, layers: Sequence[DecoderWeights], **sizes: float) -> None:
         self._layers, self._words = layers, _words(word for layer in layers for word in layer.words())
         operators = dict.fromkeys(_OPERATORS, kernels.library) | {"attend_decodes": kernels.attention.library}
-        functions = [cast(getattr(library, name), c_void_p).value for name, library in operators.items()]
+        functions = {name: cast(getattr(library, name), c_void_p).value for name, library in operators.items()}
         kind, _, _, head = cpp_cache(*layers[0].cache)
-        sizes = (len(layers), H, K, G, D, F, kind, head, block_size)
-        self._stage = _Stage(*functions, cast(self._words, c_void_p), *sizes, eps, head_eps)
+        given = {"num_layers": len(layers), "cache_kind": kind, "cache_head": head, **sizes}
+        self._stage = _Stage(**functions, layers=cast(self._words, c_void_p), **given)
         self._decode = load(_FILE, kernels.dtype).decode
 
     def __call__(self, x_TH: Tensor, tables: Iterable[int | None], ranks: Reduction | None) -> int:

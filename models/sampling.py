@@ -149,7 +149,7 @@ class Sampler:
 
 
 class PendingTokens:
-    """Tokens that are being sampled on the device. `read` waits for them; it is thread-safe.
+    """Tokens that are being sampled on the device, or given tokens. `read` waits for them; it is thread-safe.
 
     Args:
         computed: the tokens of all rows, then the result of `logprobs_of` for each part of `logprobs`; or nothing.
@@ -175,3 +175,23 @@ class PendingTokens:
                 if tokens[r] != NO_TOKEN:
                     sampled[r] = SampledToken.of(tokens[r], k, row)
         return sampled
+
+
+def queue_logprobs(
+    logits_RV: Tensor, rows: Sequence[int], tokens: Sequence[int], num_tops: Sequence[int]
+) -> PendingTokens:
+    """Queue the log-probabilities of given tokens, for prompt log-probabilities.
+
+    Args:
+        logits_RV: float32, V wide.
+        rows: rows of the logits.
+        tokens: the token of each row.
+        num_tops: the number of most likely tokens to return per row.
+    """
+    parts = slices(list(enumerate(num_tops)), logits_RV.shape[-1], logits_RV.device)
+    rows_N, tokens_N = upload([np.array(each, dtype=np.int64) for each in (rows, tokens)], logits_RV.device)
+    computed = [tokens_N]
+    for part in parts:
+        of = slice(part[0][0], part[-1][0] + 1)
+        computed += logprobs_of(logits_RV[rows_N[of]], tokens_N[of], max(n for _, n in part))
+    return PendingTokens(computed, parts)

@@ -203,7 +203,7 @@ class Groups:
         if self.mesh.tp == 1 or not len(x_RV):
             return x_RV if self.mesh.tp == 1 else x_RV.new_empty(0, self.mesh.tp * x_RV.shape[1])
         if self._shared is not None and x_RV.shape[1] * x_RV.itemsize % 4 == 0:
-            return self._shared.all_gather(x_RV)
+            return self._shared.gather(x_RV, [range(len(x_RV))], 0)
         R, V = x_RV.shape
         parts = x_RV.new_empty(self.mesh.tp * R, V)
         dist.all_gather_into_tensor(parts, x_RV.contiguous(), group=self.tp)
@@ -220,7 +220,7 @@ class Groups:
         shares = [mesh.share_of(R, each) for each in range(mesh.tp)]
         own = shares[mesh.tp_rank]
         if self._shared is not None and V * x_RV.itemsize % 4 == 0:
-            return self._shared.deal_rows(x_RV, shares)
+            return self._shared.gather(x_RV, shares, mesh.tp_rank)
         if self.device.type == "cpu":
             return self.all_gather(x_RV)[own.start : own.stop]
         parts = x_RV.new_empty(mesh.tp * len(own), V)

@@ -37,7 +37,6 @@ class SharedMemory:
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self._ended = c_int64(0)
         self._common = (base, rank, size, capacity, ctypes.byref(self._ended), ctypes.byref(self._round))
-        self._rank = rank
         self._size = size
         self._timeout_s = timeout_s
 
@@ -81,24 +80,14 @@ class SharedMemory:
         self.check(load(SHARED_MEMORY, x.dtype).all_reduce(*self._common, x.data_ptr(), x.numel(), self._timeout_s))
         return x
 
-    def all_gather(self, x_RV: Tensor) -> Tensor:
-        """Return the ranks' [R, V] tensors, whose rows are whole 4-byte words, column-concatenated, [R, size * V].
+    def gather(self, x_RV: Tensor, shares: Sequence[range], own: int) -> Tensor:
+        """Return the rows of share `own` of the ranks' [R, V] tensors, column-concatenated, [share, size * V].
+
+        The tensors' rows are whole 4-byte words, and `shares` are contiguous row ranges: one for each rank, or one.
 
         Raises:
             RuntimeError: a rank did not arrive in time.
         """
-        return self._gather(x_RV, [range(len(x_RV))], 0)
-
-    def deal_rows(self, x_RV: Tensor, shares: Sequence[range]) -> Tensor:
-        """Return this rank's share of the rows of the `all_gather` result; `shares` are contiguous row ranges.
-
-        Raises:
-            RuntimeError: a rank did not arrive in time.
-        """
-        return self._gather(x_RV, shares, self._rank)
-
-    def _gather(self, x_RV: Tensor, shares: Sequence[range], own: int) -> Tensor:
-        """Return the all-gathered rows of share `own`."""
         x_RW = x_RV.contiguous().view(torch.float32)  # words, which are only copied
         W, ends = x_RW.shape[1], (c_int64 * (len(shares) + 1))(0, *(share.stop for share in shares))
         out = x_RW.new_empty(len(shares[own]), self._size * W)

@@ -23,8 +23,7 @@ from ...models.cuda_graphs import capture_graphs
 from ...models.experts.load import ExpertLoad
 from ...models.grammar import Grammars
 from ...models.graphed_stage import GraphedStage
-from ...models.prompt_logprobs import PendingLogprobs
-from ...models.sampling import PendingTokens, SampledToken, Sampler
+from ...models.sampling import PendingTokens, SampledToken, Sampler, queue_logprobs
 from ...models.stage import Stage, StageInputs
 from ...models.token_masks import RowMasks, TokenMasks
 from ...models.tokenizer import load_tokenizer
@@ -265,7 +264,7 @@ class StageWorker:
             first += len(chunk.tokens) if chunk.targets else chunk.sample
         logits = logits_RV[:, : sampler.vocab_size]
         sampling = np.array([row - own.rows.start for row in own.of(own.sampling)], dtype=np.int64)
-        prompts = PendingPrompts(PendingLogprobs(logits, rows, tokens, num_tops), counts)
+        prompts = PendingPrompts(queue_logprobs(logits, rows, tokens, num_tops), counts)
         (sampling_S,) = upload([sampling], logits_RV.device)
         return prompts, logits_RV[sampling_S]
 
@@ -322,7 +321,7 @@ class PendingSampled:
 class PendingPrompts:
     """Log-probabilities of targets being computed on the device. `counts` is the number of targets by chunk index."""
 
-    def __init__(self, logprobs: PendingLogprobs, counts: dict[int, int]) -> None:
+    def __init__(self, logprobs: PendingTokens, counts: dict[int, int]) -> None:
         self._logprobs = logprobs
         self._counts = counts
 

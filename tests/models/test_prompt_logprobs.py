@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gapless.models import ranking
-from gapless.models.prompt_logprobs import PendingLogprobs
+from gapless.models.sampling import queue_logprobs
 
 V = 40
 
@@ -19,7 +19,7 @@ def test_each_row_has_its_own_token_and_as_many_of_the_best_as_it_asks_for(
     monkeypatch.setattr(ranking, "_MAX_ELEMENTS", {"cpu": V * rows_a_part})
     logits = torch.from_numpy(np.random.default_rng(0).normal(0, 3, (12, V)).astype(np.float32))
     rows, tokens, num_tops = [0, 1, 2, 5, 6, 7, 11], [3, 39, 0, 8, 8, 1, 20], [0, 5, 5, 1, 0, 50, 2]
-    found = PendingLogprobs(logits, rows, tokens, num_tops).read()
+    found = queue_logprobs(logits, rows, tokens, num_tops).read()
     expected = logits.double().log_softmax(-1)
     assert [each.token for each in found] == tokens
     for each, row, num_top in zip(found, rows, num_tops, strict=True):

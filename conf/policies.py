@@ -51,11 +51,6 @@ class SchedulerConfig:
     def __post_init__(self) -> None:
         check_ranges(self, "scheduler.")
 
-    @property
-    def rule(self) -> str:
-        """The module among the policies that implements it."""
-        return self.name
-
     def depth(self, pp: int, fixed: int | None = None) -> Depth:
         """Return the depth over `pp` stages. `fixed` is `parallel.depth`; None leaves it to the policy."""
         return Depth.fixed(fixed or pp)
@@ -112,13 +107,6 @@ class SarathiConfig(SchedulerConfig):
     """C, maximum prompt tokens per micro-batch; auto: chosen during the run"""
     tile: Annotated[int | None, AT_LEAST_ONE] = None
     """chunk + decodes is a multiple of it; null: hardware.tile"""
-    balance_decodes: bool = False
-    """balance decodes over micro-batches in flight by learned stage times; false: take all ready decodes (the paper)"""
-
-    @property
-    def rule(self) -> str:
-        """The paper's policy, or its variant with balanced decodes."""
-        return "balanced_sarathi" if self.balance_decodes else self.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

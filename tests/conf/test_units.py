@@ -115,3 +115,9 @@ def test_a_policy_s_former_keys_are_answered_with_the_present_ones(capsys: pytes
     recorded = {"policies": [{"name": "token_budget", "budget": 8}, {"name": "prefill_first", "max_batched_tokens": 9}]}
     present = [{"name": "token_budget", "max_batched_tokens": 8}, {"name": "prefill_first", "max_prefill_tokens": 9}]
     assert with_present_names(recorded) == {"policies": present}
+
+
+def test_a_recorded_key_that_has_gone_is_dropped_unless_it_was_set() -> None:
+    recorded = {"name": "sarathi", "chunk": 8, "balance_decodes": False}
+    assert with_present_names(recorded) == {"name": "sarathi", "chunk": 8}
+    assert with_present_names(recorded | {"balance_decodes": True}) == recorded | {"balance_decodes": True}

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from ....conf.build import value_text
-from ....conf.policies import POLICY_CONFIGS, SarathiConfig, SchedulerConfig
+from ....conf.policies import POLICY_CONFIGS, SchedulerConfig
 from ....conf.schema import SimulateConfig
 from ...core.run_record import RunRecord
 from ...core.work_item import WorkItem
@@ -161,8 +161,6 @@ def _chunks(policy: SchedulerConfig, shown: Shown) -> Iterator[Change]:
 
 def _own_keys(policy: SchedulerConfig) -> Iterator[Change]:
     """Yield changes of policy-specific keys."""
-    if isinstance(policy, SarathiConfig):
-        yield Change.of("balance", {"scheduler.balance_decodes": not policy.balance_decodes})
     if (iterations := getattr(policy, "iterations", None)) is not None:
         yield Change.of("iterations", {"scheduler.iterations": max(1, iterations // 2)})
         yield Change.of("iterations", {"scheduler.iterations": 2 * iterations})

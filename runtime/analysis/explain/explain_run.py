@@ -55,8 +55,8 @@ _OF_SPANS = (Root.CONTENTION, Root.STRAGGLER, Root.RECOVERY)  # part of the nois
 
 # Families of changes likely to help if this root is the largest, likeliest first.
 _LIKELY: dict[Root, tuple[str, ...]] = {
-    Root.MICRO_BATCHES: ("policy", "chunk", "balance"),
-    Root.POLICY: ("policy", "chunk", "balance"),
+    Root.MICRO_BATCHES: ("policy", "chunk"),
+    Root.POLICY: ("policy", "chunk"),
     Root.LARGE_CHUNK: ("chunk", "policy", "grid"),
     Root.SLOW_STAGE: ("split", "policy"),
     Root.UNEVEN_LAYERS: ("split", "policy"),
@@ -73,7 +73,7 @@ _LIKELY: dict[Root, tuple[str, ...]] = {
     Root.LONG_PROMPTS: ("chunk", "policy", "grid"),
     Root.PREEMPTION: ("memory", "admission"),
 }
-_USUALLY = ("chunk", "policy", "split", "depth", "balance", "order", "admission", "memory", "grid", "iterations")
+_USUALLY = ("chunk", "policy", "split", "depth", "order", "admission", "memory", "grid", "iterations")
 
 
 def explain(

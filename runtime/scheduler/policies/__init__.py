@@ -1,6 +1,6 @@
 """The eight policies, one file each, and the lookup of the policy that a config names.
 
-A policy is the only `Scheduler` in its file. A built-in policy's file is in this folder, named by the config's `rule`;
+A policy is the only `Scheduler` in its file. A built-in policy's file is in this folder, named like the policy;
 a user's file is given by `scheduler=./FILE.py`.
 """
 
@@ -34,7 +34,7 @@ def find_policy(config: SchedulerConfig) -> type[Scheduler]:
         ConfigError: the user's file fails to run, or does not contain exactly one policy.
     """
     file = getattr(config, "file", None)
-    module = load_policy_file(file) if file else import_module(f".{config.rule}", __package__)
+    module = load_policy_file(file) if file else import_module(f".{config.name}", __package__)
     defined = [
         value
         for value in vars(module).values()

@@ -28,7 +28,6 @@ from gapless.runtime.engine.coordinator import Coordinator
 from gapless.runtime.scheduler import Limits, Scheduler
 from gapless.runtime.scheduler.learned.turnaround import Turnaround
 from gapless.runtime.scheduler.policies import make_scheduler
-from gapless.runtime.scheduler.policies.balanced_sarathi import BalancedSarathi
 from gapless.runtime.scheduler.policies.equal_time import EqualTime
 from gapless.runtime.scheduler.policies.token_throttle import TokenThrottle
 from gapless.runtime.scheduler.waiting import FairShare
@@ -430,15 +429,6 @@ def test_prompt_tokens_follow_the_backlog_and_the_free_cache(backlog: int, used:
     pool.grow([], 16 * used)
     scheduler.backlog = backlog
     assert scheduler.prefill_budget == expected
-
-
-def test_balanced_sarathi_is_as_deep_as_the_pipeline_while_prompts_wait() -> None:
-    scheduler = make(SarathiConfig(chunk=64, balance_decodes=True), 8)
-    assert isinstance(scheduler, BalancedSarathi)
-    scheduler._dealer.groups = 1
-    assert scheduler.depth == 1
-    scheduler.add(request(0, 100))
-    assert scheduler.depth == STAGES
 
 
 def test_a_chunk_is_cut_to_the_tile_where_that_costs_little() -> None:

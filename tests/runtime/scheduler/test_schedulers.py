@@ -23,7 +23,6 @@ from gapless.runtime.engine.coordinator import Coordinator
 from gapless.runtime.scheduler import ORDERS, Limits, Scheduler
 from gapless.runtime.scheduler.group_scheduler import GroupScheduler
 from gapless.runtime.scheduler.policies import POLICIES, find_policy, make_scheduler
-from gapless.runtime.scheduler.policies.balanced_sarathi import BalancedSarathi
 from gapless.runtime.scheduler.policies.equal_time import EqualTime
 from gapless.runtime.scheduler.policies.orca_best import OrcaBest
 from gapless.runtime.scheduler.policies.orca_worst import OrcaWorst
@@ -78,7 +77,7 @@ def config_of(policy: str, w: dict) -> SchedulerConfig:
     chunk, tile = w["chunk"], w["tile"]
     own: dict[str, dict] = {
         "prefill_first": {"max_prefill_tokens": chunk},
-        "sarathi": {"chunk": "auto" if w["auto"] else chunk, "tile": tile, "balance_decodes": w["seed"] % 2 == 1},
+        "sarathi": {"chunk": "auto" if w["auto"] else chunk, "tile": tile},
         "token_budget": {"max_batched_tokens": chunk},
         "token_throttle": {
             "iterations": 1 + tile // 4,
@@ -402,9 +401,7 @@ def check_rule(s: Scheduler, batch: MicroBatch, before: Audit, w: dict) -> None:
             aligned = (batch.num_tokens - batch.num_draft_tokens) % tile == 0 or len(decodes) >= C - C % tile
             assert chunks[0].ends_prefill or aligned
         assert chunks or not before.partial or not free_choice, "a prompt that has begun goes on"
-        if isinstance(s, BalancedSarathi):
-            check_decodes_are_dealt(s, batch, before)
-        elif free_choice:
+        if free_choice:
             most = min(B, s.chunk) - 1 if chunks else B
             assert len(decodes) == min(len(before.ready), most), "decode-maximal"
     elif isinstance(s, TokenBudget):
@@ -435,7 +432,7 @@ def check_rule(s: Scheduler, batch: MicroBatch, before: Audit, w: dict) -> None:
         pytest.fail(f"{type(s).__name__} has no rule here")
 
 
-def check_decodes_are_dealt(s: BalancedSarathi | EqualTime, batch: MicroBatch, before: Audit) -> None:
+def check_decodes_are_dealt(s: EqualTime, batch: MicroBatch, before: Audit) -> None:
     """Check that the time of decodes is spread over the depth; only the last of them may pass its share.
 
     All that are ready may stay together, though, where they pass it by little beside the micro-batch's time.
@@ -451,10 +448,8 @@ def check_decodes_are_dealt(s: BalancedSarathi | EqualTime, batch: MicroBatch, b
         assert sum(seconds) <= (owed + slack) * (1 + 1e-6)
 
 
-def target_seconds(s: BalancedSarathi | EqualTime, batch: MicroBatch, before: Audit) -> float:
+def target_seconds(s: EqualTime, batch: MicroBatch, before: Audit) -> float:
     """Return the time that the micro-batch was filled to."""
-    if isinstance(s, BalancedSarathi):
-        return s.target.seconds(s.chunk)
     cost = s.target.cost
     context = sum(before.num_dispatched[r.id] + 1 for r in batch.decodes)
     chunks = sum(cost.of_chunk(c.length, c.start) for c in batch.chunks)

@@ -73,7 +73,7 @@ def test_only_what_a_run_shows_to_matter_is_tried() -> None:
     setting = make_setting(config_of())
     quiet = replace(SHOWN, has_queue=False, most_requests=2)
     families = {family for change in candidates(setting, quiet) for family in change.families}
-    assert families == {"policy", "chunk", "balance", "depth", "grid"}
+    assert families == {"policy", "chunk", "depth", "grid"}
     full = make_setting(config_of(max_batch=40))
     assert {"scheduler.max_batch": 80} in of_family(list(candidates(full, SHOWN)), "admission")
     assert {"scheduler.max_batch": 512} not in of_family(list(candidates(setting, SHOWN)), "admission")

@@ -43,8 +43,6 @@ class SchedulerConfig:
     """order of admission: first come first served, shortest prompt, least-served user, earliest deadline, lowest
     priority value (which preempts running requests of a higher value), or longest wait relative to prompt length (short
     prompts may overtake a partly computed long one)"""
-    max_prefill_share: Annotated[float, Within(0, 1, open=True)] = 1.0
-    """maximum share of dispatched prompt tokens that one request may take while others wait; 1: no limit"""
     drafts: Annotated[int, Within(0, 64)] = 0
     """prompt-lookup speculative decoding: maximum draft tokens per decode, verified if that saves time; 0: off"""
 

@@ -22,7 +22,7 @@ _FORMER_OF_POLICY = {  # keys that one policy had under another name
     ("token_budget", "budget"): "max_batched_tokens",
     ("prefill_first", "max_batched_tokens"): "max_prefill_tokens",
 }
-_GONE = {"balance_decodes": False}  # keys that have gone, with the value that changed nothing
+_GONE = {"balance_decodes": False, "max_prefill_share": 1.0}  # keys that have gone, with the value that changed nothing
 _OF_OTHERS = {  # vLLM's and load testers' names for our keys
     **{"tensor_parallel_size": "parallel.tp", "pipeline_parallel_size": "parallel.pp"},
     **{"gpu_memory_utilization": "hardware.memory_gib", "enforce_eager": "model.cuda_graphs"},

@@ -45,7 +45,7 @@ _MATTER = frozenset(  # also in the short help, if the command has them
         *(f"slo.{name}" for name in ("ttft_p99_ms", "tbt_p99_ms")),
         *(f"simulation.{name}" for name in ("cost", "profile", "router")),
         *(f"parallel.{name}" for name in ("layers", "depth", "launcher", "threads", "ray_address", "spares")),
-        *(f"scheduler.{name}" for name in ("order", "max_prefill_share", "drafts")),
+        *(f"scheduler.{name}" for name in ("order", "drafts")),
         *(f"cache.{name}" for name in ("block_size", "num_blocks", "prefix_caching")),
         *(f"model.{name}" for name in ("dtype", "quantization", "max_model_len", "tokenizer")),
         "hardware.memory_gib",

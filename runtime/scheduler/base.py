@@ -21,7 +21,7 @@ from .limits import Limits
 from .preemption import Preemption
 from .prefix_caching import PrefixCaching
 from .speculative_decoding import SpeculativeDecoding
-from .waiting import make_queue
+from .waiting import ORDERS
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -46,7 +46,7 @@ class Scheduler:
         looks_ahead = limits.looks_ahead and not config.drafts  # draft tokens are guessed from the newest token
         self.limits = replace(limits, looks_ahead=looks_ahead)
         self.pool = pool
-        self.waiting = make_queue(config.order, config.max_prefill_share)
+        self.waiting = ORDERS[config.order]()
         self.num_waiting = 0  # requests that have not been admitted
         self.running: dict[int, Request] = {}  # admitted and not finished, by id
         self.prefilling: list[Request] = []  # running requests with prompt tokens left to dispatch, in admission order

@@ -210,72 +210,6 @@ class RelativeSlack(WaitingQueue):
         return best
 
 
-class CappedQueue(WaitingQueue):
-    """Wraps a queue to cap one prompt's share of the prefill tokens while another prompt waits.
-
-    A prompt that has taken more than `share` of the prompt tokens dispatched since its first chunk lets others go
-    first: partly dispatched prompts within their share, else the next waiting one. So about 1 / `share` prompts take
-    turns.
-    """
-
-    def __init__(self, inner: WaitingQueue, share: float) -> None:
-        self._inner = inner
-        self._share = share
-        self._served = 0  # prompt tokens dispatched so far
-        self._begun: dict[int, int] = {}  # by partly dispatched request: `_served` before its first chunk
-        self._taken: dict[int, int] = {}  # its own tokens since then
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self._inner)
-
-    def push(self, request: Request) -> None:
-        """Add a request to the inner queue, with its share reset."""
-        self._inner.push(request)
-        self._forget(request.id)  # it was preempted
-
-    def head(self) -> Request | None:
-        """Return the next request of the inner queue."""
-        return self._inner.head()
-
-    def pop(self) -> None:
-        """Remove the request that `head` returned from the inner queue."""
-        self._inner.pop()
-
-    def dispatched(self, request: Request, tokens: int) -> None:
-        """Count the prompt tokens that the request has taken since its first chunk."""
-        self._inner.dispatched(request, tokens)
-        self._begun.setdefault(request.id, self._served)
-        self._served += tokens
-        self._taken[request.id] = self._taken.get(request.id, 0) + tokens
-        if not request.remaining_prefill:
-            self._forget(request.id)
-
-    def first_of(self, prompts: Sequence[Request]) -> Request:
-        """Return the inner queue's choice among the prompts within their share, or among all if none is."""
-        if len(self._begun) > len(prompts):  # some were aborted
-            begun = {prompt.id for prompt in prompts}
-            for gone in [number for number in self._begun if number not in begun]:
-                self._forget(gone)
-        within = [prompt for prompt in prompts if not self._is_over(prompt)]
-        return self._inner.first_of(within or sorted(prompts, key=self._share_of))
-
-    def overtakes(self, prompt: Request) -> bool:
-        """Return whether the inner queue lets a request overtake, or `prompt` is over its share while one waits."""
-        return self._inner.overtakes(prompt) or (self._is_over(prompt) and self.head() is not None)
-
-    def _share_of(self, prompt: Request) -> float:
-        """Return the prompt's share of the prompt tokens dispatched since its first chunk."""
-        since = self._served - self._begun.get(prompt.id, self._served)
-        return self._taken[prompt.id] / since if since else 0.0
-
-    def _is_over(self, prompt: Request) -> bool:
-        return self._share_of(prompt) > self._share
-
-    def _forget(self, number: int) -> None:
-        self._begun.pop(number, None)
-        self._taken.pop(number, None)
-
-
 ORDERS: dict[str, type[WaitingQueue]] = {
     "fcfs": FirstComeFirstServed,
     "shortest_prompt": ShortestPrompt,
@@ -284,9 +218,3 @@ ORDERS: dict[str, type[WaitingQueue]] = {
     "priority": LowestPriority,
     "relative_slack": RelativeSlack,
 }
-
-
-def make_queue(order: str, max_prefill_share: float = 1.0) -> WaitingQueue:
-    """Make the queue for an order (`scheduler.order`), capped by `max_prefill_share` if that is below 1."""
-    queue = ORDERS[order]()
-    return CappedQueue(queue, max_prefill_share) if max_prefill_share < 1.0 else queue

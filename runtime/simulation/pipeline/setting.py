@@ -99,7 +99,6 @@ def _prefill_config(config: SimulateConfig) -> SimulateConfig:
             batch=scheduler.batch,
             max_batch=scheduler.max_batch,
             order=scheduler.order,
-            max_prefill_share=scheduler.max_prefill_share,
         ),
         policies=(),
         simulation=replace(config.simulation, replicas=pool.prefill_replicas, disaggregation=DisaggregationConfig()),

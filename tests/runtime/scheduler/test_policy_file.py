@@ -63,7 +63,6 @@ def test_it_is_a_config_with_its_own_keys(policy_file: Path) -> None:
         "batch": None,
         "max_batch": 256,
         "order": "fcfs",
-        "max_prefill_share": 1.0,
         "drafts": 0,
         "chunk": 256,
     }
@@ -175,7 +174,6 @@ def test_a_policy_without_keys_and_one_over_ours(tmp_path: Path) -> None:
         "batch",
         "max_batch",
         "order",
-        "max_prefill_share",
         "drafts",
     }
     over = written(

@@ -67,7 +67,6 @@ def workloads(draw: st.DrawFn) -> dict:
         "drafts": draw(st.sampled_from([0, 1, 5, 20])),
         "prefix_caching": draw(st.booleans()),
         "alike": draw(st.integers(0, 60)),
-        "max_prefill_share": draw(st.sampled_from([1.0, 0.5, 0.2])),
         "faults": draw(st.lists(st.floats(0, 3), max_size=3)),
         "loses_stages": draw(st.booleans()),
     }
@@ -87,9 +86,7 @@ def config_of(policy: str, w: dict) -> SchedulerConfig:
         },
         "equal_time": {"chunk": "auto" if w["auto"] else chunk, "tile": tile, "target_ms": 15.0 if w["auto"] else None},
     }
-    return POLICY_CONFIGS[policy](
-        **own.get(policy, {}), order=w["order"], drafts=w["drafts"], max_prefill_share=w.get("max_prefill_share", 1.0)
-    )
+    return POLICY_CONFIGS[policy](**own.get(policy, {}), order=w["order"], drafts=w["drafts"])
 
 
 class Audit:
@@ -458,7 +455,7 @@ def target_seconds(s: EqualTime, batch: MicroBatch, before: Audit) -> float:
 
 def check_prompts_in_order(chunks: list[Chunk], new: list[Chunk], before: Audit) -> None:
     """Partial prompts come before new ones, and none is passed over, unless the order lets one overtake."""
-    if before.w["order"] in ("priority", "relative_slack") or before.w.get("max_prefill_share", 1.0) < 1:
+    if before.w["order"] in ("priority", "relative_slack"):
         return
     assert new == chunks[len(chunks) - len(new) :], "partial prompts first"
     old = [c.request.id for c in chunks if c not in new]
@@ -490,7 +487,6 @@ DECODES_STAY_TOGETHER_BESIDE_A_LARGE_CHUNK = {
     "drafts": 0,
     "prefix_caching": False,
     "alike": 0,
-    "max_prefill_share": 1.0,
     "requests": [
         (2, 1, 0.0, False),
         (4, 1, 0.0, False),

@@ -1,4 +1,4 @@
-"""The order by slack relative to length, and the bound on one prompt's share."""
+"""The order by slack relative to length."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from gapless.runtime.core.block_pool import BlockPool
 from gapless.runtime.core.request import Request
 from gapless.runtime.scheduler import Limits, Scheduler
 from gapless.runtime.scheduler.policies import make_scheduler
-from gapless.runtime.scheduler.waiting import make_queue
 from tests.support.tiers import examples
 
 CHUNK = 64
 
 
-def make(config: SarathiConfig | None = None) -> Scheduler:
-    config = config or SarathiConfig(chunk=CHUNK, order="relative_slack")
+def make() -> Scheduler:
+    config = SarathiConfig(chunk=CHUNK, order="relative_slack")
     return make_scheduler(config, Limits(64, Depth.fixed(1), 1, 1), BlockPool(10_000, 16, 128))
 
 
@@ -87,54 +86,3 @@ def test_of_equally_urgent_prompts_the_one_that_has_begun_goes_on_and_then_the_f
     assert takers(scheduler, 1) == [0]
     scheduler.add(request(1, 10 * CHUNK))
     assert takers(scheduler, 3) == [0, 0, 1], "after the second chunk both have waited for a tenth of their length"
-
-
-def test_a_prompt_that_was_preempted_begins_with_a_new_share() -> None:
-    queue, (large, small) = make_queue("fcfs", 0.5), (request(0, 1000), request(1, 1000))
-    for each in (large, small):
-        queue.push(each)
-        assert queue.head() is each
-        queue.pop()
-    queue.dispatched(small, 10)
-    queue.dispatched(large, 300)
-    assert queue.first_of([large, small]) is small
-    queue.push(large)
-    queue.pop()
-    assert queue.first_of([large, small]) is large
-
-
-def test_a_prompt_takes_no_more_than_its_share_while_another_waits() -> None:
-    scheduler = make(SarathiConfig(chunk=CHUNK, max_prefill_share=0.5))
-    scheduler.add(request(0, 20 * CHUNK))
-    assert takers(scheduler, 3) == [0, 0, 0], "nobody else waits"
-    for number in range(1, 4):
-        scheduler.add(request(number, CHUNK))
-    taken = takers(scheduler, 8)
-    assert taken[:3] == [1, 2, 3], "it has had more than half"
-    assert taken[3:] == [0] * 5
-    scheduler.add(request(4, 4 * CHUNK))
-    assert takers(scheduler, 6) == [4, 0, 4, 0, 4, 4], "by turns; what it had too much before counts"
-
-
-@settings(max_examples=examples(100))
-@given(
-    st.lists(st.tuples(st.integers(1, 2000), st.integers(0, 9)), min_size=2, max_size=20),
-    st.sampled_from([0.2, 0.5, 0.8]),
-    st.sampled_from(["fcfs", "relative_slack", "shortest_prompt"]),
-)
-def test_a_bounded_share_loses_nothing(arrivals: list[tuple[int, int]], share: float, order: str) -> None:
-    config = SarathiConfig(chunk=CHUNK, max_prefill_share=share, order=order)  # type: ignore[arg-type]
-    scheduler = make(config)
-    done: dict[int, int] = {}
-    for number, (length, rounds) in enumerate(arrivals):
-        scheduler.add(request(number, length))
-        for _ in range(rounds):
-            if (batch := scheduler.next_batch()) is not None:
-                for chunk in batch.chunks:
-                    done[chunk.request.id] = done.get(chunk.request.id, 0) + chunk.length
-    while scheduler.backlog:
-        batch = scheduler.next_batch()
-        assert batch is not None
-        for chunk in batch.chunks:
-            done[chunk.request.id] = done.get(chunk.request.id, 0) + chunk.length
-    assert done == {number: length for number, (length, _) in enumerate(arrivals)}

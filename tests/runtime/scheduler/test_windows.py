@@ -66,7 +66,7 @@ def test_drafts_that_were_right_leave_their_blocks_to_the_next_tokens() -> None:
 
 def test_prompts_that_left_shared_blocks_behind_go_on() -> None:
     """Blocks that others share do not come back, so that all prompts may lack some: the newest one is preempted."""
-    lengths = (105, 30, 30, 60, 105, 30, 105, 100, 100, 105, 105, 100, 105, 100)
+    lengths = (200, 60, 200, 100, 105, 30, 30, 100, 100, 30, 200, 105, 100)
     w = {
         **WORKLOAD,
         "windows": (12, 12),
@@ -74,12 +74,12 @@ def test_prompts_that_left_shared_blocks_behind_go_on() -> None:
         "block_size": 1,
         "prefix_caching": True,
         "alike": 100,
-        "batch": 8,
+        "batch": 16,
         "stages": 1,
         "chunk": 4,
+        "max_len": 220,
         "order": "relative_slack",
-        "max_prefill_share": 0.1,
-        "requests": [(length, 2, 0.01 * i, True) for i, length in enumerate(lengths)],
+        "requests": [(length, 2, 0.001 * i, True) for i, length in enumerate(lengths)],
     }
     coordinator, pipeline, requests = run("sarathi", w)
     check_run(coordinator, pipeline, requests)

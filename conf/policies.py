@@ -153,8 +153,6 @@ class EqualTimeConfig(SchedulerConfig):
     """maximum tokens of a chunk that has grown"""
     tile: Annotated[int | None, AT_LEAST_ONE] = None
     """chunk + decodes is a multiple of it; null: hardware.tile"""
-    profile: str | None = None
-    """run folder with initial fitted stage times; null: learned from scratch"""
 
     def depth(self, pp: int, fixed: int | None = None) -> Depth:
         """Return a depth of up to pp + 1, so that the next micro-batch is ready when stage 0 finishes one."""

@@ -22,7 +22,7 @@ _FORMER_OF_POLICY = {  # keys that one policy had under another name
     ("token_budget", "budget"): "max_batched_tokens",
     ("prefill_first", "max_batched_tokens"): "max_prefill_tokens",
 }
-_GONE = {"balance_decodes": False, "max_prefill_share": 1.0}  # keys that have gone, with the value that changed nothing
+_GONE = {"balance_decodes": False, "max_prefill_share": 1.0, "profile": None}  # of policies, with their defaults
 _OF_OTHERS = {  # vLLM's and load testers' names for our keys
     **{"tensor_parallel_size": "parallel.tp", "pipeline_parallel_size": "parallel.pp"},
     **{"gpu_memory_utilization": "hardware.memory_gib", "enforce_eager": "model.cuda_graphs"},
@@ -71,13 +71,13 @@ def renamed(key: str, keys: Container[str]) -> str:
 
 
 def with_present_names(value: Any) -> Any:
-    """Return a recorded config with current key names, recursively, without keys that have gone and set nothing."""
+    """Return a recorded config with current key names, recursively, without former keys that set nothing."""
     if isinstance(value, dict):
         policy = str(value.get("name"))
         return {
             _FORMER_OF_POLICY.get((policy, key), present_name(key)): with_present_names(below)
             for key, below in value.items()
-            if key not in _GONE or below != _GONE[key]
+            if not ("max_batch" in value and key in _GONE and below == _GONE[key])
         }
     return [with_present_names(each) for each in value] if isinstance(value, list) else value
 

@@ -61,7 +61,7 @@ FREE_TEXT = (
     *("prompt", "prompts", "outputs", "model.weights", "model.tokenizer", "model.name"),
     "model.generation_config",
     *("url", "url_model"),
-    *("workload.path", "scheduler.profile", "simulation.profile", "check", "import"),
+    *("workload.path", "simulation.profile", "check", "import"),
     *(f"serve.{name}" for name in ("host", "config", "otlp_endpoint", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs")),
 )
 _OR = {"model": " (or a path with a / in it)", "parallel": " (tpN, ppM or tpN_ppM)"}  # further values of a group

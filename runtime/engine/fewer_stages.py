@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...conf.errors import ConfigError
-from ...conf.policies import EqualTimeConfig
 from ...conf.schema import EngineConfig
 from .plan import Plan, make_plan
 
@@ -21,11 +20,8 @@ def plan_fewer_stages(config: EngineConfig, plan: Plan, num_stages: int) -> tupl
     Raises:
         ConfigError: the model, or a request of any length that was accepted, does not fit.
     """
-    scheduler = config.scheduler
-    if isinstance(scheduler, EqualTimeConfig):
-        scheduler = replace(scheduler, profile=None)  # measured on the old stages
     parallel = replace(config.parallel, pp=num_stages, layers=None, stage_speeds=None)
-    config = replace(config, parallel=parallel, scheduler=scheduler)
+    config = replace(config, parallel=parallel)
     new = make_plan(config, quiet=True)
     if new.room < plan.room:
         raise ConfigError(

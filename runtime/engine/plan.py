@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from ...conf.architecture import Architecture, LayerKind
 from ...conf.build import load_hardware
 from ...conf.errors import ConfigError
-from ...conf.policies import EqualTimeConfig
 from ...conf.profiling import ProfileConfig
 from ...conf.schema import Dtype, EngineConfig, HardwareConfig, SimulateConfig
 from ...kernels.weight_format import WeightFormat
@@ -25,7 +24,6 @@ from ...parallel.split import check_parallel
 from ..core.block_pool import BlockPool
 from ..core.windowed_pool import WindowedPool
 from ..pipeline.handshake import Setup
-from ..scheduler.learned.stage_fit import read_profile
 from ..scheduler.limits import Limits
 from ..scheduler.policies import find_policy
 from .layer_split import balanced_layers
@@ -107,8 +105,6 @@ def make_plan(config: EngineConfig, *, quiet: bool = False) -> Plan:
     format_of = _checked_formats(config, checkpoint)
     arch = checkpoint.arch if simulated else _with_eos_tokens(checkpoint)
     policy = find_policy(config.scheduler)
-    if isinstance(config.scheduler, EqualTimeConfig):
-        read_profile(config.scheduler.profile, config.parallel.pp)
     dtype = checkpoint.dtype(config.hardware.device)
     if not quiet:
         _warn(config, checkpoint, format_of, dtype)

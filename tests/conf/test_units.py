@@ -118,6 +118,7 @@ def test_a_policy_s_former_keys_are_answered_with_the_present_ones(capsys: pytes
 
 
 def test_a_recorded_key_that_has_gone_is_dropped_unless_it_was_set() -> None:
-    recorded = {"name": "sarathi", "chunk": 8, "balance_decodes": False}
-    assert with_present_names(recorded) == {"name": "sarathi", "chunk": 8}
-    assert with_present_names(recorded | {"balance_decodes": True}) == recorded | {"balance_decodes": True}
+    kept = {"name": "equal_time", "max_batch": 8}
+    recorded = kept | {"max_prefill_share": 1.0, "profile": None}
+    assert with_present_names(recorded) == kept
+    assert with_present_names(recorded | {"max_prefill_share": 0.5}) == kept | {"max_prefill_share": 0.5}

@@ -71,8 +71,8 @@ def test_what_a_plan_has_to_say_is_said_once(tmp_path: Path, caplog: pytest.LogC
             (OrcaBestConfig(batch=3), SarathiConfig(batch=3, chunk=64), EqualTimeConfig(batch=3, chunk=64)),
         ),
         (
-            ["scheduler=sarathi,equal_time", "scheduler.chunk=auto", "scheduler.profile=it's, a {folder}"],
-            (SarathiConfig(chunk="auto"), EqualTimeConfig(chunk="auto", profile="it's, a {folder}")),
+            ["scheduler=sarathi,equal_time", "scheduler.chunk=auto", "scheduler.target_ms=50"],
+            (SarathiConfig(chunk="auto"), EqualTimeConfig(chunk="auto", target_ms=50.0)),
         ),
         (
             ["scheduler=sarathi,orca_best", "++scheduler.order=deadline"],

@@ -32,15 +32,14 @@ class RivalFits:
 
     Args:
         depth: micro-batches in a round of the pipeline.
-        profile: weights by stage from an earlier run, or None.
     """
 
-    def __init__(self, num_stages: int, tile: int, depth: int, profile: list[list[float]] | None) -> None:
+    def __init__(self, num_stages: int, tile: int, depth: int) -> None:
         self._num_stages = num_stages
         self._tile = tile
         self._depth = depth
-        self._by_tokens = StageFit(num_stages, profile)
-        self._by_tiles = StageFit(num_stages, profile) if tile > 1 else None
+        self._by_tokens = StageFit(num_stages)
+        self._by_tiles = StageFit(num_stages) if tile > 1 else None
         self._rows: dict[int, RivalRows] = {}  # of the micro-batches in flight, by number
         self.best = self._by_tokens
 

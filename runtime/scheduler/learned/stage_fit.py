@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ....conf.errors import ConfigError, reason
-from ....conf.user_path import user_path
 from ...core.features import FEATURES, Features, weigh, weigh_all
 from ...core.least_squares import non_negative
 
@@ -22,26 +19,6 @@ _MEMORY = 1024  # micro-batches after which an observation counts 1/e
 _HUBER_BOUND = 1.345  # in scales of the residual: 95% efficiency relative to least squares for normal errors
 _MAD_TO_SIGMA = 1.4826  # median absolute deviation to standard deviation, for normal errors
 _GUESS_WEIGHT = 0.3  # in observations: weight of the initial guess that only tokens count
-_PROFILE_WEIGHT = 16.0  # in observations: weight of a profile
-
-
-def read_profile(folder: str | None, num_stages: int) -> list[list[float]] | None:
-    """Read the weights by stage that a run left in its folder's `stage_times.json`; None if `folder` is None.
-
-    Raises:
-        ConfigError: no such file, or another number of stages or features.
-    """
-    if folder is None:
-        return None
-    path = user_path(folder, "scheduler.profile") / "stage_times.json"
-    try:
-        weights = msgspec.json.decode(path.read_text(encoding="utf-8-sig"), type=dict[str, list[object]])["weights"]
-        profile = msgspec.convert(weights, list[list[float]])
-    except (OSError, KeyError, UnicodeDecodeError, msgspec.MsgspecError) as error:
-        raise ConfigError(f"scheduler.profile={folder}: no stage times in it ({path.name}: {reason(error)})") from None
-    if [len(stage) for stage in profile] != [len(FEATURES)] * num_stages:
-        raise ConfigError(f"scheduler.profile={folder}: holds times of {len(profile)} stages, not of {num_stages}")
-    return profile
 
 
 class StageFit:
@@ -50,12 +27,9 @@ class StageFit:
     Old observations fade, and outliers count less (Huber). Before the first fit nothing is predicted. Fits become rarer
     as observations accumulate, but repeated wrong predictions trigger one early: micro-batches unlike all before, such
     as those of the first long prompt, depend on weights that earlier data hardly constrained.
-
-    Args:
-        profile: weights by stage from an earlier run, which count as a few observations.
     """
 
-    def __init__(self, num_stages: int, profile: list[list[float]] | None = None) -> None:
+    def __init__(self, num_stages: int) -> None:
         n = len(FEATURES)
         self.num_stages = num_stages
         self.weights: npt.NDArray[np.float64] | None = None  # [stages, features]
@@ -71,9 +45,6 @@ class StageFit:
         self._seconds: list[float] = []
         self._num_seen = 0  # observations that were fitted
         self._wrong = 0  # wrong predictions less right ones since the last fit, at least 0
-        self._profile = None if profile is None else np.array(profile, np.float64)
-        if self._profile is not None:
-            self._set(self._profile.copy())
 
     @property
     def is_fitted(self) -> bool:
@@ -122,7 +93,8 @@ class StageFit:
             for s in np.flatnonzero(counts).tolist():
                 own = by_stage[at[s] : at[s + 1]]
                 self._absorb(slice(s, s + 1), x[own], y[own], fade)
-        self._set(non_negative(self._gram, self._moment) / self._scale)
+        self.weights = non_negative(self._gram, self._moment) / self._scale
+        self.by_stage = self.weights.tolist()
         self.noise = float(self._noise.mean())
 
     def _absorb(
@@ -150,17 +122,11 @@ class StageFit:
         gram += weighted @ rows
         moment += (weighted @ seconds[:, :, None])[:, :, 0]
 
-    def _set(self, weights: npt.NDArray[np.float64]) -> None:
-        self.weights, self.by_stage = weights, weights.tolist()
-
     def _start(self, stage: int, rows: npt.NDArray[np.float64], seconds: npt.NDArray[np.float64]) -> None:
-        """Start from the profile, else from the guess that only tokens count."""
-        if self._profile is not None:
-            guess, weight = self._profile[stage] * self._scale, _PROFILE_WEIGHT
-        else:
-            guess, weight = np.zeros(len(FEATURES)), _GUESS_WEIGHT
-            guess[1] = seconds.sum() / max(rows[:, 1].sum(), 1e-12)
-        strength = weight * (rows**2).mean(axis=0).clip(min=1e-6) / float(np.mean(seconds)) ** 2
+        """Start from the guess that only tokens count."""
+        guess = np.zeros(len(FEATURES))
+        guess[1] = seconds.sum() / max(rows[:, 1].sum(), 1e-12)
+        strength = _GUESS_WEIGHT * (rows**2).mean(axis=0).clip(min=1e-6) / float(np.mean(seconds)) ** 2
         self._gram[stage] += np.diag(strength)
         self._moment[stage] += strength * guess
 

@@ -21,7 +21,6 @@ from ..learned.chunk_growth import ChunkGrowth
 from ..learned.decode_dealer import DecodeDealer
 from ..learned.long_prompt import next_chunk
 from ..learned.rival_fits import RivalFits
-from ..learned.stage_fit import read_profile
 from ..learned.target_time import TargetTime
 from ..learned.turnaround import Turnaround
 from ..limits import Limits
@@ -60,8 +59,7 @@ class EqualTime(ChunkedScheduler):
         self._growth: ChunkGrowth | None = None
         if config.iterations is not None and config.target_ms is None:
             self._growth = ChunkGrowth(config.iterations, config.max_prefill_tokens, self.limits.tile)
-        profile = read_profile(config.profile, limits.stages)
-        self.fits = RivalFits(limits.stages, self.limits.tile, self._least_depth, profile)
+        self.fits = RivalFits(limits.stages, self.limits.tile, self._least_depth)
         target_s = None if config.target_ms is None else config.target_ms / 1e3
         self.target = TargetTime(target_s, self.fits)
         self._turnaround = Turnaround(limits.stages)

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from gapless.conf.errors import ConfigError
-from gapless.conf.policies import EqualTimeConfig
 from gapless.conf.schema import BenchConfig
 from gapless.launch.compose import compose_one
 from gapless.runtime.analysis.ledger.causes import Cause
@@ -114,15 +113,6 @@ def test_the_layers_are_split_anew() -> None:
     assert [len(layers) for layers in plan.layers] == [3, 1]
     assert [len(layers) for layers in new.layers] == [4]
     assert (smaller.parallel.pp, new.limits.stages, new.num_blocks) == (1, 1, plan.num_blocks)
-
-
-def test_a_profile_of_other_stages_is_left_aside(tmp_path) -> None:
-    config = config_of("scheduler=equal_time")
-    assert isinstance(config.scheduler, EqualTimeConfig)
-    plan = make_plan(config)
-    with_profile = replace(config, scheduler=replace(config.scheduler, profile=str(tmp_path)))
-    smaller, _ = plan_fewer_stages(with_profile, plan, 1)
-    assert smaller.scheduler == config.scheduler
 
 
 def test_what_was_accepted_must_still_fit() -> None:

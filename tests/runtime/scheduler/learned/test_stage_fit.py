@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gapless.conf.errors import ConfigError
 from gapless.runtime.core.features import FEATURES, features
 from gapless.runtime.core.run_record import DecodesRecord, MicroBatchRecord, SegmentRecord
-from gapless.runtime.scheduler.learned.stage_fit import StageFit, read_profile
+from gapless.runtime.scheduler.learned.stage_fit import StageFit
 from tests.support.tiers import examples
 
 
@@ -84,32 +81,6 @@ def test_nothing_is_predicted_before_the_first_fit() -> None:
     assert fit.predict(features(micro_batch)) is None
     fit.observe(features(micro_batch), [0], [0.1])  # of stage 1 nothing is known yet
     assert fit.predict(features(micro_batch)) == [pytest.approx(0.1, rel=1e-3), 0.0]
-
-
-def test_a_profile_counts_until_the_run_says_otherwise(tmp_path: Path) -> None:
-    profile = [[1e-3, 1e-4, 0.0, 0.0, 0.0, 0.0]]
-    (tmp_path / "stage_times.json").write_text(json.dumps({"features": FEATURES, "weights": profile}))
-    assert read_profile(None, 1) is None
-    fit = StageFit(1, read_profile(str(tmp_path), 1))
-    micro_batch = MicroBatchRecord(0, 0.0, [SegmentRecord(0, 0, 90)], DecodesRecord.at())
-    assert fit.predict(features(micro_batch)) == [pytest.approx(0.01)]
-    for _ in range(8):
-        fit.observe(features(micro_batch), [0], [0.02])
-    assert fit.predict(features(micro_batch)) == [pytest.approx(0.0135, rel=0.3)]
-    for _ in range(2000):
-        fit.observe(features(micro_batch), [0], [0.02])
-    assert fit.predict(features(micro_batch)) == [pytest.approx(0.02, rel=0.02)]
-
-
-def test_a_wrong_profile_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"scheduler.profile=.*: no stage times in it \(stage_times.json: "):
-        read_profile(str(tmp_path), 1)
-    (tmp_path / "stage_times.json").write_text('{"weights": [[1, 2, 3, 4, 5, 6]]}')
-    with pytest.raises(ConfigError, match="holds times of 1 stages, not of 2"):
-        read_profile(str(tmp_path), 2)
-    (tmp_path / "stage_times.json").write_text('{"weights": "none"}')
-    with pytest.raises(ConfigError, match="no stage times in it"):
-        read_profile(str(tmp_path), 1)
 
 
 def test_micro_batches_unlike_all_before_are_learned_at_once() -> None:

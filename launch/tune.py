@@ -89,7 +89,7 @@ def run(config: TuneConfig, search: Search, run_dir: Path, launcher: Launcher | 
     else:
         rate = rate_text(found.winner.interval.mean)
         best = f"{found.winner.candidate.label}: {rate} requests/s, {page.interval_note(found)}"
-        notes = {"best": best, "ties": page.ties_note(found), "next": page.lead_note(found), **notes}
+        notes = {"best": best, "ties": page.ties_note(found), **notes}
         if found.asked is not None:
             notes["asked"] = f"{rate_text(found.asked)} requests/s: {page.asked_note(found)}"
     for name, note in notes.items():
@@ -123,9 +123,6 @@ def _commands(search: Search, found: SearchResult) -> dict[str, str]:
 def _numbers(search: Search, found: SearchResult, commands: dict[str, str]) -> dict[str, Any]:
     """Return the contents of `tune.json`; rates are requests/s."""
     from ..runtime.analysis.report.tuning import page
-    from ..runtime.simulation.tuning.lead import lead_of
-
-    lead = lead_of(found.finalists)
 
     def finalist(number: int) -> dict[str, Any]:
         f = found.finalists[number]
@@ -144,7 +141,6 @@ def _numbers(search: Search, found: SearchResult, commands: dict[str, str]) -> d
         "ties": [tied.candidate.label for tied in found.ties],
         "ties_note": page.ties_note(found),
         "cost_error": None if found.error is None else found.error.numbers,
-        "lead": None if lead is None else lead.numbers,
         "closest": [approach.numbers() for approach in found.closest],
         "commands": commands,
         "finalists": [finalist(number) for number in range(len(found.finalists))],

@@ -10,7 +10,6 @@ from ....core.numbers import counted
 from ....simulation.cost.error import error_text
 from ....simulation.tuning.closest import unmet_note
 from ....simulation.tuning.error_range import range_note, range_text, rate_text
-from ....simulation.tuning.lead import lead_of
 from ....simulation.tuning.search_result import SearchResult
 from ....simulation.tuning.space import chunk_key
 from ...drawing.page_parts import cards, template, whole_page
@@ -35,7 +34,7 @@ def render(found: SearchResult, config: TuneConfig, title: str, subtitle: str, c
         for what, command in commands.items()
     ]
     tried = tried_rows(found)
-    notes = (("next", lead_note(found)), ("error", error_note(found)))
+    error = error_note(found)
     return whole_page(
         template("tune.html", __package__),
         {
@@ -46,7 +45,7 @@ def render(found: SearchResult, config: TuneConfig, title: str, subtitle: str, c
             "finalists_title": "The best settings" if found.finalists else "The closest settings",
             "finalists": _table(finalist_rows(found.finalists) if found.finalists else closest_rows(found.closest)),
             "ties": html.escape(ties_note(found)),
-            "error": "".join(f"  <p><b>{name}</b> {html.escape(note)}</p>\n" for name, note in notes if note),
+            "error": f"  <p><b>error</b> {html.escape(error)}</p>\n",
             "finalists_note": html.escape(finalists_note(found)),
             "charts": figures(charts(found, config.slo)),
             "chunks": _table(chunk_rows(found)),
@@ -99,12 +98,6 @@ def error_note(found: SearchResult) -> str:
     """Describe the error of stage times, and what the range of each finalist means."""
     note = range_note(found.error) if found.finalists else ""
     return f"{error_text(found.error)}. {note}".strip()
-
-
-def lead_note(found: SearchResult) -> str:
-    """Say whether the winner's lead exceeds the error of stage times; empty if there is no lead or no known error."""
-    lead = lead_of(found.finalists)
-    return lead.text if lead is not None else ""
 
 
 def ties_note(found: SearchResult) -> str:

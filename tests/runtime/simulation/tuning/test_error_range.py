@@ -1,4 +1,4 @@
-"""The capacity at both ends of the cost model's error, and whether a lead outlasts it."""
+"""The capacity at both ends of the cost model's error."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ from gapless.runtime.simulation.pipeline.setting import Setting
 from gapless.runtime.simulation.tuning.bounds import Bounds
 from gapless.runtime.simulation.tuning.capacity import Capacity, find_capacity
 from gapless.runtime.simulation.tuning.error_range import ErrorRange, error_range, range_note
-from gapless.runtime.simulation.tuning.lead import lead_of
-from gapless.runtime.simulation.tuning.paired import Difference, Verdict
 from gapless.runtime.simulation.tuning.search import Search
-from gapless.runtime.simulation.tuning.search_result import Finalist
 from gapless.runtime.simulation.tuning.space import Candidate
 from gapless.runtime.simulation.tuning.trial import Trial, try_rate
 
@@ -104,48 +101,3 @@ def test_without_an_error_or_a_capacity_there_is_no_range(search: Search) -> Non
         setting = setting_of(search, error)
         assert error_range(setting, search.demand, search.config.slo, [found], PRECISION) is None
     assert range_note(None) == ""
-
-
-def finalist(tp: int, pp: int, rate: float, verdict: Verdict, off: tuple[float, float] | None) -> Finalist:
-    capacity = Capacity(rate, rate, None, None)
-    return Finalist(
-        candidate=Candidate(tp, pp, 1, SarathiConfig(chunk=512)),
-        capacities=[capacity],
-        numbers={},
-        behind=Difference(0.0, None, 1),
-        verdict=verdict,
-        off=None if off is None else ErrorRange(*off),
-    )
-
-
-@pytest.mark.parametrize(
-    ("grid", "own", "other", "survives", "words"),
-    [
-        ((2, 4), (8.0, 11.0), (7.0, 10.0), True, "since both are on the same grid and off alike"),
-        ((4, 2), (8.0, 11.0), (7.0, 10.0), False, "only if both grids are off alike"),
-        ((4, 2), (8.0, 11.0), (5.0, 7.5), True, "even with opposite errors of the two grids"),
-        ((2, 4), (6.0, 11.0), (7.0, 10.0), False, "may carry as much or more"),
-        ((4, 2), (8.0, 9.0), (7.0, 10.0), False, "may carry as much or more"),
-    ],
-)
-def test_a_lead_says_whether_it_outlasts_the_error(
-    grid: tuple[int, int], own: tuple[float, float], other: tuple[float, float], survives: bool, words: str
-) -> None:
-    lead = lead_of([finalist(2, 4, 10.0, "best", own), finalist(*grid, 9.0, "less", other)])
-    assert lead is not None
-    assert lead.survives == survives
-    assert lead.share == pytest.approx(0.1)
-    assert "carries 10% less; " in lead.text
-    assert words in lead.text
-    assert lead.numbers["note"] == lead.text
-
-
-def test_a_tie_is_no_lead_and_the_next_that_carries_less_counts() -> None:
-    first, tie = finalist(2, 4, 10.0, "best", (8.0, 11.0)), finalist(2, 4, 9.9, "tie", (8.0, 11.0))
-    less = finalist(8, 1, 5.0, "less", (4.0, 6.0))
-    assert lead_of([first, tie]) is None
-    assert lead_of([]) is None
-    found = lead_of([first, tie, less])
-    assert found is not None
-    assert found.over == less.candidate
-    assert lead_of([first, finalist(8, 1, 5.0, "less", None)]) is None

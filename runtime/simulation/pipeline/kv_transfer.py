@@ -36,19 +36,20 @@ class KvLinks:
     of its ports are free; earlier transfers take precedence.
 
     Args:
-        seconds_of: predicts the seconds of a transfer from its bytes.
+        ways: the links that a transfer crosses, each with the number of parallel messages over which its bytes are
+            split evenly; the slowest link counts.
         bytes_per_token: KV bytes per token, by the layers' attention window; None: full attention.
         sources, targets: port of each prefill and of each decode replica. Replicas of one node may share a port.
     """
 
     def __init__(
         self,
-        seconds_of: KvLink,
+        ways: Sequence[tuple[Link, float]],
         bytes_per_token: Mapping[int | None, int],
         sources: Sequence[int],
         targets: Sequence[int],
     ) -> None:
-        self._seconds_of = seconds_of
+        self._ways = list(ways)
         self._bytes_per_token = dict(bytes_per_token)
         self._sources = list(sources)
         self._targets = list(targets)
@@ -79,7 +80,7 @@ class KvLinks:
             transfer.begin = now
             tokens = transfer.request.prompt_len
             parts = [min(tokens, window or tokens) * each for window, each in self._bytes_per_token.items()]
-            transfer.end = now + self._seconds_of.seconds(sum(parts))
+            transfer.end = now + max([link.seconds(sum(parts) / flows) for link, flows in self._ways])
             self._under_way.append(transfer)
             sending.add(source)
             receiving.add(target)
@@ -91,21 +92,6 @@ class KvLinks:
         if ended:
             self._under_way = [transfer for transfer in self._under_way if transfer.end > now]
         return ended
-
-
-class KvLink:
-    """Predicts the duration of a transfer whose bytes are split evenly over parallel messages.
-
-    Args:
-        ways: the links that messages cross, each with its number of parallel messages; the slowest link counts.
-    """
-
-    def __init__(self, ways: Sequence[tuple[Link, float]]) -> None:
-        self._ways = list(ways)
-
-    def seconds(self, size: float) -> float:
-        """Return the seconds for `size` bytes in total."""
-        return max([link.seconds(size / flows) for link, flows in self._ways])
 
 
 def make_links(prefill: Setting, decode: Setting) -> KvLinks:
@@ -146,4 +132,4 @@ def make_links(prefill: Setting, decode: Setting) -> KvLinks:
     layers = Counter(arch.kind(i).window for i in range(arch.num_layers))
     dtype = decode.config.cache.dtype
     sizes = {window: kv_bytes_per_token(arch, count, 1, element, dtype) for window, count in layers.items()}
-    return KvLinks(KvLink(ways), sizes, ports[0], ports[1])
+    return KvLinks(ways, sizes, ports[0], ports[1])

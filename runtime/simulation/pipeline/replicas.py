@@ -143,15 +143,10 @@ def make_pipelines(setting: Setting, *, repeat: int = 1, first: int = 0) -> list
     links = stage_links(parallel.pp, parallel.tp, config.cluster, simulation.replicas)
     made = []
     for number, own_links in enumerate(links, first):
-        disturbance = Disturbance(
-            simulation.jitter,
-            simulation.straggler_rate,
-            simulation.straggler_factor,
-            seed=(config.seed + repeat - 1) * 1_000_003 + number,
-        )
+        seed = (config.seed + repeat - 1) * 1_000_003 + number
         make: Callable[..., SimulatedPipeline] = SimulatedPipeline
         if simulation.faults.are_any:
-            faults = draw_faults(simulation.faults, parallel.world_size, seed=disturbance.seed, replica=number)
+            faults = draw_faults(simulation.faults, parallel.world_size, seed=seed, replica=number)
             make = partial(FaultyPipeline, faults=faults, times=simulation.faults, parallel=parallel)
         made.append(
             make(
@@ -164,9 +159,11 @@ def make_pipelines(setting: Setting, *, repeat: int = 1, first: int = 0) -> list
                 dispatch_s=control.dispatch,
                 result_s=control.result,
                 turnaround_s=control.turnaround,
-                disturbance=disturbance,
+                disturbance=Disturbance(
+                    simulation.jitter, simulation.straggler_rate, simulation.straggler_factor, seed
+                ),
                 draft_acceptance=simulation.draft_acceptance if config.scheduler.drafts else None,
-                seed=disturbance.seed,
+                seed=seed,
             )
         )
     return made

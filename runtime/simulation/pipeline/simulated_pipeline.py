@@ -8,7 +8,6 @@ import math
 import random
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from mypy_extensions import mypyc_attr
 
@@ -20,7 +19,6 @@ from ..cost.stage_costs import MicroBatchShape, StageCosts
 _SAMPLED_TOKEN = 0
 
 
-@dataclass(frozen=True)
 class Disturbance:
     """Random deviations of stage times from the cost model, drawn from `seed`.
 
@@ -28,15 +26,22 @@ class Disturbance:
     `straggler_rate` of all times is `straggler_factor` times as long.
     """
 
-    jitter: float = 0.0
-    straggler_rate: float = 0.0
-    straggler_factor: float = 1.0
-    seed: int = 0
+    def __init__(
+        self, jitter: float = 0.0, straggler_rate: float = 0.0, straggler_factor: float = 1.0, seed: int = 0
+    ) -> None:
+        self._rate = straggler_rate
+        self._factor = straggler_factor
+        self._random = random.Random(seed)
+        self._sigma = math.sqrt(math.log1p(jitter**2))
 
-    @property
-    def is_any(self) -> bool:
-        """Whether any time deviates."""
-        return self.jitter > 0 or (self.straggler_rate > 0 and self.straggler_factor != 1)
+    def __call__(self, times: list[float]) -> list[float]:
+        """Return stage times with their deviations."""
+        draw, sigma, rate, factor = self._random, self._sigma, self._rate, self._factor
+        if sigma:
+            times = [seconds * draw.lognormvariate(-sigma * sigma / 2, sigma) for seconds in times]
+        if rate:
+            times = [seconds * factor if draw.random() < rate else seconds for seconds in times]
+        return times
 
 
 class VirtualClock:
@@ -108,7 +113,7 @@ class SimulatedPipeline:
         self._free_at = [0.0] * self.num_stages
         self._link_free_at = [0.0] * self.num_stages
         self._results: deque[tuple[float, MicroBatchResult]] = deque()
-        self._disturb = _Disturber(disturbance) if disturbance and disturbance.is_any else None
+        self._disturb = disturbance
 
     def submit(self, micro_batch: MicroBatchMessage) -> None:
         """See `Pipeline.submit`. The times of the micro-batch on all stages are computed at once."""
@@ -190,21 +195,3 @@ class SimulatedPipeline:
         ]
         self._sends[rows] = [*seconds, 0.0]
         return self._sends[rows]
-
-
-class _Disturber:
-    """Applies a `Disturbance` to stage times."""
-
-    def __init__(self, disturbance: Disturbance) -> None:
-        self._disturbance = disturbance
-        self._random = random.Random(disturbance.seed)
-        self._sigma = math.sqrt(math.log1p(disturbance.jitter**2))
-
-    def __call__(self, times: list[float]) -> list[float]:
-        draw, disturbance, sigma = self._random, self._disturbance, self._sigma
-        if sigma:
-            times = [seconds * draw.lognormvariate(-sigma * sigma / 2, sigma) for seconds in times]
-        if disturbance.straggler_rate:
-            rate, factor = disturbance.straggler_rate, disturbance.straggler_factor
-            times = [seconds * factor if draw.random() < rate else seconds for seconds in times]
-        return times

@@ -22,7 +22,7 @@ from gapless.runtime.scheduler.policies import POLICIES
 from gapless.runtime.scheduler.policies.sarathi import Sarathi
 from gapless.runtime.simulation.cost.link import Link
 from gapless.runtime.simulation.pipeline.disaggregation import DecodeReplica, DisaggregatedFleet, PrefillReplica
-from gapless.runtime.simulation.pipeline.kv_transfer import KvLink, KvLinks, KvTransfer
+from gapless.runtime.simulation.pipeline.kv_transfer import KvLinks, KvTransfer
 from gapless.runtime.simulation.pipeline.replicas import ROUTERS
 from gapless.runtime.simulation.pipeline.simulated_pipeline import Disturbance
 from tests.support.closed_loops import loop
@@ -33,9 +33,9 @@ ONE_BY_ONE = sorted(set(POLICIES) - {"request_level", "orca_worst"})
 FREE = 1e300  # bytes a second
 
 
-def link(bytes_per_s: float, flows: int = 1, least_s: float = 0.0) -> KvLink:
+def link(bytes_per_s: float, flows: int = 1, least_s: float = 0.0) -> list[tuple[Link, float]]:
     link = Link(LinkConfig(least_us=1e6 * least_s, ramp_us=0.0, gigabytes_per_s=bytes_per_s / 1e9, knee=1.0))
-    return KvLink([(link, flows)])
+    return [(link, flows)]
 
 
 def pools(
@@ -140,8 +140,8 @@ def test_every_request_ends_whole_and_its_kv_comes_between_its_halves(given_: di
             begin, end = record.kv_transfer
             assert record.token_times[0] <= begin + 1e-9 <= end + 1e-9
             assert first_decodes(fleet, request.decode)[record.request] >= end - 1e-9
-            seconds = link(given_["pools"]["bytes_per_s"], least_s=given_["pools"]["least_s"])
-            assert end - begin == pytest.approx(seconds.seconds(len(item.prompt)), abs=1e-9)
+            ((way, _),) = link(given_["pools"]["bytes_per_s"], least_s=given_["pools"]["least_s"])
+            assert end - begin == pytest.approx(way.seconds(len(item.prompt)), abs=1e-9)
     fleet.check()
     for replica in started.replicas:
         pipeline, scheduler = replica.pipeline, replica.coordinator.scheduler
@@ -271,8 +271,11 @@ def test_of_layers_with_windows_only_what_they_reach_is_sent() -> None:
 
 def test_flows_share_the_bytes_and_the_slower_side_counts() -> None:
     slow, fast = (Link(LinkConfig(least_us=0.0, ramp_us=0.0, gigabytes_per_s=rate, knee=1.0)) for rate in (1.0, 10.0))
-    assert KvLink([(fast, 4), (slow, 4)]).seconds(8e9) == pytest.approx(2.0)
-    assert KvLink([(fast, 1)]).seconds(8e9) == pytest.approx(0.8)
+    for ways, seconds in (([(fast, 4), (slow, 4)], 2.0), ([(fast, 1)], 0.8)):
+        links = KvLinks(ways, {None: 8e8}, [0], [0])
+        links.add(KvTransfer(Request(0, bytes(10), exactly(2)), 0, 0))
+        links.begin(0.0)
+        assert links.next_event == pytest.approx(seconds)
 
 
 def test_pools_are_routed_to_apart() -> None:

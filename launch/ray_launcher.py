@@ -365,15 +365,15 @@ class RayLauncher:
             )
 
     @staticmethod
-    def _check_resources(bundle: dict[str, float], stages: int) -> None:
+    def _check_resources(bundle: dict[str, float], num_stages: int) -> None:
         import ray
 
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         fitting = sum(min(int(node.get(k, 0) // v) for k, v in bundle.items()) for node in nodes)
-        if fitting < stages:
+        if fitting < num_stages:
             has = ", ".join(_text({k: node.get(k, 0.0) for k in bundle}) for node in nodes)
             raise ConfigError(
-                f"parallel.pp={stages}: each stage needs a node with {_text(bundle)}, but the cluster's "
+                f"parallel.pp={num_stages}: each stage needs a node with {_text(bundle)}, but the cluster's "
                 f"{len(nodes)} nodes ({has}) fit only {fitting}"
             )
 

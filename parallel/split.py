@@ -51,7 +51,7 @@ def check_parallel(arch: Architecture, parallel: ParallelConfig, *, copies_heads
 
 def split_layers(
     arch: Architecture,
-    pp: int,
+    num_stages: int,
     layers: tuple[int, ...] | None,
     *,
     speeds: Sequence[float] | None = None,
@@ -66,33 +66,34 @@ def split_layers(
 
     Args:
         arch: The model's shape.
-        pp: Number of stages.
+        num_stages: Number of stages.
         layers: Number of layers of each stage. None: a balanced split.
         speeds: Relative speed of each stage's devices. None: all equal.
         most: Layers that fit into each stage's memory, which a balanced split respects if possible. None: no limit.
         times: Time of each layer; the first includes the embedding, the last the LM head. None: all equal.
     """
     if layers is None:
-        room = most if most is not None and sum(most) >= arch.num_layers and min(most) >= 1 else [arch.num_layers] * pp
-        times, speeds = times or [1.0] * arch.num_layers, speeds or [1.0] * pp
+        whole = [arch.num_layers] * num_stages
+        room = most if most is not None and sum(most) >= arch.num_layers and min(most) >= 1 else whole
+        times, speeds = times or [1.0] * arch.num_layers, speeds or [1.0] * num_stages
         if len(set(times[1:-1])) > 1:
             return _split_by_time(times, speeds, room)
-        counts, one = [1] * pp, times[len(times) // 2]
-        time, memory = [0.0] * pp, [0.0] * pp
+        counts, one = [1] * num_stages, times[len(times) // 2]
+        time, memory = [0.0] * num_stages, [0.0] * num_stages
         for stage in (0, -1):  # in quarters of a layer: times are no more precise, and memory breaks ties
             time[stage] += max(0.0, round(4 * (times[stage] / one - 1)) / 4)
         head = arch.embedding_params / arch.layer_params
         memory[0] += head
-        memory[-1] += head if pp > 1 or not arch.tie_embeddings else 0.0
-        for _ in range(arch.num_layers - pp):
-            open_stages = [s for s in range(pp) if counts[s] < room[s]]
+        memory[-1] += head if num_stages > 1 or not arch.tie_embeddings else 0.0
+        for _ in range(arch.num_layers - num_stages):
+            open_stages = [s for s in range(num_stages) if counts[s] < room[s]]
             # The stage that would finish first with one more layer.
             stage = min(open_stages, key=lambda s: ((time[s] + counts[s] + 1) / speeds[s], memory[s] + counts[s]))
             counts[stage] += 1
     else:
         counts = list(layers)
-    assert (len(counts), sum(counts)) == (pp, arch.num_layers), counts
-    ends = [sum(counts[: s + 1]) for s in range(pp)]
+    assert (len(counts), sum(counts)) == (num_stages, arch.num_layers), counts
+    ends = [sum(counts[: s + 1]) for s in range(num_stages)]
     return [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
 
 
@@ -104,25 +105,25 @@ def _split_by_time(times: Sequence[float], speeds: Sequence[float], room: Sequen
         speeds: relative speed of each stage.
         room: maximum number of layers per stage.
     """
-    pp, num_layers = len(speeds), len(times)
+    num_stages, num_layers = len(speeds), len(times)
     before = [0.0, *accumulate(times)]  # time of all layers before one
 
     def ends(stage: int, first: int) -> range:
         """Return the possible ends of a stage that starts at layer `first`, leaving a layer for each later stage."""
-        return range(first + 1, min(first + room[stage], num_layers - (pp - 1 - stage)) + 1)
+        return range(first + 1, min(first + room[stage], num_layers - (num_stages - 1 - stage)) + 1)
 
     def slowest(stage: int, first: int, end: int) -> float:
         """Return the time of the slowest stage from `stage` on, if `stage` has the layers `first` to `end` - 1."""
         return max((before[end] - before[first]) / speeds[stage], best[stage + 1][end])
 
     # By stage and layer: the slowest stage's time in the best split of the remaining layers over the remaining stages.
-    best = [[inf] * (num_layers + 1) for _ in range(pp)] + [[inf] * num_layers + [0.0]]
-    for stage in reversed(range(pp)):
+    best = [[inf] * (num_layers + 1) for _ in range(num_stages)] + [[inf] * num_layers + [0.0]]
+    for stage in reversed(range(num_stages)):
         for first in range(stage, num_layers):
             best[stage][first] = min((slowest(stage, first, end) for end in ends(stage, first)), default=inf)
     bound = best[0][0] * (1 + 1e-9)
     layer, split = 0, []
-    for stage in range(pp):
+    for stage in range(num_stages):
         share = speeds[stage] / sum(speeds[stage:]) * (before[-1] - before[layer])  # of the remaining time
         target, first = before[layer] + share, layer
         possible = [end for end in ends(stage, first) if slowest(stage, first, end) <= bound]

@@ -123,7 +123,7 @@ def make_plan(config: EngineConfig, *, quiet: bool = False) -> Plan:
         replicate_embedding=memory.replicates_embedding(),
         dtype=dtype,
         formats=memory.formats,
-        limits=Limits(batch, depth, tile=config.hardware.tile, stages=parallel.pp),
+        limits=Limits(batch, depth, tile=config.hardware.tile, num_stages=parallel.pp),
         tokenizer=checkpoint.tokenizer,
         prefix_caching=config.cache.prefix_caching,
         windows=windows,

@@ -52,7 +52,7 @@ class Scheduler:
         self.prefilling: list[Request] = []  # running requests with prompt tokens left to dispatch, in admission order
         self.ready: list[Request] = []  # running requests that may decode, first ready first
         self.backlog = 0  # prompt tokens left to dispatch, over all waiting and running requests
-        self.speculative_decoding = SpeculativeDecoding(config.drafts, limits.stages) if config.drafts else None
+        self.speculative_decoding = SpeculativeDecoding(config.drafts, limits.num_stages) if config.drafts else None
         self.short_of_kv = False  # whether the last micro-batch left out a request for lack of KV blocks
         self.dropped: list[int] = []  # ids preempted or finished since the last micro-batch: ranks forget them
         self.notes: list[str] = []  # automatic choices and their reasons, one line each, for the coordinator

@@ -27,7 +27,7 @@ class ChunkedScheduler(Scheduler):
 
     def __init__(self, config: SarathiConfig | EqualTimeConfig, limits: Limits, pool: BlockPool) -> None:
         super().__init__(config, replace(limits, tile=config.tile or limits.tile), pool)
-        self.picker = ChunkPicker(config.chunk, self.limits.tile, limits.stages)
+        self.picker = ChunkPicker(config.chunk, self.limits.tile, limits.num_stages)
         self.chunk = self.picker.chunk
 
     def prepare(self) -> None:

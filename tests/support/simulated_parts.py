@@ -165,7 +165,7 @@ def make_replica(
     chosen = config.depth(stages) if depth is None else Depth(min(stages, depth), depth)
     device = Device()
     costs = StageCosts(layers, devices or [device] * stages, host=host)
-    limits = Limits(batch, chosen, stages=stages)
+    limits = Limits(batch, chosen, num_stages=stages)
     plan = Plan(ARCHITECTURE, tuple(range(n) for n in layers), num_blocks, BLOCK, False, limits, None)
     how |= {"depth": chosen.most, "num_blocks": num_blocks}
     if faults is None:

@@ -59,10 +59,10 @@ class EqualTime(ChunkedScheduler):
         self._growth: ChunkGrowth | None = None
         if config.iterations is not None and config.target_ms is None:
             self._growth = ChunkGrowth(config.iterations, config.max_prefill_tokens, self.limits.tile)
-        self.fits = RivalFits(limits.stages, self.limits.tile, self._least_depth)
+        self.fits = RivalFits(limits.num_stages, self.limits.tile, self._least_depth)
         target_s = None if config.target_ms is None else config.target_ms / 1e3
         self.target = TargetTime(target_s, self.fits)
-        self._turnaround = Turnaround(limits.stages)
+        self._turnaround = Turnaround(limits.num_stages)
         self._dealer = DecodeDealer(self._least_depth)
         self._left_s = 0.0  # of the last micro-batch's target time, after its chunks
 
@@ -95,7 +95,7 @@ class EqualTime(ChunkedScheduler):
         """Return the target time of a micro-batch whose first chunk is from `prompt`."""
         overhead = self.picker.overhead
         if prompt and overhead and len(self.running) == 1 and not self.num_waiting and self._is_long(prompt):
-            return self.target.alone(prompt.prefill_target, overhead, self.limits.stages)
+            return self.target.alone(prompt.prefill_target, overhead, self.limits.num_stages)
         return self.target.seconds(self.chunk)
 
     def _is_long(self, prompt: Request) -> bool:

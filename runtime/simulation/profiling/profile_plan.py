@@ -54,19 +54,19 @@ def plan_profile(config: ProfileConfig) -> ProfilePlan:
     if arch.experts is not None or arch.latent is not None:
         raise ConfigError(f"model={config.model.name}: gapless profile supports neither experts nor MLA yet")
     stages_per_node = max(1, min(parallel.world_size, config.cluster.devices_per_node) // parallel.tp)
-    stages = stages_per_node if config.neighbours is None else 1 + config.neighbours
-    ranks = stages * parallel.tp
+    num_stages = stages_per_node if config.neighbours is None else 1 + config.neighbours
+    ranks = num_stages * parallel.tp
     num_layers = config.num_layers or min(_MAX_LAYERS, max(map(len, plan.layers)))
     context = config.max_context or min(arch.max_position, 2 * config.max_tokens)
     if context > arch.max_position:
         raise ConfigError(f"max_context={context}: must be at most the model's {arch.max_position}")
-    slice_ = replace(arch, num_layers=num_layers * stages)
-    grid = replace(parallel, pp=stages, layers=(num_layers,) * stages, launcher=None)
+    slice_ = replace(arch, num_layers=num_layers * num_stages)
+    grid = replace(parallel, pp=num_stages, layers=(num_layers,) * num_stages, launcher=None)
     assert plan.formats is not None, "it is of a model"
     middle = plan.formats.layers[len(plan.formats.layers) // 2]
     formats = replace(plan.formats, layers=(middle,) * slice_.num_layers)
     memory = MemoryModel(
-        slice_, grid, [hardware] * stages, BYTES[plan.dtype], formats=formats, cache_dtype=config.cache.dtype
+        slice_, grid, [hardware] * num_stages, BYTES[plan.dtype], formats=formats, cache_dtype=config.cache.dtype
     )
     points = operator_points(config.max_tokens, context, config.max_decodes, hardware.tile)
     operators = _fitting(points, memory.blocks(block), block)
@@ -94,7 +94,7 @@ def plan_profile(config: ProfileConfig) -> ProfilePlan:
     small = replace(config, cache=replace(config.cache, num_blocks=max(max_slots, arch.max_position) // block + 1))
     return ProfilePlan(
         about,
-        _setup(config, slice_, stages, num_layers, threads, operators, plan),
+        _setup(config, slice_, num_stages, num_layers, threads, operators, plan),
         operators,
         small,
         make_plan(small, quiet=True),
@@ -106,7 +106,7 @@ def plan_profile(config: ProfileConfig) -> ProfilePlan:
 def _setup(
     config: ProfileConfig,
     arch: Architecture,
-    stages: int,
+    num_stages: int,
     num_layers: int,
     threads: int,
     points: Sequence[Point],
@@ -131,11 +131,11 @@ def _setup(
             layers=(stage * num_layers, (stage + 1) * num_layers),
             num_blocks=max(point.slots(block) for point in points) // block,
             block_size=block,
-            replicate_embedding=plan.replicate_embedding and stages > 1,
+            replicate_embedding=plan.replicate_embedding and num_stages > 1,
             seed=config.seed,
             cache_dtype=config.cache.dtype,
         )
-        for stage in range(stages)
+        for stage in range(num_stages)
     ]
     timeout = config.parallel.start_timeout_s + config.parallel.step_timeout_s
     return Setup(specs, config.parallel.tp, depth=1, threads=threads, timeout_s=timeout)

@@ -112,7 +112,7 @@ def test_the_layers_are_split_anew() -> None:
     smaller, new = plan_fewer_stages(config, plan, 1)
     assert [len(layers) for layers in plan.layers] == [3, 1]
     assert [len(layers) for layers in new.layers] == [4]
-    assert (smaller.parallel.pp, new.limits.stages, new.num_blocks) == (1, 1, plan.num_blocks)
+    assert (smaller.parallel.pp, new.limits.num_stages, new.num_blocks) == (1, 1, plan.num_blocks)
 
 
 def test_what_was_accepted_must_still_fit() -> None:

@@ -47,7 +47,7 @@ class Bed:
 
     def __init__(self, policy: str = "sarathi", stages: int = 2, step_s: float = 0.01) -> None:
         self.pipeline = Punctual(stages, stages + 1, 400, 4, lambda micro_batch, stage: step_s)
-        limits = Limits(batch=4, depth=Depth.fixed(stages), stages=stages)
+        limits = Limits(batch=4, depth=Depth.fixed(stages), num_stages=stages)
         scheduler = make_scheduler(POLICY_CONFIGS[policy](), limits, BlockPool(400, 4, 50))
         self.coordinator = Coordinator(self.pipeline, scheduler)
         self.made: list[Request] = []

@@ -104,7 +104,9 @@ def test_it_keeps_every_bound(
 
     pipeline = VirtualPipeline(stages, depth, num_blocks, 4, stage_time)
     config = build(SchedulerConfig, policy_mapping(str(policy_file)) | {"chunk": chunk}, "scheduler")
-    scheduler = make_scheduler(config, Limits(batch, Depth.fixed(depth), stages=stages), BlockPool(num_blocks, 4, 25))
+    scheduler = make_scheduler(
+        config, Limits(batch, Depth.fixed(depth), num_stages=stages), BlockPool(num_blocks, 4, 25)
+    )
     coordinator = Coordinator(pipeline, scheduler)
     waiting = [
         Request(number, [1] * prompt, SamplingParams(max_tokens=output, ignore_eos=True), arrival=at)
@@ -186,7 +188,7 @@ def test_a_policy_without_keys_and_one_over_ours(tmp_path: Path) -> None:
     config = build(SchedulerConfig, policy_mapping(over) | {"chunk": "auto"})
     assert config.depth(4) == Depth(4, 5)
     assert issubclass(find_policy(config), Scheduler)
-    assert make_scheduler(config, Limits(2, Depth.fixed(5), stages=4), BlockPool(10, 4, 5)).depth == 5
+    assert make_scheduler(config, Limits(2, Depth.fixed(5), num_stages=4), BlockPool(10, 4, 5)).depth == 5
 
 
 def test_a_file_that_changed_is_read_again(tmp_path: Path) -> None:

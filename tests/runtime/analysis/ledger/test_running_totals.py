@@ -37,7 +37,7 @@ def seconds(micro_batch: MicroBatchMessage, stage: int) -> float:
 
 def coordinator(policy: SchedulerConfig) -> Coordinator:
     depth = policy.depth(STAGES)
-    limits = Limits(batch=BATCH, depth=depth, stages=STAGES)
+    limits = Limits(batch=BATCH, depth=depth, num_stages=STAGES)
     pool = BlockPool(num_blocks=200, block_size=8)
     pipeline = VirtualPipeline(STAGES, depth.most, 200, 8, seconds, repeats=policy.drafts > 0)
     floors = [floor(), floor(window=30), floor(ranks=1)]

@@ -40,7 +40,7 @@ def simulate(policy: str, device: Device, acceptance: float, drafts: int = 6, se
     config = POLICY_CONFIGS[policy](drafts=drafts)
     depth = config.depth(2)
     costs = StageCosts((2, 2), [device] * 2)
-    limits = Limits(4, depth, TILE, stages=2)
+    limits = Limits(4, depth, TILE, num_stages=2)
     plan = Plan(ARCHITECTURE, (2, 2), 400, BLOCK, False, limits, None)
     pipeline = SimulatedPipeline(costs, depth=depth.most, num_blocks=400, draft_acceptance=acceptance, seed=seed)
     replica = Replica(pipeline, config, plan)

@@ -256,7 +256,7 @@ def test_a_sweep_ends_with_one_table_and_one_comparison(here: Path, capfd: pytes
         "shortest_rest_first.py chunk=128",
     }
     figures = {path.name for path in (here / "swept" / "figures").iterdir()}
-    assert figures >= {"heat_map.png", "throughput_against_tbt.png", "throughput_against_ttft.png"}
+    assert figures >= {"throughput_against_tbt.png", "throughput_against_ttft.png"}
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ The kind of a chart determines how its series are read:
 - `areas`: stacked; y are heights; x are the edges between them, one more than heights.
 - `bars`: stacked and horizontal; y has one value per category of the chart.
 - `scatter`: points (x, y).
-- `heat`: each series is a row, y has one value per column, NaN for an empty cell.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import numpy as np
 
 from ...core.micro_batch_columns import Floats
 
-Kind = Literal["lines", "steps", "cdf", "histogram", "areas", "bars", "scatter", "heat"]
+Kind = Literal["lines", "steps", "cdf", "histogram", "areas", "bars", "scatter"]
 _MAX_NAMES, _MAX_NAME_LETTERS = 5, 14  # most point names written in a scatter plot, and the longest one
 _MAX_GROWTH = 2.0  # most growth of an axis to include a mark, as a multiple of the data range
 _NUM_COLOURS = 8  # the style sheet's series colours, `s0` to `s7`
@@ -89,9 +88,8 @@ class Chart:
         series: What is drawn.
         marks: Vertical lines, each a name and an x value. The x axis grows to include them; one that is too far off is
             an arrow at the end of the axis, with its true value.
-        categories: Names of the bars, or of the columns of a heat map.
+        categories: Names of the bars.
         line: Points (x, y) of a line drawn behind the scatter points.
-        shades: Values of the lightest and the darkest cell of a heat map; None: the extremes of its data.
         note: Text below the chart.
     """
 
@@ -104,7 +102,6 @@ class Chart:
     marks: tuple[tuple[str, float], ...] = ()
     categories: tuple[str, ...] = ()
     line: tuple[tuple[float, float], ...] = ()
-    shades: tuple[float, float] | None = None
     note: str = ""
 
     @property

@@ -19,7 +19,7 @@ from .formatting import tick_texts
 WIDTH, HEIGHT = 350, 190  # of the drawing, with its labels
 TOP, BOTTOM, RIGHT = 22, 36, 12  # margins around the plot; the left one depends on the labels
 CHAR_WIDTH = 6.7  # width of a digit, about
-MIN_ROW_HEIGHT, MAX_ROW_HEIGHT = 26, 46  # height of bars and of heat-map rows
+MIN_ROW_HEIGHT, MAX_ROW_HEIGHT = 26, 46  # height of bars
 MAX_FILLED_HISTOGRAMS = 3  # with more series, histograms are outlines only
 MAX_PRINTED_NAME = 26 * CHAR_WIDTH
 DASHES = ("", "6 3", "2 3")
@@ -53,10 +53,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A filled rectangle, positioned by its upper left corner.
-
-    `strength` is the percentage of the colour mixed into the panel's colour; `hatch` is its hatch number in print.
-    """
+    """A filled rectangle, positioned by its upper left corner; `hatch` is its hatch number in print."""
 
     x: float
     y: float
@@ -64,7 +61,6 @@ class Box:
     height: float
     colour: str
     title: str = ""
-    strength: int = 100
     css: str = ""
     hatch: int = 0
 
@@ -80,14 +76,13 @@ class Dots:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A line of text whose start, middle or end is at `x`. Without a colour it has the colour of its class."""
+    """A line of text whose start, middle or end is at `x`."""
 
     x: float
     y: float
     text: str
     anchor: str = "start"
     css: str = ""
-    colour: str = ""
 
 
 Shape = Line | Box | Dots | Text
@@ -125,16 +120,14 @@ class Layout:
     def __init__(self, chart: Chart, *, in_print: bool = False) -> None:
         self.chart = chart
         self._lines_per_dash = 2 if in_print else 4
-        has_rows = chart.kind in ("bars", "heat")
-        rows = len(chart.categories) if chart.kind == "bars" else len(chart.series)
+        rows = len(chart.categories)
         self.row = min(MAX_ROW_HEIGHT, max(MIN_ROW_HEIGHT, (HEIGHT - TOP - BOTTOM) / max(1, rows)))
-        self.height = max(HEIGHT, TOP + BOTTOM + rows * self.row) if has_rows else HEIGHT
+        self.height = max(HEIGHT, TOP + BOTTOM + rows * self.row)
         (self.x0, self.x1), (self.y0, self.y1) = extent(chart)
         self.y_ticks = ticks(self.y0, self.y1, 4, whole=chart.y.whole)
         percent = chart.kind == "cdf"
         self.y_texts = [f"{round(100 * v)}%" for v in self.y_ticks] if percent else tick_texts(self.y_ticks)
-        names = chart.categories if chart.kind == "bars" else [s.label for s in chart.series]
-        longest = max((len(text) for text in (names if has_rows else self.y_texts)), default=1)
+        longest = max(map(len, chart.categories or self.y_texts), default=1)
         self.left = min(0.38 * WIDTH, 10 + CHAR_WIDTH * longest)
         self._name_width = MAX_PRINTED_NAME if in_print else self.left
         self.right = WIDTH - RIGHT
@@ -148,7 +141,7 @@ class Layout:
             if series.label:
                 hatch, dash = number if self.chart.kind == "bars" else 0, self._dash(number)
                 entries.append(LegendEntry(series.label, series.colour, hatch, dash))
-        if self.chart.kind == "heat" or (len(entries) == 1 and self.chart.kind == "histogram"):
+        if len(entries) == 1 and self.chart.kind == "histogram":
             entries = []
         numbers = numbered_points(self.chart)
         if not numbers:  # the name next to a point is left out if it would overlap another
@@ -165,20 +158,16 @@ class Layout:
 
     def shapes(self) -> Iterator[Shape]:
         """Yield all shapes in drawing order: later shapes cover earlier ones."""
-        kind = self.chart.kind
-        if kind == "heat":
-            yield from self._heat()
-        else:
-            yield from self._axes()
-            yield from {
-                "lines": self._lines,
-                "steps": self._lines,
-                "cdf": self._lines,
-                "histogram": self._histogram,
-                "areas": self._areas,
-                "bars": self._bars,
-                "scatter": self._scatter,
-            }[kind]()
+        yield from self._axes()
+        yield from {
+            "lines": self._lines,
+            "steps": self._lines,
+            "cdf": self._lines,
+            "histogram": self._histogram,
+            "areas": self._areas,
+            "bars": self._bars,
+            "scatter": self._scatter,
+        }[self.chart.kind]()
         yield from self._marks()
 
     def _axes(self) -> Iterator[Shape]:
@@ -194,10 +183,7 @@ class Layout:
             anchor = "end" if self.x(value) > self.right - 14 else "middle"
             yield Text(self.x(value), self.bottom + 15, text, anchor)
         yield Line("axis", [[(self.left, self.bottom), (self.right, self.bottom)]])
-        yield self._x_name()
-
-    def _x_name(self) -> Text:
-        return Text((self.left + self.right) / 2, self.height - 4, self.chart.x.text, "middle", "name")
+        yield Text((self.left + self.right) / 2, self.height - 4, self.chart.x.text, "middle", "name")
 
     def _places(self, series: Series) -> list[tuple[float, float]]:
         return list(zip(self.x(series.x).tolist(), self.y(series.y).tolist(), strict=True))
@@ -291,28 +277,6 @@ class Layout:
             if all(box[2] < t[0] or box[0] > t[2] or box[3] < t[1] or box[1] > t[3] for t in taken):
                 taken.append(box)
                 yield Text(left, y + 4, name)
-
-    def _heat(self) -> Iterator[Shape]:
-        columns = self.chart.categories
-        values = np.array([series.y for series in self.chart.series])
-        low, high = self.chart.shades or (float(np.nanmin(values)), float(np.nanmax(values)))
-        width = (self.right - self.left) / max(1, len(columns))
-        yield Text(4, 11, self.chart.y.text, css="name")
-        yield self._x_name()
-        bottom = TOP + len(self.chart.series) * self.row
-        for column, name in enumerate(columns):
-            yield Text(self.left + (column + 0.5) * width, bottom + 14, shortened(name, width), "middle")
-        for row, series in enumerate(self.chart.series):
-            y = TOP + row * self.row
-            yield Text(self.left - 6, y + self.row / 2 + 4, shortened(series.label, self._name_width), "end")
-            for column, value in enumerate(series.y.tolist()):
-                if not np.isfinite(value):
-                    continue
-                share = (value - low) / (high - low) if high > low else 1.0
-                x, strength = self.left + column * width, round(12 + 76 * share)
-                yield Box(x + 0.5, y + 0.5, width - 1, self.row - 1, "chunk", strength=strength)
-                ink = "on-chunk" if share > 0.55 else "ink"
-                yield Text(x + width / 2, y + self.row / 2 + 4, number_text(value), "middle", colour=ink)
 
     def _marks(self) -> Iterator[Shape]:
         last = -1e9

@@ -86,7 +86,6 @@ def _head(layout: Layout) -> Iterator[Shape]:
 
 def _draw(axes: Axes, shapes: Iterable[Shape]) -> None:
     """Draw shapes into axes whose data units are SVG units. Text too long for the axes is shrunk."""
-    from matplotlib.colors import to_rgb
     from matplotlib.font_manager import FontProperties
     from matplotlib.patches import Polygon, Rectangle
     from matplotlib.textpath import text_to_path
@@ -94,19 +93,17 @@ def _draw(axes: Axes, shapes: Iterable[Shape]) -> None:
     palette = light_palette()
     for order, shape in enumerate(shapes):
         match shape:
-            case Text(x, y, text, anchor, css, colour):
+            case Text(x, y, text, anchor, css):
                 across = {"start": "left", "middle": "center", "end": "right"}[anchor]
-                ink = palette[colour or ("ink" if css else "soft")]
+                ink = palette["ink" if css else "soft"]
                 font = FontProperties(size=TEXT, weight="bold" if css == "title" else "normal")
                 width = text_to_path.get_text_width_height_descent(text, font, False)[0]
                 room = {"start": FITS * (WIDTH - x), "middle": width, "end": FITS * x}[anchor]
                 font.set_size(TEXT * _POINTS * min(1.0, room / max(width, 1.0)))
                 axes.text(x, y, text, ha=across, fontproperties=font, color=ink, zorder=order)
             case Box():
-                share = shape.strength / 100
-                pairs = zip(to_rgb(palette[shape.colour]), to_rgb(palette["panel"]), strict=True)
-                mixed = [share * part + (1 - share) * paper for part, paper in pairs]
-                box = Rectangle((shape.x, shape.y), shape.width, shape.height, facecolor=mixed, zorder=order)
+                colour = palette[shape.colour]
+                box = Rectangle((shape.x, shape.y), shape.width, shape.height, facecolor=colour, zorder=order)
                 box.set(hatch=HATCHES[shape.hatch % len(HATCHES)], edgecolor="white", linewidth=0)
                 axes.add_patch(box)
             case Line(css, parts, stroke, fill, opacity, dash):

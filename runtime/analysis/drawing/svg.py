@@ -40,12 +40,11 @@ def svg(width: float, height: float, label: str, shapes: Iterable[Shape], css: s
 
 def _element(shape: Shape) -> str:
     match shape:
-        case Text(x, y, text, anchor, css, colour):
+        case Text(x, y, text, anchor, css):
             where = f'x="{_n(x)}" y="{_n(y)}" text-anchor="{anchor}"'
-            return f"<text {where}{_class(css)}{_style(fill=colour)}>{html.escape(text)}</text>"
+            return f"<text {where}{_class(css)}>{html.escape(text)}</text>"
         case Box():
-            mix = f"color-mix(in srgb,var(--{shape.colour}) {shape.strength}%,var(--panel))"
-            style = f' style="fill:{mix}"' if shape.strength < 100 else _style(fill=shape.colour)
+            style = _style(fill=shape.colour)
             size = f'width="{_n(shape.width)}" height="{_n(shape.height)}"'
             return _titled("rect", f'x="{_n(shape.x)}" y="{_n(shape.y)}" {size}{_class(shape.css)}{style}', shape.title)
         case Line():

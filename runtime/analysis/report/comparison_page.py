@@ -36,7 +36,7 @@ from ..ledger.fleet import Fleet, replica_name
 from ..run_folder.files import PREFILL_KEY, REPLICAS_KEY
 from ..run_folder.read import load_fleet
 from . import run_charts as charts
-from .comparison_charts import TAILS, heat_maps, throughput_against
+from .comparison_charts import TAILS, throughput_against
 from .difference.difference_tables import difference_section
 from .difference.run_difference import RunDifference
 from .difference.run_side import RunSide
@@ -132,10 +132,8 @@ def draw_runs(groups: Sequence[RunGroup], sort: str) -> DrawnRuns:
 
 
 def charts_of_settings(groups: Sequence[RunGroup], sort: str) -> list[Chart]:
-    """Return heat maps and throughput against tail latency, if there are more than two settings."""
-    if len(groups) < 3:
-        return []
-    return [*heat_maps(groups, sort), *(throughput_against(groups, tail, sort) for tail in TAILS)]
+    """Return throughput against tail latency, if there are more than two settings."""
+    return [throughput_against(groups, tail, sort) for tail in TAILS] if len(groups) > 2 else []
 
 
 def render_comparison(

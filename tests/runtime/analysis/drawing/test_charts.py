@@ -24,9 +24,7 @@ from gapless.runtime.analysis.drawing.svg import figure
 from gapless.runtime.analysis.ledger.causes import CAUSES
 from gapless.runtime.analysis.ledger.fleet import Fleet
 from gapless.runtime.analysis.report import run_charts
-from gapless.runtime.analysis.report.comparison_charts import heat_maps, pareto_front, throughput_against
-from gapless.runtime.analysis.report.run_groups import RunGroup
-from gapless.runtime.analysis.run_folder.read import RunFolder
+from gapless.runtime.analysis.report.comparison_charts import pareto_front, throughput_against
 from gapless.runtime.core.numbers import number_text
 from gapless.runtime.core.run_record import RunRecord
 from tests.support.hand_made import one_stage, run_group
@@ -46,7 +44,6 @@ def kinds() -> list[Chart]:
     stacked = (Series("d", edges, array(1, 2, 3), "chunk"), Series("e", edges, array(1, 0, 1), "decode"))
     pair = array(0, 1)
     bars = (Series("PB1", pair, array(1, 2), "pb1-prefill-size"), Series("t", pair, array(0, 1), "control"))
-    heat = (Series("row <1>", pair, array(1.5, np.nan), "chunk"), Series("2", pair, array(2.5, 3), "chunk"))
     named = (("<one>", 1, 5), ("two", 2, 6), ("three", 2.001, 6))
     points = tuple(Series("", array(x), array(y), "s0", name) for name, x, y in named)
     banded = (Series("k", array(0, 1, 2), array(2, 2, 2), "kv", band=(array(1, 1, 1), array(3, 4, 3))),)
@@ -59,7 +56,6 @@ def kinds() -> list[Chart]:
         Chart("areas", "Areas", "areas", x, y, stacked),
         Chart("bars", "Bars", "bars", x, Axis(""), bars, categories=("stage <0>", "a name too long for its row" * 3)),
         Chart("scatter", "Scatter", "scatter", x, y, points, line=((0, 0), (2, 6))),
-        Chart("heat", "Heat", "heat", x, y, heat, categories=("16", "a long one")),
     ]
 
 
@@ -94,7 +90,6 @@ def test_svg_counts():
     by_name = {chart.name: drawn(chart) for chart in kinds()}
     assert len(list(by_name["histogram"].iter("rect"))) == 3
     assert len(list(by_name["bars"].iter("rect"))) == 3  # a bar of 0 is not drawn
-    assert len(list(by_name["heat"].iter("rect"))) == 3  # nor a cell without a value
     assert len(list(by_name["scatter"].iter("circle"))) == 3
     names = [text.text for text in by_name["scatter"].iter("text")]
     assert "<one>" in names
@@ -283,33 +278,6 @@ def test_causes_have_their_colours(run: ChartData):
     chart = run_charts.bubbles_of_runs({"a": run})
     assert {series.colour for series in chart.series} <= {str(cause).replace("_", "-") for cause in CAUSES}
     assert {series.colour for series in chart.series} <= set(light_palette())
-
-
-def test_a_heat_map_of_two_keys():
-    grid = [run_group(f"{c} {d}", chunk=c, depth=d, output_throughput=c + d) for c in (64, 128) for d in (1, 2)]
-    (chart,) = heat_maps(grid, "output_throughput")
-    assert (chart.x.label, chart.y.label) == ("parallel.depth", "scheduler.chunk")
-    assert chart.categories == ("1", "2")
-    assert [(series.label, series.y.tolist()) for series in chart.series] == [("64", [65, 66]), ("128", [129, 130])]
-    assert heat_maps(grid[:2], "output_throughput") == []
-
-
-def test_heat_maps_join_keys_that_vary_together_and_stand_apart_by_a_third():
-    def point(name: str, grid: tuple[int, int], chunk: int) -> RunGroup:
-        config = {"scheduler": {"name": name, "chunk": chunk}, "parallel": {"pp": grid[0], "tp": grid[1]}}
-        value = 1000 * grid[0] + chunk + (name == "b")
-        return RunGroup("x", [RunFolder(Path(), {"config": config, "output_throughput": value})])
-
-    points = [point(name, grid, chunk) for name in "ab" for grid in ((8, 8), (16, 4)) for chunk in (64, 128, 32)]
-    charts = heat_maps(points, "output_throughput")
-    assert [chart.title.rpartition(": ")[2] for chart in charts] == ["scheduler = a", "scheduler = b"]
-    assert {(chart.x.label, chart.y.label) for chart in charts} == {("scheduler.chunk", "parallel.pp, parallel.tp")}
-    assert charts[1].categories == ("32", "64", "128")
-    assert [(s.label, s.y.tolist()) for s in charts[1].series] == [
-        ("8, 8", [8033, 8065, 8129]),
-        ("16, 4", [16033, 16065, 16129]),
-    ]
-    assert len({chart.name for chart in charts}) == 2
 
 
 def test_throughput_against_the_tail_and_its_front():

@@ -14,7 +14,6 @@ import pytest
 from rich.console import Console
 
 from gapless.conf.errors import ConfigError
-from gapless.runtime.analysis.report.comparison_charts import heat_maps
 from gapless.runtime.analysis.report.comparison_table import comparison_table
 from gapless.runtime.analysis.report.metrics import (
     LATENCY,
@@ -67,14 +66,6 @@ def test_runs_are_called_by_the_names_that_users_gave_them():
     far = [folder("a", chunk=1, depth=2), folder("b", chunk=2, depth=3, name="equal_time", batch=12345678)]
     far[1].summary["config"]["model"] = {"name": "a-model-with-a-long-name"}
     assert [c.label for c in group_runs(far, {run.path: run.path.name for run in far})][1] == "b"
-
-
-def test_a_heat_map_has_no_row_null():
-    groups = [run_group(f"{c} {d}", chunk=c, depth=d, output_throughput=1.0) for c in (None, 64) for d in (None, 3)]
-    chart = heat_maps(groups, "output_throughput")[0]
-    assert sorted(chart.categories) == ["64", "unset"] or sorted(chart.categories) == ["3", "unset"]
-    assert "unset" in {series.label for series in chart.series}
-    assert "null" not in {*chart.categories, *(series.label for series in chart.series)}
 
 
 def test_keys_of_one_policy_do_not_differ_between_policies():

@@ -65,7 +65,6 @@ PAGES: Mapping[str, tuple[str, str, Mapping[str, tuple[str, ...]]]] = {
             "The ledger": (
                 f"{ROOM}.analysis.ledger.ledger.Ledger",
                 f"{ROOM}.analysis.ledger.causes.Cause",
-                f"{ROOM}.analysis.ledger.idle.IdleInterval",
                 f"{ROOM}.analysis.ledger.idle.IdleColumns",
                 f"{ROOM}.analysis.ledger.fleet.Fleet",
             ),

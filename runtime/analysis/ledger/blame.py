@@ -120,27 +120,14 @@ class Blame:
         used = kind_place[windows.kind[chosen]]
         own = segments.cost(own_price, used, entry)
         place = segments.place[entry]
-        cost = self._cost(price)
+        costs = segments.cost(price, segments.row)
+        cost = np.bincount(segments.place + 1, costs, n + 1)  # the first is of requests not in the record
         own_cost = np.bincount(place, own, n)
         return Charges(
             np.maximum(cost[1:] - own_cost, 0.0),
             np.maximum(np.bincount(place, lost[used], n) - own_cost, 0.0),
             float(cost[0]),
         )
-
-    def _cost(self, price: Floats) -> Floats:
-        """Return the cost of tokens at these prices, [1 + requests]; the first is for requests not in the record."""
-        segments = self.intervals.segments
-        priced = np.flatnonzero(price.any(axis=1))
-        if 2 * len(priced) > len(price):
-            costs, place = segments.cost(price, segments.row), segments.place
-            return np.bincount(place + 1, costs, self._num_requests + 1).astype(np.float64, copy=False)
-        is_priced = np.zeros(len(price), np.bool_)
-        is_priced[priced] = True
-        entries = np.flatnonzero(is_priced[segments.row])
-        costs = segments.cost(price, segments.row[entries], entries)
-        place = segments.place[entries]
-        return np.bincount(place + 1, costs, self._num_requests + 1).astype(np.float64, copy=False)
 
     def _behind_on(self, stage: int, kinds: Ints, times: Floats) -> tuple[Floats, Floats]:
         """Return the cost of waits for a stage: by the micro-batch that it computed, and by kind."""

@@ -8,7 +8,7 @@ from functools import cached_property
 from ...core.request_record import RequestRecord
 from ...core.run_record import RunRecord
 from .causes import CAUSES, Cause
-from .ledger import Ledger, inner_bubble_fraction
+from .ledger import Ledger
 from .pools import JoinedRequest, join_pools
 from .stragglers import Straggler, find_stragglers
 
@@ -104,11 +104,6 @@ class Fleet:
         seconds = ledger.seconds_by_cause(own)
         seconds[Cause.FILL_DRAIN] += self.span_seconds - ledger.span_seconds
         return seconds
-
-    @property
-    def bubble_fraction_inner(self) -> float:
-        """Idle time of the causes in `BUBBLES` over total stage-seconds."""
-        return inner_bubble_fraction(self.seconds_by_cause(), self.stage_seconds)
 
     @cached_property
     def joined(self) -> list[JoinedRequest]:

@@ -1,4 +1,4 @@
-"""Idle intervals: a single one as an object, and all of a stage as arrays."""
+"""Idle intervals of a stage as arrays."""
 
 from __future__ import annotations
 
@@ -9,25 +9,6 @@ import numpy as np
 
 from ...core.micro_batch_columns import Floats, Ints
 from .causes import Cause
-
-
-@dataclass(frozen=True, slots=True)
-class IdleInterval:
-    """`stage` was idle in [start, end) (seconds, coordinator's clock) for `cause`, awaiting `micro_batch`.
-
-    `micro_batch` is None only after the stage's last one, and at either edge of a window without requests.
-    """
-
-    stage: int
-    start: float
-    end: float
-    cause: Cause
-    micro_batch: int | None
-
-    @property
-    def seconds(self) -> float:
-        """The length of the interval."""
-        return self.end - self.start
 
 
 @dataclass(frozen=True, slots=True)

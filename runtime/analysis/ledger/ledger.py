@@ -12,7 +12,7 @@ from ...core.run_record import RunRecord
 from .attribution import attribute
 from .causes import BUBBLES, CAUSES, Cause
 from .contention import name_contention
-from .idle import IdleColumns, IdleInterval
+from .idle import IdleColumns
 from .lanes import lanes_of, leaving_lane
 from .recovery import lost_since, name_recovery, with_waits_of_dropped
 
@@ -65,17 +65,6 @@ class Ledger:
         """Seconds from `t0` to `t1`."""
         return self.t1 - self.t0
 
-    @cached_property
-    def idle(self) -> list[IdleInterval]:
-        """All idle intervals, by stage, then by time."""
-        intervals = []
-        for stage, (lane, idle) in enumerate(zip(self.lanes, self.idle_columns, strict=True)):
-            awaited = [*lane.micro_batch.tolist(), None]  # index -1 gives None
-            columns = (idle.start.tolist(), idle.end.tolist(), idle.cause.tolist(), idle.place.tolist())
-            for start, end, cause, place in zip(*columns, strict=True):
-                intervals.append(IdleInterval(stage, start, end, CAUSES[cause], awaited[place]))
-        return intervals
-
     def busy_seconds(self, stage: int | None = None) -> float:
         """Return the compute seconds of a stage; None: of all stages."""
         return sum(self._busy) if stage is None else self._busy[stage]
@@ -89,16 +78,6 @@ class Ledger:
     def stage_seconds(self) -> float:
         """The run's span times the stages."""
         return self.span_seconds * self.num_stages
-
-    @property
-    def bubble_fraction(self) -> float:
-        """Idle over total stage-seconds; 0 for an empty run."""
-        return float(self._by_cause.sum()) / self.stage_seconds if self.stage_seconds > 0 else 0.0
-
-    @property
-    def bubble_fraction_inner(self) -> float:
-        """Idle time of the causes in `BUBBLES` over total stage-seconds."""
-        return inner_bubble_fraction(self.seconds_by_cause(), self.stage_seconds)
 
     def gaps(self, stage: int) -> tuple[Floats, Ints]:
         """Return the idle seconds right before each micro-batch of `stage`, in order, and the code of their main cause.

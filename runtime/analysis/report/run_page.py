@@ -30,7 +30,6 @@ from ..drawing.timeline_block import timeline_scripts, timeline_section
 from ..drawing.timeline_columns import pack_columns, tick_seconds
 from ..explain.analysed_run import AnalysedRun
 from ..ledger.ledger import Ledger
-from ..ledger.predictions import prediction_error
 from ..run_folder.requests_csv import request_row
 from . import run_charts as charts
 from .blame_section import blame_section
@@ -128,18 +127,9 @@ def _compute(shares: Iterable[Mapping[str, Any]]) -> str:
 
 def _predictions(run: ChartData) -> str:
     """Render the section on predicted times; empty if the scheduler made no predictions."""
-    named = [(f"stage {stage}", [pair]) for stage, pair in enumerate(run.predictions)]
-    rows = [
-        (name, f"{sum(len(pair[1]) for pair in pairs):,}", percent_text(error["median"]), percent_text(error["p90"]))
-        for name, pairs in [*named, ("all", run.predictions)]
-        if (error := prediction_error(pairs)) is not None
-    ]
-    if not rows:
-        return ""
-    shown = TextTable(("", "micro-batches", "p50", "p90"), rows).html()
-    body = f'<div class="beside">{figures([charts.predictions(run)])}{shown}</div>'
+    chart = charts.predictions(run)
     hint = "|predicted / measured - 1| of a micro-batch's time on a stage, as the scheduler foresaw it at dispatch."
-    return section("How well times were predicted", body, hint)
+    return "" if chart.is_empty else section("How well times were predicted", figures([chart]), hint)
 
 
 def _of_requests(run: AnalysedRun) -> str:

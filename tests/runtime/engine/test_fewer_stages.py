@@ -22,6 +22,7 @@ from gapless.runtime.engine.plan import make_plan
 from gapless.runtime.scheduler.policies import POLICIES
 from tests.runtime.analysis.ledger.test_recovery import in_parts
 from tests.runtime.scheduler.test_schedulers import run
+from tests.support.idle_intervals import idle_of
 from tests.support.written_runs import analysed
 
 STAGES = 4
@@ -66,7 +67,7 @@ def test_the_time_of_a_lost_stage_is_recovery(policy: str) -> None:
     for stage, since in ((2, record.faults[1].since), (3, record.faults[0].since)):
         assert ledger.lanes[stage].end.max(initial=0.0) <= since
         assert ledger.seconds_by_cause(stage)[Cause.RECOVERY] >= ledger.t1 - since
-        assert {piece.cause for piece in ledger.idle if piece.stage == stage and piece.start >= since} == {
+        assert {piece.cause for piece in idle_of(ledger) if piece.stage == stage and piece.start >= since} == {
             Cause.RECOVERY
         }
     assert ledger.seconds_by_cause(1)[Cause.RECOVERY] < 1.0

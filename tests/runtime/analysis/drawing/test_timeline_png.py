@@ -13,6 +13,7 @@ from gapless.runtime.analysis.ledger.ledger import Ledger
 from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import DecodesRecord, FaultRecord, MicroBatchRecord, RunRecord, SegmentRecord
 from tests.support.hand_made import span
+from tests.support.idle_intervals import idle_share
 from tests.support.tiers import examples
 
 CHUNK, DECODE = "chunk", "decode"
@@ -81,7 +82,7 @@ def test_a_window_s_title_has_its_idle_share_and_the_run_s(tmp_path: Path):
     run = TimelineWindow.of(ledger)
     ((start, end),) = windows_of([run])
     assert start == pytest.approx(ledger.span_seconds - end)
-    assert f"{100 * ledger.bubble_fraction:.1f}% of the run" in idle_text(run, start, end)
+    assert f"{100 * idle_share(ledger):.1f}% of the run" in idle_text(run, start, end)
     given_window = TimelineWindow.of(ledger, (1.0, 2.0))
     assert windows_of([given_window, run])[0] == (1.0, 2.0)
     picture = write_timeline(tmp_path / "timeline.png", {"a": run, "b": given_window})

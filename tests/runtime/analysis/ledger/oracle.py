@@ -6,9 +6,9 @@ from dataclasses import replace
 from itertools import pairwise
 
 from gapless.runtime.analysis.ledger.causes import Cause
-from gapless.runtime.analysis.ledger.idle import IdleInterval
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.run_record import MicroBatchRecord, RunRecord, Wait
+from tests.support.idle_intervals import IdleInterval
 
 WAITED_FOR = {
     "no_request": Cause.STARVED_NO_REQUEST,

@@ -16,7 +16,7 @@ from gapless.runtime.analysis.drawing.chart_data import fleet_chart_data
 from gapless.runtime.analysis.explain.analysed_run import AnalysedRun
 from gapless.runtime.analysis.ledger.causes import Cause
 from gapless.runtime.analysis.ledger.fleet import Fleet
-from gapless.runtime.analysis.ledger.ledger import Ledger
+from gapless.runtime.analysis.ledger.ledger import Ledger, inner_bubble_fraction
 from gapless.runtime.analysis.ledger.summary import summarize
 from gapless.runtime.analysis.report.idle_table import bubble_table
 from gapless.runtime.analysis.report.run_groups import group_runs
@@ -75,7 +75,9 @@ def test_what_replicas_come_to_together() -> None:
     assert len(whole["stage_busy_fraction"]) == 6
     busy = sum(whole["stage_busy_fraction"]) * fleet.span_seconds
     assert busy + sum(whole["bubble_seconds"].values()) == pytest.approx(6 * fleet.span_seconds)
-    assert whole["bubble_fraction_inner"] == pytest.approx(fleet.bubble_fraction_inner)
+    assert whole["bubble_fraction_inner"] == pytest.approx(
+        inner_bubble_fraction(fleet.seconds_by_cause(), fleet.stage_seconds)
+    )
     first = [r.token_times[0] - r.arrival for record in fleet.records for r in record.requests]
     assert whole["p99_ttft_ms"] == pytest.approx(1e3 * np.percentile(first, 99))
 

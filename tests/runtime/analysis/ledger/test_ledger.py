@@ -16,6 +16,7 @@ from gapless.runtime.analysis.ledger.live_bubbles import LiveBubbles
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
+from tests.support.idle_intervals import bubble_share, idle_of, idle_share
 from tests.support.tiers import calibration, examples
 
 
@@ -68,8 +69,8 @@ def test_figure_5():
     assert idle_seconds(ledger, 0) == {"pb2_prefill_decode": 5.0, "fill_drain": 1.5}
     assert idle_seconds(ledger, 1) == {"pb1_prefill_size": 2.0, "pb3_decode_context": 0.5, "fill_drain": 4.0}
     assert ledger.span_seconds == 20.0
-    assert ledger.bubble_fraction == pytest.approx(13.0 / 40.0)
-    assert ledger.bubble_fraction_inner == pytest.approx(7.5 / 40.0)
+    assert idle_share(ledger) == pytest.approx(13.0 / 40.0)
+    assert bubble_share(ledger) == pytest.approx(7.5 / 40.0)
 
 
 @pytest.mark.parametrize("opened", [None, 2.0])
@@ -123,15 +124,15 @@ def test_starved_and_control_on_stage_0():
         "starved_no_request": 1.0,
         "starved_kv_full": 0.5,
     }
-    assert [(i.start, i.end, str(i.cause), i.micro_batch) for i in ledger.idle] == [
+    assert [(i.start, i.end, str(i.cause), i.micro_batch) for i in idle_of(ledger)] == [
         (2.0, 3.0, "starved_in_flight", 1),
         (3.0, 4.0, "control", 1),
         (4.0, 5.0, "starved_no_request", 1),
         (5.0, 5.5, "starved_kv_full", 1),
         (5.5, 7.0, "control", 1),
     ]
-    assert ledger.bubble_fraction == pytest.approx(5 / 7)
-    assert ledger.bubble_fraction_inner == pytest.approx(2.5 / 7.0)
+    assert idle_share(ledger) == pytest.approx(5 / 7)
+    assert bubble_share(ledger) == pytest.approx(2.5 / 7.0)
 
 
 def test_a_delay_from_outside_comes_down_the_pipeline():
@@ -141,7 +142,7 @@ def test_a_delay_from_outside_comes_down_the_pipeline():
     # Stage 0 stood from 1 to 6, starved to 5; the others as long a second and two later, and for the same.
     for stage in range(3):
         assert idle_seconds(ledger, stage) == {"starved_no_request": 4.0, "control": 1.0, "fill_drain": 2.0}
-    assert [(i.start, i.end, str(i.cause)) for i in ledger.idle if i.stage == 1 and i.micro_batch == 1] == [
+    assert [(i.start, i.end, str(i.cause)) for i in idle_of(ledger) if i.stage == 1 and i.micro_batch == 1] == [
         (2.0, 6.0, "starved_no_request"),
         (6.0, 7.0, "control"),
     ]
@@ -176,7 +177,7 @@ def test_a_delay_behind_a_wait_for_a_slot():
     assert idle_seconds(ledger, 0) == {"pb2_prefill_decode": 3.0, "control": 2.0, "fill_drain": 1.0}
     # Without the control micro-batch 1 had been there at 6: one second of waiting for a slot, two of waiting for it.
     assert idle_seconds(ledger, 1) == {"pb2_prefill_decode": 3.0, "control": 2.0, "fill_drain": 1.0}
-    assert [(i.start, i.end, str(i.cause)) for i in ledger.idle if i.stage == 1 and i.micro_batch == 1] == [
+    assert [(i.start, i.end, str(i.cause)) for i in idle_of(ledger) if i.stage == 1 and i.micro_batch == 1] == [
         (3.0, 6.0, "pb2_prefill_decode"),
         (6.0, 8.0, "control"),
     ]
@@ -242,7 +243,7 @@ def test_the_holder_of_a_slot_left_right_before_the_wait_ended():
 def test_spans_without_a_record_and_nothing_at_all():
     ledger_of(2, [], [span(0, 1, 0, 1), span(1, 1, 2, 3)])
     empty = ledger_of(2, [], [])
-    assert (empty.span_seconds, empty.bubble_fraction, empty.bubble_fraction_inner, empty.idle) == (0, 0, 0, [])
+    assert (empty.span_seconds, idle_share(empty), bubble_share(empty), idle_of(empty)) == (0, 0, 0, [])
 
 
 def test_two_micro_batches_at_once_are_ours_to_break():
@@ -342,7 +343,7 @@ def test_conservation_and_one_cause_per_idle_second(record: RunRecord):
     ledger.check()
     for stage in range(record.num_stages):
         mine = [(s.begin, s.end) for s in record.spans if s.stage == stage]
-        idle = [(i.start, i.end) for i in ledger.idle if i.stage == stage]
+        idle = [(i.start, i.end) for i in idle_of(ledger) if i.stage == stage]
         assert all(start < end for start, end in idle)
         covered = sorted(mine + idle)
         at = ledger.t0
@@ -351,12 +352,12 @@ def test_conservation_and_one_cause_per_idle_second(record: RunRecord):
             at = max(at, end)
         assert at == pytest.approx(ledger.t1, abs=1e-6)
         gap_seconds, causes = ledger.gaps(stage)
-        drained = sum(i.seconds for i in ledger.idle if i.stage == stage and i.micro_batch is None)
+        drained = sum(i.seconds for i in idle_of(ledger) if i.stage == stage and i.micro_batch is None)
         assert gap_seconds.sum() + drained == pytest.approx(sum(ledger.seconds_by_cause(stage).values()))
         assert ((gap_seconds > 0) == (causes >= 0)).all()
-    inner = sum(i.seconds for i in ledger.idle if i.cause is not Cause.FILL_DRAIN)
+    inner = sum(i.seconds for i in idle_of(ledger) if i.cause is not Cause.FILL_DRAIN)
     assert sum(ledger.bubble_of_micro_batch(s.micro_batch) for s in record.micro_batches) == pytest.approx(inner)
-    assert 0.0 <= ledger.bubble_fraction_inner <= 1.0
+    assert 0.0 <= bubble_share(ledger) <= 1.0
 
 
 @settings(max_examples=examples(100))

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from gapless import LLM, SamplingParams
 from gapless.parallel.placement import StageLink
 from gapless.runtime.analysis.ledger.causes import Cause
-from gapless.runtime.analysis.ledger.idle import IdleInterval
 from gapless.runtime.analysis.ledger.ledger import Ledger
 from gapless.runtime.analysis.run_folder.read import read_run_folder
 from gapless.runtime.core.messages import Span
@@ -22,6 +21,7 @@ from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import DecodesRecord, FaultRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
 from gapless.runtime.scheduler.policies import POLICIES
 from gapless.runtime.simulation.pipeline.simulated_pipeline import Disturbance
+from tests.support.idle_intervals import IdleInterval, idle_of
 from tests.support.simulated_parts import Device, items, make_replica, run
 from tests.support.tiers import examples
 
@@ -32,7 +32,7 @@ ticks = st.integers(0, 4)  # whole seconds, so that both compute without roundin
 
 def seconds_apart(record: RunRecord) -> float:
     """Seconds, over all stages, to which the ledger and the oracle give different causes."""
-    by_ledger, by_oracle = by_gap(Ledger(record).idle), by_gap(Oracle(record).idle())
+    by_ledger, by_oracle = by_gap(idle_of(Ledger(record))), by_gap(Oracle(record).idle())
     apart = 0.0
     for gap in by_ledger.keys() | by_oracle.keys():
         pieces = by_ledger[gap] + by_oracle[gap]
@@ -140,7 +140,7 @@ def test_random_faults(record: RunRecord) -> None:
         without.busy_seconds(stage) for stage in range(record.num_stages)
     ]
     times = {t for fault in record.faults for t in (fault.since, fault.up) if t is not None}
-    for piece in ledger.idle:
+    for piece in idle_of(ledger):
         assert not any(piece.start < t < piece.end for t in times) or piece.cause is Cause.RECOVERY, piece
         middle = (piece.start + piece.end) / 2
         if any(fault.since <= middle and (fault.up is None or middle < fault.up) for fault in record.faults):

@@ -18,6 +18,7 @@ from gapless.runtime.analysis.ledger.summary import summarize
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import DecodesRecord, FaultRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
+from tests.support.idle_intervals import idle_of
 
 STAGES, DEPTH = 3, 4
 
@@ -32,7 +33,7 @@ def micro_batch(number: int, *waits: Wait, dispatched: float = 0.0, completed: f
 
 
 def pieces(ledger: Ledger, stage: int) -> list[tuple[float, float, str]]:
-    return [(piece.start, piece.end, str(piece.cause)) for piece in ledger.idle if piece.stage == stage]
+    return [(piece.start, piece.end, str(piece.cause)) for piece in idle_of(ledger) if piece.stage == stage]
 
 
 def test_waits_before_what_was_dropped_are_before_the_next_unless_stage_0_computed_it() -> None:

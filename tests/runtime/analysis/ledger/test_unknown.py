@@ -12,6 +12,7 @@ from gapless.runtime.analysis.ledger.ledger import Ledger
 from gapless.runtime.analysis.ledger.summary import summarize
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.run_record import DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord, Unknown, Wait
+from tests.support.idle_intervals import bubble_share, idle_of
 
 
 def two_stages(times: list[tuple[float, float]], waits: list[list[Wait]], unknown: list[Unknown]) -> RunRecord:
@@ -41,7 +42,7 @@ def test_an_unknown_wait_comes_down_the_pipeline() -> None:
 def test_unknown_is_neither_a_bubble_nor_starved() -> None:
     assert Cause.UNKNOWN not in (*BUBBLES, *STARVED)
     ledger = Ledger(two_stages([(1.0, 1.0)] * 2, [[], [Wait(1.0, 4.0, "unknown")]], []))
-    assert ledger.bubble_fraction_inner == 0.0
+    assert bubble_share(ledger) == 0.0
 
 
 seconds = st.integers(1, 40).map(lambda count: count / 8)
@@ -55,7 +56,7 @@ def test_without_tokens_times_tell_what_is_alike(times: list[tuple[float, float]
     """
     ledger = Ledger(two_stages(times, [[] for _ in times], ["tokens"]))
     ledger.check()
-    for idle in ledger.idle:
+    for idle in idle_of(ledger):
         if idle.cause in (Cause.FILL_DRAIN, Cause.TRANSPORT):
             continue
         assert idle.stage == 1

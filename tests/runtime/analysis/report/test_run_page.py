@@ -31,6 +31,7 @@ from gapless.runtime.analysis.report.run_tables import latency_table
 from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import DecodesRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
+from tests.support.idle_intervals import bubble_share, idle_share
 from tests.support.tiers import HANGS_S
 from tests.support.written_runs import analysed, write_run
 
@@ -230,7 +231,7 @@ def test_tables_for_the_terminal():
     text = console.export_text()
     for word in ("stage 0", "stage 1", "transport", "idle", "bubbles", "TTFT", "TBT", "end to end", "p99"):
         assert word in text
-    assert f"{ledger.bubble_fraction * 100:.1f}%" in text
+    assert f"{idle_share(ledger) * 100:.1f}%" in text
 
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -258,14 +259,14 @@ def test_idle_and_bubbles_are_one_number_each():
     seconds, whole = ledger.seconds_by_cause(), ledger.stage_seconds
     bubbles = sum(seconds[cause] for cause in BUBBLES) / whole
     outer = sum(seconds[cause] for cause in (*STARVED, Cause.FILL_DRAIN)) / whole
-    assert ledger.bubble_fraction_inner == pytest.approx(bubbles)
-    assert ledger.bubble_fraction == pytest.approx(bubbles + outer)
+    assert bubble_share(ledger) == pytest.approx(bubbles)
+    assert idle_share(ledger) == pytest.approx(bubbles + outer)
     page = re.sub(r"<[^>]*>", " ", page_of(record).split("<main>")[1].split("<script")[0])
     assert {float(share) for share in re.findall(r"[Bb]ubbles\s+(\d+\.\d)%", page)} == {round(100 * bubbles, 1)}
     (row,) = re.findall(r"bubbles\s+Idle time without starved.*?(\d+\.\d)%", page, re.DOTALL)
     assert float(row) == round(100 * bubbles, 1)
     (total,) = re.findall(r"\bidle\s+With the compute time.*?(\d+\.\d)%", page, re.DOTALL)
-    assert float(total) == round(100 * ledger.bubble_fraction, 1)
+    assert float(total) == round(100 * idle_share(ledger), 1)
     assert "docs/ledger.md#idle-and-bubbles" in page
     assert metric_of("bubble_fraction_inner").name == "bubbles"
 

@@ -25,6 +25,7 @@ from gapless.runtime.core.messages import Span
 from gapless.runtime.core.request_record import RequestRecord
 from gapless.runtime.core.run_record import DecodesRecord, FaultRecord, MicroBatchRecord, RunRecord, SegmentRecord, Wait
 from tests.support.hand_made import close_to, floor
+from tests.support.idle_intervals import idle_of
 from tests.support.written_runs import write_run
 
 START = 98765.4321  # a monotonic clock's zero is anywhere
@@ -128,7 +129,7 @@ def test_spans(folder: Path, record: RunRecord):
     assert int(row["decode_context"]) == record.micro_batches[12].decode_context == 128 + 12 + 1
     span = next(s for s in record.spans if (s.micro_batch, s.stage) == (12, 1))
     assert float(row["begin"]) == pytest.approx(span.begin - ledger.t0, abs=1e-8)
-    idle_after = [sum(i.seconds for i in ledger.idle if i.stage == s and i.micro_batch is None) for s in range(2)]
+    idle_after = [sum(i.seconds for i in idle_of(ledger) if i.stage == s and i.micro_batch is None) for s in range(2)]
     for stage in range(2):
         before = sum(float(row["idle_before_ms"]) for row in rows if int(row["stage"]) == stage)
         total = sum(ledger.seconds_by_cause(stage).values()) - idle_after[stage]

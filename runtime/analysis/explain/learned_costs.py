@@ -230,28 +230,11 @@ class LayerFit:
         operators = [source for source in costs.operators if isinstance(source, LearnedOperators)]
         return costs.with_operators([source.changed(weights=weights) for source in operators])
 
-    def costs(self, layers: Sequence[int], links: Sequence[LinkSeconds], *, tp: int = 1, old_tp: int = 1) -> StageCosts:
-        """Return the costs of stages with `layers` layers each, over `tp` ranks each instead of the run's `old_tp`.
-
-        A stage made of ranks from several stages is as slow as the slowest of them. Links are the run's, or their mean
-        if the stages differ.
-        """
-        ranks = [self.slower[rank // old_tp] for rank in range(len(self.slower) * old_tp)]
-        same = (len(layers), tp) == (len(self.slower), old_tp)
-        mean = None
-        if links:
-            mean = LinkSeconds(
-                sum(link.message for link in links) / len(links), sum(link.row for link in links) / len(links)
-            )
+    def costs(self, layers: Sequence[int], links: Sequence[LinkSeconds]) -> StageCosts:
+        """Return the costs of the run's stages with `layers` layers each."""
         operators = [
-            LearnedOperators(
-                self.weights,
-                key_share=self.key_share,
-                slower=max(ranks[stage * tp : (stage + 1) * tp]),
-                slices=tp / old_tp,
-                link=links[stage] if same and stage < len(links) else mean,
-            )
-            for stage in range(len(layers))
+            LearnedOperators(self.weights, key_share=self.key_share, slower=slower, link=link)
+            for slower, link in zip(self.slower, (*links, None), strict=True)
         ]
         return StageCosts(layers, operators)
 

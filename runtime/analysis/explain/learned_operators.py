@@ -72,43 +72,33 @@ class LearnedOperators:
     Args:
         key_share: share of the QKV projections in a layer's GEMMs.
         slower: slowdown of the stage relative to one of speed 1.
-        slices: tensor-parallel ranks relative to the run's.
         link: to the next stage; None after the last.
     """
 
     def __init__(
-        self,
-        weights: LayerWeights,
-        *,
-        key_share: float,
-        slower: float,
-        slices: float = 1.0,
-        link: LinkSeconds | None = None,
+        self, weights: LayerWeights, *, key_share: float, slower: float, link: LinkSeconds | None = None
     ) -> None:
         self.weights = weights
         self.key_share = key_share
         self.slower = slower
-        self.slices = slices
         self.link = link
-        share = slower / slices
         step, self._head, self._sampled_row = (slower * seconds for seconds in weights.others)
-        self._chunk, self._pair, self._decode, self._context = (share * seconds for seconds in weights.attention)
+        self._chunk, self._pair, self._decode, self._context = (slower * seconds for seconds in weights.attention)
         self.host = HostTimes(step=step)
-        self._share = share
 
     def linear(self, operator: Linear, rows: int) -> float:
         """Return a GEMM's seconds; all GEMMs of a layer but the QKV projections count as `ffn_ln1`."""
         if operator == "head":
-            return (self._head + self._sampled_row * rows) / self.slices
+            return self._head + self._sampled_row * rows
         if operator == "preproj":
-            return self._share * self.key_share * self.weights.products(rows)
-        return self._share * (1 - self.key_share) * self.weights.products(rows) if operator == "ffn_ln1" else 0.0
+            return self.slower * self.key_share * self.weights.products(rows)
+        return self.slower * (1 - self.key_share) * self.weights.products(rows) if operator == "ffn_ln1" else 0.0
 
     def others(self, rows: int) -> float:
         """Return 0: included in the weights of the GEMMs."""
         return 0.0
 
-    routing = embedding = others
+    routing = embedding = all_reduce = others
 
     def chunk_attention(self, length: int, prefix: int) -> float:
         """See `Operators.chunk_attention`. It is linear in `pairs`."""
@@ -122,12 +112,6 @@ class LearnedOperators:
         """See `Operators.decode_attention`. It is linear in both arguments."""
         return self._decode * requests + self._context * context
 
-    def all_reduce(self, rows: int) -> float:
-        """Return the seconds of an all-reduce over more ranks than in the run: two sends of a rank's share; else 0."""
-        if self.slices <= 1 or self.link is None:
-            return 0.0
-        return 2 * self.link.message + 2 * (1 - 1 / self.slices) * self.link.row * rows
-
     def send(self, rows: int, *, link: StageLink, scatter_gather: bool) -> float:
         """Return the seconds until the next stage starts; 0 if no link was learned, as on the last stage."""
         return self.link(rows) if self.link is not None else 0.0
@@ -135,6 +119,4 @@ class LearnedOperators:
     def changed(self, *, weights: LayerWeights | None = None, slower: float | None = None) -> LearnedOperators:
         """Return the same stage with other weights, or on a device of another speed."""
         slower = self.slower if slower is None else slower
-        return LearnedOperators(
-            weights or self.weights, key_share=self.key_share, slower=slower, slices=self.slices, link=self.link
-        )
+        return LearnedOperators(weights or self.weights, key_share=self.key_share, slower=slower, link=self.link)

@@ -15,7 +15,6 @@ from ...core.run_record import RunRecord
 from ...core.stage_floor import StageFloor
 from ...engine.plan import Plan, make_plan
 from ...scheduler.limits import Limits
-from ...simulation.cost.error import CostError
 from ...simulation.pipeline.setting import Setting
 from ...simulation.pipeline.simulated_pipeline import SimulatedPipeline
 from .learned_costs import LayerFit
@@ -44,7 +43,6 @@ class LearnedRun:
     fit: LayerFit
     host: LearnedHost
     noise: BlockBootstrap
-    error: CostError
     is_model_known: bool
     stalled: float = 0.0
 
@@ -52,21 +50,20 @@ class LearnedRun:
         """Return the setting of the run's config, or of a modified one.
 
         Raises:
-            ConfigError: it does not fit, has another number of ranks, or splits the layers of an unknown model.
+            ConfigError: it does not fit, has other stages or ranks, or splits the layers of an unknown model.
         """
-        ranks, parallel, own = self.config.parallel.world_size, config.parallel, self.config.parallel
-        if parallel.world_size != ranks:
+        parallel, own = config.parallel, self.config.parallel
+        if (parallel.pp, parallel.tp) != (own.pp, own.tp):
             raise ConfigError(
-                f"parallel.pp={parallel.pp}, parallel.tp={parallel.tp}: must use the run's {ranks} ranks, since stage "
-                "times are learned from them"
+                f"parallel.pp={parallel.pp}, parallel.tp={parallel.tp}: stage times are learned from a run with "
+                f"pp={own.pp}, tp={own.tp}; predict other grids with gapless simulate"
             )
         plan = self.plan if config == self.config else self._plan_of(config)
-        costs = self.fit.costs([len(each) for each in plan.layers], self.host.links, tp=parallel.tp, old_tp=own.tp)
-        return Setting(config, plan, costs, self.host.times, self.error)
+        costs = self.fit.costs([len(each) for each in plan.layers], self.host.links)
+        return Setting(config, plan, costs, self.host.times, None)
 
     def _plan_of(self, config: SimulateConfig) -> Plan:
-        parallel, own = config.parallel, self.config.parallel
-        is_split_alike = (parallel.pp, parallel.tp, parallel.layers) == (own.pp, own.tp, own.layers)
+        is_split_alike = config.parallel.layers == self.config.parallel.layers
         if not self.is_model_known:
             if not is_split_alike:
                 raise ConfigError(
@@ -94,19 +91,16 @@ class LearnedRun:
             how |= {"dispatch_s": control.dispatch, "result_s": control.result, "turnaround_s": control.turnaround}
             return SimulatedPipeline(setting.costs, **how)
         costs = setting.costs if in_order else self.fit.drawn(setting.costs, np.random.default_rng(seed))
-        tp, own_tp = config.parallel.tp, self.config.parallel.tp
-        stages = [stage * tp // own_tp for stage in range(config.parallel.pp)]
-        noise = DrawnNoise(self.noise, seed, stages, in_order=in_order)
+        noise = DrawnNoise(self.noise, seed, in_order=in_order)
         return NoisyPipeline(costs, control, noise, least_result=self.host.least_result, **how)
 
 
-def learn_run(config: SimulateConfig, record: RunRecord, plan: Plan | None = None) -> LearnedRun:
+def learn_run(config: SimulateConfig, record: RunRecord) -> LearnedRun:
     """Learn stage, host and link times from the spans of a run.
 
     Args:
         config: of the run.
         record: of the run.
-        plan: of the run, if already made.
 
     Raises:
         ConfigError: the run was too short to learn from, or its pipeline lost a stage.
@@ -116,7 +110,7 @@ def learn_run(config: SimulateConfig, record: RunRecord, plan: Plan | None = Non
     seen = Observations.of(record)
     if len(seen) < _LEAST:
         raise ConfigError(f"{len(seen)} complete micro-batches: too few to learn stage times from")
-    plan, is_known = _recorded_plan(config, record, plan)
+    plan, is_known = _recorded_plan(config, record)
     host = LearnedHost.of(record, seen)
     layers = [len(each) for each in plan.layers]
     block = max(1, len(seen) // _BOOTSTRAP_BLOCKS)
@@ -129,10 +123,8 @@ def learn_run(config: SimulateConfig, record: RunRecord, plan: Plan | None = Non
     costs = fit.costs(layers, host.links)
     predicted = np.array([costs.seconds(shape) for shape in seen.shapes])
     noise = BlockBootstrap(seen, predicted, host)
-    ratios = (seen.seconds / predicted).ravel().tolist()
-    error = CostError.from_ratios(ratios, "fitted to the run's own micro-batches")
     stalled = float(((seen.seconds - predicted) * seen.stalls(predicted)).sum())
-    return LearnedRun(config, plan, fit, host, noise, error, is_known, stalled)
+    return LearnedRun(config, plan, fit, host, noise, is_known, stalled)
 
 
 def _row_seconds(floors: Sequence[StageFloor], layers: Sequence[int]) -> float:
@@ -141,10 +133,10 @@ def _row_seconds(floors: Sequence[StageFloor], layers: Sequence[int]) -> float:
     return sum(of_rows) / sum(layers) / _MFU
 
 
-def _recorded_plan(config: SimulateConfig, record: RunRecord, plan: Plan | None) -> tuple[Plan, bool]:
+def _recorded_plan(config: SimulateConfig, record: RunRecord) -> tuple[Plan, bool]:
     """Return the plan of a run, with KV blocks and B as recorded, and whether its model is known."""
     try:
-        plan, is_known = plan or make_plan(config, quiet=True), True
+        plan, is_known = make_plan(config, quiet=True), True
     except ConfigError:
         longest = max(request.prompt_tokens + request.output_tokens for request in record.requests)
         own = config.parallel.layers

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 from bisect import bisect_left
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -47,7 +46,6 @@ class BlockBootstrap:
         times, begins = host.times, seen.begins
         first, last = float(begins.min()), float(begins.max())
         self.stretch = max(1e-6, (last - first) / _BLOCKS)
-        self.num_stages = predicted.shape[1]
         ratios, sizes = seen.seconds / predicted, predicted.sum(axis=1)
         ratios[seen.stalls(predicted)] = 1.0  # stalls are not noise
         longer = list(
@@ -142,18 +140,15 @@ class DrawnNoise:
     """One draw of a `BlockBootstrap`. It is the same for any setting at the same time.
 
     Args:
-        stages: for each stage of the setting, the run's stage that provides its noise.
         in_order: the whole run is one block, so that the machine is slow when it was in the run. A micro-batch then
             takes the noise of another one of similar size; the seed selects which.
     """
 
-    def __init__(self, noise: BlockBootstrap, seed: int, stages: Sequence[int], *, in_order: bool = False) -> None:
+    def __init__(self, noise: BlockBootstrap, seed: int, *, in_order: bool = False) -> None:
         self._other = seed if in_order else None
         self._blocks = [noise.whole] if in_order else noise.blocks
         self._stretch_s = math.inf if in_order else noise.stretch
         self._seed = seed
-        self._stages = list(stages)
-        self._is_same = self._stages == list(range(noise.num_stages))
         self._stretch = -1
         self._begin = 0.0
         self._block = noise.whole
@@ -163,19 +158,7 @@ class DrawnNoise:
         if (stretch := int(now / self._stretch_s)) != self._stretch:
             self._stretch, self._begin = stretch, stretch * self._stretch_s if stretch else 0.0
             self._block = random.Random(f"{self._seed} {stretch}").choice(self._blocks)
-        found = self._block.at(now - self._begin, seconds, other=self._other)
-        return found if self._is_same else self._mapped(found)
-
-    def _mapped(self, found: Longer) -> Longer:
-        """Return the slowdown mapped to the setting's stages."""
-        stages, sends = self._stages, found.sends or [1.0]
-        return Longer(
-            [found.stages[stage] for stage in stages],
-            [found.turnaround[stage] for stage in stages],
-            [sends[min(stage, len(sends) - 1)] for stage in stages[:-1]],
-            found.dispatch,
-            found.result,
-        )
+        return self._block.at(now - self._begin, seconds, other=self._other)
 
 
 def _ratios(samples: Floats, mean: float) -> Floats:

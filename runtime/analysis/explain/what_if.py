@@ -28,7 +28,6 @@ _RUN_ERROR = {"duration": 0.024, "p99_itl_ms": 0.05, "p99_ttft_ms": 0.03}
 _CHANGE_ERROR = 0.1  # relative to the change's effect
 _BEYOND_ERROR = 0.1  # per share of compute time in sizes that the run has not shown
 SECONDS_A_MICRO_BATCH = 60e-6  # of a replay, including the analysis of its record; measured, compiled
-_RANKS_ERROR = 0.3  # for another number of tensor-parallel ranks, whose all-reduces no run shows
 
 
 class WhatIf:
@@ -68,8 +67,7 @@ class WhatIf:
         values = values_of(record)
         if self.shown is None:
             return Screening(values)
-        ranks = setting.config.parallel.tp != self.twin.setting.config.parallel.tp
-        return Screening(values, share_beyond(self.shown, record), ranks)
+        return Screening(values, share_beyond(self.shown, record))
 
     def savings(
         self, setting: Setting, screening: Screening, seeds: int, error: Mapping[str, float]
@@ -140,7 +138,6 @@ class WhatIf:
             _FIT_ERROR[metric],
             _REPLAY_ERROR * error[metric],
             _BEYOND_ERROR * screening.beyond,
-            _RANKS_ERROR * screening.other_ranks,
             math.sqrt(2) * _RUN_ERROR[metric] if self.twin.is_real and is_another else 0.0,
         )
         reach = [0.0, *(_log_ratio(screening.values[metric], each[metric]) for each in bounds)]
@@ -155,12 +152,10 @@ class Screening:
         values: by metric.
         beyond: share of compute time in micro-batches of sizes that the run has not shown; 0 if stage times are not
             learned.
-        other_ranks: whether its stages have another number of ranks than the run's.
     """
 
     values: Values
     beyond: float = 0.0
-    other_ranks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,9 +38,8 @@ def test_replay_is_the_run(twin: Twin) -> None:
         ({"scheduler": "token_budget"}, 0.06),
         ({"scheduler": "orca_best"}, 0.06),
         ({"scheduler": "sarathi", "scheduler.chunk": 128}, 0.06),
-        ({"parallel.pp": 1, "parallel.tp": 2}, 0.10),
     ],
-    ids=["layers", "depth", "token_budget", "orca_best", "chunk", "tp"],
+    ids=["layers", "depth", "token_budget", "orca_best", "chunk"],
 )
 def test_what_is_learned_carries_over(twin: Twin, overrides: Mapping[str, object], within: float) -> None:
     setting = twin.changed(overrides)

@@ -224,5 +224,5 @@ def test_twin_of_a_real_run(tmp_path: Path, real_run: tuple[RunRecord, dict[str,
     assert max(abs(errors[f"busy {stage}"]) for stage in range(2)) < 0.4
     changed = twin.replay(1, twin.changed({"scheduler": "orca_best", "parallel.depth": 3}))
     Ledger(changed).check()
-    with pytest.raises(ConfigError, match="must use the run's 2 ranks"):
+    with pytest.raises(ConfigError, match="learned from a run with pp=2, tp=1"):
         twin.changed({"parallel.pp": 3})

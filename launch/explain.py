@@ -107,9 +107,8 @@ def run(config: ExplainConfig, prepared: PreparedExplanation, run_dir: Path) -> 
         if first.note:
             print_words(console, Text(f"  with it, {first.note}"))
     searched = () if prepared.tried else tables.search_lines(explanation)
-    for line in (tables.worse_line(explanation), *searched, *explanation.notes):
-        if line:
-            print_words(console, Text(line))
+    for line in (*searched, *explanation.notes):
+        print_words(console, Text(line))
     path = folder.path if config.out is None else user_path(config.out, "out")
     path.mkdir(parents=True, exist_ok=True)
     print_files(console, ("numbers", write_explanation(path, explanation)))

@@ -17,7 +17,8 @@ from ..ledger.causes import Cause
 from ..ledger.ledger import Ledger
 
 CHUNK_KEYS = ("chunk", "max_batched_tokens", "max_prefill_tokens")  # prompt tokens of a micro-batch
-_LEAST_CHUNK = 16
+_LEAST_CHUNK, _MOST_CHUNK = 16, 8192
+_SIZES = (2, 4, 0.5, 8, 16, 32, 1)  # chunk sizes to try, as multiples of the run's own
 _FULL = 0.9  # share of B, or of the KV blocks, that counts as exhausted
 
 
@@ -26,17 +27,12 @@ class Change:
     """Config keys set to other values.
 
     Attributes:
-        families: the aspects it changes; two changes of one family exclude each other.
+        family: the aspect it changes.
         values: plain values by dotted key, as for `Twin.changed`. `scheduler` is the name of a policy.
     """
 
-    families: frozenset[str]
+    family: str
     values: Mapping[str, Any] = field(hash=False)
-
-    @classmethod
-    def of(cls, family: str, values: Mapping[str, Any]) -> Change:
-        """Return a change of a single family."""
-        return cls(frozenset([family]), values)
 
     @property
     def overrides(self) -> tuple[str, ...]:
@@ -51,21 +47,6 @@ class Change:
             f"{key.removeprefix('scheduler.').removeprefix('parallel.')}={value_text(value)}"
             for key, value in shown.items()
         )
-
-    @property
-    def size(self) -> int | None:
-        """The prompt tokens per micro-batch, if they are all that it changes."""
-        value = next(iter(self.values.values()))
-        return value if self.families == {"chunk"} and isinstance(value, int) else None
-
-    def doubled(self) -> Change:
-        """Return the change to twice the `size`."""
-        assert self.size is not None
-        return Change(self.families, dict.fromkeys(self.values, 2 * self.size))
-
-    def and_then(self, other: Change) -> Change:
-        """Return both changes as one; `other` wins for keys in both."""
-        return Change(self.families | other.families, {**self.values, **other.values})
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +88,7 @@ class Shown:
 
 
 def candidates(setting: Setting, shown: Shown) -> Iterator[Change]:
-    """Yield the changes of a setting that may matter, each of one family; within a family the likeliest first.
+    """Yield the changes of a setting that may matter; within a family the likeliest first.
 
     Some may not fit or may not be predictable: making their setting then raises an error.
     """
@@ -118,18 +99,18 @@ def candidates(setting: Setting, shown: Shown) -> Iterator[Change]:
     yield from _own_keys(policy)
     for depth in range(pp, pp + 3):
         if (limits.depth.least, limits.depth.most) != (depth, depth):
-            yield Change.of("depth", {"parallel.depth": depth})
+            yield Change("depth", {"parallel.depth": depth})
     for other_tp in range(1, pp * tp + 1):
         if other_tp != tp and pp * tp % other_tp == 0:
-            yield Change.of("grid", _grid(config, pp * tp // other_tp, other_tp))
+            yield Change("grid", _grid(config, pp * tp // other_tp, other_tp))
     if shown.has_queue:
         for order in ("fcfs", "shortest_prompt", "relative_slack"):
             if order != policy.order:
-                yield Change.of("order", {"scheduler.order": order})
+                yield Change("order", {"scheduler.order": order})
         if shown.users and policy.order != "fair_share":
-            yield Change.of("order", {"scheduler.order": "fair_share"})
+            yield Change("order", {"scheduler.order": "fair_share"})
         if shown.deadlines and policy.order != "deadline":
-            yield Change.of("order", {"scheduler.order": "deadline"})
+            yield Change("order", {"scheduler.order": "deadline"})
     yield from _admission(setting, shown)
 
 
@@ -142,7 +123,7 @@ def with_policy(policy: SchedulerConfig, name: str) -> Change:
         chunk = getattr(policy, own)
         if chunk != "auto" or key == "chunk":
             values[f"scheduler.{key}"] = chunk
-    return Change.of("policy", values)
+    return Change("policy", values)
 
 
 def _chunks(policy: SchedulerConfig, shown: Shown) -> Iterator[Change]:
@@ -152,18 +133,17 @@ def _chunks(policy: SchedulerConfig, shown: Shown) -> Iterator[Change]:
     value = getattr(policy, key)
     base = max(_LEAST_CHUNK, shown.chunk) if value == "auto" else int(value)
     if key == "chunk" and value != "auto":
-        yield Change.of("chunk", {"scheduler.chunk": "auto"})
-    sizes = [round(base * factor) for factor in (2, 4, 0.5, 1)]
-    for size in sizes:
-        if size != value and size >= min(_LEAST_CHUNK, base):
-            yield Change.of("chunk", {f"scheduler.{key}": size})
+        yield Change("chunk", {"scheduler.chunk": "auto"})
+    for size in (round(base * factor) for factor in _SIZES):
+        if size != value and min(_LEAST_CHUNK, base) <= size <= max(_MOST_CHUNK, 2 * base):
+            yield Change("chunk", {f"scheduler.{key}": size})
 
 
 def _own_keys(policy: SchedulerConfig) -> Iterator[Change]:
     """Yield changes of policy-specific keys."""
     if (iterations := getattr(policy, "iterations", None)) is not None:
-        yield Change.of("iterations", {"scheduler.iterations": max(1, iterations // 2)})
-        yield Change.of("iterations", {"scheduler.iterations": 2 * iterations})
+        yield Change("iterations", {"scheduler.iterations": max(1, iterations // 2)})
+        yield Change("iterations", {"scheduler.iterations": 2 * iterations})
 
 
 def _grid(config: SimulateConfig, pp: int, tp: int) -> dict[str, Any]:
@@ -178,11 +158,11 @@ def _admission(setting: Setting, shown: Shown) -> Iterator[Change]:
     policy, most = setting.config.scheduler, setting.plan.limits.batch
     key = "scheduler.max_batch" if policy.batch is None else "scheduler.batch"
     if shown.most_requests >= _FULL * most:
-        yield Change.of("admission", {key: 2 * most})
+        yield Change("admission", {key: 2 * most})
     if shown.most_requests >= 4:
-        yield Change.of("admission", {key: shown.most_requests // 2})
+        yield Change("admission", {key: shown.most_requests // 2})
     if shown.kv_full and setting.config.cache.num_blocks is not None:
-        yield Change.of("memory", {"cache.num_blocks": None})
+        yield Change("memory", {"cache.num_blocks": None})
 
 
 def chunk_key(policy: SchedulerConfig | type[SchedulerConfig]) -> str | None:

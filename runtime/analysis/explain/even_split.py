@@ -46,7 +46,7 @@ def even_split(
         if max(after) > (1 - _LEAST_GAIN) * max(seconds):
             break
         counts, seconds = moved, after
-    return Change.of("split", {"parallel.layers": counts}) if counts != begun else None
+    return Change("split", {"parallel.layers": counts}) if counts != begun else None
 
 
 def some_shapes(micro_batches: Sequence[MicroBatchRecord]) -> list[MicroBatchShape]:

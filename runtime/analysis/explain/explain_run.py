@@ -33,9 +33,7 @@ OnProgress = Callable[[str, int, int], None]
 
 _MOST_CHANGES = 8  # replayed with seeds
 _MOST_OF_A_FAMILY = 2  # of them per family
-_MOST_COMBINED = 4  # of them that change several families: single changes are easier to judge
-_MOST_WORSE = 5
-_LEAST_GAIN = 0.005  # extra share of the metric that doubling the chunk, or adding a second change, must save
+_LEAST_GAIN = 0.005  # share of the metric that another layer split must save
 _CAUSES_SHARE = 0.5  # of the time budget: one replay without each cause
 _MOST_WHOLE = 5  # of these replays that must fit, else only the first requests are replayed
 _QUICK_SHARE = 0.8  # like `_CAUSES_SHARE`, for `quick_explanation`, which shows only causes
@@ -200,7 +198,7 @@ class _Search:
         value = seconds_of(self.run_values, self.metric)
         for cause in self.causes.causes:
             families = _LIKELY.get(cause.cause, ())
-            of_it = [each for each in outcomes if each.families & set(families) and self._is_worth(each)]
+            of_it = [each for each in outcomes if each.family in families and self._is_worth(each)]
             if not cause.change and not of_it and cause.cause == Root.SLOW_STAGE:
                 cause = self._with_split(cause, value)
             elif not cause.change and of_it:
@@ -217,23 +215,22 @@ class _Search:
 
     def _with_split(self, cause: SizedCause, value: float) -> SizedCause:
         """Return a slow stage's cause with the layer split that balances the stages, if that saves time."""
-        split = self._even_split(self.twin.setting, {})
-        if split is None:
+        if (split := self._even_split()) is None:
             return cause
         screened = self._screen(split)
         if screened.saves < _LEAST_GAIN:
             return cause
         return replace(cause, change=split.label, overrides=split.overrides, saves_seconds=value * screened.saves)
 
-    def _even_split(self, setting: Setting, own: Mapping[str, Any]) -> Change | None:
-        return even_split(setting, lambda values: self.twin.changed({**own, **values}), self.twin.base.micro_batches)
+    def _even_split(self) -> Change | None:
+        return even_split(self.twin.setting, self.twin.changed, self.twin.base.micro_batches)
 
     def quick(self) -> Explanation:
         """Return an explanation with causes only, each with the best change from its likely families."""
         families = {family for each in self.causes.causes if not each.change for family in _LIKELY.get(each.cause, ())}
         outcomes = []
         if families:
-            likely = (each for each in self._candidates(self.twin.setting, {}) if each.families <= families)
+            likely = [each for each in self._candidates() if each.family in families]
             for each in self._screen_all(likely, self.until):
                 outcomes.append(self._outcome(each, self.what_if.rough(each.screening, self.twin.error)))
         return self._explanation([], outcomes, seeds=0)
@@ -251,26 +248,22 @@ class _Search:
             saves = self.what_if.savings(each.setting, each.screening, seeds, self.twin.error)
             outcomes.append(self._outcome(each, saves))
         outcomes.sort(key=lambda outcome: _place(outcome.saves[self.metric], is_trade=outcome.is_trade))
-        worse = () if tried else tuple(self._worse(screened))
-        return self._explanation(outcomes, outcomes, worse, seeds=seeds)
+        return self._explanation(outcomes, outcomes, seeds=seeds)
 
     def _outcome(self, each: _Screened, saves: Mapping[str, Interval]) -> Outcome:
         change, overrides, note = each.change, each.change.overrides, self._note(each, saves)
         command = self.command_of(each.setting, overrides)
         return Outcome(
-            change.label, overrides, command, saves, note, each.screening.beyond, each.is_trade, change.families
+            change.label, overrides, command, saves, note, each.screening.beyond, each.is_trade, change.family
         )
 
-    def _explanation(
-        self, outcomes: Sequence[Outcome], undoing: Sequence[Outcome], worse: Sequence[Outcome] = (), *, seeds: int
-    ) -> Explanation:
+    def _explanation(self, outcomes: Sequence[Outcome], undoing: Sequence[Outcome], *, seeds: int) -> Explanation:
         """Return the explanation; a cause without a change of its own gets the best of `undoing`."""
         return Explanation(
             metric=self.metric,
             run=self.run_values,
             error=self.twin.error,
             outcomes=tuple(outcomes),
-            worse=tuple(worse),
             requests=len(self.twin.items),
             replayed=len(self.what_if.twin.items) if seeds else len(self.twin.items),
             seeds=seeds,
@@ -304,69 +297,36 @@ class _Search:
 
     def _tried(self, tried: Sequence[Mapping[str, Any]]) -> Iterator[_Screened]:
         for values in tried:
-            change = Change.of("own", values)
             if "scheduler" in values:
                 kept = with_policy(self.twin.setting.config.scheduler, str(values["scheduler"]))
-                change = kept.and_then(change)
-            yield self._screen(change)
+                values = {**kept.values, **values}
+            yield self._screen(Change("own", values))
 
     def _screened(self) -> list[_Screened]:
-        """Return the candidates with their noise-free replays, as many as fit into the time.
-
-        Combinations of the two best with other changes come last.
-        """
+        """Return the candidates with their noise-free replays, as many as fit into the time."""
         stop = self.begun + _SCREENING_SHARE * (self.until - self.begun)
-        found = list(self._screen_all(self._candidates(self.twin.setting, {}), stop))
-        found += self._larger_chunks(found, stop)
-        best = sorted((each for each in found if each.saves > 0), key=lambda each: (each.is_trade, -each.saves))[:2]
-        good = frozenset[str]().union(*(each.change.families for each in found if each.saves > 0))
-        for base in best:
-            rest = (
-                base.change.and_then(change)
-                for change in self._candidates(base.setting, base.change.values)
-                if not change.families & base.change.families
-                and (change.families <= good or ("policy" in base.change.families and change.families == {"chunk"}))
-            )
-            both = self._screen_all(rest, stop)
-            found += (each for each in both if each.saves > base.saves + _LEAST_GAIN)
-        return found
+        return list(self._screen_all(self._candidates(), stop))
 
-    def _larger_chunks(self, found: Sequence[_Screened], stop: float) -> Iterator[_Screened]:
-        """Double the largest chunk tried, while that saves more."""
-        sizes = [each for each in found if each.change.size is not None]
-        best = max(sizes, key=lambda each: each.saves, default=None)
-        largest = max((each.change.size or 0 for each in sizes), default=0)
-        while best is not None and best.change.size == largest:
-            more = next(self._screen_all([best.change.doubled()], stop), None)
-            if more is None or more.saves < best.saves + _LEAST_GAIN:
-                return
-            yield more
-            best, largest = more, 2 * largest
-
-    def _candidates(self, setting: Setting, own: Mapping[str, Any]) -> list[Change]:
-        """Return the changes of a setting that differs from the run's by `own`, likeliest first."""
-        found = list(candidates(setting, Shown.of(self.twin.base, self.twin.ledger, self.twin.items)))
-        split = self._even_split(setting, own)
-        if split is not None:
-            found.append(split)
+    def _candidates(self) -> list[Change]:
+        """Return the changes of the run's setting, likeliest first."""
         by_family: dict[str, list[Change]] = {family: [] for family in (*self.likely, *_USUALLY)}
-        for change in found:
-            by_family[min(change.families)].append(change)
+        for change in candidates(self.twin.setting, Shown.of(self.twin.base, self.twin.ledger, self.twin.items)):
+            by_family[change.family].append(change)
+        if (split := self._even_split()) is not None:
+            by_family["split"].append(split)
         rounds = zip_longest(*by_family.values())  # the first of each family, then the second of each
         return [change for one_of_each in rounds for change in one_of_each if change is not None]
 
-    def _screen_all(self, changes: Sequence[Change] | Iterator[Change], stop: float) -> Iterator[_Screened]:
-        several = list(changes)
-        for number, change in enumerate(several):
+    def _screen_all(self, changes: Sequence[Change], stop: float) -> Iterator[_Screened]:
+        for number, change in enumerate(changes):
             if perf_counter() + self.what_if.quiet_seconds > stop:
-                self.left += [each.label for each in several[number:]]
+                self.left += [each.label for each in changes[number:]]
                 return
-            self.on_progress(change.label, number, len(several))
+            self.on_progress(change.label, number, len(changes))
             try:
                 yield self._screen(change)
             except (ConfigError, PipelineError) as error:
                 self.refused[change.label] = str(error)
-                continue
 
     def _screen(self, change: Change) -> _Screened:
         setting = self.twin.changed(change.values)
@@ -384,16 +344,6 @@ class _Search:
         left = self.until - perf_counter()
         return max(_LEAST_SEEDS, min(seeds, int(left / max(1e-9, self.what_if.seconds * (chosen + 1)))))
 
-    def _worse(self, screened: Sequence[_Screened]) -> Iterator[Outcome]:
-        """Yield the least harmful change of each family in which no change helps."""
-        best: dict[frozenset[str], _Screened] = {}
-        for each in sorted(screened, key=lambda each: -each.saves):
-            best.setdefault(each.change.families, each)
-        worst = [each for each in best.values() if each.saves <= 0 and len(each.change.families) == 1]
-        for each in worst[:_MOST_WORSE]:
-            saves = self.what_if.rough(each.screening, self.twin.error)
-            yield Outcome(each.change.label, each.change.overrides, None, saves)
-
     def _note(self, each: _Screened, saves: Mapping[str, Interval]) -> str:
         notes = []
         if each.screening.beyond > _NOTED_BEYOND:
@@ -407,17 +357,12 @@ class _Search:
 
 
 def _choice(screened: Sequence[_Screened]) -> list[_Screened]:
-    """Return the changes that save most, a few per family and a few combinations, trades last."""
+    """Return the changes that save most, a few per family, trades last."""
     chosen: list[_Screened] = []
-    outcomes: set[tuple[float, ...]] = set()
     for each in sorted(screened, key=lambda each: (each.is_trade, -each.saves, len(each.change.overrides))):
-        alike = sum(other.change.families == each.change.families for other in chosen)
-        combined = sum(len(other.change.families) > 1 for other in chosen)
-        outcome = tuple(each.screening.values.values())
-        if each.saves <= 0 or alike >= _MOST_OF_A_FAMILY or outcome in outcomes:  # or same result as one chosen before
-            continue
-        if len(each.change.families) == 1 or combined < _MOST_COMBINED:
-            outcomes.add(outcome)
+        alike = sum(other.change.family == each.change.family for other in chosen)
+        is_same = any(other.screening.values == each.screening.values for other in chosen)
+        if each.saves > 0 and alike < _MOST_OF_A_FAMILY and not is_same:
             chosen.append(each)
     return chosen[:_MOST_CHANGES]
 

@@ -39,7 +39,7 @@ class Outcome:
         note: caveats: other metrics that grow, sizes that the run has not shown.
         beyond: share of its compute time in micro-batches of sizes that the run has not shown, if times are learned.
         is_trade: another metric grows beyond the tolerance.
-        families: see `Change.families`.
+        family: see `Change.family`.
     """
 
     change: str
@@ -49,7 +49,7 @@ class Outcome:
     note: str = ""
     beyond: float = 0.0
     is_trade: bool = False
-    families: frozenset[str] = frozenset()
+    family: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,6 @@ class Explanation:
         run: the run's own value of each metric.
         error: by metric, of the replay of the unchanged run: replayed / measured - 1.
         outcomes: replayed changes: first those whose saving has a low end above 0, then the others.
-        worse: changes that would not help, without seeds: the least harmful of each kind.
         requests: number of the run's requests. replayed: how many of them, from the first, were replayed.
         seeds: replays per change.
         notes: simplifications and assumptions of the replay, one line each.
@@ -76,7 +75,6 @@ class Explanation:
     run: Mapping[str, float]
     error: Mapping[str, float]
     outcomes: tuple[Outcome, ...]
-    worse: tuple[Outcome, ...]
     requests: int
     replayed: int
     seeds: int

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ...core.numbers import counted, ms_text, percent_text, seconds_text
 from ..drawing.fitting_table import FittingTable
-from .explanation import METRIC_NAMES, METRICS, Explanation, Interval, Outcome
+from .explanation import METRIC_NAMES, METRICS, Explanation, Interval
 
 _NOTED_BEYOND = 0.05  # least share of compute time in sizes absent from the run for a row to be marked
 _MOST_LISTED = 6
@@ -36,7 +36,10 @@ def values_line(explanation: Explanation) -> str:
 
 
 def changes_table(explanation: Explanation) -> FittingTable:
-    """Build the table of changes: by metric the share saved, and its interval."""
+    """Build the table of changes: by metric the share saved, and its interval.
+
+    If it does not fit, only the metric by which changes are ranked keeps its intervals.
+    """
     caption = "share saved by the change, from simulated replays"
     if any(saves.low < saves.high for outcome in explanation.outcomes for saves in outcome.saves.values()):
         caption += ", in brackets its 90% interval over pairs of runs"
@@ -44,14 +47,25 @@ def changes_table(explanation: Explanation) -> FittingTable:
         caption += "\n* partly in micro-batch sizes absent from the run, whose times are less certain"
     if any(outcome.is_trade for outcome in explanation.outcomes):
         caption += "\n+ trade-off: another metric grows beyond the tolerance"
-    return _outcomes("Predicted effect of changes", explanation.outcomes, explanation.metric, caption)
+    outcomes, metric = explanation.outcomes, explanation.metric
 
+    def table(*, ranges: bool) -> Table:
+        title = "Predicted effect of changes"
+        made = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
+        made.add_column("change", overflow="fold", ratio=None)
+        metrics = (metric, *(each for each in METRICS if each != metric))
+        for each in metrics:
+            made.add_column(METRIC_NAMES[each], justify="right", no_wrap=True)
+        for outcome in outcomes:
+            mark = " *" if outcome.beyond > _NOTED_BEYOND else ""
+            mark += " +" if outcome.is_trade else ""
+            cells = (saving_text(outcome.saves[each], whole=ranges or each == metric) for each in metrics)
+            is_worth = outcome.saves[metric].low > 0 and outcome.overrides
+            made.add_row(Text(outcome.change + mark), *cells, style="bold" if is_worth else "")
+        return made
 
-def worse_line(explanation: Explanation) -> str:
-    """List the changes that would not help, each with its (negative) saving; empty if there are none."""
-    metric = explanation.metric
-    listed = [f"{each.change} ({percent_text(each.saves[metric].middle)})" for each in explanation.worse]
-    return f"would not help (share of {METRIC_NAMES[metric]} saved): {', '.join(listed)}" if listed else ""
+    longest = max((len(outcome.change) for outcome in outcomes), default=0)
+    return FittingTable([partial(table, ranges=True), partial(table, ranges=False)], max(0, longest - _LEAST_LABEL))
 
 
 def search_lines(explanation: Explanation) -> Iterator[str]:
@@ -75,27 +89,6 @@ def saving_text(saves: Interval, *, whole: bool = True) -> str:
         return middle
     digits = 1 if max(abs(saves.low), abs(saves.high)) < 1 else 0
     return f"{middle} ({saves.low * 100:.{digits}f} to {saves.high * 100:.{digits}f})"
-
-
-def _outcomes(title: str, outcomes: Sequence[Outcome], metric: str, caption: str = "") -> FittingTable:
-    """Build a table of outcomes. If it does not fit, only the first metric keeps its intervals."""
-
-    def table(*, ranges: bool) -> Table:
-        made = Table(title=title, title_justify="left", caption=caption or None, caption_justify="left")
-        made.add_column("change", overflow="fold", ratio=None)
-        metrics = (metric, *(each for each in METRICS if each != metric))
-        for each in metrics:
-            made.add_column(METRIC_NAMES[each], justify="right", no_wrap=True)
-        for outcome in outcomes:
-            mark = " *" if outcome.beyond > _NOTED_BEYOND else ""
-            mark += " +" if outcome.is_trade else ""
-            cells = (saving_text(outcome.saves[each], whole=ranges or each == metric) for each in metrics)
-            is_worth = outcome.saves[metric].low > 0 and outcome.overrides
-            made.add_row(Text(outcome.change + mark), *cells, style="bold" if is_worth else "")
-        return made
-
-    longest = max((len(outcome.change) for outcome in outcomes), default=0)
-    return FittingTable([partial(table, ranges=True), partial(table, ranges=False)], max(0, longest - _LEAST_LABEL))
 
 
 def _off(share: float) -> str:

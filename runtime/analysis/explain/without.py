@@ -121,7 +121,7 @@ def _clients(twin: Twin) -> Iterator[Without]:
     bound, found = twin.workload.max_concurrency, clients_of(twin.base)
     if bound is not None and bound < len(twin.items):
         workload = replace(twin.workload, max_concurrency=None, think_ms=0.0)
-        change = Change.of("clients", {"workload.max_concurrency": None})
+        change = Change("clients", {"workload.max_concurrency": None})
         evidence = {"clients": float(bound), "think_s": twin.workload.think_ms / 1e3}
         few = 1 - min(1.0, bound / (_MANY * len(twin.setting.plan.layers)))
         likely = max(few, _idle(twin, Cause.STARVED_IN_FLIGHT, Cause.STARVED_NO_REQUEST), _OF_CLIENTS)
@@ -157,13 +157,13 @@ def _more_memory(twin: Twin) -> Change | None:
     """Return the change that gives the KV cache all memory; None if it has it already."""
     config = twin.setting.config
     if config.cache.num_blocks is not None:
-        return Change.of("memory", {"cache.num_blocks": None})
+        return Change("memory", {"cache.num_blocks": None})
     own = usual = config.hardware.memory_gib
     with suppress(ConfigError):  # a custom device of the user
         usual = load_hardware(config.hardware.name, "hardware").memory_gib
     if config.hardware.device == "cpu":
-        return Change.of("memory", {"hardware.memory_gib": 2 * own})
-    return Change.of("memory", {"hardware.memory_gib": usual}) if own < usual else None
+        return Change("memory", {"hardware.memory_gib": 2 * own})
+    return Change("memory", {"hardware.memory_gib": usual}) if own < usual else None
 
 
 def _stages(twin: Twin) -> Iterator[Without]:
@@ -184,7 +184,7 @@ def _stages(twin: Twin) -> Iterator[Without]:
     evidence = {"ratio": ratio, "layers": counts[slowest], "of_layers": sum(counts), "stages": len(counts)}
     split = [sum(counts) // len(counts) + (stage < sum(counts) % len(counts)) for stage in range(len(counts))]
     if max(counts) - min(counts) > 1 and counts[slowest] > min(counts):
-        change = Change.of("split", {"parallel.layers": split})
+        change = Change("split", {"parallel.layers": split})
         own = _by_change(twin, Root.UNEVEN_LAYERS, change, likely, evidence)
         yield replace(own, stage=slowest)
     alike = _alike(twin, slowest, seconds)
@@ -287,7 +287,7 @@ def _batch(twin: Twin, shown: Shown) -> Iterator[Without]:
     policy, most = twin.setting.config.scheduler, twin.setting.plan.limits.batch
     if shown.has_queue and shown.most_requests >= most:
         key = "scheduler.max_batch" if policy.batch is None else "scheduler.batch"
-        change = Change.of("admission", {key: _MORE_REQUESTS * most})
+        change = Change("admission", {key: _MORE_REQUESTS * most})
         yield _by_change(twin, Root.SMALL_BATCH, change, _OF_MEMORY, {"batch": float(most)})
 
 
@@ -339,7 +339,7 @@ def _depth(twin: Twin) -> Iterator[Without]:
     stages = len(twin.setting.plan.layers)
     if twin.setting.plan.limits.depth.most < stages:
         evidence = {"depth": float(twin.setting.plan.limits.depth.most)}
-        yield _by_change(twin, Root.DEPTH, Change.of("depth", {"parallel.depth": stages}), _OF_MEMORY, evidence)
+        yield _by_change(twin, Root.DEPTH, Change("depth", {"parallel.depth": stages}), _OF_MEMORY, evidence)
 
 
 def _chunk(twin: Twin, shown: Shown) -> Iterator[Without]:
@@ -359,7 +359,7 @@ def _chunk(twin: Twin, shown: Shown) -> Iterator[Without]:
         if _LEAST_CHUNK <= size <= _MOST_CHUNK and size not in sizes and not is_guess:
             sizes.add(size)
             cause, likely = (Root.SMALL_CHUNK, larger) if factor > 1 else (Root.LARGE_CHUNK, smaller)
-            change = Change.of("chunk", {f"scheduler.{key}": size})
+            change = Change("chunk", {f"scheduler.{key}": size})
             yield _by_change(twin, cause, change, likely, {"tokens": float(own)})
 
 

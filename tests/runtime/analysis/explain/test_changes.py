@@ -33,7 +33,7 @@ def config_of(policy: str = "sarathi", grid: str = "tp2_pp2", **keys: object) ->
 
 
 def of_family(found: list[Change], family: str) -> list[dict[str, object]]:
-    return [dict(change.values) for change in found if change.families == {family}]
+    return [dict(change.values) for change in found if change.family == family]
 
 
 @pytest.mark.parametrize("policy", list(POLICY_CONFIGS))
@@ -45,17 +45,19 @@ def test_each_candidate_composes_and_differs(policy: str) -> None:
     assert config not in made
     assert len(set(made)) == len(made)
     assert len(of_family(found, "policy")) == len(POLICY_CONFIGS) - 1
-    assert {tuple(change.overrides) for change in found if "grid" in change.families} == {
+    assert {tuple(change.overrides) for change in found if change.family == "grid"} == {
         ("parallel.pp=4", "parallel.tp=1"),
         ("parallel.pp=1", "parallel.tp=4"),
     }
 
 
 def test_chunk_is_halved_doubled_and_left_to_the_policy() -> None:
-    found = list(candidates(make_setting(config_of(chunk=128)), SHOWN))
-    assert [values["scheduler.chunk"] for values in of_family(found, "chunk")] == ["auto", 256, 512, 64]
-    found = list(candidates(make_setting(config_of(chunk="auto")), SHOWN))
-    assert [values["scheduler.chunk"] for values in of_family(found, "chunk")] == [400, 800, 100, 200]
+    for chunk, tried in (
+        (128, ["auto", 256, 512, 64, 1024, 2048, 4096]),
+        ("auto", [400, 800, 100, 1600, 3200, 6400, 200]),
+    ):
+        found = list(candidates(make_setting(config_of(chunk=chunk)), SHOWN))
+        assert [values["scheduler.chunk"] for values in of_family(found, "chunk")] == tried
 
 
 def test_another_policy_keeps_the_chunk_where_it_has_one() -> None:
@@ -72,7 +74,7 @@ def test_another_policy_keeps_the_chunk_where_it_has_one() -> None:
 def test_only_what_a_run_shows_to_matter_is_tried() -> None:
     setting = make_setting(config_of())
     quiet = replace(SHOWN, has_queue=False, most_requests=2)
-    families = {family for change in candidates(setting, quiet) for family in change.families}
+    families = {change.family for change in candidates(setting, quiet)}
     assert families == {"policy", "chunk", "depth", "grid"}
     full = make_setting(config_of(max_batch=40))
     assert {"scheduler.max_batch": 80} in of_family(list(candidates(full, SHOWN)), "admission")
@@ -117,7 +119,7 @@ def test_split_evens_the_stages(layers: list[int]) -> None:
 
 
 def test_change_as_text() -> None:
-    change = Change.of("split", {"parallel.layers": [10, 12]}).and_then(Change.of("depth", {"parallel.depth": None}))
+    change = Change("own", {"parallel.layers": [10, 12], "parallel.depth": None})
     assert change.overrides == ("parallel.layers=[10,12]", "parallel.depth=null")
     assert change.label == "layers=[10,12]"
-    assert Change.of("memory", {"cache.num_blocks": None}).label == "cache.num_blocks=null"
+    assert Change("memory", {"cache.num_blocks": None}).label == "cache.num_blocks=null"

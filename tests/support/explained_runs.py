@@ -56,8 +56,8 @@ def learned_twin(config: SimulateConfig) -> Twin:
     """Return the twin of a simulated run as if its cost model were not known."""
     record = run(config)
     learned = learn_run(config, record)
-    found = requests_of(record, config.workload, config.block_size)
-    return Twin(learned.setting(config), found.items, config.workload, record, Ledger(record), found.notes, learned)
+    items, notes = requests_of(record, config.workload, config.block_size)
+    return Twin(learned.setting(config), items, config.workload, record, Ledger(record), notes, learned)
 
 
 def errors_of(replayed: RunRecord, real: RunRecord) -> dict[str, float]:

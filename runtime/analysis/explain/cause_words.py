@@ -72,7 +72,9 @@ def sentences(
     lines.append(" ".join(certain))
     if others:
         lines.append(f"Next: {said(others[0])}")
-    return [*lines, *_unsure(left)]
+    if left:
+        lines.append(f"Not checked for lack of time (seconds): {_listed(left)}.")
+    return lines
 
 
 def _capital(text: str) -> str:
@@ -135,12 +137,6 @@ def _change(cause: SizedCause, *, is_ours: bool) -> str:
         return f"; {advice}" if advice else ""
     note = f", but {cause.note}" if cause.note else ""
     return f"; {cause.change} saves {seconds_text(cause.saves_seconds)}{note}"
-
-
-def _unsure(left: Sequence[str]) -> list[str]:
-    if not left:
-        return []
-    return [f"Not checked for lack of time (seconds): {_listed(left)}."]
 
 
 def _listed(names: Sequence[str]) -> str:

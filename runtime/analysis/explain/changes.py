@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -11,7 +11,6 @@ from ....conf.build import value_text
 from ....conf.policies import POLICY_CONFIGS, SchedulerConfig
 from ....conf.schema import SimulateConfig
 from ...core.run_record import RunRecord
-from ...core.work_item import WorkItem
 from ...simulation.pipeline.setting import Setting
 from ..ledger.causes import Cause
 from ..ledger.ledger import Ledger
@@ -58,20 +57,16 @@ class Shown:
         most_requests: most requests in one micro-batch.
         has_queue: requests waited for admission.
         kv_full: the KV cache was full: requests waited for it, or were preempted.
-        users: there are several users.
-        deadlines: some requests have deadlines.
     """
 
     chunk: int
     most_requests: int
     has_queue: bool
     kv_full: bool
-    users: bool
-    deadlines: bool
 
     @classmethod
-    def of(cls, record: RunRecord, ledger: Ledger, items: Sequence[WorkItem]) -> Shown:
-        """Collect what the record of a run, its ledger and its requests show."""
+    def of(cls, record: RunRecord, ledger: Ledger) -> Shown:
+        """Collect what the record of a run and its ledger show."""
         batches = record.micro_batches
         chunks = [tokens for each in batches if (tokens := each.prefill_tokens)]
         idle = ledger.seconds_by_cause()[Cause.STARVED_KV_FULL] > 0
@@ -82,8 +77,6 @@ class Shown:
             most_requests=max((len(each.chunks) + len(each.decodes) for each in batches), default=0),
             has_queue=any(each.num_waiting for each in batches),
             kv_full=(idle or preempted) and peak >= _FULL * record.num_blocks,
-            users=len({item.user for item in items}) > 1,
-            deadlines=any(item.deadline is not None for item in items),
         )
 
 
@@ -107,10 +100,6 @@ def candidates(setting: Setting, shown: Shown) -> Iterator[Change]:
         for order in ("fcfs", "shortest_prompt", "relative_slack"):
             if order != policy.order:
                 yield Change("order", {"scheduler.order": order})
-        if shown.users and policy.order != "fair_share":
-            yield Change("order", {"scheduler.order": "fair_share"})
-        if shown.deadlines and policy.order != "deadline":
-            yield Change("order", {"scheduler.order": "deadline"})
     yield from _admission(setting, shown)
 
 

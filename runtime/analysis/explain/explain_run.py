@@ -310,7 +310,7 @@ class _Search:
     def _candidates(self) -> list[Change]:
         """Return the changes of the run's setting, likeliest first."""
         by_family: dict[str, list[Change]] = {family: [] for family in (*self.likely, *_USUALLY)}
-        for change in candidates(self.twin.setting, Shown.of(self.twin.base, self.twin.ledger, self.twin.items)):
+        for change in candidates(self.twin.setting, Shown.of(self.twin.base, self.twin.ledger)):
             by_family[change.family].append(change)
         if (split := self._even_split()) is not None:
             by_family["split"].append(split)

@@ -1,8 +1,6 @@
-"""How long activations took from each stage to the next, as far as a run shows it."""
+"""How long activations took from a stage to the next, as far as a run shows it."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,29 +9,14 @@ from ..ledger.ledger import Ledger
 _ROUNDING = 1e-9  # seconds
 
 
-@dataclass(frozen=True, slots=True)
-class Hop:
-    """The hop from `stage` to the next. Its time is visible in micro-batches for which the next stage waited.
+def slowest_hop(ledger: Ledger) -> tuple[int | None, dict[str, float]]:
+    """Return the stage after which the next one waited most for activations in transit, and the evidence by name.
 
-    Attributes:
-        waited: seconds for which the next stage waited for activations in transit.
-        median: median transfer time of such a micro-batch, in seconds.
-        tokens: median tokens of such a micro-batch.
-        tokens_per_s: transfer rate over all such micro-batches.
-        total: transfer seconds of all micro-batches at that rate, including those hidden behind compute.
+    Of micro-batches for which the next stage waited, which show their transfer: `link_s` is the median transfer time,
+    `tokens` their median size, `tokens_per_s` the transfer rate. None and no evidence if there are none.
     """
-
-    stage: int
-    waited: float
-    median: float
-    tokens: float
-    tokens_per_s: float
-    total: float
-
-
-def hops_of(ledger: Ledger) -> list[Hop]:
-    """Return the hops whose receiving stage has waited, in stage order."""
-    hops = []
+    found: tuple[int | None, dict[str, float]] = None, {}
+    most = -np.inf
     for stage, (upstream, lane) in enumerate(zip(ledger.lanes, ledger.lanes[1:], strict=False)):
         place = upstream.places(lane.row) if len(upstream.row) and len(lane.row) else np.full(len(lane.row), -1)
         free = np.append(-np.inf, lane.end[:-1])[place >= 0]
@@ -41,9 +24,9 @@ def hops_of(ledger: Ledger) -> list[Hop]:
         tokens = ledger.micro_batches.tokens[ledger.micro_batches.places(lane.micro_batch[place >= 0])]
         late = (free < left) & (begin > left + _ROUNDING)  # the next stage was free: it started on arrival
         seconds = (begin - left)[late]
-        if len(seconds):
+        waited = float(np.maximum(0.0, begin - np.maximum(left, free)).sum())
+        if len(seconds) and waited > most:
             rate = max(1.0, float(tokens[late].sum())) / float(seconds.sum())
-            waited = float(np.maximum(0.0, begin - np.maximum(left, free)).sum())
-            median, held = float(np.median(seconds)), float(np.median(tokens[late]))
-            hops.append(Hop(stage, waited, median, held, rate, float(tokens.sum()) / rate))
-    return hops
+            numbers = {"link_s": float(np.median(seconds)), "tokens": float(np.median(tokens[late]))}
+            most, found = waited, (stage, numbers | {"tokens_per_s": rate})
+    return found

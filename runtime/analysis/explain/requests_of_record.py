@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import count
 
 from msgspec import structs
@@ -21,18 +20,10 @@ _ROUNDING = 1e-9  # seconds by which equal times may differ
 _LET_IN = 0.02  # longest delay from the end of a request until the next held-back request is admitted, in seconds
 
 
-@dataclass(slots=True)
-class RequestsOfRecord:
-    """The requests of a run in order of arrival, and notes on what differs from the run, one line each."""
-
-    items: list[WorkItem]
-    notes: list[str] = field(default_factory=list)
-
-
 def requests_of(
     record: RunRecord, workload: WorkloadConfig | None, block_size: int, *, without_faults: bool = False
-) -> RequestsOfRecord:
-    """Return the requests of a run, with prompts of zeros.
+) -> tuple[list[WorkItem], list[str]]:
+    """Return the requests of a run, with prompts of zeros, and notes on what differs from the run, one line each.
 
     Each generates as many tokens as in the run. Arrivals are seconds from the run's start. A prompt with a prefix-cache
     hit shares its prefix with an earlier one.
@@ -81,7 +72,7 @@ def requests_of(
     if crossing:
         crossing = [structs.replace(item, arrival=item.arrival - start) for item in crossing]
         items = sorted([*items, *crossing], key=lambda item: item.arrival)
-    return RequestsOfRecord(items, notes)
+    return items, notes
 
 
 def _arrivals(served: Sequence[RequestRecord], workload: WorkloadConfig | None) -> list[float]:

@@ -176,13 +176,13 @@ def twin_of(record: RunRecord, ledger: Ledger, recorded: Mapping[str, Any]) -> T
         except ConfigError as error:
             notes.append(f"stage times are learned from the run, since its cost model is unavailable: {error}")
         else:
-            found = requests_of(record, config.workload, block_size)
-            return Twin(setting, found.items, workload, record, ledger, notes + found.notes)
-    found = requests_of(record, config.workload, block_size, without_faults=True)
+            items, more = requests_of(record, config.workload, block_size)
+            return Twin(setting, items, workload, record, ledger, notes + more)
+    items, more = requests_of(record, config.workload, block_size, without_faults=True)
     if any(micro_batch.drafts for micro_batch in record.micro_batches):
         config = replace(config, simulation=replace(config.simulation, draft_acceptance=_acceptance(config, record)))
     learned, is_real = learn_run(config, record), not is_simulated(recorded)
-    return Twin(learned.setting(config), found.items, workload, record, ledger, notes + found.notes, learned, is_real)
+    return Twin(learned.setting(config), items, workload, record, ledger, notes + more, learned, is_real)
 
 
 def _acceptance(config: SimulateConfig, record: RunRecord) -> float:

@@ -23,7 +23,7 @@ from ..ledger.ledger import Ledger
 from .arrivals import clients_of, overload_of
 from .changes import Change, Shown, chunk_key, with_policy
 from .even_split import even_split, mean_seconds, some_shapes
-from .hops import hops_of
+from .hops import slowest_hop
 from .hot_experts import hot_experts
 from .learned_operators import LearnedOperators
 from .rated_costs import RatedCosts
@@ -84,7 +84,7 @@ def twins_without(twin: Twin, *, is_duration: bool = True) -> list[Without]:
         twin: the run's.
         is_duration: causes are sized by the run's duration, so skip those that can hardly affect it.
     """
-    shown = Shown.of(twin.base, twin.ledger, twin.items)
+    shown = Shown.of(twin.base, twin.ledger)
     physical = (_clients, _compute, _stages, _links, _noise, _arrivals, _control, _depth)
     of_sizes = (_prompts, _memory, _batch, _chunk)
     found = [*chain.from_iterable(make(twin) for make in physical), *_policy(twin)]
@@ -260,10 +260,7 @@ def _links(twin: Twin) -> Iterator[Without]:
     free: dict[int, Any] = {id(each): _FreeLink(each) for each in setting.costs.operators}
     costs = setting.costs.with_operators([free[id(each)] for each in setting.costs.operators])
     likely = _idle(twin, Cause.TRANSPORT, Cause.STARVED_IN_FLIGHT)
-    hop = max(hops_of(twin.ledger), key=lambda each: each.waited, default=None)
-    stage, evidence = None, {}
-    if hop is not None:
-        stage, evidence = hop.stage, {"link_s": hop.median, "tokens": hop.tokens, "tokens_per_s": hop.tokens_per_s}
+    stage, evidence = slowest_hop(twin.ledger)
     free_links = replace(setting, costs=costs)
     yield Without(Root.TRANSPORT, lambda: replace(twin, setting=free_links), None, stage, evidence, likely)
     config = setting.config

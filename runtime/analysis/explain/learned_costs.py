@@ -53,7 +53,6 @@ class LayerFit:
         layers: number of decoder layers of each stage.
         arch: of the model; None: unknown.
         tile: rows to which a GEMM is padded.
-        block: micro-batches per bootstrap block.
         row_seconds: seconds per row and layer of large GEMMs, by the device's rate; 0: unknown.
     """
 
@@ -64,7 +63,6 @@ class LayerFit:
         arch: Architecture | None,
         *,
         tile: int,
-        block: int,
         row_seconds: float = 0.0,
     ) -> None:
         self.shown = SizesShown.of(seen.shapes)
@@ -78,7 +76,7 @@ class LayerFit:
         self._knots = tuple(sorted(knots))
         self._head_layers = 1.0 if arch is None else arch.embedding_params / arch.layer_params
         columns = [self._columns(shape) for shape in seen.shapes]
-        self._fit(np.array(columns, np.float64), seen, block)
+        self._fit(np.array(columns, np.float64), seen)
 
     def _knee_of(self, seen: Observations) -> int:
         """Return the rows for which the device's rate gives the largest micro-batches' time; theirs if not far more."""
@@ -107,7 +105,7 @@ class LayerFit:
     def _products(self, rows: float) -> list[float]:
         return product_columns(rows, self._knots, self._tile)
 
-    def _fit(self, columns: Floats, seen: Observations, block: int) -> None:
+    def _fit(self, columns: Floats, seen: Observations) -> None:
         """Fit to `columns` of [n, 2, features]: of a whole layer, and of the model's last.
 
         Each pass fits weights and speeds with Huber weights from the previous pass, then the machine's drift.
@@ -121,7 +119,8 @@ class LayerFit:
             weight = _huber_weight(times, predicted, scale)
             scaled = design * (slower[:, None] * drift)[:, :, None]
             prior = self._prior_of_head(guess, weights, typical)
-            gram, moment = _normal_equations(scaled, weight, times)
+            gram = np.einsum("sni,sn,snj->ij", scaled, weight, scaled, optimize=True)
+            moment = np.einsum("sni,sn,sn->i", scaled, weight, times, optimize=True)
             if weights is None:
                 weights = non_negative(gram + prior, moment)
             else:
@@ -135,8 +134,6 @@ class LayerFit:
                 break
             scale = _MAD_TO_SIGMA * np.median(np.abs(times / predicted - 1), axis=1)
         assert weights is not None
-        self._prior = prior
-        self._grams, self._moments = _by_block(scaled, weight, times, block)
         # Run durations depend on means, but the fit is of typical times. Stalls have their own cause.
         is_usual = ~seen.stalls(predicted.T).T
         slower *= (times * is_usual).sum(axis=1) / (predicted / drift * is_usual).sum(axis=1)
@@ -220,16 +217,6 @@ class LayerFit:
         """Return the columns of a layer for one chunk, without pairs of tokens, with its share of the host time."""
         return np.array([*self._products(rows), 1.0, *(NUM_ATTENTION - 1) * [0.0], 1 / self.layers[0], 0.0, 0.0])
 
-    def drawn(self, costs: StageCosts, generator: np.random.Generator) -> StageCosts:
-        """Return costs by the weights of a bootstrap fit: blocks of the run are drawn with replacement."""
-        n = len(self._grams)
-        counts = np.bincount(generator.integers(n, size=n), minlength=n)
-        gram = np.tensordot(counts, self._grams, 1) + self._prior
-        found = non_negative(gram, np.tensordot(counts, self._moments, 1))
-        weights = LayerWeights(self._knots, self._tile, tuple(found.tolist()))
-        operators = [source for source in costs.operators if isinstance(source, LearnedOperators)]
-        return costs.with_operators([source.changed(weights=weights) for source in operators])
-
     def costs(self, layers: Sequence[int], links: Sequence[LinkSeconds]) -> StageCosts:
         """Return the costs of the run's stages with `layers` layers each."""
         operators = [
@@ -243,12 +230,6 @@ def _huber_weight(times: Floats, predicted: Floats, scale: Floats) -> Floats:
     """Return Huber weights of relative errors, [S, n], with residual scales `scale` [S]."""
     bound = _HUBER_BOUND * np.maximum(scale, 1e-4)[:, None]
     return np.minimum(1.0, bound / np.maximum(np.abs(times / predicted - 1), 1e-12)) / predicted**2
-
-
-def _normal_equations(x: Floats, weight: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """Return the matrix [f, f] and the right-hand side [f] of a weighted fit of `y` [S, n] to `x` [S, n, f]."""
-    gram = np.einsum("sni,sn,snj->ij", x, weight, x, optimize=True)
-    return gram, np.einsum("sni,sn,sn->i", x, weight, y, optimize=True)
 
 
 def _with_speeds(
@@ -305,13 +286,6 @@ def _drift(ratios: Floats) -> Floats:
     between = max(0.0, float(np.var(middles)) - chance)
     drift: Floats = np.exp(middles * between / (between + chance + 1e-12))[windows]
     return drift
-
-
-def _by_block(x: Floats, weight: Floats, y: Floats, block: int) -> tuple[Floats, Floats]:
-    """Return the normal equations of each block: [blocks, f, f] and [blocks, f]."""
-    parts = [slice(first, first + block) for first in range(0, y.shape[1], block)]
-    grams, moments = zip(*(_normal_equations(x[:, part], weight[:, part], y[:, part]) for part in parts), strict=True)
-    return np.array(grams), np.array(moments)
 
 
 def _knots(rows: Sequence[int]) -> tuple[int, ...]:

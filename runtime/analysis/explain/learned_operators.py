@@ -116,7 +116,6 @@ class LearnedOperators:
         """Return the seconds until the next stage starts; 0 if no link was learned, as on the last stage."""
         return self.link(rows) if self.link is not None else 0.0
 
-    def changed(self, *, weights: LayerWeights | None = None, slower: float | None = None) -> LearnedOperators:
-        """Return the same stage with other weights, or on a device of another speed."""
-        slower = self.slower if slower is None else slower
-        return LearnedOperators(weights or self.weights, key_share=self.key_share, slower=slower, link=self.link)
+    def at_speed(self, slower: float) -> LearnedOperators:
+        """Return the same stage on a device of another speed."""
+        return LearnedOperators(self.weights, key_share=self.key_share, slower=slower, link=self.link)

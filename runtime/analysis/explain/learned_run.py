@@ -23,7 +23,6 @@ from .noise import BlockBootstrap, DrawnNoise
 from .noisy_pipeline import NoisyPipeline
 from .observations import Observations
 
-_BOOTSTRAP_BLOCKS = 32  # into which a run's micro-batches are divided
 _MFU = 0.8  # of large micro-batches: measured with float32 and AVX-512, 128 to 256 rows
 _LEAST = 8  # micro-batches needed to learn from a run
 
@@ -76,9 +75,9 @@ class LearnedRun:
         return plan
 
     def pipeline(self, setting: Setting, seed: int | None, *, in_order: bool = False) -> SimulatedPipeline:
-        """Return the pipeline of a setting; `seed` draws the fit's uncertainty and the run's noise, None neither.
+        """Return the pipeline of a setting; `seed` draws the run's noise, None: no noise.
 
-        With `in_order` the machine is slow when it was in the run, and the fit is not drawn.
+        With `in_order` the machine is slow when it was in the run.
         """
         plan, control, config = setting.plan, setting.control, setting.config
         how: dict[str, Any] = {
@@ -90,9 +89,8 @@ class LearnedRun:
         if seed is None:
             how |= {"dispatch_s": control.dispatch, "result_s": control.result, "turnaround_s": control.turnaround}
             return SimulatedPipeline(setting.costs, **how)
-        costs = setting.costs if in_order else self.fit.drawn(setting.costs, np.random.default_rng(seed))
         noise = DrawnNoise(self.noise, seed, in_order=in_order)
-        return NoisyPipeline(costs, control, noise, least_result=self.host.least_result, **how)
+        return NoisyPipeline(setting.costs, control, noise, least_result=self.host.least_result, **how)
 
 
 def learn_run(config: SimulateConfig, record: RunRecord) -> LearnedRun:
@@ -113,11 +111,9 @@ def learn_run(config: SimulateConfig, record: RunRecord) -> LearnedRun:
     plan, is_known = _recorded_plan(config, record)
     host = LearnedHost.of(record, seen)
     layers = [len(each) for each in plan.layers]
-    block = max(1, len(seen) // _BOOTSTRAP_BLOCKS)
     fit = LayerFit(
         *(seen, layers, plan.arch if is_known else None),
         tile=config.hardware.tile,
-        block=block,
         row_seconds=_row_seconds(record.floors, layers),
     )
     costs = fit.costs(layers, host.links)

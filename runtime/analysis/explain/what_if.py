@@ -11,7 +11,6 @@ from time import perf_counter
 from ...core.run_record import RunRecord
 from ...core.student import t_quantile
 from ...simulation.pipeline.setting import Setting
-from .bounded_costs import BoundedCosts
 from .explanation import METRICS, TOLERANCE, Interval
 from .observations import SizesShown
 from .twin import Twin, Values, values_of
@@ -27,6 +26,9 @@ _FIT_ERROR = {"duration": 0.006, "p99_itl_ms": 0.04, "p99_ttft_ms": 0.01}
 _RUN_ERROR = {"duration": 0.024, "p99_itl_ms": 0.05, "p99_ttft_ms": 0.03}
 _CHANGE_ERROR = 0.1  # relative to the change's effect
 _BEYOND_ERROR = 0.1  # per share of compute time in sizes that the run has not shown
+# In addition for the ranges of savings. Tails have all of it from a share of `_TAIL_SHARE` on.
+_UNSEEN_ERROR = {"duration": 0.12, "p99_itl_ms": 0.25, "p99_ttft_ms": 0.2}
+_TAIL_SHARE = 0.05
 SECONDS_A_MICRO_BATCH = 60e-6  # of a replay, including the analysis of its record; measured, compiled
 
 
@@ -82,14 +84,13 @@ class WhatIf:
         """
         if not self.twin.is_noisy:
             return self.rough(screening, error)
-        bounds = self._bounds(setting) if screening.beyond > 0 else []
         base = [self.replayed(seed) for seed in range(seeds)]
         changed = [values_of(self.twin.replay(seed, setting)) for seed in range(seeds)]
         return {
             metric: interval_of(
                 [each[metric] for each in base],
                 [each[metric] for each in changed],
-                self._model(metric, error, screening, bounds),
+                self._of_savings(metric, error, screening),
             )
             for metric in METRICS
         }
@@ -112,21 +113,14 @@ class WhatIf:
             found[metric] = _interval(ratio, 2 * _log_variance(own), len(own), model)
         return found
 
-    def _bounds(self, setting: Setting) -> list[Values]:
-        """Replay a setting with the lower and upper time bounds of sizes that the run has not shown."""
-        assert self.shown is not None
-        shortest = BoundedCosts(setting.costs, self.shown, "shortest")
-        longest = BoundedCosts(setting.costs, self.shown, "longest")
-        return [values_of(self.twin.replay(None, replace(setting, costs=costs))) for costs in (shortest, longest)]
+    def _of_savings(self, metric: str, error: Mapping[str, float], screening: Screening) -> ModelError:
+        """Return the model error of a saving, which depends more on sizes that the run has not shown."""
+        model = self._model(metric, error, screening)
+        share = screening.beyond if metric == "duration" else min(1.0, screening.beyond / _TAIL_SHARE)
+        return replace(model, absolute=math.hypot(model.absolute, _UNSEEN_ERROR[metric] * share))
 
     def _model(
-        self,
-        metric: str,
-        error: Mapping[str, float],
-        screening: Screening,
-        bounds: Sequence[Values] = (),
-        *,
-        is_another: bool = True,
+        self, metric: str, error: Mapping[str, float], screening: Screening, *, is_another: bool = True
     ) -> ModelError:
         """Return the error of a metric's log ratio due to learned stage times and to variation between real runs.
 
@@ -140,8 +134,7 @@ class WhatIf:
             _BEYOND_ERROR * screening.beyond,
             math.sqrt(2) * _RUN_ERROR[metric] if self.twin.is_real and is_another else 0.0,
         )
-        reach = [0.0, *(_log_ratio(screening.values[metric], each[metric]) for each in bounds)]
-        return ModelError(_CHANGE_ERROR, math.hypot(*parts), min(reach), max(reach))
+        return ModelError(_CHANGE_ERROR, math.hypot(*parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,13 +158,10 @@ class ModelError:
     Attributes:
         relative: standard deviation relative to the logarithm.
         absolute: additional standard deviation.
-        low, high: bounds of the deviation due to sizes that the run has not shown; at most and at least 0.
     """
 
     relative: float = 0.0
     absolute: float = 0.0
-    low: float = 0.0
-    high: float = 0.0
 
 
 def share_beyond(shown: SizesShown, record: RunRecord) -> float:
@@ -202,9 +192,8 @@ def interval_of(base: Sequence[float], changed: Sequence[float], model: ModelErr
 
 def _interval(ratio: float, noise: float, count: int, model: ModelError) -> Interval:
     sure = t_quantile(_OUTSIDE, count - 1) if count > 1 else _Z
-    spread = (sure * math.sqrt(noise), _Z * model.relative * ratio, _Z * model.absolute)
-    most, least = ratio + math.hypot(*spread, model.high), ratio - math.hypot(*spread, model.low)
-    return Interval(1 - math.exp(ratio), 1 - math.exp(most), 1 - math.exp(least))
+    spread = math.hypot(sure * math.sqrt(noise), _Z * model.relative * ratio, _Z * model.absolute)
+    return Interval(1 - math.exp(ratio), 1 - math.exp(ratio + spread), 1 - math.exp(ratio - spread))
 
 
 def _log_ratio(before: float, after: float) -> float:

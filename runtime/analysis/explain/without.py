@@ -218,7 +218,7 @@ def _alike(twin: Twin, slowest: int, seconds: Sequence[float]) -> Callable[[], T
         return None
     own = operators[slowest]
     assert isinstance(own, LearnedOperators)
-    same = own.changed(slower=median(others))
+    same = own.at_speed(median(others))
     costs = setting.costs.with_operators([*operators[:slowest], same, *operators[slowest + 1 :]])
     return lambda: replace(twin, setting=replace(setting, costs=costs))
 

@@ -19,6 +19,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 
 from ..conf.errors import ConfigError, nearest
+from ..conf.schema import EngineConfig
 from ..kernels import processor
 from .commands import COMMANDS, Command
 from .plugins import blame
@@ -126,10 +127,11 @@ def _run_command(command: Command, arguments: list[str]) -> int:
     if command.positional:
         _run_plain(command, others)
         return 0
-    if options.keys() & {"--cfg", "--info", "--hydra-help"}:
-        from .shown import show
+    if "--cfg" in options:
+        from .compose import config_text
 
-        show(command, others, options)
+        assert issubclass(command.config, EngineConfig)
+        print(config_text(others, command.config, command.name))
         return 0
     from .job import run
 

@@ -116,6 +116,17 @@ def compose_one(overrides: Sequence[str], cls: type[E], command: str) -> E:
     return compose_all(overrides, cls, command)[0].config
 
 
+def config_text(overrides: Sequence[str], cls: type[EngineConfig], command: str) -> str:
+    """Compose a single config from overrides, and return it as YAML, without hydra's node.
+
+    Raises:
+        ConfigError: as `compose_all`.
+    """
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_yaml(_own(compose_all(overrides, cls, command)[0].composed)).rstrip()
+
+
 def from_arguments(arguments: Sequence[str], cls: type[C], positional: str, others: str | None = None) -> C:
     """Build the config of a command without hydra.
 
@@ -168,12 +179,18 @@ def to_config(composed: DictConfig, cls: type[E]) -> E:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    own = OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
     try:
-        mapping = OmegaConf.to_container(own, resolve=True)
+        mapping = OmegaConf.to_container(_own(composed), resolve=True)
     except OmegaConfBaseException as error:
         raise ConfigError(_one_line(error)) from None
     return locate(build(cls, typing.cast(dict[str, Any], mapping)))
+
+
+def _own(composed: DictConfig) -> DictConfig:
+    """Return a composed config without hydra's node."""
+    from omegaconf import OmegaConf
+
+    return OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"])
 
 
 @dataclass(frozen=True, slots=True)

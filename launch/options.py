@@ -20,24 +20,22 @@ class Option:
     meaning: str
     value: str = ""  # placeholder of the value in help; empty: `values`
     values: tuple[str, ...] = ()  # the allowed values; empty: any if `value` is given, else none
-    default: str = ""  # of an optional value
     with_runs: bool = True  # whether only commands composed by hydra have it
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """Its long name, and its short one if it has one."""
-        return (self.name, self.short) if self.short else (self.name,)
+    def names(self) -> tuple[str, str]:
+        """Its long name and its short one."""
+        return self.name, self.short
 
     @property
     def takes_value(self) -> bool:
-        """Whether a value follows, or may follow."""
+        """Whether a value follows."""
         return bool(self.value or self.values)
 
     @property
     def usage(self) -> str:
         """The option with its value for help: `-n, --name VALUE`."""
         value = self.value or "|".join(self.values)
-        value = f"[{value}]" if self.default else value
         return ", ".join(reversed(self.names)) + (f" {value}" if value else "")
 
 
@@ -57,19 +55,7 @@ OPTIONS = (
         with_runs=False,
     ),
     Option("--multirun", "-m", "sweep: run each of comma-separated values"),
-    Option("--cfg", "-c", "print the composed config and exit", values=("job", "hydra", "all")),
-    Option("--package", "-p", "with --cfg: print only this part of the config", value="KEY"),
-    Option("--resolve", "", "with --cfg: resolve interpolations"),
-    Option(
-        "--info",
-        "-i",
-        "print hydra's composition info and exit: all, config, defaults, defaults-tree, plugins or searchpath",
-        default="all",
-        value="WHAT",
-        values=("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
-    ),
-    Option("--hydra-help", "", "hydra's own help"),
-    Option("--run", "-r", "single run (default)"),
+    Option("--cfg", "-c", "print the composed config and exit", values=("job",)),
 )
 INSTEAD = {
     ("--config-name", "-cn"): "not supported; each command has its own config",
@@ -77,6 +63,9 @@ INSTEAD = {
     ("--config-dir", "-cd"): "not supported; for your own model use model=FOLDER, for your own policy "
     "scheduler=./FILE.py",
     ("--experimental-rerun",): "not supported; repeat the overrides in .hydra/overrides.yaml of the run folder",
+    ("--package", "-p", "--resolve"): "not supported; --cfg job prints the whole config",
+    ("--info", "-i", "--hydra-help"): "not supported; use --cfg job, which prints the composed config, or --help all",
+    ("--run", "-r"): "not needed; without -m a run is single",
 }
 """Unsupported hydra options, and their alternatives."""
 
@@ -108,27 +97,15 @@ def parse(arguments: Sequence[str], command: Command) -> tuple[dict[str, str], l
         if has_value and not option.takes_value:
             raise ConfigError(f"{argument}: {name} takes no value")
         if option.takes_value and not has_value:
-            follows = bool(left) and not left[0].startswith("-")
-            if option.default and not (follows and left[0] in option.values):
-                value = option.default
-            elif follows:
-                value = left.pop(0)
-            else:
+            if not left or left[0].startswith("-"):
                 raise ConfigError(f"{name}: missing value: {option.value or ', '.join(option.values)}")
+            value = left.pop(0)
         if option.values and value not in option.values:
             raise ConfigError(f"{name} {value}: unknown{nearest(value, option.values)}")
         found[option.name] = value
-    _check_together(found)
+    if "--multirun" in found and "--cfg" in found:
+        raise ConfigError("--multirun and --cfg are exclusive; give one of them")
     return found, others
-
-
-def _check_together(found: dict[str, str]) -> None:
-    alone = [name for name in ("--multirun", "--run", "--cfg", "--info", "--hydra-help") if name in found]
-    if len(alone) > 1:
-        raise ConfigError(f"{alone[0]} and {alone[1]} are exclusive; give one of them")
-    for name in ("--package", "--resolve"):
-        if name in found and "--cfg" not in found:
-            raise ConfigError(f"{name}: requires --cfg, as in --cfg job {name}{' KEY' if name == '--package' else ''}")
 
 
 def _unknown(name: str, value: str, command: Command) -> str:

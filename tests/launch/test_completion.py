@@ -24,7 +24,7 @@ PROGRAM = Path(sys.executable).parent / "gapless"
         ("gapless ge", ["generate"]),
         ("gapless --v", ["--version"]),
         ("gapless generate --mu", ["--multirun"]),
-        ("gapless generate --cfg ", ["all", "hydra", "job"]),
+        ("gapless generate --cfg ", ["job"]),
         ("gapless generate -c j", ["job"]),
         ("gapless report --", ["--help", "--shell-completion", "--version"]),
         ("gapless generate sched", ["scheduler.", "scheduler="]),

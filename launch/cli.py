@@ -85,11 +85,6 @@ def _dispatch(arguments: list[str]) -> int:
     if arguments[0] in ("--version", "-V"):
         print(f"{PROGRAM} {metadata.version(PROGRAM)}")
         return 0
-    if arguments[0] in ("--shell-completion", "-sc"):
-        from . import completion
-
-        print(completion.answer("".join(arguments[1:])))
-        return 0
     name, *rest = arguments
     if name not in COMMANDS:
         if name.startswith("-"):
@@ -122,8 +117,6 @@ def _run_command(command: Command, arguments: list[str]) -> int:
     options, others = parse(arguments, command)
     if "--version" in options:
         return _dispatch(["--version"])
-    if "--shell-completion" in options:
-        return _dispatch(["--shell-completion", options["--shell-completion"]])
     if command.positional:
         _run_plain(command, others)
         return 0

@@ -18,8 +18,7 @@ class Option:
     name: str
     short: str
     meaning: str
-    value: str = ""  # placeholder of the value in help; empty: `values`
-    values: tuple[str, ...] = ()  # the allowed values; empty: any if `value` is given, else none
+    values: tuple[str, ...] = ()  # one of them follows; empty: no value
     with_runs: bool = True  # whether only commands composed by hydra have it
 
     @property
@@ -28,15 +27,9 @@ class Option:
         return self.name, self.short
 
     @property
-    def takes_value(self) -> bool:
-        """Whether a value follows."""
-        return bool(self.value or self.values)
-
-    @property
     def usage(self) -> str:
-        """The option with its value for help: `-n, --name VALUE`."""
-        value = self.value or "|".join(self.values)
-        return ", ".join(reversed(self.names)) + (f" {value}" if value else "")
+        """The option with its values for help: `-n, --name VALUE`."""
+        return f"{self.short}, {self.name} {'|'.join(self.values)}".rstrip()
 
 
 OPTIONS = (
@@ -47,13 +40,6 @@ OPTIONS = (
         with_runs=False,
     ),
     Option("--version", "-V", "print the version", with_runs=False),
-    Option(
-        "--shell-completion",
-        "-sc",
-        "print shell code that installs or removes completion",
-        value="install=SHELL|uninstall=SHELL",
-        with_runs=False,
-    ),
     Option("--multirun", "-m", "sweep: run each of comma-separated values"),
     Option("--cfg", "-c", "print the composed config and exit", values=("job",)),
 )
@@ -65,6 +51,7 @@ INSTEAD = {
     ("--experimental-rerun",): "not supported; repeat the overrides in .hydra/overrides.yaml of the run folder",
     ("--package", "-p", "--resolve"): "not supported; --cfg job prints the whole config",
     ("--info", "-i", "--hydra-help"): "not supported; use --cfg job, which prints the composed config, or --help all",
+    ("--shell-completion", "-sc"): "not supported; --help WORD after a command searches its keys",
     ("--run", "-r"): "not needed; without -m a run is single",
 }
 """Unsupported hydra options, and their alternatives."""
@@ -94,11 +81,11 @@ def parse(arguments: Sequence[str], command: Command) -> tuple[dict[str, str], l
         option = by_name.get(name)
         if option is None:
             raise ConfigError(_unknown(name, value or (left[0] if left else ""), command))
-        if has_value and not option.takes_value:
+        if has_value and not option.values:
             raise ConfigError(f"{argument}: {name} takes no value")
-        if option.takes_value and not has_value:
+        if option.values and not has_value:
             if not left or left[0].startswith("-"):
-                raise ConfigError(f"{name}: missing value: {option.value or ', '.join(option.values)}")
+                raise ConfigError(f"{name}: missing value: {', '.join(option.values)}")
             value = left.pop(0)
         if option.values and value not in option.values:
             raise ConfigError(f"{name} {value}: unknown{nearest(value, option.values)}")

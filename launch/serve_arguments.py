@@ -158,7 +158,7 @@ class _Arguments:
     def __init__(self, command: Command) -> None:
         self.overrides: list[str] = []
         self._own = {name for option in options_of(command) for name in option.names}
-        self._takes_value = {name for option in OPTIONS if option.takes_value for name in option.names}
+        self._takes_value = {name for option in OPTIONS if option.values for name in option.names}
         self._model: str | None = None
         self._policy = ""
 

@@ -361,7 +361,7 @@ def test_words_and_keys_of_report(arguments: list[str], expected: ReportConfig, 
         (["srt=x"], "srt: unknown key; did you mean 'sort'?"),
         (["figures=maybe"], "figures='maybe': must be true or false"),
         (["figures=["], "figures=[: not valid YAML"),
-        (["-m", "a"], "-m: not an option of report; valid: --help, --version, --shell-completion"),
+        (["-m", "a"], "-m: not an option of report; valid: --help, --version"),
     ],
 )
 def test_errors_of_report(arguments: list[str], line: str, here: Path, capfd: pytest.CaptureFixture[str]) -> None:

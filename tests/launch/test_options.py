@@ -49,7 +49,6 @@ def test_cfg_prints_what_the_overrides_make_of_it(capfd: pytest.CaptureFixture[s
     ("options", "line"),
     [
         (["--version"], "gapless "),
-        (["--shell-completion", "install=bash"], "complete "),
     ],
 )
 def test_what_is_printed_instead_of_a_run(
@@ -73,7 +72,7 @@ def test_what_is_printed_instead_of_a_run(
         (["generate", "--info", "config"], "--info: not supported; use --cfg job"),
         (["generate", "-m", "--cfg", "job"], "--multirun and --cfg are exclusive; give one of them"),
         (["generate", "-m=yes"], "-m=yes: -m takes no value"),
-        (["report", "--cfg", "job"], "--cfg: not an option of report; valid: --help, --version, --shell-completion"),
+        (["report", "--cfg", "job"], "--cfg: not an option of report; valid: --help, --version"),
         (["--cfg", "job"], "--cfg: goes after a command, as in gapless generate --cfg"),
         (["--versoin"], "--versoin: unknown option; did you mean '--version'?"),
         (["generate", "--mutlirun"], "--mutlirun: unknown option; did you mean '--multirun'?"),

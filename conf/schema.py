@@ -260,7 +260,7 @@ class GenerateConfig(EngineConfig):
     """a single prompt"""
     prompts: str | None = None
     """a text file (one prompt per line), a .jsonl file (objects with prompt, messages or prompt_token_ids, and any key
-    of sampling; or requests of an OpenAI batch), `shipped` (code) or `questions`; without prompt and prompts: standard
+    of sampling), `shipped` (code) or `questions`; without prompt and prompts: standard
     input, one prompt per line"""
     chat: bool | None = None
     """apply the model's chat template to each text, as a user message; null: if the model has one"""

@@ -57,12 +57,6 @@ def prepare(config: GenerateConfig, stdin: StandardInput) -> Prepared:
     check_launcher(config.parallel, config.hardware)
     plan = make_plan(config)
     intake = Intake(plan)
-    batch = next((prompt for prompt in prompts if prompt.messages is not None and prompt.custom_id is not None), None)
-    if batch is not None and intake.chat_template is None:
-        raise ConfigError(
-            f"prompts={config.prompts}: batch request {batch.custom_id!r} for /v1/chat/completions needs a chat "
-            f"template, and model={config.model.name} has none; use /v1/completions with a prompt"
-        )
     if config.chat and intake.chat_template is None:
         raise ConfigError(f"chat=true: model={config.model.name} has no chat template; remove chat")
     if config.chat is not False and intake.chat_template is not None:
@@ -150,7 +144,7 @@ def _may_write(path: Path) -> bool:
 class OutputsFile:
     """Writes `outputs.jsonl`: one line per prompt when it finishes; at the end the lines are sorted by prompt.
 
-    A line has `index` (of the prompt), `prompt`, `custom_id` and `messages` if any, `num_prompt_tokens` and `outputs`,
+    A line has `index` (of the prompt), `prompt`, `messages` if any, `num_prompt_tokens` and `outputs`,
     each with `index`, `text`, `token_ids`, `finish_reason` and, if requested, `logprobs`. It also has
     `prompt_logprobs`, if requested.
 
@@ -213,7 +207,7 @@ class OutputsFile:
 
 def _json_line(output: RequestOutput, prompt: Prompt) -> str:
     row: dict[str, Any] = {"index": output.index, "prompt": output.prompt}
-    row |= {key: value for key in ("custom_id", "messages") if (value := getattr(prompt, key)) is not None}
+    row |= {} if prompt.messages is None else {"messages": prompt.messages}
     row |= {
         "num_prompt_tokens": len(output.prompt_token_ids),
         "outputs": [_json_completion(completion) for completion in output.outputs],

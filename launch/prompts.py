@@ -22,20 +22,15 @@ from ..conf.errors import ConfigError, nearest, reason
 from ..conf.row_files import first_row, json_rows, open_rows
 from ..conf.sampling import SamplingParams
 from ..conf.schema import GenerateConfig
+from ..conf.structured_outputs import whole_numbers
 from ..conf.user_path import user_path
 from ..models.chat_template import Conversation, checked_messages
-from .server.fields import check_fields, whole
 
 _log = logging.getLogger(__name__)
 _CONTENTS = ("prompt", "messages", "prompt_token_ids")
 _SAMPLING = tuple(field.name for field in dataclasses.fields(SamplingParams))
 _CSV_HEADER = re.compile(r'(?:["\w]+[,;\t])*"?(?:prompts?|messages)"?(?:[,;\t]["\w]+)*', re.IGNORECASE)
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
-_BATCH_URLS = ("/v1/chat/completions", "/v1/completions")
-_BATCH_FIELDS = frozenset(  # supported fields of a batch body that are not sampling parameters
-    ("model", "stream", "user", "messages", "prompt", "max_completion_tokens", "top_logprobs", "response_format")
-)
-_OF_BODIES = ("logprobs", "prompt_logprobs", "stop", "structured_outputs")  # from the body, never from defaults
 _LONGEST_LINE = 16 << 20  # bytes; a context of a million tokens takes about 4 MiB of text, or 8 MiB of token ids
 
 
@@ -55,16 +50,12 @@ class StandardInput:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt: text, token ids or chat messages (the others are None).
-
-    `custom_id` identifies a request of an OpenAI batch file.
-    """
+    """One prompt: text, token ids or chat messages (the others are None)."""
 
     text: str | None
     token_ids: tuple[int, ...] | None
     params: SamplingParams
     messages: tuple[dict[str, Any], ...] | None = None
-    custom_id: str | None = None
 
     def as_chat(self) -> Prompt:
         """Return the prompt with its text, if any, as a user message."""
@@ -182,7 +173,8 @@ def _row(row: Any, params: SamplingParams) -> Prompt:
     if not isinstance(row, dict):
         raise ConfigError('must be an object such as {"prompt": "..."}')
     if "body" in row:
-        return _batch_request(row, params)
+        text = "a request of an OpenAI batch file; give its messages or prompt and its sampling values as a row"
+        raise ConfigError(f"{text}, or send its body to gapless serve")
     if row and row.keys().isdisjoint(_CONTENTS) and not any(get_close_matches(key, _CONTENTS) for key in row):
         of = " (use workload=sharegpt for ShareGPT files)" if "conversations" in row else ""
         raise ConfigError(f"give one of prompt, messages and prompt_token_ids; found {', '.join(row)[:80]}{of}")
@@ -209,53 +201,7 @@ def _row(row: Any, params: SamplingParams) -> Prompt:
 
 
 def _plain(key: str, value: Any) -> Any:
-    """Return a row's value with integral floats as integers, and null for a seed of -1."""
-    return None if key == "seed" and value == -1 else whole(value)
-
-
-def _batch_request(row: dict[str, Any], params: SamplingParams) -> Prompt:
-    """Parse a request of an OpenAI batch file, whose body is parsed like the server's; `params` are the defaults."""
-    for key in row:
-        if key not in ("custom_id", "method", "url", "body"):
-            raise ConfigError(f"{key}: unknown key of a batch request; must be custom_id, method, url or body")
-    given, url, custom_id = row["body"], row.get("url"), row.get("custom_id")
-    if url not in _BATCH_URLS:
-        raise ConfigError(f"url={url!r}: must be one of {', '.join(_BATCH_URLS)}")
-    if not isinstance(given, dict):
-        raise ConfigError("body: must be an object")
-    if custom_id is not None and not isinstance(custom_id, str):
-        raise ConfigError(f"custom_id={custom_id!r}: must be a string")
-    from .server.errors import ApiError
-    from .server.read_body import validated
-    from .server.requests import ChatBody, CompletionBody
-
-    kind: type[ChatBody | CompletionBody] = ChatBody if url == _BATCH_URLS[0] else CompletionBody
-    try:
-        unknown = check_fields(kind.computed(), given)
-        body = validated(kind, given)
-        asked = {name: value for name in body.model_fields_set if (value := getattr(body, name)) not in (None, [], {})}
-        others = [name for name in asked if name not in _BATCH_FIELDS and name not in _SAMPLING]
-        if names := [*unknown, *(name for name in others if asked[name] != kind.model_fields[name].default)]:
-            raise ConfigError(f"{names[0]}: not supported in batch files; send the request to `gapless serve`")
-        most = asked.get("max_completion_tokens", asked.get("max_tokens", params.max_tokens))
-        logprobs = body.num_logprobs if isinstance(body, ChatBody) else body.logprobs
-        found = body.sampling(
-            most,
-            params.logprobs if logprobs is None else logprobs,
-            asked.get("prompt_logprobs", params.prompt_logprobs),
-            {name: getattr(params, name) for name in _SAMPLING if name not in _OF_BODIES},
-        )
-        found = dataclasses.replace(
-            found,
-            n=asked.get("n", params.n),
-            stop=found.stop or params.stop,
-            structured_outputs=found.structured_outputs or params.structured_outputs,
-        )
-        if isinstance(body, ChatBody):
-            return Prompt(None, None, found, tuple(body.chat), custom_id)
-        if len(prompts := body.prompts) != 1:
-            raise ConfigError("prompt: must be one string or one list of token ids")
-    except ApiError as error:
-        raise ConfigError(error.message) from None
-    text, ids = (prompts[0], None) if isinstance(prompts[0], str) else (None, tuple(prompts[0]))
-    return Prompt(text, ids, found, None, custom_id)
+    """Return a row's value with integral floats as integers, except in messages, and null for a seed of -1."""
+    if key == "messages":
+        return value
+    return None if key == "seed" and value == -1 else whole_numbers(value)

@@ -48,26 +48,23 @@ def generate(folder: Path, model: Path, *more: str) -> list[dict[str, object]]:
     return outputs(folder)
 
 
-def test_rows_of_a_file_are_texts_messages_or_requests_of_a_batch(model: Path, tmp_path: Path) -> None:
+def test_rows_of_a_file_are_texts_messages_or_token_ids(model: Path, tmp_path: Path) -> None:
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": [{"type": "text", "text": "x"}]},
     ]
-    request = {"model": "any", "messages": messages[1:], "max_completion_tokens": 3, "stream": False, "user": "me"}
     rows = [
         {"prompt": "x"},
         {"messages": messages},
-        {"custom_id": "one", "method": "POST", "url": "/v1/chat/completions", "body": request},
         {"prompt_token_ids": [1, 2]},
     ]
     file = tmp_path / "rows.jsonl"
     file.write_text("\n".join(map(json.dumps, rows)))
-    text, chat, batch, ids = generate(tmp_path, model, f"prompts={file}")
-    assert text["prompt"] == batch["prompt"] == "<user> x\n<a>"
+    text, chat, ids = generate(tmp_path, model, f"prompts={file}")
+    assert text["prompt"] == "<user> x\n<a>"
     assert chat["prompt"] == "<system> Be brief.\n<user> x\n<a>"
     assert ids["prompt"] is None
-    assert [row.get("custom_id") for row in (text, chat, batch, ids)] == [None, None, "one", None]
-    assert len(batch["outputs"][0]["token_ids"]) == 3  # type: ignore[index]
+    assert [row.get("messages") for row in (chat, ids)] == [messages, None]
 
     plain, *_ = generate(tmp_path, model, f"prompts={file}", "chat=false")
     assert plain["prompt"] == "x"
@@ -83,25 +80,9 @@ def test_rows_of_a_file_are_texts_messages_or_requests_of_a_batch(model: Path, t
             {"prompt": "x", "messages": [{"role": "user", "content": "x"}]},
             "give one of prompt, messages and pr",
         ),
-        ({"url": "/v1/embeddings", "body": {}}, "url='/v1/embeddings': must be one of /v1/chat/completions, /v1/comp"),
-        *(
-            ({"url": "/v1/chat/completions", "body": {"messages": [{"role": "user", "content": "x"}], **more}}, said)
-            for more, said in (
-                (
-                    {"tools": [{"type": "function", "function": {"name": "f"}}]},
-                    "tools: not supported in batch files; send",
-                ),
-                ({"reasoning_effort": "low"}, "reasoning_effort: not supported in batch files; send the request to"),
-                ({"nobody": 1}, "nobody: not supported in batch files"),
-                ({"best_of": 2}, "best_of: must equal n, or be absent"),
-                ({"max_tokens": 1.5}, "max_tokens: Input should be a valid integer"),
-                ({"n": 0}, "n: Input should be greater than or equal to 1"),
-            )
-        ),
-        ({"url": "/v1/completions", "body": {"prompt": ["a", "b"]}}, "prompt: must be one string or one list of token"),
+        ({"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "x"}}, "a request of an OpenAI batch file;"),
         ({"prompt": None}, "give one of prompt, messages and prompt_token_ids"),
         ({"prompt": "x", "max_tokens": 1.5}, "sampling.max_tokens=1.5: must be an integer"),
-        ({"body": {}, "id": 3}, "id: unknown key of a batch request; must be custom_id, method, url or body"),
     ],
 )
 def test_a_row_that_is_wrong_is_named(

@@ -20,7 +20,7 @@ from ..conf.schema import EngineConfig
 from ..conf.units import unit_of
 from ..models.gguf.smollm2 import INSTALL
 from .options import OPTIONS
-from .serve_arguments import answer_to, key_of, with_default_model
+from .serve_arguments import with_default_model
 
 if TYPE_CHECKING:
     from .commands import Command
@@ -107,7 +107,7 @@ def _short(command: Command) -> str:
     if command.takes_vllm_options:
         chosen = {**chosen, **dict(text.split("=") for text in with_default_model(()))}
     meaning = meanings(command.config)
-    vllm = "MODEL and vLLM's options work too (docs/from_vllm.md); --help NAME explains one: --help enable-lora"
+    vllm = "MODEL and vLLM's options work too (docs/from_vllm.md)"
     rest = f"--help all lists all keys, --help WORD those that match a word: gapless {command.name} --help cache"
     lines = [*_wrapped(f"gapless {command.name}: {command.summary}"), "", _usage(_called(command))]
     lines += ["", "groups of keys (GROUP=CHOICE):"]
@@ -124,9 +124,8 @@ def _search(command: Command, word: str) -> str:
     """Return the groups and keys whose name, choices or meaning match a word."""
     defaults, chosen = defaults_of(command)
     meaning = meanings(command.config)
-    wanted = (command.takes_vllm_options and key_of(word)) or word.lower().replace("-", "_")
-    answer = answer_to(word) if command.takes_vllm_options else None
-    lines = [] if answer is None else _wrapped(f"--{word.lstrip('-')} of vLLM: {answer}")
+    wanted = word.lower().replace("-", "_")
+    lines: list[str] = []
     for group, choice in chosen.items():
         if wanted in f"{group} {GROUPS[group]} {' '.join(group_names(group))}".lower():
             lines += _group(group, choice)

@@ -107,16 +107,6 @@ _WITH_VALUE, _ALONE, _REFUSED = _reasons("ignored"), _reasons("ignored_switches"
 _VLLM = {**_REFUSED, **_WITH_VALUE, **_ALONE, **{option: entry.key for option, entry in _KEYS.items()}}
 
 
-def answer_to(option: str) -> str | None:
-    """Explain a vLLM option, as in docs/from_vllm.md; None if vLLM has no such option."""
-    option = _name_of(option)
-    if (entry := _KEYS.get(option)) is not None:
-        return f"is {entry.key}={entry.says}" if entry.says else f"is {entry.key}"
-    if option in _REFUSED:
-        return f"not supported; {_REFUSED[option]}"
-    return f"ignored; {_VLLM[option]}" if option in _VLLM else None
-
-
 def _name_of(word: str) -> str:
     """Return the long name of an option, without dashes, the path in its JSON or `=VALUE`."""
     name = re.split(r"[=.]", word, maxsplit=1)[0]
@@ -144,12 +134,6 @@ def with_default_model(given: Sequence[str]) -> list[str]:
     """Add `model=smollm2`, a chat model, to overrides without a model, if its package is installed."""
     is_chosen = any(re.match(r"\+*model(\.(weights|architecture)\b[^=]*)?=", text) for text in given)
     return [*given] if is_chosen or not is_installed() else ["model=smollm2", *given]
-
-
-def key_of(option: str) -> str | None:
-    """Return the key of a vLLM option, with or without dashes; None if it has none."""
-    entry = _KEYS.get(_name_of(option))
-    return None if entry is None else entry.key
 
 
 class _Arguments:

@@ -190,17 +190,6 @@ def test_an_option_of_nobody_is_told_apart_from_those_of_vllm(capfd: pytest.Capt
         assert line in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("option", [*_KEYS, *_WITH_VALUE, *_ALONE, *_REFUSED])
-def test_help_answers_for_each_option(option: str) -> None:
-    text = " ".join(help_text(COMMANDS["serve"], option).split())
-    if option in _KEYS:
-        assert f"--{option} of vLLM: is {_KEYS[option].key}" in text
-    else:
-        known = {name: f"ignored; {why}" for name, why in (_WITH_VALUE | _ALONE).items()}
-        known |= {name: f"not supported; {why}" for name, why in _REFUSED.items()}
-        assert f"--{option} of vLLM: {known[option]}" in text
-
-
 @pytest.mark.parametrize("option", _REFUSED)
 @pytest.mark.parametrize("form", ["--{}", "--{}=1"])
 def test_what_is_missing_here_is_refused_by_name(option: str, form: str) -> None:

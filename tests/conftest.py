@@ -16,6 +16,9 @@ from hypothesis import settings
 from gapless.kernels import processor
 from tests.support import tiers
 
+# Threads of OpenMP that wait sleep, here and in what tests start. Spinning, which is libgomp's default, takes the cores
+# from the threads that are waited for where three processes of pytest share two of them: up to 20 times the CPU time.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # On a shared machine one example may take a hundred times as long as the next. Both tiers try the same examples each
 # time, so that a change is what makes a test fail; `--draw` tries new ones.
 settings.register_profile("first", max_examples=20, deadline=None, derandomize=True)

@@ -21,25 +21,14 @@ RUNS_HERE = [level for level in processor.levels() if level.machine == platform.
 EMULATED = [level for level in LEVELS if level.machine == "aarch64" != platform.machine()]
 
 
-def check(compiler: str, level: Level, source: str, element: str, run: list[str], folder: Path) -> None:
+def check(
+    compiler: str, level: Level, source: str, element: str, run: list[str], folder: Path, optimization: str = "-O3"
+) -> None:
     program, file = folder / "check", cpp_build.SOURCES / f"{source}.cpp"
     names = [f"-DELEMENT={element}", f'-DSOURCE="{file}"', f"-DCHECK_{source.upper()}"]
-    flags = [flag for flag in cpp_build.COMPILE if flag != "-fPIC"]
-    built = subprocess.run(
-        [
-            compiler,
-            *level.flags,
-            *flags,
-            *names,
-            "-static",
-            "-fopenmp",
-            str(HERE / "check_level.cpp"),
-            "-o",
-            str(program),
-        ],
-        capture_output=True,
-        text=True,
-    )
+    flags = [*(flag for flag in cpp_build.COMPILE if flag != "-fPIC"), optimization, *names, "-static"]
+    command = [compiler, *level.flags, *flags, str(HERE / "check_level.cpp"), "-o", str(program)]
+    built = subprocess.run(command, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
     done = subprocess.run(
         [*run, str(program)], env=os.environ | {"OMP_NUM_THREADS": "2"}, capture_output=True, text=True
@@ -49,10 +38,15 @@ def check(compiler: str, level: Level, source: str, element: str, run: list[str]
 
 @pytest.mark.parametrize("element", ["float", "BFloat16"])
 @pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("level", RUNS_HERE, ids=lambda level: level.name)
+@pytest.mark.parametrize(
+    "level",
+    [pytest.param(level, marks=pytest.mark.slow if level in RUNS_HERE[1:-1] else ()) for level in RUNS_HERE],
+    ids=lambda level: level.name,
+)
 def test_levels_of_this_machine(level: Level, source: str, element: str, tmp_path: Path) -> None:
+    """At -O1, which compiles in half the time; `tests/launch/test_levels.py` runs the libraries as they are shipped."""
     compiler = shutil.which("c++") or pytest.skip("needs a C++ compiler")
-    check(compiler, level, source, element, [], tmp_path)
+    check(compiler, level, source, element, [], tmp_path, "-O1")
 
 
 @pytest.mark.slow

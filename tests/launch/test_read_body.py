@@ -44,4 +44,4 @@ def test_the_loop_turns_while_a_large_body_is_read(kind: type[CompletionBody | D
         await beside
         return count
 
-    assert asyncio.run(turns()) > 5
+    assert asyncio.run(turns()) > 1

@@ -151,7 +151,7 @@ def _recorded_plan(config: SimulateConfig, record: RunRecord) -> tuple[Plan, boo
             record.batch,
             config.scheduler.depth(record.num_stages, config.parallel.depth),
             tile=config.hardware.tile,
-            stages=record.num_stages,
+            num_stages=record.num_stages,
         )
         plan, is_known = _plan_without_model(config, arch, record.num_blocks, limits), False
     limits = plan.limits

@@ -147,7 +147,7 @@ def test_a_comparison_sees_a_fleet_as_one(tmp_path: Path) -> None:
     write_run(tmp_path / "one", record, CONFIG | {"simulation": {"replicas": 1}})
     candidates = group_runs([read_run_folder(tmp_path / name) for name in ("one", "fleet")])
     assert [candidate.label for candidate in candidates] == ["replicas=1", "replicas=3"]
-    comparison = write_comparison(tmp_path, candidates, figures=False)
+    comparison, _ = write_comparison(tmp_path, candidates, figures=False)
     assert [row["metrics"]["completed"]["median"] for row in comparison["candidates"]] == [20, 20]
     assert "replica 0 of 3" in (tmp_path / "report.html").read_text(encoding="utf-8")
 

@@ -311,7 +311,8 @@ class _Search:
         """Return the changes of the run's setting, likeliest first."""
         by_family: dict[str, list[Change]] = {family: [] for family in (*self.likely, *_USUALLY)}
         for change in candidates(self.twin.setting, Shown.of(self.twin.base, self.twin.ledger)):
-            by_family[change.family].append(change)
+            if change.family != "grid" or self.twin.learned is None:  # learned times are of the run's grid
+                by_family[change.family].append(change)
         if (split := self._even_split()) is not None:
             by_family["split"].append(split)
         rounds = zip_longest(*by_family.values())  # the first of each family, then the second of each

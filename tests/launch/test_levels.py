@@ -1,6 +1,6 @@
 """Tests of kernels, quantized formats, experts and tokens pass at each level of instruction sets that this machine has.
 
-The highest level is that of every other test. Each lower one runs in a process of its own, limited by `GAPLESS_MARCH`.
+The highest level is that of every other test. Each lower one runs in processes of its own, limited by `GAPLESS_MARCH`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import platform
 import re
 import subprocess
 import sys
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -31,34 +32,49 @@ PATTERNS = (
     *("tests/kernels/operators/test_operators.py", "tests/models/test_cpp_attention.py"),
     *("tests/models/test_tokens.py", "tests/launch/test_tokens.py"),
 )
-ONE_LEVEL = {"test_cores.py", "test_cuda_products.py", "test_huge_pages.py", "test_tiled.py"}  # or none at all
+# Independent of the level that a process runs at, or for none of these levels.
+ONE_LEVEL = {
+    *("test_cores.py", "test_cuda_products.py", "test_huge_pages.py", "test_tiled.py"),
+    *("test_cpp_build.py", "test_levels.py"),
+}
 FOUND = (file for pattern in PATTERNS for file in ROOT.glob(pattern) if file.name not in ONE_LEVEL)
 FILES = sorted(str(file.relative_to(ROOT)) for file in FOUND)
+# Whole models in fp32, whose kernels differ between levels in the width of vectors alone.
+TOKENS = ("tests/models/test_tokens.py", "tests/launch/test_tokens.py", "tests/models/experts/test_expert_tokens.py")
 LEVELS = processor.levels()
 
 
+def in_rooms(level: processor.Level) -> list[tuple[str, ...]]:
+    """Return the files that run at a level, grouped by room: one process per room, as each start takes seconds."""
+    files = [file for file in FILES if level == LEVELS[0] or file not in TOKENS]
+    if level == LEVELS[0]:
+        files.remove(FIRST)
+    return [tuple(each) for _, each in groupby(files, lambda file: Path(file).parts[:2])]
+
+
 # The first tier runs one file at the lowest level; and a short one at the highest, to try the run itself everywhere.
-QUICK = [*((level, FIRST) for level in LEVELS[:-1][:1]), *((level, SHORT) for level in LEVELS[-1:])]
-LONG = [(level, file) for level in LEVELS[:-1] for file in FILES if (level, file) not in QUICK]
+QUICK = [*((level, (FIRST,)) for level in LEVELS[:-1][:1]), *((level, (SHORT,)) for level in LEVELS[-1:])]
+LONG = [(level, files) for level in LEVELS[:-1] for files in in_rooms(level)]
 
 
 @pytest.mark.parametrize(
-    ("level", "file"),
+    ("level", "files"),
     [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in LONG)],
-    ids=lambda value: getattr(value, "name", value),
+    ids=lambda value: "-".join(Path(value[0]).parts[1:2]) if isinstance(value, tuple) else value.name,
 )
-def test_a_level_s_kernels_compute_the_same(level: processor.Level, file: str) -> None:
+def test_a_level_s_kernels_compute_the_same(level: processor.Level, files: tuple[str, ...]) -> None:
     env = {name: value for name, value in os.environ.items() if name != EVERYTHING and "PYTEST" not in name}
     env |= {processor.VARIABLE: level.name, **level.limits}
-    command = [sys.executable, "-m", "pytest", "-v", "-n0", "-p", "no:cacheprovider", file]
+    command = [sys.executable, "-m", "pytest", "-v", "-n0", "-p", "no:cacheprovider", *files]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     assert f"\nkernels: {level.name}\n" in done.stdout
-    assert re.search(r"\b[1-9]\d* passed", done.stdout)
+    for file in files:
+        assert re.search(rf"^{file} \S*\.", done.stdout, re.MULTILINE), file
 
 
 def test_the_files_are_there() -> None:
-    assert {FIRST, SHORT, "tests/models/test_tokens.py", "tests/models/experts/test_quantized.py"} <= set(FILES)
+    assert {FIRST, SHORT, *TOKENS, "tests/models/experts/test_quantized.py"} <= set(FILES)
     assert len(FILES) > 12
 
 

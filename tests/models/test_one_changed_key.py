@@ -28,6 +28,8 @@ from tests.support.lone_rank import lone_stage
 from tests.support.tiers import is_whole
 
 ABSENT = object()
+# The harmless keys, without those that some reader of a folder looks at.
+UNREAD = HARMLESS - {"architectures", "model_type", "dtype", "torch_dtype", "is_decoder", "pad_token_id"}
 CPU = torch.device("cpu")
 TOKENS = torch.randint(64, (40,), generator=torch.Generator().manual_seed(3)).tolist()
 
@@ -111,7 +113,11 @@ def others(value: Any) -> Iterator[Any]:
 
 
 def changes(config: dict[str, Any]) -> list[tuple[str, Any]]:
-    made = [(key, other) for key, value in config.items() for other in others(value) if other != value]
+    """Return keys, each with a value to give it. Of a key that no reader looks at, two values are enough."""
+    made = []
+    for key, value in config.items():
+        different = [other for other in others(value) if other != value]
+        made += [(key, other) for other in (different[0:3:2] if key in UNREAD else different)]
     return made + [(key, value) for key, values in ADDED.items() for value in values]
 
 

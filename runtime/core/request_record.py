@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class RequestRecord:
-    """One request's row in `requests.csv`. Times are seconds on the coordinator's clock."""
+    """What a run's record keeps of one request; `requests.csv` is computed from it. Times are seconds on the coordinator's clock."""
 
     request: int
     prompt_tokens: int

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class RequestRecord:
-    """What a run's record keeps of one request; `requests.csv` is computed from it. Times are seconds on the coordinator's clock."""
+    """What the record keeps of one request, for its row in `requests.csv`. Times are seconds on the coordinator's clock."""
 
     request: int
     prompt_tokens: int

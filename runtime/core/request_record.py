@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class RequestRecord:
-    """What the record keeps of one request, for its row in `requests.csv`. Times are seconds on the coordinator's clock."""
+    """The record of one request, for its row in `requests.csv`. Times are seconds on the coordinator's clock."""
 
     request: int
     prompt_tokens: int

@@ -20,7 +20,7 @@ from gapless.parallel import nccl
 from gapless.parallel.mesh import Mesh
 from gapless.runtime.core.messages import MicroBatchMessage, MicroBatchResult, RankFailure
 from gapless.runtime.pipeline import rank as rank_module
-from gapless.runtime.pipeline import start_parts
+from gapless.runtime.pipeline import start_parts, waits
 from gapless.runtime.pipeline.handshake import Halt, Ready, Rejoin, Setup, StartPart
 from gapless.runtime.pipeline.rank import _Reporter, _ServingRank
 from gapless.runtime.simulation.cost.profile_point import Point
@@ -46,7 +46,7 @@ def driver() -> Iterator[FakeDriver]:
         for name in nccl.VARIABLES:
             patch.setenv(name, "1")  # as torchrun does with one of them
         patch.setattr(graphed_stage, "BUCKETS", (8, 16))
-        for module, name in ((groups_module, "_HEARING_S"), (groups_module, "_ABORT_S"), (rank_module, "_REPORT_S")):
+        for module, name in ((groups_module, "_HEARING_S"), (groups_module, "_ABORT_S"), (waits, "REPORT_S")):
             patch.setattr(module, name, 3 * HANG_S)  # a busy machine is slow, and does not hang
         with FakeDriver() as driver:
             yield driver
@@ -289,7 +289,7 @@ def test_the_reporter_waits_on_its_own_device_and_has_no_word_after_it_was_dropp
     reporter = _Reporter(fail, failures.append, CUDA)
     reporter.report(object())  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rank_module, "_REPORT_S", 0.05)
+        patch.setattr(waits, "REPORT_S", 0.05)
         has_begun.wait(HANGS_S)
         reporter.drop()
         with pytest.raises(RuntimeError, match="cuda:0 is still computing"):

@@ -272,7 +272,7 @@ def test_of_layers_with_windows_only_what_they_reach_is_sent() -> None:
 def test_flows_share_the_bytes_and_the_slower_side_counts() -> None:
     slow, fast = (Link(LinkConfig(least_us=0.0, ramp_us=0.0, gigabytes_per_s=rate, knee=1.0)) for rate in (1.0, 10.0))
     for ways, seconds in (([(fast, 4), (slow, 4)], 2.0), ([(fast, 1)], 0.8)):
-        links = KvLinks(ways, {None: 8e8}, [0], [0])
+        links = KvLinks(ways, {None: 800_000_000}, [0], [0])
         links.add(KvTransfer(Request(0, bytes(10), exactly(2)), 0, 0))
         links.begin(0.0)
         assert links.next_event == pytest.approx(seconds)

@@ -45,7 +45,7 @@ def open_rows(path: Path, key: str, pipe: str = "give a file") -> io.BufferedRea
     """Open a regular text file, gzipped or not.
 
     Args:
-        path: of the file.
+        path: the file's path.
         key: the config key that names it, for errors.
         pipe: what the error suggests for a pipe, which can only be read once.
 

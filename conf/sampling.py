@@ -99,7 +99,7 @@ class SamplingParams:
             object.__setattr__(self, "top_k", 0)
         biases = self.logit_bias or {}
         if not isinstance(biases, dict):
-            raise ConfigError(f"sampling.logit_bias={biases!r}: must be null or a mapping of token ids to -100 to 100")
+            raise ConfigError(f"sampling.logit_bias={biases!r}: must be null or map token ids to -100 .. 100")
         check_ranges(self, "sampling.")
         rules = [
             ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, "between 0 and max_tokens"),

@@ -1,4 +1,4 @@
-"""Parses JSON from user files; duplicate keys are errors, where `json` keeps the last one."""
+"""Parses JSON from user files; duplicate keys are errors, whereas `json` keeps the last one."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class CppFile:
     """A C++ file of `cpp/` and its functions.
 
     Args:
-        name: of the file, without its suffix.
+        name: file name without the suffix.
         functions: each function's signature, one letter per argument, and the return type, if any, after a colon:
             pointer (p), int64_t (i), float (f) or double (d).
     """

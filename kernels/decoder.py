@@ -38,7 +38,7 @@ class DecoderWeights:
     Attributes:
         products: qkv, out, fc1 and fc2, each with the bias that it adds.
         norms: weight and bias of the norms before attention and the feed-forward network.
-        head_norm: of queries and keys.
+        head_norm: the QK norm.
         cache: keys and values.
         tables: index of the layer's `DecodeTables`.
     """
@@ -73,8 +73,8 @@ class StageDecoder:
     """The decoder layers of a stage.
 
     Args:
-        kernels: their operators.
-        layers: their weights, which this object keeps alive.
+        kernels: the layers' operators.
+        layers: the layers' weights, which this object keeps alive.
         sizes: the fields of `_Stage` from `H` to `F`, for this rank, and `block_size`, `eps` and `head_eps`.
     """
 

@@ -33,11 +33,11 @@ class CppExperts:
     """The weights of E experts in a layout of `experts.cpp`.
 
     Args:
-        name: of the C++ function.
-        weights: its arguments that describe the weights; the caller keeps the weights alive.
+        name: the C++ function's name.
+        weights: the function's arguments that describe the weights; the caller keeps the weights alive.
         gate_up_bias: [E, 2 F] or None.
         down_bias: [E, H] or None.
-        activation: of the gate and the up projection.
+        activation: the gated activation function.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ class TableProduct(Product, Protocol):
     """A weight whose rows can be read too, for embeddings."""
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Return the weight's rows, [T, in]."""
+        """Return the weight's rows with these ids, [T, in]."""
         ...
 
 
@@ -59,7 +59,7 @@ class DequantizedWeight:
         return out if residual is None else out.add_(residual)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Return the weight's rows, [T, in]."""
+        """Return the weight's rows with these ids, [T, in]."""
         return F.embedding(ids, self._weight)
 
 
@@ -108,7 +108,7 @@ class QuantizedWeight(CppProduct):
         )
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Return the weight's rows, [T, in]."""
+        """Return the weight's rows with these ids, [T, in]."""
         ids, out = ids.contiguous(), torch.empty(len(ids), self.in_size, dtype=self._dtype)
         self._rows(self.weight, *addresses(ids, out), len(ids), self.in_size)
         return out

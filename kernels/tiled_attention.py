@@ -40,7 +40,7 @@ class TiledSegments:
 
     Args:
         rows: the first row of each, and one past the last; int64.
-        lengths: of each, int64.
+        lengths: length of each, int64.
         starts: position of the first token of each, int64.
         tables: the KV blocks of each, [segments, blocks] int32.
     """

@@ -115,7 +115,7 @@ class _Table(Packable):
     packed: TableProduct | None = None
 
     def pack(self) -> None:
-        """Pack quantized rows; others stay as they are."""
+        """Pack the rows if they are quantized."""
         if self.quantized is not None:
             self.packed, self.quantized = make_table(self.quantized, self.dtype), None
 
@@ -156,7 +156,7 @@ class ColumnParallelLinear(_Linear, tensor_parallel.ColumnParallelLinear):
 class RowParallelLinear(_Linear, tensor_parallel.RowParallelLinear):
     """Maps [T, in / tp] to [T, out], to be added to a residual of that shape.
 
-    Each rank has a shard of the input features; the results are all-reduced. Quantization groups of a `format` lie
+    Each rank has a shard of the input features; the results are all-reduced. Quantization groups of a `format` are
     within a rank's inputs; a single group for all inputs becomes one per rank.
     """
 

@@ -1,1 +1,1 @@
-"""Answers what a stage computes: decoder layers, attention, KV cache, weights, sampling, tokenizer."""
+"""What a stage computes: decoder layers, attention, KV cache, weights, sampling, tokenizer."""

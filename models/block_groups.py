@@ -40,7 +40,7 @@ def places(layers: Iterable[int | None], windows: Windows) -> list[tuple[int, in
 
     Args:
         layers: window of each layer.
-        windows: of the groups. A layer with any other window goes to the first group, which frees less.
+        windows: window of each group. A layer with any other window goes to the first group, which frees less.
     """
     counts = [0] * len(windows)
     found = []

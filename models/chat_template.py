@@ -81,8 +81,8 @@ class ChatTemplate:
         if name not in self.named and name != _DEFAULT:
             known = ", ".join((_DEFAULT, *self.named))
             raise ChatTemplateError(
-                f"chat_template: must be the name of one of the checkpoint's ({known}); a client's own would be a "
-                "program of the client's"
+                f"chat_template: must be the name of one of the checkpoint's ({known}); templates in "
+                "requests are not accepted, because they can run code"
             )
         return self.named.get(name, self)
 
@@ -116,7 +116,7 @@ class ChatTemplate:
         Rendered in a separate process, since a template is untrusted code that may loop forever.
 
         Args:
-            messages: of the chat, in order.
+            messages: the chat's messages, in order.
             add_generation_prompt: append the start of the assistant's answer.
             further: variables set by this request (`chat_template_kwargs`).
             continue_final_message: leave the last message open, for the model to continue.
@@ -204,7 +204,7 @@ def _as_read(message: Mapping[str, Any], calls_as_text: bool, reads_parts: bool)
     """Return a message as templates expect it: without nulls, with call arguments as objects.
 
     Args:
-        message: of a chat.
+        message: a chat message.
         calls_as_text: use OpenAI's format for calls: arguments as text, and a null content.
         reads_parts: the template accepts content in parts; otherwise parts are joined.
     """
@@ -366,7 +366,7 @@ def _checked_calls(where: str, calls: Any) -> list[dict[str, Any]]:
         key, content, right = _CALLS[is_custom]
         called, place = call.get(key) if isinstance(call, dict) else None, f"{where}[{number}]"
         if not isinstance(called, dict) or not isinstance(called.get("name"), str):
-            raise ConfigError(f"{place}.{key}.name: must be given, as a text, beside the {content}")
+            raise ConfigError(f"{place}.{key}.name: required, as a string, along with {content}")
         if not isinstance(given := called.get(content), str if is_custom else str | dict | None):
             raise ConfigError(f"{place}.{key}.{content}: must be {right}")
         custom = {"type": "function", "function": {"name": called["name"], "arguments": {content: given}}}

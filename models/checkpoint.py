@@ -102,7 +102,7 @@ class Checkpoint:
         for size in _SIZE_FIELDS:
             if getattr(given, size) != getattr(found, size):
                 raise ConfigError(
-                    f"model.architecture.{size}={getattr(given, size)}: {self.path} says {getattr(found, size)}; leave "
+                    f"model.architecture.{size}={getattr(given, size)}: {self.path} has {getattr(found, size)}; leave "
                     "model.architecture out for a folder or file"
                 )
 
@@ -130,7 +130,7 @@ class Checkpoint:
         return "bfloat16" if is_fast else "float32"
 
     def tensors(self, arch: Architecture, seed: int = 0) -> TensorSource:
-        """Open the tensors, quantized on load where `model.quantization` says so. Random weights come from `seed`.
+        """Open the tensors, quantized on load if `model.quantization` is set. Random weights come from `seed`.
 
         Raises:
             ConfigError: a file is missing or has the wrong format, its quantization is unknown, or

@@ -32,7 +32,7 @@ def find_weights(model: ModelConfig, *, tensors: bool = True) -> Path | None:
     if model.weights == "shipped":
         folder = Path(__file__).parent / "shipped"
         if not (folder / "config.json").is_file():
-            raise ConfigError(f"model.weights=shipped: this installation holds no model in {folder}")
+            raise ConfigError(f"model.weights=shipped: this installation has no model in {folder}")
         return folder
     if model.weights == "smollm2":
         return smollm2()
@@ -46,7 +46,7 @@ def find_weights(model: ModelConfig, *, tensors: bool = True) -> Path | None:
         raise ConfigError(f"{key}: no such folder; must be a Hugging Face folder or name, a GGUF file or {_NAMED}")
     path = of_cache_folder(path)
     if not path.is_dir():
-        raise ConfigError(f"{key}: a file; must be the folder that holds config.json and the safetensors files")
+        raise ConfigError(f"{key}: a file; must be the folder with config.json and the safetensors files")
     has_tensors = any(path.glob("*.safetensors")) or (path / "model.safetensors.index.json").is_file()
     if not has_tensors and (alone := _only_gguf(path, key)) is not None:
         return alone

@@ -140,7 +140,7 @@ def _make_tokenizer(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Sequen
             return llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes(vocab_size, eos)), eos_token=eos)
         return llguidance.LLTokenizer(tokenizer.json, n_vocab=max(vocab_size, known), eos_token=eos)
     except ValueError as error:
-        raise ConfigError(f"sampling.structured_outputs: not with this tokenizer ({_line(str(error))})") from error
+        raise ConfigError(f"sampling.structured_outputs: unsupported tokenizer ({_line(str(error))})") from error
 
 
 class _Bytes:

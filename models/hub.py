@@ -35,7 +35,7 @@ def snapshot(name: str, revision: str | None, *, tensors: bool = True) -> Path:
     try:
         found = snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=list(_ELSEWHERE))
     except errors.GatedRepoError:
-        raise ConfigError(f"{key}: its owners ask for consent; give it on the hub, and set HF_TOKEN") from None
+        raise ConfigError(f"{key}: a gated model; request access on the hub, and set HF_TOKEN") from None
     except errors.RepositoryNotFoundError:
         raise ConfigError(
             f"{key}: no such folder, and no such model on the hub (a private one needs HF_TOKEN)"
@@ -45,7 +45,8 @@ def snapshot(name: str, revision: str | None, *, tensors: bool = True) -> Path:
     except (errors.LocalEntryNotFoundError, errors.HFValidationError, OSError) as error:
         why = str(error.__cause__ or error).splitlines()[0]
         raise ConfigError(
-            f"{key}: no such folder, not in the cache {constants.HF_HUB_CACHE}, and the hub gives none ({why})"
+            f"{key}: no such folder, not in the cache {constants.HF_HUB_CACHE}, and it cannot be downloaded from the "
+            f"hub ({why})"
         ) from error
     return Path(found)
 

@@ -123,12 +123,12 @@ class MemoryModel:
     """The memory of the ranks of a pipeline.
 
     Attributes:
-        arch: of the whole model.
+        arch: the whole model's architecture.
         parallel: the grid of ranks, and the split of the layers.
         stages: the hardware of each stage's ranks.
         dtype_bytes: per element of unquantized weights, and of the KV cache if `cache_dtype` is auto.
         max_rows: the maximum number of rows sampled at once; 0: no work memory is counted, as on a CPU.
-        formats: of quantized matrices; None: there are none.
+        formats: the quantized matrices' formats; None: there are none.
         cache_dtype: `cache.dtype`.
         windows: attention windows of the layer groups, each with its own block table.
     """

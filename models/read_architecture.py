@@ -93,7 +93,7 @@ def _family(config: ModelValues) -> str:
         found = f"architectures={named}" if named else f"model_type={kind!r}"
         raise ConfigError(f"{config.path}: {found} is not supported; supported: {', '.join(READERS)}")
     if kind is not None and by_kind != name:
-        raise ConfigError(f"{config.path}: model_type={kind!r}: contradicts architectures, which says {name}")
+        raise ConfigError(f"{config.path}: model_type={kind!r}: contradicts architectures ({name})")
     return name
 
 

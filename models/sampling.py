@@ -105,7 +105,7 @@ class Sampler:
             logits_RV: float32, on any device, at least `vocab_size` wide. It is not modified.
             requests: the request of each row.
             positions: the position of each row's new token, which is the number of tokens before it.
-            masks: of rows with structured outputs.
+            masks: token masks of the rows with structured outputs.
 
         Returns:
             The pending tokens. `NO_TOKEN` for a row with NaN or +infinity, or with only -infinity.

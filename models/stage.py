@@ -81,7 +81,7 @@ class Stage(nn.Module):
         self.eval()
 
     def _add_embedding(self, formats: ModelFormats) -> None:
-        """Make the embedding, and learned positions where there are any, on the first stage."""
+        """Make the embedding, and learned positions if the model has them, on the first stage."""
         arch, dtype, device = self.arch, self.dtype, self.device
         self.embedding: VocabParallelEmbedding | ReplicatedEmbedding | None = None
         self.position_embedding: nn.Parameter | None = None

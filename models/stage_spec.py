@@ -18,9 +18,9 @@ class StageSpec(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         num_blocks: KV blocks of `block_size` tokens each.
         replicate_embedding: each rank of the first stage has the whole embedding.
         whole_experts: each rank has whole experts (expert parallelism), not a shard of each.
-        seed: of random weights, which are the same on every mesh.
-        cache_dtype: of the KV cache; auto: the activations' dtype.
-        windows: of the layer groups, each with its own block table (`models/block_groups.py`).
+        seed: seed of random weights, which are the same on every mesh.
+        cache_dtype: dtype of the KV cache; auto: the activations' dtype.
+        windows: window of each layer group, each with its own block table (`models/block_groups.py`).
     """
 
     model: ModelConfig

@@ -64,7 +64,7 @@ class TokenMasks:
     Micro-batches must be passed in order, from one thread.
 
     Args:
-        load: creates the grammar compiler, on the first such request.
+        load: creates the grammar compiler, when the first such request arrives.
         threads: number of threads that compute masks.
     """
 
@@ -81,7 +81,7 @@ class TokenMasks:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are no such requests."""
+        """Whether no request has structured outputs or a reasoning budget."""
         return not self._known
 
     def drop(self, request: int) -> None:

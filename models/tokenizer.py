@@ -113,7 +113,7 @@ class FileTokenizer(Tokenizer):
 
     Args:
         inner: the library's tokenizer.
-        arch_vocab_size: of the model, which may have more or fewer ids than the tokenizer.
+        arch_vocab_size: the model's vocabulary size, which may differ from the tokenizer's.
         eos_tokens: the texts of the end-of-sequence tokens.
         source: the config's `model.tokenizer`, for errors.
     """
@@ -248,7 +248,7 @@ class Detokenizer:
     held back until it ends, since one invalid byte turns the whole run into replacement characters.
 
     Args:
-        tokenizer: of the model.
+        tokenizer: the model's tokenizer.
         skip_special: omit special tokens from the text.
         shown: special tokens to keep regardless.
     """

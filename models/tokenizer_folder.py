@@ -103,7 +103,7 @@ def _byte_level(folder: Path, settings: dict[str, Any], kind: str) -> tokenizers
         )
     else:
         raise ConfigError(
-            f"model.tokenizer={folder}: vocab.json and merges.txt of {kind}, which splits texts in its own way; save "
+            f"model.tokenizer={folder}: vocab.json and merges.txt of {kind}, which has its own pre-tokenizer; save "
             "them as tokenizer.json, once, with transformers: "
             f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}')"
         )
@@ -119,7 +119,7 @@ def _check_prefix_space(inner: tokenizers.Tokenizer, settings: dict[str, Any], f
     state = json.loads(inner.pre_tokenizer.__getstate__()) if inner.pre_tokenizer is not None else {}
     for part in state.get("pretokenizers", [state]):
         if part.get("type") == "ByteLevel" and wanted not in (None, part["add_prefix_space"]):
-            raise ConfigError(f"model.tokenizer={folder}: add_prefix_space={wanted}: tokenizer.json says otherwise")
+            raise ConfigError(f"model.tokenizer={folder}: add_prefix_space={wanted}: contradicts tokenizer.json")
 
 
 def _as_llama(inner: tokenizers.Tokenizer, settings: dict[str, Any], kind: str, model_type: str) -> None:

@@ -20,7 +20,7 @@ class AttentionSizes:
         num_blocks: blocks of the KV cache.
         head_dim: D, of queries and keys.
         window: a token attends to itself and the window - 1 tokens before it; None: to all tokens before it.
-        dtype: of queries, and of the cache if `cache_dtype` is auto.
+        dtype: dtype of the queries, and of the cache if `cache_dtype` is auto.
         cache_dtype: `cache.dtype`.
     """
 

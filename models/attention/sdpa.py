@@ -54,7 +54,7 @@ class SdpaBackend(AttentionBackend):
         return SdpaPlan(self.plan_chunks(batch), self.plan_decodes(batch))
 
     def plan_chunks(self, batch: RaggedBatch) -> list[SegmentPlan]:
-        """Compute the slots and the mask of each chunk of a batch, in their order."""
+        """Compute the slots and the mask of each chunk of a batch, in order."""
         return [self.plan_chunk(*each) for each in zip(batch.chunks, batch.chunk_rows, strict=True)]
 
     def plan_chunk(self, chunk: Segment, rows: slice) -> SegmentPlan:

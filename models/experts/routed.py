@@ -28,11 +28,11 @@ class RoutedExperts(nn.Module):
         hidden_size: H.
         ffn_size: inner width of a whole expert.
         experts: the model's MoE configuration.
-        mesh: its tensor-parallel ranks share the experts.
+        mesh: the mesh whose tensor-parallel ranks share the experts.
         whole: this rank has num_experts / tp whole experts; else a shard of every expert, of width ffn_size / tp.
-        dtype: of the activations, and of weights if `formats` is None.
-        device: of the weights.
-        formats: of gate_up and down, both quantized (each expert's matrices are filled before `pack`) or both 16-bit.
+        dtype: dtype of the activations, and of the weights if `formats` is None.
+        device: the weights' device.
+        formats: gate_up's and down's, both quantized (each expert's matrices are filled before `pack`) or both 16-bit.
     """
 
     def __init__(

@@ -109,7 +109,7 @@ def rotary_decoder(
     hidden, heads = size("hidden_size"), size("num_attention_heads")
     head_dim = config.positive_or_null("head_dim", default_head_dim) or hidden // heads
     if head_dim % 2 or not head_dim:
-        raise ConfigError(f"{config.path}: head_dim={head_dim}: must be even, for rotary positions turn pairs")
+        raise ConfigError(f"{config.path}: head_dim={head_dim}: must be even, because RoPE rotates pairs")
     vocab = vocabulary(config, sizes.get("vocab_size"))
     max_position = config.positive("max_position_embeddings", default_max)
     kv_heads = config.positive_or_null("num_key_value_heads", default_heads) or heads
@@ -148,13 +148,13 @@ def vocabulary(config: ModelValues, default: int | None = None) -> int:
 def _turned(config: ModelValues, keys: RopeKeys, rope: Rope, head_dim: int) -> int:
     """Return the rotary elements of a head: an even number, with a LongRoPE factor for each pair."""
     turned = int(head_dim * rope.turned)
-    of_head = f"of the {head_dim} of a head (hidden_size / num_attention_heads)"
+    of_head = f"of the {head_dim} elements of a head (hidden_size / num_attention_heads)"
     if turned < 2 or turned % 2:
-        raise ConfigError(f"{config.path}: {keys.turned}={rope.turned:g}: must turn an even number {of_head}")
+        raise ConfigError(f"{config.path}: {keys.turned}={rope.turned:g}: must rotate an even number {of_head}")
     if (scaling := rope.scaling) is not None and scaling.type == "longrope":
         for name, factors in (("long_factor", scaling.factors), ("short_factor", scaling.short_factors)):
             if len(factors) != turned // 2:
-                right = f"{turned // 2} numbers, one a pair: {keys.turned} turns {turned} {of_head}"
+                right = f"{turned // 2} numbers, one per pair: {keys.turned} rotates {turned} {of_head}"
                 raise ConfigError(f"{config.path}: {name}: must have {right}")
     return turned
 
@@ -163,7 +163,7 @@ def by_layer(config: ModelValues, count: int, window: int | None, slides: Callab
     """Return each layer's window; None: full attention.
 
     Args:
-        config: its `layer_types` take precedence.
+        config: the values of config.json; its `layer_types` take precedence.
         count: number of layers.
         window: window size of sliding-attention layers.
         slides: whether the layer at an index has sliding attention, used without `layer_types`.

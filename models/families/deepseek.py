@@ -64,7 +64,7 @@ def _deepseek(
     bias = config.flag("attention_bias", False)
     turning = config.positive("qk_rope_head_dim", 64)
     if turning % 2:
-        raise config.wrong("qk_rope_head_dim", "even, for rotary positions turn pairs")
+        raise config.wrong("qk_rope_head_dim", "even, because RoPE rotates pairs")
     arch = rotary_decoder(config, default_heads=default_heads, default_head_dim=turning, default_max=default_max)
     if arch.num_kv_heads != arch.num_heads:
         raise config.wrong("num_key_value_heads", f"num_attention_heads={arch.num_heads}, or null")

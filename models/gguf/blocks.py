@@ -16,7 +16,7 @@ def read_blocks(type: BlockType, data: Bytes, block: int, columns: slice) -> Qua
     """Return a column slice of quantized rows.
 
     Args:
-        type: of the blocks.
+        type: the block type.
         data: the blocks that cover the columns, [rows, blocks, bytes].
         block: columns per block.
         columns: slice with even start and stop.

@@ -96,7 +96,7 @@ _RULES: dict[tuple[str, ...], tuple[str, ...]] = {
     ("superbpe",): (r"\p{N}+", rf"[0-9]{{3}}{_LEFT}(?:[^0-9]+[0-9]{{0,2}}{_LEFT})*"),
 }  # fmt: skip
 SPLITS = {name: rule for names, rule in _RULES.items() for name in names}
-BEGINS_WITH_BOS = (  # unless the file's add_bos_token says otherwise
+BEGINS_WITH_BOS = (  # unless the file sets add_bos_token
     *("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken"),
 )
 WHOLE_WORDS_FIRST = (*BEGINS_WITH_BOS, "glm4", "glm5", "minicpm5", "youtu")  # a word that is a token needs no merges

@@ -226,7 +226,7 @@ class GgufTensors(TensorSource):
         if kind not in _TYPES:
             raise ConfigError(f"{where}: tensor {part.name} has type {kind}; must be one of {', '.join(_TYPES)}")
         if place.shape[-1] % block:
-            raise ConfigError(f"{where}: tensor {part.name} has rows that are no whole blocks of {block}")
+            raise ConfigError(f"{where}: tensor {part.name} has rows that are not multiples of the block size, {block}")
         if place.offset + math.prod(place.shape) // block * block_bytes > where.stat().st_size:
             raise ConfigError(f"{where}: tensor {part.name} lies beyond the end of the file; is it cut short?")
 

@@ -23,7 +23,7 @@ FormatOf = Callable[[str], WeightFormat | None]  # by weight name, like `TensorS
 
 @dataclass(frozen=True, slots=True)
 class LayerFormats:
-    """The formats of a decoder layer's matrices on a rank; None: the model's type.
+    """The formats of a decoder layer's matrices on a rank; None: unquantized, in the model's dtype.
 
     In an MoE layer, fc1 and fc2 are the formats of the routed experts, and there may be a shared expert.
     """

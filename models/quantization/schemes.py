@@ -243,7 +243,7 @@ class Gptq(_InWords):
 
 @dataclass(frozen=True, kw_only=True)
 class Packed(_InWords):
-    """The format `pack-quantized` of compressed-tensors: each row of the weight is a row of words."""
+    """The format `pack-quantized` of compressed-tensors: a row of the weight is stored as a row of packed words."""
 
     order = "weight_g_idx"
 

@@ -19,7 +19,7 @@ ABOUT = {
     "qwen3": ("Qwen 3", ""),
     "gpt2": ("GPT-2", "per-layer attention scaling, cross-attention"),
     "gemma2": ("Gemma 2", "bidirectional attention"),
-    "gemma3": ("Gemma 3, also the text model of those that read images", "images, bidirectional attention"),
+    "gemma3": ("Gemma 3, including the text part of its multimodal models", "images, bidirectional attention"),
     "phi3": ("Phi 3, 3.5 and 4 mini and medium", "Phi-3-small, Phi-3.5-MoE, images and audio"),
     "olmo2": ("OLMo 2 and 3", ""),
     "granite": ("Granite 3.0 to 3.3, dense", "hybrids with Mamba"),

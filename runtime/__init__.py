@@ -1,4 +1,4 @@
-"""When does it compute? Requests, schedulers, coordinator, pipelines; simulated runs, and where the time of a run went.
+"""The runtime: requests, schedulers, coordinator, pipelines, simulation, and analysis of runs.
 
 Import this before torch: it chooses how torch's threads wait.
 """

@@ -1,9 +1,9 @@
-"""Finds the compiled control path, where `python -m gapless.launch.compile` has made it; else the sources run.
+"""Finds the compiled control path, if `python -m gapless.launch.compile` has built it; else the sources run.
 
 A module is compiled if its source holds the line `MARKER`: a micro-batch passes through it, and speed counts. Modules
 with msgspec structs, or with functions that take arrays as well as numbers, cannot be.
 
-Compiled code lies in the user's cache, in a folder named by a hash of the sources: after an edit the sources run, until
+Compiled code is in the user's cache, in a folder named by a hash of the sources: after an edit the sources run, until
 they are compiled again. `GAPLESS_COMPILED=0` runs the sources in any case.
 """
 
@@ -75,7 +75,7 @@ def in_use() -> bool:
 
 
 def install() -> None:
-    """Let imports find the compiled modules, where these sources have been compiled."""
+    """Let imports find the compiled modules if these sources have been compiled."""
     if os.environ.get("GAPLESS_COMPILED") == "0" or any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
     try:
@@ -123,7 +123,7 @@ def _folders() -> list[Path]:
 
 
 def damage(root: Path) -> str:
-    """Return why the compiled modules in `root` cannot be loaded; empty where they can.
+    """Return why the compiled modules in `root` cannot be loaded; empty if they can.
 
     Loading a truncated library would end the process.
     """

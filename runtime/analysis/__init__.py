@@ -1,1 +1,1 @@
-"""Understands: where did the time of a run go? Its folder, its ledger, reports, explanations, traces, notebooks."""
+"""Analysis of where a run's time went: run folders, the bubble ledger, reports, explanations, traces, notebooks."""

@@ -126,7 +126,7 @@ class Stop(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
 class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """When a stage computed a micro-batch, in seconds on the coordinator's clock.
 
-    `ready`: the stage began to wait for this input; `input`: the input had arrived; `begin`, `end`: of the computation;
+    `ready`: the stage began to wait for this input; `input`: the input had arrived; `begin`, `end`: computation;
     `sent`: the send had been handed over (equal to `end` on the last stage). `contended_before`: seconds before `begin`
     in which the rank's threads waited for a CPU, summed over threads; `contended`: seconds of the computation in which
     its thread did. Both are 0 if not measured.
@@ -161,7 +161,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Sampled(msgspec.Struct, frozen=True, array_like=True):
-    """The tokens that a micro-batch sampled, in its order.
+    """The tokens that a micro-batch sampled, in order.
 
     There is one per chunk that ends its prompt, then one per decode row. A token of -1 means that the logits were not
     finite.

@@ -8,7 +8,7 @@ from .request import Request
 
 
 class Chunk:
-    """`length` tokens of a request from `start` on; a chunk that `ends_prefill` samples a token."""
+    """`length` tokens of a request, starting at `start`; a chunk that `ends_prefill` samples a token."""
 
     __slots__ = ("length", "request", "start")
 

@@ -23,7 +23,7 @@ class Request:
     counts them as prompt tokens. A prompt of `bytes` (in simulations) takes one byte per token. Admission orders read
     `user`, `priority` and `deadline` (of the first token, in seconds on the coordinator's clock), and keep their sort
     key in `order_key`.
-    `prompt_logprobs` cover the prompt's tokens from the second on, as far as computed; None if not requested. `record`
+    `prompt_logprobs` cover the prompt's tokens computed so far, except the first; None if not requested. `record`
     is the request's row in the run's record.
 
     `block_hashes` are the prefix-cache hashes of its full blocks, as far as known. The first `num_blocks_hashed` of its

@@ -100,7 +100,7 @@ class WindowedPool(BlockPool):
         self._open(request, prefix.blocks)
 
     def reserve(self, request: Request, num_tokens: int) -> None:
-        """Allocate the blocks that a request of `num_tokens` is promised, as far as there are free ones."""
+        """Allocate the blocks that a request of `num_tokens` is promised, up to the number of free ones."""
         if not request.tables:
             self._open(request, [[] for _ in self._most])
         blocks = -(-num_tokens // self.block_size)

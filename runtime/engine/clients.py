@@ -20,7 +20,7 @@ class Clients:
 
     Args:
         items: in order of arrival, in seconds from the start.
-        config: of the workload; None: no closed loop, and no time limit.
+        config: the workload config; None: no closed loop, and no time limit.
         start: when the first request may be sent.
         front: front-end latency: seconds per request until the engine has it, plus seconds per prompt token.
     """

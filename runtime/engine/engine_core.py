@@ -27,8 +27,8 @@ class EngineCore:
     coordinator continues with a scheduler for them.
 
     Args:
-        config: of the run.
-        plans: plans of `config` by policy, as far as made already.
+        config: the run's config.
+        plans: plans of `config` made so far, by policy.
         pipeline: running.
         stop_check: passed to the coordinator.
     """

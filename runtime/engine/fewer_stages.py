@@ -13,9 +13,9 @@ def plan_fewer_stages(config: EngineConfig, plan: Plan, num_stages: int) -> tupl
     """Re-split the layers of a run over `num_stages` stages, and plan their KV blocks.
 
     Args:
-        config: of the run so far.
-        plan: of the run so far; requests that fit it must still fit.
-        num_stages: of the smaller pipeline.
+        config: the current config.
+        plan: the current plan; requests that fit it must still fit.
+        num_stages: number of stages of the smaller pipeline.
 
     Raises:
         ConfigError: the model, or a request of any length that was accepted, does not fit.

@@ -116,7 +116,7 @@ class Intake:
         return prompt
 
     def resolve(self, params: SamplingParams) -> SamplingParams:
-        """Return params with `bad_words` as token ids: of each word as is, and of the word after a space.
+        """Return params with `bad_words` as token ids, both of each word as is and of the word after a space.
 
         Raises:
             ConfigError: a word is not valid Unicode, or the model has no tokenizer.
@@ -181,7 +181,7 @@ class Intake:
         """Check that the rules in params that forbid tokens leave some output possible.
 
         Args:
-            params: of a request.
+            params: the request's sampling parameters.
             is_met: whether some output satisfies both the structured outputs, if any, and the other rules.
 
         Raises:

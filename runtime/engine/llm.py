@@ -84,11 +84,11 @@ class LLM:
         """Start from a complete config.
 
         Args:
-            config: of the engine, checked.
+            config: validated engine config.
             launcher: overrides `config.parallel.launcher`.
             on_progress: called with a line of text at each step of the start. By default the line is logged.
             policies: to be passed to `reset` later; pipeline depth and cache size cover the needs of all of them.
-            plans: plans of `config` by policy, as far as made already.
+            plans: plans of `config` made so far, by policy.
         """
         self = cls.__new__(cls)
         self._start(config, launcher, on_progress, policies, plans)
@@ -124,7 +124,7 @@ class LLM:
         """Begin a new run, with a new record, on the running pipeline.
 
         Args:
-            scheduler: of the new run; None: unchanged.
+            scheduler: the new run's policy; None: unchanged.
             warm: keep the policy's learned state and the prefix cache.
 
         Raises:

@@ -92,7 +92,7 @@ def make_plan(config: EngineConfig, *, quiet: bool = False) -> Plan:
     """Check a config for consistency and against the checkpoint and the memory, and return its plan.
 
     Args:
-        config: of the run, or of one of its policies.
+        config: the run's config, or that for one of its policies.
         quiet: log nothing, since another plan of the run has logged it.
 
     Raises:
@@ -162,7 +162,7 @@ def _checked_formats(config: EngineConfig, checkpoint: Checkpoint) -> FormatOf:
 
 
 def _with_eos_tokens(checkpoint: Checkpoint) -> Architecture:
-    """Return the architecture with its end-of-sequence tokens, which the tokenizer knows where no config names them."""
+    """Return the architecture with its end-of-sequence tokens, from the tokenizer if no config specifies them."""
     arch = checkpoint.arch
     if checkpoint.tokenizer is None or arch.eos_token_ids:
         return arch

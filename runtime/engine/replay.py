@@ -23,7 +23,7 @@ def make_request(
     """Make the request for a workload item, with greedy sampling and exactly the item's output length.
 
     Args:
-        number: of the request.
+        number: the request's number.
         item: the prompt, output length, user, priority and deadline.
         arrival: seconds on the coordinator's clock.
         max_model_len: most tokens that the request may have.
@@ -63,7 +63,7 @@ def replay(
     are made before the clock starts. Closing the iterator early aborts unfinished requests.
 
     Args:
-        coordinator: of the pipeline that serves them.
+        coordinator: coordinator of the pipeline that serves them.
         items: in order of arrival.
         make_request: makes the request for an item and its arrival time, in seconds on the coordinator's clock.
         workload: passed to `Clients`, for its closed loop and its duration.

@@ -30,12 +30,12 @@ def stage_floors(
     Routing is assumed to be uniform over the experts.
 
     Args:
-        arch: of the whole model.
-        layers: of each stage.
+        arch: the whole model's architecture.
+        layers: number of layers of each stage.
         machines: rates of one rank, per stage.
         tp: ranks per stage.
         dtype_bytes: per element of unquantized weights.
-        formats: of quantized matrices; None: none are quantized.
+        formats: the quantized matrices' formats; None: none are quantized.
         cache_dtype: `cache.dtype`.
         last_layer: as in `StageCosts`.
     """

@@ -92,7 +92,7 @@ class Journal:
     """A journal open for writing, locked against other servers.
 
     Attributes:
-        path: of the file.
+        path: the file's path.
         saved: requests that were unsettled when it was opened, ordered by their first output's number.
         next_number: greater than all request numbers in the journal.
         cut_bytes: bytes of an incomplete record at the end, which were truncated.
@@ -100,7 +100,7 @@ class Journal:
 
     Args:
         model: the model's name.
-        fingerprint: of everything that outputs depend on.
+        fingerprint: hash of everything that outputs depend on.
 
     Raises:
         ConfigError: the file cannot be written, is not a journal, is in use by another server, or has requests of

@@ -75,8 +75,8 @@ class Tokens(msgspec.Struct, frozen=True, array_like=True, tag="tokens"):
 
     The dicts are keyed by index in `numbers`. `reasons` are finish reasons. Sent with a request's first token:
     `dispatched`, when its first chunk was sent to the ranks; `cached`, its prompt tokens found in the prefix cache, if
-    any; `prompt_logprobs`, from the prompt's second token on. `time` is when the last stage's result arrived. Times are
-    in seconds.
+    any; `prompt_logprobs`, for all prompt tokens but the first. `time` is when the last stage's result arrived. Times
+    are in seconds.
     """
 
     numbers: list[int]

@@ -43,7 +43,7 @@ def sentences(
         idle: shares of stage time by the ledger's causes.
         metric: the metric by which causes are sized, one of `METRICS`.
         value: the run's own value, in seconds.
-        error: of the replay of the unchanged run: replayed / measured - 1; None: the spans themselves were replayed.
+        error: error of the unchanged run's replay, replayed / measured - 1; None: the spans themselves were replayed.
         left: causes skipped for lack of time.
         about: the run's config.
         running: mean number of running requests.

@@ -1,4 +1,4 @@
-"""How long activations took from a stage to the next, as far as a run shows it."""
+"""How long activations took from one stage to the next, estimated from a run's spans."""
 
 from __future__ import annotations
 

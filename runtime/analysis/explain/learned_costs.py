@@ -51,7 +51,7 @@ class LayerFit:
 
     Args:
         layers: number of decoder layers of each stage.
-        arch: of the model; None: unknown.
+        arch: the model's architecture; None: unknown.
         tile: rows to which a GEMM is padded.
         row_seconds: seconds per row and layer of large GEMMs, by the device's rate; 0: unknown.
     """
@@ -106,7 +106,7 @@ class LayerFit:
         return product_columns(rows, self._knots, self._tile)
 
     def _fit(self, columns: Floats, seen: Observations) -> None:
-        """Fit to `columns` of [n, 2, features]: of a whole layer, and of the model's last.
+        """Fit to `columns`, [n, 2, features]: features of a whole layer, and of the model's last layer.
 
         Each pass fits weights and speeds with Huber weights from the previous pass, then the machine's drift.
         """
@@ -141,7 +141,7 @@ class LayerFit:
         self.slower = tuple(slower.tolist())
 
     def _design(self, columns: Floats, seen: Observations) -> Floats:
-        """Return the features of stage times, [S, n, features]: of the layers, then of the micro-batch and the head."""
+        """Return the features of stage times, [S, n, features]: the layers', then the micro-batch's and the head's."""
         whole, last = columns[:, 0], columns[:, 1]
         design = np.zeros((len(self.layers), len(whole), whole.shape[1] + NUM_OTHER))
         for stage, count in enumerate(self.layers):
@@ -242,9 +242,9 @@ def _with_speeds(
 
     Args:
         gram: matrix of the normal equations of the weights, [f, f].
-        moment: their right-hand side, [f].
+        moment: right-hand side of the normal equations, [f].
         scaled: the stages' columns, [S, n, f].
-        weight: of each time, [S, n].
+        weight: weight of each time, [S, n].
         times: measured times, [S, n].
         alone: times at speed 1 by the weights so far, [S, n].
         slower: slowdown of each stage so far, [S].

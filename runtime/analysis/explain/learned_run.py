@@ -97,8 +97,8 @@ def learn_run(config: SimulateConfig, record: RunRecord) -> LearnedRun:
     """Learn stage, host and link times from the spans of a run.
 
     Args:
-        config: of the run.
-        record: of the run.
+        config: the run's config.
+        record: the run's record.
 
     Raises:
         ConfigError: the run was too short to learn from, or its pipeline lost a stage.

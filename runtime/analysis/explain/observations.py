@@ -25,9 +25,9 @@ class Observations:
     """Stage times of a run: the micro-batches that all stages computed, in order.
 
     Attributes:
-        shapes: their sizes.
-        begin_times, end_times, ready_times: of each stage, in seconds, [n, S]; `ready_times` is when a stage became
-            ready for its input.
+        shapes: the micro-batches' sizes.
+        begin_times, end_times, ready_times: times on each stage, in seconds, [n, S]. `ready_times`: when a stage
+            became ready for its input.
         dispatched, completed: by the coordinator, [n]; NaN if the run ended before a result.
     """
 

@@ -12,11 +12,11 @@ from ...simulation.cost.stage_costs import MicroBatchShape, StageCosts
 
 
 class RatedCosts(StageCosts):
-    """Stage costs whose slow stages take no longer than at a share of their machines' rates.
+    """Stage costs in which slow stages reach at least a given share of their machines' peak rates.
 
     Args:
-        costs: of the run.
-        floors: of each stage.
+        costs: the run's costs.
+        floors: each stage's floor.
         stages: the slow stages.
         reached: share of the binding rate, GEMM or memory, in (0, 1].
     """

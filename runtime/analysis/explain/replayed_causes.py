@@ -68,9 +68,9 @@ def replayed_causes(
     Args:
         what_if: the run's twin, or the twin of its first requests, with its unchanged replay.
         ways: variants of the twin without a cause, likeliest first.
-        twin: of the whole run: the largest causes are measured with it, as far as time allows.
+        twin: the whole run's twin; the largest causes are measured with it, as far as time allows.
         metric: the metric by which causes are sized, one of `METRICS`.
-        error: of the twin's replay, by metric.
+        error: error of the twin's replay, by metric.
         stop: `perf_counter` value after which no replay is started.
         on_progress: called with the current step's name, the steps done and the total.
     """
@@ -186,7 +186,7 @@ def _shows(run: Ledger, base: Ledger, record: RunRecord, seconds: float) -> dict
     Args:
         run: ledger of the run.
         base: ledger of its unchanged replay.
-        record: of its replay without the cause.
+        record: record of the replay without the cause.
         seconds: cost of the cause.
     """
     before, after, own = base.seconds_by_cause(), Ledger(record).seconds_by_cause(), run.seconds_by_cause()

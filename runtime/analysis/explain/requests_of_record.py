@@ -29,8 +29,8 @@ def requests_of(
     hit shares its prefix with an earlier one.
 
     Args:
-        record: of the run.
-        workload: of the run's config, for its users, deadline and closed loop; None: none.
+        record: the run's record.
+        workload: the run's workload config, for users, deadline and closed loop; None: there is none.
         block_size: tokens per KV block.
         without_faults: remove the downtime of the pipeline from arrivals.
     """

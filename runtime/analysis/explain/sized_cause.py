@@ -18,8 +18,8 @@ class SizedCause:
 
     Attributes:
         cause: the root cause.
-        seconds: of the run's metric (its duration, or a tail latency if arrivals bound the duration): the run minus its
-            twin without the cause.
+        seconds: difference in the run's metric (its duration, or a tail latency if arrivals bound the duration): the
+            run minus its twin without the cause.
         low, high: the 90% interval of `seconds`.
         share: `seconds` over the run's own value of the metric.
         stage: the stage, if the cause is a single stage.
@@ -28,7 +28,7 @@ class SizedCause:
         evidence: numbers that show the cause, by name.
         change: the best change of the run's setting that fixes the cause, for display; empty if no key does.
         overrides: command-line overrides that make the change.
-        saves_seconds: of the metric, by a replay with the change.
+        saves_seconds: seconds of the metric saved, by a replay with the change.
         where: display name of the replica with the cause, for several replicas.
         says: evidence in words, if numbers alone do not show it.
         note: side effects of the change, such as a longer tail.
@@ -51,7 +51,7 @@ class SizedCause:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Its entry in `summary.json`."""
+        """The cause's entry in `summary.json`."""
         found = {"cause": str(self.cause), "seconds": self.seconds, "low": self.low, "high": self.high}
         found |= {"share": self.share, "change": self.change or None, "saves_seconds": self.saves_seconds}
         return found if self.stage is None else found | {"stage": self.stage}

@@ -20,7 +20,7 @@ class SlowCompute:
     """A stage that computes far below its machine's rates. Belongs to `Root.SLOW_COMPUTE`.
 
     Attributes:
-        stage: its number.
+        stage: the stage's number.
         evidence: `seconds` of compute in the phase, their `floor_seconds`, `mfu` and `bandwidth_share`.
         sentence: for display, without a capital letter and a full stop.
     """
@@ -42,8 +42,8 @@ def find_slow_compute(
     memory, and whose micro-batches would take 1 ms or more at that rate. The sentence is on the longest such phase.
 
     Args:
-        shares: of a run, as returned by `compute_shares`.
-        floors: of its record; empty: no reason is given.
+        shares: a run's compute shares, as returned by `compute_shares`.
+        floors: each stage's floor; empty: no reason is given.
         contended: share of each stage's compute seconds spent waiting for a processor, which is a separate cause;
             empty: none.
         device: display name of the machine.

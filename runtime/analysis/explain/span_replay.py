@@ -64,10 +64,10 @@ def replayed_spans(
     """Return the causes worth fixing, largest first; causes that may follow from another come last.
 
     Args:
-        record: of the run.
-        ledger: of the same record.
-        layers: of each stage, if known.
-        stragglers: of the run, if already searched for.
+        record: the run's record.
+        ledger: the record's ledger.
+        layers: layers of each stage, if known.
+        stragglers: the run's stragglers, if already computed.
     """
     run = SpanReplay.of(record, ledger)
     if run is None:

@@ -34,7 +34,7 @@ class Times:
     """The inputs of a replay: seconds by stage and micro-batch.
 
     Attributes:
-        compute: of each stage, [S, N].
+        compute: compute time on each stage, [S, N].
         turn: from when a stage is free until it could start its next micro-batch, [S, N].
         send: how long a stage is blocked by its own send after computing, [S, N]. If sender and receiver wait for each
             other (`meets`), it starts when the activation has arrived.

@@ -36,10 +36,10 @@ class Twin:
 
     Attributes:
         setting: the run's, with its stage costs and host times.
-        items: its requests, with prompts of zeros; arrivals are seconds from the run's start.
-        workload: its config, for its closed loop; without a duration.
+        items: the run's requests, with prompts of zeros; arrivals are seconds from the run's start.
+        workload: the workload config, without a duration; used for closed loops.
         base: the run itself.
-        ledger: of the run.
+        ledger: the run's ledger.
         notes: simplifications and assumptions of the twin, one line each.
         learned: what its times were learned from; None: they are from the run's own cost model.
         is_real: whether the run was not simulated, so that a rerun with the same setting differs.
@@ -60,8 +60,8 @@ class Twin:
         """Replay the run's requests and return the record.
 
         Args:
-            seed: of the noise, which is the same for all settings as far as they can share it. None: no noise, except
-                the disturbances of a simulated run, which are then the run's own.
+            seed: seed of the noise, which settings share as far as possible. None: no noise, except the disturbances of
+                a simulated run, which are then the run's own.
             setting: None: the run's own.
             in_order: with learned times, the machine is slow when it was in the run.
         """
@@ -109,9 +109,9 @@ class Twin:
     def error(self) -> Values:
         """The error of the replay, by metric: replayed / real - 1; 0 if the run has no value to compare with.
 
-        Learned times are replayed on a machine that is slow when the run's was, each micro-batch with the noise of
-        another one of similar time and size. The error is of the median of a few such replays. Downtime and stalls of
-        the run are excluded from its duration, since replays leave them out.
+        With learned times, the error is that of the median of a few replays: the machine is slow when it was in the
+        run, and each micro-batch gets the noise of another one of similar time and size. The run's downtime and
+        stalls are excluded from its duration, since replays do not have them.
         """
         real = values_of(self.base)
         if self.learned is not None:
@@ -145,9 +145,9 @@ def twin_of(record: RunRecord, ledger: Ledger, recorded: Mapping[str, Any]) -> T
     """Make the twin of a run. A simulated run uses its own cost model, if that can be rebuilt.
 
     Args:
-        record: of the run.
-        ledger: of the same record.
-        recorded: its config, from `summary.json`.
+        record: the run's record.
+        ledger: the record's ledger.
+        recorded: the run's config, from `summary.json`.
 
     Raises:
         ConfigError: there are no micro-batches or no tokens, or the config is unknown.

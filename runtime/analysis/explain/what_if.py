@@ -78,9 +78,9 @@ class WhatIf:
 
         Args:
             setting: what is replayed.
-            screening: its replay without noise, used if seeds make no difference.
+            screening: the setting's replay without noise, used if seeds make no difference.
             seeds: number of replays.
-            error: of the twin's replay, by metric.
+            error: error of the twin's replay, by metric.
         """
         if not self.twin.is_noisy:
             return self.rough(screening, error)

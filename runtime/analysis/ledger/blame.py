@@ -59,7 +59,7 @@ class Blame:
 
     Args:
         record: the run.
-        intervals: its token intervals.
+        intervals: the run's token intervals.
     """
 
     def __init__(self, record: RunRecord, intervals: TokenIntervals) -> None:

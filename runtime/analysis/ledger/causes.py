@@ -29,7 +29,7 @@ class Cause(StrEnum):
 
     @property
     def code(self) -> int:
-        """Its index in `CAUSES`, used in arrays."""
+        """The cause's index in `CAUSES`, used in arrays."""
         return _CODES[self]
 
 

@@ -24,12 +24,12 @@ class ComputeSums:
     def add(
         self, floors: Sequence[StageFloor], micro_batches: Sequence[MicroBatchRecord], ledger: Ledger, first: int = 0
     ) -> None:
-        """Add a run's micro-batches from index `first` on.
+        """Add a run's micro-batches, starting at index `first`.
 
         Args:
-            floors: of each stage; empty if the machines are unknown: then nothing is added.
-            micro_batches: of the run.
-            ledger: of the run.
+            floors: each stage's floor; if empty (unknown machines), nothing is added.
+            micro_batches: the run's micro-batches.
+            ledger: the run's ledger.
             first: index of the first micro-batch that counts.
         """
         if not floors or first >= len(micro_batches):

@@ -20,8 +20,8 @@ def name_contention(idle: Sequence[IdleColumns], lanes: Sequence[Lane], spans: S
     a CPU. It takes their last seconds, since the threads that receive an activation or a dispatch run at the end.
 
     Args:
-        idle: of each stage.
-        lanes: of each stage.
+        idle: each stage's idle intervals.
+        lanes: each stage's lane.
         spans: the spans with such waits.
     """
     if not spans:

@@ -28,7 +28,7 @@ class Fleet:
         starts: seconds from the fleet's start to each replica's own (its first request); None if the times of all
             records are on one clock.
         num_prefill: how many of the replicas, the first ones, are the prefill pool; 0: each serves whole requests.
-        ledgers: of the records, if already built.
+        ledgers: the records' ledgers, if already built.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ def leaving_lane(lanes: Sequence[Lane], lost: Sequence[float]) -> Lane:
     They are the last stage's; after stages were lost, those of the stage that is last from then on.
 
     Args:
-        lanes: of each stage.
+        lanes: each stage's lane.
         lost: when each stage was lost, in seconds; infinity if it never was.
     """
     if all(since == math.inf for since in lost):

@@ -108,7 +108,7 @@ class Ledger:
         return self.bubble_by_request()
 
     def bubble_by_request(self, first: int = 0) -> dict[int, float]:
-        """Return the bubble time of each request in the micro-batches from index `first` on."""
+        """Return the bubble time of each request in the micro-batches starting at index `first`."""
         seconds = [self.bubble_of_micro_batch(micro_batch) for micro_batch in self.micro_batches.micro_batch.tolist()]
         seconds[:first] = [0.0] * first
         return self.micro_batches.by_request(np.array(seconds, np.float64))

@@ -126,7 +126,7 @@ class CoordinatorWaits:
     """The coordinator's cumulative wait time by `WaitClass`.
 
     Args:
-        micro_batches: of the record, in its order, including those dropped by a fault.
+        micro_batches: the record's micro-batches in order, including those dropped by a fault.
     """
 
     def __init__(self, micro_batches: Sequence[MicroBatchRecord]) -> None:

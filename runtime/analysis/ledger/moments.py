@@ -18,7 +18,7 @@ from .token_intervals import Part, StagePart, TokenIntervals, stage_part
 Kind = Literal["tbt", "ttft", "stall"]
 _KINDS: tuple[Kind, ...] = get_args(Kind)
 
-_SLOW = 2.0  # an interval counts from this multiple of the typical one on
+_SLOW = 2.0  # least multiple of the typical interval that counts
 _SLOW_FIRST = 3.0  # the same for TTFTs: if all requests arrive at once, the last waits twice the median
 _MOST_CANDIDATES = 2000
 _MOST_BLAMED = 3
@@ -32,7 +32,7 @@ class Moment:
     Attributes:
         kind: kind of its worst interval.
         start: start of that interval.
-        end: its end.
+        end: end of that interval.
         typical: seconds of a typical interval of this kind; for a stall, of a typical compute.
         requests: how many requests had a slow interval then.
         cause: the part with the largest excess over the average interval, such as `compute` or `queue`, summed over

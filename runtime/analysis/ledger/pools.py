@@ -15,8 +15,8 @@ class JoinedRequest:
     """A request over both pools.
 
     Attributes:
-        record: its record, with the tokens of both pools. Times are seconds from the fleet's start.
-        bubble: its bubble time in both pools.
+        record: the request's record, with the tokens of both pools. Times are seconds from the fleet's start.
+        bubble: the request's bubble time in both pools.
         prefill: number of the replica that prefilled it.
         decode: number of the replica that decoded it; None if no replica did.
     """

@@ -24,8 +24,8 @@ class RunningLedger:
     Micro-batches dropped by a fault are counted with the next completed one.
 
     Attributes:
-        start: of the run in seconds, the first arrival or the first compute; infinite before anything was counted.
-        end: of the last compute that was counted.
+        start: the run's start in seconds: the first arrival or the first compute; infinite before anything was counted.
+        end: end of the last compute that was counted.
         ends: the same by stage.
         busy: seconds by stage.
         compute: compute sums by stage and phase.
@@ -120,7 +120,7 @@ class RunningLedger:
 
 
 def first_place(ledger: Ledger, lane: Lane, first: int) -> int:
-    """Return the index in a ledger's lane of the stage's first micro-batch from index `first` on."""
+    """Return the index in a ledger's lane of the stage's first micro-batch at or after index `first`."""
     return int(np.count_nonzero(lane.micro_batch < ledger.micro_batches.micro_batch[first]))
 
 

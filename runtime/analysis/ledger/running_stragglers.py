@@ -78,7 +78,7 @@ class RunningStragglers:
         """Add an increment that a `RunningLedger` has counted.
 
         Args:
-            ledger: of the increment.
+            ledger: the increment's ledger.
             first: index of its first new micro-batch.
             idle: seconds until now, [stages, causes].
         """

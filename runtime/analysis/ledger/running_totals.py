@@ -107,7 +107,7 @@ class RunningTotals:
         return {"median": errors.quantile(0.5), "p90": errors.quantile(0.9)} if errors.count else None
 
     def _take_micro_batches(self, record: RunRecord, ledger: Ledger, first: int) -> None:
-        """Count the micro-batches of `ledger` from index `first` on."""
+        """Count the micro-batches of `ledger`, starting at index `first`."""
         new = record.micro_batches[first : len(ledger.micro_batches.micro_batch)]
         if not len(self._squares):
             self._squares, self._computed = np.zeros(record.num_stages), np.zeros(record.num_stages)

@@ -23,8 +23,8 @@ def stage_weights(record: RunRecord, paths: MicroBatchPaths, lanes: Sequence[Lan
     They are the scheduler's learned weights, or else a least-squares fit of relative errors over the run's spans.
 
     Args:
-        record: of the run.
-        paths: its completed micro-batches.
+        record: the run's record.
+        paths: the run's completed micro-batches.
         lanes: the micro-batches of each stage.
         features: [R, features] of each completed micro-batch.
     """

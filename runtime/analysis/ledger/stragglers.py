@@ -21,8 +21,8 @@ from .causes import UNEVEN_WORK, Cause
 from .lanes import Lane
 from .ledger import Ledger
 
-SLOWDOWN = 1.5  # a stage is a straggler from this multiple of its usual time on
-_STALL = 5.0  # a single micro-batch may be a stall from this multiple of its usual time on
+SLOWDOWN = 1.5  # least multiple of its usual time at which a stage is a straggler
+_STALL = 5.0  # least multiple of its usual time at which a single micro-batch may be a stall
 _LEAST_STALL = 0.03  # minimum excess of a stall over the usual time, as a share of the run
 _BLOCK = 16  # micro-batches per median
 _LEAST_BLOCKS = 2
@@ -130,7 +130,7 @@ def fit_usual(stage: int, seconds: Floats, held: Floats) -> Usual:
     """Fit a stage's usual times by relative error, excluding slow micro-batches.
 
     Args:
-        stage: its number.
+        stage: the stage's number.
         seconds: the stages' times for micro-batches, [stages, N].
         held: the micro-batches' tokens and decodes, [N, 2].
     """

@@ -127,7 +127,7 @@ class TokenIntervals:
 
     Args:
         record: the run.
-        lanes: its lanes, as in its `Ledger`; None: derived from the record.
+        lanes: the run's lanes, as in its `Ledger`; None: derived from the record.
     """
 
     def __init__(self, record: RunRecord, lanes: Sequence[Lane] | None = None) -> None:

@@ -18,8 +18,8 @@ def live_spans(ledger: Ledger, first: int) -> LiveSpans:
     """Return the newest spans and idle intervals of each stage, of at most `MAX_BOXES` boxes.
 
     Args:
-        ledger: of a record whose spans have all arrived. Micro-batches that a stage did not compute due to a fault have
-            zero length on it.
+        ledger: ledger of a record whose spans have all arrived. Micro-batches that a stage did not compute due to a
+            fault have zero length on it.
         first: index of the first new micro-batch.
     """
     micro_batches = ledger.micro_batches

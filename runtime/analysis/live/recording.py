@@ -50,7 +50,7 @@ class Recording:
     finish in it. For other requests it contains the tokens generated in it.
 
     Args:
-        record: of the run.
+        record: the run's record.
         first: the number of the first micro-batch of the window.
         unfinished: requests already in the system.
         now: the current time, in seconds.

@@ -141,7 +141,7 @@ class Run:
 
     @property
     def blame(self) -> Blame:
-        """How much TTFT and TBT each request cost others.
+        """How much TTFT and TBT each request added to others.
 
         Raises:
             ConfigError: it is a fleet, or one of the files is damaged.
@@ -180,7 +180,7 @@ class Run:
 
         Args:
             name: one of `figures`.
-            window: of the timeline: start and end, in seconds from the run's start; by default some micro-batches whose
+            window: the timeline's start and end, in seconds from the run's start; by default some micro-batches whose
                 idle time is like the whole run's.
 
         Raises:

@@ -51,7 +51,7 @@ def _side_by_side(groups: Sequence[RunGroup], count: int) -> Group:
 
 
 def _columns(groups: Sequence[RunGroup], start: int, count: int) -> Table:
-    """Build the columns of up to `count` groups, from group `start` on. Ratios and the best are over all groups."""
+    """Build the columns of up to `count` groups, starting at group `start`. Ratios and the best are over all groups."""
     title = _heading(groups) if start == 0 else None
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     table.add_column("", no_wrap=True)

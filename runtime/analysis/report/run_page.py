@@ -122,7 +122,7 @@ def _compute(shares: Iterable[Mapping[str, Any]]) -> str:
         "FLOPs and bytes that micro-batches need, over what the stage's ranks would give in the same time. A phase "
         "near neither rate leaves the machine unused."
     )
-    return section("Compute beside its machine", TextTable(heads, rows).html("narrow") if rows else "", hint)
+    return section("MFU and bandwidth share", TextTable(heads, rows).html("narrow") if rows else "", hint)
 
 
 def _predictions(run: ChartData) -> str:

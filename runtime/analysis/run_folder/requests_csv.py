@@ -19,10 +19,10 @@ from ..ledger.ledger import Ledger
 
 
 def request_row(request: RequestRecord, origin: float, bubble: float) -> dict[str, Any]:
-    """Return a row by column: times in ms, `arrival_s` in seconds from `origin`, None where not reached.
+    """Return a row by column: times in ms, `arrival_s` in seconds from `origin`, None if not reached.
 
     Args:
-        request: its record.
+        request: the request's record.
         origin: the run's start, in seconds on the clock of the request's times.
         bubble: bubble time of the request, in seconds.
     """

@@ -18,8 +18,8 @@ class RunInfo:
 
     Attributes:
         config: the run's config, by group and key.
-        versions: of the packages used, by name.
-        title: of the report; by default derived from the config by `title_of`.
+        versions: package versions, by name.
+        title: the report's title; by default `title_of` derives it from the config.
         slo: if it has bounds, the summary's config records them.
         cost_error: for a simulation: the error of its stage times; stored in the summary under this name.
     """

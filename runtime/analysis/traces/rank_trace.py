@@ -25,10 +25,10 @@ class Step:
         end: when the rank was done with it.
         label: the trace's own name for it.
         prefill_requests: prompts or chunks in it.
-        prefill_tokens: their tokens.
+        prefill_tokens: tokens of those prompts and chunks.
         prefill_prefix: sum of the KV tokens before the chunks.
         decode_requests: requests that decode in it.
-        decode_tokens: their tokens: more than requests if draft tokens are verified.
+        decode_tokens: decode tokens; more than `decode_requests` if draft tokens are verified.
         decode_context: sum of the KV tokens that the decodes attend to.
     """
 
@@ -81,10 +81,10 @@ class RankTrace:
     """The trace of one rank. Times are seconds on its own clock, until `common_clock.py` puts them on a common one.
 
     Attributes:
-        name: of the file, for messages.
-        rank: its global rank.
+        name: file name, for messages.
+        rank: global rank.
         stage: pipeline stage; None if the trace does not specify it: then `pipeline_run.py` infers it.
-        tensor_rank: its tensor-parallel rank within the stage.
+        tensor_rank: tensor-parallel rank within the stage.
         host: name of the machine; ranks of one host share a clock. Empty if unknown.
         engine: the engine that wrote the trace.
         computes: [n, 2] begin and end of compute (device kernels, or CPU operators), merged: ascending and disjoint.

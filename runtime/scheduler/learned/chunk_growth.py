@@ -10,7 +10,7 @@ _STEP = 0.5  # growth per step, as a share of the chunk
 _STEP_INTERVAL = 16  # micro-batches between two steps
 _MOST_OF_A_PROMPT = 0.5  # share of the chunks of `iterations` that a single prompt counts for, however long
 _FULL = 0.25  # slots or blocks are full if fewer than this share of the running requests could be added
-_ROOMY = 0.5  # they count as free again from this share on
+_ROOMY = 0.5  # least free share at which they count as free again
 
 
 class ChunkGrowth:
@@ -42,7 +42,7 @@ class ChunkGrowth:
 
         Args:
             number: number of the micro-batch.
-            chunk: its tokens while prompts do not pile up.
+            chunk: chunk size in tokens while prompts do not pile up.
             queues: current queue statistics.
             decodes: mean number of piggybacked decodes.
         """

@@ -30,7 +30,7 @@ class TypicalMicroBatch:
             batch: the micro-batch.
             context: KV tokens that its decodes attend to, in total.
             whole_chunk: prompt tokens that would have filled it.
-            number: its number, from 0.
+            number: the micro-batch's number, from 0.
         """
         tokens = batch.num_prefill_tokens
         share = min(1.0, tokens / max(1.0, whole_chunk))

@@ -41,7 +41,7 @@ class EqualTime(ChunkedScheduler):
     fills the micro-batch up. If no other prompt waits, the rest of a prompt is cut into equal chunks instead of whole
     chunks and a tiny tail. Chunks of one prompt follow each other through the pipeline.
 
-    With `chunk=auto`, the target time for a lone prompt of many rounds is the one that minimizes its TTFT.
+    With `chunk=auto`, the target time for a lone prompt that takes many rounds minimizes its TTFT.
 
     If a chunk is only a few tiles long, time grows in steps of a tile, so a micro-batch is rounded to whole tiles
     (paper 4.4), up to `chunk` tokens.

@@ -26,7 +26,7 @@ class AttentionCost:
 
     Args:
         heads, kv_heads, head_dim: the rank's share of the model's heads, and their size.
-        multiprocessors: their number on the device.
+        multiprocessors: number of multiprocessors of the device.
         dtype_bytes: bytes of an element. The config's rates are for 2 bytes; time grows in proportion.
         row_bytes: bytes of one token's key in one head, with its scale; 0: `head_dim` elements of `dtype_bytes`.
     """

@@ -23,7 +23,7 @@ class CostError:
 
     @classmethod
     def of(cls, config: ErrorConfig) -> CostError:
-        """Return the error that a config states."""
+        """Return the error given in a config."""
         return cls(config.low, config.high, config.source)
 
     @classmethod

@@ -32,7 +32,7 @@ class Gemm:
     both matter near the roofline's knee.
 
     Args:
-        multiprocessors: their number on the device.
+        multiprocessors: number of multiprocessors of the device.
         dtype_bytes: bytes of an element. The config's rates are for 2 bytes; time grows in proportion.
         weights: weight format; None: not quantized. FP8 weights, and INT8 weights with INT8 activations, are
             multiplied at the config's rate for them. Without such a rate, and for other formats, kernels dequantize
@@ -118,8 +118,8 @@ class Gemm:
             rows: total of all groups, [...].
             row_tiles: tiles that cover the rows of all groups, for each of `tile_rows`: [..., tiles].
             weights: number of weights with rows, [...].
-            inputs: of each weight.
-            outputs: of each weight.
+            inputs: input features of each weight.
+            outputs: output features of each weight.
         """
         sizes = np.array(float(inputs)), np.array(float(outputs))
         compute = self._compute_us(row_tiles[..., None], *sizes, np.ones(1)).min(axis=(-2, -1))  # of the fastest tile

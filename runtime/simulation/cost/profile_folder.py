@@ -113,7 +113,7 @@ class ProfileFolder:
 
         Args:
             about: what is measured.
-            versions: of packages, by name.
+            versions: package versions, by name.
             device_name: name of the GPU.
 
         Raises:

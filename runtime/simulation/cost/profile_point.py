@@ -21,7 +21,7 @@ class Point(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """The tokens of the micro-batch."""
+        """Number of tokens in the micro-batch."""
         return self.chunk + self.decodes
 
     @property

@@ -63,7 +63,7 @@ class PrefillReplica(Replica):
 
 
 class DecodeReplica(Replica):
-    """A replica that decodes requests from their second token on."""
+    """A decode replica: it generates every token of a request but the first."""
 
     def receive(self, prefilled: Request, item: WorkItem, now: float) -> None:
         """Queue a request whose first token came at `now`."""

@@ -48,7 +48,7 @@ class Demand:
         return replace(self.unit, arrivals=self.unit.arrivals / rate)
 
     def sample(self, num: int) -> Demand:
-        """Return `num` of the requests, with the same distribution of prompt lengths, in their order.
+        """Return `num` of the requests in arrival order, with the same distribution of prompt lengths.
 
         They arrive at the times of the first `num` requests.
         """

@@ -74,7 +74,7 @@ class Ranked:
 
     @property
     def known(self) -> dict[str, Any]:
-        """Its entry in a JSON file; rates are requests/s."""
+        """The candidate's entry in a JSON file; rates are requests/s."""
         return {
             "mean": self.interval.mean,
             "half_width_95": self.interval.half,

@@ -34,9 +34,9 @@ def compare_compute(base: Floats, base_seconds: Floats, run: Floats, run_seconds
 
     Args:
         base: features of the first run's micro-batches, [N, features].
-        base_seconds: their compute times, [N].
+        base_seconds: compute times of those micro-batches, [N].
         run: features of the second run's micro-batches, [M, features].
-        run_seconds: their compute times, [M].
+        run_seconds: compute times of those micro-batches, [M].
     """
     base, base_seconds = base[base_seconds > 0], base_seconds[base_seconds > 0]
     run, run_seconds = run[run_seconds > 0], run_seconds[run_seconds > 0]

@@ -39,7 +39,7 @@ class MakespanDifference:
         parts: change by part, averaged over the stages; sums to `change`.
         by_stage: the same on each stage, each of which sums to `change`; empty if the runs' stages differ.
         slowdown: time of a micro-batch over its time in the base run, over all stages; `slowdowns` on each.
-        stage_names: of each run's stages.
+        stage_names: names of each run's stages.
         before, after: seconds of each run by `LEDGER_PARTS`, averaged over its stages.
         micro_batches, tokens: number of micro-batches of each run, and of the tokens in them.
     """

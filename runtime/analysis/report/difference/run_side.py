@@ -31,7 +31,7 @@ class RunSide:
 
     Attributes:
         seconds: the makespan.
-        stage_names: of each stage.
+        stage_names: each stage's name.
         busy, idle: seconds of each stage, [stages] and [stages, causes].
         micro_batches, tokens: number of micro-batches, and of the tokens in them.
         requests: the completed requests by number.

@@ -135,7 +135,7 @@ def _changes(overrides: Sequence[str], *, simulated: bool) -> Iterator[dict[str,
 def _values(text: str, *, simulated: bool) -> tuple[str, list[Any]]:
     key, is_set, value = text.partition("=")
     if not is_set:
-        raise ConfigError(f"changes={text!r}: expected KEY=VALUE, as scheduler.chunk=512")
+        raise ConfigError(f"changes={text!r}: expected KEY=VALUE, such as scheduler.chunk=512")
     allowed = (*_CHANGEABLE, *_OF_SIMULATIONS) if simulated else _CHANGEABLE
     is_key = key in dict(dotted_keys(SimulateConfig))
     if key not in ("scheduler", "parallel") and not is_key:

@@ -23,7 +23,7 @@ class Option:
 
     @property
     def names(self) -> tuple[str, str]:
-        """Its long name and its short one."""
+        """The option's long and short names."""
         return self.name, self.short
 
     @property

@@ -31,7 +31,7 @@ def check_address(address: str) -> None:
 
 
 def _found_by_ray() -> str:
-    """Return the address for `auto`: of the running or, if it has ended, the last Ray on this machine.
+    """Return the address for `auto`: the running Ray's on this machine or, if it has ended, the last one's.
 
     Raises:
         ConfigError: none.

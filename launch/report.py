@@ -85,7 +85,7 @@ def run(config: ReportConfig, found: Sequence[RunFolder] | ImportedRun, run_dir:
 
 
 def compare_sweep(folder: str) -> None:
-    """Write the comparison of a sweep's runs into its folder and print it, where there are two or more."""
+    """Write the comparison of a sweep's runs into its folder and print it, if there are two or more."""
     if len(list(_run_folders_below(Path(folder)))) > 1:
         config = ReportConfig(runs=(folder,))
         run(config, folders(config.runs), Path.cwd())
@@ -152,7 +152,7 @@ def _with_goodput(folder: RunFolder, config: ReportConfig) -> RunFolder:
 
 
 def _destination(config: ReportConfig) -> Path:
-    """Choose the folder of a comparison: `out`, the one folder given, or a new one beside the first of several."""
+    """Choose the folder of a comparison: `out`, the one folder given, or a new one next to the first of several."""
     if config.out is not None:
         return user_path(config.out, "out")
     first = user_path(config.runs[0])

@@ -67,10 +67,10 @@ def write_turn(
     Args:
         folder: the run folder, created if needed.
         fleet: the recorded runs.
-        config: of the whole comparison.
+        config: the whole comparison's config.
         turn: the policy and the repeat.
         cost_error: the error of simulated stage times; None: unknown.
-        title: of the report; default: from the config.
+        title: the report's title; default: from the config.
         say: prints the run before the folder is written; only for single runs, which are then replayed for quick
             advice.
     """
@@ -126,7 +126,7 @@ def show_one(console: Console, run_dir: Path, run: AnalysedRun, *files: tuple[st
 def show_tables(
     console: Console, summary: dict[str, Any], fleet: Fleet | None = None, causes: Sequence[SizedCause] = ()
 ) -> None:
-    """Print causes, latencies and idle time by cause where they are known, faults and stragglers."""
+    """Print causes, latencies, idle time by cause (each if known), faults and stragglers."""
     from ..runtime.analysis.report.faults_section import fault_lines, straggler_lines
     from ..runtime.analysis.report.idle_table import bubble_table
     from ..runtime.analysis.report.run_tables import causes_table, latency_table
@@ -162,7 +162,7 @@ def compare(
     num_cut: int,
     name: str = "bench.json",
 ) -> None:
-    """Print the comparison, and write its numbers as `name` and its report."""
+    """Print the comparison; write its numbers to the file `name`, and its report."""
     from ..runtime.analysis.report.comparison_table import comparison_table
     from ..runtime.analysis.report.run_groups import RunGroup
     from ..runtime.analysis.report.write_comparison import write_comparison

@@ -59,7 +59,7 @@ class RunReport:
 
 
 def make_report(record: RunRecord, config: EngineConfig) -> RunReport | None:
-    """Make the report of a run that has begun; None, with a line that says so, where runs cannot be analysed."""
+    """Create the report of a started run; None, and a message, if runs cannot be analysed here."""
     if not has_analysis():
         _log.info("there will be no report: gapless.runtime.analysis is not installed")
         return None

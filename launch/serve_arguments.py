@@ -246,7 +246,7 @@ def _of_file(name: str, command: Command) -> list[str]:
         reason = error.strerror.lower() if isinstance(error, OSError) and error.strerror else "not YAML in UTF-8"
         raise ConfigError(f"{CONFIG}={name}: {reason}") from error
     if not isinstance(given, dict) or not all(isinstance(key, str) for key in given):
-        raise ConfigError(f"{CONFIG}={name}: must be a mapping of keys, as `serve.port: 9000`")
+        raise ConfigError(f"{CONFIG}={name}: must be a mapping of keys, such as `serve.port: 9000`")
     found = _Arguments(command)
     mapping: dict[str, Any] = {}
     groups = load_command(command.name)[1]

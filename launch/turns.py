@@ -44,8 +44,8 @@ def requests(config: ComparisonConfig, plans: Mapping[SchedulerConfig, Plan] | N
     """Make the requests of a comparison; return them and the maximum tokens of one under any policy.
 
     Args:
-        config: of the comparison.
-        plans: of each policy; None: they are made here.
+        config: the comparison's config.
+        plans: each policy's plan; None: they are made here.
 
     Raises:
         ConfigError: an invalid workload, or as `make_plan`.

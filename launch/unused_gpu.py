@@ -13,7 +13,7 @@ def unused_gpu(config: EngineConfig, devices: Path = Path("/dev"), torch: str | 
     """Return a one-line hint why a GPU is unused and how to use it, without importing torch.
 
     Args:
-        config: of the run.
+        config: the run's config.
         devices: folder of device files: `nvidia0`, and `dxg` under WSL.
         torch: version; None: the installed one.
 

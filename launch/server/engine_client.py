@@ -48,14 +48,14 @@ _CLOSE_S = 15.0  # for the ranks to exit
 
 
 class TokenTimes(Protocol):
-    """Counts tokens by when they came."""
+    """Counts tokens by latency (TTFT and TBT)."""
 
     def first_token(self, ttft: float) -> None:
-        """Count a request's first token, which came `ttft` seconds after its arrival."""
+        """Count a request's first token, `ttft` seconds after its arrival."""
         ...
 
     def next_token(self, seconds: float) -> None:
-        """Count a token that came `seconds` after the previous one."""
+        """Count a token that arrived `seconds` after the previous one."""
         ...
 
 

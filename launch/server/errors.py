@@ -12,11 +12,11 @@ Api = Literal["openai", "anthropic"]
 TOO_LONG = "context_length_exceeded"  # OpenAI's code; clients then shorten the prompt and retry
 _RESPONSES_FIRST = "Your input exceeds the context window of this model. "  # with `input`, by OpenAI
 _OVERLOADED = 529  # Anthropic's status for 503
-_OPENAI_TYPES = {429: "requests"}  # by status; else invalid_request_error, or server_error from 500 on
+_OPENAI_TYPES = {429: "requests"}  # by status; else invalid_request_error, or server_error for 5xx
 _ANTHROPIC_TYPES = {
     **{401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large"},
     **{429: "rate_limit_error", 504: "timeout_error", _OVERLOADED: "overloaded_error"},
-}  # else invalid_request_error, or api_error from 500 on
+}  # else invalid_request_error, or api_error for 5xx
 
 _DETAILS = {"thread": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}}  # by field
 

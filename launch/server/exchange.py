@@ -37,7 +37,7 @@ class Exchange:
 
     @property
     def label(self) -> str:
-        """Its path template in metrics, such as `/v1/models/{name}`, for a low cardinality."""
+        """The path template in metrics, such as `/v1/models/{name}`, for a low cardinality."""
         return self.route.path if self.route is not None else "refused" if self.method == "-" else "other"
 
     @property

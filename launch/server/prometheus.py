@@ -36,7 +36,7 @@ class Metrics(Collector):
     Attributes:
         snapshots: the newest snapshot of each replica.
         ready: whether each replica accepts requests.
-        idle_by_cause: splits the idle seconds of a snapshot; None where nothing observes the engine.
+        idle_by_cause: splits the idle seconds of a snapshot; None if nothing observes the engine.
     """
 
     def __init__(self, model_name: str, num_blocks: int) -> None:
@@ -112,7 +112,7 @@ class Metrics(Collector):
             self._prefill.observe(at - dispatched)
 
     def next_token(self, seconds: float) -> None:
-        """Count a token that came `seconds` after the previous one."""
+        """Count a token that arrived `seconds` after the previous one."""
         self._generation_tokens.inc()
         self._itl.observe(seconds)
 

@@ -99,7 +99,7 @@ def _render(service: Service, body: Chat | TokenizeBody, tools: ToolSet | None) 
     if service.dialect is None:
         raise ApiError(
             400,
-            "this model has no chat template; use /v1/completions, or serve a chat model, as gapless serve smollm2",
+            "this model has no chat template; use /v1/completions, or a chat model, such as gapless serve smollm2",
             param=field,
         )
     try:

@@ -276,7 +276,7 @@ def page(cells: Found, others: Found) -> str:
             mark = "" if model == FITTED else ", held out"
             lines.append(f"| {model}, tp{tp} pp{pp}{mark} | " + " | ".join(shown) + " |")
         tables.append("\n".join(lines))
-    lines = ["| model, GPU, tp | in, out, clients | | time a token | first token |"]
+    lines = ["| model, GPU, tp | in, out, clients | | time per token | first token |"]
     lines.append("| --- | --- | --- | ---: | ---: |")
     for server, error in others:
         name = f"{server.model}{' FP8' if server.quantization else ''}, {server.gpu}, {server.tp}"

@@ -1,4 +1,4 @@
-"""The order by slack relative to length."""
+"""Orders in which a waiting prompt may overtake one that is partly dispatched: by relative slack, and by priority."""
 
 from __future__ import annotations
 
@@ -86,3 +86,13 @@ def test_of_equally_urgent_prompts_the_one_that_has_begun_goes_on_and_then_the_f
     assert takers(scheduler, 1) == [0]
     scheduler.add(request(1, 10 * CHUNK))
     assert takers(scheduler, 3) == [0, 0, 1], "after the second chunk both have waited for a tenth of their length"
+
+
+def test_only_a_lower_priority_overtakes() -> None:
+    config = SarathiConfig(chunk=CHUNK, order="priority")
+    scheduler = make_scheduler(config, Limits(64, Depth.fixed(1), 1, 1), BlockPool(10_000, 16, 128))
+    for number, priority in ((0, 1), (1, 1), (2, 0)):
+        prompt = b"\0" * (3 * CHUNK)
+        scheduler.add(Request(number, prompt, SamplingParams(max_tokens=1), priority=priority))
+        assert takers(scheduler, 1) == [2 if number == 2 else 0]
+    assert takers(scheduler, 6) == [2, 2, 0, 1, 1, 1]

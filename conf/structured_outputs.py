@@ -139,7 +139,7 @@ def _schema_text(schema: str | dict[str, Any]) -> str:
     except (ValueError, TypeError) as error:
         raise ConfigError(f"sampling.structured_outputs.json: not JSON ({error})") from None
     if found is False:
-        raise ConfigError("sampling.structured_outputs.json: the schema false matches no value")
+        raise ConfigError("sampling.structured_outputs.json: the schema is false, which no output matches")
     return text
 
 

@@ -178,7 +178,7 @@ def _whole(command: Command) -> str:
 
 
 def defaults_of(command: Command) -> tuple[dict[str, Any], dict[str, str | None]]:
-    """Return the default values of a command's keys, including those of its groups, and its default choices."""
+    """Return the default value of each key, those of config groups included, and the default choice of each group."""
     own, chosen = load_command(command.name)
     defaults = dict(leaves(build.defaults(command.config))) | dict(leaves(own))
     for group, choice in chosen.items():

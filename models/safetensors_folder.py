@@ -117,7 +117,7 @@ class SafetensorsFolder(TensorSource):
         ConfigError: a file is missing or is not a safetensors file.
     """
 
-    other_quantized = "quantized weights, of which config.json has no quantization_config"
+    other_quantized = "is quantized, but config.json has no quantization_config"
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

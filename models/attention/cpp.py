@@ -37,10 +37,10 @@ class CppPlan:
 
 
 class CppBackend(AttentionBackend):
-    """Reads every page of keys and values in place, once per block of queries.
+    """Paged attention in C++, which reads the KV cache in place.
 
     Args:
-        sdpa: computes the chunks; None: the C++ operator computes them.
+        sdpa: computes prefill chunks; None: C++ computes them too.
     """
 
     def __init__(self, attention: PagedAttention, sizes: AttentionSizes, sdpa: SdpaBackend | None = None) -> None:

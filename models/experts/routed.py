@@ -32,7 +32,8 @@ class RoutedExperts(nn.Module):
         whole: this rank has num_experts / tp whole experts; else a shard of every expert, of width ffn_size / tp.
         dtype: dtype of the activations, and of the weights if `formats` is None.
         device: the weights' device.
-        formats: gate_up's and down's, both quantized (each expert's matrices are filled before `pack`) or both 16-bit.
+        formats: the weight formats of gate_up and of down, both quantized or both 16-bit. If they are quantized, the
+            loader fills each expert's matrices before it calls `pack`.
     """
 
     def __init__(

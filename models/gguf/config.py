@@ -143,7 +143,7 @@ def _supported(file: GgufFile) -> str:
         raise ConfigError(f"{file.path}: general.type={kind!r}: must be a model")
     if file.get(f"{name}.expert_count", 0) and name not in OF_EXPERTS:
         known = ", ".join(OF_EXPERTS)
-        raise ConfigError(f"{file.path}: {name}.expert_count: experts are read of general.architecture {known} only")
+        raise ConfigError(f"{file.path}: {name}.expert_count: no experts in this architecture; supported: {known}")
     if (scale := file.get(f"{name}.attention.temperature_scale", 0.0)) != 0.0:
         raise ConfigError(f"{file.path}: {name}.attention.temperature_scale={scale:g} is not supported")
     if "granite" in name and not file.get(f"{name}.rope.scaling.finetuned", True):

@@ -26,7 +26,7 @@ _UNIT = 32  # multiples of it never split a word or byte
 class QuantizedFolder(SafetensorsFolder):
     """A `SafetensorsFolder` with quantized linear layers; `scheme_of` returns the storage scheme of each."""
 
-    other_quantized = "quantized in another way than quantization_config says"
+    other_quantized = "does not match quantization_config"
 
     def __init__(self, folder: Path, arch: Architecture, scheme_of: SchemeOf) -> None:
         super().__init__(folder)

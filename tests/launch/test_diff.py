@@ -154,7 +154,7 @@ def test_repeats_say_what_is_chance(capsys: pytest.CaptureFixture[str]):
     assert "Both settings tie: " in out
     assert "BASE is the fastest: " in diff(capsys, "repeats", "slower", "out=out_slower")
     out = diff(capsys, "repeats/0", "slower/0", "out=out_single")
-    assert "One run of a setting does not show the noise: repeats=5 does." in out
+    assert "Each setting ran once, so the noise is not known; repeats=5 shows it." in out
     found = json.loads(Path("out_repeats/comparison.json").read_text())["candidates"]
     durations = {
         f"repeats/{n}": json.loads(Path(f"repeats/{n}/summary.json").read_text())["duration"] for n in range(3)

@@ -85,7 +85,7 @@ def test_blocks_that_are_not_said_to_be_or_do_not_fit_are_refused(folder: Path, 
     tensors = load_file(folder / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in values.items() if k != "quantization_config"}))
     save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(ConfigError, match=r"proj_(blocks|scales): quantized weights, of which config.json has no"):
+    with pytest.raises(ConfigError, match=r"proj_(blocks|scales): is quantized, but config.json has no"):
         checked(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(values))
     name = "model.layers.1.mlp.experts.down_proj_scales"

@@ -69,11 +69,11 @@ def words(*shape: int) -> torch.Tensor:
 
 
 REFUSED: dict[str, tuple[Kind, Change, str]] = {
-    "no config": (PACKED, without_config, "quantized weights, of which config.json has no quantization_config"),
+    "no config": (PACKED, without_config, "is quantized, but config.json has no quantization_config"),
     "fp8 without config": (
         fp8(None),
         without_config,
-        "quantized weights, of which config.json has no quantization_config",
+        "is quantized, but config.json has no quantization_config",
     ),
     "bitsandbytes": (
         gptq(4, 32),

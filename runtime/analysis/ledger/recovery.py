@@ -32,7 +32,7 @@ def lost_since(faults: Sequence[FaultRecord], stage: int) -> float:
 
 
 def down_seconds(faults: Sequence[FaultRecord], end: float) -> float:
-    """Return the seconds until `end` in which the pipeline was down."""
+    """Return how long the pipeline was down before `end`, in seconds."""
     edges = np.minimum(_edges(faults), end)
     return float((edges[1::2] - edges[::2]).sum())
 

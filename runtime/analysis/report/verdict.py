@@ -81,7 +81,7 @@ def _cost(fastest: RunGroup, other: RunGroup) -> list[str]:
         else:
             word = "longer" if mine.median > base.median else "shorter"
             parts.append(f"the {_name(metric)} is {word} ({texts}, {ratio_text(mine.ratio or 0.0)} times)")
-    return [f"With it, beside {other.label}, {' and '.join(parts)}."] if parts else []
+    return [f"Compared with {other.label}, {' and '.join(parts)}."] if parts else []
 
 
 def _shortest_tail(groups: Sequence[RunGroup], fastest: RunGroup) -> str:
@@ -104,7 +104,7 @@ def _noise(groups: Sequence[RunGroup]) -> str:
     repeats = min(len(group.runs) for group in groups)
     if repeats > 1:
         return "Medians over the repeats; settings whose repeats overlap are called ties."
-    return "One run of a setting does not show the noise: repeats=5 does." if len(groups) > 1 else ""
+    return "Each setting ran once, so the noise is not known; repeats=5 shows it." if len(groups) > 1 else ""
 
 
 def _name(metric: Metric) -> str:

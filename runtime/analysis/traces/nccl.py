@@ -89,9 +89,9 @@ class ProcessGroups:
                 self.add(str(group.get("pg_name", "")), group.get("ranks"))
 
     def peer(self, found: Range, group: str, rank: int) -> int | None:
-        """Return the peer's global rank; None unless exactly one matches.
+        """Return a peer's global rank by `group`, or by all groups if it is unknown; None if they do not agree.
 
-        Without groups, the range's ranks are taken as global ranks if `own` is this rank.
+        If no groups were recorded, `found.peer` is taken as a global rank, provided that `found.own` is `rank`.
         """
         groups = [self.ranks[group]] if group in self.ranks else list(self.ranks.values())
         if not groups:

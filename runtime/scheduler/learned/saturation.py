@@ -111,9 +111,10 @@ class Saturation:
 
     @property
     def overhead(self) -> float:
-        """Fixed cost of a micro-batch, in seconds, at sizes that saturate a stage; 0 if none.
+        """Fixed cost of a micro-batch, in seconds, extrapolated from sizes that saturate a stage.
 
-        It is the intercept at 0 tokens of the line through the times of the largest size and a quarter of it.
+        It is the intercept at 0 tokens of the line through the times at the largest size and at a quarter of that
+        size. 0 if fewer than two sizes are known.
         """
         sizes, speeds = self._curve
         if len(sizes) < 3:

@@ -150,12 +150,12 @@ def _read(path: Path, key: str, hardware: str, num_bytes: int) -> Measured:
 
 
 def measured_host(samples: Sequence[OperatorSample], layers: Sequence[int], stages: Sequence[StageSample]) -> HostTimes:
-    """Return the host times that a profile shows, in the same form as from constants.
+    """Derive the host times from a profile instead of from constants.
 
     `stretch` is how many times longer kernels take in the pipeline than alone. `row` is 0, since LM-head times include
-    sampling. `layer` is 0, since operator times start at the launch on the host. Times between micro-batches are
-    medians over micro-batches through the real pipeline, or 0 if none were measured; result and turnaround use those
-    with several in flight, if there are any.
+    sampling. `layer` is 0, since operator times start at the launch on the host. `dispatch`, `result`
+    and `turnaround` are medians over micro-batches through the real pipeline, or 0 if none were measured; `result` and
+    `turnaround` only over those measured with several in flight, if there are any.
 
     Raises:
         ValueError: too few samples to predict every operator.

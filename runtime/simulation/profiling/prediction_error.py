@@ -53,7 +53,7 @@ def held_out_errors(samples: Sequence[OperatorSample]) -> list[PredictionError]:
 
 
 def send_errors(stages: Sequence[StageSample]) -> list[PredictionError]:
-    """Compute the error of sends between stages on points left out of the fit. Empty: no sends were measured."""
+    """Compute the error of predicted send times on points left out of the fit; empty if no sends were measured."""
     error = _curve_error("send", ((s.point.rows, s.wait) for s in stages if s.in_flight == 1 and s.stage > 0))
     return [error] if error.points else []
 

@@ -112,7 +112,7 @@ class Bracket:
 
 
 def make_bracket(try_rate: Try, bound: float, demand: Demand, lowest: float = 0.0) -> Bracket:
-    """Make the bracket of a demand's capacity; for a closed loop, one trial determines it."""
+    """Make the initial bracket of a capacity search. For a closed loop, one trial determines the capacity."""
     if demand.clients is None:
         return Bracket(try_rate, bound, lowest=lowest)
     trial = try_rate(bound)

@@ -250,7 +250,9 @@ def test_what_is_wrong_with_a_file_is_named(wide: tuple[transformers.PreTrainedM
     assert "lies beyond the end of the file" in refusal(file)
 
     write_gguf(file, model_of(IN_GGUF["qwen2"]), change=lambda writer: writer.add_expert_count(8))
-    assert refusal(file).startswith(f"{file}: qwen2.expert_count: experts are read of general.architecture llama, qwen")
+    assert refusal(file).startswith(
+        f"{file}: qwen2.expert_count: no experts in this architecture; supported: llama, qwen"
+    )
     write_gguf(file, model, change=lambda writer: writer.add_expert_count(8))
     assert refusal(file) == f"{file}: the field llama.expert_used_count is missing"
     mixtral = model_of(IN_GGUF["mixtral"])

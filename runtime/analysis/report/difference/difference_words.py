@@ -37,7 +37,7 @@ def signed_text(seconds: float) -> str:
 
 
 def listed(texts: Sequence[str], most: int) -> str:
-    """Join texts; of more than `most`, only the number of the others."""
+    """Join the first `most` texts, and append how many more there are."""
     more = f" and {len(texts) - most} more" if len(texts) > most else ""
     return "; ".join(texts[:most]) + more
 
@@ -120,7 +120,7 @@ def _others(found: MakespanDifference) -> Iterator[str]:
     if large:
         large.sort(key=lambda part: -abs(found.parts[part]))
         where = "" if len(found.stage_names[1]) == 1 else ", in the mean of the stages"
-        yield f"Beside it{where}: {', '.join(_other(part, found.parts[part]) for part in large[:2])}."
+        yield f"In addition{where}: {', '.join(_other(part, found.parts[part]) for part in large[:2])}."
 
 
 def _other(part: str, seconds: float) -> str:

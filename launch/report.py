@@ -110,7 +110,7 @@ def folders(paths: Sequence[str]) -> list[RunFolder]:
             raise ConfigError(f"{text}: {'not a folder' if path.exists() else 'no such folder'}")
         inside = [path] if is_run_folder(path) else sorted(_run_folders_below(path), key=_natural)
         if not inside:
-            raise ConfigError(f"{text}: not a run folder, and holds none")
+            raise ConfigError(f"{text}: not a run folder, and contains none")
         read = [read_run_folder(folder) for folder in inside]
         if not (path / SWEEP).is_file():  # a sweep's runs stay in the order of their numbers: they may run side by side
             read.sort(key=lambda folder: str(folder.summary.get("date", "")))

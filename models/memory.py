@@ -228,11 +228,11 @@ class MemoryModel:
                 fixed_content = "weights and work memory" if self.max_rows else "weights"
                 if fixed > available:
                     raise ConfigError(
-                        f"{key}: the {fixed_content} of stage {stage} alone take {fixed / _GIB:.3g} GiB a rank; raise "
-                        "it, parallel.pp or parallel.tp"
+                        f"{key}: the {fixed_content} of stage {stage} alone take {fixed / _GIB:.3g} GiB per rank; "
+                        "raise it, parallel.pp or parallel.tp"
                     )
                 raise ConfigError(
-                    f"{key}: stage {stage} needs {(fixed + unit) / _GIB:.3g} GiB a rank for its {fixed_content} and "
+                    f"{key}: stage {stage} needs {(fixed + unit) / _GIB:.3g} GiB per rank for its {fixed_content} and "
                     f"{content or f'one sequence of {self.arch.max_position} tokens'}; raise it, parallel.pp or "
                     f"parallel.tp, or lower {key_to_lower}"
                 )

@@ -129,7 +129,7 @@ class SafetensorsFolder(TensorSource):
             for key in keys:
                 other = self._files.setdefault(bare_name(key), (folder / file, key))
                 if other != (folder / file, key):
-                    raise ConfigError(f"{folder / file}: tensor {key} stands in {other[0]} too, as {other[1]}")
+                    raise ConfigError(f"{folder / file}: tensor {key} is also in {other[0]}, as {other[1]}")
 
     def check(self, arch: Architecture, names: Collection[str]) -> None:
         """See `TensorSource.check`."""

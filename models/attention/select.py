@@ -46,7 +46,9 @@ def make_backend(
         return tiled.TiledBackend(sizes, softcap)
     if softcap is not None or has_sinks:
         if name not in ("auto", "sdpa"):
-            raise ConfigError(f"model.attention={name}: caps no scores and has no sinks, as this model needs; use auto")
+            raise ConfigError(
+                f"model.attention={name}: supports no soft caps and no sinks, and this model has one of them; use auto"
+            )
         return ScoresBackend(sizes, softcap)
     wanted = "flash" if name == "auto" else name
     reason = why_not(wanted, sizes)

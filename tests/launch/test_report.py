@@ -101,7 +101,7 @@ def test_several_folders_and_where_they_go(runs: Path, capsys: pytest.CaptureFix
         ([], "runs: "),
         (["nowhere"], "nowhere: no such folder"),
         (["multirun/a/0/summary.json"], "multirun/a/0/summary.json: not a folder"),
-        (["empty"], "empty: not a run folder, and holds none"),
+        (["empty"], "empty: not a run folder, and contains none"),
         (
             ["multirun", "sort=output_throughpt"],
             "sort=output_throughpt: no number of these runs' summary.json; did you mean 'output_throughput'?",

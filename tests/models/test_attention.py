@@ -182,7 +182,7 @@ def test_xformers_on_a_cpu_is_refused_in_one_line() -> None:
         make_backend("xformers", TorchKernels(), AttentionSizes(**arguments))
     assert "\n" not in str(caught.value)
     assert isinstance(make_backend("auto", TorchKernels(), AttentionSizes(**arguments)), SdpaBackend)
-    with pytest.raises(ConfigError, match=r"model\.attention=flash: caps no scores"):
+    with pytest.raises(ConfigError, match=r"model\.attention=flash: supports no soft caps"):
         make_backend("flash", TorchKernels(), AttentionSizes(**arguments), softcap=50.0)
 
 

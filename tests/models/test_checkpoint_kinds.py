@@ -179,7 +179,7 @@ REFUSED: dict[str, tuple[Callable[[Path, Tensors], None], str]] = {
     "one folder up": (only("checkpoint-20/config.json"), r"; one is .*/checkpoint-20"),
     "two saves": (two_saves, "shards of several saves"),
     "half a save": (half, "1 of 2 shards"),
-    "twice": (twice, r"stands in .*a.safetensors too"),
+    "twice": (twice, r"is also in .*a.safetensors, as"),
     "stale index": (stale_index, "is missing, though model.safetensors.index.json names it"),
 }
 

@@ -243,7 +243,7 @@ def test_grids_use_all_devices_and_say_what_does_not_fit() -> None:
     assert all(tp * pp * replicas == 8 for tp, pp, replicas in grids)
     refused = {(m.tp, m.pp): m.why for m in search.space.misfits}
     assert set(refused) == {(1, 1)}
-    assert refused[1, 1].startswith("hardware.memory_gib=67.06: the weights of stage 0 alone take 128 GiB a rank")
+    assert refused[1, 1].startswith("hardware.memory_gib=67.06: the weights of stage 0 alone take 128 GiB per rank")
 
 
 def test_nothing_fits() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...conf.errors import ConfigError
 from .file import GgufFile
-from .splits import BEGINS_WITH_BOS, SPLITS, WHOLE_WORDS_FIRST
+from .pre_tokenizers import BEGINS_WITH_BOS, SPLITS, WHOLE_WORDS_FIRST
 
 if TYPE_CHECKING:
     import tokenizers

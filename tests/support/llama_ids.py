@@ -18,7 +18,7 @@ from typing import Any
 
 import gguf
 
-from gapless.models.gguf.splits import SPLITS
+from gapless.models.gguf.pre_tokenizers import SPLITS
 from gapless.models.tokenizer import _byte_level_table
 
 RECORDED = Path(__file__).parents[1] / "models" / "gguf" / "llama_cpp_ids.json"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LONGEST_S = 600.0
 
 _KINDS = {"html": "text/html; charset=utf-8", "css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8"}
-_OF_REPORTS = ("page.css", "timeline_drawing.js")  # shared with reports: cause colours, hatches, time formatting
+_OF_REPORTS = ("page.css", "timeline_style.js")  # shared with reports: cause colours, hatches, time formatting
 _SAFE = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
 _PAGE_HEADERS = _SAFE | {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "

@@ -41,7 +41,7 @@ def timeline_scripts(
     data = "\n".join(
         f'<script type="text/plain" id="columns{place}">{one.data}</script>' for place, one in enumerate(columns)
     )
-    drawing = "\n".join(map(template, ("timeline_columns.js", "timeline_drawing.js", "timeline.js")))
+    drawing = "\n".join(map(template, ("timeline_columns.js", "timeline_style.js", "timeline.js")))
     return (
         f'<script type="application/json" id="head">{script_json(head)}</script>\n{data}\n'
         f"<script>\n{drawing}\n</script>"

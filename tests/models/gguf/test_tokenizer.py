@@ -16,8 +16,8 @@ import pytest
 from gapless.conf.errors import ConfigError
 from gapless.models.chat_template import load_chat_template
 from gapless.models.gguf.file import GgufFile
+from gapless.models.gguf.pre_tokenizers import SPLITS
 from gapless.models.gguf.smollm2 import smollm2
-from gapless.models.gguf.splits import SPLITS
 from gapless.models.gguf.tokenizer import make_tokenizer, special_tokens
 from gapless.models.tokenizer import _byte_level_table, load_tokenizer
 from tests.support.llama_ids import RECORDED, TEXTS, digest, write_vocabulary

@@ -80,7 +80,7 @@ def test_causes_that_follow_each_other_differ_in_their_hatch():
 
 
 def test_no_text_is_smaller_than_12_px():
-    for name in ("page.css", "timeline.js", "timeline_drawing.js"):
+    for name in ("page.css", "timeline.js", "timeline_style.js"):
         found = re.findall(r"(?:font(?:-size)?: |font = \"(?:\d+ )?)([\d.]+)px", template(name))
         assert [size for size in found if float(size) < 12] == [], name
 

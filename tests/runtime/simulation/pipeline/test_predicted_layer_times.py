@@ -16,8 +16,8 @@ from gapless.conf.schema import BenchConfig, EngineConfig, GenerateConfig, Serve
 from gapless.models.quantization.formats import LayerFormats, ModelFormats
 from gapless.runtime.engine.plan import make_plan
 from gapless.runtime.simulation.cost.stage_costs import MicroBatchShape
-from gapless.runtime.simulation.pipeline.layer_times import layer_times
 from gapless.runtime.simulation.pipeline.make_costs import make_costs
+from gapless.runtime.simulation.pipeline.predicted_layer_times import layer_times
 from tests.support.active_params import active_params
 
 EXPERTS = ExpertsConfig(num_experts=256, experts_per_token=8, ffn_size=2048, shared_ffn_size=2048)

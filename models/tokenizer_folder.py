@@ -104,7 +104,7 @@ def _byte_level(folder: Path, settings: dict[str, Any], kind: str) -> tokenizers
     else:
         raise ConfigError(
             f"model.tokenizer={folder}: no tokenizer.json; vocab.json and merges.txt are enough for GPT-2 and Qwen "
-            f"only, not for {kind}. Convert them once with transformers: "
+            f"only, not for {kind}. Save them as tokenizer.json once, with transformers: "
             f"AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}')"
         )
     end = "<|endoftext|>"  # default of both families

@@ -30,7 +30,7 @@ def test_the_fastest_its_ratio_the_baseline_and_the_cost():
     first, *rest = verdict(groups)
     assert first == "fast is the fastest: 230 output tok/s, 1.15 times the first setting, slow (200)."
     text = " ".join(rest)
-    assert "beside slow, the p99 TBT is longer (60.0 ms against 40.0 ms, 1.50 times)" in text
+    assert "Compared with slow, the p99 TBT is longer (60.0 ms against 40.0 ms, 1.50 times)" in text
     assert "the p99 TTFT is shorter (500 ms against 1.00 s, 0.50 times)" in text
     assert "The shortest p99 TBT with slow (40.0 ms)." in text
     assert "repeats=5" in text

@@ -248,8 +248,14 @@ def test_nothing_to_continue_is_said(chat: list[dict[str, Any]]) -> None:
             {"role": "user", "content": ["a", {"type": "image_url"}]},
             r"content\[1\]: this model takes no image_url parts",
         ),
-        ({"role": "assistant", "tool_calls": [{"type": "custom"}]}, r"tool_calls\[0\]\.custom\.name: required, as a string"),
-        ({"role": "assistant", "tool_calls": [{"type": "function"}]}, r"tool_calls\[0\]\.function\.name: required, as a string"),
+        (
+            {"role": "assistant", "tool_calls": [{"type": "custom"}]},
+            r"tool_calls\[0\]\.custom\.name: required, as a string",
+        ),
+        (
+            {"role": "assistant", "tool_calls": [{"type": "function"}]},
+            r"tool_calls\[0\]\.function\.name: required, as a string",
+        ),
         (
             {"role": "assistant", "tool_calls": [{"type": "custom", "custom": {"name": "run", "input": {}}}]},
             r"tool_calls\[0\]\.custom\.input: must be a text",
